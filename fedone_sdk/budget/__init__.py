@@ -1,0 +1,18 @@
+"""Budgets: caps on queries, requests, tokens and money that are reserved before they are spent."""
+
+from fedone_sdk.budget.account import Account
+from fedone_sdk.budget.guard import BudgetGuard, Lease
+from fedone_sdk.budget.ledger import Ledger, MemoryLedger, SqliteLedger
+from fedone_sdk.budget.usage import NOTHING, Budget, Usage
+
+__all__ = [
+    "NOTHING",
+    "Account",
+    "Budget",
+    "BudgetGuard",
+    "Ledger",
+    "Lease",
+    "MemoryLedger",
+    "SqliteLedger",
+    "Usage",
+]

@@ -1,0 +1,18 @@
+"""Examples: reading them, spreading them over clients, drawing mini-batches."""
+
+from fedone_sdk.data.loaders import check_examples, load_examples
+from fedone_sdk.data.minibatch import draw_minibatch
+from fedone_sdk.data.partition import Partition, dirichlet, iid, k_shot, partition_clients
+from fedone_sdk.data.splitmix import SplitMix64
+
+__all__ = [
+    "Partition",
+    "SplitMix64",
+    "check_examples",
+    "dirichlet",
+    "draw_minibatch",
+    "iid",
+    "k_shot",
+    "load_examples",
+    "partition_clients",
+]

@@ -1,0 +1,235 @@
+"""Reading labelled rows: JSONL, JSON, CSV, TSV, Parquet, the Hugging Face hub."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import importlib
+import json
+import re
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from fedone_sdk.errors import DataError, MissingExtraError
+from fedone_sdk.task import Example, TaskSpec
+
+__all__ = ["check_examples", "load_examples"]
+
+_MAX_LINE_BYTES = 2**20
+_HUB_NAME = re.compile(r"hf:([\w.-]+)/([\w.-]+)(?:/([\w.-]+))?")
+
+_Row = dict[str, Any]
+_Rows = Generator[_Row]
+
+
+def load_examples(
+    source: str | Path, *, split: str = "train", limit: int | None = None
+) -> list[dict[str, Any]]:
+    """Reads labelled rows.
+
+    Args:
+        source: A UTF-8 file (``.jsonl``, ``.ndjson``, ``.json``, ``.csv``, ``.tsv``) or a
+            ``.parquet`` file; or ``hf:glue/TASK``, or ``hf:ORG/NAME`` with an optional ``/CONFIG``.
+        split: The split of a hub data set; a file has only one.
+        limit: Read no more than this many rows.
+
+    Returns:
+        One dictionary per row. CSV and TSV values are text; a TSV has no quoting, as in GLUE.
+
+    Raises:
+        DataError: There is nothing to read, or it is malformed; names the file and the line.
+        MissingExtraError: Parquet or the hub needs a package that is not installed.
+        ValueError: The limit is less than 1.
+    """
+    if limit is not None and limit < 1:
+        raise ValueError(f"limit must be at least 1, got {limit}")
+    name = str(source)
+    rows = _hub_rows(name, split) if name.startswith("hf:") else _file_rows(Path(source))
+    try:
+        with closing(rows):
+            examples = list(islice(rows, limit))
+    except OSError as exc:
+        raise DataError(f"{name}: cannot be read: {exc.strerror or exc}") from exc
+    if not examples:
+        raise DataError(f"{name}: has no rows")
+    return examples
+
+
+def check_examples(task: TaskSpec, examples: Iterable[Example], source: str | Path) -> None:
+    """Checks that a task can be put to every row.
+
+    A label is compared as text, so that a CSV's ``"1"`` is the label 1.
+
+    Raises:
+        DataError: A text field is missing or no text, or a label is unknown; names the source, the
+            row (from 1), the field and what is allowed.
+    """
+    for number, example in enumerate(examples, 1):
+        for field in (*task.fields, task.label_field):
+            if problem := _problem(task, example, field):
+                raise DataError(f"{source}: row {number}: field {field!r} {problem}")
+
+
+def _problem(task: TaskSpec, example: Example, field: str) -> str | None:
+    if field not in example:
+        return f"is missing (the row has: {', '.join(map(str, example)) or 'nothing'})"
+    value = example[field]
+    if field == task.label_field:
+        allowed = ", ".join(task.labels)
+        return None if str(value) in task.labels else f"is {value!r:.80}, not one of: {allowed}"
+    if not isinstance(value, str):
+        return f"is {type(value).__name__}; it must be text"
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # JSON can spell it, no tokenizer can take it
+        return "has half of a surrogate pair; it must be valid Unicode text"
+    return None
+
+
+def _file_rows(path: Path) -> _Rows:
+    read = _READERS.get(path.suffix.lower())
+    if read is None:
+        allowed = ", ".join(_READERS)
+        raise DataError(f"{path}: unknown suffix {path.suffix!r} (allowed: {allowed}, or hf:NAME)")
+    return read(path)
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """The lines with their line ends; only a line feed ends one (text may hold U+2028)."""
+    with path.open("rb") as file:
+        number = 0
+        while line := file.readline(_MAX_LINE_BYTES + 1):
+            number += 1
+            if len(line) > _MAX_LINE_BYTES:
+                raise DataError(f"{path}:{number}: line is longer than {_MAX_LINE_BYTES} bytes")
+            if number == 1:
+                line = line.removeprefix(codecs.BOM_UTF8)
+            try:
+                text = line.decode()
+            except UnicodeDecodeError as exc:
+                raise DataError(f"{path}:{number}: is not UTF-8 text") from exc
+            yield text
+
+
+def _jsonl(path: Path) -> _Rows:
+    for number, line in enumerate(_lines(path), 1):
+        if line.strip():
+            yield _as_row(_parse_json(line.rstrip("\r\n"), path, number), f"{path}:{number}")
+
+
+def _json(path: Path) -> _Rows:
+    # The whole array may stand on one line, so the bound on lines does not hold here.
+    data = path.read_bytes().removeprefix(codecs.BOM_UTF8)
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as exc:
+        line = data.count(b"\n", 0, exc.start) + 1
+        raise DataError(f"{path}:{line}: is not UTF-8 text") from exc
+    if not text.strip():
+        return
+    rows = _parse_json(text, path, 1)
+    if not isinstance(rows, list):
+        raise DataError(f"{path}: is {_kind(rows)}, not a JSON array of objects")
+    for number, row in enumerate(rows, 1):
+        yield _as_row(row, f"{path}: row {number}")
+
+
+def _parse_json(text: str, path: Path, first_line: int) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as exc:
+        hint = " (one object per line? name it .jsonl)" if path.suffix.lower() == ".json" else ""
+        where = f"{path}:{first_line + exc.lineno - 1}"
+        raise DataError(f"{where}: bad JSON: {exc.msg} at column {exc.colno}{hint}") from exc
+    except (ValueError, RecursionError) as exc:  # a number or a nesting beyond Python's limits
+        raise DataError(f"{path}:{first_line}: bad JSON: {exc}") from exc
+
+
+def _as_row(value: Any, where: str) -> _Row:
+    if not isinstance(value, dict):
+        raise DataError(f"{where}: is {_kind(value)}, not a JSON object")
+    return value
+
+
+def _kind(value: object) -> str:
+    names = {dict: "an object", list: "an array", str: "a string", bool: "a boolean"}
+    return "null" if value is None else names.get(type(value), "a number")
+
+
+def _csv(path: Path) -> _Rows:
+    reader = csv.reader(_lines(path), strict=True)
+
+    def records() -> Iterator[tuple[int, list[str]]]:
+        try:
+            for record in reader:
+                yield reader.line_num, record
+        except csv.Error as exc:
+            raise DataError(f"{path}:{reader.line_num}: bad CSV: {exc}") from exc
+
+    return _table(path, records())
+
+
+def _tsv(path: Path) -> _Rows:
+    # Not csv.QUOTE_NONE: that one still stumbles over a carriage return inside a field.
+    lines = enumerate(_lines(path), 1)
+    return _table(path, ((number, line.rstrip("\r\n").split("\t")) for number, line in lines))
+
+
+def _table(path: Path, records: Iterator[tuple[int, list[str]]]) -> _Rows:
+    filled = ((number, record) for number, record in records if record not in ([], [""]))
+    number, header = next(filled, (0, []))
+    if len(set(header)) < len(header):
+        raise DataError(f"{path}:{number}: two columns share one name in the header {header}")
+    for number, record in filled:
+        if len(record) != len(header):
+            raise DataError(
+                f"{path}:{number}: has {len(record)} columns, the header has {len(header)}"
+            )
+        yield dict(zip(header, record, strict=True))
+
+
+def _parquet(path: Path) -> _Rows:
+    arrow = _import("pyarrow", "reading Parquet")
+    parquet = _import("pyarrow.parquet", "reading Parquet")
+    try:
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches():
+                yield from batch.to_pylist()
+    except arrow.ArrowException as exc:
+        raise DataError(f"{path}: cannot be read as Parquet: {exc}") from exc
+
+
+def _hub_rows(source: str, split: str) -> _Rows:
+    match = _HUB_NAME.fullmatch(source)
+    if match is None:
+        raise DataError(f"{source}: must be hf:glue/TASK, hf:ORG/NAME or hf:ORG/NAME/CONFIG")
+    owner, name, config = match.groups()
+    if owner == "glue" and config is None:
+        owner, name, config = "nyu-mll", "glue", name
+    datasets = _import("datasets", "reading the Hugging Face hub")
+    try:
+        rows = datasets.load_dataset(f"{owner}/{name}", config, split=split)
+        for row in rows:
+            yield dict(row)
+    except Exception as exc:  # it raises those of half a dozen libraries beneath it
+        raise DataError(f"{source} (split {split!r}): {exc}") from exc
+
+
+def _import(module: str, feature: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as exc:
+        raise MissingExtraError(feature, extra="data") from exc
+
+
+_READERS: dict[str, Callable[[Path], _Rows]] = {
+    ".jsonl": _jsonl,
+    ".ndjson": _jsonl,
+    ".json": _json,
+    ".csv": _csv,
+    ".tsv": _tsv,
+    ".parquet": _parquet,
+}

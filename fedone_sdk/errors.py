@@ -1,0 +1,174 @@
+"""Every exception of the SDK, in one tree.
+
+FedOneError
+├── SpecError              a RUN.yaml, config or argument says something impossible
+├── DataError              a data file or example cannot be used
+├── MissingExtraError      an optional dependency is not installed
+├── BudgetError
+│   ├── BudgetExhausted    a reservation does not fit under the cap
+│   └── UnknownLease       a settlement names a lease that is not open
+├── BackendError
+│   ├── BackendUnavailable the model cannot be asked now; asking again may help
+│   └── LabelWordError     a label word is not one token of the model
+├── MessageError           a wire message is malformed
+├── TransportError         the aggregator cannot be reached; trying again may help
+└── ProblemError           the aggregator refused, with an RFC 9457 problem and a stable code
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BackendError",
+    "BackendUnavailable",
+    "BudgetError",
+    "BudgetExhausted",
+    "DataError",
+    "FedOneError",
+    "LabelWordError",
+    "MessageError",
+    "MissingExtraError",
+    "PROBLEMS",
+    "ProblemError",
+    "SpecError",
+    "TransportError",
+    "UnknownLease",
+    "is_retryable",
+]
+
+
+class FedOneError(Exception):
+    """Base of all errors that the SDK raises on purpose."""
+
+
+class SpecError(FedOneError):
+    """A run or service description is wrong.
+
+    Attributes:
+        source: The file (or "arguments") that holds the mistake.
+        problems: One ``key: what is wrong and what is allowed`` line each.
+    """
+
+    def __init__(self, problems: list[str] | str, *, source: str = "spec") -> None:
+        self.source = source
+        self.problems = [problems] if isinstance(problems, str) else problems
+        super().__init__("\n".join(f"{source}: {problem}" for problem in self.problems))
+
+
+class DataError(FedOneError):
+    """A data file or an example cannot be used."""
+
+
+class MissingExtraError(FedOneError, ImportError):
+    """An optional dependency is not installed.
+
+    Attributes:
+        extra: The extra of ``fedone-sdk`` that brings it.
+    """
+
+    def __init__(self, feature: str, *, extra: str) -> None:
+        self.extra = extra
+        super().__init__(f"{feature} needs an extra: pip install 'fedone-sdk[{extra}]'")
+
+
+class BudgetError(FedOneError):
+    """Base of the budget's errors."""
+
+
+class BudgetExhausted(BudgetError):
+    """A reservation does not fit under the cap.
+
+    Attributes:
+        unit: The capped unit that is short (``queries``, ``usd`` ...).
+        cap: The cap in that unit.
+        held: What is spent or leased already.
+        asked: What the reservation asked for on top.
+    """
+
+    def __init__(self, *, unit: str, cap: object, held: object, asked: object) -> None:
+        self.unit, self.cap, self.held, self.asked = unit, cap, held, asked
+        super().__init__(f"budget of {cap} {unit} exhausted: {held} held, {asked} more asked")
+
+
+class UnknownLease(BudgetError):
+    """A lease is not open: never reserved, or settled already."""
+
+    def __init__(self, lease_id: str) -> None:
+        self.lease_id = lease_id
+        super().__init__(f"lease {lease_id!r} is not open")
+
+
+class BackendError(FedOneError):
+    """The language model could not answer."""
+
+
+class BackendUnavailable(BackendError):
+    """The model cannot be asked at the moment; the same call may work later."""
+
+
+class LabelWordError(BackendError):
+    """A label word is not exactly one token of the model.
+
+    Attributes:
+        word: The label word.
+        tokens: The tokens that the model makes of it.
+    """
+
+    def __init__(self, word: str, tokens: list[str]) -> None:
+        self.word, self.tokens = word, tokens
+        hint = "" if word.startswith(" ") else f" (did you mean {' ' + word!r}?)"
+        super().__init__(
+            f"label word {word!r} is {len(tokens)} tokens {tokens} for this model, "
+            f"it must be exactly one{hint}"
+        )
+
+
+class MessageError(FedOneError):
+    """A wire message is malformed."""
+
+
+class TransportError(FedOneError):
+    """The aggregator cannot be reached; the same call may work later."""
+
+
+# The stable codes of the HTTP contract: code -> (HTTP status, title).
+PROBLEMS: dict[str, tuple[int, str]] = {
+    "invalid_message": (422, "The message is malformed"),
+    "invalid_run": (422, "The run cannot be started as described"),
+    "unauthorized": (401, "The credential is missing or not valid"),
+    "forbidden": (403, "The credential does not allow this"),
+    "not_found": (404, "There is no such resource"),
+    "method_not_allowed": (405, "The resource does not support this method"),
+    "assignment_expired": (409, "The assignment has ended; its seat was given up"),
+    "update_conflict": (409, "Another update was already accepted for this assignment"),
+    "model_mismatch": (409, "The update was scored by another model than the run's"),
+    "lease_exhausted": (409, "The assignment's lease has no queries left for this"),
+    "run_conflict": (409, "The run is not in a state that allows this"),
+    "run_ended": (410, "The run has ended"),
+    "body_too_large": (413, "The body is larger than allowed"),
+    "not_json": (415, "The body must be application/json"),
+    "internal": (500, "The server failed"),
+    "backend_failed": (502, "The language model refused the request"),
+    "backend_unavailable": (503, "The language model cannot be asked now"),
+}
+
+
+class ProblemError(FedOneError):
+    """A refusal with a stable code, sent as RFC 9457 ``application/problem+json``.
+
+    Attributes:
+        code: One of `PROBLEMS`; callers branch on this.
+        status: The HTTP status that goes with the code.
+        detail: What happened, for a person.
+    """
+
+    def __init__(self, code: str, detail: str) -> None:
+        self.code, self.detail = code, detail
+        self.status, self.title = PROBLEMS.get(code, (500, code))
+        super().__init__(f"{code}: {detail}")
+
+
+def is_retryable(error: BaseException) -> bool:
+    """Whether the same call, sent again later, may succeed."""
+    if isinstance(error, ProblemError):
+        return error.status >= 500 and error.code != "backend_failed"
+    return isinstance(error, (TransportError, BackendUnavailable))

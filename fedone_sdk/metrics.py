@@ -1,0 +1,66 @@
+"""What evaluation reports: numbers over predicted and true label indices."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+__all__ = ["METRICS", "accuracy", "evaluate", "f1", "matthews"]
+
+
+def accuracy(predictions: Sequence[int], targets: Sequence[int]) -> float:
+    """The share of predictions that are right, in [0, 1]; 0.0 without any."""
+    return _num_right(predictions, targets) / len(targets) if len(targets) else 0.0
+
+
+def f1(predictions: Sequence[int], targets: Sequence[int]) -> float:
+    """F1 of the positive class, the second label (index 1), in [0, 1].
+
+    ``2 TP / (2 TP + FP + FN)``; 0.0 where nothing is positive, predicted or true.
+    """
+    hits = sum(p == t == 1 for p, t in zip(predictions, targets, strict=True))
+    positives = Counter(predictions)[1] + Counter(targets)[1]  # 2 TP + FP + FN
+    return 2 * hits / positives if positives else 0.0
+
+
+def matthews(predictions: Sequence[int], targets: Sequence[int]) -> float:
+    """The Matthews correlation, in [-1, 1]; 0.0 where predictions or targets do not vary.
+
+    Gorodkin's form (2004), which for two labels is the well-known one: with N rows, c of them
+    right, ``p_k`` predicted as and ``t_k`` truly of label k,
+    ``(c N - sum p_k t_k) / sqrt((N^2 - sum p_k^2) (N^2 - sum t_k^2))``.
+    """
+    right, n = _num_right(predictions, targets), len(targets)
+    predicted, true = Counter(predictions), Counter(targets)
+    covariance = right * n - sum(count * true[label] for label, count in predicted.items())
+    spread = math.prod(n * n - sum(c * c for c in counts.values()) for counts in (predicted, true))
+    return covariance / math.sqrt(spread) if spread else 0.0
+
+
+def _num_right(predictions: Sequence[int], targets: Sequence[int]) -> int:
+    return sum(p == t for p, t in zip(predictions, targets, strict=True))
+
+
+METRICS: Mapping[str, Callable[[Sequence[int], Sequence[int]], float]] = {
+    "accuracy": accuracy,
+    "f1": f1,
+    "matthews": matthews,
+}
+"""The metrics by the name that a task gives them."""
+
+
+def evaluate(name: str, predictions: Sequence[int], targets: Sequence[int]) -> float:
+    """A metric by its name.
+
+    Args:
+        name: One of `METRICS`.
+        predictions: Predicted label indices.
+        targets: True label indices, as many.
+
+    Raises:
+        ValueError: There is no such metric, or the lengths differ.
+    """
+    if name not in METRICS:
+        raise ValueError(f"no metric {name!r}; metrics: {', '.join(METRICS)}")
+    return METRICS[name](predictions, targets)
