@@ -1,0 +1,53 @@
+"""Black-box prompt search in pure NumPy: methods behind `ask` and `tell`, and what rounds need."""
+
+from __future__ import annotations
+
+from .aggregation import aggregate
+from .bdpl import BDPL
+from .evolution import Evolution
+from .gs_bdpl import GumbelSoftmaxBDPL
+from .method import Algorithm, Candidates
+from .optimizers import SGD, AdamW, Optimizer, make_optimizer
+from .registry import METHODS, make_method, method_from_spec, method_options
+from .selection import select
+from .server import ServerOptimizer
+from .simplex import project_to_simplex
+from .state import (
+    Memory,
+    State,
+    alpha_sha256,
+    dump_memory,
+    dump_state,
+    load_memory,
+    load_state,
+)
+from .streams import stream, stream_seed
+
+__all__ = [
+    "BDPL",
+    "METHODS",
+    "SGD",
+    "AdamW",
+    "Algorithm",
+    "Candidates",
+    "Evolution",
+    "GumbelSoftmaxBDPL",
+    "Memory",
+    "Optimizer",
+    "ServerOptimizer",
+    "State",
+    "aggregate",
+    "alpha_sha256",
+    "dump_memory",
+    "dump_state",
+    "load_memory",
+    "load_state",
+    "make_method",
+    "make_optimizer",
+    "method_from_spec",
+    "method_options",
+    "project_to_simplex",
+    "select",
+    "stream",
+    "stream_seed",
+]

@@ -1,0 +1,111 @@
+"""What every method demands of its arguments, as one-line `ValueError`s."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+if TYPE_CHECKING:
+    from .method import Candidates
+
+
+def integer(name: str, value: object, *, minimum: int = 0) -> int:
+    """Return `value` as an int that is at least `minimum`."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < minimum:
+        raise ValueError(f"{name} must be an integer >= {minimum}, not {value!r}")
+    return int(value)
+
+
+def number(name: str, value: object, *, above: float = 0.0) -> float:
+    """Return `value` as a finite float greater than `above`."""
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float, np.integer, np.floating))
+        or not math.isfinite(value)
+        or value <= above
+    ):
+        raise ValueError(f"{name} must be a finite number > {above:g}, not {value!r}")
+    return float(value)
+
+
+def fraction(name: str, value: object) -> float:
+    """Return `value` as a float in [0, 1)."""
+    result = number(name, value, above=-math.inf)
+    if not 0.0 <= result < 1.0:
+        raise ValueError(f"{name} must lie in [0, 1), not {value!r}")
+    return result
+
+
+def choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    """Refuse a `value` that is not one of `allowed`."""
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
+
+
+def sizes(*, prompt_len: object, vocab_size: object, num_samples: object, seed: object) -> None:
+    """Check what all methods are built from."""
+    integer("prompt_len", prompt_len, minimum=1)
+    integer("vocab_size", vocab_size, minimum=2)
+    # One loss has no mean to compare itself with, so no method can learn from it.
+    integer("num_samples", num_samples, minimum=2)
+    integer("seed", seed)
+
+
+def count(num_samples: int | None, *, default: int) -> int:
+    """Return how many prompts an ask shall answer with."""
+    return default if num_samples is None else integer("num_samples", num_samples, minimum=1)
+
+
+def matrix(name: str, value: ArrayLike, *, shape: tuple[int, int]) -> NDArray[np.float64]:
+    """Return `value` as a finite float64 matrix of the given shape."""
+    try:
+        result = np.array(value, dtype=np.float64)
+    except (TypeError, ValueError) as exc:
+        raise ValueError(f"{name} must be numbers of shape {shape}") from exc
+    if result.shape != shape:
+        raise ValueError(f"{name} must have shape {shape}, not {result.shape}")
+    if not np.isfinite(result).all():
+        raise ValueError(f"{name} must be finite")
+    return result
+
+
+def positive_alpha(value: ArrayLike, *, shape: tuple[int, int]) -> NDArray[np.float64]:
+    """Return `alpha` in float64, refusing weights without a logarithm or an inverse."""
+    alpha = matrix("alpha", value, shape=shape)
+    if alpha.min() <= 0.0:
+        raise ValueError("alpha must be positive: project it first")
+    return alpha
+
+
+def losses(
+    value: ArrayLike, candidates: Candidates, *, shape: tuple[int, int]
+) -> NDArray[np.float64]:
+    """Return the losses in float64 after checking them and the candidates against `shape`."""
+    if candidates.probabilities.shape != shape:
+        raise ValueError(
+            f"candidates must be drawn from probabilities of shape {shape}, "
+            f"not {candidates.probabilities.shape}"
+        )
+    num_samples = len(candidates.indices)
+    if num_samples < 2:
+        raise ValueError("tell needs at least 2 candidates to compare")
+    try:
+        result = np.array(value, dtype=np.float64)
+    except (TypeError, ValueError) as exc:
+        raise ValueError(f"losses must be {num_samples} numbers") from exc
+    if result.shape != (num_samples,):
+        raise ValueError(f"losses must have shape ({num_samples},), not {result.shape}")
+    if not np.isfinite(result).all():
+        raise ValueError("losses must be finite")
+    return result
+
+
+def known_options(what: str, options: dict[str, Any], allowed: tuple[str, ...]) -> None:
+    """Refuse options outside `allowed`, naming both."""
+    unknown = sorted(options.keys() - set(allowed))
+    if unknown:
+        listed = ", ".join(allowed) or "no options"
+        raise ValueError(f"{what} takes {listed}, not {', '.join(unknown)}")

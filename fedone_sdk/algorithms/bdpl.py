@@ -1,0 +1,132 @@
+"""BDPL: black-box discrete prompt learning on the simplex (Diao et al. 2022)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from . import _checks
+from .estimator import drawn_advantage
+from .method import Candidates
+from .optimizers import OPTIMIZERS, Optimizer, make_optimizer
+from .sampling import argmax_prompt, draw_prompts
+from .simplex import nearest_probabilities
+from .state import State
+
+__all__ = ["BDPL", "score_function"]
+
+ESTIMATORS = ("negative", "normalize", "zero")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BDPL:
+    """Black-box discrete prompt learning: alpha holds the probabilities themselves.
+
+    Attributes:
+        prompt_len: n.
+        vocab_size: N.
+        num_samples: I, at least 2.
+        learning_rate: Of the optimiser.
+        optimizer: "adamw" or "sgd".
+        estimator: "negative", "zero" or "normalize", see `score_function`. Against the mean
+            baseline they differ only by the factors 2, 1 and 1 + 1/N: with AdamW, hardly at all.
+        alpha_min: The least probability of a token, kept as a float32, below 1/N. The simplex
+            alone would let p reach 0, where 1/p is infinite and a token never comes back.
+        weight_decay: AdamW's, 0.01 by default; not for SGD.
+        seed: Breaks ties of the deployable prompt.
+    """
+
+    prompt_len: int
+    vocab_size: int
+    num_samples: int
+    learning_rate: float = 3e-4
+    optimizer: str = "adamw"
+    estimator: str = "negative"
+    alpha_min: float = 1e-5
+    weight_decay: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse impossible options."""
+        _checks.sizes(
+            prompt_len=self.prompt_len,
+            vocab_size=self.vocab_size,
+            num_samples=self.num_samples,
+            seed=self.seed,
+        )
+        floor = float(np.float32(_checks.number("alpha_min", self.alpha_min)))
+        object.__setattr__(self, "alpha_min", floor)
+        if not 0.0 < floor < 1.0 / self.vocab_size:
+            raise ValueError(f"alpha_min must lie in (0, 1/{self.vocab_size}), not {floor:g}")
+        _checks.choice("optimizer", self.optimizer, OPTIMIZERS)
+        _checks.choice("estimator", self.estimator, ESTIMATORS)
+        self._optimizer()
+
+    def init(self) -> State:
+        """Return the uniform state."""
+        return State(alpha=np.full(self._shape, 1.0 / self.vocab_size, dtype=np.float32))
+
+    def ask(
+        self, state: State, rng: np.random.Generator, num_samples: int | None = None
+    ) -> Candidates:
+        """Draw prompts from alpha."""
+        alpha = _checks.positive_alpha(state.alpha, shape=self._shape)
+        count = _checks.count(num_samples, default=self.num_samples)
+        probabilities = alpha / alpha.sum(axis=1, keepdims=True)
+        return Candidates(
+            indices=draw_prompts(probabilities, count, rng), probabilities=probabilities
+        )
+
+    def tell(self, state: State, candidates: Candidates, losses: ArrayLike) -> State:
+        """Take one optimiser step against the variance-reduced gradient, then project."""
+        values = _checks.losses(losses, candidates, shape=self._shape)
+        alpha = _checks.positive_alpha(state.alpha, shape=self._shape)
+        p = _checks.positive_alpha(candidates.probabilities, shape=self._shape)
+        # What score_function's two branches are apart.
+        apart = 1.0 / p - _score_of_others(p, self.estimator)
+        gradient = drawn_advantage(candidates, values) * apart
+        alpha, memory = self._optimizer().update(alpha, gradient, state.memory)
+        return State(alpha=self.project(alpha), memory=memory)
+
+    def project(self, alpha: ArrayLike) -> NDArray[np.float32]:
+        """Project each row on the simplex above the floor."""
+        checked = _checks.matrix("alpha", alpha, shape=self._shape)
+        return nearest_probabilities(checked, floor=self.alpha_min)
+
+    def prompt(self, state: State) -> NDArray[np.int64]:
+        """Return the likeliest token of each position."""
+        return argmax_prompt(state.alpha, self.seed)
+
+    @property
+    def _shape(self) -> tuple[int, int]:
+        return self.prompt_len, self.vocab_size
+
+    def _optimizer(self) -> Optimizer:
+        decay = {} if self.weight_decay is None else {"weight_decay": self.weight_decay}
+        return make_optimizer(self.optimizer, learning_rate=self.learning_rate, **decay)
+
+
+def score_function(
+    indices: NDArray[np.int64], probabilities: NDArray[np.float64], estimator: str
+) -> NDArray[np.float64]:
+    """Return each prompt's score, shape (I, n, N).
+
+    It is 1/p_ij at the token that was drawn. At the others it is -1/p_ij ("negative", as in
+    Diao et al.'s code), 0 ("zero", the exact d log P / d p) or -1/(N p_ij) ("normalize").
+
+    Args:
+        indices: Shape (I, n).
+        probabilities: p, shape (n, N), positive.
+        estimator: One of `ESTIMATORS`.
+    """
+    _checks.choice("estimator", estimator, ESTIMATORS)
+    drawn = np.eye(probabilities.shape[1], dtype=bool)[indices]
+    return np.where(drawn, 1.0 / probabilities, _score_of_others(probabilities, estimator))
+
+
+def _score_of_others(probabilities: NDArray[np.float64], estimator: str) -> NDArray[np.float64]:
+    share = {"negative": 1.0, "zero": 0.0, "normalize": 1.0 / probabilities.shape[1]}[estimator]
+    score: NDArray[np.float64] = -share / probabilities
+    return score

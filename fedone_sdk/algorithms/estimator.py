@@ -1,0 +1,49 @@
+"""The variance-reduced policy gradient that GS-BDPL and BDPL share."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .method import Candidates
+
+__all__ = ["drawn_advantage", "variance_reduced_gradient"]
+
+
+def variance_reduced_gradient(
+    losses: NDArray[np.float64], scores: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return 1/(I-1) sum_r (l_r - mean l) score_r, the estimator as papers write it.
+
+    The mean is a baseline: for prompts drawn independently the estimate is unbiased, and adding
+    a constant to all losses (an easy or hard mini-batch) changes nothing.
+
+    Args:
+        losses: Shape (I,).
+        scores: The gradient of each prompt's log-probability, shape (I, n, N).
+    """
+    centred = _centred(losses)
+    gradient: NDArray[np.float64] = np.tensordot(centred, scores, axes=1) / (len(losses) - 1)
+    return gradient
+
+
+def drawn_advantage(candidates: Candidates, losses: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return 1/(I-1) sum_r (l_r - mean l) [prompt r has token j at position i], shape (n, N).
+
+    All score functions here have the form `other_ij + (drawn_ij - other_ij) [token drawn]`. The
+    centred losses sum to zero, so `other` cancels and `variance_reduced_gradient` equals
+    `(drawn - other) * drawn_advantage`. That needs no (I, n, N) array, leaves a token that no
+    prompt drew exactly alone (AdamW would amplify rounding noise there), and uses only correctly
+    rounded operations in a fixed order: a phone and a server compute the same bits.
+    """
+    advantage = np.zeros_like(candidates.probabilities)
+    positions = np.arange(len(advantage))
+    for prompt, centred in zip(candidates.indices, _centred(losses), strict=True):
+        advantage[positions, prompt] += centred
+    return advantage / (len(losses) - 1)
+
+
+def _centred(losses: NDArray[np.float64]) -> NDArray[np.float64]:
+    return losses - math.fsum(losses) / len(losses)

@@ -1,0 +1,44 @@
+"""Which clients take part in a round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from . import _checks
+
+__all__ = ["SELECTIONS", "select"]
+
+SELECTIONS = ("proportional", "uniform")
+
+
+def select(
+    available: Mapping[int, int], count: int, *, rng: np.random.Generator, kind: str = "uniform"
+) -> list[int]:
+    """Choose clients. Who arrived first does not matter: only the indices do.
+
+    Args:
+        available: Examples held, by enrolment index.
+        count: How many to choose, K*.
+        rng: The round's selection stream.
+        kind: "uniform" without replacement, or "proportional" to the examples held, with
+            replacement (aggregate those without weights).
+
+    Returns:
+        Enrolment indices in the order drawn.
+    """
+    _checks.integer("count", count, minimum=1)
+    _checks.choice("selection", kind, SELECTIONS)
+    clients = sorted(available)
+    # Both draws use nothing but `random`: NumPy may change `choice` between versions.
+    if kind == "uniform":
+        if count > len(clients):
+            raise ValueError(f"cannot select {count} of {len(clients)} clients")
+        order = np.argsort(rng.random(len(clients)), kind="stable")
+        return [clients[k] for k in order[:count]]
+    held = [_checks.integer(f"examples of client {k}", available[k]) for k in clients]
+    if sum(held) == 0:
+        raise ValueError("cannot select in proportion to examples: no client holds any")
+    cumulative = np.cumsum(held) / sum(held)
+    return [clients[k] for k in np.searchsorted(cumulative, rng.random(count), side="right")]

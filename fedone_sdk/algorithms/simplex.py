@@ -1,0 +1,48 @@
+"""The Euclidean projection on the probability simplex."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+__all__ = ["project_to_simplex"]
+
+
+def project_to_simplex(rows: ArrayLike, *, floor: float = 0.0) -> NDArray[np.float64]:
+    """Return the nearest rows that sum to 1 with every entry at least `floor`.
+
+    Sort-based and exact (Duchi et al. 2008, figure 1): the projection subtracts one threshold
+    from a row and cuts at zero. Rows that sum below 1 are lifted the same way. A floor shifts
+    the simplex and shrinks its mass to 1 - N floor.
+
+    Args:
+        rows: Shape (..., N), finite.
+        floor: In [0, 1/N).
+    """
+    values = np.asarray(rows, dtype=np.float64)
+    if values.ndim == 0 or values.shape[-1] == 0 or not np.isfinite(values).all():
+        raise ValueError("rows must be finite vectors of at least one entry")
+    size = values.shape[-1]
+    if not 0.0 <= floor < 1.0 / size:
+        raise ValueError(f"floor must lie in [0, 1/{size}), not {floor!r}")
+    mass = 1.0 - size * floor
+    # Adding a constant to a row does not move its projection; this one keeps the sums small.
+    values = values - values.max(axis=-1, keepdims=True)
+    descending = np.flip(np.sort(values, axis=-1), axis=-1)
+    excess = np.cumsum(descending, axis=-1) - mass
+    support = np.count_nonzero(descending * np.arange(1, size + 1) > excess, axis=-1, keepdims=True)
+    threshold = np.take_along_axis(excess, support - 1, axis=-1) / support
+    projected: NDArray[np.float64] = np.maximum(values - threshold, 0.0) + floor
+    return projected
+
+
+def nearest_probabilities(alpha: NDArray[np.float64], *, floor: float) -> NDArray[np.float32]:
+    """Return `alpha` projected in float32; one that is there already, bit for bit.
+
+    Float32 rows miss a sum of 1 by rounding, so projecting twice would stir their last bits and
+    with them `alpha_sha256`.
+    """
+    # Each entry carries at most 2**-24 of itself in rounding; a sum of 1 at most 6e-8.
+    if alpha.min() < floor or np.abs(alpha.sum(axis=1) - 1.0).max() > 1e-6:
+        alpha = project_to_simplex(alpha, floor=floor)
+    return alpha.astype(np.float32)

@@ -1,0 +1,151 @@
+"""What a method knows between two steps: immutable, and saved bit for bit."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+__all__ = [
+    "Memory",
+    "State",
+    "alpha_sha256",
+    "dump_memory",
+    "dump_state",
+    "load_memory",
+    "load_state",
+]
+
+Memory: TypeAlias = Mapping[str, NDArray[Any]]
+
+_ALPHA = "alpha"
+_DIGEST_SIZE = hashlib.sha256().digest_size
+_MEMORY_PREFIX = "memory/"  # also keeps a key such as "file" apart from np.savez's own arguments
+_MEMORY_DTYPES = tuple(np.dtype(code) for code in ("<f4", "<f8", "<i8"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class State:
+    """A method's state. Its arrays are its own and read-only.
+
+    Attributes:
+        alpha: Shape (n, N), C-order little-endian float32, finite.
+        memory: What the method remembers beside `alpha` (optimiser moments, a pool of prompts):
+            float32, float64 or int64 arrays by name; empty for plain SGD.
+    """
+
+    alpha: NDArray[np.float32]
+    memory: Memory = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check the arrays and keep read-only copies."""
+        alpha = _own(self.alpha, np.dtype("<f4"))
+        if alpha.ndim != 2 or alpha.size == 0:
+            raise ValueError(f"alpha must be a matrix (n, N), not of shape {alpha.shape}")
+        if not np.isfinite(alpha).all():
+            raise ValueError("alpha must be finite")
+        object.__setattr__(self, "alpha", alpha)
+        object.__setattr__(self, "memory", _own_memory(self.memory))
+
+    def evolve(self, **changes: Any) -> State:
+        """Return a copy with some fields replaced."""
+        return replace(self, **changes)
+
+    # A mapping proxy does not pickle; our own bytes do, so states can cross processes.
+    def __reduce__(self) -> tuple[Callable[[bytes], State], tuple[bytes]]:
+        """Pickle as the bytes of `dump_state`."""
+        return load_state, (dump_state(self),)
+
+
+def alpha_sha256(alpha: ArrayLike) -> str:
+    """Return the hex SHA-256 of alpha's C-order little-endian float32 bytes."""
+    return hashlib.sha256(np.asarray(alpha, dtype="<f4").tobytes(order="C")).hexdigest()
+
+
+def dump_state(state: State) -> bytes:
+    """Return the state as bytes that `load_state` turns back bit for bit; equal states agree."""
+    return _pack({_ALPHA: state.alpha, **_prefixed(state.memory)})
+
+
+def load_state(data: bytes) -> State:
+    """Return the state that `dump_state` wrote.
+
+    Raises:
+        ValueError: If these are not the bytes of a state.
+    """
+    arrays = _unpack(data, what="state")
+    if _ALPHA not in arrays or arrays[_ALPHA].dtype != np.dtype("<f4"):
+        raise ValueError("not a saved state: no float32 alpha")
+    alpha = arrays.pop(_ALPHA)
+    return State(alpha=alpha, memory=_unprefixed(arrays, what="state"))
+
+
+def dump_memory(memory: Memory) -> bytes:
+    """Return a memory alone as bytes, for callers that keep `alpha` elsewhere."""
+    return _pack(_prefixed(_own_memory(memory)))
+
+
+def load_memory(data: bytes) -> Memory:
+    """Return the memory that `dump_memory` wrote.
+
+    Raises:
+        ValueError: If these are not the bytes of a memory.
+    """
+    return _own_memory(_unprefixed(_unpack(data, what="memory"), what="memory"))
+
+
+def _own(value: ArrayLike, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return a read-only C-order copy: what the caller still holds cannot change a state."""
+    try:
+        result = np.array(value, dtype=dtype, order="C", copy=True)
+    except (TypeError, ValueError) as exc:
+        raise ValueError(f"not an array of {dtype.name}") from exc
+    result.setflags(write=False)
+    return result
+
+
+def _own_memory(memory: Memory) -> Memory:
+    owned = {}
+    for key in sorted(memory):  # one order, so that equal memories give equal bytes
+        dtype = np.asarray(memory[key]).dtype.newbyteorder("<")
+        if dtype not in _MEMORY_DTYPES:
+            allowed = ", ".join(allowed.name for allowed in _MEMORY_DTYPES)
+            raise ValueError(f"memory {key!r} must be one of {allowed}, not {dtype.name}")
+        owned[key] = _own(memory[key], dtype)
+    return MappingProxyType(owned)
+
+
+def _prefixed(memory: Memory) -> dict[str, NDArray[Any]]:
+    return {_MEMORY_PREFIX + key: value for key, value in memory.items()}
+
+
+def _unprefixed(arrays: Memory, *, what: str) -> dict[str, NDArray[Any]]:
+    if not all(key.startswith(_MEMORY_PREFIX) for key in arrays):
+        raise ValueError(f"not a saved {what}: unknown arrays")
+    return {key.removeprefix(_MEMORY_PREFIX): value for key, value in arrays.items()}
+
+
+def _pack(arrays: dict[str, NDArray[Any]]) -> bytes:
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)  # type: ignore[arg-type]  # the stub mistakes ** for allow_pickle
+    payload = buffer.getvalue()
+    # zip guards its members but not its directory: a flipped bit there can lose an array.
+    return hashlib.sha256(payload).digest() + payload
+
+
+def _unpack(data: bytes, *, what: str) -> dict[str, NDArray[Any]]:
+    digest, payload = data[:_DIGEST_SIZE], data[_DIGEST_SIZE:]
+    if hashlib.sha256(payload).digest() != digest:
+        raise ValueError(f"not a saved {what}, or a damaged one")
+    try:
+        with np.load(io.BytesIO(payload), allow_pickle=False) as archive:
+            return {key: archive[key] for key in archive.files}
+    # zipfile and NumPy's header parser answer damaged bytes with a dozen exception types.
+    except Exception as exc:
+        raise ValueError(f"not a saved {what}") from exc

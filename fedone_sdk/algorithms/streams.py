@@ -1,0 +1,53 @@
+"""Every random draw of a run, derived from its seed and never from the order of arrivals."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+from . import _checks
+
+__all__ = ["stream", "stream_seed"]
+
+_WORD = 2**32
+
+
+def stream_seed(
+    run_seed: int, purpose: str, round_number: int, client_index: int = 0, step: int = 0
+) -> int:
+    """Return the seed of one stream of a run.
+
+    Args:
+        run_seed: The run's seed, in [0, 2**64) like every number here.
+        purpose: What the draws are for ("prompts", "selection", ...).
+        round_number: The round.
+        client_index: The client's enrolment index.
+        step: The local step.
+
+    Returns:
+        A seed in [0, 2**53), which every JSON parser keeps exact.
+    """
+    digest = hashlib.sha256(purpose.encode()).digest()
+    words: list[int] = []
+    for name, value in {
+        "run_seed": run_seed,
+        "purpose": int.from_bytes(digest[:8], "little"),
+        "round_number": round_number,
+        "client_index": client_index,
+        "step": step,
+    }.items():
+        high, low = divmod(_checks.integer(name, value), _WORD)
+        if high >= _WORD:
+            raise ValueError(f"{name} must be below 2**64, not {value}")
+        # Two words each, always: SeedSequence joins words of numbers of any length, so that
+        # (2**32, 0) and (0, 1) would otherwise meet.
+        words += [low, high]
+    state = np.random.SeedSequence(words).generate_state(1, np.uint64)
+    return int(state[0]) >> 11
+
+
+def stream(seed: int) -> np.random.Generator:
+    """Return the generator of a stream: Philox, the same on every platform."""
+    seed = _checks.integer("seed", seed)
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(seed)))

@@ -1,0 +1,125 @@
+"""Work for one client in one round."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter
+
+from fedone_sdk.messages.array import Array
+from fedone_sdk.messages.base import Id, Message, Seed
+from fedone_sdk.spec import MethodSpec
+from fedone_sdk.task import TaskSpec
+
+__all__ = [
+    "ASSIGNMENT",
+    "AlphaAssignment",
+    "Assignment",
+    "Claim",
+    "LossesAssignment",
+    "RunTask",
+    "Step",
+    "VocabularyList",
+]
+
+
+class Claim(Message):
+    """``POST /v1/assignments/claim``: a client asks for work.
+
+    Attributes:
+        num_examples: Examples that the client holds now.
+        wait_s: How long the server may hold the request open, seconds.
+        run_id: Only work for this run is wanted.
+    """
+
+    num_examples: Annotated[int, Field(ge=1, le=2**31)]
+    wait_s: Annotated[float, Field(ge=0, le=60)] = 25.0
+    run_id: Id | None = None
+
+
+class Step(Message):
+    """One local step.
+
+    Attributes:
+        num_samples: I, prompts to score.
+        minibatch_seed: Seeds the draw of the mini-batch (`fedone_sdk.data.draw_minibatch`).
+        prompt_seed: Seeds ``ask`` (alpha exchange only).
+    """
+
+    num_samples: Annotated[int, Field(ge=2, le=65536)]
+    minibatch_seed: Seed
+    prompt_seed: Seed
+
+
+class _Assignment(Message):
+    assignment_id: Id
+    run_id: Id
+    round: Annotated[int, Field(ge=0)]
+    deadline_s: Annotated[float, Field(gt=0)]
+    leased_queries: Annotated[int, Field(ge=2)]
+
+
+class AlphaAssignment(_Assignment):
+    """Work in the ``alpha`` exchange: run ask and tell for the steps, return your alpha.
+
+    Attributes:
+        assignment_id: Names the work in every later call.
+        run_id: The run.
+        round: The round, from 0.
+        deadline_s: Seconds from now until the seat is given to another client.
+        leased_queries: Queries that are reserved for this work.
+        alpha: Shape (n, N), float32, positive.
+        steps: One entry per local step.
+    """
+
+    exchange: Literal["alpha"] = "alpha"
+    alpha: Array
+    steps: Annotated[tuple[Step, ...], Field(min_length=1, max_length=1024)]
+
+
+class LossesAssignment(_Assignment):
+    """Work in the ``losses`` exchange: score these prompts, return one loss each.
+
+    Attributes:
+        assignment_id: Names the work in every later call.
+        run_id: The run.
+        round: The round, from 0.
+        deadline_s: Seconds from now until the seat is given to another client.
+        leased_queries: Queries that are reserved for this work.
+        prompts: Shape (I, n), candidate indices into the run's vocabulary.
+        minibatch_seed: Seeds the draw of the mini-batch.
+    """
+
+    exchange: Literal["losses"] = "losses"
+    prompts: Array
+    minibatch_seed: Seed
+
+
+Assignment = Annotated[AlphaAssignment | LossesAssignment, Field(discriminator="exchange")]
+ASSIGNMENT: TypeAdapter[AlphaAssignment | LossesAssignment] = TypeAdapter(Assignment)
+
+
+class RunTask(Message):
+    """``GET /v1/runs/{id}/task``: what a client must know of a run, fetched once.
+
+    Attributes:
+        task: Template, label words, loss.
+        method: The method and its settings.
+        prompt_len: n.
+        vocab_size: N.
+        vocabulary_sha256: Names the vocabulary; its texts are a separate resource.
+        gateway: Whether the server scores prompts for clients (``POST /v1/score``).
+    """
+
+    task: TaskSpec
+    method: MethodSpec
+    prompt_len: int
+    vocab_size: int
+    vocabulary_sha256: str
+    gateway: bool
+
+
+class VocabularyList(Message):
+    """``GET /v1/runs/{id}/vocabulary``: the candidates, in index order."""
+
+    candidates: tuple[str, ...]

@@ -1,0 +1,25 @@
+"""What all wire messages share."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = ["Id", "Message", "Name", "Seed"]
+
+
+class Message(BaseModel):
+    """A JSON message: immutable, finite numbers only, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+"""An identifier that the server made."""
+
+Name = Annotated[str, Field(min_length=1, max_length=200)]
+"""A short text for people."""
+
+Seed = Annotated[int, Field(ge=0, lt=2**53)]
+"""A seed of a random stream; below 2^53 so that every JSON parser keeps it exact."""

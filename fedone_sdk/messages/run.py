@@ -1,0 +1,157 @@
+"""A run, told to people and programs: the result JSON."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fedone_sdk.budget import Budget, Usage
+from fedone_sdk.messages.base import Message
+
+__all__ = [
+    "CacheReport",
+    "Cap",
+    "MetricReport",
+    "PromptReport",
+    "RoundReport",
+    "RunResult",
+    "RunStatus",
+    "Traffic",
+]
+
+RunStatus = Literal[
+    "running", "completed", "budget_exhausted", "target_reached", "stopped", "failed"
+]
+
+
+class Cap(Message):
+    """The caps of a run; null means none.
+
+    `Budget` demands at least one cap, a report does not.
+    """
+
+    queries: int | None = None
+    requests: int | None = None
+    tokens: int | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    usd: float | None = None
+
+    @classmethod
+    def of(cls, budget: Budget | None) -> Cap:
+        """The caps of a budget, or none."""
+        return cls() if budget is None else cls.model_validate(budget.model_dump(mode="json"))
+
+
+class Traffic(Message):
+    """HTTP bodies as sent, seen from the clients.
+
+    Attributes:
+        upload_bytes: Request bodies.
+        download_bytes: Response bodies.
+        messages: Bodies that were not empty.
+    """
+
+    upload_bytes: int = 0
+    download_bytes: int = 0
+    messages: int = 0
+
+    def plus(self, upload: int, download: int) -> Traffic:
+        """With one more exchange of bodies."""
+        return Traffic(
+            upload_bytes=self.upload_bytes + upload,
+            download_bytes=self.download_bytes + download,
+            messages=self.messages + bool(upload) + bool(download),
+        )
+
+
+class CacheReport(Message):
+    """Queries that were answered without asking the model."""
+
+    hits: int = 0
+
+
+class MetricReport(Message):
+    """The metric on the dev split; null where nobody measured it.
+
+    Attributes:
+        name: Which metric.
+        no_prompt: Without any prompt.
+        before: Of the untrained prompt.
+        after: Of the deployable prompt.
+    """
+
+    name: str
+    no_prompt: float | None = None
+    before: float | None = None
+    after: float | None = None
+
+
+class RoundReport(Message):
+    """One finished round.
+
+    Attributes:
+        round: From 0.
+        client_id: Who did the work (ids joined by commas where there were several).
+        queries: Training queries that the round spent.
+        mean_loss: Over the round's scored prompts.
+        metric: Of the deployable prompt after this round, where it was evaluated.
+    """
+
+    round: int
+    client_id: str
+    queries: int
+    mean_loss: float
+    metric: float | None = None
+
+
+class PromptReport(Message):
+    """The deployable prompt: its text, and the candidates that it is made of."""
+
+    text: str
+    tokens: tuple[str, ...]
+
+
+class RunResult(Message):
+    """Where a run stands, or how it ended.
+
+    Attributes:
+        run_id: The run.
+        name: What its RunSpec calls it.
+        status: ``running`` or how it ended.
+        reason: Why, where the status alone does not say.
+        rounds: Rounds that ran.
+        cap: The caps.
+        spent: What was spent, training and evaluation (`queries`: training only).
+        leased: What is reserved for work under way.
+        cache: Answers that cost nothing.
+        evaluation: What of it evaluation spent; its `queries` are apart from training's.
+        communication: Federated messages.
+        gateway: Scoring through the gateway, apart.
+        metric: On the dev split.
+        history: One entry per round.
+        prompt: The deployable prompt.
+        alpha_sha256: Digest of alpha's bytes.
+        model: Fingerprint of the model that scored, once known.
+        wall_s: Seconds from the first assignment to the end (or now).
+        seed: The run's seed.
+    """
+
+    run_id: str
+    name: str
+    status: RunStatus
+    reason: str | None = None
+    rounds: int
+    cap: Cap
+    spent: Usage
+    leased: Usage
+    cache: CacheReport
+    evaluation: Usage
+    communication: Traffic
+    gateway: Traffic
+    metric: MetricReport
+    history: tuple[RoundReport, ...]
+    prompt: PromptReport
+    alpha_sha256: str
+    model: str | None
+    wall_s: float
+    seed: int

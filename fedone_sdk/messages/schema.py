@@ -1,0 +1,55 @@
+"""The wire contract as JSON Schema, for clients in other languages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from fedone_sdk.messages.assignment import (
+    AlphaAssignment,
+    Claim,
+    LossesAssignment,
+    RunTask,
+    VocabularyList,
+)
+from fedone_sdk.messages.enrolment import Enrol, Enrolled
+from fedone_sdk.messages.problem import Problem
+from fedone_sdk.messages.run import RunResult
+from fedone_sdk.messages.score import Score, Scores
+from fedone_sdk.messages.update import AlphaUpdate, Decline, LossesUpdate, Receipt
+
+__all__ = ["json_schemas"]
+
+_MESSAGES = (
+    Enrol,
+    Enrolled,
+    Claim,
+    AlphaAssignment,
+    LossesAssignment,
+    RunTask,
+    VocabularyList,
+    Score,
+    Scores,
+    AlphaUpdate,
+    LossesUpdate,
+    Decline,
+    Receipt,
+    RunResult,
+    Problem,
+)
+
+
+def json_schemas(ref_template: str = "#/$defs/{model}") -> dict[str, Any]:
+    """The JSON Schema (2020-12) of every message, by name.
+
+    Args:
+        ref_template: How a schema refers to another; OpenAPI wants
+            ``#/components/schemas/{model}``.
+    """
+    _, document = TypeAdapter.json_schemas(
+        [(message, "serialization", TypeAdapter(message)) for message in _MESSAGES],
+        ref_template=ref_template,
+    )
+    schemas: dict[str, Any] = document["$defs"]
+    return schemas

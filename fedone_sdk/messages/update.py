@@ -1,0 +1,110 @@
+"""What a client returns for its work."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter
+
+from fedone_sdk.budget import Usage
+from fedone_sdk.messages.array import Array
+from fedone_sdk.messages.base import Id, Message
+
+__all__ = [
+    "MIN_SCORED_SHARE",
+    "UPDATE",
+    "AlphaUpdate",
+    "Decline",
+    "LossesUpdate",
+    "Receipt",
+    "Scored",
+    "Update",
+]
+
+MIN_SCORED_SHARE = 0.8
+"""Share of the mini-batch that must have been scored for an update to count."""
+
+_Count = Annotated[int, Field(ge=0, le=2**31)]
+
+
+class Scored(Message):
+    """What became of the mini-batch's examples.
+
+    Attributes:
+        scored: Examples whose losses count.
+        failed: Examples that the model failed on; left out.
+        vetoed: Examples that the client's own hook held back; left out.
+    """
+
+    scored: _Count
+    failed: _Count = 0
+    vetoed: _Count = 0
+
+
+class _Update(Message):
+    num_examples: Annotated[int, Field(ge=1, le=2**31)]
+    scored: Scored
+    usage: Usage
+    model: Annotated[str, Field(min_length=1, max_length=300)]
+
+
+class AlphaUpdate(_Update):
+    """The update of the ``alpha`` exchange.
+
+    Attributes:
+        num_examples: Examples that the client holds: its weight in the aggregation.
+        scored: What became of the mini-batch's examples.
+        usage: What the client's own backend spent; zero through the gateway.
+        model: Fingerprint of the model that scored.
+        alpha: Shape (n, N), float32, positive: alpha after the local steps.
+        mean_loss: Mean loss over all scored prompts, for the run's history.
+    """
+
+    exchange: Literal["alpha"] = "alpha"
+    alpha: Array
+    mean_loss: float
+
+
+class LossesUpdate(_Update):
+    """The update of the ``losses`` exchange.
+
+    Attributes:
+        num_examples: Examples that the client holds: its weight in the aggregation.
+        scored: What became of the mini-batch's examples.
+        usage: What the client's own backend spent; zero through the gateway.
+        model: Fingerprint of the model that scored.
+        losses: One mean loss per prompt of the assignment, in its order.
+    """
+
+    exchange: Literal["losses"] = "losses"
+    losses: Annotated[tuple[float, ...], Field(min_length=2, max_length=65536)]
+
+
+Update = Annotated[AlphaUpdate | LossesUpdate, Field(discriminator="exchange")]
+UPDATE: TypeAdapter[AlphaUpdate | LossesUpdate] = TypeAdapter(Update)
+
+
+class Receipt(Message):
+    """The answer to an accepted update; the same body again gets the same receipt.
+
+    Attributes:
+        assignment_id: The work that the update was for.
+        round: Its round.
+        body_sha256: Digest of the accepted body.
+    """
+
+    assignment_id: Id
+    round: int
+    body_sha256: str
+
+
+class Decline(Message):
+    """``POST /v1/assignments/{id}/decline``: the client cannot do the work.
+
+    Attributes:
+        reason: Why, for the run's log.
+        usage: What the client's own backend spent on it; zero through the gateway.
+    """
+
+    reason: Annotated[str, Field(max_length=500)]
+    usage: Usage = Usage()

@@ -1,0 +1,284 @@
+"""What every method of the registry promises."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedone_sdk.algorithms import (
+    METHODS,
+    Algorithm,
+    Candidates,
+    State,
+    dump_memory,
+    dump_state,
+    load_memory,
+    load_state,
+    make_method,
+    method_options,
+    stream,
+    stream_seed,
+)
+
+N_POSITIONS, N_TOKENS, N_SAMPLES = 5, 10, 8
+VARIANTS = {
+    "gs-bdpl/adamw": ("gs-bdpl", {"tau": 0.5, "learning_rate": 0.01}),
+    "gs-bdpl/sgd": ("gs-bdpl", {"tau": 0.5, "learning_rate": 1e-3, "optimizer": "sgd",
+                                "alpha_min": 1e-2}),
+    "bdpl/adamw": ("bdpl", {"learning_rate": 0.01}),
+    "bdpl/zero": ("bdpl", {"learning_rate": 0.01, "estimator": "zero"}),
+    "bdpl/sgd": ("bdpl", {"learning_rate": 1e-3, "optimizer": "sgd", "estimator": "normalize",
+                          "alpha_min": 1e-2}),
+    "evolution": ("evolution", {}),
+    "evolution/blank": ("evolution", {"blank": 3, "elite": 2, "pool_size": 6}),
+}  # fmt: skip
+COSTS = np.random.default_rng(7).normal(size=(N_POSITIONS, N_TOKENS))
+
+
+@pytest.fixture(params=VARIANTS)
+def method(request: pytest.FixtureRequest) -> Algorithm:
+    name, options = VARIANTS[request.param]
+    return make_method(
+        name,
+        prompt_len=N_POSITIONS,
+        vocab_size=N_TOKENS,
+        num_samples=N_SAMPLES,
+        seed=1,
+        **options,
+    )
+
+
+def cost(indices: np.ndarray) -> np.ndarray:
+    return COSTS[np.arange(N_POSITIONS), indices].sum(axis=-1)
+
+
+def train(method: Algorithm, state: State, steps: range) -> State:
+    for step in steps:
+        candidates = method.ask(state, stream(stream_seed(5, "prompts", step)))
+        state = method.tell(state, candidates, cost(candidates.indices))
+    return state
+
+
+def asked(method: Algorithm) -> tuple[State, Candidates, np.ndarray]:
+    state = train(method, method.init(), range(3))
+    candidates = method.ask(state, stream(1))
+    return state, candidates, cost(candidates.indices)
+
+
+def test_every_method_is_under_contract() -> None:
+    assert {name for name, _ in VARIANTS.values()} == set(METHODS)
+
+
+def test_starts_uniform(method: Algorithm) -> None:
+    state = method.init()
+    assert state.alpha.shape == (N_POSITIONS, N_TOKENS)
+    assert state.alpha.dtype == np.float32
+    assert np.ptp(state.alpha) == 0.0
+
+
+def test_ask_draws_indices_and_says_from_what(method: Algorithm) -> None:
+    for state in (method.init(), train(method, method.init(), range(4))):
+        candidates = method.ask(state, stream(0))
+        assert candidates.indices.shape == (N_SAMPLES, N_POSITIONS)
+        assert candidates.indices.dtype == np.int64
+        assert candidates.probabilities.shape == (N_POSITIONS, N_TOKENS)
+        np.testing.assert_allclose(candidates.probabilities.sum(axis=1), 1.0, atol=1e-12)
+        assert method.ask(state, stream(0), num_samples=3).indices.shape == (3, N_POSITIONS)
+        assert len(method.ask(state, stream(0), num_samples=1).indices) == 1
+
+
+def test_same_stream_same_candidates(method: Algorithm) -> None:
+    state = train(method, method.init(), range(4))
+    one, same, other = (method.ask(state, stream(seed)) for seed in (1, 1, 2))
+    assert one.indices.tobytes() == same.indices.tobytes()
+    assert one.probabilities.tobytes() == same.probabilities.tobytes()
+    assert one.indices.tobytes() != other.indices.tobytes()
+
+
+def test_tell_is_deterministic_and_leaves_its_inputs_alone(method: Algorithm) -> None:
+    state, candidates, losses = asked(method)
+    before = dump_state(state), candidates.indices.tobytes(), losses.tobytes()
+    results = {dump_state(method.tell(state, candidates, losses)) for _ in range(3)}
+    assert len(results) == 1
+    assert before == (dump_state(state), candidates.indices.tobytes(), losses.tobytes())
+
+
+def test_arrays_are_read_only(method: Algorithm) -> None:
+    state, candidates, _ = asked(method)
+    for array in (state.alpha, *state.memory.values(), *vars_of(candidates)):
+        with pytest.raises(ValueError, match="read-only"):
+            array[...] = 0
+
+
+def vars_of(candidates: Candidates) -> tuple[np.ndarray, np.ndarray]:
+    return candidates.indices, candidates.probabilities
+
+
+def test_saved_state_continues_bit_for_bit(method: Algorithm) -> None:
+    halfway = train(method, method.init(), range(6))
+    whole = dump_state(train(method, halfway, range(6, 12)))
+    assert dump_state(load_state(dump_state(halfway))) == dump_state(halfway)
+    assert dump_state(train(method, load_state(dump_state(halfway)), range(6, 12))) == whole
+    apart = State(alpha=halfway.alpha, memory=load_memory(dump_memory(halfway.memory)))
+    assert dump_state(train(method, apart, range(6, 12))) == whole
+
+
+def test_alpha_stays_feasible_and_a_feasible_one_is_kept_bit_for_bit(method: Algorithm) -> None:
+    state = method.init()
+    for step in range(10):
+        state = train(method, state, range(step, step + 1))
+        assert state.alpha.min() > 0.0
+        assert method.project(state.alpha).tobytes() == state.alpha.tobytes()
+
+
+def test_project_makes_anything_feasible_once_and_for_all(method: Algorithm) -> None:
+    wild = np.random.default_rng(0).normal(size=(N_POSITIONS, N_TOKENS)).astype(np.float32)
+    projected = method.project(wild)
+    assert projected.dtype == np.float32
+    assert projected.min() > 0.0
+    assert method.project(projected).tobytes() == projected.tobytes()
+
+
+def test_prompt_is_a_prompt(method: Algorithm) -> None:
+    for state in (method.init(), train(method, method.init(), range(5))):
+        prompt = method.prompt(state)
+        assert prompt.shape == (N_POSITIONS,)
+        assert prompt.dtype == np.int64
+        assert prompt.min() >= 0
+        assert prompt.max() < N_TOKENS
+        assert prompt.tobytes() == method.prompt(load_state(dump_state(state))).tobytes()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_untrained_prompt_is_one_seeded_random_prompt(name: str) -> None:
+    def prompt(seed: int) -> bytes:
+        sizes = {"prompt_len": 20, "vocab_size": 50, "num_samples": 4}
+        method = make_method(name, seed=seed, **sizes)
+        prompt = method.prompt(method.init())
+        assert len(set(prompt.tolist())) > 10
+        return prompt.tobytes()
+
+    assert prompt(1) == prompt(1) != prompt(2)
+
+
+def test_learns_a_separable_loss(method: Algorithm) -> None:
+    state = train(method, method.init(), range(300))
+    # A random prompt has mean 0 and standard deviation 2.2 here; the best costs about -7.
+    best = COSTS.min(axis=1).sum()
+    start = cost(method.prompt(method.init()))
+    assert cost(method.prompt(state)) < start
+    assert cost(method.prompt(state)) < 0.5 * best
+
+
+def test_a_constant_on_all_losses_changes_nothing(method: Algorithm) -> None:
+    state, candidates, _ = asked(method)
+    losses = np.arange(N_SAMPLES) / 4.0  # exact in binary, and so is the shift
+    plain, shifted = (method.tell(state, candidates, losses + c) for c in (0.0, 64.0))
+    np.testing.assert_allclose(plain.alpha, shifted.alpha, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("losses", "message"),
+    [
+        ([0.0] * (N_SAMPLES - 1), "shape"),
+        ([[0.0]] * N_SAMPLES, "shape"),
+        ([0.0] * (N_SAMPLES - 1) + [np.nan], "finite"),
+        ([0.0] * (N_SAMPLES - 1) + [np.inf], "finite"),
+        (["x"] * N_SAMPLES, "numbers"),
+        ([{}] * N_SAMPLES, "numbers"),
+    ],
+)
+def test_bad_losses(method: Algorithm, losses: object, message: str) -> None:
+    state, candidates, _ = asked(method)
+    with pytest.raises(ValueError, match=message):
+        method.tell(state, candidates, losses)  # type: ignore[arg-type]
+
+
+def test_misfits(method: Algorithm) -> None:
+    state, candidates, losses = asked(method)
+    with pytest.raises(ValueError, match="at least 2"):
+        method.tell(state, method.ask(state, stream(0), num_samples=1), [1.0])
+    with pytest.raises(ValueError, match="num_samples"):
+        method.ask(state, stream(0), num_samples=0)
+    smaller = State(alpha=state.alpha[:, 1:])
+    with pytest.raises(ValueError, match="shape"):
+        method.ask(smaller, stream(0))
+    with pytest.raises(ValueError, match=r"shape|fit"):
+        method.project(smaller.alpha)
+    other = Candidates(
+        indices=candidates.indices[:, 1:], probabilities=candidates.probabilities[1:]
+    )
+    with pytest.raises(ValueError, match="shape"):
+        method.tell(state, other, losses)
+    with pytest.raises(ValueError, match="project it first"):
+        method.ask(state.evolve(alpha=0.0 * state.alpha), stream(0))
+    with pytest.raises(ValueError, match="numbers"):
+        method.project("alpha")
+    with pytest.raises(ValueError, match="finite"):
+        method.project(np.full((N_POSITIONS, N_TOKENS), np.nan))
+
+
+@pytest.mark.parametrize(
+    "method", [variant for variant in VARIANTS if "sgd" not in variant], indirect=True
+)
+def test_someone_elses_memory_is_refused(method: Algorithm) -> None:
+    state, candidates, losses = asked(method)
+    foreign = state.evolve(memory={"else": np.zeros(3)})
+    with pytest.raises(ValueError, match="memory"):
+        method.tell(foreign, candidates, losses)
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"prompt_len": 0},
+        {"vocab_size": 1},
+        {"num_samples": 1},
+        {"prompt_len": 2.5},
+        {"num_samples": True},
+        {"seed": -1},
+        {"seed": "x"},
+    ],
+)
+def test_bad_sizes(name: str, wrong: dict[str, object]) -> None:
+    sizes = {"prompt_len": 4, "vocab_size": 5, "num_samples": 3, "seed": 0} | wrong
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        make_method(name, **sizes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("gs-bdpl", {"tau": 0}),
+        ("gs-bdpl", {"tau": "hot"}),
+        ("gs-bdpl", {"learning_rate": -1.0}),
+        ("gs-bdpl", {"learning_rate": np.inf}),
+        ("gs-bdpl", {"optimizer": "lion"}),
+        ("gs-bdpl", {"alpha_min": 0.0}),
+        ("gs-bdpl", {"alpha_min": 0.5}),
+        ("gs-bdpl", {"alpha_min": 1e-60}),
+        ("gs-bdpl", {"alpha_init": -1}),
+        ("gs-bdpl", {"weight_decay": -0.1}),
+        ("gs-bdpl", {"weight_decay": 0.1, "optimizer": "sgd"}),
+        ("bdpl", {"estimator": "positive"}),
+        ("bdpl", {"alpha_min": 0.2}),
+        ("bdpl", {"optimizer": None}),
+        ("evolution", {"elite": 0}),
+        ("evolution", {"mutation_rate": 1.5}),
+        ("evolution", {"pool_size": 3}),
+        ("evolution", {"blank": 5}),
+    ],
+)
+def test_bad_options(name: str, options: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=next(iter(options))):
+        make_method(name, prompt_len=4, vocab_size=5, num_samples=3, seed=0, **options)
+
+
+def test_unknown_names_say_what_is_allowed() -> None:
+    sizes = {"prompt_len": 4, "vocab_size": 5, "num_samples": 3, "seed": 0}
+    with pytest.raises(ValueError, match=r"bdpl, evolution, gs-bdpl, not 'cma'"):
+        make_method("cma", **sizes)
+    with pytest.raises(ValueError, match=r"gs-bdpl takes tau, .*, not temperature"):
+        make_method("gs-bdpl", temperature=1.0, **sizes)
+    assert method_options("evolution") == ("elite", "mutation_rate", "pool_size", "blank")

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedone_sdk.algorithms import Candidates, Evolution, State, stream
+from fedone_sdk.algorithms.pool import Pool
+
+COSTS = np.random.default_rng(3).normal(size=(6, 12))
+
+
+def cost(indices: np.ndarray) -> np.ndarray:
+    return COSTS[np.arange(6), indices].sum(axis=-1)
+
+
+def method(**options: object) -> Evolution:
+    sizes = {"prompt_len": 6, "vocab_size": 12, "num_samples": 8}
+    return Evolution(**(sizes | options))  # type: ignore[arg-type]
+
+
+def told(
+    evolution: Evolution, state: State, prompts: list[list[int]], losses: list[float]
+) -> State:
+    p = np.full((6, 12), 1 / 12)
+    return evolution.tell(state, Candidates(indices=np.array(prompts), probabilities=p), losses)
+
+
+def test_finds_good_prompts_across_clients_that_differ_much() -> None:
+    """A client's effect (sd 10) dwarfs the prompts' (sd 2.4); noise has sd 0.5."""
+    rng = np.random.default_rng(0)
+    evolution = method()
+    state = evolution.init()
+    for step in range(200):
+        candidates = evolution.ask(state, stream(step))
+        noise = 10.0 * rng.normal() + 0.5 * rng.normal(size=8)
+        state = evolution.tell(state, candidates, cost(candidates.indices) + noise)
+    assert cost(evolution.prompt(state)) < 0.75 * COSTS.min(axis=1).sum()
+
+
+def test_batch_effects_are_removed_exactly_without_noise() -> None:
+    evolution = method()
+    effects = [0.0] * 6, [1.0] * 6, [2.0] * 6
+    a, b, c = ([index] * 6 for index in range(3))
+    state = told(evolution, evolution.init(), [a, b], [1.0, 3.0])
+    # The second client's examples are harder by 100; a and b were equally far from their mean.
+    state = told(evolution, state, [a, b, c], [101.0, 103.0, 99.0])
+    mean = dict(
+        zip(
+            map(tuple, state.memory["prompts"].tolist()),
+            state.memory["total"] / state.memory["count"],
+            strict=True,
+        )
+    )
+    assert [mean[tuple(e)] for e in effects] == pytest.approx([-1.0, 1.0, -3.0])
+
+
+def test_one_lucky_batch_makes_no_leader() -> None:
+    evolution = method()
+    proven, lucky, poor = ([index] * 6 for index in range(3))
+    state = evolution.init()
+    for _ in range(5):
+        state = told(evolution, state, [proven, poor], [-1.0, 1.0])
+    state = told(evolution, state, [proven, poor, lucky], [-1.0, 1.0, -1.5])
+    assert evolution.prompt(state).tolist() == proven
+
+
+def test_known_prompts_are_asked_again() -> None:
+    evolution = method()
+    state = told(evolution, evolution.init(), [[0] * 6, [1] * 6, [2] * 6], [0.0, 1.0, 2.0])
+    again = evolution.ask(state, stream(0)).indices[:2].tolist()
+    assert again == [[0] * 6, [1] * 6]
+
+
+def test_challengers_are_seen_beside_leaders() -> None:
+    pool = Pool(
+        prompts=np.arange(6)[:, None],
+        total=np.array([-8.0, -7.0, -1.2, -1.0, -1.4, 1.0]),
+        count=np.array([10, 10, 1, 1, 2, 1]),
+    )
+    assert pool.worth_another_look(4).tolist() == [0, 1, 2, 3]
+    assert pool.worth_another_look(1).tolist() == [0]
+    assert pool.worth_another_look(20).tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_equal_prompts_share_a_row() -> None:
+    state = told(method(), method().init(), [[1] * 6, [1] * 6, [2] * 6], [1.0, 2.0, 3.0])
+    assert state.memory["prompts"].tolist() == [[1] * 6, [2] * 6]
+    assert state.memory["count"].tolist() == [2, 1]
+    assert state.memory["total"].tolist() == pytest.approx([-1.0, 1.0])
+
+
+def test_pool_is_bounded() -> None:
+    evolution = method(pool_size=10)
+    state = evolution.init()
+    for step in range(20):
+        candidates = evolution.ask(state, stream(step))
+        state = evolution.tell(state, candidates, cost(candidates.indices))
+        assert len(state.memory["prompts"]) <= 10
+        prompts = state.memory["prompts"]
+        assert len(np.unique(prompts, axis=0)) == len(prompts)
+
+
+def test_alpha_is_the_elites_smoothed_frequencies() -> None:
+    evolution = method(elite=2)
+    state = told(evolution, evolution.init(), [[1] * 6, [2] * 6, [3] * 6], [0.0, 1.0, 2.0])
+    expected = np.full(12, 1 / 12 / 3)
+    expected[[1, 2]] += 1 / 3
+    np.testing.assert_allclose(state.alpha, [expected] * 6, rtol=1e-6)
+    np.testing.assert_allclose(state.alpha.sum(axis=1), 1.0, atol=1e-6)
+
+
+def test_blank_puts_no_prompt_in_the_search() -> None:
+    evolution = method(blank=11)
+    assert evolution.ask(evolution.init(), stream(0)).indices[0].tolist() == [11] * 6
+    state = evolution.init()
+    for step in range(60):  # fewer tokens are better
+        candidates = evolution.ask(state, stream(step))
+        keep = (candidates.indices != 11).sum(axis=1) + 3.0 * (candidates.indices[:, 0] == 11)
+        state = evolution.tell(state, candidates, keep)
+    assert evolution.prompt(state)[1:].tolist() == [11] * 5
+    assert evolution.prompt(state)[0] != 11
+
+
+def test_a_pool_of_other_sizes_is_refused() -> None:
+    state = told(method(), method().init(), [[10] * 6, [11] * 6], [0.0, 1.0])
+    with pytest.raises(ValueError, match="fit"):
+        Evolution(prompt_len=5, vocab_size=12, num_samples=8).prompt(state)
+    with pytest.raises(ValueError, match="tokens"):
+        Evolution(prompt_len=6, vocab_size=11, num_samples=8).prompt(state)

@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from fedone_sdk.algorithms import GumbelSoftmaxBDPL, State, stream
+from fedone_sdk.algorithms.estimator import drawn_advantage, variance_reduced_gradient
+from fedone_sdk.algorithms.gs_bdpl import score_function
+from fedone_sdk.algorithms.method import Candidates
+from fedone_sdk.algorithms.sampling import draw_prompts
+
+RNG = np.random.default_rng(0)
+
+
+def softmax(alpha: np.ndarray, gumbel: np.ndarray, tau: float) -> np.ndarray:
+    weights = np.exp((np.log(alpha) + gumbel) / tau)
+    return weights / weights.sum(axis=1, keepdims=True)
+
+
+def method(**options: object) -> GumbelSoftmaxBDPL:
+    sizes = {"prompt_len": 4, "vocab_size": 6, "num_samples": 5}
+    return GumbelSoftmaxBDPL(**(sizes | options))  # type: ignore[arg-type]
+
+
+def test_score_function_is_the_gradient_of_the_log_probability() -> None:
+    """Against central differences: relative error below 1e-6."""
+    n, vocab, tau, h = 3, 5, 0.7, 1e-6
+    alpha, gumbel = RNG.uniform(0.1, 1.0, (n, vocab)), RNG.gumbel(size=(n, vocab))
+    prompts = RNG.integers(vocab, size=(4, n))
+
+    def log_probability(alpha: np.ndarray, prompt: np.ndarray) -> float:
+        return float(np.log(softmax(alpha, gumbel, tau)[np.arange(n), prompt]).sum())
+
+    scores = score_function(prompts, softmax(alpha, gumbel, tau), alpha, tau)
+    for prompt, score in zip(prompts, scores, strict=True):
+        for i, j in itertools.product(range(n), range(vocab)):
+            step = np.zeros_like(alpha)
+            step[i, j] = h
+            difference = (
+                log_probability(alpha + step, prompt) - log_probability(alpha - step, prompt)
+            ) / (2 * h)
+            assert score[i, j] == pytest.approx(difference, rel=1e-6, abs=1e-8)
+
+
+def test_estimator_is_unbiased() -> None:
+    """A z-test against the exact expectation over all 9 prompts: every |z| < 4.5."""
+    n, vocab, tau, samples, batches = 2, 3, 0.8, 4, 20_000
+    alpha, gumbel = RNG.uniform(0.2, 1.0, (n, vocab)), RNG.gumbel(size=(n, vocab))
+    p = softmax(alpha, gumbel, tau)
+    loss_of = RNG.normal(size=(vocab, vocab)) + 5.0
+
+    everything = np.array(list(itertools.product(range(vocab), repeat=n)))
+    probability = p[0, everything[:, 0]] * p[1, everything[:, 1]]
+    weighted = probability * loss_of[everything[:, 0], everything[:, 1]]
+    exact = np.tensordot(weighted, score_function(everything, p, alpha, tau), axes=1)
+
+    prompts = draw_prompts(p, samples * batches, np.random.default_rng(2))
+    estimates = np.array(
+        [
+            drawn_advantage(Candidates(indices=batch, probabilities=p), loss_of[tuple(batch.T)])
+            / (tau * alpha)
+            for batch in prompts.reshape(batches, samples, n)
+        ]
+    )
+    z = (estimates.mean(axis=0) - exact) / (estimates.std(axis=0) / np.sqrt(batches))
+    assert np.abs(z).max() < 4.5
+
+
+def test_tell_takes_the_papers_step() -> None:
+    """The closed form equals the literal sum over samples, to float32."""
+    gs = method(optimizer="sgd", learning_rate=1e-3, alpha_min=1e-3)
+    state = State(alpha=RNG.uniform(0.1, 1.0, (4, 6)).astype(np.float32))
+    candidates, losses = gs.ask(state, stream(3)), RNG.normal(size=5)
+    scores = score_function(candidates.indices, candidates.probabilities, state.alpha, gs.tau)
+    expected = state.alpha - 1e-3 * variance_reduced_gradient(losses, scores)
+    np.testing.assert_allclose(
+        gs.tell(state, candidates, losses).alpha, np.maximum(expected, 1e-3), rtol=3e-7
+    )
+
+
+def test_one_gumbel_draw_per_ask_in_float64() -> None:
+    gs = method(tau=0.3)
+    state = State(alpha=RNG.uniform(0.1, 1.0, (4, 6)).astype(np.float32))
+    gumbel = stream(11).gumbel(size=(4, 6))
+    np.testing.assert_allclose(
+        gs.ask(state, stream(11)).probabilities,
+        softmax(state.alpha.astype(np.float64), gumbel, 0.3),
+        rtol=1e-12,
+    )
+
+
+def test_probabilities_survive_a_tiny_tau() -> None:
+    p = method(tau=1e-4).ask(method().init(), stream(0)).probabilities
+    assert np.isfinite(p).all()
+    np.testing.assert_allclose(p.sum(axis=1), 1.0)
+
+
+def test_floor() -> None:
+    gs = method(tau=5.0, optimizer="sgd", learning_rate=10.0, alpha_min=0.01)
+    state = gs.init()
+    candidates = gs.ask(state, stream(0))
+    alpha = gs.tell(state, candidates, np.arange(5.0)).alpha
+    assert alpha.min() == np.float32(0.01) == gs.alpha_min
+
+
+def test_undrawn_tokens_do_not_move_under_sgd() -> None:
+    gs = method(optimizer="sgd", alpha_min=1e-3)
+    state = gs.init()
+    candidates = gs.ask(state, stream(0))
+    moved = gs.tell(state, candidates, RNG.normal(size=5)).alpha != state.alpha
+    drawn = np.zeros_like(moved)
+    drawn[np.arange(4), candidates.indices] = True
+    assert not (moved & ~drawn).any()
+
+
+def test_alpha_init_and_weight_decay() -> None:
+    gs = method(alpha_init=1.0, weight_decay=0.5, learning_rate=0.1)
+    state = gs.init()
+    assert np.all(state.alpha == 1.0)
+    decayed = gs.tell(state, gs.ask(state, stream(0)), np.zeros(5)).alpha
+    np.testing.assert_allclose(decayed, 0.95)
+
+
+@pytest.mark.parametrize(("prompt_len", "distinct"), [(6, 4), (20, 11), (50, 19)])
+def test_prompts_of_one_step_resemble_each_other(prompt_len: int, distinct: int) -> None:
+    """At tau = 0.1 and N = 200, of 20 prompts about so many differ: mean of 60 asks, +- 2."""
+    gs = GumbelSoftmaxBDPL(prompt_len=prompt_len, vocab_size=200, num_samples=20, tau=0.1)
+    asks = [gs.ask(gs.init(), stream(seed)).indices for seed in range(60)]
+    assert np.mean([len(np.unique(prompts, axis=0)) for prompts in asks]) == pytest.approx(
+        distinct, abs=2
+    )
+
+
+class FixedUniforms(np.random.Generator):
+    """Answers `random` with one number."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__(np.random.Philox(0))
+        self.value = value
+
+    def random(self, size: object = None) -> np.ndarray:  # type: ignore[override]
+        return np.full(size, self.value)  # type: ignore[call-overload, no-any-return]
+
+
+@pytest.mark.parametrize("scale", [1.0, 1.0 - 1e-9, 1e-300, 3.0])
+@pytest.mark.parametrize(("uniform", "token"), [(0.0, 1), (np.nextafter(1.0, 0.0), 2)])
+def test_draws_never_hit_a_token_of_probability_0(scale: float, uniform: float, token: int) -> None:
+    p = scale * np.array([[0.0, 0.3, 0.7, 0.0]])
+    assert draw_prompts(p, 2, FixedUniforms(uniform)).tolist() == [[token], [token]]
+
+
+def test_draws_follow_the_probabilities() -> None:
+    """Chi-square with 3 degrees of freedom below 21.1, its 99.99 % point, at each position."""
+    p = np.array([[0.1, 0.2, 0.3, 0.4], [0.7, 0.1, 0.1, 0.1]])
+    draws = draw_prompts(p, 20_000, np.random.default_rng(5))
+    for position in range(2):
+        expected = 20_000 * p[position]
+        observed = np.bincount(draws[:, position], minlength=4)
+        assert ((observed - expected) ** 2 / expected).sum() < 21.1
+
+
+def test_ties_go_to_a_seeded_draw_among_the_tied() -> None:
+    alpha = np.array([[0.1, 0.4, 0.1, 0.4, 0.0, 0.0]] * 4, dtype=np.float32)
+    prompts = [method(seed=seed).prompt(State(alpha=alpha)).tolist() for seed in range(20)]
+    assert {token for prompt in prompts for token in prompt} == {1, 3}
+    assert prompts[0] == method(seed=0).prompt(State(alpha=alpha)).tolist()
