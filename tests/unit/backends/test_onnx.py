@@ -1,0 +1,371 @@
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import os
+import re
+import shutil
+import struct
+from collections.abc import AsyncIterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedone_sdk import assets
+from fedone_sdk.backends import Query
+from fedone_sdk.backends.onnx import OnnxBackend, _MaskedModel
+from fedone_sdk.budget import Usage
+from fedone_sdk.errors import BackendError, LabelWordError, MissingExtraError, SpecError
+from fedone_sdk.task import Part, Rendered, TaskSpec, glue_task, render
+
+np = pytest.importorskip("numpy")
+onnxruntime = pytest.importorskip("onnxruntime")
+tokenizers = pytest.importorskip("tokenizers")
+
+EMBEDDED = assets.path("roberta_mini")
+SHARED = Path(os.environ.get("FEDONE_SHARED", Path(__file__).resolve().parents[4] / "shared"))
+SST2 = glue_task("sst2")
+SENTENCES = (
+    "a gorgeous , witty , seductive movie .",
+    "dull .",
+    "it 's slow -- very , very slow , and by the end nobody cares who did it or why .",
+)
+
+
+@pytest.fixture(scope="module")
+def model() -> _MaskedModel:
+    return _MaskedModel(EMBEDDED / "model.int8.onnx", EMBEDDED / "tokenizer.json", 128)
+
+
+@pytest.fixture
+async def backend() -> AsyncIterator[OnnxBackend]:
+    async with OnnxBackend(threads=2) as backend:
+        yield backend
+
+
+def shared(*parts: str) -> Path:
+    path = SHARED.joinpath(*parts)
+    if not path.exists():
+        pytest.skip(f"{path} is absent (FEDONE_SHARED names the folder of shared data)")
+    return path
+
+
+def sst2_dev(num_rows: int) -> list[dict[str, Any]]:
+    lines = shared("data", "glue", "sst2", "dev.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines[:num_rows]]
+
+
+def ask(*sentences: str, prompt: str = "", task: TaskSpec = SST2) -> Query:
+    inputs = tuple(render(task, prompt, {"sentence": sentence}) for sentence in sentences)
+    return Query(inputs=inputs, label_words=task.label_words)
+
+
+def direct(texts: list[str], words: tuple[str, ...]) -> Any:
+    """The answer by another way: one marked-up text per input, and the tokeniser's own specials."""
+    tokenizer = tokenizers.Tokenizer.from_file(str(EMBEDDED / "tokenizer.json"))
+    label_ids = [tokenizer.encode(word, add_special_tokens=False).ids[0] for word in words]
+    tokenizer.enable_padding(pad_id=1, pad_token="<pad>")
+    found = tokenizer.encode_batch(texts)
+    ids = np.array([encoding.ids for encoding in found])
+    session = onnxruntime.InferenceSession(str(EMBEDDED / "model.int8.onnx"))
+    (logits,) = session.run(
+        ["logits"],
+        {
+            "input_ids": ids,
+            "attention_mask": np.array([encoding.attention_mask for encoding in found]),
+            "mask_index": np.argmax(ids == tokenizer.token_to_id("<mask>"), axis=1),
+        },
+    )
+    p = np.exp(logits.astype(np.float64))
+    return np.log(p / p.sum(axis=1, keepdims=True))[:, label_ids], int((ids != 1).sum())
+
+
+async def test_scores_are_those_of_a_direct_call(backend: OnnxBackend) -> None:
+    answer = await backend.score(ask(*SENTENCES, prompt=" really good"))
+    texts = [f" really good {sentence} It was <mask>." for sentence in SENTENCES]
+    expected, num_tokens = direct(texts, SST2.label_words)
+    # Float32 numbers near 5 are 5e-7 apart; onnxruntime may use more threads in `direct`.
+    np.testing.assert_allclose(answer.log_probs, expected, atol=2e-6)
+    assert answer.usage == Usage(requests=1, prompt_tokens=num_tokens)
+    assert not answer.cached
+
+
+async def test_scores_survive_the_wire(backend: OnnxBackend) -> None:
+    answer = await backend.score(ask(*SENTENCES))
+    for row in answer.log_probs:
+        assert row is not None
+        for value in row:
+            assert type(value) is float
+            assert value < 0
+            assert struct.unpack("<f", struct.pack("<f", value)) == (value,)
+
+
+async def test_int8_agrees_with_fp32(backend: OnnxBackend, tmp_path: Path) -> None:
+    for name in ("model.onnx", "tokenizer.json", "config.json"):
+        shutil.copy(shared("models", "roberta-mini", name), tmp_path)
+    query = ask(*(row["sentence"] for row in sst2_dev(64)), prompt=" a film")
+    async with OnnxBackend(tmp_path) as exact:
+        expected = np.array((await exact.score(query)).log_probs)
+        assert exact.fingerprint != backend.fingerprint
+        assert exact.max_length == 128
+    found = np.array((await backend.score(query)).log_probs)
+    # Nats. The model card states label logits up to 0.14 apart; the normaliser moves a little too.
+    np.testing.assert_allclose(found, expected, atol=0.25)
+    assert np.mean(found.argmax(1) == expected.argmax(1)) >= 0.95
+
+
+async def test_the_embedded_model_knows_sentiment(backend: OnnxBackend) -> None:
+    rows = sst2_dev(200)
+    answer = await backend.score(ask(*(row["sentence"] for row in rows)))
+    guessed = np.array(answer.log_probs).argmax(axis=1)
+    assert np.mean(guessed == [row["label"] for row in rows]) > 0.7
+
+
+async def test_scores_do_not_depend_on_threads_or_on_company() -> None:
+    queries = [
+        ask(*SENTENCES[:size], prompt=prompt) for prompt in ("", " no") for size in (1, 2, 3)
+    ]
+    async with OnnxBackend(threads=1) as one, OnnxBackend(threads=4) as four:
+        alone = [await one.score(query) for query in queries]
+        assert await asyncio.gather(*map(one.score, queries)) == alone
+        assert await asyncio.gather(*map(four.score, queries * 3)) == alone * 3
+
+
+def test_a_pass_runs_on_one_core(model: _MaskedModel) -> None:
+    options = model._session.get_session_options()
+    assert (options.intra_op_num_threads, options.inter_op_num_threads) == (1, 1)
+
+
+async def test_the_event_loop_keeps_running(backend: OnnxBackend) -> None:
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            ticks += 1
+            await asyncio.sleep(0)
+
+    ticker = asyncio.create_task(tick())
+    await backend.score(ask(*SENTENCES * 20))
+    ticker.cancel()
+    # A call that blocked would let it tick two or three times.
+    assert ticks > 20
+
+
+async def test_label_words(backend: OnnxBackend) -> None:
+    await backend.check((" terrible", " great"))
+    for word in (" antidisestablishment", "", " <mask>", "<mask>", " great movie"):
+        with pytest.raises(LabelWordError) as caught:
+            await backend.check((" great", word))
+        assert caught.value.word == word
+        assert len(caught.value.tokens) != 1
+    with pytest.raises(LabelWordError):
+        await backend.score(Query(inputs=ask("x").inputs, label_words=(" great movie",)))
+
+
+@pytest.mark.parametrize("num_masks", [0, 2])
+async def test_an_input_needs_one_mask(backend: OnnxBackend, num_masks: int) -> None:
+    rendered: Rendered = (Part("field", "x"), *[Part("mask", "")] * num_masks)
+    with pytest.raises(BackendError, match=r"needs \{mask\} exactly once"):
+        await backend.score(Query(inputs=(rendered,), label_words=(" great",)))
+
+
+async def test_no_inputs(backend: OnnxBackend) -> None:
+    with pytest.raises(ValueError, match="at least one input"):
+        await backend.score(Query(inputs=(), label_words=(" great",)))
+
+
+async def test_text_that_is_not_unicode_is_refused(backend: OnnxBackend) -> None:
+    with pytest.raises(BackendError, match="Unicode"):
+        await backend.score(ask("\ud800"))
+
+
+def test_the_mask_alone_is_an_input(model: _MaskedModel) -> None:
+    cloze = model.encode((Part("field", " "), Part("mask", "")))
+    assert cloze == ([0, 8191, 2], 1)
+    assert len(model.log_probs([cloze], [5])) == 1
+
+
+@pytest.mark.parametrize("text", ["<mask>", "</s><s>", " <mask> ", "<pad>", "x<unk>"])
+def test_special_tokens_in_a_text_are_text(model: _MaskedModel, text: str) -> None:
+    for kind in ("field", "prompt", "text"):
+        cloze = model.encode((Part(kind, text), Part("mask", ""), Part("text", text)))
+        specials = [token for token in cloze.ids if token in (0, 1, 2, 3, 8191)]
+        assert specials == [0, 8191, 2]
+        assert cloze.ids[cloze.mask_index] == 8191
+        assert text in model._tokenizer.decode(cloze.ids[cloze.mask_index + 1 : -1])
+
+
+@given(text=st.text())
+def test_no_text_makes_a_special_token(model: _MaskedModel, text: str) -> None:
+    cloze = model.encode((Part("text", text[:30]), Part("mask", "")))
+    assert not {0, 1, 2, 3, 8191} & set(cloze.ids[1 : cloze.mask_index])
+
+
+# Long texts of every script, without the letters that mark the seams of the template.
+texts = st.one_of(
+    st.text(st.characters(exclude_characters="[]", codec="utf-8"), max_size=300),
+    st.builds(lambda word, times: word * times, st.sampled_from((" a", "\U0001f600", "  ", "é")),
+              st.integers(0, 300)),
+)  # fmt: skip
+
+
+@settings(deadline=None)
+@given(prompt=texts.filter(lambda text: len(text.encode()) < 90), first=texts, second=texts)
+def test_only_fields_are_shortened(
+    model: _MaskedModel, prompt: str, first: str, second: str
+) -> None:
+    cloze = model.encode(
+        (
+            Part("prompt", prompt),
+            Part("text", "["),
+            Part("field", first),
+            Part("text", "] It was"),
+            Part("mask", ""),
+            Part("text", ".["),
+            Part("field", second),
+            Part("text", "]!"),
+        )
+    )
+    assert len(cloze.ids) <= 128
+    assert cloze.ids[cloze.mask_index] == 8191
+    decode = model._tokenizer.decode
+    before, after = cloze.ids[1 : cloze.mask_index], cloze.ids[cloze.mask_index + 1 : -1]
+    left = re.fullmatch(re.escape(prompt) + r"\[(.*)\] It was", decode(before), re.DOTALL)
+    right = re.fullmatch(r"\.\[(.*)\]!", decode(after), re.DOTALL)
+    assert left
+    assert right
+    assert first.startswith(left[1])
+    assert second.startswith(right[1])
+
+
+def test_the_longest_field_is_shortened_first(model: _MaskedModel) -> None:
+    def lengths(first: int, second: int) -> tuple[int, int, int]:
+        parts = (
+            Part("field", " a" * first),
+            Part("text", "?"),
+            Part("mask", ""),
+            Part("field", " a" * second),
+        )
+        ids, mask_index = model.encode(parts)
+        return mask_index - 2, len(ids) - mask_index - 2, len(ids)
+
+    # 124 tokens are left for the fields.
+    assert lengths(60, 64) == (60, 64, 128)
+    assert lengths(100, 30) == (94, 30, 128)
+    assert lengths(30, 5000) == (30, 94, 128)
+    assert lengths(500, 5000) == (62, 62, 128)
+
+
+def test_a_field_that_shares_its_only_token_with_the_template_can_go(model: _MaskedModel) -> None:
+    prompt, space, field = Part("prompt", " a" * 125), Part("text", " "), Part("field", "b")
+    cloze = model.encode((prompt, space, field, Part("mask", "")))
+    assert cloze == model.encode((prompt, Part("mask", "")))
+
+
+async def test_a_prompt_that_is_too_long_is_refused(backend: OnnxBackend) -> None:
+    with pytest.raises(BackendError, match=r"input is 207 tokens .* takes 128"):
+        await backend.score(ask("good", prompt=" a" * 200))
+
+
+async def test_the_worst_case_covers_a_too_long_batch(backend: OnnxBackend) -> None:
+    answer = await backend.score(ask(*[" word" * 500] * 3))
+    worst = backend.worst_case(3)
+    assert worst == Usage(queries=1, requests=1, prompt_tokens=384)
+    assert answer.usage.prompt_tokens == 384
+
+
+def test_the_fingerprint_names_the_bytes(tmp_path: Path) -> None:
+    content = [(EMBEDDED / name).read_bytes() for name in ("model.int8.onnx", "tokenizer.json")]
+    expected = sha256(b"".join(content)).hexdigest()[:16]
+    assert OnnxBackend().fingerprint == f"onnx:roberta_mini:{expected}"
+    other = Path(shutil.copytree(EMBEDDED, tmp_path / "mine"))
+    with (other / "tokenizer.json").open("a") as file:
+        file.write("\n")
+    name, digest = OnnxBackend(other).fingerprint.removeprefix("onnx:").split(":")
+    assert name == "mine"
+    assert digest != expected
+
+
+def test_a_folder_that_holds_no_model_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="absent: there is no such model folder"):
+        OnnxBackend(tmp_path / "absent")
+    with pytest.raises(SpecError, match=r"needs model\.int8\.onnx or model\.onnx"):
+        OnnxBackend(tmp_path)
+    (tmp_path / "model.onnx").touch()
+    with pytest.raises(SpecError, match=r"needs tokenizer\.json"):
+        OnnxBackend(str(tmp_path))
+    (tmp_path / "tokenizer.json").touch()
+    with pytest.raises(SpecError, match="maximum length is unknown"):
+        OnnxBackend(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(SpecError, match=r"config\.json: is not JSON"):
+        OnnxBackend(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer_config", "config", "expected"),
+    [
+        ({"model_max_length": 100}, {}, 100),
+        ({"model_max_length": int(1e30)}, {"max_position_embeddings": 514, "pad_token_id": 1}, 512),
+        ({"model_max_length": 512}, {"max_position_embeddings": 130}, 128),
+    ],
+)
+def test_the_maximum_length(
+    tmp_path: Path, tokenizer_config: object, config: object, expected: int
+) -> None:
+    (tmp_path / "model.onnx").touch()
+    (tmp_path / "tokenizer.json").touch()
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    backend = OnnxBackend(tmp_path)
+    assert backend.max_length == expected
+    assert backend.worst_case(2).prompt_tokens == 2 * expected
+
+
+async def test_a_broken_model_file_is_one_clear_error(tmp_path: Path) -> None:
+    shutil.copytree(EMBEDDED, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "model.int8.onnx").write_bytes(b"not a model")
+    async with OnnxBackend(tmp_path) as backend:
+        for _ in range(2):
+            with pytest.raises(BackendError, match="cannot load the model"):
+                await backend.check((" great",))
+
+
+async def test_a_wrong_model_is_one_clear_error(tmp_path: Path) -> None:
+    # It has positions for 128 tokens, whatever the folder says.
+    shutil.copytree(EMBEDDED, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "tokenizer_config.json").write_text('{"model_max_length": 300}')
+    async with OnnxBackend(tmp_path) as backend:
+        with pytest.raises(BackendError, match="onnxruntime failed"):
+            await backend.score(ask(" word" * 500))
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        "fedone_sdk.backends.onnx.find_spec",
+        lambda name: None if name == "onnxruntime" else find_spec(name),
+    )
+    with pytest.raises(MissingExtraError, match=r"fedone-sdk\[local\]") as caught:
+        OnnxBackend()
+    assert caught.value.extra == "local"
+
+
+def test_threads_must_be_positive() -> None:
+    with pytest.raises(ValueError, match="threads"):
+        OnnxBackend(threads=0)
+
+
+async def test_a_closed_backend_has_no_threads() -> None:
+    import threading
+
+    backend = OnnxBackend(threads=2)
+    await asyncio.gather(*(backend.score(ask("good")) for _ in range(4)))
+    await backend.aclose()
+    assert not [thread for thread in threading.enumerate() if "fedone-onnx" in thread.name]
