@@ -1,0 +1,8 @@
+"""The server side: a round machine without I/O, and the service that runs it."""
+
+from fedone_sdk.aggregator.aggregator import Aggregator
+from fedone_sdk.aggregator.machine import RoundMachine
+from fedone_sdk.aggregator.run import ServedRun
+from fedone_sdk.aggregator.service import Service
+
+__all__ = ["Aggregator", "RoundMachine", "ServedRun", "Service"]

@@ -1,0 +1,134 @@
+"""A run's state as a JSON document and a block of arrays, exact in both directions."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from fedone_sdk.aggregator.state import RunState, Seat
+from fedone_sdk.algorithms import Memory, State, dump_memory, load_memory
+from fedone_sdk.budget import Account, Budget, Usage
+from fedone_sdk.messages import MetricReport
+
+__all__ = ["arrays_of", "decode", "encode_arrays", "encode_document"]
+
+_METHOD, _SERVER = "method", "server"
+
+
+def arrays_of(state: RunState) -> dict[str, Any]:
+    """Every array of a state under a name of its own; unchanged arrays stay the same objects."""
+    arrays = _named(_METHOD, state.method)
+    arrays |= {f"{_SERVER}/{key}": value for key, value in state.server_memory.items()}
+    for seat in state.seats:
+        if seat.local is not None:
+            arrays |= _named(f"seat{seat.slot}", seat.local)
+    return arrays
+
+
+def encode_arrays(arrays: Memory) -> bytes:
+    """The arrays of `arrays_of` as bytes."""
+    return dump_memory(arrays)
+
+
+def encode_document(state: RunState) -> dict[str, Any]:
+    """All of a state but its arrays, ready for JSON."""
+    return {
+        "status": state.status,
+        "reason": state.reason,
+        "round": state.round,
+        "account": _account(state.account),
+        "evaluation": _account(state.evaluation),
+        "seats": [_seat(seat) for seat in state.seats],
+        "passed": sorted(state.passed),
+        "lost": state.lost,
+        "fills": state.fills,
+        "model": state.model,
+        "started_at": state.started_at,
+        "ended_at": state.ended_at,
+        "metric": state.metric.model_dump(),
+    }
+
+
+def decode(document: dict[str, Any], arrays: bytes) -> RunState:
+    """The state that was encoded.
+
+    Raises:
+        ValueError: The document or the arrays are damaged.
+    """
+    try:
+        loaded = load_memory(arrays)
+        method = _unnamed(_METHOD, loaded)
+        if method is None:
+            raise ValueError("the run's alpha is missing")
+        return RunState(
+            **{
+                **document,
+                "method": method,
+                "server_memory": _below(_SERVER, loaded),
+                "account": _load_account(document["account"]),
+                "evaluation": _load_account(document["evaluation"]),
+                "seats": tuple(_load_seat(seat, loaded) for seat in document["seats"]),
+                "passed": frozenset(document["passed"]),
+                "metric": MetricReport.model_validate(document["metric"]),
+            }
+        )
+    except (KeyError, TypeError) as exc:
+        raise ValueError(f"not a run's state: {exc}") from exc
+
+
+def _named(prefix: str, state: State) -> dict[str, Any]:
+    memory = {f"{prefix}/memory/{key}": value for key, value in state.memory.items()}
+    return {f"{prefix}/alpha": state.alpha, **memory}
+
+
+def _unnamed(prefix: str, arrays: Memory) -> State | None:
+    alpha = arrays.get(f"{prefix}/alpha")
+    return None if alpha is None else State(alpha=alpha, memory=_below(f"{prefix}/memory", arrays))
+
+
+def _below(prefix: str, arrays: Memory) -> dict[str, Any]:
+    start = f"{prefix}/"
+    return {
+        key.removeprefix(start): value for key, value in arrays.items() if key.startswith(start)
+    }
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    # The money as text: through a float it would not come back exactly.
+    return {**usage.model_dump(), "usd": str(usage.usd)}
+
+
+def _account(account: Account) -> dict[str, Any]:
+    cap = account.cap and account.cap.model_dump(mode="json")
+    return {
+        "cap": cap,
+        "spent": _usage(account.spent),
+        "leases": {key: _usage(value) for key, value in account.leases.items()},
+    }
+
+
+def _load_account(document: dict[str, Any]) -> Account:
+    cap = document["cap"]
+    return Account(
+        cap=None if cap is None else Budget.model_validate(cap),
+        spent=Usage.model_validate(document["spent"]),
+        leases={key: Usage.model_validate(value) for key, value in document["leases"].items()},
+    )
+
+
+def _seat(seat: Seat) -> dict[str, Any]:
+    plain = {field.name: getattr(seat, field.name) for field in fields(seat)}
+    del plain["local"]
+    return {**plain, "sent": _usage(seat.sent), "used": _usage(seat.used)}
+
+
+def _load_seat(document: dict[str, Any], arrays: Memory) -> Seat:
+    return Seat(
+        **{
+            **document,
+            "sent": Usage.model_validate(document["sent"]),
+            "used": Usage.model_validate(document["used"]),
+            "losses": tuple(tuple(losses) for losses in document["losses"]),
+            "local": _unnamed(f"seat{document['slot']}", arrays),
+        }
+    )

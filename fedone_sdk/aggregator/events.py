@@ -1,0 +1,257 @@
+"""What can happen to a run, and what follows from it: inputs and outputs of the round machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from fedone_sdk.algorithms import Memory
+from fedone_sdk.budget import NOTHING, Usage
+from fedone_sdk.messages import (
+    AlphaAssignment,
+    AlphaUpdate,
+    LossesAssignment,
+    LossesUpdate,
+    Receipt,
+    RoundReport,
+    RunStatus,
+)
+
+__all__ = [
+    "Accepted",
+    "Assigned",
+    "Closed",
+    "Declined",
+    "Effect",
+    "EvaluationReserved",
+    "EvaluationSettled",
+    "Event",
+    "GatewayAnswered",
+    "GatewayAsked",
+    "Measured",
+    "MemorySaved",
+    "Refused",
+    "Renewed",
+    "ResumeAsked",
+    "RoundFinished",
+    "RunEnded",
+    "SeatOffered",
+    "SeatsVacant",
+    "StopAsked",
+    "TimePassed",
+    "UpdateArrived",
+    "WorkAsked",
+]
+
+# Events
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeatsVacant:
+    """Seats are free, and these clients could take them.
+
+    Attributes:
+        available: Enrolment index -> examples held, of the clients seen lately.
+    """
+
+    available: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkAsked:
+    """A client that has a seat came for its work.
+
+    Attributes:
+        client: Its enrolment index.
+        assignment_id: A fresh id, should new work be given out.
+        memory: What its method remembered after its last work (losses exchange).
+    """
+
+    client: int
+    assignment_id: str
+    memory: Memory = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateArrived:
+    """A client returned its work.
+
+    Attributes:
+        assignment_id: Which work.
+        update: The message.
+        body_sha256: Digest of the body it came in.
+    """
+
+    assignment_id: str
+    update: AlphaUpdate | LossesUpdate
+    body_sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declined:
+    """A client gave its work back; `usage` is what it says it spent."""
+
+    assignment_id: str
+    reason: str
+    usage: Usage = NOTHING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Renewed:
+    """A client is still at work and asks for another full deadline."""
+
+    assignment_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayAsked:
+    """The gateway is about to ask the model for a client; `worst` is the most it may spend."""
+
+    assignment_id: str
+    worst: Usage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayAnswered:
+    """The model answered what `worst` was set aside for; `used` is what it really spent."""
+
+    assignment_id: str
+    worst: Usage
+    used: Usage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationReserved:
+    """Evaluation is about to ask the model."""
+
+    lease_id: str
+    worst: Usage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationSettled:
+    """Evaluation got its answers."""
+
+    lease_id: str
+    used: Usage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """The dev metric of a prompt is known; `which` says of which."""
+
+    which: Literal["no_prompt", "before", "after"]
+    value: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimePassed:
+    """Deadlines may be over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopAsked:
+    """The run is to end now."""
+
+    status: Literal["stopped", "failed"] = "stopped"
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeAsked:
+    """A stopped or failed run is to go on."""
+
+
+Event = (
+    SeatsVacant
+    | WorkAsked
+    | UpdateArrived
+    | Declined
+    | Renewed
+    | GatewayAsked
+    | GatewayAnswered
+    | EvaluationReserved
+    | EvaluationSettled
+    | Measured
+    | TimePassed
+    | StopAsked
+    | ResumeAsked
+)
+
+
+# Effects
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeatOffered:
+    """Wake this client if it waits: it has a seat."""
+
+    client: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assigned:
+    """Send this work to the client that asked."""
+
+    assignment: AlphaAssignment | LossesAssignment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accepted:
+    """Answer the client's update with this receipt, now and whenever the update is repeated."""
+
+    client: int
+    receipt: Receipt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """Answer with this problem."""
+
+    code: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closed:
+    """Work ended without an accepted update; remember it, so that a late update is told."""
+
+    assignment_id: str
+    client: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemorySaved:
+    """Keep what this client's method remembers until its next work."""
+
+    client: int
+    memory: Memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundFinished:
+    """A round is over.
+
+    Attributes:
+        report: For people; `client_id` still holds enrolment indices.
+        clients: Enrolment indices, in seat order.
+        record: For the log: what is needed to compute the round again.
+    """
+
+    report: RoundReport
+    clients: tuple[int, ...]
+    record: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEnded:
+    """The run is over."""
+
+    status: RunStatus
+
+
+Effect = (
+    SeatOffered | Assigned | Accepted | Refused | Closed | MemorySaved | RoundFinished | RunEnded
+)

@@ -1,0 +1,645 @@
+"""The round machine: every decision about a run, with no I/O.
+
+``step(state, event, now) -> (state, effects)`` is a pure function of its arguments: a service
+stores the new state and performs the effects in one go; a simulator and a replay drive the very
+same code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import singledispatchmethod
+from typing import Any
+
+import numpy as np
+
+from fedone_sdk.aggregator.events import (
+    Accepted,
+    Assigned,
+    Closed,
+    Declined,
+    Effect,
+    EvaluationReserved,
+    EvaluationSettled,
+    Event,
+    GatewayAnswered,
+    GatewayAsked,
+    Measured,
+    MemorySaved,
+    Refused,
+    Renewed,
+    ResumeAsked,
+    RoundFinished,
+    RunEnded,
+    SeatOffered,
+    SeatsVacant,
+    StopAsked,
+    TimePassed,
+    UpdateArrived,
+    WorkAsked,
+)
+from fedone_sdk.aggregator.state import RunState, Seat
+from fedone_sdk.algorithms import (
+    Candidates,
+    ServerOptimizer,
+    State,
+    aggregate,
+    alpha_sha256,
+    method_from_spec,
+    select,
+    stream,
+    stream_seed,
+)
+from fedone_sdk.budget import Account, Budget, Usage
+from fedone_sdk.errors import BudgetExhausted, ProblemError, UnknownLease
+from fedone_sdk.messages import (
+    MIN_SCORED_SHARE,
+    AlphaAssignment,
+    AlphaUpdate,
+    Array,
+    LossesAssignment,
+    LossesUpdate,
+    MetricReport,
+    Receipt,
+    RoundReport,
+    RunStatus,
+    Step,
+)
+from fedone_sdk.spec import RunSpec
+
+__all__ = ["MIN_SAMPLES", "RoundMachine"]
+
+MIN_SAMPLES = 2
+"""The variance-reduced estimator divides by I - 1."""
+
+ONE_QUERY = Usage(queries=1)
+"""The most that one query may spend where nothing but queries can be bounded."""
+
+
+Outcome = tuple[RunState, tuple[Effect, ...]]
+
+
+class RoundMachine:
+    """Decides what happens in one run.
+
+    Args:
+        run_id: Names the run in its messages.
+        spec: The run.
+        vocab_size: N.
+        worst_query: The most that one query may spend.
+        gateway_model: Fingerprint of the gateway's model; None when clients score themselves.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        spec: RunSpec,
+        *,
+        vocab_size: int,
+        worst_query: Usage = ONE_QUERY,
+        gateway_model: str | None = None,
+    ) -> None:
+        self.run_id = run_id
+        self.spec = spec
+        self.vocab_size = vocab_size
+        self.worst_query = worst_query
+        self.gateway_model = gateway_model
+        self.algorithm = method_from_spec(
+            spec.method, prompt_len=spec.prompt.length, vocab_size=vocab_size, seed=spec.seed
+        )
+        self._shape = (spec.prompt.length, vocab_size)
+        self._losses_exchange = spec.participation.exchange == "losses"
+        self._server_optimizer = ServerOptimizer(
+            name=spec.participation.server_optimizer,
+            learning_rate=spec.participation.server_learning_rate,
+        )
+
+    @property
+    def remembers_clients(self) -> bool:
+        """Whether clients' method memory is kept here between their rounds."""
+        return self._losses_exchange and getattr(self.spec.method, "optimizer", "") == "adamw"
+
+    def start(self) -> RunState:
+        """The state of a run that has not begun."""
+        evaluation_cap = self.spec.evaluation.queries
+        return RunState(
+            method=self.algorithm.init(),
+            account=Account(cap=self.spec.budget),
+            evaluation=Account(
+                cap=None if evaluation_cap is None else Budget(queries=evaluation_cap)
+            ),
+            model=self.gateway_model,
+            metric=MetricReport(name=self.spec.task.metric),
+        )
+
+    def vacancies(self, state: RunState) -> int:
+        """How many of the round's seats nobody has."""
+        if not state.running:
+            return 0
+        return self.spec.participation.clients_per_round - len(state.seats)
+
+    def wants_seating(self, state: RunState) -> bool:
+        """Whether a `SeatsVacant` event could change something."""
+        return state.running and (bool(self.vacancies(state)) or self._starved(state))
+
+    def _starved(self, state: RunState) -> bool:
+        """Whether no more work can be paid for, and no open lease could change that."""
+        return not state.account.leases and not self._affordable_work(state)[0]
+
+    def next_deadline(self, state: RunState) -> float | None:
+        """When the next seat runs out, seconds since the epoch."""
+        return min((s.due for s in state.seats if s.phase != "done"), default=None)
+
+    def step(self, state: RunState, event: Event, now: float) -> Outcome:
+        """Applies one event.
+
+        Returns:
+            The next state, and what is to be done about it; a refusal leaves the state as it was.
+        """
+        try:
+            return self._apply(event, state, now)
+        except ProblemError as refusal:
+            return state, (Refused(code=refusal.code, detail=refusal.detail),)
+
+    @singledispatchmethod
+    def _apply(self, event: Event, state: RunState, now: float) -> Outcome:
+        raise TypeError(f"no rule for {type(event).__name__}")
+
+    # Seats
+
+    @_apply.register
+    def _(self, event: SeatsVacant, state: RunState, now: float) -> Outcome:
+        if not state.running:
+            return state, ()
+        if self._starved(state):
+            return self._exhaust(state, now)
+        vacant = self.vacancies(state)
+        available = dict(event.available)
+        waiting_to_start = state.round == 0 and not state.fills
+        if not vacant or (waiting_to_start and len(available) < self._min_clients):
+            return state, ()
+        uniform = self.spec.participation.selection == "uniform"
+        if uniform:
+            for seat in state.seats:
+                available.pop(seat.client, None)
+        # Who gave a seat up is asked again only when nobody else is left.
+        fresh = {client: held for client, held in available.items() if client not in state.passed}
+        pool = fresh or available
+        count = min(vacant, len(pool)) if uniform else vacant
+        if not count or not pool:
+            return state, ()
+        seed = stream_seed(self.spec.seed, "selection", state.round, step=state.fills)
+        chosen = select(pool, count, rng=stream(seed), kind=self.spec.participation.selection)
+        taken = {seat.slot for seat in state.seats}
+        slots = [slot for slot in range(len(taken) + vacant) if slot not in taken]
+        due = now + self.spec.participation.claim_timeout_s
+        seats = tuple(
+            Seat(slot=slot, client=client, phase="offered", due=due, weight=available[client])
+            for slot, client in zip(slots, chosen, strict=False)
+        )
+        state = replace(state, seats=state.seats + seats, fills=state.fills + 1)
+        return state, tuple(SeatOffered(client=seat.client) for seat in seats)
+
+    @property
+    def _min_clients(self) -> int:
+        wanted = self.spec.participation.min_clients
+        if wanted is not None:
+            return wanted
+        if self.spec.data is not None:
+            return self.spec.data.num_clients
+        uniform = self.spec.participation.selection == "uniform"
+        return self.spec.participation.clients_per_round if uniform else 1
+
+    @_apply.register
+    def _(self, event: TimePassed, state: RunState, now: float) -> Outcome:
+        effects: list[Effect] = []
+        for seat in state.seats:
+            if seat.phase != "done" and seat.due <= now and state.running:
+                state, more = self._lose(state, seat, "the deadline passed", None, now)
+                effects.extend(more)
+        return state, tuple(effects)
+
+    def _lose(
+        self, state: RunState, seat: Seat, reason: str, reported: Usage | None, now: float
+    ) -> Outcome:
+        """Takes a seat from its client; what the client may have spent is spent."""
+        effects: list[Effect] = []
+        if seat.phase == "working" and seat.assignment_id is not None:
+            used = self._used(state, seat, reported)
+            state = replace(state, account=state.account.settle(seat.assignment_id, used))
+            effects.append(
+                Closed(assignment_id=seat.assignment_id, client=seat.client, reason=reason)
+            )
+            seat = replace(seat, queries=seat.queries + used.queries)
+            state = replace(state, lost=state.lost + 1)
+        state = replace(state, passed=state.passed | {seat.client})
+        if state.lost > self.spec.participation.max_lost:
+            state, more = self._end(_without(state, seat), "failed", f"last: {reason}", now)
+            return state, (*effects, *more)
+        if seat.step:
+            # Earlier local steps were paid for: the seat closes with what they gave.
+            state, more = self._close(state, replace(seat, phase="done"), now)
+            return state, (*effects, *more)
+        return _without(state, seat), tuple(effects)
+
+    def _used(self, state: RunState, seat: Seat, reported: Usage | None) -> Usage:
+        """What a seat's open lease cost.
+
+        Through the gateway the server saw it; what is under way counts in full. A client with a
+        model of its own is believed only where the run trusts its clients.
+        """
+        lease = state.account.leases[seat.assignment_id or ""]
+        if self.gateway_model is not None:
+            return seat.used + seat.sent
+        if self.spec.participation.trusted_clients and reported is not None:
+            queries = min(reported.queries, lease.queries)
+            return reported.model_copy(update={"queries": queries})
+        return lease
+
+    # Work
+
+    @_apply.register
+    def _(self, event: WorkAsked, state: RunState, now: float) -> Outcome:
+        seat = state.seat_of(event.client)
+        if seat is None:
+            return state, ()
+        if seat.phase == "offered":
+            samples, steps = self._affordable_work(state)
+            if not samples:
+                # Somebody else's lease may give something back; the seat waits for that.
+                return state, ()
+            worst = self.worst_query * (samples * steps)
+            seat = replace(
+                seat,
+                phase="working",
+                due=now + self.spec.participation.deadline_s,
+                assignment_id=event.assignment_id,
+                num_samples=samples,
+                num_steps=steps,
+                local=seat.local
+                or (replace(state.method, memory=event.memory) if event.memory else None),
+            )
+            state = replace(
+                _with(state, seat),
+                account=state.account.reserve(event.assignment_id, worst),
+                started_at=now if state.started_at is None else state.started_at,
+            )
+        # A client that asks again lost the answer: it gets the same work, no second lease.
+        return state, (Assigned(assignment=self._assignment(state, seat, now)),)
+
+    def _affordable_work(self, state: RunState) -> tuple[int, int]:
+        """The prompts and local steps that fit under the caps; fewer near the end."""
+        most = self.spec.method.num_samples
+        steps = 1 if self._losses_exchange else self.spec.method.local_steps
+        for count in range(steps, 0, -1):
+            samples = state.account.affordable(self.worst_query * count, most)
+            if samples >= MIN_SAMPLES:
+                return samples, count
+        return 0, 0
+
+    def _seed(self, state: RunState, seat: Seat, purpose: str, step: int) -> int:
+        # With replacement a client may hold two seats of a round: the slot keeps them apart.
+        position = seat.slot * self.spec.method.local_steps + step
+        return stream_seed(self.spec.seed, purpose, state.round, seat.client, position)
+
+    def _assignment(
+        self, state: RunState, seat: Seat, now: float
+    ) -> AlphaAssignment | LossesAssignment:
+        common: dict[str, Any] = {
+            "assignment_id": seat.assignment_id,
+            "run_id": self.run_id,
+            "round": state.round,
+            "deadline_s": round(max(seat.due - now, 0.001), 3),
+            "leased_queries": seat.num_samples * seat.num_steps,
+        }
+        if self._losses_exchange:
+            indices = self.candidates(state, seat).indices
+            return LossesAssignment(
+                **common,
+                prompts=Array.of_indices(indices.ravel().tolist(), indices.shape, self.vocab_size),
+                minibatch_seed=self._seed(state, seat, "minibatch", seat.step),
+            )
+        alpha = state.method.alpha
+        return AlphaAssignment(
+            **common,
+            alpha=Array.from_bytes(alpha.tobytes(), alpha.shape, "float32"),
+            steps=tuple(
+                Step(
+                    num_samples=seat.num_samples,
+                    minibatch_seed=self._seed(state, seat, "minibatch", step),
+                    prompt_seed=self._seed(state, seat, "prompts", step),
+                )
+                for step in range(seat.num_steps)
+            ),
+        )
+
+    def candidates(self, state: RunState, seat: Seat) -> Candidates:
+        """The prompts of a seat's current step; drawn anew from the seed, never stored."""
+        rng = stream(self._seed(state, seat, "prompts", seat.step))
+        return self.algorithm.ask(seat.local or state.method, rng, seat.num_samples)
+
+    @_apply.register
+    def _(self, event: Renewed, state: RunState, now: float) -> Outcome:
+        seat = self._working(state, event.assignment_id)
+        seat = replace(seat, due=now + self.spec.participation.deadline_s)
+        return _with(state, seat), (Assigned(assignment=self._assignment(state, seat, now)),)
+
+    @_apply.register
+    def _(self, event: Declined, state: RunState, now: float) -> Outcome:
+        seat = self._working(state, event.assignment_id)
+        reason = f"the client declined: {event.reason}"
+        return self._lose(state, seat, reason, event.usage, now)
+
+    @staticmethod
+    def _working(state: RunState, assignment_id: str) -> Seat:
+        seat = state.seat_with(assignment_id)
+        if seat is None:
+            raise ProblemError("assignment_expired", f"assignment {assignment_id} has ended")
+        return seat
+
+    # Updates
+
+    @_apply.register
+    def _(self, event: UpdateArrived, state: RunState, now: float) -> Outcome:
+        seat = self._working(state, event.assignment_id)
+        update = event.update
+        if state.model is not None and update.model != state.model:
+            detail = f"the run scores with {state.model!r}, the update with {update.model!r}"
+            state, effects = self._lose(state, seat, detail, update.usage, now)
+            return state, (*effects, Refused(code="model_mismatch", detail=detail))
+        self._check_scored(update)
+        local, losses, mean_loss = self._learn(state, seat, update)
+        used = self._used(state, seat, update.usage)
+        state = replace(
+            state,
+            account=state.account.settle(event.assignment_id, used),
+            model=update.model,
+            lost=0,
+        )
+        receipt = Receipt(
+            assignment_id=event.assignment_id, round=state.round, body_sha256=event.body_sha256
+        )
+        accepted = Accepted(client=seat.client, receipt=receipt)
+        steps_done = seat.step + seat.num_steps
+        seat = replace(
+            seat,
+            phase="done",
+            assignment_id=None,
+            step=steps_done,
+            local=local,
+            losses=(*seat.losses, losses) if losses else seat.losses,
+            queries=seat.queries + used.queries,
+            weight=update.num_examples,
+            mean_loss=seat.mean_loss + (mean_loss - seat.mean_loss) * seat.num_steps / steps_done,
+            sent=Usage(),
+            used=Usage(),
+        )
+        if self._losses_exchange and steps_done < self.spec.method.local_steps:
+            # The next local step is another exchange with the same client.
+            due = now + self.spec.participation.claim_timeout_s
+            state = _with(state, replace(seat, phase="offered", due=due))
+            return state, (accepted, SeatOffered(client=seat.client))
+        state, effects = self._close(state, seat, now)
+        return state, (accepted, *effects)
+
+    @staticmethod
+    def _check_scored(update: AlphaUpdate | LossesUpdate) -> None:
+        counts = update.scored
+        total = counts.scored + counts.failed + counts.vetoed
+        if not total or counts.scored < MIN_SCORED_SHARE * total:
+            raise ProblemError(
+                "invalid_message",
+                f"scored: only {counts.scored} of {total} examples were scored; under "
+                f"{MIN_SCORED_SHARE:.0%} the assignment must be declined",
+            )
+
+    def _learn(
+        self, state: RunState, seat: Seat, update: AlphaUpdate | LossesUpdate
+    ) -> tuple[State, tuple[float, ...], float]:
+        """The client's method state after its work, its losses and their mean."""
+        if isinstance(update, LossesUpdate) and self._losses_exchange:
+            if len(update.losses) != seat.num_samples:
+                raise ProblemError(
+                    "invalid_message",
+                    f"losses: {len(update.losses)} were sent for {seat.num_samples} prompts",
+                )
+            base = seat.local or state.method
+            local = self.algorithm.tell(base, self.candidates(state, seat), update.losses)
+            return local, update.losses, float(np.mean(update.losses))
+        if isinstance(update, AlphaUpdate) and not self._losses_exchange:
+            array = update.alpha
+            if array.dtype != "float32" or array.shape != self._shape:
+                raise ProblemError(
+                    "invalid_message",
+                    f"alpha: is {array.dtype} {list(array.shape)}, the run's is "
+                    f"float32 {list(self._shape)}",
+                )
+            alpha = np.frombuffer(array.to_bytes(), dtype="<f4").reshape(self._shape)
+            if not (alpha >= 0).all() or not (alpha.sum(axis=1) > 0).all():
+                raise ProblemError("invalid_message", "alpha: must be positive")
+            if not np.array_equal(self.algorithm.project(alpha), alpha):
+                raise ProblemError(
+                    "invalid_message", "alpha: lies outside what the method allows (alpha_min)"
+                )
+            return State(alpha=alpha), (), update.mean_loss
+        raise ProblemError(
+            "invalid_message",
+            f"exchange: is {update.exchange!r}, the run's is {self.spec.participation.exchange!r}",
+        )
+
+    # Rounds
+
+    def _close(self, state: RunState, seat: Seat, now: float) -> Outcome:
+        """Puts a finished seat back; the last one ends the round."""
+        state = _with(state, seat)
+        effects: tuple[Effect, ...] = ()
+        if self._losses_exchange and seat.local is not None and seat.local.memory:
+            effects = (MemorySaved(client=seat.client, memory=seat.local.memory),)
+        if self.vacancies(state) or any(s.phase != "done" for s in state.seats):
+            return state, effects
+        state, more = self._finish_round(state, now)
+        return state, effects + more
+
+    def _finish_round(self, state: RunState, now: float) -> Outcome:
+        """Aggregates the seats that are done, moves alpha, goes on to the next round."""
+        # By enrolment index: a sum's last bit depends on its order.
+        seats = sorted(
+            (seat for seat in state.seats if seat.phase == "done"),
+            key=lambda seat: (seat.client, seat.slot),
+        )
+        alphas = [(seat.local or state.method).alpha for seat in seats]
+        weights = (
+            [seat.weight for seat in seats]
+            if self.spec.participation.aggregation == "examples"
+            else None
+        )
+        mean = aggregate(alphas, weights)
+        alpha, memory = self._server_optimizer.apply(state.method.alpha, mean, state.server_memory)
+        alpha = self.algorithm.project(alpha)
+        report = RoundReport(
+            round=state.round,
+            client_id="",
+            queries=sum(seat.queries for seat in seats),
+            mean_loss=float(np.average([s.mean_loss for s in seats], weights=weights)),
+        )
+        record = {
+            "round": state.round,
+            "fills": state.fills,
+            "seats": [self._record(seat) for seat in seats],
+            "alpha_sha256": alpha_sha256(alpha),
+        }
+        finished = RoundFinished(
+            report=report, clients=tuple(seat.client for seat in seats), record=record
+        )
+        state = replace(
+            state,
+            round=state.round + 1,
+            method=State(alpha=alpha, memory=state.method.memory),
+            server_memory=memory,
+            seats=(),
+            passed=frozenset(),
+            fills=0,
+        )
+        if state.round < self.spec.rounds:
+            return state, (finished,)
+        state, effects = self._end(state, "completed", None, now)
+        return state, (finished, *effects)
+
+    def _record(self, seat: Seat) -> dict[str, Any]:
+        record: dict[str, Any] = {
+            "slot": seat.slot,
+            "client": seat.client,
+            "num_samples": seat.num_samples,
+            "weight": seat.weight,
+            "queries": seat.queries,
+        }
+        if self._losses_exchange:
+            return {**record, "losses": [list(losses) for losses in seat.losses]}
+        if seat.local is None:
+            return record
+        alpha = seat.local.alpha
+        packed = Array.from_bytes(alpha.tobytes(), alpha.shape, "float32")
+        return {**record, "alpha": packed.model_dump(mode="json")}
+
+    # The end
+
+    def _exhaust(self, state: RunState, now: float) -> Outcome:
+        """Ends a run that cannot pay for two more prompts; seats that were paid for count."""
+        effects: tuple[Effect, ...] = ()
+        if any(seat.phase == "done" for seat in state.seats):
+            state, effects = self._finish_round(state, now)
+            if not state.running:
+                return state, effects
+        state, more = self._end(replace(state, seats=()), "budget_exhausted", None, now)
+        return state, effects + more
+
+    def _end(self, state: RunState, status: RunStatus, reason: str | None, now: float) -> Outcome:
+        state = replace(state, status=status, reason=reason, ended_at=now)
+        return state, (RunEnded(status=status),)
+
+    @_apply.register
+    def _(self, event: StopAsked, state: RunState, now: float) -> Outcome:
+        if not state.running:
+            raise ProblemError("run_conflict", f"the run has ended: {state.status}")
+        effects: list[Effect] = []
+        for seat in state.seats:
+            if seat.phase == "working":
+                state, more = self._lose(state, seat, "the run was stopped", None, now)
+                effects.extend(more)
+        if any(seat.phase == "done" for seat in state.seats):
+            state, more = self._finish_round(state, now)
+            effects.extend(more)
+        if state.running:
+            state, more = self._end(replace(state, seats=()), event.status, event.reason, now)
+            effects.extend(more)
+        return state, tuple(effects)
+
+    @_apply.register
+    def _(self, event: ResumeAsked, state: RunState, now: float) -> Outcome:
+        if state.status not in ("stopped", "failed"):
+            raise ProblemError("run_conflict", f"a run that is {state.status} cannot be resumed")
+        return replace(state, status="running", reason=None, ended_at=None, lost=0), ()
+
+    # Spending that the server sees
+
+    @_apply.register
+    def _(self, event: GatewayAsked, state: RunState, now: float) -> Outcome:
+        seat = self._working(state, event.assignment_id)
+        committed = seat.used + seat.sent + event.worst
+        lease = state.account.leases[event.assignment_id]
+        if committed.queries > lease.queries:
+            raise ProblemError(
+                "lease_exhausted",
+                f"{event.worst.queries} queries asked, "
+                f"{lease.queries - seat.used.queries - seat.sent.queries} left under the lease",
+            )
+        # A retry of a failed call bills again: the lease grows with it while the caps allow.
+        wanted = _at_least(lease, committed)
+        account = state.account
+        if wanted != lease:
+            try:
+                account = account.settle(event.assignment_id, Usage()).reserve(
+                    event.assignment_id, wanted
+                )
+            except BudgetExhausted as exc:
+                raise ProblemError("lease_exhausted", str(exc)) from exc
+        seat = replace(seat, sent=seat.sent + event.worst)
+        return replace(_with(state, seat), account=account), ()
+
+    @_apply.register
+    def _(self, event: GatewayAnswered, state: RunState, now: float) -> Outcome:
+        seat = state.seat_with(event.assignment_id)
+        if seat is None:
+            return state, ()  # The seat was lost meanwhile, and its call charged in full.
+        seat = replace(seat, sent=_minus(seat.sent, event.worst), used=seat.used + event.used)
+        return _with(state, seat), ()
+
+    @_apply.register
+    def _(self, event: EvaluationReserved, state: RunState, now: float) -> Outcome:
+        try:
+            state = replace(
+                state,
+                evaluation=state.evaluation.reserve(event.lease_id, event.worst),
+                account=state.account.reserve(event.lease_id, event.worst.without_queries()),
+            )
+        except BudgetExhausted as exc:
+            raise ProblemError("lease_exhausted", str(exc)) from exc
+        return state, ()
+
+    @_apply.register
+    def _(self, event: EvaluationSettled, state: RunState, now: float) -> Outcome:
+        try:
+            state = replace(
+                state,
+                evaluation=state.evaluation.settle(event.lease_id, event.used),
+                account=state.account.settle(event.lease_id, event.used.without_queries()),
+            )
+        except UnknownLease as exc:
+            raise ProblemError("not_found", str(exc)) from exc
+        return state, ()
+
+    @_apply.register
+    def _(self, event: Measured, state: RunState, now: float) -> Outcome:
+        metric = state.metric.model_copy(update={event.which: event.value})
+        return replace(state, metric=metric), ()
+
+
+def _with(state: RunState, seat: Seat) -> RunState:
+    seats = tuple(seat if s.slot == seat.slot else s for s in state.seats)
+    return replace(state, seats=seats)
+
+
+def _without(state: RunState, seat: Seat) -> RunState:
+    return replace(state, seats=tuple(s for s in state.seats if s.slot != seat.slot))
+
+
+def _at_least(lease: Usage, committed: Usage) -> Usage:
+    return Usage(
+        **{name: max(getattr(lease, name), getattr(committed, name)) for name in Usage.model_fields}
+    )
+
+
+def _minus(usage: Usage, part: Usage) -> Usage:
+    return Usage(
+        **{name: getattr(usage, name) - getattr(part, name) for name in Usage.model_fields}
+    )

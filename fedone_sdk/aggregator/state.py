@@ -1,0 +1,106 @@
+"""The state of a run, as data: what the round machine works on and a store keeps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from fedone_sdk.algorithms import Memory, State
+from fedone_sdk.budget import NOTHING, Account, Usage
+from fedone_sdk.messages import MetricReport, RunStatus
+
+__all__ = ["RunState", "Seat"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """One of a round's K* places, from being offered to a client until its work is done.
+
+    Attributes:
+        slot: Which of the K* places.
+        client: Enrolment index of the client.
+        phase: ``offered`` waits for the client to come, ``working`` for its update.
+        due: When the client loses the seat, seconds since the epoch.
+        step: Local steps done (losses exchange; alpha's are done on the device).
+        assignment_id: Names the work once it is given out.
+        num_samples: I of the work given out.
+        num_steps: E of the work given out.
+        sent: Worst case of gateway calls that are under way.
+        used: What finished gateway calls spent.
+        queries: Queries settled in this seat's earlier steps.
+        local: The client's method state; None while it is still the round's.
+        losses: Losses that came back, step by step (the log and the mean).
+        weight: Examples that the client holds.
+        mean_loss: Over the seat's scored prompts.
+    """
+
+    slot: int
+    client: int
+    phase: Literal["offered", "working", "done"]
+    due: float
+    step: int = 0
+    assignment_id: str | None = None
+    num_samples: int = 0
+    num_steps: int = 0
+    sent: Usage = NOTHING
+    used: Usage = NOTHING
+    queries: int = 0
+    local: State | None = None
+    losses: tuple[tuple[float, ...], ...] = ()
+    weight: int = 1
+    mean_loss: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunState:
+    """Where a run stands. Frozen: an event gives a new one.
+
+    Attributes:
+        status: Whether it runs or how it ended.
+        reason: Why it ended, where the status does not say.
+        round: Rounds done; the number of the current round.
+        method: Alpha and what the method keeps on the server.
+        server_memory: What the server optimiser remembers.
+        account: Caps, spending and leases of training and (queries aside) evaluation.
+        evaluation: Evaluation's own count.
+        seats: The current round's seats.
+        passed: Clients that lost or declined a seat in this round.
+        lost: Assignments that came to nothing since the last accepted update.
+        fills: How often seats of this round were drawn; part of the draw's seed.
+        model: Fingerprint of the model that scores.
+        started_at: First assignment, seconds since the epoch.
+        ended_at: End, seconds since the epoch.
+        metric: The dev metric as far as it was measured.
+    """
+
+    status: RunStatus = "running"
+    reason: str | None = None
+    round: int = 0
+    method: State
+    server_memory: Memory = field(default_factory=dict)
+    account: Account
+    evaluation: Account
+    seats: tuple[Seat, ...] = ()
+    passed: frozenset[int] = frozenset()
+    lost: int = 0
+    fills: int = 0
+    model: str | None = None
+    started_at: float | None = None
+    ended_at: float | None = None
+    metric: MetricReport
+
+    @property
+    def running(self) -> bool:
+        """Whether the run still takes part in rounds."""
+        return self.status == "running"
+
+    def seat_of(self, client: int) -> Seat | None:
+        """The seat that waits for this client, if any."""
+        return next((s for s in self.seats if s.client == client and s.phase != "done"), None)
+
+    def seat_with(self, assignment_id: str) -> Seat | None:
+        """The seat whose work has this id, while it is under way."""
+        return next(
+            (s for s in self.seats if s.assignment_id == assignment_id and s.phase == "working"),
+            None,
+        )

@@ -1,0 +1,174 @@
+"""A whole federation in one process: data spread over clients, an aggregator, and its run."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import structlog
+
+from fedone_sdk.aggregator import Aggregator, ServedRun
+from fedone_sdk.aggregator.events import Effect
+from fedone_sdk.backends import LLMBackend
+from fedone_sdk.client import EdgeClient
+from fedone_sdk.data import Partition, check_examples, load_examples, partition_clients
+from fedone_sdk.errors import SpecError
+from fedone_sdk.messages import RunResult
+from fedone_sdk.simulation.memory_transport import MemoryTransport
+from fedone_sdk.spec import DirichletSpec, RunSpec
+from fedone_sdk.stores import Store
+from fedone_sdk.task import Example
+from fedone_sdk.vocabulary import Vocabulary, build_vocabulary
+
+__all__ = ["Federation", "simulate"]
+
+_log = structlog.get_logger(__name__)
+
+Watcher = Callable[[ServedRun, Effect | None], None]
+"""Told of the run before it begins (no effect yet), and of every effect."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Federation:
+    """A RunSpec with its data in place.
+
+    Attributes:
+        spec: The run.
+        shards: Each client's examples.
+        dev: Held-out examples.
+        vocabulary: The candidates.
+        reused_rows: Whether clients share rows, because there were too few.
+    """
+
+    spec: RunSpec
+    shards: tuple[tuple[Example, ...], ...]
+    dev: tuple[Example, ...]
+    vocabulary: Vocabulary
+    reused_rows: bool
+
+    @classmethod
+    def load(cls, spec: RunSpec, base_dir: str | Path = ".") -> Federation:
+        """Reads and spreads a run's data.
+
+        Args:
+            spec: The run; its ``data`` is required.
+            base_dir: Where relative paths start: the folder of RUN.yaml.
+
+        Raises:
+            SpecError: The run names no data.
+            DataError: A file or an example cannot be used.
+        """
+        data, task = spec.data, spec.task
+        if data is None:
+            raise SpecError("data: is required to tune on this machine")
+        train = _examples(data.train, base_dir, "train")
+        check_examples(task, train, data.train)
+        dev = [] if data.dev is None else _examples(data.dev, base_dir, "validation")
+        check_examples(task, dev, data.dev or "")
+        uneven = isinstance(data.partition, DirichletSpec)
+        partition: Partition = partition_clients(
+            train,
+            label_of=lambda example: str(example[task.label_field]),
+            num_clients=data.num_clients,
+            shots=data.shots,
+            kind="dirichlet" if uneven else "iid",
+            alpha=data.partition.alpha if isinstance(data.partition, DirichletSpec) else 1.0,
+            seed=spec.seed,
+        )
+        if partition.reused_rows:
+            _log.warning("clients share rows: too few for disjoint shards", rows=len(train))
+        # The vocabulary comes from text that the clients hold, and from no other.
+        held = sorted({row for shard in partition.shards for row in shard})
+        texts = (str(train[row][name]) for row in held for name in task.fields)
+        return cls(
+            spec=spec,
+            shards=tuple(tuple(train[row] for row in shard) for shard in partition.shards),
+            dev=tuple(dev),
+            vocabulary=build_vocabulary(spec.prompt.vocabulary, texts, base_dir),
+            reused_rows=partition.reused_rows,
+        )
+
+
+def _examples(source: str, base_dir: str | Path, split: str) -> list[Example]:
+    if source.startswith("hf:"):
+        return list(load_examples(source, split=split))
+    return list(load_examples(Path(base_dir) / source))
+
+
+async def simulate(
+    federation: Federation,
+    *,
+    backend: LLMBackend,
+    transport: Literal["http", "memory"] = "http",
+    store: Store | None = None,
+    watch: Watcher | None = None,
+    stop: asyncio.Event | None = None,
+) -> RunResult:
+    """Runs a federation to its end: a real aggregator, and one edge client per shard.
+
+    Args:
+        federation: The run and its data.
+        backend: The model behind the gateway; stays open.
+        transport: ``http`` over loopback, or ``memory`` without sockets.
+        store: Where the aggregator keeps the run; in memory by default.
+        watch: Told of progress.
+        stop: Ends the run early, with what it has learnt.
+
+    Raises:
+        SpecError: The run cannot work as described.
+        LabelWordError: A label word is not one token of the model.
+    """
+    token = secrets.token_urlsafe(32)
+    async with AsyncExitStack() as stack:
+        aggregator = Aggregator(backend=backend, store=store, enrolment_tokens=[token])
+        await stack.enter_async_context(aggregator)
+        url = await aggregator.listen() if transport == "http" else "memory:"
+        run = await aggregator.add_run(federation.spec, federation.vocabulary, dev=federation.dev)
+        if watch is not None:
+            aggregator.service.listeners.append(watch)
+            watch(run, None)
+        clients = [
+            await stack.enter_async_context(
+                EdgeClient(
+                    url,
+                    token=token,
+                    data=shard,
+                    transport=(
+                        MemoryTransport(aggregator.service) if transport == "memory" else None
+                    ),
+                )
+            )
+            for shard in federation.shards
+        ]
+        # One after the other: a client's enrolment index, which draws go by, is its shard's.
+        for client in clients:
+            await client.enrol()
+        async with asyncio.TaskGroup() as group:
+            working = [
+                group.create_task(client.run_forever(), name=f"client {number}")
+                for number, client in enumerate(clients)
+            ]
+            await _ended(aggregator, run, stop)
+            for task in working:
+                # Whoever still waits for work learns of the end at its next request.
+                task.cancel()
+        await aggregator.wait(run)
+        return run.result()
+
+
+async def _ended(aggregator: Aggregator, run: ServedRun, stop: asyncio.Event | None) -> None:
+    waits: Sequence[asyncio.Task[bool]] = [
+        asyncio.create_task(event.wait()) for event in (run.ended, stop) if event is not None
+    ]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+    if run.state.running:
+        await aggregator.service.stop_run(run, "interrupted")

@@ -1,0 +1,143 @@
+"""The protocol without sockets: messages go through the same bytes, straight to the service."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable
+from typing import TypeVar
+
+from fedone_sdk.aggregator.run import ServedRun
+from fedone_sdk.aggregator.service import Service
+from fedone_sdk.client import Idle
+from fedone_sdk.errors import ProblemError
+from fedone_sdk.messages import (
+    ASSIGNMENT,
+    UPDATE,
+    AlphaAssignment,
+    AlphaUpdate,
+    Claim,
+    Decline,
+    Enrol,
+    Enrolled,
+    LossesAssignment,
+    LossesUpdate,
+    Message,
+    Problem,
+    Receipt,
+    RunTask,
+    Score,
+    Scores,
+    VocabularyList,
+)
+
+__all__ = ["MemoryTransport"]
+
+M = TypeVar("M", bound=Message)
+
+
+class MemoryTransport:
+    """Reaches a service in the same process; counts the bodies that HTTP would carry.
+
+    Args:
+        service: The aggregator's service, started.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def enrol(self, token: str, message: Enrol) -> Enrolled:
+        """Makes an identity."""
+        run = self._service.traffic_run()
+        return await self._exchange(run, message, self._service.enrol(token, message))
+
+    async def claim(
+        self, credential: str, message: Claim
+    ) -> AlphaAssignment | LossesAssignment | Idle:
+        """Asks for work."""
+        client = self._service.client(credential)
+        assignment = await self._service.claim(client, message)
+        run = self._service.traffic_run(
+            run_id=message.run_id if assignment is None else assignment.run_id
+        )
+        answer = b"" if assignment is None else assignment.model_dump_json().encode()
+        _count(run, message, answer)
+        return Idle(retry_after_s=0.0) if assignment is None else ASSIGNMENT.validate_json(answer)
+
+    async def task(self, credential: str, run_id: str) -> RunTask:
+        """Fetches what must be known of a run."""
+        self._service.client(credential)
+        run = self._service.run(run_id)
+        return await self._exchange(run, None, _ready(run.task))
+
+    async def vocabulary(self, credential: str, run_id: str) -> VocabularyList:
+        """Fetches a run's candidates."""
+        self._service.client(credential)
+        run = self._service.run(run_id)
+        answer = VocabularyList(candidates=run.vocabulary.candidates)
+        return await self._exchange(run, None, _ready(answer))
+
+    async def score(self, credential: str, message: Score) -> Scores:
+        """Asks the gateway."""
+        body = message.model_dump_json().encode()
+        call = self._service.score(
+            self._service.client(credential),
+            Score.model_validate_json(body),
+            hashlib.sha256(body).hexdigest(),
+        )
+        run = self._service.traffic_run(assignment_id=message.assignment_id)
+        return await self._exchange(run, message, call, gateway=True)
+
+    async def update(
+        self, credential: str, assignment_id: str, message: AlphaUpdate | LossesUpdate
+    ) -> Receipt:
+        """Returns finished work."""
+        body = message.model_dump_json().encode()
+        run = self._service.traffic_run(assignment_id=assignment_id)
+        call = self._service.update(
+            self._service.client(credential),
+            assignment_id,
+            UPDATE.validate_json(body),
+            hashlib.sha256(body).hexdigest(),
+        )
+        return await self._exchange(run, message, call)
+
+    async def renew(self, credential: str, assignment_id: str) -> None:
+        """Asks for another deadline."""
+        run = self._service.traffic_run(assignment_id=assignment_id)
+        call = self._service.renew(self._service.client(credential), assignment_id)
+        await self._exchange(run, None, call)
+
+    async def decline(self, credential: str, assignment_id: str, message: Decline) -> None:
+        """Gives work back."""
+        run = self._service.traffic_run(assignment_id=assignment_id)
+        client = self._service.client(credential)
+        await self._service.decline(client, assignment_id, message)
+        _count(run, message, b"")
+
+    async def aclose(self) -> None:
+        """Nothing to close; the service belongs to the caller."""
+
+    @staticmethod
+    async def _exchange(
+        run: ServedRun | None, message: Message | None, call: Awaitable[M], *, gateway: bool = False
+    ) -> M:
+        try:
+            answer = await call
+        except ProblemError as exc:
+            _count(run, message, Problem.of(exc).model_dump_json().encode(), gateway=gateway)
+            raise
+        body = answer.model_dump_json().encode()
+        _count(run, message, body, gateway=gateway)
+        return type(answer).model_validate_json(body)
+
+
+async def _ready(message: M) -> M:
+    return message
+
+
+def _count(
+    run: ServedRun | None, message: Message | None, answer: bytes, *, gateway: bool = False
+) -> None:
+    if run is not None:
+        upload = 0 if message is None else len(message.model_dump_json().encode())
+        run.count(upload, len(answer), gateway=gateway)

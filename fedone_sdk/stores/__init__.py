@@ -1,0 +1,46 @@
+"""Where an aggregator keeps what it must not forget."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fedone_sdk.errors import MissingExtraError
+from fedone_sdk.stores.base import (
+    ClientRecord,
+    ClosedWork,
+    Commit,
+    LogEntry,
+    RunRecord,
+    Store,
+    VersionConflict,
+)
+from fedone_sdk.stores.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from fedone_sdk.stores.sql import SqlStore
+
+__all__ = [
+    "ClientRecord",
+    "ClosedWork",
+    "Commit",
+    "LogEntry",
+    "MemoryStore",
+    "RunRecord",
+    "SqlStore",
+    "Store",
+    "VersionConflict",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Imports `SqlStore` when it is first asked for: SQLAlchemy is optional and slow to load."""
+    if name != "SqlStore":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        from fedone_sdk.stores.sql import SqlStore
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("fedone_sdk"):
+            raise
+        raise MissingExtraError("SqlStore", extra="server") from error
+    globals()[name] = SqlStore
+    return SqlStore
