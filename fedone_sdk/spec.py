@@ -38,7 +38,9 @@ _Rate = Annotated[float, Field(gt=0, le=1e6)]
 class Spec(BaseModel):
     """Base of all descriptions that people write: immutable, unknown keys refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True
+    )
 
 
 class IidSpec(Spec):

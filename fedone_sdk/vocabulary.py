@@ -34,7 +34,9 @@ _Size = Annotated[int, Field(ge=2, le=_MAX_CANDIDATES)]
 
 
 class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True
+    )
 
 
 class Vocabulary(_Frozen):

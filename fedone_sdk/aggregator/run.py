@@ -206,14 +206,16 @@ class ServedRun:
     async def record_metric(self, round_number: int, value: float) -> None:
         """Adds a point to the metric's curve."""
         body = json.dumps({"round": round_number, "value": value})
+        entry = LogEntry(kind="metric", body=body)
+        await asyncio.shield(asyncio.ensure_future(self._append(entry)))
+        self.history = [
+            report.model_copy(update={"metric": value}) if report.round == round_number else report
+            for report in self.history
+        ]
+
+    async def _append(self, entry: LogEntry) -> None:
         async with self._lock:
-            await self._store_commit(self._state, log=(LogEntry(kind="metric", body=body),))
-            self.history = [
-                report.model_copy(update={"metric": value})
-                if report.round == round_number
-                else report
-                for report in self.history
-            ]
+            await self._store_commit(self._state, log=(entry,))
 
     async def _commit(self, state: RunState, effects: Sequence[Effect]) -> None:
         closed, log, memories = [], [], []

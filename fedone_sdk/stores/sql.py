@@ -129,7 +129,7 @@ _memories = Table(
     Column("value", LargeBinary, nullable=False),
 )
 
-# The statements of a commit are built once: building them costs more than SQLite's own work.
+# The statements of a commit, built once rather than each time.
 _ADVANCE = (
     update(_runs)
     .where(_runs.c.run_id == bindparam("of_run"), _runs.c.version == bindparam("at_version"))
@@ -149,8 +149,8 @@ _CLOSE, _APPEND, _REMEMBER = insert(_closed_work), insert(_log), insert(_memorie
 class SqlStore:
     """A `Store` in a SQL database.
 
-    On SQLite, all writes go through one connection that stays open (a fifth faster than
-    taking one from the pool) and reads through the pool, where they never wait for a writer.
+    All writes go through one connection that stays open, which saves a fifth or more of a
+    commit; reads go through the pool, where they never wait for a writer.
     A write that has been asked for is carried out even if the caller is cancelled meanwhile.
     """
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Connection
 
 import fedone_sdk.stores
 from fedone_sdk.errors import FedOneError, SpecError
@@ -265,34 +266,7 @@ class TestSqlStore:
 
     async def test_killed_process_loses_nothing(self, tmp_path: Path) -> None:
         path = tmp_path / "store.db"
-        script = (
-            "import asyncio, sys\n"
-            "from fedone_sdk.stores import *\n"
-            "async def main():\n"
-            "    store = SqlStore.sqlite(sys.argv[1])\n"
-            "    await store.open()\n"
-            "    run = dict(spec='', candidates='', document='0', version=0, created_at=0.0)\n"
-            "    await store.add_run(RunRecord(run_id='r', arrays=b'', **run))\n"
-            "    for version in range(20):\n"
-            "        log = (LogEntry(kind='a', body=str(version)),)\n"
-            "        document = str(version + 1)\n"
-            "        await store.commit('r', version, Commit(document=document, log=log))\n"
-            "    print('committed', flush=True)\n"
-            "    sys.stdin.read()\n"
-            "asyncio.run(main())\n"
-        )
-        with subprocess.Popen(
-            [sys.executable, "-c", script, str(path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": repository()},
-        ) as process:
-            assert process.stdout is not None
-            try:
-                assert process.stdout.readline() == b"committed\n"
-            finally:
-                process.kill()
-            assert process.wait() == -signal.SIGKILL
+        await asyncio.to_thread(commit_and_be_killed, path)
         async with opened(path) as store:
             (run,) = await store.runs()
             assert (run.version, run.document) == (20, "20")
@@ -315,6 +289,22 @@ class TestSqlStore:
         assert sorted(client.index for client in added) == list(range(40))
         for store in stores:
             await store.close()
+
+    async def test_cancelled_write_goes_on(self, tmp_path: Path) -> None:
+        began = asyncio.Event()
+
+        def work(connection: Connection) -> None:
+            connection.exec_driver_sql("UPDATE meta SET value = 3 WHERE key = 'num_clients'")
+            began.set()
+            connection.exec_driver_sql("UPDATE meta SET value = 7 WHERE key = 'num_clients'")
+
+        async with opened(tmp_path / "store.db") as store:
+            task = asyncio.create_task(store._write(work))
+            await began.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert (await enrol(store, 0)).index == 7
 
     async def test_writes_are_durable(self, tmp_path: Path) -> None:
         async with opened(tmp_path / "store.db") as store:
@@ -424,6 +414,38 @@ class TestSqlStore:
 
 def repository() -> str:
     return str(Path(fedone_sdk.stores.__file__).parents[2])
+
+
+def commit_and_be_killed(path: Path) -> None:
+    """20 commits in another process, which is killed as soon as it has said so."""
+    script = (
+        "import asyncio, sys\n"
+        "from fedone_sdk.stores import *\n"
+        "async def main():\n"
+        "    store = SqlStore.sqlite(sys.argv[1])\n"
+        "    await store.open()\n"
+        "    run = dict(spec='', candidates='', document='0', version=0, created_at=0.0)\n"
+        "    await store.add_run(RunRecord(run_id='r', arrays=b'', **run))\n"
+        "    for version in range(20):\n"
+        "        log = (LogEntry(kind='a', body=str(version)),)\n"
+        "        document = str(version + 1)\n"
+        "        await store.commit('r', version, Commit(document=document, log=log))\n"
+        "    print('committed', flush=True)\n"
+        "    sys.stdin.read()\n"
+        "asyncio.run(main())\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": repository()},
+    ) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == b"committed\n"
+        finally:
+            process.kill()
+        assert process.wait() == -signal.SIGKILL
 
 
 def run_python(script: str) -> str:

@@ -1,0 +1,205 @@
+"""What a one-client round costs: aggregator and trivial edge clients over loopback HTTP.
+
+The aggregator and the clients are processes of their own, so that the CPU of each is its own. The
+setting is Flower's from docs/benchmarks: 4 clients, one per round, alpha of 20 x 200 float32.
+
+    python tests/benchmarks/federation.py [--rounds 300]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+NUM_CLIENTS = 4
+TOKEN = "benchmark-enrolment-token"
+
+
+def main() -> None:
+    """Runs every setting and prints a table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument("--role", choices=["server", "clients", "device"], help=argparse.SUPPRESS)
+    parser.add_argument("--exchange", default="alpha", help=argparse.SUPPRESS)
+    parser.add_argument("--store", default="memory", help=argparse.SUPPRESS)
+    parser.add_argument("--url", default="", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.role == "server":
+        asyncio.run(serve(args.rounds, args.exchange, args.store))
+    elif args.role == "clients":
+        asyncio.run(work(args.url))
+    elif args.role == "device":
+        asyncio.run(idle_device(args.url))
+    else:
+        report(args.rounds)
+
+
+def report(rounds: int) -> None:
+    """Measures, then prints Markdown."""
+    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}\n")
+    print("| exchange | store | rounds/s | p50 ms | p99 ms | server CPU ms | client CPU ms | bytes |")
+    print("|---|---|---|---|---|---|---|---|")
+    for exchange in ("alpha", "losses"):
+        for store in ("memory", "sqlite"):
+            row = measure(rounds, exchange, store)
+            print(f"| {exchange} | {store} | {' | '.join(row)} |", flush=True)
+    imports = [import_ms("from fedone_sdk import EdgeClient") for _ in range(7)]
+    print(f"\nimport EdgeClient: {statistics.median(imports):.0f} ms (median of {len(imports)})")
+    print(f"device RSS, losses exchange through the gateway: {device_rss_mb():.1f} MB")
+
+
+def measure(rounds: int, exchange: str, store: str) -> list[str]:
+    """Per-round figures of one setting."""
+    with tempfile.TemporaryDirectory() as folder:
+        target = store if store == "memory" else str(Path(folder) / "bench.db")
+        server = spawn("server", "--rounds", str(rounds), "--exchange", exchange, "--store", target)
+        assert server.stdout is not None
+        url = server.stdout.readline().strip()
+        clients = spawn("clients", "--url", url)
+        served = json.loads(server.stdout.readline())
+        worked = json.loads(clients.communicate(timeout=60)[0])
+        server.wait(timeout=60)
+    times = served["round_ms"][10:]
+    return [
+        f"{1000 / statistics.mean(times):.0f}",
+        f"{statistics.median(times):.1f}",
+        f"{statistics.quantiles(times, n=100)[98]:.1f}",
+        f"{served['cpu_ms'] / rounds:.2f}",
+        f"{worked['cpu_ms'] / rounds:.2f}",
+        f"{served['bytes'] / rounds:.0f}",
+    ]
+
+
+def spawn(role: str, *arguments: str) -> subprocess.Popen[str]:
+    """Starts a part of the bench as a process of its own."""
+    command = [sys.executable, __file__, "--role", role, *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def cpu_ms() -> float:
+    """CPU time of this process so far."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return 1000 * (usage.ru_utime + usage.ru_stime)
+
+
+async def serve(rounds: int, exchange: str, store: str) -> None:
+    """The aggregator's process: prints its URL, then its figures."""
+    import structlog
+
+    from fedone_sdk import Aggregator, RunSpec, Vocabulary
+    from fedone_sdk.aggregator.events import Effect, RoundFinished
+    from fedone_sdk.stores import MemoryStore, SqlStore
+    from fedone_sdk.testing import ScriptedBackend
+
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    spec = RunSpec.model_validate(
+        {
+            "name": "bench",
+            "task": {"template": "{prompt} {text}", "labels": {0: " no", 1: " yes"}},
+            "prompt": {"length": 20, "vocabulary": {"kind": "list", "candidates": ["a", "b"]}},
+            "method": {"name": "gs-bdpl", "optimizer": "sgd", "learning_rate": 1e-4},
+            "participation": {"exchange": exchange, "min_clients": NUM_CLIENTS},
+            "rounds": rounds,
+        }
+    )
+    vocabulary = Vocabulary(candidates=tuple(f" w{number}" for number in range(200)))
+    finished: list[float] = []
+
+    def note(run: object, effect: Effect) -> None:
+        if isinstance(effect, RoundFinished):
+            finished.append(time.perf_counter())
+
+    async with Aggregator(
+        # Trivial clients score by themselves; the gateway serves only the measured device.
+        backend=ScriptedBackend() if rounds == 1 else None,
+        store=MemoryStore() if store == "memory" else SqlStore.sqlite(store),
+        enrolment_tokens=[TOKEN],
+    ) as aggregator:
+        aggregator.service.listeners.append(note)
+        run = await aggregator.add_run(spec, vocabulary)
+        print(await aggregator.listen(), flush=True)
+        started = cpu_ms()
+        await aggregator.wait(run)
+        result = run.result()
+        figures: dict[str, Any] = {
+            "cpu_ms": cpu_ms() - started,
+            "bytes": result.communication.upload_bytes + result.communication.download_bytes,
+            "round_ms": [
+                1000 * (after - before)
+                for before, after in zip(finished, finished[1:], strict=False)
+            ],
+        }
+        print(json.dumps(figures), flush=True)
+        await asyncio.sleep(1)  # long polls learn of the end
+
+
+async def work(url: str) -> None:
+    """The clients' process: trivial clients with a backend of their own."""
+    import structlog
+
+    from fedone_sdk import EdgeClient
+    from fedone_sdk.testing import ScriptedBackend
+
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    examples = [{"text": f"text {number}", "label": number % 2} for number in range(4)]
+    backend = ScriptedBackend(lambda rendered, words: (-0.5, -1.0))
+    started = cpu_ms()
+    async with asyncio.TaskGroup() as group:
+        for _ in range(NUM_CLIENTS):
+            client = EdgeClient(url, token=TOKEN, data=examples, backend=backend)
+            group.create_task(run_one(client))
+    print(json.dumps({"cpu_ms": cpu_ms() - started}), flush=True)
+
+
+async def run_one(client: Any) -> None:
+    """Runs a client to the end."""
+    async with client:
+        await client.run_forever()
+
+
+async def idle_device(url: str) -> None:
+    """A device's process: one round through the gateway, then its peak memory."""
+    from fedone_sdk import EdgeClient
+
+    data = [{"text": "a text", "label": 0}, {"text": "another", "label": 1}]
+    async with EdgeClient(url, token=TOKEN, data=data) as client:
+        await client.run_once()
+    assert "numpy" not in sys.modules
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, flush=True)
+
+
+def device_rss_mb() -> float:
+    """Peak memory of a process that is one edge client."""
+    global NUM_CLIENTS
+    server = spawn("server", "--rounds", "1", "--exchange", "losses")
+    assert server.stdout is not None
+    url = server.stdout.readline().strip()
+    others = [spawn("device", "--url", url) for _ in range(NUM_CLIENTS)]
+    sizes = [float(other.communicate(timeout=60)[0].split()[-1]) for other in others]
+    server.wait(timeout=60)
+    return max(sizes)
+
+
+def import_ms(statement: str) -> float:
+    """Time of an import in a fresh interpreter."""
+    code = (
+        "import time; t = time.perf_counter(); "
+        f"{statement}; print(1000 * (time.perf_counter() - t))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return float(done.stdout)
+
+
+if __name__ == "__main__":
+    main()
