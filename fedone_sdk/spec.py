@@ -25,11 +25,15 @@ __all__ = [
     "OnnxSpec",
     "ParticipationSpec",
     "PromptSpec",
+    "RunName",
     "RunSpec",
     "Spec",
     "load_yaml",
     "validate_spec",
 ]
+
+RunName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+"""What a run is called, in specs, messages and paths."""
 
 _Count = Annotated[int, Field(ge=1, le=10**9)]
 _Rate = Annotated[float, Field(gt=0, le=1e6)]
@@ -223,7 +227,7 @@ class RunSpec(Spec):
         seed: All random streams derive from it.
     """
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")] = "run"
+    name: RunName = "run"
     task: TaskSpec
     data: DataSpec | None = None
     prompt: PromptSpec
@@ -325,9 +329,11 @@ def _problems(error: ValidationError, model: type[BaseModel]) -> Iterator[str]:
             message = f"unknown key (allowed: {allowed})" if allowed else "unknown key"
         elif item["type"] == "missing":
             message = "is required"
-        elif item["type"] == "union_tag_invalid":
+        elif item["type"] in ("union_tag_invalid", "union_tag_not_found"):
             context = item.get("ctx", {})
-            message = f"{context.get('tag')!r} is not one of {context.get('expected_tags')}"
+            message = "is required"
+            if "tag" in context:
+                message = f"{context['tag']!r} is not one of {context.get('expected_tags')}"
             key = f"{key}.{str(context.get('discriminator')).strip(chr(39))}"
         elif item["type"] != "value_error":
             message = f"{message[0].lower()}{message[1:]} (got {item['input']!r:.80})"

@@ -12,8 +12,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 from fedone_sdk.errors import DataError
 
 __all__ = [
-    "GLUE_TASKS",
     "Example",
+    "GLUE_TASKS",
     "Part",
     "Rendered",
     "TaskSpec",

@@ -18,8 +18,11 @@ def new_secret(prefix: str) -> str:
 
 
 def digest(secret: str) -> str:
-    """The hex SHA-256 of a secret: high-entropy secrets need no slow hash."""
-    return hashlib.sha256(secret.encode()).hexdigest()
+    """The hex SHA-256 of a secret: high-entropy secrets need no slow hash.
+
+    A header may hold bytes that are no text; they come as lone surrogates.
+    """
+    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 class Authority:

@@ -99,9 +99,9 @@ def _usage(usage: Usage) -> dict[str, Any]:
 
 
 def _account(account: Account) -> dict[str, Any]:
-    cap = account.cap and account.cap.model_dump(mode="json")
+    cap = account.cap
     return {
-        "cap": cap,
+        "cap": cap and {**cap.model_dump(), "usd": None if cap.usd is None else str(cap.usd)},
         "spent": _usage(account.spent),
         "leases": {key: _usage(value) for key, value in account.leases.items()},
     }

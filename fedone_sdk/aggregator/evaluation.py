@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import uuid
 from collections.abc import Sequence
 from typing import Literal
@@ -19,12 +20,10 @@ from fedone_sdk.aggregator.events import (
 )
 from fedone_sdk.aggregator.run import ServedRun
 from fedone_sdk.algorithms import stream_seed
-from fedone_sdk.backends import LLMBackend, Query
-from fedone_sdk.budget import Usage
+from fedone_sdk.backends import LLMBackend, predict
 from fedone_sdk.data import draw_minibatch
 from fedone_sdk.errors import BackendError, ProblemError
-from fedone_sdk.metrics import evaluate
-from fedone_sdk.task import Example, render, target_of
+from fedone_sdk.task import Example
 
 __all__ = ["Evaluation"]
 
@@ -64,6 +63,8 @@ class Evaluation:
     async def follow(self) -> None:
         """Measures no prompt and the untrained prompt, then the curve, at last the final prompt."""
         run = self._run
+        if not run.state.running and run.state.metric.after is not None:
+            return  # a run that had ended before a restart
         await self._measure_whole("no_prompt", "")
         await self._measure_whole("before", run.prompt(run.machine.start()).text)
         while run.state.running or not self._points.empty():
@@ -89,35 +90,21 @@ class Evaluation:
         """The metric of a prompt, or None where the budget or the model does not allow it."""
         run, task = self._run, self._run.spec.task
         size = run.spec.method.batch_size
-        batches = [examples[start : start + size] for start in range(0, len(examples), size)]
         lease_id = f"evaluation-{uuid.uuid4().hex}"
-        worst = self._backend.worst_case(size) * len(batches)
+        worst = self._backend.worst_case(size) * math.ceil(len(examples) / size)
         try:
             await run.apply(EvaluationReserved(lease_id=lease_id, worst=worst))
         except ProblemError as exc:
             _log.warning("evaluation skipped", run_id=run.run_id, reason=exc.detail)
             return None
         used = worst  # what a failed call cost is unknown, so it is charged in full
-        predictions: list[int] = []
-        targets: list[int] = []
         try:
-            spent = Usage(queries=len(batches))
-            for batch in batches:
-                query = Query(
-                    inputs=tuple(render(task, prompt, example) for example in batch),
-                    label_words=task.label_words,
-                )
-                answer = await self._backend.score(query)
-                run.counters.cache_hits += answer.cached
-                spent += answer.usage.without_queries()
-                for row, example in zip(answer.log_probs, batch, strict=True):
-                    if row is not None:
-                        predictions.append(row.index(max(row)))
-                        targets.append(target_of(task, example))
-            used = spent
+            found = await predict(self._backend, task, prompt, examples, size)
+            used = found.usage
+            run.counters.cache_hits += found.cache_hits
         except BackendError as exc:
             _log.warning("evaluation failed", run_id=run.run_id, reason=str(exc))
             return None
         finally:
             await run.apply(EvaluationSettled(lease_id=lease_id, used=used))
-        return evaluate(task.metric, predictions, targets) if predictions else None
+        return found.metric

@@ -68,6 +68,14 @@ class Gateway:
         """Drops what is remembered for work that has ended."""
         self._calls.pop(assignment_id, None)
 
+    async def stop(self) -> None:
+        """Ends the calls under way; they are charged in full."""
+        tasks = [call.task for calls in self._calls.values() for call in calls.values()]
+        waiting = [task for task in tasks if task is not None and not task.done()]
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
     @staticmethod
     def _prompts(run: ServedRun, seat: Seat, message: Score) -> list[list[int]]:
         if message.prompts is None:
@@ -77,10 +85,15 @@ class Gateway:
             return drawn
         array = message.prompts
         length, vocab_size = run.spec.prompt.length, len(run.vocabulary)
+        leased = seat.num_samples * seat.num_steps
         if array.dtype == "float32" or len(array.shape) != 2 or array.shape[1] != length:
             raise ProblemError(
                 "invalid_message",
                 f"prompts: are {array.dtype} {list(array.shape)}, must be integers [P, {length}]",
+            )
+        if array.shape[0] > leased:
+            raise ProblemError(
+                "lease_exhausted", f"{array.shape[0]} queries asked, the lease has {leased}"
             )
         indices = np.frombuffer(array.to_bytes(), "<u1" if array.dtype == "uint8" else "<u2")
         if not indices.size or indices.max() >= vocab_size:

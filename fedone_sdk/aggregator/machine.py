@@ -53,6 +53,7 @@ from fedone_sdk.algorithms import (
 from fedone_sdk.budget import Account, Budget, Usage
 from fedone_sdk.errors import BudgetExhausted, ProblemError, UnknownLease
 from fedone_sdk.messages import (
+    MAX_ELEMENTS,
     MIN_SCORED_SHARE,
     AlphaAssignment,
     AlphaUpdate,
@@ -104,6 +105,15 @@ class RoundMachine:
         self.vocab_size = vocab_size
         self.worst_query = worst_query
         self.gateway_model = gateway_model
+        sizes = {
+            "alpha": spec.prompt.length * vocab_size,
+            "an answer of the gateway": spec.method.num_samples
+            * spec.method.batch_size
+            * len(spec.task.labels),
+        }
+        for what, size in sizes.items():
+            if size > MAX_ELEMENTS:
+                raise ValueError(f"{what} would hold {size} numbers, a message {MAX_ELEMENTS}")
         self.algorithm = method_from_spec(
             spec.method, prompt_len=spec.prompt.length, vocab_size=vocab_size, seed=spec.seed
         )
@@ -157,9 +167,14 @@ class RoundMachine:
             The next state, and what is to be done about it; a refusal leaves the state as it was.
         """
         try:
-            return self._apply(event, state, now)
+            after, effects = self._apply(event, state, now)
         except ProblemError as refusal:
             return state, (Refused(code=refusal.code, detail=refusal.detail),)
+        if len(after.account.leases) < len(state.account.leases):
+            # What a lease gave back may pay for a seat that waits for it.
+            offers = [SeatOffered(client=s.client) for s in after.seats if s.phase == "offered"]
+            effects += tuple(offer for offer in offers if offer not in effects)
+        return after, effects
 
     @singledispatchmethod
     def _apply(self, event: Event, state: RunState, now: float) -> Outcome:
@@ -172,7 +187,7 @@ class RoundMachine:
         if not state.running:
             return state, ()
         if self._starved(state):
-            return self._exhaust(state, now)
+            return self._wind_up(state, "budget_exhausted", None, now)
         vacant = self.vacancies(state)
         available = dict(event.available)
         waiting_to_start = state.round == 0 and not state.fills
@@ -223,24 +238,37 @@ class RoundMachine:
         self, state: RunState, seat: Seat, reason: str, reported: Usage | None, now: float
     ) -> Outcome:
         """Takes a seat from its client; what the client may have spent is spent."""
-        effects: list[Effect] = []
-        if seat.phase == "working" and seat.assignment_id is not None:
-            used = self._used(state, seat, reported)
-            state = replace(state, account=state.account.settle(seat.assignment_id, used))
-            effects.append(
-                Closed(assignment_id=seat.assignment_id, client=seat.client, reason=reason)
-            )
-            seat = replace(seat, queries=seat.queries + used.queries)
-            state = replace(state, lost=state.lost + 1)
-        state = replace(state, passed=state.passed | {seat.client})
+        was_working = seat.phase == "working"
+        state, seat, effects = self._release(state, seat, reason, reported)
+        state = replace(state, lost=state.lost + was_working, passed=state.passed | {seat.client})
+        more: tuple[Effect, ...] = ()
         if state.lost > self.spec.participation.max_lost:
-            state, more = self._end(_without(state, seat), "failed", f"last: {reason}", now)
-            return state, (*effects, *more)
-        if seat.step:
+            state, more = self._wind_up(state, "failed", f"last: {reason}", now)
+        elif seat.step:
             # Earlier local steps were paid for: the seat closes with what they gave.
             state, more = self._close(state, replace(seat, phase="done"), now)
-            return state, (*effects, *more)
-        return _without(state, seat), tuple(effects)
+        else:
+            state = _without(state, seat)
+        return state, effects + more
+
+    def _release(
+        self, state: RunState, seat: Seat, reason: str, reported: Usage | None
+    ) -> tuple[RunState, Seat, tuple[Effect, ...]]:
+        """Ends the work of a seat without an update, if it has any, and settles its lease."""
+        if seat.phase != "working" or seat.assignment_id is None:
+            return state, seat, ()
+        closed = Closed(assignment_id=seat.assignment_id, client=seat.client, reason=reason)
+        used = self._used(state, seat, reported)
+        state = replace(state, account=state.account.settle(seat.assignment_id, used))
+        seat = replace(
+            seat,
+            phase="offered",
+            assignment_id=None,
+            queries=seat.queries + used.queries,
+            sent=Usage(),
+            used=Usage(),
+        )
+        return _with(state, seat), seat, (closed,)
 
     def _used(self, state: RunState, seat: Seat, reported: Usage | None) -> Usage:
         """What a seat's open lease cost.
@@ -370,6 +398,10 @@ class RoundMachine:
         self._check_scored(update)
         local, losses, mean_loss = self._learn(state, seat, update)
         used = self._used(state, seat, update.usage)
+        lease = state.account.leases[event.assignment_id]
+        if self.gateway_model is not None and used.queries < lease.queries:
+            # Scored where the server does not see it: by a model on the device.
+            used = lease
         state = replace(
             state,
             account=state.account.settle(event.assignment_id, used),
@@ -435,7 +467,7 @@ class RoundMachine:
                     f"float32 {list(self._shape)}",
                 )
             alpha = np.frombuffer(array.to_bytes(), dtype="<f4").reshape(self._shape)
-            if not (alpha >= 0).all() or not (alpha.sum(axis=1) > 0).all():
+            if not (alpha >= 0).all() or not alpha.any(axis=1).all():
                 raise ProblemError("invalid_message", "alpha: must be positive")
             if not np.array_equal(self.algorithm.project(alpha), alpha):
                 raise ProblemError(
@@ -452,13 +484,17 @@ class RoundMachine:
     def _close(self, state: RunState, seat: Seat, now: float) -> Outcome:
         """Puts a finished seat back; the last one ends the round."""
         state = _with(state, seat)
-        effects: tuple[Effect, ...] = ()
-        if self._losses_exchange and seat.local is not None and seat.local.memory:
-            effects = (MemorySaved(client=seat.client, memory=seat.local.memory),)
+        effects = self._saved(seat)
         if self.vacancies(state) or any(s.phase != "done" for s in state.seats):
             return state, effects
         state, more = self._finish_round(state, now)
         return state, effects + more
+
+    def _saved(self, seat: Seat) -> tuple[Effect, ...]:
+        """What the seat's client remembers, to be kept until its next work."""
+        if self._losses_exchange and seat.local is not None and seat.local.memory:
+            return (MemorySaved(client=seat.client, memory=seat.local.memory),)
+        return ()
 
     def _finish_round(self, state: RunState, now: float) -> Outcome:
         """Aggregates the seats that are done, moves alpha, goes on to the next round."""
@@ -523,15 +559,25 @@ class RoundMachine:
 
     # The end
 
-    def _exhaust(self, state: RunState, now: float) -> Outcome:
-        """Ends a run that cannot pay for two more prompts; seats that were paid for count."""
-        effects: tuple[Effect, ...] = ()
-        if any(seat.phase == "done" for seat in state.seats):
-            state, effects = self._finish_round(state, now)
-            if not state.running:
-                return state, effects
-        state, more = self._end(replace(state, seats=()), "budget_exhausted", None, now)
-        return state, effects + more
+    def _wind_up(
+        self, state: RunState, status: RunStatus, reason: str | None, now: float
+    ) -> Outcome:
+        """Ends a run amid a round: no work stays open, and local steps that were paid for count."""
+        effects: list[Effect] = []
+        for seat in state.seats:
+            state, seat, closed = self._release(state, seat, f"the run ended as {status}", None)
+            effects.extend(closed)
+            if seat.phase != "done" and seat.step:
+                effects.extend(self._saved(seat))
+        kept = tuple(replace(seat, phase="done") for seat in state.seats if seat.step)
+        state = replace(state, seats=kept)
+        if kept:
+            state, finished = self._finish_round(state, now)
+            effects.extend(finished)
+        if state.running:
+            state, ended = self._end(state, status, reason, now)
+            effects.extend(ended)
+        return state, tuple(effects)
 
     def _end(self, state: RunState, status: RunStatus, reason: str | None, now: float) -> Outcome:
         state = replace(state, status=status, reason=reason, ended_at=now)
@@ -541,18 +587,7 @@ class RoundMachine:
     def _(self, event: StopAsked, state: RunState, now: float) -> Outcome:
         if not state.running:
             raise ProblemError("run_conflict", f"the run has ended: {state.status}")
-        effects: list[Effect] = []
-        for seat in state.seats:
-            if seat.phase == "working":
-                state, more = self._lose(state, seat, "the run was stopped", None, now)
-                effects.extend(more)
-        if any(seat.phase == "done" for seat in state.seats):
-            state, more = self._finish_round(state, now)
-            effects.extend(more)
-        if state.running:
-            state, more = self._end(replace(state, seats=()), event.status, event.reason, now)
-            effects.extend(more)
-        return state, tuple(effects)
+        return self._wind_up(state, event.status, event.reason, now)
 
     @_apply.register
     def _(self, event: ResumeAsked, state: RunState, now: float) -> Outcome:

@@ -42,6 +42,7 @@ IDLE_RETRY_S = 1
 
 _SERVICE: web.AppKey[Service] = web.AppKey("service", Service)
 _RUN = "run"
+_UPLOADED = "uploaded"
 
 _JSON: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
 
@@ -85,7 +86,7 @@ async def _traffic(request: web.Request, handler: Handler) -> web.StreamResponse
     response = await handler(request)
     run = request.get(_RUN)
     if run is not None and isinstance(response, web.Response):
-        upload = len(await request.read())
+        upload = request.get(_UPLOADED, 0)
         download = len(response.body) if isinstance(response.body, bytes) else 0
         run.count(upload, download, gateway=request.path == "/v1/score")
     return response
@@ -141,6 +142,7 @@ async def _read(request: web.Request, parse: Callable[[bytes], T]) -> tuple[T, b
     if request.content_type != "application/json":
         raise ProblemError("not_json", f"the body is {request.content_type}")
     body = await request.read()
+    request[_UPLOADED] = len(body)
     try:
         return parse(body), body
     except ValidationError as exc:
@@ -184,6 +186,7 @@ def _run_of(request: web.Request, service: Service) -> ServedRun:
 async def _enrol(request: web.Request) -> web.Response:
     service = _service(request)
     request[_RUN] = service.traffic_run()
+    service.authority.check_enrolment(_token(request))
     message, _ = await _read(request, Enrol.model_validate_json)
     return _answer(await service.enrol(_token(request), message), status=201)
 
@@ -315,7 +318,9 @@ async def _events(request: web.Request) -> web.StreamResponse:
         while True:
             for report in run.history[sent:]:
                 await _event(response, "round", report)
-            sent = len(run.history)
+                sent += 1
+            if sent < len(run.history):
+                continue
             if not run.state.running:
                 await _event(response, "end", run.result())
                 return response

@@ -102,6 +102,7 @@ class Service:
         self._presence: dict[int, _Presence] = {}
         self._wakers: dict[int, asyncio.Event] = {}
         self._deadlines = asyncio.Event()
+        self._adding = asyncio.Lock()
 
     # Lifetime
 
@@ -115,6 +116,7 @@ class Service:
             vocabulary = Vocabulary(candidates=tuple(json.loads(record.candidates)))
             run = self._serve(record.run_id, spec, vocabulary)
             await run.load(record)
+            self.runs[run.run_id] = run
             _log.info("run taken up", run_id=run.run_id, status=run.state.status)
         self._tasks["deadlines"] = asyncio.create_task(self._watch_deadlines(), name="deadlines")
 
@@ -124,6 +126,8 @@ class Service:
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         self._tasks.clear()
+        if self._gateway is not None:
+            await self._gateway.stop()
         await self._store.close()
 
     async def ready(self) -> None:
@@ -150,16 +154,17 @@ class Service:
             SpecError: The run cannot work, or its name is taken by a different run.
             LabelWordError: A label word is not one token of the model.
         """
-        known = self.runs.get(spec.name)
-        if known is not None and (known.spec, known.vocabulary) != (spec, vocabulary):
-            raise SpecError(f"name: {spec.name!r} is taken by a run with another description")
-        if known is None:
-            self._check_caps(spec)
-            if self._backend is not None:
-                await self._backend.check(spec.task.label_words)
-        run = known or self._serve(spec.name, spec, vocabulary)
-        if known is None:
-            await run.create()
+        async with self._adding:
+            run = self.runs.get(spec.name)
+            if run is None:
+                self._check_caps(spec)
+                if self._backend is not None:
+                    await self._backend.check(spec.task.label_words)
+                run = self._serve(spec.name, spec, vocabulary)
+                await run.create()
+                self.runs[run.run_id] = run
+            elif (run.spec, run.vocabulary) != (spec, vocabulary):
+                raise SpecError(f"name: {spec.name!r} is taken by a run with another description")
         if dev and self._backend is not None:
             self._evaluations[run.run_id] = Evaluation(run, self._backend, dev)
             self._evaluate(run)
@@ -177,7 +182,7 @@ class Service:
             )
         except ValueError as exc:
             raise SpecError(f"method: {exc}") from exc
-        run = self.runs[run_id] = ServedRun(
+        return ServedRun(
             machine,
             vocabulary=vocabulary,
             store=self._store,
@@ -186,7 +191,6 @@ class Service:
             name_of=lambda index: self._clients[index].client_id,
             listener=self._on_effect,
         )
-        return run
 
     def _check_caps(self, spec: RunSpec) -> None:
         bounds = frozenset({"queries"}) if self._backend is None else self._backend.bounds
@@ -287,13 +291,14 @@ class Service:
         presence.num_examples, presence.run_id = message.num_examples, message.run_id
         presence.polls += 1
         waker = self._wakers.setdefault(client.index, asyncio.Event())
+        patience = asyncio.get_running_loop().time() + message.wait_s
         try:
-            async with asyncio.timeout(message.wait_s or 0.001):
-                while True:
-                    waker.clear()
-                    assignment = await self._find_work(client, message.run_id)
-                    if assignment is not None:
-                        return assignment
+            while True:
+                waker.clear()
+                assignment = await self._find_work(client, message.run_id)
+                if assignment is not None:
+                    return assignment
+                async with asyncio.timeout_at(patience):
                     await waker.wait()
         except TimeoutError:
             return None

@@ -24,16 +24,16 @@ from .state import (
 from .streams import stream, stream_seed
 
 __all__ = [
-    "BDPL",
-    "METHODS",
-    "SGD",
     "AdamW",
     "Algorithm",
+    "BDPL",
     "Candidates",
     "Evolution",
     "GumbelSoftmaxBDPL",
+    "METHODS",
     "Memory",
     "Optimizer",
+    "SGD",
     "ServerOptimizer",
     "State",
     "aggregate",

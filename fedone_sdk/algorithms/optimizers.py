@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from . import _checks
 from .state import Memory
 
-__all__ = ["OPTIMIZERS", "SGD", "AdamW", "Optimizer", "make_optimizer"]
+__all__ = ["AdamW", "OPTIMIZERS", "Optimizer", "SGD", "make_optimizer"]
 
 
 class Optimizer(Protocol):

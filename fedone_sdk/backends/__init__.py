@@ -6,11 +6,20 @@ from typing import TYPE_CHECKING
 
 from fedone_sdk.backends.base import Answer, LLMBackend, Query
 from fedone_sdk.backends.cache import CachedBackend
+from fedone_sdk.backends.predict import Prediction, predict
 
 if TYPE_CHECKING:
     from fedone_sdk.backends.onnx import OnnxBackend
 
-__all__ = ["Answer", "CachedBackend", "LLMBackend", "OnnxBackend", "Query"]
+__all__ = [
+    "Answer",
+    "CachedBackend",
+    "LLMBackend",
+    "OnnxBackend",
+    "Prediction",
+    "Query",
+    "predict",
+]
 
 
 def __getattr__(name: str) -> object:

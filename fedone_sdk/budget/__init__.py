@@ -6,13 +6,13 @@ from fedone_sdk.budget.ledger import Ledger, MemoryLedger, SqliteLedger
 from fedone_sdk.budget.usage import NOTHING, Budget, Usage
 
 __all__ = [
-    "NOTHING",
     "Account",
     "Budget",
     "BudgetGuard",
-    "Ledger",
     "Lease",
+    "Ledger",
     "MemoryLedger",
+    "NOTHING",
     "SqliteLedger",
     "Usage",
 ]

@@ -74,10 +74,8 @@ class BudgetGuard:
         try:
             await asyncio.shield(reserving)
         except asyncio.CancelledError:
-            # The ledger may be about to grant it: wait, and give back what nobody will use.
-            await asyncio.wait({reserving})
-            if reserving.exception() is None:
-                await self._run(self._ledger.settle, lease.lease_id, NOTHING)
+            # Shielded: a caller that is cancelled once more must not leave the lease open.
+            await asyncio.shield(self._give_back(lease, reserving))
             raise
         try:
             yield lease
@@ -85,6 +83,12 @@ class BudgetGuard:
             used = worst if lease.used is None else lease.used
             # Shielded: a cancelled caller must not leave a settlement undone.
             await asyncio.shield(self._run(self._ledger.settle, lease.lease_id, used))
+
+    async def _give_back(self, lease: Lease, reserving: asyncio.Future[None]) -> None:
+        """Waits for a reservation that nobody will use, and undoes it if it was granted."""
+        await asyncio.wait({reserving})
+        if not reserving.cancelled() and reserving.exception() is None:
+            await self._run(self._ledger.settle, lease.lease_id, NOTHING)
 
     async def account(self) -> Account:
         """What is spent and leased now."""

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, model_validator
 
-__all__ = ["NOTHING", "Budget", "Usage"]
+__all__ = ["Budget", "NOTHING", "Usage"]
 
 _Count = Annotated[int, Field(ge=0, le=2**53)]
 # Money is added up as Decimal, so that a million small charges still sum to the cent.

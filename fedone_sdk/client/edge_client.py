@@ -161,12 +161,11 @@ class EdgeClient:
             ProblemError: The aggregator does not know this device, and it has no token to enrol.
         """
         while not self._stopping.is_set():
-            try:
+            # Only `stop` ends the patience with a server that cannot be reached; work that an
+            # outage has broken off is asked for again.
+            with contextlib.suppress(TransportError):
                 if await self.run_once() == "ended":
                     return
-            except TransportError:
-                # Only `stop` ends the patience with a server that cannot be reached.
-                return
 
     def stop(self) -> None:
         """Asks `run_forever` to return; work under way is finished first."""

@@ -10,7 +10,7 @@ from typing import Any
 from fedone_sdk.backends.base import LLMBackend, Query
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import BackendError, FedOneError
-from fedone_sdk.messages import MIN_SCORED_SHARE, Array, Score, Scored, Scores
+from fedone_sdk.messages import MAX_TEXT_CHARS, MIN_SCORED_SHARE, Array, Score, Scored, Scores
 from fedone_sdk.task import Example, TaskSpec, label_loss, render, target_of
 
 __all__ = ["BeforeSend", "Declining", "Losses", "Minibatch", "backend_losses", "gateway_losses"]
@@ -184,7 +184,8 @@ async def backend_losses(
 
 
 def usable(task: TaskSpec, example: Mapping[str, Any]) -> bool:
-    """Whether an example has the task's text fields and one of its labels."""
-    return all(isinstance(example.get(name), str) for name in task.fields) and (
+    """Whether an example has the task's text fields, of a fit length, and one of its labels."""
+    texts = (example.get(name) for name in task.fields)
+    return all(isinstance(text, str) and len(text) <= MAX_TEXT_CHARS for text in texts) and (
         str(example.get(task.label_field)) in task.labels
     )

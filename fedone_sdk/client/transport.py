@@ -199,12 +199,14 @@ class HttpTransport:
                 allow_redirects=False,  # a redirect would carry the credential elsewhere
                 **options,
             ) as response:
-                body = await response.content.read(_MAX_ANSWER_BYTES)
-                if not response.content.at_eof():
-                    raise MessageError(f"{path}: the answer is over {_MAX_ANSWER_BYTES} bytes")
+                body = bytearray()
+                async for chunk in response.content.iter_any():
+                    body += chunk
+                    if len(body) > _MAX_ANSWER_BYTES:
+                        raise MessageError(f"{path}: the answer is over {_MAX_ANSWER_BYTES} bytes")
                 if response.status >= 300:
-                    raise _refusal(path, response.status, body)
-                return response.status, response.headers, body
+                    raise _refusal(path, response.status, bytes(body))
+                return response.status, response.headers, bytes(body)
         except (aiohttp.ClientError, TimeoutError, OSError) as exc:
             reason = str(exc) or type(exc).__name__
             raise TransportError(f"{self._base}: cannot be reached: {reason}") from exc

@@ -1,6 +1,6 @@
 """The wire contract: every message between edge clients and an aggregator, as pydantic models."""
 
-from fedone_sdk.messages.array import Array
+from fedone_sdk.messages.array import MAX_ELEMENTS, Array
 from fedone_sdk.messages.assignment import (
     ASSIGNMENT,
     AlphaAssignment,
@@ -25,7 +25,7 @@ from fedone_sdk.messages.run import (
     Traffic,
 )
 from fedone_sdk.messages.schema import json_schemas
-from fedone_sdk.messages.score import Score, Scores
+from fedone_sdk.messages.score import MAX_TEXT_CHARS, Score, Scores
 from fedone_sdk.messages.update import (
     MIN_SCORED_SHARE,
     UPDATE,
@@ -39,8 +39,6 @@ from fedone_sdk.messages.update import (
 
 __all__ = [
     "ASSIGNMENT",
-    "MIN_SCORED_SHARE",
-    "UPDATE",
     "AlphaAssignment",
     "AlphaUpdate",
     "Array",
@@ -53,6 +51,9 @@ __all__ = [
     "Enrolled",
     "LossesAssignment",
     "LossesUpdate",
+    "MAX_ELEMENTS",
+    "MAX_TEXT_CHARS",
+    "MIN_SCORED_SHARE",
     "Message",
     "MetricReport",
     "Problem",
@@ -67,6 +68,7 @@ __all__ = [
     "Scores",
     "Step",
     "Traffic",
+    "UPDATE",
     "Update",
     "VocabularyList",
     "json_schemas",

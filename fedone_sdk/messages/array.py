@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from fedone_sdk.messages.base import Message
 
-__all__ = ["MAX_ELEMENTS", "Array"]
+__all__ = ["Array", "MAX_ELEMENTS"]
 
 MAX_ELEMENTS = 1 << 22
 """The largest array that a message may carry (16 MiB of float32)."""

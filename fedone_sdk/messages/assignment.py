@@ -8,7 +8,7 @@ from pydantic import Field, TypeAdapter
 
 from fedone_sdk.messages.array import Array
 from fedone_sdk.messages.base import Id, Message, Seed
-from fedone_sdk.spec import MethodSpec
+from fedone_sdk.spec import MethodSpec, RunName
 from fedone_sdk.task import TaskSpec
 
 __all__ = [
@@ -34,7 +34,7 @@ class Claim(Message):
 
     num_examples: Annotated[int, Field(ge=1, le=2**31)]
     wait_s: Annotated[float, Field(ge=0, le=60)] = 25.0
-    run_id: Id | None = None
+    run_id: RunName | None = None
 
 
 class Step(Message):
@@ -53,7 +53,7 @@ class Step(Message):
 
 class _Assignment(Message):
     assignment_id: Id
-    run_id: Id
+    run_id: RunName
     round: Annotated[int, Field(ge=0)]
     deadline_s: Annotated[float, Field(gt=0)]
     leased_queries: Annotated[int, Field(ge=2)]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from pydantic import Field
+
 from fedone_sdk.messages.base import Id, Message, Name
 
 __all__ = ["Enrol", "Enrolled"]
@@ -26,4 +30,4 @@ class Enrolled(Message):
     """
 
     client_id: Id
-    credential: str
+    credential: Annotated[str, Field(repr=False)]

@@ -9,9 +9,12 @@ from pydantic import Field
 from fedone_sdk.messages.array import Array
 from fedone_sdk.messages.base import Id, Message
 
-__all__ = ["Score", "Scores"]
+__all__ = ["MAX_TEXT_CHARS", "Score", "Scores"]
 
-_Text = Annotated[str, Field(max_length=20_000)]
+MAX_TEXT_CHARS = 20_000
+"""The longest text field that the gateway takes."""
+
+_Text = Annotated[str, Field(max_length=MAX_TEXT_CHARS)]
 
 
 class Score(Message):

@@ -11,18 +11,21 @@ from fedone_sdk.messages.array import Array
 from fedone_sdk.messages.base import Id, Message
 
 __all__ = [
-    "MIN_SCORED_SHARE",
-    "UPDATE",
     "AlphaUpdate",
     "Decline",
     "LossesUpdate",
+    "MIN_SCORED_SHARE",
     "Receipt",
     "Scored",
+    "UPDATE",
     "Update",
 ]
 
 MIN_SCORED_SHARE = 0.8
 """Share of the mini-batch that must have been scored for an update to count."""
+
+_Loss = Annotated[float, Field(ge=-1e6, le=1e6)]
+# Far beyond any real loss, and near enough that sums and gradients of it stay finite.
 
 _Count = Annotated[int, Field(ge=0, le=2**31)]
 
@@ -62,7 +65,7 @@ class AlphaUpdate(_Update):
 
     exchange: Literal["alpha"] = "alpha"
     alpha: Array
-    mean_loss: float
+    mean_loss: _Loss
 
 
 class LossesUpdate(_Update):
@@ -77,7 +80,7 @@ class LossesUpdate(_Update):
     """
 
     exchange: Literal["losses"] = "losses"
-    losses: Annotated[tuple[float, ...], Field(min_length=2, max_length=65536)]
+    losses: Annotated[tuple[_Loss, ...], Field(min_length=2, max_length=65536)]
 
 
 Update = Annotated[AlphaUpdate | LossesUpdate, Field(discriminator="exchange")]

@@ -2,5 +2,6 @@
 
 from fedone_sdk.simulation.federation import Federation, simulate
 from fedone_sdk.simulation.memory_transport import MemoryTransport
+from fedone_sdk.simulation.plan import RunPlan, plan_run
 
-__all__ = ["Federation", "MemoryTransport", "simulate"]
+__all__ = ["Federation", "MemoryTransport", "RunPlan", "plan_run", "simulate"]

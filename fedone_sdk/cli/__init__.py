@@ -1,0 +1,20 @@
+"""`fedone`, the command: builds objects, holds no logic."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Runs the command that the arguments name."""
+    if any(find_spec(name) is None for name in ("rich", "typer", "yaml")):
+        print("the fedone command needs an extra: pip install 'fedone-sdk[cli]'", file=sys.stderr)
+        sys.exit(2)
+    from fedone_sdk.cli._failures import told
+    from fedone_sdk.cli.app import app
+
+    with told():
+        app(prog_name="fedone")

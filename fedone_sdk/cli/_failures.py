@@ -1,0 +1,64 @@
+"""How failures are told: a line each for what a person can mend, a traceback for what is a bug."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from fedone_sdk.errors import DataError, FedOneError, LabelWordError, SpecError
+
+__all__ = ["naming", "told"]
+
+_EXTRAS = {"numpy", "onnxruntime", "sqlalchemy", "tokenizers"}
+"""Packages that only some extras bring, and that some modules import at their top."""
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """Prints expected errors to stderr, one line per problem, and exits with 2."""
+    try:
+        yield
+    except Exception as exc:
+        lines = [line for error in _leaves(exc) for line in _lines(error)]
+        if None in lines:
+            raise
+        # Several clients may have failed for one reason.
+        print(*dict.fromkeys(lines), sep="\n", file=sys.stderr)
+        sys.exit(2)
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error
+
+
+def _lines(error: BaseException) -> Iterator[str | None]:
+    """What to print for an error; None where it is none of ours."""
+    if isinstance(error, SpecError):
+        for problem in error.problems:
+            yield " ".join(f"{error.source}: {problem}".splitlines())
+    elif isinstance(error, FedOneError):
+        yield " ".join(str(error).splitlines())
+    elif isinstance(error, ModuleNotFoundError) and error.name in _EXTRAS:
+        yield f"this command needs {error.name}: pip install 'fedone-sdk[all]'"
+    else:
+        yield None
+
+
+@contextmanager
+def naming(source: str) -> Iterator[None]:
+    """Names the file that a mistake stands in, where the library knows only the key."""
+    try:
+        yield
+    except SpecError as exc:
+        if exc.source != "spec":
+            raise
+        raise SpecError(exc.problems, source=source) from exc
+    except LabelWordError as exc:
+        raise SpecError(f"task.labels: {exc}", source=source) from exc
+    except DataError as exc:
+        raise SpecError(str(exc), source=source) from exc

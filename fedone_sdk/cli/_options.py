@@ -1,0 +1,48 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["Cap", "Exchange", "JsonFile", "RunPath", "Seed", "Transport"]
+
+
+class ExchangeName(StrEnum):
+    """What travels between server and client."""
+
+    alpha = "alpha"
+    losses = "losses"
+
+
+class TransportName(StrEnum):
+    """How messages travel."""
+
+    http = "http"
+    memory = "memory"
+
+
+RunPath = Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run.", show_default=False)]
+JsonFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--json",
+        metavar="FILE",
+        help="Write the result as JSON; - is standard output.",
+        allow_dash=True,
+    ),
+]
+Seed = Annotated[int | None, typer.Option(metavar="N", help="Use this seed.")]
+Cap = Annotated[
+    int | None, typer.Option(metavar="N", help="Spend no more than N training queries.")
+]
+Exchange = Annotated[
+    ExchangeName | None,
+    typer.Option(help="What travels: alpha (as in the paper) or one loss per prompt."),
+]
+Transport = Annotated[
+    TransportName, typer.Option(help="HTTP over loopback, or the same messages without sockets.")
+]

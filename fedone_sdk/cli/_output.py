@@ -1,0 +1,102 @@
+"""Where a command's result goes: a report for people, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from fedone_sdk.errors import SpecError
+
+__all__ = ["Output", "size", "terminal"]
+
+
+def terminal(*, stderr: bool = False) -> Console:
+    """A console that prints text as it is: a prompt may well look like markup."""
+    return Console(stderr=stderr, markup=False, highlight=False, emoji=False, soft_wrap=True)
+
+
+class Output:
+    """Prints a report and writes the JSON file.
+
+    Args:
+        json_file: Where the JSON goes; ``-`` is standard output, and the report then goes to
+            stderr; None writes none.
+
+    Raises:
+        SpecError: The file cannot be written. Said before the work, not after it.
+    """
+
+    def __init__(self, json_file: Path | None) -> None:
+        self._to_stdout = json_file == Path("-")
+        self._file = None if self._to_stdout else json_file
+        self.console = terminal(stderr=self._to_stdout)
+        if self._file is not None:
+            folder = self._file.parent
+            problem = (
+                f"there is no folder {folder}"
+                if not folder.is_dir()
+                else f"{self._file} is a folder"
+                if self._file.is_dir()
+                else f"{folder} cannot be written to"
+                if not os.access(folder, os.W_OK)
+                else None
+            )
+            if problem is not None:
+                raise SpecError(f"--json: {problem}", source="arguments")
+
+    def write_json(self, document: object) -> None:
+        """Writes the JSON, whole or not at all."""
+        text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+        if self._to_stdout:
+            sys.stdout.write(text)
+        elif self._file is not None:
+            target = self._file.resolve()
+            if target.exists() and not target.is_file():
+                target.write_text(text, encoding="utf-8")  # a pipe or a device
+                return
+            draft = target.with_name(f".{target.name}.{os.getpid()}")
+            try:
+                draft.write_text(text, encoding="utf-8")
+                draft.replace(target)
+            finally:
+                draft.unlink(missing_ok=True)
+
+    def heading(self, text: str) -> None:
+        """A line above facts."""
+        self.console.print(Text(text, style="bold"))
+
+    def facts(self, facts: Mapping[str, str]) -> None:
+        """One ``name  value`` line each."""
+        width = max(map(len, facts))
+        for name, value in facts.items():
+            self.console.print(Text.assemble("  ", (name.ljust(width), "dim"), "  ", value))
+
+    def table(self, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+        """Columns: the first to the left, the others to the right."""
+        cells = [header, *rows]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        for number, row in enumerate(cells):
+            first, *others = (
+                cell.rjust(width) if place else cell.ljust(width)
+                for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+            )
+            style = "" if number else "bold"
+            self.console.print(Text("  " + "  ".join([first, *others]).rstrip(), style=style))
+
+
+def size(num_bytes: int) -> str:
+    """A number of bytes for people."""
+    if num_bytes < 1000:
+        return f"{num_bytes} B"
+    value, unit = num_bytes / 1000, "kB"
+    for larger in ("MB", "GB"):
+        if value < 1000:
+            break
+        value, unit = value / 1000, larger
+    return f"{value:.1f} {unit}"

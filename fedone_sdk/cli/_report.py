@@ -1,0 +1,71 @@
+"""A run's result for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from fedone_sdk.cli._output import Output, size
+
+if TYPE_CHECKING:
+    from fedone_sdk.messages import RunResult
+
+__all__ = ["EXIT_CODES", "print_exchanges", "print_result"]
+
+EXIT_CODES = {"failed": 1, "stopped": 130}
+"""By status; every other end is a success."""
+
+
+def print_result(output: Output, result: RunResult, *, num_clients: int | None = None) -> None:
+    """Prints what a run found and what it cost."""
+    metric, spent, cap = result.metric, result.spent, result.cap.queries
+    reason = f" ({result.reason})" if result.reason else ""
+    took_part = {name for entry in result.history for name in entry.client_id.split(",")}
+    facts = {
+        "status": f"{result.status}{reason}, {result.rounds} rounds",
+        "prompt": repr(result.prompt.text),
+        f"{metric.name} on dev": ", ".join(
+            f"{name} {'-' if value is None else format(value, '.3f')}"
+            for name, value in {
+                "no prompt": metric.no_prompt,
+                "untrained prompt": metric.before,
+                "tuned prompt": metric.after,
+            }.items()
+        ),
+        "queries": f"{spent.queries}{'' if cap is None else f' of {cap}'}"
+        f" (evaluation: {result.evaluation.queries} more)",
+        "billed requests": f"{spent.requests} (of them evaluation: {result.evaluation.requests}), "
+        f"{spent.prompt_tokens} prompt tokens, USD {spent.usd:.2f}",
+        "cache hits": f"{result.cache.hits}",
+        "clients": f"{len(took_part)}"
+        f"{'' if num_clients is None else f' of {num_clients}'} took part",
+        "traffic": f"{size(result.communication.upload_bytes)} up, "
+        f"{size(result.communication.download_bytes)} down",
+        "time": f"{result.wall_s:.1f} s",
+        "alpha_sha256": result.alpha_sha256,
+    }
+    output.heading(f"{result.name} (run {result.run_id}, seed {result.seed})")
+    output.facts(facts)
+
+
+def print_exchanges(output: Output, results: Mapping[str, RunResult]) -> None:
+    """Prints results side by side."""
+    runs = list(results.values())
+    rows = {
+        "rounds": [f"{run.rounds}" for run in runs],
+        "queries": [_of_cap(run.spent.queries, run.cap.queries) for run in runs],
+        "cache hits": [f"{run.cache.hits}" for run in runs],
+        "billed requests": [f"{run.spent.requests}" for run in runs],
+        "federated, up": [size(run.communication.upload_bytes) for run in runs],
+        "federated, down": [size(run.communication.download_bytes) for run in runs],
+        "federated, messages": [f"{run.communication.messages}" for run in runs],
+        "gateway, up": [size(run.gateway.upload_bytes) for run in runs],
+        "gateway, down": [size(run.gateway.download_bytes) for run in runs],
+        "gateway, messages": [f"{run.gateway.messages}" for run in runs],
+        "alpha_sha256": [run.alpha_sha256[:12] for run in runs],
+    }
+    output.table(["exchange", *results], ([name, *cells] for name, cells in rows.items()))
+
+
+def _of_cap(spent: int, cap: int | None) -> str:
+    return f"{spent}" if cap is None else f"{spent}/{cap}"

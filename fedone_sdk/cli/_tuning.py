@@ -1,0 +1,59 @@
+"""One run in this process, with progress, Ctrl-C and quiet logs: what tune and quickstart share."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from fedone_sdk.cli._failures import naming
+from fedone_sdk.cli._signals import stopping
+from fedone_sdk.cli.progress import progress
+
+if TYPE_CHECKING:
+    from fedone_sdk.backends import LLMBackend
+    from fedone_sdk.messages import RunResult
+    from fedone_sdk.simulation import Federation
+    from fedone_sdk.stores import Store
+
+__all__ = ["run_here"]
+
+
+async def run_here(
+    federation: Federation,
+    *,
+    source: Path,
+    backend: LLMBackend,
+    transport: Literal["http", "memory"],
+    store: Store | None = None,
+    state_dir: Path | None = None,
+) -> RunResult:
+    """Runs a federation to its end, or to the first Ctrl-C.
+
+    Args:
+        federation: The run and its data.
+        source: The file that a mistake would stand in.
+        backend: The model; stays open.
+        transport: How messages travel.
+        store: Keeps the run.
+        state_dir: Keeps the clients.
+    """
+    from fedone_sdk.simulation import simulate
+
+    stop = asyncio.Event()
+
+    def stop_in_good_order() -> None:
+        stop.set()
+        print("stopping, the prompt so far is measured; Ctrl-C again aborts", file=sys.stderr)
+
+    with stopping(stop_in_good_order), progress(federation.spec.name) as watch, naming(str(source)):
+        return await simulate(
+            federation,
+            backend=backend,
+            transport=transport,
+            store=store,
+            state_dir=state_dir,
+            watch=watch,
+            stop=stop,
+        )

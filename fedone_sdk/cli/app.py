@@ -1,0 +1,50 @@
+"""The command tree. Commands load what they need when they run, so that `--help` is quick."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from fedone_sdk import __version__
+from fedone_sdk.cli import client, plan, quickstart, runs, score, serve, tune
+
+__all__ = ["app"]
+
+# Plain help and errors: they read the same in a terminal, a pipe and a log.
+app = typer.Typer(
+    help="Federated tuning of short prompts for language models that can only be asked.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    pretty_exceptions_show_locals=False,
+)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"fedone {__version__}")
+        raise typer.Exit
+
+
+@app.callback(epilog="Example: fedone quickstart")
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Say the version."),
+    ] = False,
+) -> None:
+    pass
+
+
+app.command(epilog="Example: fedone quickstart --json result.json")(quickstart.quickstart)
+app.command(epilog="Example: fedone tune run.yaml --cap 500 --store run.db")(tune.tune)
+app.command(epilog="Example: fedone plan run.yaml")(plan.plan)
+app.command(epilog='Example: fedone score run.yaml --prompt " Overall verdict"')(score.score)
+app.command(epilog="Example: fedone serve config.yaml")(serve.serve)
+app.command(
+    epilog="Example: FEDONE_TOKEN=... fedone client --server https://fedone.example "
+    "--data reviews.jsonl --state ~/.fedone"
+)(client.client)
+app.add_typer(runs.app, name="runs")

@@ -1,0 +1,94 @@
+"""`fedone client`: one edge client on this machine's data."""
+
+from __future__ import annotations
+
+import asyncio
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import structlog
+import typer
+
+from fedone_sdk.cli._logs import json_logs
+from fedone_sdk.cli._run_file import build_backend
+from fedone_sdk.cli._signals import stopping
+from fedone_sdk.data import load_examples
+from fedone_sdk.errors import SpecError
+from fedone_sdk.spec import OnnxSpec
+
+if TYPE_CHECKING:
+    from fedone_sdk.backends import LLMBackend
+    from fedone_sdk.client import EdgeClient
+
+__all__ = ["client"]
+
+_log = structlog.get_logger(__name__)
+
+
+class BackendName(StrEnum):
+    """Models that a client can bring."""
+
+    onnx = "onnx"
+
+
+def client(
+    server: Annotated[str, typer.Option(metavar="URL", help="The aggregator.")],
+    data: Annotated[
+        str, typer.Option(metavar="FILE", help="This client's labelled examples; they stay here.")
+    ],
+    token: Annotated[
+        str | None,
+        typer.Option(
+            metavar="T",
+            envvar="FEDONE_TOKEN",
+            show_default=False,
+            help="Enrolment token; not needed once --state holds an identity.",
+        ),
+    ] = None,
+    backend: Annotated[
+        BackendName | None,
+        typer.Option(help="A model of this client's own; else the server's gateway is asked."),
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Model folder, for --backend onnx.")
+    ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Keep the identity here, so that a restart is known."),
+    ] = None,
+    run_id: Annotated[
+        str | None, typer.Option("--run", metavar="RUN_ID", help="Work only for this run.")
+    ] = None,
+) -> None:
+    """Take part in prompt tuning with this machine's data, until the run has ended.
+
+    Logs are JSON lines on standard output.
+    """
+    json_logs()
+    if model is not None and backend is None:
+        raise SpecError("--model: goes with --backend onnx", source="arguments")
+    examples = load_examples(data)
+    own = None
+    if backend is not None:
+        spec = OnnxSpec(model=None if model is None else str(model))
+        own = build_backend(spec, Path(), source="arguments")
+
+    from fedone_sdk.client import EdgeClient
+
+    edge = EdgeClient(
+        server, token=token, data=examples, backend=own, state_dir=state, run_id=run_id
+    )
+    asyncio.run(_work(edge, own))
+
+
+async def _work(edge: EdgeClient, own: LLMBackend | None) -> None:
+    async with edge:
+        try:
+            with stopping(edge.stop):
+                _log.info("working")
+                await edge.run_forever()
+                _log.info("done")
+        finally:
+            if own is not None:
+                await own.aclose()

@@ -1,0 +1,68 @@
+"""`fedone plan`: what a run would cost, before it costs anything."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from fedone_sdk.cli._failures import naming
+from fedone_sdk.cli._logs import quiet_logs
+from fedone_sdk.cli._options import Cap, JsonFile, RunPath, Seed
+from fedone_sdk.cli._output import Output, size
+from fedone_sdk.cli._run_file import RunFile
+
+if TYPE_CHECKING:
+    from fedone_sdk.simulation import RunPlan
+
+__all__ = ["plan"]
+
+
+def plan(run_path: RunPath, seed: Seed = None, cap: Cap = None, json_file: JsonFile = None) -> None:
+    """Say what a run would cost, and whether its cap suffices. The model is not asked."""
+    output = Output(json_file)
+    quiet_logs()
+    found = asyncio.run(_plan(RunFile.load(run_path, seed=seed, cap=cap)))
+    _print(output, found)
+    output.write_json(found.model_dump(mode="json"))
+
+
+async def _plan(run: RunFile) -> RunPlan:
+    from fedone_sdk.simulation import plan_run
+
+    federation = run.federation()
+    async with run.backend() as backend:
+        with naming(str(run.path)):
+            return await plan_run(federation, backend=backend)
+
+
+def _print(output: Output, plan: RunPlan) -> None:
+    cap, evaluation = plan.cap.queries, plan.evaluation
+    verdict = "yes" if plan.sufficient else "no"
+    output.heading(f"{plan.name}: {plan.clients} clients, {plan.vocab_size} candidates")
+    output.facts(
+        {
+            "training queries": f"{plan.training_queries} at most"
+            f"{'' if cap is None else f', cap {cap}'} ({plan.queries_per_round} per round)",
+            "cap suffices": f"{verdict}: pays {plan.rounds_affordable} of {plan.rounds} rounds",
+            "evaluation queries": f"{evaluation.queries} (no prompt {evaluation.no_prompt}, "
+            f"untrained {evaluation.before}, curve {evaluation.curve}, tuned {evaluation.after})",
+            "requests": f"{plan.worst.requests} at most, about {plan.expected_requests} expected "
+            f"({plan.distinct_share:.0%} of prompts differ)",
+            "prompt tokens": f"{plan.worst.prompt_tokens} at most",
+            "money": f"USD {plan.worst.usd:.2f} at most",
+        }
+    )
+    output.console.print()
+    rows = (
+        [
+            name,
+            size(wire.federated.upload_bytes),
+            size(wire.federated.download_bytes),
+            size(wire.gateway.upload_bytes),
+            size(wire.gateway.download_bytes),
+        ]
+        for name, wire in plan.exchanges.items()
+    )
+    output.table(["exchange", "up", "down", "gateway up", "gateway down"], rows)
+    for warning in plan.warnings:
+        output.console.print(f"  warning: {warning}")

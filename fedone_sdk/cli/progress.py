@@ -1,0 +1,155 @@
+"""How far a run is: a live line on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from fedone_sdk.cli._output import size, terminal
+
+if TYPE_CHECKING:
+    from fedone_sdk.aggregator import ServedRun
+    from fedone_sdk.aggregator.events import Effect
+
+__all__ = ["Progress", "progress"]
+
+_SMOOTHING = 0.1
+"""Weight of the newest round in the mean loss shown: single mini-batches jump."""
+
+_LINE_EVERY_S = 1.0
+
+
+class Progress:
+    """Watches a run; `text` says where it is.
+
+    Args:
+        title: What the run is called.
+    """
+
+    def __init__(self, title: str) -> None:
+        self.title = title
+        self.text = "starting"
+        self.share = 0.0
+        self._loss: float | None = None
+        self._metric = ""
+        self._seen = 0
+        self._began: tuple[float, float] | None = None
+
+    def __call__(self, run: ServedRun, effect: Effect | None) -> None:
+        """Takes note of what happened; cheap, it is called for every message."""
+        from fedone_sdk.aggregator.events import RoundFinished, RunEnded
+
+        if self._began is None:
+            self._began = time.monotonic(), _share(run)
+            self.text = f"starting, up to {run.spec.rounds} rounds"
+            self.show(end=True)
+        if isinstance(effect, RoundFinished):
+            loss = effect.report.mean_loss
+            self._loss = (
+                loss if self._loss is None else self._loss + _SMOOTHING * (loss - self._loss)
+            )
+            measured = self._look_for_metric(run)
+            self.share = _share(run)
+            self.text = self._line(run)
+            self.show(end=measured)
+        elif isinstance(effect, RunEnded):
+            self.share = 1.0
+            self.text = f"{self._line(run)}, {effect.status}"
+            self.show(end=True)
+
+    def show(self, *, end: bool) -> None:
+        """Called when `text` is new; `end` where it should not be passed over."""
+
+    def _look_for_metric(self, run: ServedRun) -> bool:
+        """Looks for a new point of the curve; whether there is one."""
+        # Points arrive some rounds late and change their entry, so a few are looked at again.
+        for report in reversed(run.history):
+            if report.round < self._seen:
+                break
+            if report.metric is not None:
+                self._seen = report.round + 1
+                self._metric = f", {run.spec.task.metric} {report.metric:.3f}"
+                return True
+        return False
+
+    def _line(self, run: ServedRun) -> str:
+        state, budget = run.state, run.spec.budget
+        cap = "" if budget is None or budget.queries is None else f"/{budget.queries}"
+        traffic = run.counters.communication
+        loss = "" if self._loss is None else f", loss {self._loss:.3f}"
+        return (
+            f"round {state.round}/{run.spec.rounds}{loss}{self._metric}, "
+            f"queries {state.account.spent.queries}{cap}, "
+            f"{size(traffic.upload_bytes + traffic.download_bytes)}{self._time_left()}"
+        )
+
+    def _time_left(self) -> str:
+        if self._began is None:
+            return ""
+        began, done_before = self._began
+        done = self.share - done_before
+        if done <= 0 or self.share >= 1:
+            return ""
+        seconds = (time.monotonic() - began) * (1 - self.share) / done
+        return f", {seconds:.0f} s left" if seconds < 100 else f", {seconds / 60:.0f} min left"
+
+
+def _share(run: ServedRun) -> float:
+    """How much of the run is done: the rounds or the budget, whichever ends it first."""
+    budget = run.spec.budget
+    shares = [run.state.round / run.spec.rounds]
+    if budget is not None:
+        shares += [
+            float(amount / cap) for _, cap, amount in budget.pairs(run.state.account.spent) if cap
+        ]
+    return min(max(shares), 1.0)
+
+
+class _Lines(Progress):
+    """Plain lines: at the start, at the end, at each measurement, else one a second at most."""
+
+    def __init__(self, title: str, console: Console) -> None:
+        super().__init__(title)
+        self._console = console
+        self._printed = 0.0
+        self._rounds = False
+
+    def show(self, *, end: bool) -> None:
+        """Prints the line if it is time for one."""
+        now = time.monotonic()
+        first = not self._rounds and self.text.startswith("round")
+        if end or first or now - self._printed >= _LINE_EVERY_S:
+            self._console.print(f"{self.title}: {self.text}")
+            self._printed = now
+            self._rounds = self._rounds or first
+
+
+class _Bar(Progress):
+    """A bar that fills, and the text below it, which 80 columns hold."""
+
+    def __rich__(self) -> Group:
+        bar = Table.grid(padding=(0, 1))
+        bar.add_row(
+            Text(self.title, style="bold"), ProgressBar(total=1.0, completed=self.share, width=40)
+        )
+        return Group(bar, Text(self.text, no_wrap=True, overflow="ellipsis"))
+
+
+@contextmanager
+def progress(title: str) -> Iterator[Progress]:
+    """Shows progress on stderr for as long as the context lasts."""
+    console = terminal(stderr=True)
+    if not console.is_terminal:
+        yield _Lines(title, console)
+        return
+    bar = _Bar(title)
+    with Live(bar, console=console, transient=True, refresh_per_second=8):
+        yield bar

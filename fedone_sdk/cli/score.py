@@ -1,0 +1,129 @@
+"""`fedone score`: one prompt, one data file, one model."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedone_sdk.cli._failures import naming
+from fedone_sdk.cli._logs import quiet_logs
+from fedone_sdk.cli._options import JsonFile
+from fedone_sdk.cli._output import Output
+from fedone_sdk.cli._run_file import RunFile, build_backend
+from fedone_sdk.data import check_examples, load_examples
+from fedone_sdk.errors import SpecError
+from fedone_sdk.spec import OnnxSpec
+from fedone_sdk.task import TaskSpec, glue_task
+
+if TYPE_CHECKING:
+    from fedone_sdk.backends import LLMBackend, Prediction
+    from fedone_sdk.task import Example
+
+__all__ = ["score"]
+
+_BATCH_SIZE = 32
+
+
+def score(
+    run_path: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="RUN.yaml", help="Its task, model and dev data.", show_default=False
+        ),
+    ] = None,
+    prompt: Annotated[
+        str, typer.Option(help="The prompt, taken as it is; nothing is no prompt.")
+    ] = "",
+    task_name: Annotated[
+        str | None,
+        typer.Option(
+            "--task", metavar="NAME", help="A built-in task (sst2 ...), without RUN.yaml."
+        ),
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Labelled examples, or hf:NAME.")
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Model folder, instead of the run's.")
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(metavar="B", min=1, max=1024, help="Examples per query.")
+    ] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Measure one prompt on one data file."""
+    output = Output(json_file)
+    quiet_logs()
+    run = None if run_path is None else RunFile.load(run_path)
+    task = _task(run, task_name)
+    source, examples = _examples(run, data, task)
+    backend = _backend(run, model)
+    size = batch_size or (run.spec.method.batch_size if run else _BATCH_SIZE)
+    with naming(str(run_path or "arguments")):
+        found = asyncio.run(_predict(backend, task, prompt, examples, size))
+    report = {
+        "prompt": prompt,
+        "data": source,
+        "model": backend.fingerprint,
+        "metric": {"name": task.metric, "value": found.metric},
+        "mean_loss": found.mean_loss,
+        "examples": len(found.log_probs),
+        "failed": len(found.log_probs) - len(found.scored),
+        "usage": found.usage.model_dump(mode="json"),
+    }
+    output.heading(f"{prompt!r} on {source}")
+    output.facts(
+        {
+            task.metric: _number(found.metric),
+            "mean loss": f"{_number(found.mean_loss)} ({task.loss})",
+            "examples": f"{report['examples']} ({report['failed']} failed)",
+            "queries": f"{found.usage.queries}",
+        }
+    )
+    output.write_json(report)
+
+
+def _task(run: RunFile | None, name: str | None) -> TaskSpec:
+    if (run is None) == (name is None):
+        raise SpecError("either RUN.yaml or --task says what is asked", source="arguments")
+    if run is not None:
+        return run.spec.task
+    try:
+        return glue_task(name or "")
+    except ValueError as exc:
+        raise SpecError(f"--task: {exc}", source="arguments") from exc
+
+
+def _examples(run: RunFile | None, data: str | None, task: TaskSpec) -> tuple[str, list[Example]]:
+    if data is None:
+        if run is None or run.spec.data is None or run.spec.data.dev is None:
+            raise SpecError("--data: is required where no run names dev data", source="arguments")
+        dev = run.spec.data.dev
+        data = dev if dev.startswith("hf:") else str(run.folder / dev)
+    examples: list[Example] = [*load_examples(data, split="validation")]
+    check_examples(task, examples, data)
+    return data, examples
+
+
+def _backend(run: RunFile | None, model: Path | None) -> LLMBackend:
+    if model is not None or run is None:
+        spec = OnnxSpec(model=None if model is None else str(model))
+        return build_backend(spec, Path(), source="arguments")
+    return run.backend()
+
+
+async def _predict(
+    backend: LLMBackend, task: TaskSpec, prompt: str, examples: list[Example], batch_size: int
+) -> Prediction:
+    from fedone_sdk.backends import predict
+
+    async with backend:
+        await backend.check(task.label_words)
+        return await predict(backend, task, prompt, examples, batch_size)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"

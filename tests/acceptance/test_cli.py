@@ -1,0 +1,448 @@
+"""The command line as a person meets it: what it prints, writes, and exits with."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import structlog
+
+import fedone_sdk.cli
+from fedone_sdk import __version__, assets
+from fedone_sdk.messages import RunResult
+
+RUN = """\
+name: tiny
+task: {template: "{prompt} {text} It was {mask}.", labels: {0: " terrible", 1: " great"}}
+data: {train: train.jsonl, dev: dev.jsonl, num_clients: 4, shots: 3}
+prompt: {length: 3, vocabulary: {kind: list, candidates: [" good", " bad", " really", " so"]}}
+method:
+  {name: gs-bdpl, num_samples: 4, batch_size: 4, optimizer: sgd, learning_rate: 0.01,
+   alpha_min: 0.01}
+budget: {queries: 40}
+rounds: 10
+evaluation: {every: 5}
+"""
+
+CONFIG = """\
+listen: 127.0.0.1:8080
+store: fedone.db
+auth: {enrolment_tokens: [enrol-me-please], admin_token: {env: TEST_ADMIN_TOKEN}}
+runs: [run.yaml]
+"""
+
+COMMANDS = [
+    [],
+    *([name] for name in ("client", "plan", "quickstart", "runs", "score", "serve", "tune")),
+    *(["runs", name] for name in ("list", "log", "resume", "show", "stop", "watch")),
+]
+
+
+class Outcome(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Fedone = Callable[..., Outcome]
+
+
+@pytest.fixture
+def fedone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Runs the console entry point in this process: a second saved each time."""
+    # Typer and the commands set these for the whole process.
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+
+    def run(*arguments: object) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["fedone", *map(str, arguments)])
+        capsys.readouterr()
+        code: Any = 0
+        try:
+            fedone_sdk.cli.main()
+        except SystemExit as exit_:
+            code = exit_.code
+        captured = capsys.readouterr()
+        assert "\x1b" not in captured.out + captured.err
+        return Outcome(code or 0, captured.out, captured.err)
+
+    yield run
+    structlog.reset_defaults()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    source = assets.path("companion_feedback")
+    for name, count in ("train", 40), ("dev", 16):
+        lines = (source / f"{name}.jsonl").read_text().splitlines(keepends=True)
+        (tmp_path / f"{name}.jsonl").write_text("".join(lines[:count]))
+    (tmp_path / "run.yaml").write_text(RUN)
+    return tmp_path
+
+
+def result(path: Path) -> RunResult:
+    return RunResult.model_validate_json(path.read_bytes())
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_help_has_an_example(fedone: Fedone, command: list[str]) -> None:
+    code, out, _ = fedone(*command, "--help")
+    assert code == 0
+    assert " ".join(["Example: fedone", *command]) in " ".join(out.split()) or (
+        "fedone " + " ".join(command) in out and "Example:" in out
+    )
+
+
+def test_version(fedone: Fedone) -> None:
+    assert fedone("--version") == (0, f"fedone {__version__}\n", "")
+
+
+def test_without_its_extra_it_says_what_to_install(
+    fedone: Fedone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fedone_sdk.cli, "find_spec", lambda name: None)
+    assert fedone("quickstart") == (
+        2,
+        "",
+        "the fedone command needs an extra: pip install 'fedone-sdk[cli]'\n",
+    )
+
+
+def test_a_bug_keeps_its_traceback(fedone: Fedone, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedone_sdk.cli.plan.RunFile.load", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        fedone("plan", "run.yaml")
+
+
+def test_quickstart_keeps_its_cap_and_compares_the_exchanges(
+    fedone: Fedone, tmp_path: Path
+) -> None:
+    code, out, err = fedone("quickstart", "--cap", 60, "--json", tmp_path / "result.json")
+    assert code == 0
+    assert "60 of 60" in out
+    assert "asked again in the second: 0" in out
+    assert "round 1/" in err
+    document = json.loads((tmp_path / "result.json").read_text())
+    losses = RunResult.model_validate(document.pop("losses_exchange"))
+    assert document.keys() == RunResult.model_fields.keys()
+    alpha = RunResult.model_validate(document)
+    for run in alpha, losses:
+        assert run.cap.queries == 60
+        assert run.spent.queries <= 60
+        assert run.status == "budget_exhausted"
+        assert sum(entry.queries for entry in run.history) == run.spent.queries
+        assert None not in (run.metric.no_prompt, run.metric.before, run.metric.after)
+    assert alpha.alpha_sha256 == losses.alpha_sha256
+    assert losses.spent.requests == 0
+    assert losses.communication.upload_bytes < alpha.communication.upload_bytes
+    assert alpha.gateway.messages == losses.gateway.messages > 0
+
+
+def test_exchanges_and_transports_give_one_alpha(fedone: Fedone, folder: Path) -> None:
+    target = folder / "result.json"
+    found = []
+    for options in (
+        ["--exchange", "alpha", "--transport", "memory"],
+        ["--exchange", "alpha", "--transport", "http"],
+        ["--exchange", "losses", "--transport", "memory"],
+    ):
+        assert fedone("tune", folder / "run.yaml", "--json", target, *options).code == 0
+        found.append(result(target))
+    assert len({run.alpha_sha256 for run in found}) == 1
+    assert {run.status for run in found} == {"completed"}
+    assert {run.spent.queries for run in found} == {40}
+    assert (
+        fedone(
+            "tune", folder / "run.yaml", "--seed", 7, "--transport", "memory", "--json", target
+        ).code
+        == 0
+    )
+    assert result(target).seed == 7
+    assert result(target).alpha_sha256 != found[0].alpha_sha256
+
+
+def test_json_on_stdout_is_all_of_stdout(fedone: Fedone, folder: Path) -> None:
+    code, out, err = fedone("tune", folder / "run.yaml", "--cap", 8, "--json", "-")
+    assert code == 0
+    assert RunResult.model_validate_json(out).spent.queries == 8
+    assert "accuracy on dev" in err
+
+
+def test_the_json_file_is_replaced_whole(fedone: Fedone, folder: Path) -> None:
+    target = folder / "out" / "plan.json"
+    target.parent.mkdir()
+    target.write_text("old")
+    assert fedone("plan", folder / "run.yaml", "--json", target).code == 0
+    assert json.loads(target.read_text())["name"] == "tiny"
+    assert [file.name for file in target.parent.iterdir()] == ["plan.json"]
+
+
+def test_a_json_file_that_cannot_be_is_told_before_the_run(fedone: Fedone, folder: Path) -> None:
+    code, out, err = fedone("tune", folder / "run.yaml", "--json", folder / "nowhere" / "a.json")
+    assert (code, out) == (2, "")
+    assert err == f"arguments: --json: there is no folder {folder / 'nowhere'}\n"
+
+
+def test_a_run_that_fails_exits_with_1(fedone: Fedone, folder: Path) -> None:
+    long = ", ".join(f'"{letter * 190}"' for letter in "ab")
+    text = re.sub(r"candidates: \[.*\]", f"candidates: [{long}]", RUN) + (
+        "participation: {max_lost: 1}\n"
+    )
+    (folder / "run.yaml").write_text(text)
+    code, out, _ = fedone("tune", folder / "run.yaml", "--transport", "memory")
+    assert code == 1
+    assert "failed" in out
+    assert "shorten the prompt" in out
+
+
+def test_a_stored_run_is_not_run_twice(fedone: Fedone, folder: Path) -> None:
+    tune = ["tune", folder / "run.yaml", "--store", folder / "run.db", "--json", folder / "r.json"]
+    assert fedone(*tune).code == 0
+    first = result(folder / "r.json")
+    assert fedone(*tune).code == 0
+    assert result(folder / "r.json").alpha_sha256 == first.alpha_sha256
+    assert result(folder / "r.json").spent.queries == first.spent.queries
+    code, _, err = fedone(*tune, "--seed", 1)
+    assert code == 2
+    assert err.splitlines()[-1].startswith(f"{folder / 'run.yaml'}: name: 'tiny' is taken")
+
+
+# What a run would cost
+
+
+def test_plan_says_what_tune_then_spends(fedone: Fedone, folder: Path) -> None:
+    assert fedone("plan", folder / "run.yaml", "--json", folder / "plan.json").code == 0
+    plan = json.loads((folder / "plan.json").read_text())
+    for exchange in "alpha", "losses":
+        options = ["--exchange", exchange, "--json", folder / "r.json", "--transport", "memory"]
+        assert fedone("tune", folder / "run.yaml", *options).code == 0
+        run = result(folder / "r.json")
+        assert plan["training_queries"] == run.spent.queries == 40
+        assert plan["evaluation"]["queries"] == run.evaluation.queries
+        assert plan["worst"]["requests"] >= run.spent.requests
+        assert plan["worst"]["prompt_tokens"] >= run.spent.prompt_tokens
+        wire = plan["exchanges"][exchange]
+        for kind, real in ("federated", run.communication), ("gateway", run.gateway):
+            assert wire[kind]["upload_bytes"] == pytest.approx(real.upload_bytes, rel=0.15)
+            assert wire[kind]["download_bytes"] == pytest.approx(real.download_bytes, rel=0.15)
+    assert plan["sufficient"]
+    assert plan["rounds_affordable"] == plan["rounds"] == 10
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "warning"),
+    [
+        ("queries: 40", "queries: 3", "budget: cannot pay one round of 4 queries"),
+        ("queries: 40", "queries: 30", "budget: pays 7 of 10 rounds"),
+        ("queries: 40", "requests: 30", "budget: pays 2 of 10 rounds"),
+        ("kind: list,", "kind: list, size: 9,", "prompt.vocabulary.size: 9 asked, only 4 found"),
+        ("shots: 3", "shots: 30", "data: clients share rows"),
+        ("batch_size: 4", "batch_size: 8", "method.batch_size: 8 asked"),
+        (" dev: dev.jsonl,", "", "data.dev: is missing"),
+        ("every: 5", "every: 5, queries: 3", "evaluation.queries: 3 of"),
+        ("budget: {queries: 40}", "", "budget: no cap is set"),
+    ],
+)
+def test_plan_warns(fedone: Fedone, folder: Path, old: str, new: str, warning: str) -> None:
+    (folder / "run.yaml").write_text(RUN.replace(old, new))
+    code, out, _ = fedone("plan", folder / "run.yaml")
+    assert code == 0
+    assert f"warning: {warning}" in out
+
+
+# One prompt
+
+
+def test_score_is_what_evaluation_measures(fedone: Fedone, folder: Path) -> None:
+    target = folder / "score.json"
+    options = ["--transport", "memory", "--json", folder / "r.json"]
+    assert fedone("tune", folder / "run.yaml", *options).code == 0
+    run = result(folder / "r.json")
+    for prompt, value in ("", run.metric.no_prompt), (run.prompt.text, run.metric.after):
+        assert fedone("score", folder / "run.yaml", "--prompt", prompt, "--json", target).code == 0
+        report = json.loads(target.read_text())
+        assert report["metric"] == {"name": "accuracy", "value": value}
+        assert report["examples"] == 16
+        assert report["usage"]["queries"] == 4
+        assert report["mean_loss"] > 0
+
+
+def test_score_without_a_run(fedone: Fedone, tmp_path: Path) -> None:
+    data = tmp_path / "rows.csv"
+    data.write_text("sentence,label\na joy to watch,1\na dull mess,0\n")
+    code, out, _ = fedone("score", "--task", "sst2", "--data", data, "--json", tmp_path / "s.json")
+    assert code == 0
+    assert "2 (0 failed)" in out
+    assert json.loads((tmp_path / "s.json").read_text())["usage"]["queries"] == 1
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("num_samples: 4", "num_sample: 4", "method.num_sample: unknown key (allowed: "),
+        ("rounds: 10", "rounds: ten", "rounds: input should be a valid integer"),
+        ("rounds: 10", "rounds: 10\nrounds: 11", "is not YAML: key 'rounds' stands twice"),
+        ("num_samples: 4", "num_samples: 1", "method.num_samples: input should be greater than"),
+        ("alpha_min: 0.01", "alpha_min: 0.9", "method: alpha_min must lie in"),
+        ("queries: 40", "", "budget: needs at least one cap"),
+        ("train.jsonl", "nope.jsonl", "data.train: "),
+        ('1: " great"', '1: " "', "task: label '1' has no label word"),
+        ('1: " great"', '1: " unbelievably"', "task.labels: label word ' unbelievably' is 2 tok"),
+        ("num_clients: 4, shots: 3", "num_clients: 41", "data.num_clients: 40 rows are too few"),
+        ("{text}", "{body}", "data.train: train.jsonl: row 1: field 'body' is missing"),
+        ("rounds: 10", "backend: {model: nope}", "backend.model: "),
+        (" good", " bad", "prompt.vocabulary: list: candidates: ' bad' stands twice"),
+    ],
+)
+@pytest.mark.parametrize("command", ["plan", "tune"])
+def test_a_mistake_is_one_line(
+    fedone: Fedone, folder: Path, command: str, old: str, new: str, told: str
+) -> None:
+    path = folder / "run.yaml"
+    path.write_text(RUN.replace(old, new))
+    code, out, err = fedone(command, path)
+    assert (code, out) == (2, "")
+    *progress, line = err.splitlines()
+    assert line.startswith(f"{path}: {told}")
+    assert all(said.startswith("tiny: ") for said in progress)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["plan", "missing.yaml"], "missing.yaml: cannot be read: No such file or directory"),
+        (["tune", "run.yaml", "--cap", -1], "arguments: budget.queries: input should be greater"),
+        (["score"], "arguments: either RUN.yaml or --task says what is asked"),
+        (["score", "--task", "sst2"], "arguments: --data: is required"),
+        (["score", "--task", "sst3", "--data", "dev.jsonl"], "arguments: --task: no built-in"),
+        (
+            ["client", "--server", "x", "--token", "t", "--data", "dev.jsonl"],
+            "arguments: server: 'x' is not an http(s) URL",
+        ),
+        (["client", "--server", "http://x", "--data", "nope.jsonl"], "nope.jsonl: cannot be read"),
+        (
+            ["client", "--server", "http://x", "--data", "dev.jsonl", "--model", "x"],
+            "arguments: --model: goes with --backend onnx",
+        ),
+        (
+            ["runs", "list", "--server", "http://127.0.0.1:9", "--admin-token", "secret"],
+            "http://127.0.0.1:9: cannot be reached",
+        ),
+        (["tune", "run.yaml", "--store", "nowhere/a.db"], "store nowhere/a.db cannot be used"),
+    ],
+)
+def test_a_wrong_argument_is_one_line(
+    fedone: Fedone,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    told: str,
+) -> None:
+    monkeypatch.chdir(folder)
+    code, out, err = fedone(*arguments)
+    assert (code, out) == (2, "")
+    assert len(err.splitlines()) == 1
+    assert err.startswith(told)
+    assert "secret" not in err
+
+
+def test_several_mistakes_are_a_line_each(fedone: Fedone, folder: Path) -> None:
+    path = folder / "run.yaml"
+    path.write_text(RUN.replace("rounds: 10", "rounds: 0").replace("length: 3", "length: 0"))
+    code, _, err = fedone("plan", path)
+    assert code == 2
+    assert [line.split(": ")[1] for line in err.splitlines()] == ["prompt.length", "rounds"]
+
+
+def test_paths_start_at_the_run_file(fedone: Fedone, folder: Path) -> None:
+    shutil.copytree(assets.path("roberta_mini"), folder / "models" / "mini")
+    (folder / "runs").mkdir()
+    text = RUN.replace("train: train", "train: ../train").replace("dev: dev", "dev: ../dev")
+    (folder / "runs" / "run.yaml").write_text(f"{text}backend: {{model: ../models/mini}}\n")
+    code, _, _ = fedone("tune", folder / "runs" / "run.yaml", "--json", folder / "r.json")
+    assert code == 0
+    assert str(result(folder / "r.json").model).startswith("onnx:mini:")
+
+
+# A service
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        (
+            "enrolment_tokens: [enrol-me-please], ",
+            "",
+            "config.yaml: auth.enrolment_tokens: needs at least one, or no device can enrol; "
+            "make one with: python3 -c",
+        ),
+        ("[enrol-me-please]", "enrol-me-please", "config.yaml: auth.enrolment_tokens: must be a"),
+        ("enrol-me-please", "[enrol-me-please]", "config.yaml: auth.enrolment_tokens.0: must be"),
+        ("TEST_ADMIN_TOKEN", "NOPE", "config.yaml: auth.admin_token: the environment variable"),
+        ("{env: TEST_ADMIN_TOKEN}", "enrol-me-please", "config.yaml: auth: admin_token must not"),
+        ("listen:", "tls: {certificate: no.pem, key: no.key}\nlisten:", "config.yaml: tls: "),
+        ("127.0.0.1:", "", "config.yaml: listen: "),
+        ("fedone.db", "other.db", None),
+        ("[run.yaml]", "[run.yaml, run.yaml]", "config.yaml: runs.1: run.yaml and run.yaml share"),
+        ("fedone.db", "postgresql://x/y", "config.yaml: store: postgresql is not supported"),
+        ("[run.yaml]", "[nope.yaml]", "nope.yaml: cannot be read"),
+        ("runs:", "run:", "config.yaml: run: unknown key (allowed: auth, backend, "),
+        ("store:", "backend: {model: nope}\nstore:", "config.yaml: backend.model: nope: there"),
+    ],
+)
+def test_serve_check(
+    fedone: Fedone,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    old: str,
+    new: str,
+    told: str | None,
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("TEST_ADMIN_TOKEN", "an-admin-token")
+    (folder / "config.yaml").write_text(CONFIG.replace(old, new))
+    code, out, err = fedone("serve", "config.yaml", "--check")
+    if told is None:
+        assert (code, err) == (0, "")
+        assert out == "config.yaml: would serve 1 runs at 127.0.0.1:8080\n"
+    else:
+        assert (code, out) == (2, "")
+        assert err.startswith(told)
+        assert len(err.splitlines()) == 1
+    assert not (folder / "fedone.db").exists()
+    assert "enrol-me-please" not in out + err
+
+
+def test_a_counted_vocabulary_needs_public_text(
+    fedone: Fedone, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("TEST_ADMIN_TOKEN", "an-admin-token")
+    (folder / "config.yaml").write_text(CONFIG)
+    counted = re.sub(r"kind: list, candidates: \[.*\]", "kind: pmi, size: 10", RUN)
+    (folder / "run.yaml").write_text(counted)
+    assert fedone("serve", "config.yaml", "--check").code == 0
+    (folder / "run.yaml").write_text(re.sub(r"\ndata: .*", "", counted))
+    code, _, err = fedone("serve", "config.yaml", "--check")
+    assert code == 2
+    assert err.startswith("run.yaml: prompt.vocabulary.kind: pmi counts public text, so it needs")
+
+
+def test_the_server_has_one_model(
+    fedone: Fedone, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("TEST_ADMIN_TOKEN", "an-admin-token")
+    (folder / "config.yaml").write_text(CONFIG)
+    (folder / "run.yaml").write_text(f"{RUN}backend: {{model: other}}\n")
+    code, _, err = fedone("serve", "config.yaml", "--check")
+    assert code == 2
+    assert err.startswith("run.yaml: backend: is not the one that the server's config names")

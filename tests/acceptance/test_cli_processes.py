@@ -1,0 +1,275 @@
+"""The commands as processes: signals, kill -9, and a server with clients of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedone_sdk import assets
+from fedone_sdk.messages import RunResult
+
+RUN = """\
+name: tiny
+task: {{template: "{{prompt}} {{text}} It was {{mask}}.", labels: {{0: " terrible", 1: " great"}}}}
+{data}
+prompt: {{length: 3, vocabulary: {{kind: list, candidates: [" good", " bad", " really", " so"]}}}}
+method:
+  {{name: gs-bdpl, num_samples: 4, batch_size: 4, optimizer: sgd, learning_rate: 0.01,
+   alpha_min: 0.01}}
+participation: {{exchange: losses}}
+budget: {{queries: {cap}}}
+rounds: {rounds}
+"""
+CONFIG = """\
+listen: 127.0.0.1:{port}
+store: fedone.db
+auth: {{enrolment_tokens: [enrol-me-please], admin_token: {{env: TEST_ADMIN_TOKEN}}}}
+runs: [run.yaml]
+"""
+ADMIN = "an-admin-token"
+PATIENCE_S = 40.0
+
+
+class Process:
+    """A command under way, its output in files."""
+
+    def __init__(self, folder: Path, number: int, arguments: tuple[object, ...]) -> None:
+        self._out, self._err = folder / f"{number}.out", folder / f"{number}.err"
+        with self._out.open("wb") as out, self._err.open("wb") as err:
+            self.popen = subprocess.Popen(
+                [sys.executable, "-m", "fedone_sdk.cli", *map(str, arguments)],
+                stdout=out,
+                stderr=err,
+                cwd=folder,
+                env=os.environ
+                | {
+                    "PYTHONPATH": str(Path(__file__).parents[2]),
+                    "FEDONE_TOKEN": "enrol-me-please",
+                    "TEST_ADMIN_TOKEN": ADMIN,
+                    "FEDONE_ADMIN_TOKEN": ADMIN,
+                },
+            )
+
+    @property
+    def out(self) -> str:
+        return self._out.read_text()
+
+    @property
+    def err(self) -> str:
+        return self._err.read_text()
+
+    def ended(self) -> int:
+        return self.popen.wait(PATIENCE_S)
+
+    def says(self, text: str) -> None:
+        """Returns once the output holds `text`."""
+        until(lambda: text in self.out + self.err, self)
+
+
+def until(true: Callable[[], Any], process: Process) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not true():
+        # No manual clock reaches into another process.
+        assert process.popen.poll() is None, f"ended early: {process.out}{process.err}"
+        assert time.monotonic() < deadline, f"waited too long: {process.out}{process.err}"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Process]]:
+    with ExitStack() as stack:
+        count = iter(range(100))
+
+        def run(*arguments: object) -> Process:
+            process = Process(tmp_path, next(count), arguments)
+            stack.enter_context(process.popen)
+            stack.callback(process.popen.kill)
+            return process
+
+        yield run
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    lines = (assets.path("companion_feedback") / "train.jsonl").read_text().splitlines(True)
+    for name, rows in ("train", lines[:40]), ("one", lines[:20]), ("two", lines[20:40]):
+        (tmp_path / f"{name}.jsonl").write_text("".join(rows))
+    return tmp_path
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+Start = Callable[..., Process]
+
+
+def local_run(folder: Path, *, rounds: int) -> Path:
+    data = "data: {train: train.jsonl, num_clients: 4, shots: 3}"
+    path = folder / "run.yaml"
+    path.write_text(RUN.format(data=data, cap=4 * rounds, rounds=rounds))
+    return path
+
+
+def served_run(folder: Path, *, rounds: int) -> str:
+    (folder / "run.yaml").write_text(RUN.format(data="", cap=4 * rounds, rounds=rounds))
+    port = free_port()
+    (folder / "config.yaml").write_text(CONFIG.format(port=port))
+    return f"http://127.0.0.1:{port}"
+
+
+def result(path: Path) -> RunResult:
+    return RunResult.model_validate_json(path.read_bytes())
+
+
+# On one machine
+
+
+def test_ctrl_c_ends_a_run_with_what_it_learnt(start: Start, folder: Path) -> None:
+    run = start("tune", local_run(folder, rounds=5000), "--json", "r.json")
+    run.says("round 1/")
+    run.popen.send_signal(signal.SIGINT)
+    assert run.ended() == 130
+    found = result(folder / "r.json")
+    assert found.status == "stopped"
+    assert 0 < found.rounds < 5000
+    assert found.prompt.text
+    assert "stopped (interrupted)" in run.out
+    assert "Traceback" not in run.err
+    assert "\x1b" not in run.out + run.err
+
+
+def test_ctrl_c_twice_aborts(start: Start, folder: Path) -> None:
+    run_file = local_run(folder, rounds=5000)
+    run_file.write_text(run_file.read_text().replace("num_clients", "dev: long.jsonl, num_clients"))
+    # Long to measure, so that the second Ctrl-C comes amid it.
+    (folder / "long.jsonl").write_text((folder / "train.jsonl").read_text() * 1000)
+    run = start("tune", run_file, "--json", "r.json")
+    run.says("round 1/")
+    run.popen.send_signal(signal.SIGINT)
+    run.says("Ctrl-C again aborts")
+    run.popen.send_signal(signal.SIGINT)
+    assert run.ended() == 130
+    assert "Traceback" not in run.err
+    assert run.out == ""
+    assert not (folder / "r.json").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_stored_run_goes_on(start: Start, folder: Path, number: signal.Signals) -> None:
+    tune = ["tune", local_run(folder, rounds=100), "--store", "run.db", "--json", "r.json"]
+    run = start(*tune)
+    run.says("round 1/")
+    run.popen.send_signal(number)
+    assert run.ended() == (-9 if number == signal.SIGKILL else 130)
+    run = start(*tune)
+    assert run.ended() == 0
+    found = result(folder / "r.json")
+    assert found.status in ("completed", "budget_exhausted")
+    assert 90 <= found.rounds <= 100
+    assert found.spent.queries <= 400
+    assert len(found.history) == found.rounds
+    assert len({entry.client_id for entry in found.history}) <= 4
+
+
+# Served
+
+
+def test_serve_and_clients(start: Start, folder: Path) -> None:
+    url = served_run(folder, rounds=12)
+    server = start("serve", "config.yaml")
+    server.says('"event": "serving"')
+    watching = start("runs", "watch", "tiny", "--server", url, "--json", "watched.json")
+    clients = [
+        start("client", "--server", url, "--data", f"{name}.jsonl", "--state", name)
+        for name in ("one", "two")
+    ]
+    assert [client.ended() for client in clients] == [0, 0], server.out
+    assert watching.ended() == 0
+    assert watching.out.startswith("round 1, loss")
+    found = result(folder / "watched.json")
+    assert (found.status, found.rounds, found.spent.queries) == ("completed", 12, 48)
+
+    listing = start("runs", "list", "--server", url)
+    logged = start("runs", "log", "tiny", "--server", url)
+    stopping = start("runs", "stop", "tiny", "--server", url)
+    wrong = start("runs", "show", "nope", "--server", url)
+    assert listing.ended() == 0
+    assert listing.out.split() == ["run", "status", "rounds", "tiny", "completed", "12"]
+    assert logged.ended() == 0
+    assert len([json.loads(line) for line in logged.out.splitlines()]) == 12
+    assert stopping.ended() == wrong.ended() == 2
+    assert stopping.err == "run_conflict: the run has ended: completed\n"
+    assert wrong.err == "not_found: there is no run 'nope'\n"
+
+    server.popen.send_signal(signal.SIGTERM)
+    assert server.ended() == 0
+    for process in (server, *clients):
+        events = [json.loads(line) for line in process.out.splitlines()]
+        assert all({"event", "level", "timestamp"} <= event.keys() for event in events)
+        assert process.err == ""
+        assert ADMIN not in process.out
+        assert "enrol-me-please" not in process.out
+
+
+def test_serve_survives_kill_9_while_a_client_waits(start: Start, folder: Path) -> None:
+    url = served_run(folder, rounds=60)
+    server = start("serve", "config.yaml")
+    server.says('"event": "serving"')
+    watching = start("runs", "watch", "tiny", "--server", url)
+    client = start("client", "--server", url, "--data", "one.jsonl", "--state", "one")
+    watching.says("round 5,")
+    server.popen.kill()
+    assert server.ended() == -9
+    assert watching.ended() == 2
+    server = start("serve", "config.yaml")
+    assert client.ended() == 0, client.out
+    show = start("runs", "show", "tiny", "--server", url, "--json", "r.json")
+    assert show.ended() == 0
+    found = result(folder / "r.json")
+    assert found.status in ("completed", "budget_exhausted")
+    assert found.spent.queries <= 240
+    assert found.rounds >= 55
+    assert len({entry.client_id for entry in found.history}) == 1
+    assert '"event": "run taken up"' in server.out
+
+
+def test_a_client_stops_when_told(start: Start, folder: Path) -> None:
+    # The server is not there: the client asks again and again.
+    client = start("client", "--server", "http://127.0.0.1:9", "--data", "one.jsonl")
+    client.says("working")
+    client.popen.send_signal(signal.SIGTERM)
+    assert client.ended() == 0
+    assert "Traceback" not in client.err
+
+
+def test_a_client_with_a_wrong_token_is_told(start: Start, folder: Path) -> None:
+    url = served_run(folder, rounds=1)
+    start("serve", "config.yaml").says('"event": "serving"')
+    client = start("client", "--server", url, "--data", "one.jsonl", "--token", "wrong")
+    assert client.ended() == 2
+    assert client.err == "unauthorized: enrolment needs a valid enrolment token\n"
+
+
+def test_a_port_in_use_is_one_line(start: Start, folder: Path) -> None:
+    url = served_run(folder, rounds=1)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", int(url.rpartition(":")[2])))
+        taken.listen()
+        server = start("serve", "config.yaml")
+        assert server.ended() == 2
+    assert server.err.startswith("config.yaml: listen: 127.0.0.1:")
+    assert len(server.err.splitlines()) == 1

@@ -1,0 +1,524 @@
+"""Budgets: the arithmetic, and that no order of events spends or leases more than a cap."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from decimal import Decimal
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    multiple,
+    rule,
+)
+from pydantic import ValidationError
+
+import fedone_sdk
+from fedone_sdk.budget import (
+    NOTHING,
+    Account,
+    Budget,
+    BudgetGuard,
+    Lease,
+    MemoryLedger,
+    SqliteLedger,
+    Usage,
+)
+from fedone_sdk.errors import BudgetExhausted, UnknownLease
+
+UNITS = ("queries", "requests", "tokens", "prompt_tokens", "completion_tokens", "usd")
+
+counts = st.integers(0, 50)
+money = st.decimals("0", "5", places=9)
+usages = st.builds(
+    Usage,
+    queries=counts,
+    requests=counts,
+    prompt_tokens=counts,
+    completion_tokens=counts,
+    usd=money,
+)
+
+
+def budgets(most: int = 120) -> st.SearchStrategy[Budget]:
+    caps = {unit: st.none() | st.integers(0, most) for unit in UNITS[:-1]}
+    caps["usd"] = st.none() | st.decimals("0", "12", places=9)
+    return (
+        st.fixed_dictionaries(caps)
+        .filter(lambda chosen: any(cap is not None for cap in chosen.values()))
+        .map(Budget.model_validate)
+    )
+
+
+def amounts(usage: Usage) -> dict[str, Any]:
+    """The amounts in the units that a cap may be in, computed apart from the code."""
+    fields = usage.model_dump()
+    return {**fields, "tokens": fields["prompt_tokens"] + fields["completion_tokens"]}
+
+
+def within(cap: Budget | None, held: Usage) -> bool:
+    caps = {} if cap is None else cap.model_dump()
+    return all(limit is None or amounts(held)[unit] <= limit for unit, limit in caps.items())
+
+
+def total(parts: list[Usage]) -> Usage:
+    return reduce(Usage.__add__, parts, NOTHING)
+
+
+class TestUsage:
+    @given(usages, usages, usages)
+    def test_addition(self, a: Usage, b: Usage, c: Usage) -> None:
+        assert a + b == b + a
+        assert (a + b) + c == a + (b + c)
+        assert a + NOTHING == a
+        for unit, amount in amounts(a + b).items():
+            assert amount == amounts(a)[unit] + amounts(b)[unit]
+
+    @given(usages, st.integers(0, 20))
+    def test_times_is_repeated_addition(self, usage: Usage, times: int) -> None:
+        assert usage * times == total([usage] * times)
+
+    @given(usages)
+    def test_without_queries(self, usage: Usage) -> None:
+        assert usage.without_queries() + Usage(queries=usage.queries) == usage
+
+    def test_a_million_small_charges_sum_to_the_cent(self) -> None:
+        tenth = Usage(usd=Decimal("0.1"))
+        assert total([tenth] * 1000).usd == 100  # as floats: 99.9999999999986
+
+    @pytest.mark.parametrize(
+        "bad",
+        [
+            {"queries": -1},
+            {"usd": "-0.01"},
+            {"usd": "NaN"},
+            {"usd": "Infinity"},
+            {"queries": 1.5},
+            {"minutes": 3},
+            {"requests": 2**53 + 1},
+        ],
+        ids=str,
+    )
+    def test_impossible_amounts(self, bad: dict[str, Any]) -> None:
+        with pytest.raises(ValidationError):
+            Usage.model_validate(bad)
+
+    def test_is_frozen(self) -> None:
+        with pytest.raises(ValidationError, match="frozen"):
+            NOTHING.queries = 1  # type: ignore[misc]
+
+
+class TestBudget:
+    def test_needs_a_cap(self) -> None:
+        with pytest.raises(ValidationError, match="at least one cap"):
+            Budget()
+
+    def test_zero_is_a_cap(self) -> None:
+        assert Account(cap=Budget(usd=Decimal(0))).affordable(Usage(usd=Decimal("0.01")), 9) == 0
+
+    @given(budgets(), usages)
+    def test_pairs_are_the_capped_units(self, budget: Budget, usage: Usage) -> None:
+        caps = {unit: cap for unit, cap in budget.model_dump().items() if cap is not None}
+        expected = {(unit, cap, amounts(usage)[unit]) for unit, cap in caps.items()}
+        assert set(budget.pairs(usage)) == expected
+
+
+class TestAccount:
+    @given(budgets(), usages, usages, st.integers(0, 30))
+    def test_affordable_is_exactly_what_fits(
+        self, cap: Budget, held: Usage, each: Usage, most: int
+    ) -> None:
+        account = Account(cap=cap)
+        with contextlib.suppress(BudgetExhausted):
+            account = account.reserve("held", held)
+        times = account.affordable(each, most)
+        assert 0 <= times <= most
+        account.reserve("fits", each * times)
+        if times < most:
+            with pytest.raises(BudgetExhausted) as excinfo:
+                account.reserve("too much", each * (times + 1))
+            error = excinfo.value
+            assert error.held + error.asked > error.cap  # type: ignore[operator]
+
+    def test_no_cap_holds_nothing_back(self) -> None:
+        account = Account().reserve("a", Usage(queries=10**9))
+        assert account.affordable(Usage(queries=10**9), 7) == 7
+
+    def test_a_refused_reservation_names_the_unit(self) -> None:
+        account = Account(cap=Budget(queries=10, usd=Decimal("0.5"))).reserve(
+            "a", Usage(queries=1, usd=Decimal("0.4"))
+        )
+        with pytest.raises(BudgetExhausted, match=r"budget of 0\.5 usd exhausted") as excinfo:
+            account.reserve("b", Usage(queries=1, usd=Decimal("0.2")))
+        assert (excinfo.value.unit, excinfo.value.held) == ("usd", Decimal("0.4"))
+
+    def test_a_unit_at_its_cap_does_not_stop_work_in_others(self) -> None:
+        full = Account(cap=Budget(queries=1, requests=5)).reserve("a", Usage(queries=1))
+        assert full.reserve("b", Usage(requests=5)).held == Usage(queries=1, requests=5)
+
+    def test_lease_ids(self) -> None:
+        account = Account().reserve("a", NOTHING)
+        with pytest.raises(ValueError, match="'a' is open already"):
+            account.reserve("a", NOTHING)
+        with pytest.raises(UnknownLease, match="'b'"):
+            account.settle("b", NOTHING)
+        with pytest.raises(UnknownLease):
+            account.settle("a", NOTHING).settle("a", NOTHING)
+
+
+class AccountMachine(RuleBasedStateMachine):
+    """An account in any order of reservations and settlements, beside a plain list of them."""
+
+    leases = Bundle("leases")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.account = Account()
+        self.open: dict[str, Usage] = {}
+        self.settled: list[Usage] = []
+
+    @initialize(cap=st.none() | budgets())
+    def begin(self, cap: Budget | None) -> None:
+        self.account = Account(cap=cap)
+
+    @rule(target=leases, worst=usages, number=st.integers(0, 10**9))
+    def reserve(self, worst: Usage, number: int) -> Any:
+        lease_id = f"lease-{number}"
+        assume(lease_id not in self.open)
+        before = self.account
+        fits = within(before.cap, before.held + worst)
+        # A unit that is not asked for cannot stand in the way.
+        asked = {unit for unit, amount in amounts(worst).items() if amount}
+        caps = {} if before.cap is None else before.cap.model_dump()
+        short = any(
+            limit is not None and unit in asked and amounts(before.held + worst)[unit] > limit
+            for unit, limit in caps.items()
+        )
+        assert fits or short
+        try:
+            self.account = before.reserve(lease_id, worst)
+        except BudgetExhausted:
+            assert short
+            assert self.account is before
+            return multiple()
+        assert not short
+        self.open[lease_id] = worst
+        return lease_id
+
+    @rule(lease_id=consumes(leases), share=st.integers(0, 4))
+    def settle(self, lease_id: str, share: int) -> None:
+        worst = self.open.pop(lease_id)
+        used = Usage(
+            queries=worst.queries * share // 4,
+            requests=worst.requests * share // 4,
+            prompt_tokens=worst.prompt_tokens * share // 4,
+            completion_tokens=worst.completion_tokens * share // 4,
+            usd=worst.usd * share / 4,
+        )
+        before = self.account
+        self.account = before.settle(lease_id, used)
+        assert lease_id in before.leases  # the old account is as it was
+        self.settled.append(used)
+
+    @invariant()
+    def adds_up(self) -> None:
+        assert dict(self.account.leases) == self.open
+        assert self.account.spent == total(self.settled)
+        assert self.account.held == total([*self.settled, *self.open.values()])
+        assert within(self.account.cap, self.account.held)
+
+
+TestAccountMachine = AccountMachine.TestCase
+TestAccountMachine.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+
+
+class _Caller:
+    """A task under a guard: what it has done, as its provider would know it."""
+
+    def __init__(self, guard: BudgetGuard, worst: Usage) -> None:
+        self.worst = worst
+        self.entered = False
+        self.lease: Lease | None = None
+        self.go = asyncio.Event()
+        self.ending: Callable[[Lease], None] = lambda lease: None
+        self.task = asyncio.ensure_future(self._call(guard))
+
+    async def _call(self, guard: BudgetGuard) -> None:
+        async with guard.reserve(self.worst) as lease:
+            self.entered, self.lease = True, lease
+            await self.go.wait()
+            self.ending(lease)
+            await asyncio.sleep(0)  # may be cancelled after it has said what it used
+
+    @property
+    def charge(self) -> Usage:
+        """What must have been charged when the task has ended."""
+        if not self.entered:
+            return NOTHING
+        assert self.lease is not None
+        return self.worst if self.lease.used is None else self.lease.used
+
+
+class GuardMachine(RuleBasedStateMachine):
+    """Tasks that reserve, answer, fail and are cancelled at any turn of the event loop."""
+
+    callers = Bundle("callers")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.cap = Budget(queries=40, requests=60, usd=Decimal("7.5"))
+        self.guard = BudgetGuard(self.cap, ledger=MemoryLedger())
+        self.all: list[_Caller] = []
+
+    def teardown(self) -> None:
+        try:
+            self.spin(50)
+            for caller in self.all:
+                caller.task.cancel()
+            self.spin(50)
+            self.check_the_end()
+        finally:
+            self.loop.close()
+
+    def check_the_end(self) -> None:
+        assert all(caller.task.done() for caller in self.all)
+        account = self.account()
+        assert dict(account.leases) == {}
+        assert account.spent == total([caller.charge for caller in self.all])
+        for caller in self.all:
+            if not caller.task.cancelled():
+                assert isinstance(
+                    caller.task.exception(), (BudgetExhausted, RuntimeError, type(None))
+                )
+
+    def account(self) -> Account:
+        return self.loop.run_until_complete(self.guard.account())
+
+    @rule(target=callers, worst=usages)
+    def call(self, worst: Usage) -> _Caller:
+        async def start() -> _Caller:
+            return _Caller(self.guard, worst)
+
+        caller = self.loop.run_until_complete(start())
+        self.all.append(caller)
+        return caller
+
+    @rule(turns=st.integers(1, 4))
+    def spin(self, turns: int) -> None:
+        for _ in range(turns):
+            self.loop.call_soon(self.loop.stop)
+            self.loop.run_forever()
+
+    @rule(caller=callers, share=st.integers(0, 3))
+    def answer(self, caller: _Caller, share: int) -> None:
+        used = Usage(queries=caller.worst.queries * share // 3, usd=caller.worst.usd * share / 3)
+        caller.ending = lambda lease: lease.settle(used)
+        caller.go.set()
+
+    @rule(caller=callers)
+    def never_send(self, caller: _Caller) -> None:
+        caller.ending = Lease.release
+        caller.go.set()
+
+    @rule(caller=callers)
+    def fail(self, caller: _Caller) -> None:
+        def raising(lease: Lease) -> None:
+            raise RuntimeError("the provider hung up")
+
+        caller.ending = raising
+        caller.go.set()
+
+    @rule(caller=callers, times=st.integers(1, 3))
+    def cancel(self, caller: _Caller, times: int) -> None:
+        for _ in range(times):
+            caller.task.cancel()
+            self.spin(1)
+
+    @invariant()
+    def never_over_the_cap(self) -> None:
+        account = self.guard._ledger.account(self.cap)  # without a turn of the loop
+        assert within(self.cap, account.held)
+        for caller in self.all:
+            if caller.entered and not caller.task.done() and not caller.go.is_set():
+                assert caller.lease is not None
+                # Between the cancellation and its settlement the lease is still there.
+                assert caller.lease.lease_id in account.leases or caller.task.cancelling()
+
+
+TestGuardMachine = GuardMachine.TestCase
+TestGuardMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+class TestBudgetGuard:
+    async def test_charges_what_the_body_settles(self) -> None:
+        guard = BudgetGuard(Budget(requests=3))
+        async with guard.reserve(Usage(requests=3)) as lease:
+            assert (await guard.account()).leased == Usage(requests=3)
+            lease.settle(Usage(requests=1))
+        assert (await guard.account()).held == Usage(requests=1)
+
+    async def test_a_failed_body_is_charged_in_full(self) -> None:
+        guard = BudgetGuard(Budget(requests=3))
+        with pytest.raises(RuntimeError, match="lost"):
+            async with guard.reserve(Usage(requests=2)):
+                raise RuntimeError("lost")
+        assert (await guard.account()).spent == Usage(requests=2)
+
+    async def test_no_room_runs_no_body(self) -> None:
+        guard = BudgetGuard(Budget(requests=1))
+        ran = False
+        with pytest.raises(BudgetExhausted):
+            async with guard.reserve(Usage(requests=2)):
+                ran = True
+        assert not ran
+        assert (await guard.account()).held == NOTHING
+
+    async def test_hundred_tasks_at_once(self, tmp_path: Path) -> None:
+        guard = BudgetGuard(
+            Budget(usd=Decimal("0.30")), ledger=SqliteLedger(tmp_path / "budget.db")
+        )
+
+        async def one() -> None:
+            async with guard.reserve(Usage(usd=Decimal("0.01"))) as lease:
+                lease.settle(Usage(usd=Decimal("0.01")))
+
+        results = await asyncio.gather(*(one() for _ in range(40)), return_exceptions=True)
+        assert sum(isinstance(result, BudgetExhausted) for result in results) == 10
+        assert results.count(None) == 30
+        assert (await guard.account()).spent.usd == Decimal("0.30")
+
+    async def test_cancelled_while_the_ledger_grants(self, tmp_path: Path) -> None:
+        """A lease that is granted to nobody is given back, however slow the ledger."""
+        guard = BudgetGuard(Budget(requests=1), ledger=SqliteLedger(tmp_path / "budget.db"))
+
+        async def body() -> None:
+            async with guard.reserve(Usage(requests=1)):
+                pytest.fail("it was cancelled before")
+
+        task = asyncio.create_task(body())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert (await guard.account()).held == NOTHING
+
+
+# Spends cents until nothing fits; says each amount before and after it "sent" a request.
+_SPENDER = """
+import sys, uuid
+from decimal import Decimal
+from fedone_sdk.budget import Budget, SqliteLedger, Usage
+from fedone_sdk.errors import BudgetExhausted
+
+path, step, hold = sys.argv[1], Decimal(sys.argv[2]), sys.argv[3] == "hold"
+ledger, cap = SqliteLedger(path), Budget(usd="1.000", requests=1000)
+worst = Usage(requests=1, usd=step * 2)
+print("ready", flush=True)
+sys.stdin.readline()
+while True:
+    lease = uuid.uuid4().hex
+    try:
+        ledger.reserve(lease, worst, cap)
+    except BudgetExhausted:
+        break
+    held = ledger.account(cap).held
+    assert held.usd <= 1, held
+    print("sent", step, flush=True)
+    if hold:
+        sys.stdin.read()
+    ledger.settle(lease, Usage(requests=1, usd=step))
+print("end", flush=True)
+"""
+
+
+class TestSqliteLedger:
+    def test_several_processes_and_one_that_is_killed(self, tmp_path: Path) -> None:
+        path = tmp_path / "budget.db"
+        environment = {**os.environ, "PYTHONPATH": str(Path(fedone_sdk.__file__).parents[1])}
+        steps = ["0.0037", "0.0110", "0.0210", "0.0330"]
+
+        def spawn(step: str, mode: str) -> subprocess.Popen[str]:
+            return subprocess.Popen(
+                [sys.executable, "-W", "error", "-c", _SPENDER, str(path), step, mode],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=environment,
+            )
+
+        spenders = [spawn(step, "spend") for step in steps]
+        victim = spawn("0.1", "hold")
+        with contextlib.ExitStack() as stack:
+            for process in (*spenders, victim):
+                stack.enter_context(process)
+                stack.callback(process.kill)
+            for process in (*spenders, victim):
+                assert process.stdout is not None
+                assert process.stdout.readline() == "ready\n"
+            assert victim.stdin is not None
+            assert victim.stdout is not None
+            victim.stdin.write("\n")
+            victim.stdin.flush()
+            assert victim.stdout.readline() == "sent 0.1\n"
+            victim.kill()
+            assert victim.wait() == -signal.SIGKILL
+            victim.stdin.close()
+            outputs = [process.communicate("\n", timeout=60)[0] for process in spenders]
+        assert all(output.endswith("end\n") for output in outputs)
+        sent = [
+            Decimal(line.split()[1])
+            for output in outputs
+            for line in output.splitlines()
+            if line.startswith("sent")
+        ]
+        account = SqliteLedger(path).account(Budget(usd=Decimal(1)))
+        assert account.spent == Usage(requests=len(sent), usd=sum(sent, Decimal(0)))
+        # The victim's request may have been sent: it counts until somebody settles it.
+        assert account.leased == Usage(requests=1, usd=Decimal("0.2"))
+        # Each ended when its own worst case, and those of the others, left no room.
+        assert Decimal("0.86") < account.held.usd <= 1
+
+    @given(st.lists(usages, max_size=6), st.lists(usages, max_size=3))
+    @settings(max_examples=10, deadline=None)
+    def test_money_comes_back_exactly(
+        self, tmp_path_factory: pytest.TempPathFactory, spent: list[Usage], leased: list[Usage]
+    ) -> None:
+        path = tmp_path_factory.mktemp("ledger") / "budget.db"
+        ledger = SqliteLedger(path)
+        for number, usage in enumerate(spent):
+            ledger.reserve(f"s{number}", usage, None)
+            ledger.settle(f"s{number}", usage)
+        for number, usage in enumerate(leased):
+            ledger.reserve(f"l{number}", usage, None)
+        account = SqliteLedger(path).account(None)
+        assert account.spent == total(spent)
+        assert dict(account.leases) == {f"l{n}": usage for n, usage in enumerate(leased)}
+
+    def test_a_call_that_raises_changes_nothing(self, tmp_path: Path) -> None:
+        ledger = SqliteLedger(tmp_path / "budget.db")
+        cap = Budget(requests=2)
+        ledger.reserve("a", Usage(requests=1), cap)
+        before = ledger.account(cap)
+        with pytest.raises(BudgetExhausted):
+            ledger.reserve("b", Usage(requests=2), cap)
+        with pytest.raises(ValueError, match="open already"):
+            ledger.reserve("a", Usage(requests=1), cap)
+        with pytest.raises(UnknownLease):
+            ledger.settle("b", NOTHING)
+        assert ledger.account(cap) == before

@@ -1,0 +1,169 @@
+"""A run's state as bytes: whatever a state holds comes back exactly."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedone_sdk.aggregator.codec import arrays_of, decode, encode_arrays, encode_document
+from fedone_sdk.aggregator.state import RunState, Seat
+from fedone_sdk.algorithms import State
+from fedone_sdk.budget import Account, Budget, Usage
+from fedone_sdk.messages import MetricReport
+
+
+def plain(value: object) -> Any:
+    """A value with nothing in it that compares by identity: arrays as dtype, shape and bytes."""
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.shape, value.tobytes()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, tuple) else value
+
+
+numbers = st.floats(allow_nan=False, allow_infinity=False)
+counts = st.integers(0, 2**53)
+names = st.text(min_size=1, max_size=8)
+usages = st.builds(
+    Usage, queries=counts, requests=counts, usd=st.decimals("0", "1e9", places=18)
+)
+alphas = st.lists(st.floats(0.0078125, 8, width=32), min_size=6, max_size=6).map(
+    lambda values: np.array(values, np.float32).reshape(2, 3)
+)
+memories = st.dictionaries(
+    st.sampled_from(["m", "v", "t", "a/b"]),
+    st.sampled_from([np.float32, np.float64, np.int64]).map(lambda kind: np.arange(3, dtype=kind)),
+)
+states = st.builds(State, alpha=alphas, memory=memories)
+accounts = st.builds(
+    Account,
+    cap=st.none()
+    | st.builds(Budget, usd=st.decimals("0", "1e9", places=18), tokens=st.none() | counts),
+    spent=usages,
+    leases=st.dictionaries(names, usages, max_size=3),
+)
+seats = st.builds(
+    Seat,
+    slot=st.integers(0, 99),
+    client=st.integers(0, 10**6),
+    phase=st.sampled_from(["offered", "working", "done"]),
+    due=numbers,
+    step=st.integers(0, 9),
+    assignment_id=st.none() | names,
+    num_samples=st.integers(0, 99),
+    num_steps=st.integers(0, 9),
+    sent=usages,
+    used=usages,
+    queries=counts,
+    local=st.none() | states,
+    losses=st.lists(st.lists(numbers, max_size=3).map(tuple), max_size=3).map(tuple),
+    weight=st.integers(1, 2**31),
+    mean_loss=numbers,
+)
+run_states = st.builds(
+    RunState,
+    status=st.sampled_from(["running", "completed", "failed"]),
+    reason=st.none() | st.text(max_size=9),
+    round=counts,
+    method=states,
+    server_memory=memories,
+    account=accounts,
+    evaluation=accounts,
+    seats=st.lists(seats, max_size=4, unique_by=lambda seat: seat.slot).map(tuple),
+    passed=st.frozensets(st.integers(0, 99), max_size=4),
+    lost=counts,
+    fills=counts,
+    model=st.none() | names,
+    started_at=st.none() | numbers,
+    ended_at=st.none() | numbers,
+    metric=st.builds(MetricReport, name=names, after=st.none() | numbers),
+)
+
+
+@given(run_states)
+@settings(max_examples=100, deadline=None)
+def test_round_trip(state: RunState) -> None:
+    document = json.dumps(encode_document(state), allow_nan=False)
+    again = decode(json.loads(document), encode_arrays(arrays_of(state)))
+    assert plain(again) == plain(state)
+    assert json.dumps(encode_document(again)) == document
+
+
+def simple() -> RunState:
+    return RunState(
+        method=State(alpha=np.ones((2, 3), np.float32)),
+        account=Account(cap=Budget(usd=Decimal("0.10000000000000000000000000001"))),
+        evaluation=Account(),
+        seats=(Seat(slot=1, client=4, phase="offered", due=1.0),),
+        metric=MetricReport(name="accuracy"),
+    )
+
+
+def test_money_has_no_rounding() -> None:
+    state = simple()
+    again = decode(json.loads(json.dumps(encode_document(state))), encode_arrays(arrays_of(state)))
+    assert again.account.cap == state.account.cap
+
+
+def test_unchanged_arrays_stay_the_same_objects() -> None:
+    """That is how a run knows that it need not write them again."""
+    state = simple()
+    later = dataclasses.replace(state, round=1, seats=())
+    assert arrays_of(state).keys() == arrays_of(later).keys()
+    assert all(arrays_of(later)[key] is value for key, value in arrays_of(state).items())
+
+
+def test_seats_keep_their_arrays_apart() -> None:
+    local = [State(alpha=np.full((2, 3), value, np.float32)) for value in (1, 2)]
+    crowded = tuple(
+        Seat(slot=slot, client=slot, phase="done", due=0.0, local=state)
+        for slot, state in zip((1, 10), local, strict=True)
+    )
+    state = dataclasses.replace(simple(), seats=crowded)
+    again = decode(encode_document(state), encode_arrays(arrays_of(state)))
+    assert [seat.local.alpha[0, 0] for seat in again.seats if seat.local] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda document: document.pop("account"),
+        lambda document: document.update(surprise=1),
+        lambda document: document["seats"][0].update(surprise=1),
+        lambda document: document["seats"][0].pop("slot"),
+        lambda document: document["account"].update(spent={"queries": -1}),
+        lambda document: document.update(metric=None),
+        lambda document: document.update(passed=None),
+    ],
+)
+def test_a_damaged_document_is_refused(damage: Any) -> None:
+    state = simple()
+    document = json.loads(json.dumps(encode_document(state)))
+    damage(document)
+    with pytest.raises(ValueError, match=r"not a run's state|validation error"):
+        decode(document, encode_arrays(arrays_of(state)))
+
+
+@pytest.mark.parametrize("arrays", [b"", b"x" * 100, encode_arrays({"other": np.ones(3)})])
+def test_damaged_arrays_are_refused(arrays: bytes) -> None:
+    with pytest.raises(ValueError, match="saved|missing"):
+        decode(encode_document(simple()), arrays)
+
+
+def test_every_field_is_written() -> None:
+    arrays = {"method", "server_memory"}
+    assert encode_document(simple()).keys() == {
+        field.name for field in dataclasses.fields(RunState)
+    } - arrays
+    (seat,) = encode_document(simple())["seats"]
+    assert seat.keys() == {field.name for field in dataclasses.fields(Seat)} - {"local"}

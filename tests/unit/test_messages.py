@@ -1,0 +1,233 @@
+"""The wire contract: golden messages, messages that must be refused, arrays, JSON Schemas."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
+
+import fedone_sdk.messages as messages
+from fedone_sdk.errors import PROBLEMS, ProblemError
+from fedone_sdk.messages import (
+    ASSIGNMENT,
+    MAX_ELEMENTS,
+    UPDATE,
+    Array,
+    Cap,
+    Enrolled,
+    Message,
+    Problem,
+    Traffic,
+    json_schemas,
+)
+from fedone_sdk.messages import array as array_module
+
+ROOT = Path(__file__).parents[2]
+VECTORS = ROOT / "tests" / "vectors"
+GOLDEN = json.loads((VECTORS / "messages.json").read_text(encoding="utf-8"))["messages"]
+BAD = json.loads((VECTORS / "bad_messages.json").read_text(encoding="utf-8"))["messages"]
+UNIONS = {
+    "AlphaUpdate": UPDATE,
+    "LossesUpdate": UPDATE,
+    "AlphaAssignment": ASSIGNMENT,
+    "LossesAssignment": ASSIGNMENT,
+}
+FORMATS = {"float32": "f", "uint8": "B", "uint16": "H"}
+
+
+def name_of(vector: dict[str, Any]) -> str:
+    return f"{vector['type']}: {vector['name']}"
+
+
+def parser(name: str) -> TypeAdapter[Any]:
+    """What reads a message at the other end."""
+    return UNIONS.get(name) or TypeAdapter(getattr(messages, name))
+
+
+class TestGoldenMessages:
+    @pytest.mark.parametrize("vector", GOLDEN, ids=name_of)
+    def test_come_back_byte_for_byte(self, vector: dict[str, Any]) -> None:
+        message = parser(vector["type"]).validate_json(vector["body"].encode())
+        assert type(message).__name__ == vector["type"]
+        assert message.model_dump_json() == vector["body"]
+
+    @pytest.mark.parametrize("vector", [v for v in GOLDEN if "arrays" in v], ids=name_of)
+    def test_arrays(self, vector: dict[str, Any]) -> None:
+        """Read as a client in another language would: base64 and fixed little-endian types."""
+        message = parser(vector["type"]).validate_json(vector["body"])
+        for key, elements in vector["arrays"].items():
+            array: Array = getattr(message, key)
+            assert array.values().tolist() == elements
+            form = f"<{len(elements)}{FORMATS[array.dtype]}"
+            assert array.to_bytes() == struct.pack(form, *elements)
+
+    @pytest.mark.parametrize("vector", GOLDEN, ids=name_of)
+    def test_a_further_key_is_refused(self, vector: dict[str, Any]) -> None:
+        body = json.dumps({**json.loads(vector["body"]), "extra": 1})
+        with pytest.raises(ValidationError, match="extra"):
+            parser(vector["type"]).validate_json(body)
+
+    @pytest.mark.parametrize("vector", GOLDEN, ids=name_of)
+    def test_are_frozen(self, vector: dict[str, Any]) -> None:
+        message = parser(vector["type"]).validate_json(vector["body"])
+        field = next(iter(type(message).model_fields))
+        with pytest.raises(ValidationError, match="frozen"):
+            setattr(message, field, None)
+
+    def test_every_message_has_a_vector(self) -> None:
+        parts = {"Array", "CacheReport", "Cap", "MetricReport", "PromptReport", "RoundReport",
+                 "Scored", "Step", "Traffic", "Message"}  # fmt: skip
+        classes = {
+            name
+            for name in messages.__all__
+            if isinstance(value := getattr(messages, name), type) and issubclass(value, Message)
+        }
+        assert {vector["type"] for vector in GOLDEN} == classes - parts
+
+
+class TestBadMessages:
+    @pytest.mark.parametrize("vector", BAD, ids=name_of)
+    def test_are_refused_for_their_one_mistake(self, vector: dict[str, Any]) -> None:
+        with pytest.raises(ValidationError) as excinfo:
+            parser(vector["type"]).validate_json(vector["body"])
+        # A vector that is wrong twice would hide that one of its mistakes is let through.
+        (error,) = excinfo.value.errors()
+        union = vector["type"] in UNIONS
+        place = [str(step) for step in error["loc"][union:]]
+        assert vector["key"] in place if vector["key"] else not place
+
+
+class TestArray:
+    @given(st.data())
+    def test_round_trip(self, data: st.DataObject) -> None:
+        dtype = data.draw(st.sampled_from(["float32", "uint8", "uint16"]))
+        shape = data.draw(st.lists(st.integers(0, 4), max_size=4))
+        most = {"uint8": 255, "uint16": 65535}.get(dtype)
+        element: st.SearchStrategy[float] = (
+            st.floats(width=32, allow_nan=False, allow_infinity=False)
+            if most is None
+            else st.integers(0, most)
+        )
+        count = math.prod(shape)
+        elements = data.draw(st.lists(element, min_size=count, max_size=count))
+        array = Array.pack(elements, shape, dtype)
+        raw = struct.pack(f"<{count}{FORMATS[dtype]}", *elements)
+        assert array.to_bytes() == raw
+        assert array == Array.from_bytes(raw, shape, dtype)
+        again = Array.model_validate_json(array.model_dump_json())
+        assert again.values().tolist() == elements
+        assert again.shape == tuple(shape)
+        numbers = np.frombuffer(array.to_bytes(), np.dtype(dtype).newbyteorder("<"))
+        assert numbers.tolist() == elements
+
+    @given(st.lists(st.integers(0, 65535), min_size=1, max_size=5))
+    def test_a_big_endian_machine_swaps_bytes(self, elements: list[int]) -> None:
+        """As if this machine stored numbers the other way round: both directions swap."""
+        with pytest.MonkeyPatch.context() as patch:
+            other = "big" if sys.byteorder == "little" else "little"
+            patch.setattr(array_module.sys, "byteorder", other)
+            swapped = Array.pack(elements, [len(elements)], "uint16")
+            assert swapped.values().tolist() == elements
+        # Swapped once too often for this machine, so big-endian.
+        assert swapped.to_bytes() == struct.pack(f">{len(elements)}H", *elements)
+
+    @pytest.mark.parametrize(
+        ("vocab_size", "dtype"),
+        [(2, "uint8"), (256, "uint8"), (257, "uint16"), (65536, "uint16")],
+    )
+    def test_indices_take_the_smallest_type(self, vocab_size: int, dtype: str) -> None:
+        array = Array.of_indices([0, vocab_size - 1], [1, 2], vocab_size)
+        assert array.dtype == dtype
+        assert array.rows() == [[0, vocab_size - 1]]
+
+    @given(st.lists(st.lists(st.integers(0, 9), min_size=3, max_size=3), max_size=4))
+    def test_rows(self, rows: list[list[int]]) -> None:
+        flat = [element for row in rows for element in row]
+        assert Array.pack(flat, (len(rows), 3), "uint8").rows() == rows
+
+    def test_the_largest_array_fits_and_no_more(self) -> None:
+        largest = Array.from_bytes(bytes(MAX_ELEMENTS), [MAX_ELEMENTS], "uint8")
+        assert len(largest.to_bytes()) == MAX_ELEMENTS
+        with pytest.raises(ValidationError):
+            Array.from_bytes(bytes(MAX_ELEMENTS + 1), [MAX_ELEMENTS + 1], "uint8")
+
+    @given(st.floats(width=32), st.integers(0, 5))
+    def test_only_finite_floats(self, value: float, position: int) -> None:
+        elements = [1.0] * 6
+        elements[position] = value
+        raw = struct.pack("<6f", *elements)
+        if math.isfinite(value):
+            assert Array.from_bytes(raw, [2, 3], "float32").to_bytes() == raw
+        else:
+            with pytest.raises(ValidationError, match="NaN or infinity"):
+                Array.from_bytes(raw, [2, 3], "float32")
+
+
+class TestSchemas:
+    def test_the_committed_copy_is_current(self) -> None:
+        printed = subprocess.run(
+            [sys.executable, "-m", "fedone_sdk.messages"],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=ROOT,
+            encoding="utf-8",
+        ).stdout
+        committed = ROOT / "docs" / "reference" / "messages.schema.json"
+        assert committed.read_text(encoding="utf-8") == printed, (
+            "write it anew: python -m fedone_sdk.messages > docs/reference/messages.schema.json"
+        )
+
+    def test_every_message_has_a_schema(self) -> None:
+        assert {vector["type"] for vector in GOLDEN} <= json_schemas().keys()
+
+    def test_references_resolve(self) -> None:
+        schemas = json_schemas("#/somewhere/{model}")
+        text = json.dumps(schemas)
+        names = {part.split('"')[0] for part in text.split("#/somewhere/")[1:]}
+        assert names
+        assert names <= schemas.keys()
+
+    @pytest.mark.parametrize("vector", GOLDEN, ids=name_of)
+    def test_golden_messages_fit_their_schema(self, vector: dict[str, Any]) -> None:
+        jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
+        schema = {"$ref": f"#/$defs/{vector['type']}", "$defs": json_schemas()}
+        jsonschema.Draft202012Validator.check_schema(schema)
+        jsonschema.Draft202012Validator(schema).validate(json.loads(vector["body"]))
+
+
+class TestProblem:
+    @pytest.mark.parametrize("code", PROBLEMS)
+    def test_round_trip(self, code: str) -> None:
+        problem = Problem.of(ProblemError(code, "what happened"))
+        error = Problem.model_validate_json(problem.model_dump_json()).error()
+        assert (error.code, error.detail, error.status) == (code, "what happened", problem.status)
+        assert 400 <= problem.status < 600
+
+    def test_a_code_of_a_newer_server(self) -> None:
+        error = ProblemError("teapot", "short and stout")
+        assert error.status == 500
+
+
+def test_a_credential_is_not_shown() -> None:
+    enrolled = Enrolled(client_id="client-1", credential="fedone_secret")
+    assert "secret" not in f"{enrolled!r} {enrolled}"
+
+
+def test_traffic_counts_bodies() -> None:
+    traffic = Traffic().plus(10, 0).plus(0, 0).plus(1, 2)
+    assert traffic == Traffic(upload_bytes=11, download_bytes=2, messages=3)
+
+
+def test_no_budget_is_no_cap() -> None:
+    assert set(Cap.of(None).model_dump().values()) == {None}

@@ -1,0 +1,214 @@
+"""RUN.yaml: what it may say, and one clear line per mistake."""
+
+from __future__ import annotations
+
+import builtins
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedone_sdk.budget import Budget
+from fedone_sdk.errors import FedOneError, MissingExtraError, SpecError
+from fedone_sdk.spec import RunSpec, load_yaml, validate_spec
+from fedone_sdk.task import GLUE_TASKS, glue_task
+
+# As in the design.
+RUN_YAML = """
+name: sst2
+task:    {template: "{prompt} {sentence} It was {mask}.", labels: {0: " terrible", 1: " great"}, metric: accuracy}
+data:    {train: sst2/train.jsonl, dev: sst2/dev.jsonl, num_clients: 100, shots: 16, partition: {kind: iid}}
+prompt:  {length: 20, vocabulary: {kind: pmi, size: 200}}
+method:  {name: gs-bdpl, num_samples: 20, tau: 0.1, optimizer: adamw, learning_rate: 3.0e-4, local_steps: 1, batch_size: 32}
+participation: {clients_per_round: 1, exchange: alpha, server_optimizer: none}   # exchange: alpha or losses
+budget:  {queries: 2000}
+rounds:  100
+evaluation: {every: 10, examples: 256}
+backend: {kind: onnx}
+seed: 0
+"""  # noqa: E501
+
+SMALL: dict[str, Any] = {
+    "task": "sst2",
+    "prompt": {"length": 2, "vocabulary": {"kind": "list", "candidates": ["a", "b"]}},
+}
+
+
+def edited(path: str, value: object) -> dict[str, Any]:
+    """The small spec with one key set."""
+    document: dict[str, Any] = {**SMALL, "prompt": dict(SMALL["prompt"])}
+    *parents, last = path.split(".")
+    inner = document
+    for parent in parents:
+        inner[parent] = dict(inner.get(parent, {}))
+        inner = inner[parent]
+    inner[last] = value
+    return document
+
+
+def problems(document: object) -> list[str]:
+    with pytest.raises(SpecError) as excinfo:
+        validate_spec(RunSpec, document, source="run.yaml")
+    lines = str(excinfo.value).splitlines()
+    assert lines == [f"run.yaml: {problem}" for problem in excinfo.value.problems]
+    return excinfo.value.problems
+
+
+def test_the_design_s_run_loads(tmp_path: Path) -> None:
+    path = tmp_path / "RUN.yaml"
+    path.write_text(RUN_YAML, encoding="utf-8")
+    spec = RunSpec.load(path)
+    assert spec.name == "sst2"
+    assert spec.task.label_words == (" terrible", " great")
+    assert spec.budget == Budget(queries=2000)
+    assert spec.data is not None
+    assert spec.data.num_clients == 100
+    # What it writes out are the defaults.
+    assert spec.method == RunSpec.model_validate(SMALL).method
+    assert spec.participation == RunSpec.model_validate(SMALL).participation
+
+
+@pytest.mark.parametrize("name", GLUE_TASKS)
+def test_tasks_by_name(name: str) -> None:
+    assert validate_spec(RunSpec, edited("task", name), source="x").task == glue_task(name)
+    chat = validate_spec(RunSpec, edited("task", f"{name}/chat"), source="x")
+    assert chat.task == glue_task(name, "chat")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "line"),
+    [
+        ("rounds", 0, "rounds: input should be greater than or equal to 1 (got 0)"),
+        ("rounds", "many", "rounds: input should be a valid integer"),
+        ("seed", -1, "seed: "),
+        ("seed", 2**53, "seed: "),
+        ("name", "a/b", "name: "),
+        ("name", "", "name: "),
+        ("budget", {}, "budget: needs at least one cap"),
+        ("budget.queries", -1, "budget.queries: "),
+        ("budget.euro", 5, "budget.euro: unknown key (allowed: completion_tokens, prompt_tokens, "
+         "queries, requests, tokens, usd)"),
+        ("budget.usd", "NaN", "budget.usd: "),
+        ("method.tau", 0.3, "method.name: is required"),
+        ("task", "sst3", "task: no built-in task 'sst3'"),
+        ("task", "sst2/telegram", "task: no built-in task"),
+        ("prompt.length", 0, "prompt.length: "),
+        ("prompt.vocabulary", {"kind": "magic"}, "prompt.vocabulary.kind: 'magic' is not one of"),
+        ("participation.exchange", "gradients", "participation.exchange: "),
+        ("participation.deadline_s", float("nan"), "participation.deadline_s: "),
+        ("participation.deadline_s", 0, "participation.deadline_s: "),
+        ("evaluation.examples", 0, "evaluation.examples: "),
+        ("evaluation.queries", 0, "evaluation.queries: "),
+        ("roudns", 3, "roudns: unknown key (allowed: backend, budget, data, evaluation, method, "
+         "name, participation, prompt, rounds, seed, task)"),
+    ],
+)  # fmt: skip
+def test_one_line_names_key_and_reason(path: str, value: object, line: str) -> None:
+    (problem,) = problems(edited(path, value))
+    assert problem.startswith(line), problem
+
+
+@pytest.mark.parametrize(
+    ("method", "line"),
+    [
+        ({"name": "gs-bdpl", "num_samples": 1}, "method.num_samples: "),
+        ({"name": "gs-bdpl", "tau": 0}, "method.tau: "),
+        ({"name": "gs-bdpl", "estimator": "zero"}, "method.estimator: unknown key (allowed: alpha_"),
+        ({"name": "bdpl", "estimator": "best"}, "method.estimator: "),
+        ({"name": "bdpl", "tau": 1}, "method.tau: unknown key (allowed: alpha_min, batch_size, est"),
+        ({"name": "adam"}, "method.name: 'adam' is not one of 'gs-bdpl', 'bdpl'"),
+    ],
+)  # fmt: skip
+def test_mistakes_in_a_chosen_method(method: dict[str, Any], line: str) -> None:
+    (problem,) = problems(edited("method", method))
+    assert problem.startswith(line), problem
+
+
+def test_all_mistakes_at_once() -> None:
+    document = {"name": "a b", "rounds": 0, "prompt": SMALL["prompt"]}
+    found = problems(document)
+    assert [problem.split(":")[0] for problem in found] == ["name", "task", "rounds"]
+    assert "task: is required" in found
+
+
+def test_more_clients_a_round_than_there_are() -> None:
+    document = edited("data", {"train": "a.jsonl", "num_clients": 3})
+    document["participation"] = {"clients_per_round": 4}
+    (problem,) = problems(document)
+    assert "clients_per_round: 4 is more than data.num_clients (3)" in problem
+    # With replacement a client may hold several seats.
+    document["participation"]["selection"] = "proportional"
+    validate_spec(RunSpec, document, source="x")
+
+
+@pytest.mark.parametrize("document", [None, [], "sst2", 3])
+def test_no_mapping(document: object) -> None:
+    assert problems(document)
+
+
+class TestYaml:
+    @pytest.mark.parametrize(
+        ("content", "reason"),
+        [
+            (b"a: [1", "is not YAML"),
+            (b"a: 1\nb: 2\na: 3\n", "key 'a' stands twice in the block at line 1"),
+            (b"a: {b: 1, b: 2}\n", "key 'b' stands twice"),
+            (b"a: \xff\n", "is not UTF-8 text"),
+            (b"a: !!python/object/apply:os.system [true]\n", "is not YAML"),
+        ],
+    )
+    def test_mistakes(self, tmp_path: Path, content: bytes, reason: str) -> None:
+        path = tmp_path / "RUN.yaml"
+        path.write_bytes(content)
+        with pytest.raises(SpecError) as excinfo:
+            load_yaml(path)
+        (problem,) = excinfo.value.problems
+        assert reason in problem
+        assert str(excinfo.value).startswith(f"{path}: ")
+
+    def test_missing_file(self, tmp_path: Path) -> None:
+        with pytest.raises(SpecError, match="cannot be read: No such file"):
+            load_yaml(tmp_path / "nothing.yaml")
+
+    def test_without_the_extra(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        real = builtins.__import__
+
+        def without_yaml(name: str, *args: Any, **kwargs: Any) -> Any:
+            if name == "yaml":
+                raise ImportError(name)
+            return real(name, *args, **kwargs)
+
+        monkeypatch.setattr(builtins, "__import__", without_yaml)
+        with pytest.raises(MissingExtraError, match=r"pip install 'fedone-sdk\[cli\]'") as excinfo:
+            load_yaml("RUN.yaml")
+        assert isinstance(excinfo.value, ImportError)
+        assert isinstance(excinfo.value, FedOneError)
+
+
+methods = st.fixed_dictionaries(
+    {"name": st.just("gs-bdpl"), "num_samples": st.integers(2, 65536)},
+    optional={
+        "tau": st.floats(1e-3, 100),
+        "alpha_init": st.none() | st.floats(1e-3, 10),
+        "optimizer": st.sampled_from(["sgd", "adamw"]),
+    },
+) | st.fixed_dictionaries(
+    {"name": st.just("bdpl")}, optional={"estimator": st.sampled_from(["negative", "zero"])}
+)
+
+
+@given(
+    method=methods,
+    usd=st.none() | st.decimals("0", "1000000", places=6),
+    seed=st.integers(0, 2**53 - 1),
+)
+def test_a_spec_comes_back_from_json(
+    method: dict[str, Any], usd: Decimal | None, seed: int
+) -> None:
+    """What a store keeps of a run is its spec as JSON."""
+    document = {**SMALL, "method": method, "seed": seed, "budget": {"queries": 3, "usd": usd}}
+    spec = RunSpec.model_validate(document)
+    assert RunSpec.model_validate_json(spec.model_dump_json()) == spec
