@@ -19,6 +19,7 @@ __all__ = [
     "DataSpec",
     "DirichletSpec",
     "EvaluationSpec",
+    "EvolutionSpec",
     "GsBdplSpec",
     "IidSpec",
     "MethodSpec",
@@ -42,9 +43,7 @@ _Rate = Annotated[float, Field(gt=0, le=1e6)]
 class Spec(BaseModel):
     """Base of all descriptions that people write: immutable, unknown keys refused."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
 
 class IidSpec(Spec):
@@ -142,7 +141,25 @@ class BdplSpec(_MethodSpec):
     alpha_min: Annotated[float, Field(gt=0, le=1)] = 1e-5
 
 
-MethodSpec = Annotated[GsBdplSpec | BdplSpec, Field(discriminator="name")]
+class EvolutionSpec(_MethodSpec):
+    """A population of prompts: elite, crossover, mutation, leaders evaluated again.
+
+    Attributes:
+        num_samples: I, prompts per local step.
+        local_steps: E.
+        batch_size: B, examples per mini-batch.
+        elite: How many of the best prompts have children.
+        mutation_rate: Per position; null means 1/n.
+        pool_size: How many prompts are remembered.
+    """
+
+    name: Literal["evolution"]
+    elite: Annotated[int, Field(ge=1, le=1000)] = 8
+    mutation_rate: Annotated[float, Field(gt=0, le=1)] | None = None
+    pool_size: Annotated[int, Field(ge=1, le=10_000)] = 64
+
+
+MethodSpec = Annotated[GsBdplSpec | BdplSpec | EvolutionSpec, Field(discriminator="name")]
 
 
 class ParticipationSpec(Spec):
@@ -259,7 +276,20 @@ class RunSpec(Spec):
                 f"participation.clients_per_round: {self.participation.clients_per_round} is more "
                 f"than data.num_clients ({clients})"
             )
+        if isinstance(self.method, EvolutionSpec):
+            self._check_evolution()
         return self
+
+    def _check_evolution(self) -> None:
+        part = self.participation
+        if part.server_optimizer != "none":
+            raise ValueError("participation.server_optimizer: must be none for evolution")
+        alone = part.clients_per_round == 1
+        if not alone and (part.exchange == "alpha" or self.method.local_steps > 1):
+            raise ValueError(
+                "participation.clients_per_round: evolution takes more than 1 only with exchange "
+                "losses and one local step (pools cannot be averaged)"
+            )
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -342,7 +372,19 @@ def _problems(error: ValidationError, model: type[BaseModel]) -> Iterator[str]:
 
 # Pydantic puts the chosen member of a tagged union into an error's path; people never wrote it.
 _TAGS = frozenset(
-    {"gs-bdpl", "bdpl", "pmi", "top", "file", "list", "iid", "dirichlet", "onnx", "[key]"}
+    {
+        "gs-bdpl",
+        "bdpl",
+        "evolution",
+        "pmi",
+        "top",
+        "file",
+        "list",
+        "iid",
+        "dirichlet",
+        "onnx",
+        "[key]",
+    }
 )
 
 

@@ -34,9 +34,7 @@ _Size = Annotated[int, Field(ge=2, le=_MAX_CANDIDATES)]
 
 
 class _Frozen(BaseModel):
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
 
 class Vocabulary(_Frozen):
@@ -63,6 +61,11 @@ class Vocabulary(_Frozen):
 
     def __len__(self) -> int:
         return len(self.candidates)
+
+    @property
+    def blank(self) -> int | None:
+        """Index of the blank candidate, if there is one."""
+        return self.candidates.index("") if "" in self.candidates else None
 
     def tokens(self, indices: Iterable[int]) -> list[str]:
         """The candidates at these indices.

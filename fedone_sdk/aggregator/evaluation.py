@@ -70,7 +70,7 @@ class Evaluation:
         while run.state.running or not self._points.empty():
             point = await self._points.get()
             if point is None:
-                break
+                continue  # the run has ended, or had ended before it was resumed
             value = await self._measure(point[1], self._subset)
             if value is not None:
                 await run.record_metric(point[0], value)

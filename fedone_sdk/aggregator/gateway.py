@@ -7,8 +7,6 @@ import itertools
 from collections import defaultdict
 from dataclasses import dataclass
 
-import numpy as np
-
 from fedone_sdk.aggregator.events import GatewayAnswered, GatewayAsked
 from fedone_sdk.aggregator.run import ServedRun
 from fedone_sdk.aggregator.state import Seat
@@ -16,6 +14,7 @@ from fedone_sdk.backends import Answer, LLMBackend, Query
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendError, BackendUnavailable, ProblemError
 from fedone_sdk.messages import Array, Score, Scores
+from fedone_sdk.messages.ndarray import from_wire
 from fedone_sdk.task import render
 
 __all__ = ["Gateway"]
@@ -86,7 +85,7 @@ class Gateway:
         array = message.prompts
         length, vocab_size = run.spec.prompt.length, len(run.vocabulary)
         leased = seat.num_samples * seat.num_steps
-        if array.dtype == "float32" or len(array.shape) != 2 or array.shape[1] != length:
+        if array.dtype.startswith("float") or len(array.shape) != 2 or array.shape[1] != length:
             raise ProblemError(
                 "invalid_message",
                 f"prompts: are {array.dtype} {list(array.shape)}, must be integers [P, {length}]",
@@ -95,10 +94,11 @@ class Gateway:
             raise ProblemError(
                 "lease_exhausted", f"{array.shape[0]} queries asked, the lease has {leased}"
             )
-        indices = np.frombuffer(array.to_bytes(), "<u1" if array.dtype == "uint8" else "<u2")
-        if not indices.size or indices.max() >= vocab_size:
+        indices = from_wire(array)
+        if not indices.size or not 0 <= indices.min() <= indices.max() < vocab_size:
             raise ProblemError("invalid_message", f"prompts: indices must be below {vocab_size}")
-        return indices.reshape(array.shape).tolist()
+        rows: list[list[int]] = indices.tolist()
+        return rows
 
     @staticmethod
     def _queries(run: ServedRun, prompts: list[list[int]], message: Score) -> list[Query]:

@@ -7,11 +7,13 @@ same code.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import singledispatchmethod
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedone_sdk.aggregator.events import (
     Accepted,
@@ -41,6 +43,7 @@ from fedone_sdk.aggregator.events import (
 from fedone_sdk.aggregator.state import RunState, Seat
 from fedone_sdk.algorithms import (
     Candidates,
+    Memory,
     ServerOptimizer,
     State,
     aggregate,
@@ -66,6 +69,7 @@ from fedone_sdk.messages import (
     RunStatus,
     Step,
 )
+from fedone_sdk.messages.ndarray import from_wire, memory_from_wire, memory_to_wire, to_wire
 from fedone_sdk.spec import RunSpec
 
 __all__ = ["MIN_SAMPLES", "RoundMachine"]
@@ -87,6 +91,7 @@ class RoundMachine:
         run_id: Names the run in its messages.
         spec: The run.
         vocab_size: N.
+        blank: Index of the blank candidate, if there is one.
         worst_query: The most that one query may spend.
         gateway_model: Fingerprint of the gateway's model; None when clients score themselves.
     """
@@ -97,6 +102,7 @@ class RoundMachine:
         spec: RunSpec,
         *,
         vocab_size: int,
+        blank: int | None = None,
         worst_query: Usage = ONE_QUERY,
         gateway_model: str | None = None,
     ) -> None:
@@ -115,7 +121,11 @@ class RoundMachine:
             if size > MAX_ELEMENTS:
                 raise ValueError(f"{what} would hold {size} numbers, a message {MAX_ELEMENTS}")
         self.algorithm = method_from_spec(
-            spec.method, prompt_len=spec.prompt.length, vocab_size=vocab_size, seed=spec.seed
+            spec.method,
+            prompt_len=spec.prompt.length,
+            vocab_size=vocab_size,
+            blank=blank,
+            seed=spec.seed,
         )
         self._shape = (spec.prompt.length, vocab_size)
         self._losses_exchange = spec.participation.exchange == "losses"
@@ -347,10 +357,10 @@ class RoundMachine:
                 prompts=Array.of_indices(indices.ravel().tolist(), indices.shape, self.vocab_size),
                 minibatch_seed=self._seed(state, seat, "minibatch", seat.step),
             )
-        alpha = state.method.alpha
         return AlphaAssignment(
             **common,
-            alpha=Array.from_bytes(alpha.tobytes(), alpha.shape, "float32"),
+            alpha=to_wire(state.method.alpha),
+            memory=memory_to_wire(state.method.memory),
             steps=tuple(
                 Step(
                     num_samples=seat.num_samples,
@@ -466,18 +476,29 @@ class RoundMachine:
                     f"alpha: is {array.dtype} {list(array.shape)}, the run's is "
                     f"float32 {list(self._shape)}",
                 )
-            alpha = np.frombuffer(array.to_bytes(), dtype="<f4").reshape(self._shape)
+            alpha = from_wire(array)
             if not (alpha >= 0).all() or not alpha.any(axis=1).all():
                 raise ProblemError("invalid_message", "alpha: must be positive")
             if not np.array_equal(self.algorithm.project(alpha), alpha):
                 raise ProblemError(
                     "invalid_message", "alpha: lies outside what the method allows (alpha_min)"
                 )
-            return State(alpha=alpha), (), update.mean_loss
+            return self._with_memory(alpha, update.memory), (), update.mean_loss
         raise ProblemError(
             "invalid_message",
             f"exchange: is {update.exchange!r}, the run's is {self.spec.participation.exchange!r}",
         )
+
+    def _with_memory(self, alpha: NDArray[np.float32], memory: Mapping[str, Array]) -> State:
+        """A client's alpha together with the run's memory that it took along."""
+        if not self.algorithm.shares_memory and memory:
+            raise ProblemError("invalid_message", "memory: this method shares none")
+        try:
+            local = State(alpha=alpha, memory=memory_from_wire(memory))
+            self.algorithm.prompt(local)  # reads the memory, and refuses a malformed one
+        except ValueError as exc:
+            raise ProblemError("invalid_message", f"memory: {exc}") from exc
+        return local
 
     # Rounds
 
@@ -492,7 +513,7 @@ class RoundMachine:
 
     def _saved(self, seat: Seat) -> tuple[Effect, ...]:
         """What the seat's client remembers, to be kept until its next work."""
-        if self._losses_exchange and seat.local is not None and seat.local.memory:
+        if self.remembers_clients and seat.local is not None and seat.local.memory:
             return (MemorySaved(client=seat.client, memory=seat.local.memory),)
         return ()
 
@@ -503,15 +524,12 @@ class RoundMachine:
             (seat for seat in state.seats if seat.phase == "done"),
             key=lambda seat: (seat.client, seat.slot),
         )
-        alphas = [(seat.local or state.method).alpha for seat in seats]
         weights = (
             [seat.weight for seat in seats]
             if self.spec.participation.aggregation == "examples"
             else None
         )
-        mean = aggregate(alphas, weights)
-        alpha, memory = self._server_optimizer.apply(state.method.alpha, mean, state.server_memory)
-        alpha = self.algorithm.project(alpha)
+        method, server_memory = self._aggregated(state, seats, weights)
         report = RoundReport(
             round=state.round,
             client_id="",
@@ -522,7 +540,7 @@ class RoundMachine:
             "round": state.round,
             "fills": state.fills,
             "seats": [self._record(seat) for seat in seats],
-            "alpha_sha256": alpha_sha256(alpha),
+            "alpha_sha256": alpha_sha256(method.alpha),
         }
         finished = RoundFinished(
             report=report, clients=tuple(seat.client for seat in seats), record=record
@@ -530,8 +548,8 @@ class RoundMachine:
         state = replace(
             state,
             round=state.round + 1,
-            method=State(alpha=alpha, memory=state.method.memory),
-            server_memory=memory,
+            method=method,
+            server_memory=server_memory,
             seats=(),
             passed=frozenset(),
             fills=0,
@@ -540,6 +558,23 @@ class RoundMachine:
             return state, (finished,)
         state, effects = self._end(state, "completed", None, now)
         return state, (finished, *effects)
+
+    def _aggregated(
+        self, state: RunState, seats: Sequence[Seat], weights: list[int] | None
+    ) -> tuple[State, Memory]:
+        """The round's new method state, and the server optimiser's new memory."""
+        if self.algorithm.shares_memory:
+            if len(seats) == 1:
+                return seats[0].local or state.method, state.server_memory
+            # Pools have no mean: the seats' losses are told one after the other.
+            method = state.method
+            for seat in seats:
+                asked = self.candidates(state, replace(seat, local=None, step=0))
+                method = self.algorithm.tell(method, asked, seat.losses[0])
+            return method, state.server_memory
+        mean = aggregate([(seat.local or state.method).alpha for seat in seats], weights)
+        alpha, memory = self._server_optimizer.apply(state.method.alpha, mean, state.server_memory)
+        return State(alpha=self.algorithm.project(alpha)), memory
 
     def _record(self, seat: Seat) -> dict[str, Any]:
         record: dict[str, Any] = {
@@ -553,9 +588,8 @@ class RoundMachine:
             return {**record, "losses": [list(losses) for losses in seat.losses]}
         if seat.local is None:
             return record
-        alpha = seat.local.alpha
-        packed = Array.from_bytes(alpha.tobytes(), alpha.shape, "float32")
-        return {**record, "alpha": packed.model_dump(mode="json")}
+        arrays = {"alpha": to_wire(seat.local.alpha), **memory_to_wire(seat.local.memory)}
+        return {**record, **{name: array.model_dump() for name, array in arrays.items()}}
 
     # The end
 

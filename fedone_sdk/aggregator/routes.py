@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import traceback
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import structlog
@@ -16,7 +19,7 @@ from fedone_sdk.aggregator.events import Effect, RoundFinished, RunEnded
 from fedone_sdk.aggregator.openapi import openapi_document
 from fedone_sdk.aggregator.run import ServedRun
 from fedone_sdk.aggregator.service import Service
-from fedone_sdk.errors import BackendError, ProblemError, SpecError
+from fedone_sdk.errors import BackendError, DataError, ProblemError, SpecError
 from fedone_sdk.messages import (
     UPDATE,
     Claim,
@@ -41,13 +44,22 @@ IDLE_RETRY_S = 1
 """What a client without work is told to wait before it asks again."""
 
 _SERVICE: web.AppKey[Service] = web.AppKey("service", Service)
-_RUN = "run"
-_UPLOADED = "uploaded"
 
 _JSON: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
 
 T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(slots=True)
+class _Exchange:
+    """A request's place in the report of traffic: its run, and the size of its body."""
+
+    run: ServedRun | None = None
+    upload: int = 0
+
+
+_EXCHANGE: ContextVar[_Exchange] = ContextVar("exchange")
 
 
 def build_app(service: Service) -> web.Application:
@@ -83,12 +95,12 @@ def build_app(service: Service) -> web.Application:
 @web.middleware
 async def _traffic(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Counts the bodies of federated messages for the report of the run they belong to."""
+    exchange = _Exchange()
+    _EXCHANGE.set(exchange)
     response = await handler(request)
-    run = request.get(_RUN)
-    if run is not None and isinstance(response, web.Response):
-        upload = request.get(_UPLOADED, 0)
+    if exchange.run is not None and isinstance(response, web.Response):
         download = len(response.body) if isinstance(response.body, bytes) else 0
-        run.count(upload, download, gateway=request.path == "/v1/score")
+        exchange.run.count(exchange.upload, download, gateway=request.path == "/v1/score")
     return response
 
 
@@ -110,8 +122,14 @@ async def _problems(request: web.Request, handler: Handler) -> web.StreamRespons
         response.headers["Allow"] = allowed
         return response
     except Exception:
-        # What went wrong is for the log; a stranger learns only that something did.
-        _log.exception("request failed", method=request.method, path=request.path)
+        # What went wrong is for the log; a stranger learns only that something did. Formatted
+        # here, since some log renderers print local variables: tokens are among them.
+        _log.error(
+            "request failed",
+            method=request.method,
+            path=request.path,
+            traceback=traceback.format_exc(),
+        )
         return _problem(ProblemError("internal", "see the server's log"))
 
 
@@ -142,7 +160,7 @@ async def _read(request: web.Request, parse: Callable[[bytes], T]) -> tuple[T, b
     if request.content_type != "application/json":
         raise ProblemError("not_json", f"the body is {request.content_type}")
     body = await request.read()
-    request[_UPLOADED] = len(body)
+    _EXCHANGE.get().upload = len(body)
     try:
         return parse(body), body
     except ValidationError as exc:
@@ -185,7 +203,7 @@ def _run_of(request: web.Request, service: Service) -> ServedRun:
 
 async def _enrol(request: web.Request) -> web.Response:
     service = _service(request)
-    request[_RUN] = service.traffic_run()
+    _EXCHANGE.get().run = service.traffic_run()
     service.authority.check_enrolment(_token(request))
     message, _ = await _read(request, Enrol.model_validate_json)
     return _answer(await service.enrol(_token(request), message), status=201)
@@ -195,11 +213,11 @@ async def _claim(request: web.Request) -> web.Response:
     service = _service(request)
     client = service.client(_token(request))
     message, _ = await _read(request, Claim.model_validate_json)
-    request[_RUN] = service.traffic_run(run_id=message.run_id)
+    _EXCHANGE.get().run = service.traffic_run(run_id=message.run_id)
     assignment = await service.claim(client, message)
     if assignment is None:
         return web.Response(status=204, headers={"Retry-After": str(IDLE_RETRY_S)})
-    request[_RUN] = service.traffic_run(run_id=assignment.run_id)
+    _EXCHANGE.get().run = service.traffic_run(run_id=assignment.run_id)
     return _answer(assignment)
 
 
@@ -207,7 +225,7 @@ async def _update(request: web.Request) -> web.Response:
     service = _service(request)
     client = service.client(_token(request))
     assignment_id = request.match_info["assignment_id"]
-    request[_RUN] = service.traffic_run(assignment_id=assignment_id)
+    _EXCHANGE.get().run = service.traffic_run(assignment_id=assignment_id)
     message, body = await _read(request, UPDATE.validate_json)
     body_sha256 = hashlib.sha256(body).hexdigest()
     return _answer(await service.update(client, assignment_id, message, body_sha256))
@@ -217,7 +235,7 @@ async def _renew(request: web.Request) -> web.Response:
     service = _service(request)
     client = service.client(_token(request))
     assignment_id = request.match_info["assignment_id"]
-    request[_RUN] = service.traffic_run(assignment_id=assignment_id)
+    _EXCHANGE.get().run = service.traffic_run(assignment_id=assignment_id)
     return _answer(await service.renew(client, assignment_id))
 
 
@@ -225,7 +243,7 @@ async def _decline(request: web.Request) -> web.Response:
     service = _service(request)
     client = service.client(_token(request))
     assignment_id = request.match_info["assignment_id"]
-    request[_RUN] = service.traffic_run(assignment_id=assignment_id)
+    _EXCHANGE.get().run = service.traffic_run(assignment_id=assignment_id)
     message, _ = await _read(request, Decline.model_validate_json)
     await service.decline(client, assignment_id, message)
     return web.Response(status=204)
@@ -235,17 +253,17 @@ async def _score(request: web.Request) -> web.Response:
     service = _service(request)
     client = service.client(_token(request))
     message, body = await _read(request, Score.model_validate_json)
-    request[_RUN] = service.traffic_run(assignment_id=message.assignment_id)
+    _EXCHANGE.get().run = service.traffic_run(assignment_id=message.assignment_id)
     return _answer(await service.score(client, message, hashlib.sha256(body).hexdigest()))
 
 
 async def _task(request: web.Request) -> web.Response:
-    run = request[_RUN] = _run_of(request, _reader(request))
+    run = _EXCHANGE.get().run = _run_of(request, _reader(request))
     return _answer(run.task)
 
 
 async def _vocabulary(request: web.Request) -> web.Response:
-    run = request[_RUN] = _run_of(request, _reader(request))
+    run = _EXCHANGE.get().run = _run_of(request, _reader(request))
     return _answer(VocabularyList(candidates=run.vocabulary.candidates))
 
 
@@ -265,7 +283,7 @@ async def _add_run(request: web.Request) -> web.Response:
         if spec.name in service.runs:
             raise ProblemError("run_conflict", f"there is a run {spec.name!r} already")
         run = await service.add_run(spec, build_vocabulary(spec.prompt.vocabulary, ()))
-    except (SpecError, BackendError) as exc:
+    except (SpecError, DataError, BackendError) as exc:
         raise ProblemError("invalid_run", str(exc)) from exc
     response = _answer(run.result(), status=201)
     response.headers["Location"] = f"/v1/runs/{run.run_id}"

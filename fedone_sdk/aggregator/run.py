@@ -297,6 +297,7 @@ class ServedRun:
             method=self.spec.method,
             prompt_len=self.spec.prompt.length,
             vocab_size=len(self.vocabulary),
+            blank=self.vocabulary.blank,
             vocabulary_sha256=self.vocabulary.sha256,
             gateway=self.machine.gateway_model is not None,
         )

@@ -178,7 +178,12 @@ class Service:
             model = self._backend.fingerprint
         try:
             machine = RoundMachine(
-                run_id, spec, vocab_size=len(vocabulary), worst_query=worst, gateway_model=model
+                run_id,
+                spec,
+                vocab_size=len(vocabulary),
+                blank=vocabulary.blank,
+                worst_query=worst,
+                gateway_model=model,
             )
         except ValueError as exc:
             raise SpecError(f"method: {exc}") from exc
@@ -238,6 +243,8 @@ class Service:
         evaluation = self._evaluations.get(run.run_id)
         if evaluation is not None:
             name = f"evaluation {run.run_id}"
+            if name in self._tasks:
+                self._tasks[name].cancel()
             self._tasks[name] = asyncio.create_task(evaluation.follow(), name=name)
 
     # Clients

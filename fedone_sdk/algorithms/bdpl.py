@@ -64,6 +64,11 @@ class BDPL:
         _checks.choice("estimator", self.estimator, ESTIMATORS)
         self._optimizer()
 
+    @property
+    def shares_memory(self) -> bool:
+        """No: the optimiser's moments are the client's."""
+        return False
+
     def init(self) -> State:
         """Return the uniform state."""
         return State(alpha=np.full(self._shape, 1.0 / self.vocab_size, dtype=np.float32))

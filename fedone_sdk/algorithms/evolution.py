@@ -32,8 +32,8 @@ class Evolution:
     re-evaluated prompts measure the batch's effect, and the others are compared without it.
 
     alpha is the elite's token frequencies, smoothed: what other parts read, and what the first
-    prompts are drawn from. Averaging alphas of clients means little here: use the `losses`
-    exchange, where the server keeps the pool.
+    prompts are drawn from. The pool is the search, and it travels with alpha: the mean of two
+    clients' alphas means little here.
 
     Attributes:
         prompt_len: n.
@@ -72,6 +72,11 @@ class Evolution:
             raise ValueError(f"mutation_rate must lie in (0, 1], not {rate!r}")
         if self.blank is not None and _checks.integer("blank", self.blank) >= self.vocab_size:
             raise ValueError(f"blank must lie in [0, {self.vocab_size}), not {self.blank}")
+
+    @property
+    def shares_memory(self) -> bool:
+        """Yes: the pool is the search."""
+        return True
 
     def init(self) -> State:
         """Return the uniform alpha and an empty pool."""

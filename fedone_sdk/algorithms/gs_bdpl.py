@@ -72,6 +72,11 @@ class GumbelSoftmaxBDPL:
         _checks.choice("optimizer", self.optimizer, OPTIMIZERS)
         self._optimizer()
 
+    @property
+    def shares_memory(self) -> bool:
+        """No: the optimiser's moments are the client's."""
+        return False
+
     def init(self) -> State:
         """Return the uniform state."""
         return State(alpha=np.full(self._shape, self._alpha_init, dtype=np.float32))

@@ -66,6 +66,14 @@ class Algorithm(Protocol):
         """Prompts asked at a time, I."""
         ...
 
+    @property
+    def shares_memory(self) -> bool:
+        """Whether what it remembers belongs to the run (a pool of prompts).
+
+        Otherwise it belongs to each client (the moments of its optimiser).
+        """
+        ...
+
     def init(self) -> State:
         """Return the untrained state."""
         ...

@@ -51,19 +51,29 @@ def make_method(
 
 
 def method_from_spec(
-    spec: MethodSpec, *, prompt_len: int, vocab_size: int, seed: int = 0
+    spec: MethodSpec, *, prompt_len: int, vocab_size: int, blank: int | None, seed: int = 0
 ) -> Algorithm:
     """Return the method that a RunSpec's ``method`` describes.
+
+    Args:
+        spec: The settings.
+        prompt_len: n.
+        vocab_size: N.
+        blank: Index of the blank candidate, if the vocabulary has one.
+        seed: The run's seed.
 
     Raises:
         ValueError: If its settings do not fit each other.
     """
     ours = {"name", "num_samples", "local_steps", "batch_size"}
+    options = spec.model_dump(exclude=ours, exclude_none=True)
+    if "blank" in method_options(spec.name):
+        options["blank"] = blank
     return make_method(
         spec.name,
         prompt_len=prompt_len,
         vocab_size=vocab_size,
         num_samples=spec.num_samples,
         seed=seed,
-        **spec.model_dump(exclude=ours, exclude_none=True),
+        **options,
     )

@@ -48,6 +48,7 @@ from fedone_sdk.messages import (
     LossesAssignment,
     LossesUpdate,
     RunTask,
+    Scored,
 )
 from fedone_sdk.task import Example
 
@@ -305,8 +306,6 @@ class EdgeClient:
         self, run: RunTask, assignment: AlphaAssignment, examples: Sequence[Example]
     ) -> tuple[AlphaUpdate, bytes]:
         try:
-            import numpy as np
-
             from fedone_sdk.algorithms import (
                 State,
                 dump_memory,
@@ -314,14 +313,23 @@ class EdgeClient:
                 method_from_spec,
                 stream,
             )
+            from fedone_sdk.messages.ndarray import (
+                from_wire,
+                memory_from_wire,
+                memory_to_wire,
+                to_wire,
+            )
         except ImportError as exc:
             raise MissingExtraError("the alpha exchange", extra="alpha") from exc
-        method = method_from_spec(run.method, prompt_len=run.prompt_len, vocab_size=run.vocab_size)
-        shape = (run.prompt_len, run.vocab_size)
-        alpha = np.frombuffer(assignment.alpha.to_bytes(), "<f4").reshape(shape)
-        saved = self._memory(assignment.run_id)
-        state = State(alpha=alpha, memory=load_memory(saved) if saved else {})
-        usage, total, count = NOTHING, 0.0, 0
+        method = method_from_spec(
+            run.method, prompt_len=run.prompt_len, vocab_size=run.vocab_size, blank=run.blank
+        )
+        # What a method remembers is the run's, and travels, or this client's, and stays.
+        saved = None if method.shares_memory else self._memory(assignment.run_id)
+        memory = load_memory(saved) if saved else memory_from_wire(assignment.memory)
+        state = State(alpha=from_wire(assignment.alpha), memory=memory)
+        usage, scored = NOTHING, Scored(scored=0)
+        values: list[float] = []
         for step in assignment.steps:
             candidates = method.ask(state, stream(step.prompt_seed), step.num_samples)
             indices = candidates.indices
@@ -339,17 +347,19 @@ class EdgeClient:
                 raise Declining(exc.reason, usage + exc.usage) from exc
             state = method.tell(state, candidates, losses.values)
             usage += losses.usage
-            total += sum(losses.values)
-            count += len(losses.values)
+            scored += losses.scored
+            values.extend(losses.values)
         update = AlphaUpdate(
             num_examples=len(examples),
-            scored=losses.scored,
+            scored=scored,
             usage=usage,
             model=losses.model,
-            alpha=Array.from_bytes(state.alpha.tobytes(), shape, "float32"),
-            mean_loss=total / count,
+            alpha=to_wire(state.alpha),
+            memory=memory_to_wire(state.memory) if method.shares_memory else {},
+            mean_loss=sum(values) / len(values),
         )
-        return update, dump_memory(state.memory) if state.memory else b""
+        keep = bool(state.memory) and not method.shares_memory
+        return update, dump_memory(state.memory) if keep else b""
 
     async def _losses(
         self,
@@ -434,6 +444,7 @@ class EdgeClient:
             retry=tenacity.retry_if_exception(is_retryable),
             wait=tenacity.wait_random_exponential(multiplier=0.2, max=20),
             stop=lambda state: state.attempt_number == attempts or self._stopping.is_set(),
+            sleep=self._pause,  # `stop` ends the wait between two attempts
             before_sleep=_log_retry,
             reraise=True,
         )

@@ -14,14 +14,14 @@ from pydantic import Field, model_validator
 
 from fedone_sdk.messages.base import Message
 
-__all__ = ["Array", "MAX_ELEMENTS"]
+__all__ = ["Array", "MAX_ELEMENTS", "SharedMemory"]
 
 MAX_ELEMENTS = 1 << 22
 """The largest array that a message may carry (16 MiB of float32)."""
 
-_TYPECODES = {"float32": "f", "uint8": "B", "uint16": "H"}
+_TYPECODES = {"float32": "f", "float64": "d", "int64": "q", "uint8": "B", "uint16": "H"}
 
-DType = Literal["float32", "uint8", "uint16"]
+DType = Literal["float32", "float64", "int64", "uint8", "uint16"]
 
 
 class Array(Message):
@@ -51,7 +51,7 @@ class Array(Message):
             raise ValueError(
                 f"data holds {size} bytes, {self.dtype} {list(self.shape)} takes {expected}"
             )
-        if self.dtype == "float32" and not all(map(math.isfinite, self.values())):
+        if self.dtype.startswith("float") and not all(map(math.isfinite, self.values())):
             raise ValueError("data holds NaN or infinity")
         return self
 
@@ -64,9 +64,10 @@ class Array(Message):
         return cls.from_bytes(elements.tobytes(), shape, dtype)
 
     @classmethod
-    def from_bytes(cls, raw: bytes, shape: Sequence[int], dtype: DType) -> Self:
+    def from_bytes(cls, raw: bytes, shape: Sequence[int], dtype: str) -> Self:
         """Builds an array from little-endian bytes in C order."""
-        return cls(dtype=dtype, shape=tuple(shape), data=base64.b64encode(raw).decode("ascii"))
+        data = base64.b64encode(raw).decode("ascii")
+        return cls.model_validate({"dtype": dtype, "shape": tuple(shape), "data": data})
 
     @classmethod
     def of_indices(cls, values: Iterable[int], shape: Sequence[int], vocab_size: int) -> Self:
@@ -90,3 +91,9 @@ class Array(Message):
         height, width = self.shape
         flat = self.values().tolist()
         return [flat[row * width : (row + 1) * width] for row in range(height)]
+
+
+SharedMemory = Annotated[
+    dict[Annotated[str, Field(pattern=r"^[a-z_]{1,32}$")], Array], Field(max_length=8)
+]
+"""Arrays by name: what a method such as evolution remembers beside alpha."""

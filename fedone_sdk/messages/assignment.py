@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
-from fedone_sdk.messages.array import Array
+from fedone_sdk.messages.array import Array, SharedMemory
 from fedone_sdk.messages.base import Id, Message, Seed
 from fedone_sdk.spec import MethodSpec, RunName
 from fedone_sdk.task import TaskSpec
@@ -69,11 +69,13 @@ class AlphaAssignment(_Assignment):
         deadline_s: Seconds from now until the seat is given to another client.
         leased_queries: Queries that are reserved for this work.
         alpha: Shape (n, N), float32, positive.
+        memory: What the method remembers beside alpha, where that belongs to the run.
         steps: One entry per local step.
     """
 
     exchange: Literal["alpha"] = "alpha"
     alpha: Array
+    memory: SharedMemory = Field(default_factory=dict)
     steps: Annotated[tuple[Step, ...], Field(min_length=1, max_length=1024)]
 
 
@@ -107,6 +109,7 @@ class RunTask(Message):
         method: The method and its settings.
         prompt_len: n.
         vocab_size: N.
+        blank: Index of the blank candidate, if there is one.
         vocabulary_sha256: Names the vocabulary; its texts are a separate resource.
         gateway: Whether the server scores prompts for clients (``POST /v1/score``).
     """
@@ -115,6 +118,7 @@ class RunTask(Message):
     method: MethodSpec
     prompt_len: int
     vocab_size: int
+    blank: int | None = None
     vocabulary_sha256: str
     gateway: bool
 

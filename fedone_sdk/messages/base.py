@@ -12,9 +12,7 @@ __all__ = ["Id", "Message", "Name", "Seed"]
 class Message(BaseModel):
     """A JSON message: immutable, finite numbers only, unknown keys refused."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
 
 Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from fedone_sdk.budget import Usage
-from fedone_sdk.messages.array import Array
+from fedone_sdk.messages.array import Array, SharedMemory
 from fedone_sdk.messages.base import Id, Message
 
 __all__ = [
@@ -43,6 +43,13 @@ class Scored(Message):
     failed: _Count = 0
     vetoed: _Count = 0
 
+    def __add__(self, other: Scored) -> Scored:
+        return Scored(
+            scored=self.scored + other.scored,
+            failed=self.failed + other.failed,
+            vetoed=self.vetoed + other.vetoed,
+        )
+
 
 class _Update(Message):
     num_examples: Annotated[int, Field(ge=1, le=2**31)]
@@ -60,11 +67,13 @@ class AlphaUpdate(_Update):
         usage: What the client's own backend spent; zero through the gateway.
         model: Fingerprint of the model that scored.
         alpha: Shape (n, N), float32, positive: alpha after the local steps.
+        memory: The assignment's memory after the local steps.
         mean_loss: Mean loss over all scored prompts, for the run's history.
     """
 
     exchange: Literal["alpha"] = "alpha"
     alpha: Array
+    memory: SharedMemory = Field(default_factory=dict)
     mean_loss: _Loss
 
 

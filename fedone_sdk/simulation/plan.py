@@ -196,7 +196,11 @@ def _distinct_share(federation: Federation) -> float:
 def _machine(federation: Federation, spec: RunSpec, model: str) -> RoundMachine:
     try:
         return RoundMachine(
-            spec.name, spec, vocab_size=len(federation.vocabulary), gateway_model=model or None
+            spec.name,
+            spec,
+            vocab_size=len(federation.vocabulary),
+            blank=federation.vocabulary.blank,
+            gateway_model=model or None,
         )
     except ValueError as exc:
         raise SpecError(f"method: {exc}") from exc

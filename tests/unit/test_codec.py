@@ -34,9 +34,7 @@ def plain(value: object) -> Any:
 numbers = st.floats(allow_nan=False, allow_infinity=False)
 counts = st.integers(0, 2**53)
 names = st.text(min_size=1, max_size=8)
-usages = st.builds(
-    Usage, queries=counts, requests=counts, usd=st.decimals("0", "1e9", places=18)
-)
+usages = st.builds(Usage, queries=counts, requests=counts, usd=st.decimals("0", "1e9", places=18))
 alphas = st.lists(st.floats(0.0078125, 8, width=32), min_size=6, max_size=6).map(
     lambda values: np.array(values, np.float32).reshape(2, 3)
 )
@@ -156,14 +154,15 @@ def test_a_damaged_document_is_refused(damage: Any) -> None:
 
 @pytest.mark.parametrize("arrays", [b"", b"x" * 100, encode_arrays({"other": np.ones(3)})])
 def test_damaged_arrays_are_refused(arrays: bytes) -> None:
-    with pytest.raises(ValueError, match="saved|missing"):
+    with pytest.raises(ValueError, match=r"saved|missing"):
         decode(encode_document(simple()), arrays)
 
 
 def test_every_field_is_written() -> None:
     arrays = {"method", "server_memory"}
-    assert encode_document(simple()).keys() == {
-        field.name for field in dataclasses.fields(RunState)
-    } - arrays
+    assert (
+        encode_document(simple()).keys()
+        == {field.name for field in dataclasses.fields(RunState)} - arrays
+    )
     (seat,) = encode_document(simple())["seats"]
     assert seat.keys() == {field.name for field in dataclasses.fields(Seat)} - {"local"}

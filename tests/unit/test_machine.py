@@ -441,9 +441,7 @@ class TestBudget:
     @both
     def test_no_multiple_of_a_full_round(self, exchange: str) -> None:
         """The last round asks for fewer prompts."""
-        game = Game(
-            spec_of(rounds=9, budget={"queries": 10}, participation={"exchange": exchange})
-        )
+        game = Game(spec_of(rounds=9, budget={"queries": 10}, participation={"exchange": exchange}))
         game.play()
         assert [report.queries for report in game.reports] == [4, 4, 2]
         assert game.state.status == "budget_exhausted"
@@ -458,9 +456,7 @@ class TestBudget:
 
     @both
     def test_the_cap_exactly_on_the_last_round_completes(self, exchange: str) -> None:
-        game = Game(
-            spec_of(rounds=3, budget={"queries": 12}, participation={"exchange": exchange})
-        )
+        game = Game(spec_of(rounds=3, budget={"queries": 12}, participation={"exchange": exchange}))
         game.play()
         assert (game.state.status, game.spent.queries) == ("completed", 12)
 
@@ -869,9 +865,7 @@ class TestBadUpdates:
 class TestStopAndResume:
     @both
     def test_stop_settles_and_resume_goes_on(self, exchange: str) -> None:
-        game = Game(
-            spec_of(rounds=2, participation={"exchange": exchange, "clients_per_round": 2})
-        )
+        game = Game(spec_of(rounds=2, participation={"exchange": exchange, "clients_per_round": 2}))
         first, second = game.seat()
         done, lost = game.claim(first), game.claim(second)
         assert done is not None
@@ -887,7 +881,8 @@ class TestStopAndResume:
         assert game.claim(first) is None
         assert refusal(game.send(lost)).code == "assignment_expired"
         game.apply(ResumeAsked())
-        assert (game.state.status, game.state.reason, game.state.ended_at) == ("running", None, None)
+        assert game.state.running
+        assert (game.state.reason, game.state.ended_at) == (None, None)
         game.play()
         assert game.state.status == "completed"
 
@@ -952,9 +947,7 @@ class TestEvaluation:
         assert game.state.evaluation.leased == worst
         assert game.leased == Usage(requests=5)
         assert game.take().leased_queries == 2  # 4 requests are left, a query takes 2 at worst
-        game.apply(
-            EvaluationSettled(lease_id="evaluation-1", used=Usage(queries=3, requests=3))
-        )
+        game.apply(EvaluationSettled(lease_id="evaluation-1", used=Usage(queries=3, requests=3)))
         assert game.state.evaluation.spent == Usage(queries=3, requests=3)
         assert game.spent == Usage(requests=3)
         refused = refusal(

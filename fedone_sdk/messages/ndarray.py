@@ -1,0 +1,35 @@
+"""Arrays between NumPy and the wire. Apart from the messages, which need no NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedone_sdk.messages.array import Array
+
+__all__ = ["from_wire", "memory_from_wire", "memory_to_wire", "to_wire"]
+
+
+def to_wire(values: NDArray[Any]) -> Array:
+    """An array as a message; its dtype must be one that messages carry."""
+    little = values.astype(values.dtype.newbyteorder("<"), copy=False)
+    return Array.from_bytes(little.tobytes(), values.shape, values.dtype.name)
+
+
+def from_wire(message: Array) -> NDArray[Any]:
+    """A message's array, read-only."""
+    dtype = np.dtype(message.dtype).newbyteorder("<")
+    return np.frombuffer(message.to_bytes(), dtype).reshape(message.shape)
+
+
+def memory_to_wire(memory: Mapping[str, NDArray[Any]]) -> dict[str, Array]:
+    """A method's memory as messages."""
+    return {name: to_wire(values) for name, values in memory.items()}
+
+
+def memory_from_wire(messages: Mapping[str, Array]) -> dict[str, NDArray[Any]]:
+    """The memory that messages carry."""
+    return {name: from_wire(message) for name, message in messages.items()}

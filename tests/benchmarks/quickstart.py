@@ -1,0 +1,104 @@
+"""What the quickstart gains: its run over several seeds, scored on the dev split.
+
+Every setting stands in fedone_sdk/assets/quickstart.yaml; this script only runs and counts. The
+interval is a paired bootstrap over seeds and examples.
+
+    python tests/benchmarks/quickstart.py [--seeds 5]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from dataclasses import dataclass
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from fedone_sdk import CachedBackend, OnnxBackend, RunSpec, assets
+from fedone_sdk.algorithms import method_from_spec
+from fedone_sdk.backends import LLMBackend, predict
+from fedone_sdk.simulation import Federation, simulate
+
+RESAMPLES = 10_000
+
+Hits = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """Per dev example whether each prompt got it right, shape (D,)."""
+
+    no_prompt: Hits
+    before: Hits
+    after: Hits
+
+
+def main() -> None:
+    """Runs the seeds and prints Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=5)
+    args = parser.parse_args()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    print("| seed | no prompt | untrained | tuned | queries | billed | wall s | prompt |")
+    print("|---|---|---|---|---|---|---|---|")
+    scored = [asyncio.run(one_seed(seed)) for seed in range(args.seeds)]
+    before = np.stack([one.after - one.before for one in scored])
+    none = np.stack([one.after - one.no_prompt for one in scored])
+    print(f"\ntuned - untrained: {interval(before)}")
+    print(f"tuned - no prompt: {interval(none)}")
+
+
+async def one_seed(seed: int) -> Scored:
+    """One run over HTTP, and its three prompts on the dev split."""
+    path = assets.path("quickstart.yaml")
+    spec = RunSpec.load(path).model_copy(update={"seed": seed})
+    federation = Federation.load(spec, path.parent)
+    method = method_from_spec(
+        spec.method,
+        prompt_len=spec.prompt.length,
+        vocab_size=len(federation.vocabulary),
+        blank=federation.vocabulary.blank,
+        seed=seed,
+    )
+    untrained = federation.vocabulary.text(method.prompt(method.init()).tolist())
+    async with CachedBackend(OnnxBackend()) as backend:
+        result = await simulate(federation, backend=backend, transport="http")
+        no_prompt, before, after = [
+            await hits(backend, federation, text) for text in ("", untrained, result.prompt.text)
+        ]
+    assert result.spent.queries <= (result.cap.queries or 0)
+    print(
+        f"| {seed} | {no_prompt.mean():.3f} | {before.mean():.3f} | {after.mean():.3f} "
+        f"| {result.spent.queries}/{result.cap.queries} "
+        f"| {result.spent.requests - result.evaluation.requests} | {result.wall_s:.1f} "
+        f"| `{result.prompt.text}` |",
+        flush=True,
+    )
+    return Scored(no_prompt=no_prompt, before=before, after=after)
+
+
+async def hits(backend: LLMBackend, federation: Federation, prompt: str) -> Hits:
+    """Which dev examples a prompt gets right."""
+    spec = federation.spec
+    found = await predict(backend, spec.task, prompt, federation.dev, spec.method.batch_size)
+    return np.array(
+        [float(row.index(max(row)) == target) for row, target in found.scored], dtype=np.float64
+    )
+
+
+def interval(differences: Hits) -> str:
+    """Mean and 95 % interval of paired differences, shape (seeds, D), in points."""
+    rng = np.random.default_rng(0)
+    seeds, examples = differences.shape
+    means = [
+        differences[rng.integers(seeds, size=seeds)][:, rng.integers(examples, size=examples)].mean()
+        for _ in range(RESAMPLES)
+    ]
+    low, high = np.percentile(means, [2.5, 97.5])
+    return f"{100 * differences.mean():+.1f} points, 95 % [{100 * low:+.1f}, {100 * high:+.1f}]"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,704 @@
+"""The edge client: its data, its hook, its own model, and its patience with servers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import stat
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedone_sdk import EdgeClient
+from fedone_sdk.aggregator import Aggregator, ServedRun, Service
+from fedone_sdk.aggregator.auth import Authority
+from fedone_sdk.backends import LLMBackend, Query
+from fedone_sdk.budget import Usage
+from fedone_sdk.client import HttpTransport, Idle
+from fedone_sdk.errors import (
+    BackendError,
+    BackendUnavailable,
+    DataError,
+    ProblemError,
+    SpecError,
+    TransportError,
+)
+from fedone_sdk.messages import MAX_TEXT_CHARS, AlphaUpdate, LossesUpdate, Receipt, Score, Scores
+from fedone_sdk.simulation import MemoryTransport
+from fedone_sdk.spec import RunSpec
+from fedone_sdk.stores import MemoryStore, SqlStore, Store
+from fedone_sdk.task import Rendered
+from fedone_sdk.testing import LoopbackFederation, ManualClock, ScriptedBackend
+from fedone_sdk.vocabulary import Vocabulary
+
+TOKEN = "enrolment-token"
+WORDS = Vocabulary(candidates=(" good", " bad", " fine"))
+DATA: list[dict[str, Any]] = [{"text": f"text {n}", "label": n % 2} for n in range(6)]
+
+
+def spec_of(
+    exchange: str = "losses",
+    *,
+    rounds: int = 3,
+    participation: dict[str, Any] | None = None,
+    **method: Any,
+) -> RunSpec:
+    few = {"num_samples": 4, "batch_size": 5, "tau": 1.0, "optimizer": "sgd"}
+    return RunSpec.model_validate(
+        {
+            "task": {"template": "{prompt} {text} {mask}", "labels": {0: " no", 1: " yes"}},
+            "prompt": {"length": 2, "vocabulary": {"kind": "list", "candidates": ["x", "y"]}},
+            "method": {"name": "gs-bdpl", **few, **method},
+            "participation": {"exchange": exchange, "deadline_s": 100, **(participation or {})},
+            "rounds": rounds,
+            "evaluation": {"every": 0},
+        }
+    )
+
+
+@asynccontextmanager
+async def serving(
+    spec: RunSpec | None = None,
+    *,
+    backend: LLMBackend | None = None,
+    gateway: bool = True,
+    store: Store | None = None,
+    clock: ManualClock | None = None,
+) -> AsyncIterator[Service]:
+    service = Service(
+        store=store or MemoryStore(),
+        clock=clock or ManualClock(),
+        authority=Authority(enrolment_tokens=[TOKEN]),
+        backend=(backend or ScriptedBackend()) if gateway else None,
+    )
+    await service.start()
+    try:
+        await service.add_run(spec or spec_of(), WORDS)
+        yield service
+    finally:
+        await service.stop()
+
+
+def client_of(service: Service, data: Any = DATA, **more: Any) -> EdgeClient:
+    options: dict[str, Any] = {"token": TOKEN, "transport": MemoryTransport(service), **more}
+    return EdgeClient("memory:", data=data, **options)
+
+
+async def worked(client: EdgeClient) -> None:
+    async with asyncio.timeout(10):
+        await client.run_forever()
+
+
+def run_of(service: Service) -> ServedRun:
+    return service.runs["run"]
+
+
+def texts(queries: Sequence[Query]) -> set[str]:
+    return {part.text for q in queries for x in q.inputs for part in x if part.kind == "field"}
+
+
+class TestData:
+    @pytest.mark.parametrize(
+        "data",
+        [DATA, tuple(DATA), iter(DATA), (row for row in DATA)],
+        ids=["list", "tuple", "iterator", "generator"],
+    )
+    async def test_iterables(self, data: Any) -> None:
+        async with serving() as service, client_of(service, data) as client:
+            await worked(client)
+            assert run_of(service).state.status == "completed"
+
+    async def test_an_async_iterator_is_read_as_it_yields(self) -> None:
+        more = asyncio.Event()
+        backend = ScriptedBackend()
+
+        async def stream() -> AsyncIterator[dict[str, Any]]:
+            yield DATA[0]
+            await more.wait()
+            for row in DATA[1:]:
+                yield row
+
+        async with (
+            serving(spec_of(rounds=2), backend=backend) as service,
+            client_of(service, stream()) as client,
+        ):
+            await asyncio.sleep(0)  # the reader's first turn
+            assert await client.run_once() == "worked"
+            assert texts(backend.asked) == {"text 0"}
+            more.set()
+            await asyncio.sleep(0)
+            assert await client.run_once() == "worked"
+            assert len(texts(backend.asked)) > 1
+
+    @pytest.mark.parametrize("kind", ["sync", "async"])
+    async def test_a_callable_is_asked_before_each_piece_of_work(self, kind: str) -> None:
+        rows = DATA[:1]
+        backend, claims = ScriptedBackend(), []
+
+        def current() -> list[dict[str, Any]]:
+            return rows
+
+        async def current_async() -> Iterator[dict[str, Any]]:
+            return iter(rows)
+
+        class Watched(MemoryTransport):
+            async def claim(self, credential: str, message: Any) -> Any:
+                claims.append(message.num_examples)
+                return await super().claim(credential, message)
+
+        async with serving(spec_of(rounds=2), backend=backend) as service:
+            data = current if kind == "sync" else current_async
+            async with client_of(service, data, transport=Watched(service)) as client:
+                assert await client.run_once() == "worked"
+                rows = DATA
+                assert await client.run_once() == "worked"
+            assert claims == [1, 6]
+            assert [report.queries for report in run_of(service).history] == [4, 4]
+            assert len(texts(backend.asked[4:])) == 5
+
+    async def test_no_data_at_all(self) -> None:
+        with pytest.raises(DataError, match="has no examples"):
+            EdgeClient("http://x", token=TOKEN, data=[])
+
+    async def test_no_data_yet(self) -> None:
+        async with serving() as service, client_of(service, list, wait_s=0) as client:
+            assert await client.run_once() == "idle"
+
+    async def test_examples_that_do_not_fit_are_left_alone(self) -> None:
+        backend = ScriptedBackend()
+        bad: list[dict[str, Any]] = [
+            {"text": "no label"},
+            {"text": "strange label", "label": 7},
+            {"label": 1},
+            {"text": None, "label": 1},
+            {"text": "x" * (MAX_TEXT_CHARS + 1), "label": 1},
+        ]
+        async with (
+            serving(spec_of(), backend=backend) as service,
+            client_of(service, [*bad, DATA[0]]) as client,
+        ):
+            await worked(client)
+            assert run_of(service).state.status == "completed"
+        assert texts(backend.asked) == {"text 0"}
+
+    async def test_none_that_fits(self) -> None:
+        async with serving() as service, client_of(service, [{"text": "no label"}]) as client:
+            assert await client.run_once() == "declined"
+            assert run_of(service).state.account.spent == Usage()
+
+
+class TestBeforeSend:
+    @pytest.mark.parametrize("kind", ["sync", "async"])
+    @pytest.mark.parametrize("exchange", ["alpha", "losses"])
+    async def test_redacts_what_leaves_the_device(self, kind: str, exchange: str) -> None:
+        backend = ScriptedBackend()
+
+        def redact(text: str) -> str:
+            return text.replace("text", "***")
+
+        async def redact_async(text: str) -> str:
+            await asyncio.sleep(0)
+            return redact(text)
+
+        hook = redact if kind == "sync" else redact_async
+        async with (
+            serving(spec_of(exchange), backend=backend) as service,
+            client_of(service, before_send=hook) as client,
+        ):
+            await worked(client)
+            assert run_of(service).state.status == "completed"
+        assert texts(backend.asked) <= {f"*** {n}" for n in range(6)}
+
+    async def test_vetoes_few(self) -> None:
+        backend, updates = ScriptedBackend(), []
+
+        class Watched(MemoryTransport):
+            async def update(self, credential: str, assignment_id: str, message: Any) -> Any:
+                updates.append(message)
+                return await super().update(credential, assignment_id, message)
+
+        def veto(text: str) -> str | None:
+            return None if text == "text 3" else text
+
+        async with serving(spec_of(), backend=backend) as service:
+            options = {"before_send": veto, "transport": Watched(service)}
+            async with client_of(service, DATA[:5], **options) as client:
+                await worked(client)
+        assert "text 3" not in texts(backend.asked)
+        assert [(u.scored.scored, u.scored.vetoed) for u in updates] == [(4, 1)] * 3
+
+    @pytest.mark.parametrize("exchange", ["alpha", "losses"])
+    async def test_vetoes_many(self, exchange: str) -> None:
+        """Under 80 % scored the work is given back before anything is asked."""
+        backend = ScriptedBackend()
+
+        async def veto(text: str) -> str | None:
+            return None if text in ("text 3", "text 2") else text
+
+        async with (
+            serving(spec_of(exchange), backend=backend) as service,
+            client_of(service, DATA[:5], before_send=veto) as client,
+        ):
+            assert await client.run_once() == "declined"
+            assert run_of(service).state.account.spent == Usage()
+        assert backend.asked == []
+
+    async def test_nothing_else_leaves_with_a_model_on_the_device(self) -> None:
+        own = ScriptedBackend()
+        async with serving(gateway=False) as service:
+            options = {"before_send": str.upper, "backend": own}
+            async with client_of(service, **options) as client:
+                await worked(client)
+        assert texts(own.asked) <= {f"TEXT {n}" for n in range(6)}
+
+
+class TestFailedInputs:
+    @pytest.mark.parametrize("own", [False, True])
+    @pytest.mark.parametrize("exchange", ["alpha", "losses"])
+    async def test_few_are_left_out_and_counted(self, own: bool, exchange: str) -> None:
+        updates: list[Any] = []
+
+        def answer(inputs: Rendered, words: Sequence[str]) -> tuple[float, ...] | None:
+            text = "".join(part.text for part in inputs)
+            return None if "text 3" in text and "good" in text else (-1.0, -2.0)
+
+        class Watched(MemoryTransport):
+            async def update(self, credential: str, assignment_id: str, message: Any) -> Any:
+                updates.append(message)
+                return await super().update(credential, assignment_id, message)
+
+        backend = ScriptedBackend(answer)
+        async with serving(spec_of(exchange), backend=backend, gateway=not own) as service:
+            options = {"transport": Watched(service), "backend": backend if own else None}
+            async with client_of(service, DATA[:5], **options) as client:
+                await worked(client)
+            assert run_of(service).state.status == "completed"
+        assert {update.scored.scored + update.scored.failed for update in updates} == {5}
+        assert max(update.scored.failed for update in updates) == 1
+        # Labels 0, 1, 0, (1,) 0: an example counts for all prompts or for none.
+        zero, one = 0.3132616875182228, 1.3132616875182228
+        for update in updates:
+            mean = (3 * zero + one * (2 - update.scored.failed)) / update.scored.scored
+            losses = getattr(update, "losses", (getattr(update, "mean_loss", None),))
+            assert losses == pytest.approx([mean] * len(losses), abs=1e-6)
+
+    @pytest.mark.parametrize("own", [False, True])
+    async def test_too_many(self, own: bool) -> None:
+        def answer(inputs: Rendered, words: Sequence[str]) -> tuple[float, ...] | None:
+            text = "".join(part.text for part in inputs)
+            return None if "text 3" in text or "text 2" in text else (-1.0, -2.0)
+
+        backend = ScriptedBackend(answer)
+        async with serving(backend=backend, gateway=not own) as service:
+            own_backend = backend if own else None
+            async with client_of(service, DATA[:5], backend=own_backend) as client:
+                assert await client.run_once() == "declined"
+            assert run_of(service).state.account.spent.queries == 4  # paid all the same
+
+
+class TestOwnBackend:
+    @pytest.mark.parametrize("exchange", ["alpha", "losses"])
+    async def test_the_server_needs_no_model(self, exchange: str) -> None:
+        own = ScriptedBackend()
+        spec = spec_of(exchange, participation={"trusted_clients": True})
+        async with (
+            serving(spec, gateway=False) as service,
+            client_of(service, backend=own) as client,
+        ):
+            await worked(client)
+            result = run_of(service).result()
+        assert (result.status, result.model) == ("completed", "scripted")
+        assert result.spent.queries == 12
+        # A prompt that stands twice is asked once; it is a query all the same.
+        assert result.spent.requests == len(own.asked) <= 12
+
+    async def test_another_model_than_the_run_s(self) -> None:
+        clock = ManualClock()
+        async with serving(gateway=False, clock=clock) as service:
+            async with client_of(service, backend=ScriptedBackend()) as first:
+                assert await first.run_once() == "worked"
+            clock.advance(61)  # the first one has not been seen for long, and loses its seat
+            await service.tick()
+            other = ScriptedBackend(fingerprint="other")
+            async with client_of(service, backend=other) as second:
+                assert await second.run_once() == "refused"
+            state = run_of(service).state
+            assert (state.round, state.model) == (1, "scripted")
+            assert state.account.spent.queries == 8
+
+    async def test_neither_model_nor_gateway(self) -> None:
+        async with serving(gateway=False) as service, client_of(service) as client:
+            assert await client.run_once() == "declined"
+
+    async def test_a_model_that_fails(self) -> None:
+        def gate(query: Query) -> None:
+            if len(own.asked) > 2:
+                raise BackendError("the key is wrong")
+
+        own = ScriptedBackend(gate=gate)
+        spec = spec_of(participation={"trusted_clients": True})
+        async with serving(spec, gateway=False) as service:
+            async with client_of(service, backend=own) as client:
+                assert await client.run_once() == "declined"
+            assert run_of(service).state.account.spent.queries == 4
+            assert run_of(service).state.account.spent.requests == 3
+
+    async def test_label_words_that_the_model_does_not_know(self) -> None:
+        from fedone_sdk.errors import LabelWordError
+
+        class Picky(ScriptedBackend):
+            async def check(self, label_words: tuple[str, ...]) -> None:
+                raise LabelWordError(label_words[0], ["n", "o"])
+
+        async with (
+            serving(gateway=False) as service,
+            client_of(service, backend=Picky()) as client,
+        ):
+            assert await client.run_once() == "declined"
+
+
+class TestOutages:
+    async def test_a_model_behind_the_gateway_that_comes_back(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        failures = 2
+
+        def gate(query: Query) -> None:
+            nonlocal failures
+            if failures:
+                failures -= 1
+                raise BackendUnavailable("overloaded")
+
+        backend = ScriptedBackend(gate=gate)
+        async with serving(spec_of(rounds=1), backend=backend) as service:
+            async with client_of(service) as client:
+                no_waiting(monkeypatch, client)
+                await worked(client)
+            result = run_of(service).result()
+        assert (result.status, result.spent.queries) == ("completed", 4)
+        # One call of 4 failed, for two of them; whether the others were billed nobody knows.
+        assert result.spent.requests == 8
+
+    async def test_a_model_that_stays_away(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def gate(query: Query) -> None:
+            raise BackendUnavailable("overloaded")
+
+        backend = ScriptedBackend(gate=gate)
+        async with serving(backend=backend) as service, client_of(service) as client:
+            no_waiting(monkeypatch, client)
+            assert await client.run_once() == "declined"
+            assert run_of(service).state.account.spent.queries == 4
+            assert run_of(service).state.account.spent.requests == 5 * 4
+
+    @pytest.mark.parametrize("exchange", ["alpha", "losses"])
+    async def test_answers_that_get_lost_are_asked_for_again(
+        self, exchange: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Every call is carried out, and its first answer lost."""
+        spec = spec_of(exchange, rounds=4)
+        backend = ScriptedBackend()
+        async with serving(spec, backend=backend) as service:
+            transport = Forgetful(service)
+            async with client_of(service, transport=transport) as client:
+                no_waiting(monkeypatch, client)
+                await worked(client)
+            result = run_of(service).result()
+        assert (result.status, result.rounds) == ("completed", 4)
+        assert result.spent == Usage(queries=16, requests=16, prompt_tokens=16 * 5)
+        assert len(backend.asked) == 16
+        assert transport.lost >= 3 * 4
+        assert len(set(transport.receipts)) == 4
+
+    async def test_an_outage_longer_than_a_call_s_patience(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A client is still there when the server is again."""
+
+        class Away(MemoryTransport):
+            left = 12
+
+            async def score(self, credential: str, message: Score) -> Scores:
+                if self.left:
+                    self.left -= 1
+                    raise TransportError("connection refused")
+                return await super().score(credential, message)
+
+        async with serving(spec_of(rounds=1)) as service:
+            async with client_of(service, transport=Away(service)) as client:
+                no_waiting(monkeypatch, client)
+                await worked(client)
+            assert run_of(service).state.status == "completed"
+
+    async def test_too_late(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        clock = ManualClock()
+
+        class Slow(MemoryTransport):
+            async def update(self, credential: str, assignment_id: str, message: Any) -> Any:
+                clock.advance(100)
+                await self._service.tick()
+                return await super().update(credential, assignment_id, message)
+
+        async with serving(clock=clock) as service:
+            async with client_of(service, transport=Slow(service)) as client:
+                assert await client.run_once() == "refused"
+            assert run_of(service).state.round == 0
+
+    async def test_a_server_that_forgot_its_clients(self, tmp_path: Path) -> None:
+        """It enrols again with its token, and without one it says so."""
+        state = tmp_path / "state"
+        async with serving() as service, client_of(service, state_dir=state) as client:
+            assert await client.run_once() == "worked"
+        async with serving() as service:
+            async with client_of(service, state_dir=state, token=None) as client:
+                with pytest.raises(ProblemError) as excinfo:
+                    await client.run_forever()
+                assert excinfo.value.code == "unauthorized"
+            async with client_of(service, state_dir=state) as client:
+                await worked(client)
+            assert run_of(service).state.status == "completed"
+
+    async def test_a_wrong_token(self) -> None:
+        async with serving() as service, client_of(service, token="wrong") as client:
+            with pytest.raises(ProblemError) as excinfo:
+                await client.run_forever()
+            assert excinfo.value.code == "unauthorized"
+
+    async def test_no_token(self) -> None:
+        async with serving() as service, client_of(service, token=None) as client:
+            with pytest.raises(SpecError, match="token: is required"):
+                await client.run_forever()
+
+
+class Forgetful(MemoryTransport):
+    """Carries every call out, and loses its first answer."""
+
+    def __init__(self, service: Service) -> None:
+        super().__init__(service)
+        self._seen: set[str] = set()
+        self.lost = 0
+        self.receipts: list[Receipt] = []
+
+    def _lose(self, what: str) -> None:
+        if what not in self._seen:
+            self._seen.add(what)
+            self.lost += 1
+            raise TransportError("connection reset")
+
+    async def claim(self, credential: str, message: Any) -> Any:
+        answer = await super().claim(credential, message)
+        if not isinstance(answer, Idle):
+            self._lose(f"claim {answer.assignment_id}")
+        return answer
+
+    async def task(self, credential: str, run_id: str) -> Any:
+        answer = await super().task(credential, run_id)
+        self._lose("task")
+        return answer
+
+    async def score(self, credential: str, message: Score) -> Scores:
+        answer = await super().score(credential, message)
+        self._lose(message.model_dump_json())
+        return answer
+
+    async def update(
+        self, credential: str, assignment_id: str, message: AlphaUpdate | LossesUpdate
+    ) -> Receipt:
+        answer = await super().update(credential, assignment_id, message)
+        self._lose(f"update {assignment_id}")
+        self.receipts.append(answer)
+        return answer
+
+
+def no_waiting(monkeypatch: pytest.MonkeyPatch, client: EdgeClient) -> None:
+    """Makes the waits between attempts a turn of the loop each."""
+
+    async def turn(seconds: float) -> None:
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(client, "_pause", turn)
+
+
+class TestState:
+    async def test_identity_survives(self, tmp_path: Path) -> None:
+        state = tmp_path / "a" / "state"
+        async with serving() as service:
+            for _ in range(2):
+                async with client_of(service, state_dir=state) as client:
+                    assert await client.run_once() == "worked"
+            async with client_of(service, state_dir=state, token=None) as client:
+                assert await client.run_once() == "worked"
+            assert len(service._clients) == 1
+        file = state / "identity.json"
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        assert stat.S_IMODE(state.stat().st_mode) == 0o700
+        assert [path.name for path in state.iterdir()] == ["identity.json"]
+
+    async def test_one_identity_per_server(self, tmp_path: Path) -> None:
+        for server in ("memory:a", "memory:b", "memory:a"):
+            async with serving() as service:
+                client = EdgeClient(
+                    server, token=TOKEN, data=DATA, state_dir=tmp_path,
+                    transport=MemoryTransport(service),
+                )  # fmt: skip
+                async with client:
+                    await client.run_once()
+        identities = json.loads((tmp_path / "identity.json").read_text())
+        assert set(identities) == {"memory:a", "memory:b"}
+
+    @pytest.mark.parametrize("content", ["", "[]", "{", "\0"])
+    async def test_a_damaged_identity(self, tmp_path: Path, content: str) -> None:
+        (tmp_path / "identity.json").write_text(content)
+        with pytest.raises(DataError, match=r"identity\.json: cannot be used"):
+            EdgeClient("http://x", token=TOKEN, data=DATA, state_dir=tmp_path)
+
+    @pytest.mark.parametrize("keep", [True, False])
+    async def test_adamw_memory_of_the_device(self, tmp_path: Path, keep: bool) -> None:
+        """In the alpha exchange it is the device's, and outlives a restart."""
+        spec = spec_of("alpha", rounds=4, optimizer="adamw", learning_rate=0.1)
+
+        async def alpha_after(restarts: bool) -> str:
+            folder = tmp_path / str(restarts)
+            async with serving(spec) as service:
+                if not restarts:
+                    async with client_of(service, state_dir=folder) as client:
+                        await worked(client)
+                for _ in range(4 * restarts):
+                    async with client_of(service, state_dir=folder) as client:
+                        assert await client.run_once() == "worked"
+                    if not keep:
+                        (folder / "run.memory").unlink()
+                return run_of(service).result().alpha_sha256
+
+        assert (await alpha_after(True) == await alpha_after(False)) == keep
+        kept = tmp_path / "False" / "run.memory"
+        assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+
+
+class TestStop:
+    async def test_ends_a_long_poll(self) -> None:
+        async with (
+            serving(spec_of(participation={"min_clients": 2})) as service,
+            client_of(service) as client,
+        ):
+            working = asyncio.create_task(client.run_forever())
+            await until(lambda: [p for p in service._presence.values() if p.polls])
+            client.stop()
+            async with asyncio.timeout(5):
+                await working
+
+    async def test_finishes_work_under_way(self) -> None:
+        gate = asyncio.Event()
+        backend = ScriptedBackend(gate=lambda query: gate.wait())
+        async with serving(backend=backend) as service, client_of(service) as client:
+            working = asyncio.create_task(client.run_forever())
+            await until(lambda: backend.asked)
+            client.stop()
+            await asyncio.sleep(0)
+            assert not working.done()
+            gate.set()
+            async with asyncio.timeout(5):
+                await working
+            assert run_of(service).state.round == 1
+
+    async def test_ends_the_patience_with_a_server_that_is_away(self) -> None:
+        client = EdgeClient("http://127.0.0.1:9", token=TOKEN, data=DATA)
+        async with client:
+            working = asyncio.create_task(client.run_forever())
+            tried: list[Any] = []
+            enrol = client._transport.enrol
+
+            async def watched(*args: Any) -> Any:
+                tried.append(args)
+                return await enrol(*args)
+
+            client._transport.enrol = watched  # type: ignore[method-assign]
+            await until(lambda: len(tried) > 1)
+            client.stop()
+            async with asyncio.timeout(5):
+                await working
+
+
+async def until(condition: Callable[[], object]) -> None:
+    for _ in range(1_000_000):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    pytest.fail("it never happened")
+
+
+class TestOverHttp:
+    @pytest.mark.parametrize("exchange", ["alpha", "losses"])
+    async def test_a_whole_run(self, exchange: str) -> None:
+        backend = ScriptedBackend()
+        spec = spec_of(exchange, rounds=6, participation={"clients_per_round": 2})
+        async with (
+            asyncio.timeout(20),
+            LoopbackFederation(spec, WORDS, backend=backend) as federation,
+            AsyncExitStack() as stack,
+        ):
+            clients = [await stack.enter_async_context(federation.client(DATA)) for _ in range(3)]
+            await asyncio.gather(*(client.run_forever() for client in clients))
+            result = federation.run.result()
+        assert (result.status, result.spent.queries) == ("completed", 48)
+        assert result.communication.messages > 0
+        assert result.gateway.upload_bytes > 0
+        # 4 prompts of a piece of work may be equal, but all are asked.
+        assert len(backend.asked) == 48
+
+    async def test_http_and_memory_are_the_same_run(self) -> None:
+        spec = spec_of("alpha", rounds=4, local_steps=2)
+        async with LoopbackFederation(spec, WORDS, backend=ScriptedBackend()) as federation:
+            async with federation.client(DATA) as client:
+                await worked(client)
+            over_http = federation.run.result()
+        async with serving(spec) as service:
+            async with client_of(service) as client:
+                await worked(client)
+            in_memory = run_of(service).result()
+        assert over_http.alpha_sha256 == in_memory.alpha_sha256
+        assert over_http.spent == in_memory.spent
+        assert over_http.gateway == in_memory.gateway
+
+    @pytest.mark.parametrize("exchange", ["alpha", "losses"])
+    async def test_the_server_restarts_amid_the_run(self, exchange: str, tmp_path: Path) -> None:
+        """Another aggregator on the same port, with the same store; the clients go on."""
+        spec = spec_of(exchange, rounds=8, participation={"clients_per_round": 2})
+        backend = ScriptedBackend()
+
+        @asynccontextmanager
+        async def aggregator(port: int) -> AsyncIterator[tuple[ServedRun, int]]:
+            store = SqlStore.sqlite(tmp_path / "fedone.db")
+            async with Aggregator(backend=backend, store=store, enrolment_tokens=[TOKEN]) as server:
+                run = await server.add_run(spec, WORDS)
+                url = await server.listen(port=port)
+                yield run, int(url.rpartition(":")[2])
+
+        async with asyncio.timeout(30), AsyncExitStack() as stack, asyncio.TaskGroup() as group:
+            working: list[asyncio.Task[None]] = []
+            port = 0
+            for target in (2, 5, 8):
+                async with aggregator(port) as (run, port):
+                    if not working:
+                        url = f"http://127.0.0.1:{port}"
+                        clients = [
+                            EdgeClient(url, token=TOKEN, data=DATA, wait_s=0.2) for _ in range(3)
+                        ]
+                        for client in clients:
+                            await stack.enter_async_context(client)
+                            working.append(group.create_task(client.run_forever()))
+                    await until(lambda run=run, target=target: run.state.round >= target)
+                    if not run.state.running:
+                        await asyncio.wait(working)  # each learns of the end
+                    result = run.result()
+            assert (result.status, result.rounds) == ("completed", 8)
+            assert [report.round for report in result.history] == list(range(8))
+            assert result.spent.queries >= 8 * 2 * 4
+            assert result.leased == Usage()
+
+    async def test_a_url_that_is_none(self) -> None:
+        for url in ("localhost:80", "ftp://x", "http://"):
+            with pytest.raises(SpecError, match="is not an http"):
+                HttpTransport(url)

@@ -1,0 +1,268 @@
+"""Evaluation beside training: what it measures, what it costs, and that training never sees it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from fedone_sdk import EdgeClient
+from fedone_sdk.aggregator import ServedRun, Service
+from fedone_sdk.aggregator.auth import Authority
+from fedone_sdk.backends import CachedBackend, LLMBackend, Query
+from fedone_sdk.budget import Usage
+from fedone_sdk.errors import BackendUnavailable
+from fedone_sdk.simulation import MemoryTransport
+from fedone_sdk.spec import RunSpec
+from fedone_sdk.stores import MemoryStore, Store
+from fedone_sdk.task import Part, Rendered
+from fedone_sdk.testing import ManualClock, ScriptedBackend, pseudo_log_probs
+from fedone_sdk.vocabulary import Vocabulary
+
+TOKEN = "enrolment-token"
+WORDS = Vocabulary(candidates=(" good", " bad", " fine"))
+TRAIN = [{"text": f"train {number}", "label": number % 2} for number in range(6)]
+DEV = [{"text": f"dev {number}", "label": number % 2} for number in range(10)]
+
+
+def spec_of(
+    *,
+    rounds: int = 4,
+    budget: Mapping[str, Any] | None = None,
+    evaluation: Mapping[str, Any] | None = None,
+) -> RunSpec:
+    few = {"num_samples": 4, "batch_size": 4, "tau": 1.0}
+    local = {"optimizer": "sgd", "learning_rate": 0.01}
+    return RunSpec.model_validate(
+        {
+            "task": {"template": "{prompt} {text} {mask}", "labels": {0: " no", 1: " yes"}},
+            "prompt": {"length": 2, "vocabulary": {"kind": "list", "candidates": ["x", "y"]}},
+            "method": {"name": "gs-bdpl", **few, **local},
+            "participation": {"exchange": "losses"},
+            "budget": budget,
+            "rounds": rounds,
+            "evaluation": {"every": 2, "examples": 5, **(evaluation or {})},
+        }
+    )
+
+
+def text_of(inputs: Rendered) -> str:
+    return "".join(part.text for part in inputs)
+
+
+def is_dev(query: Query) -> bool:
+    return "dev" in text_of(query.inputs[0])
+
+
+@asynccontextmanager
+async def serving(backend: LLMBackend, store: Store | None = None) -> AsyncIterator[Service]:
+    service = Service(
+        store=store or MemoryStore(),
+        clock=ManualClock(),
+        authority=Authority(enrolment_tokens=[TOKEN]),
+        backend=backend,
+    )
+    await service.start()
+    try:
+        yield service
+    finally:
+        await service.stop()
+
+
+async def train(service: Service, run: ServedRun) -> None:
+    """One client does all the work; then the last measurements are waited for."""
+    transport = MemoryTransport(service)
+    async with (
+        asyncio.timeout(10),
+        EdgeClient("memory:", token=TOKEN, data=TRAIN, transport=transport) as client,
+    ):
+        await client.run_forever()
+        await service.wait(run)
+
+
+async def test_ends_and_curve() -> None:
+    backend = ScriptedBackend()
+    async with serving(backend) as service:
+        run = await service.add_run(spec_of(), WORDS, dev=DEV)
+        await train(service, run)
+    result = run.result()
+    assert result.status == "completed"
+    assert result.metric.no_prompt is not None
+    assert result.metric.before is not None
+    assert result.metric.after is not None
+    assert [report.metric is not None for report in result.history] == [False, True, False, True]
+    # Ends: 3 prompts over 10 examples, in batches of 4. Curve: 2 points over 5.
+    assert result.evaluation.queries == 3 * 3 + 2 * 2
+    assert result.spent.queries == 4 * 4
+    assert result.spent.requests == 16 + 13 == len(backend.asked)
+    assert sum(map(is_dev, backend.asked)) == 13
+
+
+async def test_the_numbers_are_right() -> None:
+    """Against a count by hand over the same pseudo-random scores."""
+    async with serving(ScriptedBackend()) as service:
+        run = await service.add_run(spec_of(), WORDS, dev=DEV)
+        await train(service, run)
+    result = run.result()
+
+    def accuracy(prompt: str) -> float:
+        right = 0
+        for example in DEV:
+            whole = (Part("text", f"{prompt} {example['text']} "),)
+            rows = pseudo_log_probs(whole, (" no", " yes"))
+            right += rows.index(max(rows)) == example["label"]
+        return right / len(DEV)
+
+    assert result.metric.no_prompt == accuracy("")
+    assert result.metric.after == accuracy(result.prompt.text)
+
+
+async def test_training_is_the_same_with_and_without() -> None:
+    hashes = set()
+    for dev in ((), DEV):
+        async with serving(ScriptedBackend()) as service:
+            run = await service.add_run(spec_of(), WORDS, dev=dev)
+            await train(service, run)
+            hashes.add(run.result().alpha_sha256)
+    assert len(hashes) == 1
+
+
+async def test_its_own_cap() -> None:
+    async with serving(ScriptedBackend()) as service:
+        run = await service.add_run(spec_of(evaluation={"queries": 7}), WORDS, dev=DEV)
+        await train(service, run)
+    result = run.result()
+    assert result.status == "completed"
+    assert result.evaluation.queries == 6  # the two ends at the start; nothing else fits
+    assert result.metric.before is not None
+    assert result.metric.after is None
+
+
+async def test_a_cap_on_requests_covers_it() -> None:
+    async with serving(ScriptedBackend()) as service:
+        run = await service.add_run(spec_of(rounds=99, budget={"requests": 20}), WORDS, dev=DEV)
+        await train(service, run)
+    result = run.result()
+    assert result.status == "budget_exhausted"
+    assert result.spent.requests <= 20
+    assert result.spent.requests == result.spent.queries + result.evaluation.queries
+    assert run.state.account.leases == run.state.evaluation.leases == {}
+
+
+async def test_a_cap_on_queries_does_not() -> None:
+    async with serving(ScriptedBackend()) as service:
+        run = await service.add_run(spec_of(rounds=99, budget={"queries": 8}), WORDS, dev=DEV)
+        await train(service, run)
+    result = run.result()
+    assert (result.status, result.spent.queries) == ("budget_exhausted", 8)
+    assert result.metric.after is not None
+
+
+async def test_a_model_that_fails_on_it_does_not_stop_training() -> None:
+    def gate(query: Query) -> None:
+        if is_dev(query):
+            raise BackendUnavailable("overloaded")
+
+    async with serving(ScriptedBackend(gate=gate)) as service:
+        run = await service.add_run(spec_of(), WORDS, dev=DEV)
+        await train(service, run)
+    result = run.result()
+    assert result.status == "completed"
+    assert result.metric.after is None
+    # What the failed calls cost is unknown: all of it.
+    assert result.evaluation == Usage(queries=13, requests=13, prompt_tokens=13 * 4)
+
+
+async def test_examples_that_the_model_fails_on_are_left_out() -> None:
+    def answer(inputs: Rendered, words: Sequence[str]) -> tuple[float, ...] | None:
+        return None if "dev 0" in text_of(inputs) else (-1.0, -2.0)  # always " no"
+
+    async with serving(ScriptedBackend(answer)) as service:
+        run = await service.add_run(spec_of(), WORDS, dev=DEV)
+        await train(service, run)
+    assert run.result().metric.after == pytest.approx(4 / 9)
+
+
+async def test_cache_hits_are_counted() -> None:
+    async with serving(CachedBackend(ScriptedBackend())) as service:
+        run = await service.add_run(spec_of(), WORDS, dev=DEV)
+        await train(service, run)
+    result = run.result()
+    assert result.cache.hits > 0
+    assert result.spent.requests + result.cache.hits == 16 + 13
+
+
+class Gates:
+    """Holds evaluation back until it is told to go on."""
+
+    def __init__(self) -> None:
+        self.go = asyncio.Event()
+
+    async def wait(self, query: Query) -> None:
+        if is_dev(query):
+            await self.go.wait()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    for _ in range(10_000):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    pytest.fail("it never happened")
+
+
+async def test_training_does_not_wait_and_each_point_is_its_round_s() -> None:
+    gates = Gates()
+    async with serving(ScriptedBackend(gate=gates.wait)) as service:
+        run = await service.add_run(spec_of(), WORDS, dev=DEV)
+        training = asyncio.create_task(train(service, run))
+        await until(lambda: not run.state.running)
+        assert run.result().metric.no_prompt is None
+        assert not training.done()
+        gates.go.set()
+        await training
+    assert [report.metric is not None for report in run.history] == [False, True, False, True]
+
+
+async def test_resumed_while_the_last_measurement_is_under_way() -> None:
+    gates = Gates()
+    async with serving(ScriptedBackend(gate=gates.wait)) as service:
+        run = await service.add_run(spec_of(), WORDS, dev=DEV)
+        await service.stop_run(run)
+        await service.resume_run(run)
+        gates.go.set()
+        await train(service, run)
+    result = run.result()
+    assert result.status == "completed"
+    assert [report.metric is not None for report in result.history] == [False, True, False, True]
+    assert result.metric.after is not None
+    assert run.state.evaluation.leases == {}
+
+
+async def test_an_ended_run_is_not_measured_again_after_a_restart() -> None:
+    store, backend = MemoryStore(), ScriptedBackend()
+    async with serving(backend, store) as service:
+        run = await service.add_run(spec_of(), WORDS, dev=DEV)
+        await train(service, run)
+    asked, before = len(backend.asked), run.result()
+    async with serving(backend, store) as service:
+        run = await service.add_run(spec_of(), WORDS, dev=DEV)
+        await service.wait(run)
+        assert run.result() == before
+    assert len(backend.asked) == asked
+
+
+async def test_a_restart_amid_the_run_does_not_measure_the_start_again() -> None:
+    store, backend = MemoryStore(), ScriptedBackend()
+    async with serving(backend, store) as service:
+        run = await service.add_run(spec_of(), WORDS, dev=DEV)
+        await until(lambda: run.state.metric.before is not None)
+    assert len(backend.asked) == 6
+    async with serving(backend, store) as service:
+        run = await service.add_run(spec_of(), WORDS, dev=DEV)
+        await train(service, run)
+    assert run.result().evaluation.queries == 13
+    assert run.result().status == "completed"

@@ -1,0 +1,455 @@
+"""The gateway: what is asked is leased before, charged once, and never forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from fedone_sdk import EdgeClient
+from fedone_sdk.aggregator import ServedRun, Service
+from fedone_sdk.aggregator.auth import Authority
+from fedone_sdk.backends import Answer, CachedBackend, LLMBackend, Query
+from fedone_sdk.budget import NOTHING, Usage
+from fedone_sdk.errors import BackendError, BackendUnavailable, ProblemError
+from fedone_sdk.messages import (
+    AlphaAssignment,
+    AlphaUpdate,
+    Array,
+    Claim,
+    Enrol,
+    LossesAssignment,
+    LossesUpdate,
+    Score,
+    Scored,
+    Scores,
+)
+from fedone_sdk.simulation import MemoryTransport
+from fedone_sdk.spec import RunSpec
+from fedone_sdk.stores import ClientRecord, MemoryStore
+from fedone_sdk.task import Rendered
+from fedone_sdk.testing import ManualClock, ScriptedBackend
+from fedone_sdk.vocabulary import Vocabulary
+
+TOKEN = "enrolment-token"
+WORDS = Vocabulary(candidates=(" good", " bad", " fine"))
+TEXTS = ({"text": "a first text"}, {"text": "a second text"})
+
+
+def spec_of(
+    exchange: str = "losses",
+    *,
+    budget: dict[str, Any] | None = None,
+    participation: dict[str, Any] | None = None,
+    **method: Any,
+) -> RunSpec:
+    few = {"num_samples": 4, "batch_size": 2, "tau": 1.0, "optimizer": "sgd"}
+    return RunSpec.model_validate(
+        {
+            "task": {"template": "{prompt} {text} {mask}", "labels": {0: " no", 1: " yes"}},
+            "prompt": {"length": 2, "vocabulary": {"kind": "list", "candidates": ["x", "y"]}},
+            "method": {"name": "gs-bdpl", **few, **method},
+            "participation": {"exchange": exchange, "deadline_s": 100, **(participation or {})},
+            "budget": budget,
+            "rounds": 3,
+            "evaluation": {"every": 0},
+        }
+    )
+
+
+@dataclass
+class Held:
+    """A gate that holds answers back until it is opened."""
+
+    opened: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def wait(self, query: Query) -> None:
+        await self.opened.wait()
+
+
+class Outage:
+    """A gate that fails for the first so many queries."""
+
+    def __init__(self, failures: int, error: BackendError) -> None:
+        self.failures, self.error = failures, error
+
+    def __call__(self, query: Query) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise self.error
+
+
+class Device:
+    """One enrolled client with work, by hand."""
+
+    def __init__(self, service: Service, client: ClientRecord) -> None:
+        self.service, self.client = service, client
+
+    async def claim(self) -> None:
+        work = await self.service.claim(self.client, Claim(num_examples=5, wait_s=0))
+        assert work is not None
+        self.work: AlphaAssignment | LossesAssignment = work
+
+    async def score(self, **changes: Any) -> Scores:
+        message = Score(**{"assignment_id": self.work.assignment_id, "examples": TEXTS, **changes})
+        body = message.model_dump_json().encode()
+        return await self.service.score(self.client, message, hashlib.sha256(body).hexdigest())
+
+    async def refused(self, **changes: Any) -> ProblemError:
+        with pytest.raises(ProblemError) as excinfo:
+            await self.score(**changes)
+        return excinfo.value
+
+    async def update(self) -> None:
+        common: dict[str, Any] = {
+            "num_examples": 5,
+            "scored": Scored(scored=2),
+            "usage": NOTHING,
+            "model": "scripted",
+        }
+        update: AlphaUpdate | LossesUpdate
+        if isinstance(self.work, LossesAssignment):
+            update = LossesUpdate(losses=(0.5,) * self.work.leased_queries, **common)
+        else:
+            update = AlphaUpdate(alpha=self.work.alpha, mean_loss=0.5, **common)
+        await self.service.update(self.client, self.work.assignment_id, update, "a" * 64)
+
+
+class Bench:
+    """A service with a gateway, one run and a device."""
+
+    def __init__(self) -> None:
+        self.store, self.clock = MemoryStore(), ManualClock()
+        self.services: list[Service] = []
+
+    async def start(self, backend: LLMBackend, spec: RunSpec | None = None) -> Device:
+        service = Service(
+            store=self.store,
+            clock=self.clock,
+            authority=Authority(enrolment_tokens=[TOKEN]),
+            backend=backend,
+        )
+        await service.start()
+        self.services.append(service)
+        if spec is not None:
+            await service.add_run(spec, WORDS)
+            identity = await service.enrol(TOKEN, Enrol())
+            self.credential = identity.credential
+        device = Device(service, service.client(self.credential))
+        await device.claim()
+        return device
+
+    @property
+    def run(self) -> ServedRun:
+        return self.services[-1].runs["run"]
+
+    @property
+    def spent(self) -> Usage:
+        return self.run.state.account.spent
+
+    @property
+    def held(self) -> Usage:
+        return self.run.state.account.held
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    bench = Bench()
+    yield bench
+    for service in bench.services:
+        await service.stop()
+
+
+def prompts(rows: Sequence[Sequence[int]], dtype: Any = "uint8") -> Array:
+    flat = [index for row in rows for index in row]
+    return Array.pack(flat, (len(rows), len(rows[0]) if rows else 0), dtype)
+
+
+async def turns(count: int = 30) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+class TestCharges:
+    async def test_a_call_and_its_retries_are_charged_once(self, bench: Bench) -> None:
+        backend = ScriptedBackend()
+        device = await bench.start(backend, spec_of())
+        scores = await device.score()
+        assert scores.log_probs.shape == (4, 2, 2)
+        assert scores.model == "scripted"
+        for _ in range(3):
+            assert await device.score() == scores
+        assert len(backend.asked) == 4
+        await device.update()
+        assert bench.spent == Usage(queries=4, requests=4, prompt_tokens=8)
+
+    async def test_the_same_call_twice_at_once_is_one(self, bench: Bench) -> None:
+        held = Held()
+        backend = ScriptedBackend(gate=held.wait)
+        device = await bench.start(backend, spec_of())
+        calls = [asyncio.create_task(device.score()) for _ in range(5)]
+        await turns()
+        assert len(backend.asked) == 4
+        calls[0].cancel()  # this one's device went away; the others still wait
+        held.opened.set()
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert isinstance(answers[0], asyncio.CancelledError)
+        assert len({answer for answer in answers[1:] if isinstance(answer, Scores)}) == 1
+        assert bench.run.state.seats[0].used == Usage(queries=4, requests=4, prompt_tokens=8)
+
+    async def test_an_answer_that_nobody_waited_for_is_kept(self, bench: Bench) -> None:
+        held = Held()
+        backend = ScriptedBackend(gate=held.wait)
+        device = await bench.start(backend, spec_of())
+        gone = asyncio.create_task(device.score())
+        await turns()
+        gone.cancel()
+        await asyncio.gather(gone, return_exceptions=True)
+        held.opened.set()
+        await turns()
+        await device.score()
+        assert len(backend.asked) == 4
+
+    async def test_what_the_model_saw(self, bench: Bench) -> None:
+        backend = ScriptedBackend()
+        device = await bench.start(backend, spec_of("alpha"))
+        scores = await device.score(prompts=prompts([[0, 1], [2, 2]]))
+        texts = ["".join(part.text for part in q.inputs[0]) for q in backend.asked]
+        assert texts == [" good bad a first text ", " fine fine a first text "]
+        flat = scores.log_probs.values().tolist()
+        expected = [value for q in backend.asked for x in q.inputs
+                    for value in backend._answer(x, (" no", " yes"))]  # fmt: skip
+        assert flat == pytest.approx(expected, rel=1e-6)
+
+    async def test_local_steps_of_the_alpha_exchange_share_a_lease(self, bench: Bench) -> None:
+        device = await bench.start(ScriptedBackend(), spec_of("alpha", local_steps=2))
+        assert device.work.leased_queries == 8
+        await device.score(prompts=prompts([[0, 0]] * 4))
+        await device.score(prompts=prompts([[1, 0]] * 4))
+        problem = await device.refused(prompts=prompts([[1, 1]]))
+        assert problem.code == "lease_exhausted"
+        await device.update()
+        assert bench.spent.queries == 8
+
+    async def test_cache_hits_count_as_queries_and_cost_nothing(self, bench: Bench) -> None:
+        device = await bench.start(CachedBackend(ScriptedBackend()), spec_of("alpha"))
+        await device.score(prompts=prompts([[0, 0]] * 4))
+        assert bench.run.state.seats[0].used == Usage(queries=4, requests=1, prompt_tokens=2)
+        assert bench.run.result().cache.hits == 3
+
+    async def test_failed_inputs_are_told(self, bench: Bench) -> None:
+        def answer(inputs: Rendered, words: Sequence[str]) -> tuple[float, ...] | None:
+            return None if "second" in "".join(part.text for part in inputs) else (-1.0, -2.0)
+
+        device = await bench.start(ScriptedBackend(answer), spec_of())
+        scores = await device.score()
+        assert scores.failed == ((0, 1), (1, 1), (2, 1), (3, 1))
+        assert scores.log_probs.values().tolist() == [-1.0, -2.0, 0.0, 0.0] * 4
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("changes", "detail"),
+        [
+            ({"examples": ({"text": "a"},) * 3}, "at most 2"),
+            ({"examples": ({"txt": "a"},)}, "has the fields ['txt'], the task's are ['text']"),
+            ({"examples": ({"text": "a"}, {"text": "b", "label": "1"})}, "examples.1: has the f"),
+            ({"examples": ({},)}, "has the fields []"),
+            ({"prompts": prompts([[0, 3]])}, "indices must be below 3"),
+            ({"prompts": prompts([[0, 1, 2]])}, "must be integers [P, 2]"),
+            ({"prompts": Array.pack([0, 1], (2,), "uint8")}, "must be integers [P, 2]"),
+            ({"prompts": Array.pack([0, 1], (1, 2), "float32")}, "must be integers [P, 2]"),
+            ({"prompts": Array.pack([], (0, 2), "uint8")}, "indices must be below"),
+        ],
+        ids=str,
+    )
+    async def test_requests_that_do_not_fit(
+        self, bench: Bench, changes: dict[str, Any], detail: str
+    ) -> None:
+        backend = ScriptedBackend()
+        device = await bench.start(backend, spec_of("alpha"))
+        before = bench.run.state
+        problem = await device.refused(**{"prompts": prompts([[0, 0]]), **changes})
+        assert (problem.code, detail in problem.detail) == ("invalid_message", True)
+        assert backend.asked == []
+        assert bench.run.state is before
+
+    async def test_the_alpha_exchange_names_its_prompts(self, bench: Bench) -> None:
+        device = await bench.start(ScriptedBackend(), spec_of("alpha"))
+        problem = await device.refused()
+        assert "are required in this exchange" in problem.detail
+
+    @pytest.mark.parametrize("count", [5, 2**20])
+    async def test_more_prompts_than_leased(self, bench: Bench, count: int) -> None:
+        """Refused before a text is rendered: it costs the server nothing."""
+        backend = ScriptedBackend()
+        device = await bench.start(backend, spec_of("alpha"))
+        many = Array.from_bytes(bytes(2 * count), (count, 2), "uint8")
+        assert (await device.refused(prompts=many)).code == "lease_exhausted"
+        assert backend.asked == []
+
+    async def test_late(self, bench: Bench) -> None:
+        held = Held()
+        backend = ScriptedBackend(gate=held.wait)
+        device = await bench.start(backend, spec_of())
+        waiting = asyncio.create_task(device.score())
+        await turns()
+        bench.clock.advance(100)
+        await device.service.tick()
+        # Its call was under way: all of it may have been sent.
+        assert bench.spent == Usage(queries=4, requests=4, prompt_tokens=8)
+        assert (await device.refused()).code == "assignment_expired"
+        held.opened.set()
+        await waiting
+        assert bench.spent == Usage(queries=4, requests=4, prompt_tokens=8)
+        assert device.service._gateway is not None
+        assert dict(device.service._gateway._calls) == {}
+
+    async def test_no_gateway(self, bench: Bench) -> None:
+        service = Service(
+            store=MemoryStore(), clock=ManualClock(), authority=Authority(enrolment_tokens=[TOKEN])
+        )
+        await service.start()
+        bench.services.append(service)
+        await service.add_run(spec_of(), WORDS)
+        device = Device(service, service.client((await service.enrol(TOKEN, Enrol())).credential))
+        await device.claim()
+        assert (await device.refused()).code == "not_found"
+
+
+class TestOutages:
+    async def test_a_model_that_comes_back(self, bench: Bench) -> None:
+        """The queries are charged once, the requests as often as they may have been sent."""
+        outage = Outage(1, BackendUnavailable("overloaded"))
+        backend = ScriptedBackend(gate=outage)
+        device = await bench.start(backend, spec_of())
+        problem = await device.refused()
+        assert (problem.code, problem.status) == ("backend_unavailable", 503)
+        await device.score()
+        await device.update()
+        assert bench.spent == Usage(queries=4, requests=8, prompt_tokens=16)
+        assert bench.run.state.account.leases == {}
+
+    async def test_retries_stop_at_the_cap(self, bench: Bench) -> None:
+        outage = Outage(100, BackendUnavailable("overloaded"))
+        backend = ScriptedBackend(gate=outage)
+        device = await bench.start(backend, spec_of(budget={"requests": 10}))
+        codes = [(await device.refused()).code for _ in range(4)]
+        assert codes == ["backend_unavailable"] * 2 + ["lease_exhausted"] * 2
+        assert bench.held.requests == 8
+        assert len(backend.asked) == 8
+
+    async def test_a_refusal_of_the_model(self, bench: Bench) -> None:
+        outage = Outage(1, BackendError("the key is wrong"))
+        device = await bench.start(ScriptedBackend(gate=outage), spec_of())
+        problem = await device.refused()
+        assert (problem.code, problem.status) == ("backend_failed", 502)
+
+    async def test_a_bug_in_a_backend_is_charged_too(self, bench: Bench) -> None:
+        def broken(query: Query) -> None:
+            raise ZeroDivisionError
+
+        device = await bench.start(ScriptedBackend(gate=broken), spec_of())
+        with pytest.raises(ZeroDivisionError):
+            await device.score()
+        assert bench.run.state.seats[0].used == Usage(queries=4, requests=4, prompt_tokens=8)
+
+
+class TestRestart:
+    @pytest.mark.parametrize("graceful", [True, False])
+    async def test_a_call_under_way_is_never_asked_for_free(
+        self, bench: Bench, graceful: bool
+    ) -> None:
+        held = Held()
+        backend = ScriptedBackend(gate=held.wait)
+        device = await bench.start(backend, spec_of(budget={"queries": 9}))
+        waiting = asyncio.create_task(device.score())
+        await turns()
+        if graceful:
+            await device.service.stop()
+            held.opened.set()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+        device = await bench.start(backend)
+        assert device.work.leased_queries == 4
+        assert (await device.refused()).code == "lease_exhausted"
+        bench.clock.advance(100)
+        await device.service.tick()
+        assert bench.spent.queries == 4
+        assert len(backend.asked) == 4
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+
+    async def test_nothing_of_a_stopped_service_writes_on(self, bench: Bench) -> None:
+        held = Held()
+        device = await bench.start(ScriptedBackend(gate=held.wait), spec_of())
+        waiting = asyncio.create_task(device.score())
+        await turns()
+        await device.service.stop()
+        version = (await bench.store.runs())[0].version
+        held.opened.set()
+        await asyncio.gather(waiting, return_exceptions=True)
+        await turns()
+        assert (await bench.store.runs())[0].version == version
+
+
+class TestMoney:
+    async def test_a_cap_in_dollars_is_exact(self, bench: Bench) -> None:
+        class Priced(ScriptedBackend):
+            async def score(self, query: Query) -> Answer:
+                answer = await super().score(query)
+                return Answer(log_probs=answer.log_probs, usage=Usage(usd=Decimal("0.07")))
+
+            def worst_case(self, batch_size: int) -> Usage:
+                return Usage(queries=1, usd=Decimal("0.1"))
+
+        device = await bench.start(Priced(), spec_of(budget={"usd": "0.7"}))
+        await device.score()
+        await device.update()
+        assert bench.spent.usd == Decimal("0.28")
+        await device.claim()
+        assert device.work.leased_queries == 4  # 0.42 are left
+        await device.score()
+        await device.update()
+        assert bench.spent.usd == Decimal("0.56")
+        # 0.14 are left, and two more queries may cost 0.20.
+        assert bench.run.state.status == "budget_exhausted"
+
+
+async def test_labels_stay_on_the_device() -> None:
+    bodies: list[str] = []
+
+    class Watched(MemoryTransport):
+        async def score(self, credential: str, message: Score) -> Scores:
+            bodies.append(message.model_dump_json())
+            return await super().score(credential, message)
+
+        async def update(self, credential: str, assignment_id: str, message: Any) -> Any:
+            bodies.append(message.model_dump_json())
+            return await super().update(credential, assignment_id, message)
+
+    for exchange in ("alpha", "losses"):
+        service = Service(
+            store=MemoryStore(),
+            clock=ManualClock(),
+            authority=Authority(enrolment_tokens=[TOKEN]),
+            backend=ScriptedBackend(),
+        )
+        await service.start()
+        data = [{"text": f"text {n}", "label": n % 2, "patient": f"patient-{n}"} for n in range(5)]
+        await service.add_run(spec_of(exchange), WORDS)
+        transport = Watched(service)
+        async with (
+            asyncio.timeout(10),
+            EdgeClient("memory:", token=TOKEN, data=data, transport=transport) as client,
+        ):
+            await client.run_forever()
+        await service.stop()
+    assert len(bodies) == 2 * 3 * 2
+    assert not [body for body in bodies if "label" in body or "patient" in body]
+    assert any('"text":"text 3"' in body for body in bodies)

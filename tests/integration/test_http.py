@@ -1,0 +1,600 @@
+"""The HTTP face: every refusal, the long poll, server-sent events, and what must never be told."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import structlog
+
+from fedone_sdk.aggregator import Aggregator, ServedRun
+from fedone_sdk.aggregator.openapi import openapi_document
+from fedone_sdk.aggregator.routes import MAX_BODY_BYTES, build_app
+from fedone_sdk.errors import PROBLEMS, FedOneError
+from fedone_sdk.messages import Problem
+from fedone_sdk.spec import RunSpec
+from fedone_sdk.stores import MemoryStore
+from fedone_sdk.testing import ManualClock, ScriptedBackend
+from fedone_sdk.vocabulary import Vocabulary
+
+TOKEN, ADMIN = "enrolment-token-7f3a", "admin-token-91bc"
+WORDS = Vocabulary(candidates=(" good", " bad", " fine"))
+BAD = json.loads(
+    (Path(__file__).parents[1] / "vectors" / "bad_messages.json").read_text(encoding="utf-8")
+)["messages"]
+EXAMPLES = [{"text": "a first text"}, {"text": "a second text"}]
+
+
+def spec_of(name: str = "run", *, rounds: int = 3, **participation: Any) -> RunSpec:
+    return RunSpec.model_validate(
+        {
+            "name": name,
+            "task": {"template": "{prompt} {text} {mask}", "labels": {0: " no", 1: " yes"}},
+            "prompt": {"length": 2, "vocabulary": {"kind": "list", "candidates": ["x", "y"]}},
+            "method": {"name": "gs-bdpl", "num_samples": 4, "batch_size": 2, "optimizer": "sgd"},
+            "participation": {"exchange": "losses", "deadline_s": 100, **participation},
+            "rounds": rounds,
+            "evaluation": {"every": 0},
+        }
+    )
+
+
+@dataclass(slots=True)
+class Server:
+    """A real aggregator on loopback, and a way to send it anything."""
+
+    aggregator: Aggregator
+    url: str
+    session: aiohttp.ClientSession
+    backend: ScriptedBackend
+    clock: ManualClock
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        *,
+        token: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> tuple[int, Any, aiohttp.ClientResponse]:
+        """Status, parsed body (None where it is empty) and the response."""
+        raw = body if isinstance(body, (bytes, type(None))) else json.dumps(body).encode()
+        sent: dict[str, str] = {} if raw is None else {"Content-Type": "application/json"}
+        sent |= {} if token is None else {"Authorization": f"Bearer {token}"}
+        async with self.session.request(
+            method,
+            f"{self.url}{path}",
+            data=raw and io.BytesIO(raw),
+            headers={**sent, **(headers or {})},
+        ) as response:
+            text = await response.text()
+            return response.status, json.loads(text) if text else None, response
+
+    async def refused(self, method: str, path: str, body: object = None, **more: Any) -> str:
+        """The code of a refusal, which must be a well-formed problem."""
+        status, document, response = await self.call(method, path, body, **more)
+        assert response.content_type == "application/problem+json"
+        problem = Problem.model_validate(document)
+        assert problem.status == status == PROBLEMS[problem.code][0]
+        assert problem.type == f"urn:fedone:problem:{problem.code}"
+        return problem.code
+
+    async def events(self) -> str:
+        """All server-sent events of the run, to its end."""
+        headers = {"Authorization": f"Bearer {ADMIN}"}
+        url = f"{self.url}/v1/runs/run/events"
+        async with self.session.get(url, headers=headers) as response:
+            return await response.text()
+
+    async def enrol(self) -> str:
+        status, document, _ = await self.call("POST", "/v1/clients", {"name": "x"}, token=TOKEN)
+        assert status == 201
+        credential: str = document["credential"]
+        return credential
+
+    async def claim(self, credential: str, wait_s: float = 0) -> Any:
+        body = {"num_examples": 5, "wait_s": wait_s}
+        status, document, _ = await self.call(
+            "POST", "/v1/assignments/claim", body, token=credential
+        )
+        return document if status == 200 else status
+
+    async def update(self, credential: str, work: Any, **changes: Any) -> tuple[int, Any]:
+        body = {
+            "exchange": "losses",
+            "num_examples": 5,
+            "scored": {"scored": 2},
+            "usage": {},
+            "model": "scripted",
+            "losses": [0.5, 0.25, 0.75, 0.5],
+            **changes,
+        }
+        path = f"/v1/assignments/{work['assignment_id']}/update"
+        status, document, _ = await self.call("POST", path, body, token=credential)
+        return status, document
+
+    @property
+    def run(self) -> ServedRun:
+        return self.aggregator.service.runs["run"]
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Lets the loop turn until something has happened."""
+    for _ in range(1_000_000):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    pytest.fail("it never happened")
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    backend, clock = ScriptedBackend(), ManualClock()
+    aggregator = Aggregator(
+        backend=backend, enrolment_tokens=["another", TOKEN], admin_token=ADMIN, clock=clock
+    )
+    async with aggregator:
+        url = await aggregator.listen()
+        await aggregator.add_run(spec_of(), WORDS)
+        async with aiohttp.ClientSession() as session:
+            yield Server(aggregator, url, session, backend, clock)
+
+
+class TestAuthentication:
+    @pytest.mark.parametrize("token", [None, "", "wrong", TOKEN[:-1], ADMIN])
+    async def test_enrolment_needs_its_token(self, server: Server, token: str | None) -> None:
+        code = await server.refused("POST", "/v1/clients", {}, token=token)
+        assert code == "unauthorized"
+        assert await server.aggregator.service._store.clients() == []
+
+    async def test_any_of_the_enrolment_tokens(self, server: Server) -> None:
+        for token in ("another", TOKEN):
+            assert (await server.call("POST", "/v1/clients", {}, token=token))[0] == 201
+
+    async def test_a_refusal_says_how_to_come_in(self, server: Server) -> None:
+        _, _, response = await server.call("POST", "/v1/clients", {})
+        assert response.headers["WWW-Authenticate"] == "Bearer"
+
+    @pytest.mark.parametrize(
+        "headers",
+        [
+            {},
+            {"Authorization": "Bearer"},
+            {"Authorization": "Bearer fedone_wrong"},
+            {"Authorization": f"Basic {TOKEN}"},
+            {"Authorization": f"Bearer {TOKEN}"},
+            {"Authorization": "Bearer \udcff\udcfe"},
+        ],
+        ids=str,
+    )
+    async def test_work_needs_a_credential(self, server: Server, headers: dict[str, str]) -> None:
+        for path, body in (
+            ("/v1/assignments/claim", {"num_examples": 1}),
+            ("/v1/assignments/x/update", {}),
+            ("/v1/assignments/x/renew", None),
+            ("/v1/assignments/x/decline", {"reason": ""}),
+            ("/v1/score", {"assignment_id": "x", "examples": EXAMPLES}),
+        ):
+            raw = None if body is None else json.dumps(body).encode()
+            assert await server.refused("POST", path, raw, headers=headers) == "unauthorized"
+        for path in ("task", "vocabulary", "prompt", "events"):
+            code = await server.refused("GET", f"/v1/runs/run/{path}", headers=headers)
+            assert code == "unauthorized"
+
+    async def test_bytes_that_are_no_text(self, server: Server) -> None:
+        """Sent by hand: no client library would."""
+        host, port = server.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        head = b"GET /v1/runs HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+        writer.write(head + b"Authorization: Bearer \xff\xfe\r\n\r\n")
+        answer = await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        assert answer.startswith(b"HTTP/1.1 401 ")
+
+    @pytest.mark.parametrize(
+        ("method", "path"),
+        [
+            ("POST", "/v1/runs"),
+            ("POST", "/v1/runs/run/stop"),
+            ("POST", "/v1/runs/run/resume"),
+            ("GET", "/v1/runs/run/log"),
+        ],
+    )
+    async def test_steering_needs_the_admin_token(
+        self, server: Server, method: str, path: str
+    ) -> None:
+        for token in (None, "wrong", TOKEN, await server.enrol()):
+            assert await server.refused(method, path, token=token) == "unauthorized"
+        assert server.run.state.running
+
+    async def test_without_an_admin_token_nobody_steers(self) -> None:
+        async with Aggregator(enrolment_tokens=[TOKEN]) as aggregator:
+            url = await aggregator.listen()
+            run = await aggregator.add_run(spec_of(), WORDS)
+            async with aiohttp.ClientSession() as session:
+                server = Server(aggregator, url, session, ScriptedBackend(), ManualClock())
+                for token in (None, "", "None", TOKEN, await server.enrol()):
+                    for path in ("/v1/runs", "/v1/runs/run/stop", "/v1/runs/run/resume"):
+                        assert await server.refused("POST", path, {}, token=token) == "forbidden"
+                    assert await server.refused("GET", "/v1/runs/run/log", token=token) == (
+                        "forbidden"
+                    )
+            assert run.state.running
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("method", "path", "code"),
+        [
+            ("GET", "/v1/nothing", "not_found"),
+            ("GET", "/v1/runs/nothing", "not_found"),
+            ("GET", "/v1/runs/nothing/events", "not_found"),
+            ("GET", "/v1/clients", "method_not_allowed"),
+            ("DELETE", "/v1/runs/run", "method_not_allowed"),
+            ("PUT", "/healthz", "method_not_allowed"),
+        ],
+    )
+    async def test_unknown_routes(self, server: Server, method: str, path: str, code: str) -> None:
+        status, _, response = await server.call(method, path, token=ADMIN)
+        assert await server.refused(method, path, token=ADMIN) == code
+        assert ("Allow" in response.headers) == (status == 405)
+
+    @pytest.mark.parametrize("vector", BAD, ids=lambda v: f"{v['type']}: {v['name']}")
+    async def test_bad_messages_change_nothing(
+        self, server: Server, vector: dict[str, str]
+    ) -> None:
+        credential = await server.enrol()
+        work = await server.claim(credential)
+        token, path = {
+            "Enrol": (TOKEN, "/v1/clients"),
+            "Claim": (credential, "/v1/assignments/claim"),
+            "Score": (credential, "/v1/score"),
+        }.get(vector["type"], (credential, f"/v1/assignments/{work['assignment_id']}/update"))
+        if vector["type"] == "Decline":
+            path = path.replace("update", "decline")
+        before, clients = server.run.state, await server.aggregator.service._store.clients()
+        body = vector["body"].encode()
+        status, document, _ = await server.call("POST", path, body, token=token)
+        assert (status, document["code"]) == (422, "invalid_message")
+        assert vector["key"] in document["detail"]
+        assert len(document["detail"]) < 500  # it does not echo what was sent
+        assert server.run.state is before
+        assert await server.aggregator.service._store.clients() == clients
+        assert server.backend.asked == []
+        assert (await server.update(credential, work))[0] == 200
+
+    @pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded"])
+    async def test_only_json(self, server: Server, content_type: str) -> None:
+        code = await server.refused(
+            "POST", "/v1/clients", b"{}", token=TOKEN, headers={"Content-Type": content_type}
+        )
+        assert code == "not_json"
+
+    async def test_a_body_that_is_too_large(self, server: Server) -> None:
+        credential = await server.enrol()
+        work = await server.claim(credential)
+        before = server.run.state
+        body = b" " * (MAX_BODY_BYTES + 1)
+        for path in (f"/v1/assignments/{work['assignment_id']}/update", "/v1/score"):
+            code = await server.refused("POST", path, body, token=credential)
+            assert code == "body_too_large"
+        assert await server.refused("POST", "/v1/clients", body, token=TOKEN) == "body_too_large"
+        assert server.run.state is before
+
+    async def test_a_stranger_s_body_is_not_read(self, server: Server) -> None:
+        """Whoever has no token cannot make the server hold megabytes."""
+        body = b" " * (MAX_BODY_BYTES + 1)
+        assert await server.refused("POST", "/v1/clients", body) == "unauthorized"
+
+    async def test_a_failure_tells_a_stranger_nothing(self, server: Server) -> None:
+        async def failing(*_: Any, **__: Any) -> Any:
+            raise FedOneError("postgres://user:password@db/fedone: cannot be reached")
+
+        server.aggregator.service._store.add_client = failing  # type: ignore[method-assign]
+        status, document, _ = await server.call("POST", "/v1/clients", {}, token=TOKEN)
+        assert status == 500
+        assert "password" not in json.dumps(document)
+
+
+class TestWork:
+    async def test_a_round_by_hand(self, server: Server) -> None:
+        credential = await server.enrol()
+        work = await server.claim(credential)
+        assert work["exchange"] == "losses"
+        score = {"assignment_id": work["assignment_id"], "examples": EXAMPLES}
+        status, scores, _ = await server.call("POST", "/v1/score", score, token=credential)
+        assert (status, scores["log_probs"]["shape"]) == (200, [4, 2, 2])
+        status, receipt = await server.update(credential, work)
+        assert (status, receipt["round"]) == (200, 0)
+        assert await server.update(credential, work) == (200, receipt)
+        status, problem = await server.update(credential, work, losses=[1, 1, 1, 1])
+        assert (status, problem["code"]) == (409, "update_conflict")
+        _, result, _ = await server.call("GET", "/v1/runs/run", token=credential)
+        assert result["rounds"] == 1
+        assert result["spent"]["queries"] == 4
+        assert result["gateway"]["messages"] == 2
+        assert result["communication"]["messages"] == 2 + 2 + 3 * 2  # enrol, claim, updates
+
+    async def test_nan_over_the_wire(self, server: Server) -> None:
+        credential = await server.enrol()
+        work = await server.claim(credential)
+        status, problem = await server.update(credential, work, losses=[0.5, float("nan"), 1, 1])
+        assert (status, problem["code"]) == (422, "invalid_message")
+        assert "losses" in problem["detail"]
+        assert server.run.state.account.spent.queries == 0
+
+    async def test_another_client_s_assignment(self, server: Server) -> None:
+        owner, other = await server.enrol(), await server.enrol()
+        work = await server.claim(owner)
+        base = f"/v1/assignments/{work['assignment_id']}"
+        assert (await server.update(other, work))[1]["code"] == "not_found"
+        assert await server.refused("POST", f"{base}/renew", token=other) == "not_found"
+        decline = {"reason": "x"}
+        assert await server.refused("POST", f"{base}/decline", decline, token=other) == "not_found"
+        score = {"assignment_id": work["assignment_id"], "examples": EXAMPLES}
+        assert await server.refused("POST", "/v1/score", score, token=other) == "not_found"
+        assert server.backend.asked == []
+        assert (await server.update(owner, work))[0] == 200
+
+    async def test_no_work_says_when_to_come_back(self, server: Server) -> None:
+        first, second = await server.enrol(), await server.enrol()
+        await server.claim(first)
+        body = {"num_examples": 5, "wait_s": 0}
+        status, document, response = await server.call(
+            "POST", "/v1/assignments/claim", body, token=second
+        )
+        assert (status, document) == (204, None)
+        assert int(response.headers["Retry-After"]) >= 1
+
+    async def test_the_long_poll_is_woken(self, server: Server) -> None:
+        first, second = await server.enrol(), await server.enrol()
+        await server.claim(first)
+        waiting = asyncio.create_task(server.claim(second, wait_s=60))
+        polled = server.aggregator.service._presence
+        async with asyncio.timeout(10):
+            await until(lambda: 1 in polled and polled[1].polls)
+            assert not waiting.done()
+            server.clock.advance(100)
+            await server.aggregator.service.tick()
+            work = await waiting
+        assert work["round"] == 0
+
+    async def test_a_device_that_hangs_up_leaves_its_long_poll(self, server: Server) -> None:
+        first, second = await server.enrol(), await server.enrol()
+        await server.claim(first)
+        async with asyncio.timeout(10):
+            async with aiohttp.ClientSession() as session:
+                other = Server(server.aggregator, server.url, session, server.backend, server.clock)
+                waiting = asyncio.create_task(other.claim(second, wait_s=60))
+                polled = server.aggregator.service._presence
+                await until(lambda: 1 in polled and polled[1].polls)
+                waiting.cancel()
+                await asyncio.gather(waiting, return_exceptions=True)
+            await until(lambda: not polled[1].polls)
+
+    async def test_the_end(self, server: Server) -> None:
+        credential = await server.enrol()
+        work = await server.claim(credential)
+        await server.call("POST", "/v1/runs/run/stop", token=ADMIN)
+        body = {"num_examples": 5, "wait_s": 60}
+        path = "/v1/assignments/claim"
+        assert await server.refused("POST", path, body, token=credential) == "run_ended"
+        assert (await server.update(credential, work))[1]["code"] == "assignment_expired"
+
+    async def test_decline_and_renew(self, server: Server) -> None:
+        credential = await server.enrol()
+        work = await server.claim(credential)
+        base = f"/v1/assignments/{work['assignment_id']}"
+        status, renewed, _ = await server.call("POST", f"{base}/renew", token=credential)
+        assert (status, renewed) == (200, work)
+        status, document, _ = await server.call(
+            "POST", f"{base}/decline", {"reason": "no battery"}, token=credential
+        )
+        assert (status, document) == (204, None)
+        assert (await server.update(credential, work))[1]["code"] == "assignment_expired"
+
+    async def test_task_and_vocabulary(self, server: Server) -> None:
+        credential = await server.enrol()
+        for token in (credential, ADMIN):
+            _, task, _ = await server.call("GET", "/v1/runs/run/task", token=token)
+            assert (task["prompt_len"], task["vocab_size"], task["gateway"]) == (2, 3, True)
+            assert task["vocabulary_sha256"] == WORDS.sha256
+            _, words, _ = await server.call("GET", "/v1/runs/run/vocabulary", token=token)
+            assert words == {"candidates": list(WORDS.candidates)}
+
+    async def test_answers_longer_than_one_read(self, server: Server) -> None:
+        """What a client reads in pieces arrives whole."""
+        from fedone_sdk.client import HttpTransport
+
+        words = Vocabulary(candidates=tuple(f" word {number:0150}" for number in range(20_000)))
+        await server.aggregator.add_run(spec_of("large"), words)
+        transport = HttpTransport(server.url)
+        try:
+            message = await transport.vocabulary(await server.enrol(), "large")
+        finally:
+            await transport.aclose()
+        assert message.candidates == words.candidates
+
+
+class TestRuns:
+    async def test_a_posted_run(self, server: Server) -> None:
+        document = spec_of("posted").model_dump(mode="json")
+        status, result, response = await server.call("POST", "/v1/runs", document, token=ADMIN)
+        assert (status, result["status"], result["rounds"]) == (201, "running", 0)
+        assert response.headers["Location"] == "/v1/runs/posted"
+        assert await server.refused("POST", "/v1/runs", document, token=ADMIN) == "run_conflict"
+        _, runs, _ = await server.call("GET", "/v1/runs", token=ADMIN)
+        assert [run["run_id"] for run in runs] == ["run", "posted"]
+
+    @pytest.mark.parametrize(
+        ("changes", "reason"),
+        [
+            ({"rounds": 0}, "rounds:"),
+            ({"surprise": 1}, "unknown key"),
+            ({"data": {"train": "/etc/passwd"}}, "data: clients bring their own"),
+            (
+                {"prompt": {"vocabulary": {"kind": "file", "path": "/etc/passwd"}}},
+                "must be list",
+            ),
+            ({"prompt": {"vocabulary": {"kind": "list", "candidates": ["a"]}}}, "needs 2"),
+            ({"budget": {"queries": 3, "minutes": 2}}, "budget.minutes"),
+        ],
+    )
+    async def test_a_bad_run(self, server: Server, changes: dict[str, Any], reason: str) -> None:
+        document = {**spec_of("posted").model_dump(mode="json"), **changes}
+        status, problem, _ = await server.call("POST", "/v1/runs", document, token=ADMIN)
+        assert (status, problem["code"]) == (422, "invalid_run")
+        assert reason in problem["detail"]
+        assert list(server.aggregator.service.runs) == ["run"]
+
+    async def test_stop_resume_log_and_prompt(self, server: Server) -> None:
+        credential = await server.enrol()
+        await server.update(credential, await server.claim(credential))
+        status, result, _ = await server.call("POST", "/v1/runs/run/stop", token=ADMIN)
+        assert (status, result["status"]) == (200, "stopped")
+        code = await server.refused("POST", "/v1/runs/run/stop", token=ADMIN)
+        assert code == "run_conflict"
+        status, result, _ = await server.call("POST", "/v1/runs/run/resume", token=ADMIN)
+        assert (status, result["status"]) == (200, "running")
+        _, prompt, _ = await server.call("GET", "/v1/runs/run/prompt", token=credential)
+        assert prompt["text"] == "".join(prompt["tokens"])
+        async with server.session.get(
+            f"{server.url}/v1/runs/run/log", headers={"Authorization": f"Bearer {ADMIN}"}
+        ) as response:
+            lines = [json.loads(line) for line in (await response.text()).splitlines()]
+        assert [(line["kind"], line["round"]) for line in lines] == [("round", 0)]
+
+    async def test_events(self, server: Server) -> None:
+        """Every round exactly once, from before we listened to the end."""
+        credential = await server.enrol()
+        await server.update(credential, await server.claim(credential))
+        headers = {"Authorization": f"Bearer {ADMIN}"}
+        async with (
+            asyncio.timeout(10),
+            server.session.get(f"{server.url}/v1/runs/run/events", headers=headers) as response,
+        ):
+            assert response.content_type == "text/event-stream"
+            first = await response.content.readuntil(b"\n\n")
+            for _ in range(2):
+                await server.update(credential, await server.claim(credential))
+            events = (first + await response.content.read()).decode().split("\n\n")
+        names = [event.partition("\n")[0] for event in events if event]
+        assert names == ["event: round"] * 3 + ["event: end"]
+        data = [json.loads(event.split("data: ")[1]) for event in events if event]
+        assert [report["round"] for report in data[:3]] == [0, 1, 2]
+        assert data[-1]["status"] == "completed"
+        assert server.aggregator.service.listeners == []
+
+    async def test_rounds_that_end_while_events_are_written(
+        self, server: Server, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A slow reader misses nothing."""
+        from fedone_sdk.aggregator import routes
+
+        credential = await server.enrol()
+        await server.update(credential, await server.claim(credential))
+        write, names = routes._event, []
+
+        async def slowly(response: Any, name: str, message: Any) -> None:
+            names.append((name, getattr(message, "round", None)))
+            if name == "round" and message.round == 0:
+                for _ in range(2):
+                    await server.update(credential, await server.claim(credential))
+            await write(response, name, message)
+
+        monkeypatch.setattr(routes, "_event", slowly)
+        async with asyncio.timeout(10):
+            await server.events()
+        assert names == [("round", 0), ("round", 1), ("round", 2), ("end", None)]
+
+
+class TestMachines:
+    async def test_health(self, server: Server) -> None:
+        assert (await server.call("GET", "/healthz"))[:2] == (200, {"status": "ok"})
+        assert (await server.call("GET", "/readyz"))[:2] == (200, {"status": "ok"})
+
+    async def test_not_ready(self) -> None:
+        class Broken(MemoryStore):
+            async def ping(self) -> None:
+                raise FedOneError("password=hunter2")
+
+        async with Aggregator(store=Broken()) as aggregator:
+            url = await aggregator.listen()
+            async with aiohttp.ClientSession() as session, session.get(f"{url}/readyz") as response:
+                assert response.status == 503
+                assert "hunter2" not in await response.text()
+            async with aiohttp.ClientSession() as session, session.get(f"{url}/healthz") as alive:
+                assert alive.status == 200
+
+    async def test_openapi_names_real_routes(self, server: Server) -> None:
+        _, document, _ = await server.call("GET", "/openapi.json")
+        assert document == openapi_document()
+        app = build_app(server.aggregator.service)
+        served = {
+            (route.method.lower(), route.resource.canonical)
+            for route in app.router.routes()
+            if route.resource is not None
+        }
+        described = {(m, path) for path, methods in document["paths"].items() for m in methods}
+        assert described <= served
+        text = json.dumps(document)
+        names = {part.split('"')[0] for part in text.split("#/components/schemas/")[1:]}
+        assert names <= document["components"]["schemas"].keys()
+
+
+async def test_secrets_stay_secret() -> None:
+    """Tokens and credentials are in no log, no repr, no stored record and no refusal."""
+    logs: list[str] = []
+
+    def keep(_: Any, __: str, line: str) -> str:
+        logs.append(line)
+        raise structlog.DropEvent
+
+    seen: list[str] = []
+    # The most talkative renderer: it prints the local variables of every frame.
+    talkative = structlog.dev.RichTracebackFormatter(show_locals=True, width=1000)
+    console = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=talkative)
+    structlog.configure(processors=[console, keep])
+    try:
+        store, backend = MemoryStore(), ScriptedBackend()
+        async with Aggregator(
+            backend=backend, store=store, enrolment_tokens=[TOKEN], admin_token=ADMIN
+        ) as aggregator:
+            url = await aggregator.listen()
+            run = await aggregator.add_run(spec_of(), WORDS)
+            async with aiohttp.ClientSession() as session:
+                server = Server(aggregator, url, session, backend, ManualClock())
+                credential = await server.enrol()
+                work = await server.claim(credential)
+                seen.append(repr(await server.update(credential, work, losses=[1])))
+                seen.append(repr(await server.update(credential, work, extra=credential)))
+                original = store.commit
+
+                async def failing(*_: Any, **__: Any) -> None:
+                    raise FedOneError("disk full")
+
+                store.commit = failing  # type: ignore[method-assign]
+                seen.append(repr(await server.update(credential, work)))
+                store.add_client = failing  # type: ignore[method-assign]
+                await server.refused("POST", "/v1/clients", {}, token=TOKEN)
+                store.commit = original  # type: ignore[method-assign]
+                seen.append(repr(await server.refused("POST", "/v1/runs", {}, token=credential)))
+                await server.call("POST", "/v1/runs/run/stop", token=ADMIN)
+            service = aggregator.service
+            seen += [repr(vars(store)), repr(aggregator), repr(service.client(credential))]
+            seen += [repr(service.authority), repr(vars(service.authority)), repr(run.result())]
+    finally:
+        structlog.reset_defaults()
+    assert any("request failed" in line for line in logs)
+    assert any("run ended" in line for line in logs)
+    for secret in (TOKEN, ADMIN, credential):
+        assert not [line for line in (*logs, *seen) if secret in line]

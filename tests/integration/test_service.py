@@ -1,0 +1,690 @@
+"""The aggregator without HTTP: claims, updates, restarts and whole runs, on a manual clock."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedone_sdk import EdgeClient
+from fedone_sdk.aggregator import ServedRun, Service
+from fedone_sdk.aggregator.auth import Authority
+from fedone_sdk.aggregator.events import EvaluationReserved
+from fedone_sdk.backends import LLMBackend
+from fedone_sdk.budget import Usage
+from fedone_sdk.errors import FedOneError, LabelWordError, ProblemError, SpecError
+from fedone_sdk.messages import (
+    AlphaAssignment,
+    AlphaUpdate,
+    Array,
+    Claim,
+    Decline,
+    Enrol,
+    LossesAssignment,
+    LossesUpdate,
+    RunResult,
+    Scored,
+)
+from fedone_sdk.simulation import MemoryTransport
+from fedone_sdk.spec import RunSpec
+from fedone_sdk.stores import ClientRecord, Commit, MemoryStore, SqlStore, Store
+from fedone_sdk.task import Rendered
+from fedone_sdk.testing import ManualClock, ScriptedBackend, pseudo_log_probs
+from fedone_sdk.vocabulary import Vocabulary
+
+TOKEN = "enrolment-token"
+WORDS = Vocabulary(candidates=(" good", " bad", " fine"))
+EXAMPLES = [{"text": f"text {number}", "label": number % 2} for number in range(6)]
+
+Work = AlphaAssignment | LossesAssignment
+
+
+def spec_of(
+    name: str = "run",
+    *,
+    rounds: int = 3,
+    budget: Mapping[str, Any] | None = None,
+    participation: Mapping[str, Any] | None = None,
+    **method: Any,
+) -> RunSpec:
+    few = {"num_samples": 4, "batch_size": 2, "tau": 1.0}
+    local = {"optimizer": "sgd", "learning_rate": 0.01}
+    return RunSpec.model_validate(
+        {
+            "name": name,
+            "task": {"template": "{prompt} {text} {mask}", "labels": {0: " no", 1: " yes"}},
+            "prompt": {"length": 2, "vocabulary": {"kind": "list", "candidates": ["x", "y"]}},
+            "method": {"name": "gs-bdpl", **few, **local, **method},
+            "participation": {"deadline_s": 100, "claim_timeout_s": 10, **(participation or {})},
+            "budget": budget,
+            "rounds": rounds,
+            "evaluation": {"every": 0},
+        }
+    )
+
+
+@asynccontextmanager
+async def serving(
+    store: Store | None = None,
+    *,
+    clock: ManualClock | None = None,
+    backend: LLMBackend | None = None,
+) -> AsyncIterator[Service]:
+    service = Service(
+        store=store or MemoryStore(),
+        clock=clock or ManualClock(),
+        authority=Authority(enrolment_tokens=[TOKEN]),
+        backend=backend,
+    )
+    await service.start()
+    try:
+        yield service
+    finally:
+        await service.stop()
+
+
+async def enrol(service: Service, count: int) -> list[ClientRecord]:
+    enrolled = [await service.enrol(TOKEN, Enrol()) for _ in range(count)]
+    return [service.client(identity.credential) for identity in enrolled]
+
+
+async def claim(service: Service, client: ClientRecord, **more: Any) -> Work | None:
+    message = Claim(**{"num_examples": 5, "wait_s": 0, **more})
+    return await service.claim(client, message)
+
+
+async def working(service: Service, clients: list[ClientRecord]) -> tuple[ClientRecord, Work]:
+    """Whoever has the seat of a K* = 1 run, and the work."""
+    for client in clients * 2:
+        work = await claim(service, client)
+        if work is not None:
+            return client, work
+    pytest.fail("nobody got work")
+
+
+def update_for(work: Work, **changes: Any) -> AlphaUpdate | LossesUpdate:
+    common = {"num_examples": 5, "scored": Scored(scored=2), "usage": Usage(), "model": "m"}
+    if isinstance(work, LossesAssignment):
+        losses = tuple(0.5 + 0.25 * index for index in range(work.leased_queries))
+        return LossesUpdate(**{**common, "losses": losses, **changes})
+    alpha = np.frombuffer(work.alpha.to_bytes(), "<f4").reshape(work.alpha.shape)
+    packed = Array.from_bytes((alpha * np.float32(1.25)).tobytes(), alpha.shape, "float32")
+    return AlphaUpdate(**{**common, "alpha": packed, "mean_loss": 0.5, **changes})
+
+
+async def turns(count: int = 20) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def code(excinfo: pytest.ExceptionInfo[ProblemError]) -> str:
+    return excinfo.value.code
+
+
+class TestClaims:
+    async def test_a_waiting_client_is_woken_when_it_is_offered_a_seat(self) -> None:
+        clock = ManualClock()
+        async with serving(clock=clock) as service:
+            await service.add_run(spec_of(participation={"min_clients": 2}), WORDS)
+            clients = await enrol(service, 2)
+            first = asyncio.create_task(claim(service, clients[0], wait_s=60))
+            await turns()
+            assert not first.done()
+            second = asyncio.create_task(claim(service, clients[1], wait_s=60))
+            done, (waiting,) = await asyncio.wait(
+                {first, second}, return_when=asyncio.FIRST_COMPLETED
+            )
+            assert (await done.pop()) is not None
+            # The other one waits on, until the seat is lost.
+            await turns()
+            assert not waiting.done()
+            clock.advance(100)
+            await service.tick()
+            async with asyncio.timeout(5):
+                work = await waiting
+            assert work is not None
+            assert work.round == 0
+
+    async def test_nothing_to_do(self) -> None:
+        async with serving() as service:
+            (client,) = await enrol(service, 1)
+            assert await claim(service, client) is None  # there may be a run soon
+            await service.add_run(spec_of(participation={"min_clients": 2}), WORDS)
+            assert await claim(service, client, wait_s=0.01) is None
+
+    async def test_a_new_run_wakes_who_waits(self) -> None:
+        async with serving() as service:
+            (client,) = await enrol(service, 1)
+            waiting = asyncio.create_task(claim(service, client, wait_s=60))
+            await turns()
+            await service.add_run(spec_of(), WORDS)
+            async with asyncio.timeout(5):
+                assert await waiting is not None
+
+    async def test_a_patient_client_learns_of_the_end(self) -> None:
+        async with serving() as service:
+            run = await service.add_run(spec_of(participation={"min_clients": 2}), WORDS)
+            (client,) = await enrol(service, 1)
+            waiting = asyncio.create_task(claim(service, client, wait_s=60))
+            await turns()
+            await service.stop_run(run)
+            async with asyncio.timeout(5):
+                with pytest.raises(ProblemError) as excinfo:
+                    await waiting
+            assert code(excinfo) == "run_ended"
+            with pytest.raises(ProblemError) as excinfo:
+                await claim(service, client)
+            assert code(excinfo) == "run_ended"
+
+    async def test_asking_again_gives_the_same_work(self) -> None:
+        async with serving() as service:
+            run = await service.add_run(spec_of(), WORDS)
+            client, work = await working(service, await enrol(service, 1))
+            again = [await claim(service, client) for _ in range(3)]
+            assert again == [work] * 3
+            assert run.state.account.leased == Usage(queries=4)
+
+    async def test_who_hangs_up_during_the_grant_gets_the_work_next_time(self) -> None:
+        async with serving() as service:
+            run = await service.add_run(spec_of(), WORDS)
+            (client,) = await enrol(service, 1)
+            for delay in range(12):
+                attempt = asyncio.create_task(claim(service, client, wait_s=60))
+                await turns(delay)
+                attempt.cancel()
+                await asyncio.gather(attempt, return_exceptions=True)
+            await turns()
+            work = await claim(service, client)
+            assert work is not None
+            assert run.state.account.leased == Usage(queries=4)
+
+    async def test_a_run_by_name(self) -> None:
+        async with serving() as service:
+            await service.add_run(spec_of("one"), WORDS)
+            await service.add_run(spec_of("two"), WORDS)
+            (client,) = await enrol(service, 1)
+            work = await claim(service, client, run_id="two")
+            assert work is not None
+            assert work.run_id == "two"
+            with pytest.raises(ProblemError) as excinfo:
+                await claim(service, client, run_id="three")
+            assert code(excinfo) == "not_found"
+
+    async def test_who_works_for_one_run_is_not_drawn_by_another(self) -> None:
+        async with serving() as service:
+            one = await service.add_run(spec_of("one"), WORDS)
+            (client,) = await enrol(service, 1)
+            _, work = await working(service, [client])
+            two = await service.add_run(spec_of("two"), WORDS)
+            await two.seat()
+            assert (one.state.seats != (), two.state.seats) == (True, ())
+            await service.update(client, work.assignment_id, update_for(work), "a" * 64)
+            await service.stop_run(one)
+            work = await claim(service, client)  # type: ignore[assignment]
+            assert work.run_id == "two"
+
+    async def test_a_name_with_dots(self) -> None:
+        """Whatever a run may be called, its clients can work for it."""
+        async with serving() as service:
+            run = await service.add_run(spec_of("sst2.v1-b_c"), WORDS)
+            client, work = await working(service, await enrol(service, 1))
+            assert work.run_id == "sst2.v1-b_c"
+            assert await claim(service, client, run_id=work.run_id) == work
+            await service.update(client, work.assignment_id, update_for(work), "a" * 64)
+            assert run.state.round == 1
+
+    async def test_who_was_not_seen_for_a_minute_gets_no_seat(self) -> None:
+        clock = ManualClock()
+        async with serving(clock=clock) as service:
+            run = await service.add_run(spec_of(participation={"min_clients": 2}), WORDS)
+            gone, here = await enrol(service, 2)
+            assert await claim(service, gone) is None
+            clock.advance(61)
+            assert await claim(service, here) is None
+            assert run.state.seats == ()
+            clock.advance(59)
+            assert await claim(service, gone) is not None or run.state.seats != ()
+
+
+class TestUpdates:
+    async def test_the_same_update_again(self) -> None:
+        async with serving() as service:
+            run = await service.add_run(spec_of(), WORDS)
+            client, work = await working(service, await enrol(service, 1))
+            update = update_for(work)
+            receipt = await service.update(client, work.assignment_id, update, "a" * 64)
+            assert (receipt.round, receipt.body_sha256) == (0, "a" * 64)
+            again = await service.update(client, work.assignment_id, update, "a" * 64)
+            assert again == receipt
+            with pytest.raises(ProblemError) as excinfo:
+                await service.update(client, work.assignment_id, update, "b" * 64)
+            assert code(excinfo) == "update_conflict"
+            assert (run.state.round, run.state.account.spent.queries) == (1, 4)
+
+    async def test_twice_at_once(self) -> None:
+        async with serving() as service:
+            run = await service.add_run(spec_of(), WORDS)
+            client, work = await working(service, await enrol(service, 1))
+            receipts = await asyncio.gather(
+                *(
+                    service.update(client, work.assignment_id, update_for(work), "a" * 64)
+                    for _ in range(5)
+                )
+            )
+            assert len(set(receipts)) == 1
+            assert run.state.round == 1
+
+    async def test_a_late_one(self) -> None:
+        clock = ManualClock()
+        async with serving(clock=clock) as service:
+            run = await service.add_run(spec_of(), WORDS)
+            client, work = await working(service, await enrol(service, 1))
+            clock.advance(100)
+            await service.tick()
+            calls: list[Callable[[], Any]] = [
+                lambda: service.update(client, work.assignment_id, update_for(work), "a" * 64),
+                lambda: service.renew(client, work.assignment_id),
+                lambda: service.decline(client, work.assignment_id, Decline(reason="late")),
+            ]
+            for call in calls:
+                with pytest.raises(ProblemError, match="has ended") as excinfo:
+                    await call()
+                assert code(excinfo) == "assignment_expired"
+            assert run.state.round == 0
+            assert run.state.account.spent == Usage(queries=4)
+
+    async def test_nobody_can_touch_another_client_s_work(self) -> None:
+        async with serving() as service:
+            run = await service.add_run(spec_of(participation={"min_clients": 2}), WORDS)
+            clients = await enrol(service, 2)
+            owner, work = await working(service, clients)
+            (other,) = [client for client in clients if client is not owner]
+            calls: list[Callable[[], Any]] = [
+                lambda: service.update(other, work.assignment_id, update_for(work), "a" * 64),
+                lambda: service.renew(other, work.assignment_id),
+                lambda: service.decline(other, work.assignment_id, Decline(reason="x")),
+                lambda: service.update(owner, "unknown", update_for(work), "a" * 64),
+            ]
+            before = run.state
+            for _ in range(2):
+                for call in calls:
+                    with pytest.raises(ProblemError) as excinfo:
+                        await call()
+                    assert code(excinfo) == "not_found"
+                assert run.state is before
+                # And it stays so when the work is done.
+                await service.update(owner, work.assignment_id, update_for(work), "a" * 64)
+                before = run.state
+
+    async def test_renewal(self) -> None:
+        clock = ManualClock()
+        async with serving(clock=clock) as service:
+            await service.add_run(spec_of(), WORDS)
+            client, work = await working(service, await enrol(service, 1))
+            for _ in range(3):
+                clock.advance(90)
+                await service.tick()
+                assert await service.renew(client, work.assignment_id) == work
+            receipt = await service.update(client, work.assignment_id, update_for(work), "a" * 64)
+            assert receipt.round == 0
+
+    async def test_declined_work_goes_to_another(self) -> None:
+        async with serving() as service:
+            await service.add_run(spec_of(participation={"min_clients": 2}), WORDS)
+            clients = await enrol(service, 2)
+            owner, work = await working(service, clients)
+            (other,) = [client for client in clients if client is not owner]
+            await service.decline(owner, work.assignment_id, Decline(reason="no battery"))
+            assert await claim(service, owner) is None
+            taken = await claim(service, other)
+            assert taken is not None
+            assert taken.assignment_id != work.assignment_id
+
+    async def test_adamw_of_the_losses_exchange_is_remembered_per_client(self) -> None:
+        store = MemoryStore()
+        spec = spec_of(rounds=4, optimizer="adamw", participation={"exchange": "losses"})
+        async with serving(store) as service:
+            await service.add_run(spec, WORDS)
+            clients = await enrol(service, 1)
+            for _ in range(2):
+                client, work = await working(service, clients)
+                await service.update(client, work.assignment_id, update_for(work), "a" * 64)
+            first = await store.memory("run", client.index)
+        async with serving(store) as service:  # also over a restart
+            restored = [service._clients[client.index]]
+            for _ in range(2):
+                client, work = await working(service, restored)
+                await service.update(client, work.assignment_id, update_for(work), "a" * 64)
+            assert await store.memory("run", client.index) not in (None, first)
+            assert service.runs["run"].state.status == "completed"
+
+
+class TestRuns:
+    async def test_the_same_run_is_taken_up(self) -> None:
+        async with serving() as service:
+            run = await service.add_run(spec_of(), WORDS)
+            assert await service.add_run(spec_of(), WORDS) is run
+            for other in (
+                service.add_run(spec_of(rounds=4), WORDS),
+                service.add_run(spec_of(), Vocabulary(candidates=("a", "b"))),
+            ):
+                with pytest.raises(SpecError, match="taken by a run with another description"):
+                    await other
+
+    async def test_added_twice_at_once(self) -> None:
+        async with serving() as service:
+            runs = await asyncio.gather(*(service.add_run(spec_of(), WORDS) for _ in range(3)))
+            assert runs == [runs[0]] * 3
+
+    async def test_a_run_that_cannot_be_stored_does_not_exist(self) -> None:
+        class Full(MemoryStore):
+            async def add_run(self, record: Any) -> None:
+                await asyncio.sleep(0)
+                raise FedOneError("the disk is full")
+
+        async with serving(Full()) as service:
+            (client,) = await enrol(service, 1)
+            waiting = asyncio.create_task(claim(service, client, wait_s=60))
+            with pytest.raises(FedOneError, match="the disk is full"):
+                await service.add_run(spec_of(), WORDS)
+            await turns()
+            assert service.runs == {}
+            assert not waiting.done()
+            waiting.cancel()
+            with pytest.raises(ProblemError):
+                service.run("run")
+
+    @pytest.mark.parametrize(
+        ("backend", "budget", "message"),
+        [
+            (None, {"usd": 5}, r"budget\.usd: the server cannot bound this .*can bound queries\)"),
+            (None, {"requests": 5, "queries": 9}, r"budget\.requests"),
+        ],
+    )
+    async def test_caps_that_nobody_could_hold(
+        self, backend: LLMBackend | None, budget: dict[str, Any], message: str
+    ) -> None:
+        async with serving(backend=backend) as service:
+            with pytest.raises(SpecError, match=message):
+                await service.add_run(spec_of(budget=budget), WORDS)
+            assert service.runs == {}
+
+    async def test_label_words_are_checked_before_anything_is_spent(self) -> None:
+        class Picky(ScriptedBackend):
+            async def check(self, label_words: tuple[str, ...]) -> None:
+                raise LabelWordError(label_words[0], ["n", "o"])
+
+        async with serving(backend=Picky()) as service:
+            with pytest.raises(LabelWordError):
+                await service.add_run(spec_of(), WORDS)
+            assert service.runs == {}
+
+    async def test_a_method_that_does_not_fit(self) -> None:
+        async with serving() as service:
+            with pytest.raises(SpecError, match="method: alpha_min"):
+                await service.add_run(spec_of(alpha_min=0.9), WORDS)
+
+    async def test_stop_and_resume(self) -> None:
+        clock = ManualClock()
+        async with serving(clock=clock) as service:
+            run = await service.add_run(spec_of(rounds=2), WORDS)
+            clients = await enrol(service, 1)
+            client, work = await working(service, clients)
+            clock.advance(7)
+            await service.stop_run(run, "enough")
+            async with asyncio.timeout(5):
+                await service.wait(run)
+            result = run.result()
+            assert (result.status, result.reason, result.wall_s) == ("stopped", "enough", 7)
+            with pytest.raises(ProblemError, match="the run ended as stopped"):
+                await service.update(client, work.assignment_id, update_for(work), "a" * 64)
+            with pytest.raises(ProblemError) as excinfo:
+                await service.stop_run(run)
+            assert code(excinfo) == "run_conflict"
+            assert run.ended.is_set()
+            await service.resume_run(run)
+            assert not run.ended.is_set()
+            with pytest.raises(ProblemError) as excinfo:
+                await service.resume_run(run)
+            assert code(excinfo) == "run_conflict"
+            for _ in range(2):
+                client, work = await working(service, clients)
+                await service.update(client, work.assignment_id, update_for(work), "a" * 64)
+            assert run.result().status == "completed"
+            with pytest.raises(ProblemError):
+                await service.resume_run(run)
+            assert run.ended.is_set()  # a refused resume does not make waiters wait again
+
+    async def test_deadlines_are_watched_without_being_asked(self) -> None:
+        class Impatient(ManualClock):
+            def now(self) -> float:
+                self.advance(30)
+                return super().now()
+
+        async with serving(clock=Impatient()) as service:
+            run = await service.add_run(spec_of(participation={"max_lost": 1}), WORDS)
+            (client,) = await enrol(service, 1)
+            async with asyncio.timeout(5):
+                while run.state.running:
+                    with contextlib.suppress(ProblemError):  # it may end while we ask
+                        await claim(service, client)
+                    await asyncio.sleep(0)
+            assert run.state.status == "failed"
+
+
+class TestRestart:
+    @pytest.fixture(params=["memory", "sql"])
+    def store(self, request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+        return MemoryStore() if request.param == "memory" else SqlStore.sqlite(tmp_path / "a.db")
+
+    async def test_work_under_way_goes_on(self, store: Store) -> None:
+        async with serving(store) as service:
+            await service.add_run(spec_of(), WORDS)
+            identity = await service.enrol(TOKEN, Enrol())
+            client, work = await working(service, [service.client(identity.credential)])
+        async with serving(store) as service:
+            run = service.runs["run"]
+            client = service.client(identity.credential)
+            assert run.state.account.leased == Usage(queries=4)
+            assert await claim(service, client) == work
+            await service.update(client, work.assignment_id, update_for(work), "a" * 64)
+        async with serving(store) as service:
+            run = service.runs["run"]
+            assert [report.client_id for report in run.history] == [identity.client_id]
+            client = service.client(identity.credential)
+            again = await service.update(client, work.assignment_id, update_for(work), "a" * 64)
+            assert again.round == 0
+            with pytest.raises(ProblemError) as excinfo:
+                await service.update(client, work.assignment_id, update_for(work), "b" * 64)
+            assert code(excinfo) == "update_conflict"
+            assert await service.add_run(spec_of(), WORDS) is run
+
+    async def test_evaluation_under_way_is_charged_in_full(self, store: Store) -> None:
+        worst = Usage(queries=3, requests=5)
+        async with serving(store, backend=ScriptedBackend()) as service:
+            run = await service.add_run(spec_of(budget={"requests": 99}), WORDS)
+            await run.apply(EvaluationReserved(lease_id="evaluation-1", worst=worst))
+        async with serving(store, backend=ScriptedBackend()) as service:
+            state = service.runs["run"].state
+            assert state.evaluation.spent == worst
+            assert state.account.spent == Usage(requests=5)
+            assert state.account.leased == Usage()
+
+    async def test_an_ended_run_has_ended(self, store: Store) -> None:
+        async with serving(store) as service:
+            run = await service.add_run(spec_of(), WORDS)
+            await service.stop_run(run)
+            before = run.result()
+        async with serving(store) as service:
+            run = service.runs["run"]
+            async with asyncio.timeout(5):
+                await service.wait(run)
+            assert run.result() == before
+
+    async def test_a_run_in_pieces_is_the_run_in_one(self, store: Store) -> None:
+        """Exact resume: a restart after every update changes no bit of alpha."""
+        spec = spec_of(
+            rounds=5,
+            optimizer="adamw",
+            participation={
+                "exchange": "losses",
+                "clients_per_round": 2,
+                "server_optimizer": "adamw",
+                "min_clients": 3,
+            },
+        )
+        results = []
+        for restarts in (False, True):
+            kept = store if restarts else MemoryStore()
+            async with AsyncExitStack() as stack:
+                service = await stack.enter_async_context(serving(kept))
+                await service.add_run(spec, WORDS)
+                await enrol(service, 3)
+                for _ in range(10):
+                    clients = list(service._clients)
+                    for client in clients:
+                        await claim(service, client)  # all are here again
+                    client, work = await working(service, clients)
+                    await service.update(client, work.assignment_id, update_for(work), "a" * 64)
+                    if restarts:
+                        await stack.aclose()
+                        service = await stack.enter_async_context(serving(kept))
+                results.append(service.runs["run"].result())
+        names = [report.model_copy(update={"client_id": ""}) for report in results[0].history]
+        assert names == [r.model_copy(update={"client_id": ""}) for r in results[1].history]
+        assert results[0].alpha_sha256 == results[1].alpha_sha256
+        assert results[0].status == results[1].status == "completed"
+
+
+class TestStoreFailures:
+    async def test_an_event_that_is_not_stored_has_not_happened(self) -> None:
+        class Flaky(MemoryStore):
+            broken = False
+
+            async def commit(self, run_id: str, version: int, commit: Commit) -> None:
+                if self.broken:
+                    raise FedOneError("the disk is full")
+                await super().commit(run_id, version, commit)
+
+        store = Flaky()
+        async with serving(store) as service:
+            run = await service.add_run(spec_of(), WORDS)
+            client, work = await working(service, await enrol(service, 1))
+            told: list[Any] = []
+            service.listeners.append(lambda run, effect: told.append(effect))
+            before = run.state
+            store.broken = True
+            with pytest.raises(FedOneError, match="disk"):
+                await service.update(client, work.assignment_id, update_for(work), "a" * 64)
+            assert run.state is before
+            assert told == []
+            store.broken = False
+            await service.update(client, work.assignment_id, update_for(work), "a" * 64)
+            assert run.state.round == 1
+
+
+def float32_log_probs(inputs: Rendered, label_words: Sequence[str]) -> tuple[float, ...]:
+    """Scores that the wire carries exactly, as those of a real model are."""
+    return tuple(map(float, np.float32(pseudo_log_probs(inputs, label_words))))
+
+
+async def federate(
+    spec: RunSpec,
+    *,
+    order: tuple[int, ...] = (0, 1, 2, 3),
+    on_device: bool = False,
+) -> tuple[RunResult, ServedRun]:
+    """A whole run in memory: edge clients, a gateway (or models of their own), a scripted model."""
+    backend = ScriptedBackend(float32_log_probs)
+    async with (
+        serving(backend=None if on_device else backend) as service,
+        AsyncExitStack() as stack,
+    ):
+        run = await service.add_run(spec, WORDS)
+        clients = [
+            await stack.enter_async_context(
+                EdgeClient(
+                    "memory:",
+                    token=TOKEN,
+                    data=[{**example, "text": f"{number}: {example['text']}"}
+                          for example in EXAMPLES[: 3 + number]],
+                    backend=backend if on_device else None,
+                    transport=MemoryTransport(service),
+                )
+            )
+            for number in range(len(order))
+        ]  # fmt: skip
+        for client in clients:
+            await client.enrol()
+        async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+            for number in order:
+                group.create_task(clients[number].run_forever())
+        return run.result(), run
+
+
+class TestWholeRuns:
+    @pytest.mark.parametrize("server_optimizer", ["none", "adamw"])
+    @pytest.mark.parametrize("clients_per_round", [1, 3])
+    async def test_both_exchanges_and_both_places_of_the_model_agree(
+        self, server_optimizer: str, clients_per_round: int
+    ) -> None:
+        participation = {
+            "clients_per_round": clients_per_round,
+            "server_optimizer": server_optimizer,
+            "min_clients": 4,
+        }
+        results = []
+        for exchange in ("alpha", "losses"):
+            for on_device in (False, True):
+                spec = spec_of(rounds=6, participation={**participation, "exchange": exchange})
+                result, _ = await federate(spec, on_device=on_device)
+                assert result.status == "completed"
+                assert result.spent.queries == 6 * 4 * clients_per_round
+                results.append(result)
+        assert len({result.alpha_sha256 for result in results}) == 1
+        losses = [[report.mean_loss for report in result.history] for result in results]
+        np.testing.assert_allclose(losses, [losses[0]] * 4, rtol=1e-6)
+
+    @pytest.mark.parametrize("exchange", ["alpha", "losses"])
+    async def test_who_comes_first_does_not_matter(self, exchange: str) -> None:
+        spec = spec_of(
+            rounds=4,
+            local_steps=2,
+            optimizer="adamw",
+            participation={"exchange": exchange, "clients_per_round": 2, "min_clients": 4},
+        )
+        orders = [(0, 1, 2, 3), (3, 2, 1, 0), (2, 0, 3, 1)]
+        results = [(await federate(spec, order=order))[0] for order in orders]
+        assert len({result.alpha_sha256 for result in results}) == 1
+        assert results[0].alpha_sha256 != (await federate(spec_of(rounds=1)))[0].alpha_sha256
+
+    async def test_another_seed_is_another_run(self) -> None:
+        spec = spec_of(participation={"min_clients": 4})
+        other = spec.model_copy(update={"seed": 1})
+        first, _ = await federate(spec)
+        second, _ = await federate(other)
+        assert first.alpha_sha256 != second.alpha_sha256
+
+    @pytest.mark.parametrize("exchange", ["alpha", "losses"])
+    async def test_the_cap_is_spent_to_the_last_pair(self, exchange: str) -> None:
+        spec = spec_of(rounds=50, budget={"queries": 30}, participation={"exchange": exchange})
+        result, run = await federate(spec)
+        assert result.status == "budget_exhausted"
+        assert result.spent.queries == 30
+        assert [report.queries for report in result.history] == [4] * 7 + [2]
+        assert run.state.account.leases == {}
+
+    async def test_the_log_tells_every_round(self) -> None:
+        spec = spec_of(rounds=3, participation={"exchange": "losses", "min_clients": 4})
+        result, run = await federate(spec)
+        entries = [json.loads(entry.body) for entry in await run._store.log("run")]
+        assert [entry["round"] for entry in entries] == [0, 1, 2]
+        assert entries[-1]["alpha_sha256"] == result.alpha_sha256
+        assert [entry["report"] for entry in entries] == [r.model_dump() for r in result.history]
