@@ -46,6 +46,8 @@ class Pool:
             or pool.count.shape != (size,)
         ):
             raise ValueError(f"the pool's arrays do not fit prompts of {prompt_len} tokens")
+        if size and pool.count.min() < 1:
+            raise ValueError("every prompt of a pool was scored at least once")
         return pool
 
     def memory(self) -> Memory:

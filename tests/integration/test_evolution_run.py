@@ -1,0 +1,128 @@
+"""Evolution keeps a pool of prompts: it must reach the same state wherever ask and tell run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedone_sdk.aggregator import RoundMachine
+from fedone_sdk.aggregator.events import Assigned, Refused, SeatsVacant, UpdateArrived, WorkAsked
+from fedone_sdk.errors import SpecError
+from fedone_sdk.messages import AlphaAssignment, AlphaUpdate, RunResult, Scored
+from fedone_sdk.messages.ndarray import to_wire
+from fedone_sdk.simulation import Federation, simulate
+from fedone_sdk.spec import RunSpec, validate_spec
+from fedone_sdk.testing import ScriptedBackend
+from fedone_sdk.vocabulary import Vocabulary
+
+WORDS = ("", " good", " bad", " very", " not", " so")
+
+
+def spec_of(*, local_steps: int = 1, **participation: Any) -> RunSpec:
+    return RunSpec.model_validate(
+        {
+            "task": {"template": "{text}{prompt}", "labels": {0: " no", 1: " yes"}},
+            "prompt": {"length": 3, "vocabulary": {"kind": "list", "candidates": WORDS}},
+            "method": {
+                "name": "evolution",
+                "num_samples": 6,
+                "batch_size": 2,
+                "elite": 2,
+                "local_steps": local_steps,
+            },
+            "participation": {"min_clients": 4, **participation},
+            "rounds": 8,
+        }
+    )
+
+
+async def run(spec: RunSpec) -> RunResult:
+    shards = tuple(
+        tuple({"text": f"text {client}-{row}", "label": row % 2} for row in range(4))
+        for client in range(4)
+    )
+    federation = Federation(
+        spec=spec,
+        shards=shards,
+        dev=(),
+        vocabulary=Vocabulary(candidates=WORDS),
+        reused_rows=False,
+    )
+    return await simulate(federation, backend=ScriptedBackend(), transport="memory")
+
+
+@pytest.mark.parametrize("local_steps", [1, 3])
+async def test_both_exchanges_end_at_the_same_alpha(local_steps: int) -> None:
+    alpha = await run(spec_of(exchange="alpha", local_steps=local_steps))
+    losses = await run(spec_of(exchange="losses", local_steps=local_steps))
+    assert alpha.status == losses.status == "completed"
+    assert alpha.spent.queries == losses.spent.queries == 8 * 6 * local_steps
+    assert alpha.alpha_sha256 == losses.alpha_sha256
+    assert alpha.prompt == losses.prompt
+
+
+async def test_several_clients_a_round_feed_one_pool() -> None:
+    first = await run(spec_of(exchange="losses", clients_per_round=3))
+    again = await run(spec_of(exchange="losses", clients_per_round=3))
+    assert first.spent.queries == 8 * 6 * 3
+    assert first.alpha_sha256 == again.alpha_sha256
+    alone = await run(spec_of(exchange="losses"))
+    assert first.alpha_sha256 != alone.alpha_sha256
+
+
+@pytest.mark.parametrize(
+    ("participation", "local_steps", "key"),
+    [
+        ({"clients_per_round": 2, "exchange": "alpha"}, 1, "clients_per_round"),
+        ({"clients_per_round": 2, "exchange": "losses"}, 2, "clients_per_round"),
+        ({"server_optimizer": "adamw"}, 1, "server_optimizer"),
+    ],
+)
+def test_what_pools_cannot_do_is_refused(
+    participation: dict[str, Any], local_steps: int, key: str
+) -> None:
+    with pytest.raises(ValueError, match=f"participation.{key}"):
+        spec_of(local_steps=local_steps, **participation)
+
+
+def test_a_small_pool_is_one_clear_line() -> None:
+    document = spec_of().model_dump()
+    document["method"]["pool_size"] = 0
+    with pytest.raises(SpecError, match=r"^run.yaml: method.pool_size: ") as caught:
+        validate_spec(RunSpec, document, source="run.yaml")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "memory",
+    [
+        {"prompts": np.array([[0, 1, 9]]), "total": np.array([0.1]), "count": np.array([1])},
+        {"prompts": np.array([[0, 1, 2]]), "total": np.array([0.1, 0.2]), "count": np.array([1])},
+        {"prompts": np.array([[0, 1, 2]]), "total": np.array([0.1]), "count": np.array([0])},
+        {"prompts": np.array([[0, 1, 2]])},
+    ],
+    ids=["token out of range", "sizes differ", "never scored", "a part is missing"],
+)
+def test_a_malformed_pool_is_refused(memory: dict[str, Any]) -> None:
+    machine = RoundMachine("run", spec_of(min_clients=1), vocab_size=len(WORDS), blank=0)
+    state, _ = machine.step(machine.start(), SeatsVacant(available={0: 4}), 0.0)
+    state, effects = machine.step(state, WorkAsked(client=0, assignment_id="a"), 0.0)
+    work = effects[0]
+    assert isinstance(work, Assigned)
+    assert isinstance(work.assignment, AlphaAssignment)
+    update = AlphaUpdate(
+        num_examples=4,
+        scored=Scored(scored=2),
+        usage={},  # type: ignore[arg-type]
+        model="m",
+        alpha=work.assignment.alpha,
+        memory={name: to_wire(values) for name, values in memory.items()},
+        mean_loss=0.5,
+    )
+    arrived = UpdateArrived(assignment_id="a", update=update, body_sha256="0")
+    after, effects = machine.step(state, arrived, 1.0)
+    assert after is state
+    assert [type(effect) for effect in effects] == [Refused]
+    assert "memory" in effects[0].detail  # type: ignore[union-attr]
