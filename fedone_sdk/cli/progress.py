@@ -49,7 +49,10 @@ class Progress:
 
         if self._began is None:
             self._began = time.monotonic(), _share(run)
-            self.text = f"starting, up to {run.spec.rounds} rounds"
+            self.text = (
+                f"starting, up to {run.spec.rounds} rounds of {run.spec.method.name}, "
+                f"{run.spec.prompt.length} positions, {len(run.vocabulary)} candidates"
+            )
             self.show(end=True)
         if isinstance(effect, RoundFinished):
             loss = effect.report.mean_loss

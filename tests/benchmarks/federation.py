@@ -30,6 +30,11 @@ def main() -> None:
     """Runs every setting and prints a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument(
+        "--device-python",
+        default=sys.executable,
+        help="interpreter of the device whose import and memory are measured: a base install",
+    )
     parser.add_argument("--role", choices=["server", "clients", "device"], help=argparse.SUPPRESS)
     parser.add_argument("--exchange", default="alpha", help=argparse.SUPPRESS)
     parser.add_argument("--store", default="memory", help=argparse.SUPPRESS)
@@ -42,10 +47,10 @@ def main() -> None:
     elif args.role == "device":
         asyncio.run(idle_device(args.url))
     else:
-        report(args.rounds)
+        report(args.rounds, args.device_python)
 
 
-def report(rounds: int) -> None:
+def report(rounds: int, device_python: str) -> None:
     """Measures, then prints Markdown."""
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}\n")
     print("| exchange | store | rounds/s | p50 ms | p99 ms | server CPU ms | client CPU ms | bytes |")
@@ -54,9 +59,10 @@ def report(rounds: int) -> None:
         for store in ("memory", "sqlite"):
             row = measure(rounds, exchange, store)
             print(f"| {exchange} | {store} | {' | '.join(row)} |", flush=True)
-    imports = [import_ms("from fedone_sdk import EdgeClient") for _ in range(7)]
+    statement = "from fedone_sdk import EdgeClient"
+    imports = [import_ms(device_python, statement) for _ in range(7)]
     print(f"\nimport EdgeClient: {statistics.median(imports):.0f} ms (median of {len(imports)})")
-    print(f"device RSS, losses exchange through the gateway: {device_rss_mb():.1f} MB")
+    print(f"device RSS, losses exchange through the gateway: {device_rss_mb(device_python):.1f} MB")
 
 
 def measure(rounds: int, exchange: str, store: str) -> list[str]:
@@ -81,9 +87,9 @@ def measure(rounds: int, exchange: str, store: str) -> list[str]:
     ]
 
 
-def spawn(role: str, *arguments: str) -> subprocess.Popen[str]:
+def spawn(role: str, *arguments: str, python: str = sys.executable) -> subprocess.Popen[str]:
     """Starts a part of the bench as a process of its own."""
-    command = [sys.executable, __file__, "--role", role, *arguments]
+    command = [python, __file__, "--role", role, *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
@@ -179,25 +185,24 @@ async def idle_device(url: str) -> None:
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, flush=True)
 
 
-def device_rss_mb() -> float:
+def device_rss_mb(python: str) -> float:
     """Peak memory of a process that is one edge client."""
-    global NUM_CLIENTS
     server = spawn("server", "--rounds", "1", "--exchange", "losses")
     assert server.stdout is not None
     url = server.stdout.readline().strip()
-    others = [spawn("device", "--url", url) for _ in range(NUM_CLIENTS)]
-    sizes = [float(other.communicate(timeout=60)[0].split()[-1]) for other in others]
+    devices = [spawn("device", "--url", url, python=python) for _ in range(NUM_CLIENTS)]
+    sizes = [float(device.communicate(timeout=60)[0].split()[-1]) for device in devices]
     server.wait(timeout=60)
     return max(sizes)
 
 
-def import_ms(statement: str) -> float:
+def import_ms(python: str, statement: str) -> float:
     """Time of an import in a fresh interpreter."""
     code = (
         "import time; t = time.perf_counter(); "
         f"{statement}; print(1000 * (time.perf_counter() - t))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
     return float(done.stdout)
 
 
