@@ -1,6 +1,6 @@
 """Runs the quickstart and draws what it prints: docs/images/quickstart.svg.
 
-    .venv/bin/python scripts/record_quickstart.py
+.venv/bin/python scripts/record_quickstart.py
 """
 
 from __future__ import annotations

@@ -7,9 +7,8 @@ the run has set aside by then, and so never more than the cap.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -232,7 +231,7 @@ class Chaos:
 
 @pytest.fixture
 def failures(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Requests that the server failed on; devices wait a fiftieth of their time between attempts."""
+    """Requests that the server failed on; devices wait a fiftieth as long."""
     failed: list[str] = []
 
     def keep(_: Any, __: str, event: dict[str, Any]) -> str:

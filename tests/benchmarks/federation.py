@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import platform
@@ -53,8 +54,9 @@ def main() -> None:
 def report(rounds: int, device_python: str) -> None:
     """Measures, then prints Markdown."""
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}\n")
-    print("| exchange | store | rounds/s | p50 ms | p99 ms | server CPU ms | client CPU ms | bytes |")
-    print("|---|---|---|---|---|---|---|---|")
+    columns = ["exchange", "store", "rounds/s", "p50 ms", "p99 ms", "server CPU ms"]
+    columns += ["client CPU ms", "bytes"]
+    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     for exchange in ("alpha", "losses"):
         for store in ("memory", "sqlite"):
             row = measure(rounds, exchange, store)
@@ -141,10 +143,7 @@ async def serve(rounds: int, exchange: str, store: str) -> None:
         figures: dict[str, Any] = {
             "cpu_ms": cpu_ms() - started,
             "bytes": result.communication.upload_bytes + result.communication.download_bytes,
-            "round_ms": [
-                1000 * (after - before)
-                for before, after in zip(finished, finished[1:], strict=False)
-            ],
+            "round_ms": [1000 * (after - before) for before, after in itertools.pairwise(finished)],
         }
         print(json.dumps(figures), flush=True)
         await asyncio.sleep(1)  # long polls learn of the end

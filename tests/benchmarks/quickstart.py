@@ -92,10 +92,10 @@ def interval(differences: Hits) -> str:
     """Mean and 95 % interval of paired differences, shape (seeds, D), in points."""
     rng = np.random.default_rng(0)
     seeds, examples = differences.shape
-    means = [
-        differences[rng.integers(seeds, size=seeds)][:, rng.integers(examples, size=examples)].mean()
-        for _ in range(RESAMPLES)
-    ]
+    means = []
+    for _ in range(RESAMPLES):
+        rows, columns = rng.integers(seeds, size=seeds), rng.integers(examples, size=examples)
+        means.append(differences[np.ix_(rows, columns)].mean())
     low, high = np.percentile(means, [2.5, 97.5])
     return f"{100 * differences.mean():+.1f} points, 95 % [{100 * low:+.1f}, {100 * high:+.1f}]"
 
