@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,10 @@ from fedone_sdk.budget.account import Account
 from fedone_sdk.budget.usage import NOTHING, Budget, Usage
 
 __all__ = ["Ledger", "MemoryLedger", "SqliteLedger"]
+
+
+_PATIENCE_S = 60.0
+"""How long a transaction waits for those of others."""
 
 
 class Ledger(Protocol):
@@ -69,9 +74,9 @@ class SqliteLedger:
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         # A connection per transaction keeps the ledger free of thread affinity and fork hazards.
-        db = sqlite3.connect(self._path, timeout=60, isolation_level=None)
+        db = sqlite3.connect(self._path, timeout=_PATIENCE_S, isolation_level=None)
         try:
-            db.execute("PRAGMA journal_mode=WAL")
+            _use_wal(db)
             db.execute("PRAGMA synchronous=FULL")
             db.execute("BEGIN IMMEDIATE")
             try:
@@ -100,6 +105,19 @@ class SqliteLedger:
         """What is spent and leased now."""
         with self._transaction() as db:
             return _read(db, cap)
+
+
+def _use_wal(db: sqlite3.Connection) -> None:
+    # Unlike all else, the first change to WAL does not wait for others that open the file.
+    give_up = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            db.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError:
+            if time.monotonic() > give_up:
+                raise
+            time.sleep(0.01)
 
 
 def _read(db: sqlite3.Connection, cap: Budget | None) -> Account:

@@ -11,6 +11,7 @@ import asyncio
 import dataclasses
 import os
 import sqlite3
+import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -151,7 +152,7 @@ class SqlStore:
 
     All writes go through one connection that stays open, which saves a fifth or more of a
     commit; reads go through the pool, where they never wait for a writer.
-    A write that has been asked for is carried out even if the caller is cancelled meanwhile.
+    A write that has begun is carried out even if the caller is cancelled meanwhile.
     """
 
     def __init__(self, url: str | URL, *, busy_timeout_s: float = 5.0) -> None:
@@ -318,13 +319,18 @@ class SqlStore:
         """Does `work` on the writing connection, in a transaction that an error rolls back."""
 
         async def transaction() -> T:
-            async with self._write_lock:
+            try:
                 if self._writer is None:
                     raise FedOneError(f"{self!r} is not open")
                 with self._translated():
                     async with self._writer.begin():
                         return await self._writer.run_sync(work)
+            finally:
+                self._write_lock.release()
 
+        # Who goes away while others write leaves the queue: otherwise callers that give up and
+        # ask again, as devices do, would make it longer than it can ever be worked off.
+        await self._write_lock.acquire()
         return await _to_the_end(transaction())
 
     @contextmanager
@@ -446,8 +452,16 @@ def _configure_sqlite(engine: AsyncEngine, busy_timeout_s: float) -> None:
         # sqlite3 would begin transactions late, after the reads of a read-then-write one.
         connection.isolation_level = None
         cursor = connection.cursor()
+        give_up = time.monotonic() + busy_timeout_s
         for pragma in pragmas:
-            cursor.execute(f"PRAGMA {pragma}")
+            while True:
+                try:
+                    cursor.execute(f"PRAGMA {pragma}")
+                    break
+                except sqlite3.OperationalError:
+                    # Unlike all else, the first change to WAL does not wait for others.
+                    if time.monotonic() > give_up:
+                        raise
         cursor.close()
 
     @event.listens_for(engine.sync_engine, "begin")

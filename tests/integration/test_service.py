@@ -595,6 +595,20 @@ def float32_log_probs(inputs: Rendered, label_words: Sequence[str]) -> tuple[flo
     return tuple(map(float, np.float32(pseudo_log_probs(inputs, label_words))))
 
 
+async def test_who_goes_away_while_others_write_leaves_the_queue(tmp_path: Path) -> None:
+    """Devices that give up and ask again must not make it longer than the disk can bear."""
+    store = SqlStore.sqlite(tmp_path / "a.db")
+    async with serving(store) as service:
+        async with store._write_lock:
+            waiting = [asyncio.create_task(service.enrol(TOKEN, Enrol())) for _ in range(9)]
+            await turns()
+            for task in waiting[:8]:
+                task.cancel()
+            await asyncio.gather(*waiting[:8], return_exceptions=True)
+        await waiting[8]
+        assert len(await store.clients()) == 1
+
+
 async def federate(
     spec: RunSpec,
     *,

@@ -8,7 +8,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from functools import reduce
 from pathlib import Path
@@ -509,6 +511,19 @@ class TestSqliteLedger:
         account = SqliteLedger(path).account(None)
         assert account.spent == total(spent)
         assert dict(account.leases) == {f"l{n}": usage for n, usage in enumerate(leased)}
+
+    def test_made_by_many_at_once(self, tmp_path: Path) -> None:
+        for number in range(12):
+            path, gate = tmp_path / f"{number}.db", threading.Barrier(5)
+
+            def make(path: Path = path, gate: threading.Barrier = gate) -> SqliteLedger:
+                gate.wait()
+                return SqliteLedger(path)
+
+            with ThreadPoolExecutor(5) as pool:
+                ledgers = [making.result() for making in [pool.submit(make) for _ in range(5)]]
+            ledgers[0].reserve("a", Usage(requests=1), None)
+            assert [ledger.account(None).leased.requests for ledger in ledgers] == [1] * 5
 
     def test_a_call_that_raises_changes_nothing(self, tmp_path: Path) -> None:
         ledger = SqliteLedger(tmp_path / "budget.db")
