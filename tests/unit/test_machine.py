@@ -42,7 +42,7 @@ from fedone_sdk.aggregator.events import (
 )
 from fedone_sdk.aggregator.machine import ONE_QUERY, RoundMachine
 from fedone_sdk.aggregator.state import RunState, Seat
-from fedone_sdk.algorithms import alpha_sha256, stream
+from fedone_sdk.algorithms import State, alpha_sha256, stream
 from fedone_sdk.budget import NOTHING, Account, Usage
 from fedone_sdk.messages import (
     AlphaAssignment,
@@ -52,6 +52,7 @@ from fedone_sdk.messages import (
     LossesUpdate,
     Scored,
 )
+from fedone_sdk.messages.ndarray import from_wire, memory_from_wire, memory_to_wire, to_wire
 from fedone_sdk.spec import RunSpec
 
 N, LENGTH, SAMPLES, MODEL = 3, 2, 4, "model-a"
@@ -66,9 +67,11 @@ def spec_of(
     evaluation: Mapping[str, Any] | None = None,
     **method: Any,
 ) -> RunSpec:
-    # At this temperature the prompts of a step differ, so that it moves alpha.
-    few = {"num_samples": SAMPLES, "batch_size": 2, "tau": 1.0}
-    local = {"optimizer": "sgd", "learning_rate": 0.01}
+    name = method.get("name", "gs-bdpl")
+    few: dict[str, Any] = {"num_samples": SAMPLES, "batch_size": 2}
+    local = {} if name == "evolution" else {"optimizer": "sgd", "learning_rate": 0.01}
+    if name == "gs-bdpl":
+        few["tau"] = 1.0  # at this temperature the prompts of a step differ, so that alpha moves
     return RunSpec.model_validate(
         {
             "task": {"template": "{prompt} {text} {mask}", "labels": {0: " no", 1: " yes"}},
@@ -76,7 +79,7 @@ def spec_of(
                 "length": LENGTH,
                 "vocabulary": {"kind": "list", "candidates": ["a", "b", "c"]},
             },
-            "method": {"name": "gs-bdpl", **few, **local, **method},
+            "method": {"name": name, **few, **local, **method},
             "participation": {"deadline_s": 100, "claim_timeout_s": 10, **(participation or {})},
             "budget": budget,
             "rounds": rounds,
@@ -159,7 +162,7 @@ class Game:
         if state.status == "completed":
             assert state.round == self.spec.rounds
         assert np.isfinite(state.method.alpha).all()
-        assert (state.method.alpha > 0).all()
+        assert (state.method.alpha >= 0).all()
 
     # What well-behaved clients do
 
@@ -233,7 +236,7 @@ class Game:
                     work = self.machine._assignment(self.state, seat, self.now)
                     if self.machine.gateway_model and not seat.used.queries + seat.sent.queries:
                         self.gateway(work, work.leased_queries)
-                    self.send(work)
+                    self.send(work, answer_to(self, work))
         pytest.fail(f"the run did not end: {self.state}")
 
     def advance(self, seconds: float) -> tuple[Effect, ...]:
@@ -1067,15 +1070,13 @@ def answer_to(game: Game, work: AlphaAssignment | LossesAssignment) -> AlphaUpda
         losses = losses_of(work.prompts.rows(), work.minibatch_seed)
         return game.update_for(work, losses=losses)
     method = game.machine.algorithm
-    state = game.machine.start().method.evolve(
-        alpha=np.frombuffer(work.alpha.to_bytes(), "<f4").reshape(work.alpha.shape)
-    )
+    state = State(alpha=from_wire(work.alpha), memory=memory_from_wire(work.memory))
     for step in work.steps:
         asked = method.ask(state, stream(step.prompt_seed), step.num_samples)
         rows = asked.indices.astype(float).tolist()
         state = method.tell(state, asked, losses_of(rows, step.minibatch_seed))
-    packed = Array.from_bytes(state.alpha.tobytes(), state.alpha.shape, "float32")
-    return game.update_for(work, alpha=packed)
+    memory = memory_to_wire(state.memory) if method.shares_memory else {}
+    return game.update_for(work, alpha=to_wire(state.alpha), memory=memory)
 
 
 # Events in any order
@@ -1085,6 +1086,7 @@ class AnyOrder(RuleBasedStateMachine):
     """Events in any order; `Game.apply` checks every step."""
 
     @initialize(
+        method=st.sampled_from(["gs-bdpl", "gs-bdpl", "bdpl", "evolution"]),
         exchange=st.sampled_from(["alpha", "losses"]),
         clients_per_round=st.integers(1, 3),
         local_steps=st.integers(1, 3),
@@ -1102,6 +1104,7 @@ class AnyOrder(RuleBasedStateMachine):
     )
     def begin(
         self,
+        method: str,
         exchange: str,
         clients_per_round: int,
         local_steps: int,
@@ -1117,6 +1120,13 @@ class AnyOrder(RuleBasedStateMachine):
         usd: Decimal | None,
         evaluation: int | None,
     ) -> None:
+        options: dict[str, Any] = {"name": method, "local_steps": local_steps}
+        if method != "evolution":
+            options["optimizer"] = optimizer
+        else:
+            server_optimizer = "none"
+            if exchange == "alpha" or local_steps > 1:
+                clients_per_round = 1
         # Without a gateway the server can bound queries only; the service refuses other caps.
         caps = {"queries": queries}
         if gateway:
@@ -1136,8 +1146,7 @@ class AnyOrder(RuleBasedStateMachine):
                     "min_clients": 1,
                 },
                 evaluation={"queries": evaluation},
-                optimizer=optimizer,
-                local_steps=local_steps,
+                **options,
             ),
             gateway=gateway,
         )
@@ -1201,7 +1210,7 @@ class AnyOrder(RuleBasedStateMachine):
         changes["usage"] = Usage(queries=reported, requests=reported)
         if isinstance(work, LossesAssignment):
             changes["losses"] = (loss, *([0.25] * (work.prompts.shape[0] - 1)))
-        self.game.send(work, self.game.update_for(work, **changes))
+        self.game.send(work, answer_to(self.game, work).model_copy(update=changes))
 
     @precondition(lambda self: self.known)
     @rule(data=st.data(), reported=st.integers(0, 9))
