@@ -93,17 +93,12 @@ def _below(prefix: str, arrays: Memory) -> dict[str, Any]:
     }
 
 
-def _usage(usage: Usage) -> dict[str, Any]:
-    # The money as text: through a float it would not come back exactly.
-    return {**usage.model_dump(), "usd": str(usage.usd)}
-
-
 def _account(account: Account) -> dict[str, Any]:
     cap = account.cap
     return {
         "cap": cap and {**cap.model_dump(), "usd": None if cap.usd is None else str(cap.usd)},
-        "spent": _usage(account.spent),
-        "leases": {key: _usage(value) for key, value in account.leases.items()},
+        "spent": account.spent.exact(),
+        "leases": {key: value.exact() for key, value in account.leases.items()},
     }
 
 
@@ -119,7 +114,7 @@ def _load_account(document: dict[str, Any]) -> Account:
 def _seat(seat: Seat) -> dict[str, Any]:
     plain = {field.name: getattr(seat, field.name) for field in fields(seat)}
     del plain["local"]
-    return {**plain, "sent": _usage(seat.sent), "used": _usage(seat.used)}
+    return {**plain, "sent": seat.sent.exact(), "used": seat.used.exact()}
 
 
 def _load_seat(document: dict[str, Any], arrays: Memory) -> Seat:

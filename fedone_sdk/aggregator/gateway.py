@@ -49,11 +49,11 @@ class Gateway:
         Raises:
             ProblemError: The request does not fit the assignment, or the model failed.
         """
-        queries = self._queries(run, self._prompts(run, seat, message), message)
-        calls = self._calls[message.assignment_id]
-        call = calls.setdefault(body_sha256, _Call())
+        call = self._calls[message.assignment_id].get(body_sha256, _Call())
         # No await from here to the task: the same request sent twice at once is one call.
         if call.task is None or _failed(call.task):
+            queries = self._queries(run, self._prompts(run, seat, message), message)
+            self._calls[message.assignment_id][body_sha256] = call
             call.task = asyncio.create_task(
                 self._ask(run, message.assignment_id, queries, call),
                 name=f"gateway {message.assignment_id}",

@@ -72,7 +72,7 @@ from fedone_sdk.messages import (
 from fedone_sdk.messages.ndarray import from_wire, memory_from_wire, memory_to_wire, to_wire
 from fedone_sdk.spec import RunSpec
 
-__all__ = ["MIN_SAMPLES", "RoundMachine"]
+__all__ = ["MIN_SAMPLES", "ONE_QUERY", "RoundMachine"]
 
 MIN_SAMPLES = 2
 """The variance-reduced estimator divides by I - 1."""
@@ -643,7 +643,7 @@ class RoundMachine:
                 f"{lease.queries - seat.used.queries - seat.sent.queries} left under the lease",
             )
         # A retry of a failed call bills again: the lease grows with it while the caps allow.
-        wanted = _at_least(lease, committed)
+        wanted = lease.at_least(committed)
         account = state.account
         if wanted != lease:
             try:
@@ -660,7 +660,7 @@ class RoundMachine:
         seat = state.seat_with(event.assignment_id)
         if seat is None:
             return state, ()  # The seat was lost meanwhile, and its call charged in full.
-        seat = replace(seat, sent=_minus(seat.sent, event.worst), used=seat.used + event.used)
+        seat = replace(seat, sent=seat.sent - event.worst, used=seat.used + event.used)
         return _with(state, seat), ()
 
     @_apply.register
@@ -700,15 +700,3 @@ def _with(state: RunState, seat: Seat) -> RunState:
 
 def _without(state: RunState, seat: Seat) -> RunState:
     return replace(state, seats=tuple(s for s in state.seats if s.slot != seat.slot))
-
-
-def _at_least(lease: Usage, committed: Usage) -> Usage:
-    return Usage(
-        **{name: max(getattr(lease, name), getattr(committed, name)) for name in Usage.model_fields}
-    )
-
-
-def _minus(usage: Usage, part: Usage) -> Usage:
-    return Usage(
-        **{name: getattr(usage, name) - getattr(part, name) for name in Usage.model_fields}
-    )

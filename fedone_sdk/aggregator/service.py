@@ -28,12 +28,11 @@ from fedone_sdk.aggregator.events import (
     WorkAsked,
 )
 from fedone_sdk.aggregator.gateway import Gateway
-from fedone_sdk.aggregator.machine import RoundMachine
+from fedone_sdk.aggregator.machine import ONE_QUERY, RoundMachine
 from fedone_sdk.aggregator.run import Listener, ServedRun
 from fedone_sdk.aggregator.state import Seat
 from fedone_sdk.algorithms import load_memory
 from fedone_sdk.backends import LLMBackend
-from fedone_sdk.budget import Usage
 from fedone_sdk.clock import Clock
 from fedone_sdk.errors import ProblemError, SpecError
 from fedone_sdk.messages import (
@@ -172,7 +171,7 @@ class Service:
         return run
 
     def _serve(self, run_id: str, spec: RunSpec, vocabulary: Vocabulary) -> ServedRun:
-        worst, model = Usage(queries=1), None
+        worst, model = ONE_QUERY, None
         if self._backend is not None:
             worst = self._backend.worst_case(spec.method.batch_size)
             model = self._backend.fingerprint

@@ -131,5 +131,4 @@ def _read(db: sqlite3.Connection, cap: Budget | None) -> Account:
 
 
 def _dump(usage: Usage) -> str:
-    # The money as text: through a float it would not come back exactly.
-    return json.dumps({**usage.model_dump(), "usd": str(usage.usd)})
+    return json.dumps(usage.exact())

@@ -46,6 +46,15 @@ class Usage(BaseModel):
             usd=self.usd + other.usd,
         )
 
+    def __sub__(self, part: Usage) -> Usage:
+        return Usage(
+            queries=self.queries - part.queries,
+            requests=self.requests - part.requests,
+            prompt_tokens=self.prompt_tokens - part.prompt_tokens,
+            completion_tokens=self.completion_tokens - part.completion_tokens,
+            usd=self.usd - part.usd,
+        )
+
     def __mul__(self, times: int) -> Usage:
         return Usage(
             queries=self.queries * times,
@@ -54,6 +63,20 @@ class Usage(BaseModel):
             completion_tokens=self.completion_tokens * times,
             usd=self.usd * times,
         )
+
+    def at_least(self, other: Usage) -> Usage:
+        """The larger of the two amounts in each unit."""
+        return Usage(
+            queries=max(self.queries, other.queries),
+            requests=max(self.requests, other.requests),
+            prompt_tokens=max(self.prompt_tokens, other.prompt_tokens),
+            completion_tokens=max(self.completion_tokens, other.completion_tokens),
+            usd=max(self.usd, other.usd),
+        )
+
+    def exact(self) -> dict[str, int | str]:
+        """For JSON that must come back exactly: the money as text, not through a float."""
+        return {**self.model_dump(), "usd": str(self.usd)}
 
     def without_queries(self) -> Usage:
         """The same amount with no queries: evaluation is billed, but is not training."""

@@ -239,10 +239,11 @@ class EdgeClient:
                 if not examples:
                     raise Declining("none of this client's examples fits the task")
                 update: AlphaUpdate | LossesUpdate
+                memory = b""  # in the losses exchange the server remembers
                 if isinstance(assignment, AlphaAssignment):
                     update, memory = await self._alpha_update(run, assignment, examples)
                 else:
-                    update, memory = await self._losses_update(run, assignment, examples)
+                    update = await self._losses_update(run, assignment, examples)
             except (Declining, BackendError, MissingExtraError, ProblemError) as exc:
                 if isinstance(exc, ProblemError) and exc.code == "assignment_expired":
                     raise
@@ -283,24 +284,17 @@ class EdgeClient:
 
     async def _losses_update(
         self, run: RunTask, assignment: LossesAssignment, examples: Sequence[Example]
-    ) -> tuple[LossesUpdate, bytes]:
+    ) -> LossesUpdate:
         losses = await self._losses(
-            run,
-            assignment.assignment_id,
-            assignment.run_id,
-            examples,
-            assignment.minibatch_seed,
-            assignment.prompts,
-            known_to_server=True,
+            run, assignment, examples, assignment.minibatch_seed, assignment.prompts
         )
-        update = LossesUpdate(
+        return LossesUpdate(
             num_examples=len(examples),
             scored=losses.scored,
             usage=losses.usage,
             model=losses.model,
             losses=losses.values,
         )
-        return update, b""  # the method and its memory live on the server
 
     async def _alpha_update(
         self, run: RunTask, assignment: AlphaAssignment, examples: Sequence[Example]
@@ -336,12 +330,10 @@ class EdgeClient:
             try:
                 losses = await self._losses(
                     run,
-                    assignment.assignment_id,
-                    assignment.run_id,
+                    assignment,
                     examples,
                     step.minibatch_seed,
                     Array.of_indices(indices.ravel().tolist(), indices.shape, run.vocab_size),
-                    known_to_server=False,
                 )
             except Declining as exc:
                 raise Declining(exc.reason, usage + exc.usage) from exc
@@ -364,20 +356,17 @@ class EdgeClient:
     async def _losses(
         self,
         run: RunTask,
-        assignment_id: str,
-        run_id: str,
+        assignment: AlphaAssignment | LossesAssignment,
         examples: Sequence[Example],
         minibatch_seed: int,
         prompts: Array,
-        *,
-        known_to_server: bool,
     ) -> Losses:
         drawn = draw_minibatch(len(examples), run.method.batch_size, minibatch_seed)
         batch = await Minibatch.of(
             run.task, [examples[index] for index in drawn], self._before_send
         )
         if self._backend is not None:
-            candidates = await self._vocabulary(run_id)
+            candidates = await self._vocabulary(assignment.run_id)
             texts = ["".join(candidates[int(index)] for index in row) for row in prompts.rows()]
             return await backend_losses(run.task, batch, prompts=texts, backend=self._backend)
         if not run.gateway:
@@ -385,8 +374,9 @@ class EdgeClient:
         return await gateway_losses(
             run.task,
             batch,
-            assignment_id=assignment_id,
-            prompts=None if known_to_server else prompts,
+            assignment_id=assignment.assignment_id,
+            # The server knows the prompts that it drew itself.
+            prompts=None if isinstance(assignment, LossesAssignment) else prompts,
             ask=lambda message: self._persist(
                 lambda: self._transport.score(self._credential or "", message),
                 attempts=_GATEWAY_ATTEMPTS,
