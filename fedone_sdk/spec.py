@@ -351,11 +351,12 @@ def load_yaml(path: str | Path) -> Any:
 
 
 def _problems(error: ValidationError, model: type[BaseModel]) -> Iterator[str]:
+    tags = _tags(model)
     for item in error.errors(include_url=False):
-        key = ".".join(str(step) for step in item["loc"] if not _is_tag(step))
+        key = ".".join(str(step) for step in item["loc"] if step not in tags)
         message = item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
-            allowed = ", ".join(sorted(_siblings(model, item["loc"])))
+            allowed = ", ".join(sorted(_siblings(model, item["loc"], tags)))
             message = f"unknown key (allowed: {allowed})" if allowed else "unknown key"
         elif item["type"] == "missing":
             message = "is required"
@@ -370,33 +371,29 @@ def _problems(error: ValidationError, model: type[BaseModel]) -> Iterator[str]:
         yield f"{key}: {message}" if key else message
 
 
-# Pydantic puts the chosen member of a tagged union into an error's path; people never wrote it.
-_TAGS = frozenset(
-    {
-        "gs-bdpl",
-        "bdpl",
-        "evolution",
-        "pmi",
-        "top",
-        "file",
-        "list",
-        "iid",
-        "dirichlet",
-        "onnx",
-        "[key]",
-    }
-)
+def _tags(model: type[BaseModel]) -> set[object]:
+    """What pydantic puts into an error's path though people never wrote it.
+
+    The chosen member of a tagged union, and its mark for a mapping's key.
+    """
+    seen: set[type[BaseModel]] = set()
+    ahead = [model]
+    while ahead:
+        found = ahead.pop()
+        if found not in seen:
+            seen.add(found)
+            for field in found.model_fields.values():
+                ahead.extend(_models_in(field.annotation))
+    return {"[key]"} | {tag for tag in map(_tag_of, seen) if tag is not None}
 
 
-def _is_tag(step: str | int) -> bool:
-    return step in _TAGS
-
-
-def _siblings(model: type[BaseModel], location: tuple[str | int, ...]) -> set[str]:
+def _siblings(
+    model: type[BaseModel], location: tuple[str | int, ...], tags: set[object]
+) -> set[str]:
     """The keys that are allowed beside the last step of `location`."""
     models: list[type[BaseModel]] = [model]
     for step in location[:-1]:
-        if _is_tag(step):
+        if step in tags:
             tagged = [m for m in models if _tag_of(m) == step]
             models = tagged or models
             continue

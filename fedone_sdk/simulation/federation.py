@@ -72,14 +72,13 @@ class Federation:
         with _about("data.dev"):
             dev = [] if data.dev is None else _examples(data.dev, base_dir, "validation")
             check_examples(task, dev, data.dev or "")
-        uneven = isinstance(data.partition, DirichletSpec)
         with _about("data.num_clients"):
             partition: Partition = partition_clients(
                 train,
                 label_of=lambda example: str(example[task.label_field]),
                 num_clients=data.num_clients,
                 shots=data.shots,
-                kind="dirichlet" if uneven else "iid",
+                kind=data.partition.kind,
                 alpha=data.partition.alpha if isinstance(data.partition, DirichletSpec) else 1.0,
                 seed=spec.seed,
             )
