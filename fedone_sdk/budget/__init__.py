@@ -1,18 +1,23 @@
 """Budgets: caps on queries, requests, tokens and money that are reserved before they are spent."""
 
 from fedone_sdk.budget.account import Account
-from fedone_sdk.budget.guard import BudgetGuard, Lease
+from fedone_sdk.budget.guard import BudgetGuard, Lease, Payer
 from fedone_sdk.budget.ledger import Ledger, MemoryLedger, SqliteLedger
+from fedone_sdk.budget.prices import FREE, Price, known_price
 from fedone_sdk.budget.usage import NOTHING, Budget, Usage
 
 __all__ = [
     "Account",
     "Budget",
     "BudgetGuard",
+    "FREE",
     "Lease",
     "Ledger",
     "MemoryLedger",
     "NOTHING",
+    "Payer",
+    "Price",
     "SqliteLedger",
     "Usage",
+    "known_price",
 ]

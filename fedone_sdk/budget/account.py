@@ -58,12 +58,21 @@ class Account:
         """
         if lease_id in self.leases:
             raise ValueError(f"lease {lease_id!r} is open already")
+        return self.add(lease_id, worst)
+
+    def add(self, lease_id: str, worst: Usage) -> Account:
+        """Leases `worst` more under a lease that may be open already.
+
+        Raises:
+            BudgetExhausted: It does not fit; nothing was reserved.
+        """
         if self.cap is not None:
             held = {unit: amount for unit, _, amount in self.cap.pairs(self.held)}
             for unit, cap, amount in self.cap.pairs(worst):
                 if amount > 0 and held[unit] + amount > cap:
                     raise BudgetExhausted(unit=unit, cap=cap, held=held[unit], asked=amount)
-        return replace(self, leases={**self.leases, lease_id: worst})
+        held_before = self.leases.get(lease_id, NOTHING)
+        return replace(self, leases={**self.leases, lease_id: held_before + worst})
 
     def settle(self, lease_id: str, used: Usage) -> Account:
         """Closes a lease: what was used is spent, the rest is free again.

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from typing import ParamSpec, TypeVar
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Protocol, TypeVar
 
 from fedone_sdk.budget.account import Account
-from fedone_sdk.budget.ledger import Ledger, MemoryLedger
+from fedone_sdk.budget.ledger import Ledger, MemoryLedger, SqliteLedger
 from fedone_sdk.budget.usage import NOTHING, Budget, Usage
 
-__all__ = ["BudgetGuard", "Lease"]
+__all__ = ["BudgetGuard", "Lease", "Payer"]
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -35,6 +34,25 @@ class Lease:
         self.used = NOTHING
 
 
+class Payer(Protocol):
+    """Who pays for requests: each is reserved before it is sent and settled after.
+
+    Attributes:
+        name: Whose turn it is where several wait for one model: each name in its turn.
+    """
+
+    @property
+    def name(self) -> str: ...  # noqa: D102 (described above)
+
+    def reserve(self, worst: Usage) -> AbstractAsyncContextManager[Lease]:
+        """Holds `worst` back while the body runs, then charges what the body settled.
+
+        Raises:
+            BudgetExhausted: The reservation does not fit; the body does not run.
+        """
+        ...
+
+
 class BudgetGuard:
     """Stops spending at a cap, under any interleaving of tasks, threads and processes.
 
@@ -50,15 +68,17 @@ class BudgetGuard:
     is charged in full: its request may have been sent.
 
     Args:
-        budget: The caps.
+        budget: The caps; None only counts.
         ledger: Where the account is kept; in memory by default.
+        name: Whose requests these are, where several share one model.
     """
 
-    def __init__(self, budget: Budget, *, ledger: Ledger | None = None) -> None:
+    def __init__(
+        self, budget: Budget | None, *, ledger: Ledger | None = None, name: str = ""
+    ) -> None:
         self.budget = budget
+        self.name = name
         self._ledger = ledger if ledger is not None else MemoryLedger()
-        # SQLite may wait for another process, so it runs in a thread; memory needs none.
-        self._in_thread = not isinstance(self._ledger, MemoryLedger)
 
     @asynccontextmanager
     async def reserve(self, worst: Usage) -> AsyncIterator[Lease]:
@@ -68,9 +88,7 @@ class BudgetGuard:
             BudgetExhausted: The reservation does not fit; the body does not run.
         """
         lease = Lease(uuid.uuid4().hex, worst)
-        reserving = asyncio.ensure_future(
-            self._run(self._ledger.reserve, lease.lease_id, worst, self.budget)
-        )
+        reserving = self._call(lambda ledger: ledger.reserve(lease.lease_id, worst, self.budget))
         try:
             await asyncio.shield(reserving)
         except asyncio.CancelledError:
@@ -82,19 +100,34 @@ class BudgetGuard:
         finally:
             used = worst if lease.used is None else lease.used
             # Shielded: a cancelled caller must not leave a settlement undone.
-            await asyncio.shield(self._run(self._ledger.settle, lease.lease_id, used))
+            settling = self._call(lambda ledger: ledger.settle(lease.lease_id, used))
+            try:
+                await asyncio.shield(settling)
+            except asyncio.CancelledError:
+                await asyncio.wait({settling})  # so that a loop that ends does not miss it
+                raise
 
     async def _give_back(self, lease: Lease, reserving: asyncio.Future[None]) -> None:
         """Waits for a reservation that nobody will use, and undoes it if it was granted."""
         await asyncio.wait({reserving})
         if not reserving.cancelled() and reserving.exception() is None:
-            await self._run(self._ledger.settle, lease.lease_id, NOTHING)
+            await self._call(lambda ledger: ledger.settle(lease.lease_id, NOTHING))
 
     async def account(self) -> Account:
         """What is spent and leased now."""
-        return await self._run(self._ledger.account, self.budget)
+        return await self._call(lambda ledger: ledger.account(self.budget))
 
-    async def _run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        if not self._in_thread:
-            return call(*args, **kwargs)
-        return await asyncio.to_thread(call, *args, **kwargs)
+    def _call(self, call: Callable[[Ledger], T]) -> asyncio.Future[T]:
+        """Makes a call at once; no task, which the end of the event loop would cancel."""
+        ledger = self._ledger
+        if isinstance(ledger, SqliteLedger):
+            return asyncio.wrap_future(ledger.submit(call))
+        loop = asyncio.get_running_loop()
+        if not isinstance(ledger, MemoryLedger):  # It may block; memory does not.
+            return loop.run_in_executor(None, call, ledger)
+        done: asyncio.Future[T] = loop.create_future()
+        try:
+            done.set_result(call(ledger))
+        except Exception as exc:
+            done.set_exception(exc)
+        return done

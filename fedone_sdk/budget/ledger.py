@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import closing, contextmanager
+from decimal import Context, localcontext
 from pathlib import Path
-from typing import Protocol
+from threading import Lock, Thread
+from typing import Any, Protocol, TypeVar
 
 from fedone_sdk.budget.account import Account
 from fedone_sdk.budget.usage import NOTHING, Budget, Usage
+from fedone_sdk.errors import UnknownLease
 
 __all__ = ["Ledger", "MemoryLedger", "SqliteLedger"]
 
+T = TypeVar("T")
 
 _PATIENCE_S = 60.0
 """How long a transaction waits for those of others."""
+
+_EXACT = Context(prec=200)
+"""Wide enough that a sum, less one of its parts, is the sum of the others to the last digit."""
 
 
 class Ledger(Protocol):
@@ -37,74 +46,172 @@ class Ledger(Protocol):
 
 
 class MemoryLedger:
-    """An account that lives as long as the process."""
+    """An account that lives as long as the process; threads may share it.
 
-    def __init__(self) -> None:
-        self._account = Account()
+    Args:
+        account: Where it starts; its cap is ignored.
+    """
+
+    def __init__(self, account: Account | None = None) -> None:
+        account = Account() if account is None else account
+        self._lock = Lock()
+        self._spent = account.spent
+        self._leases = dict(account.leases)
+        with localcontext(_EXACT):
+            # Kept up to date, so that a call costs the same however many leases are open.
+            self._leased = account.leased
 
     def reserve(self, lease_id: str, worst: Usage, cap: Budget | None) -> None:
         """Leases `worst`, or raises `BudgetExhausted`."""
-        self._account = self.account(cap).reserve(lease_id, worst)
+        with self._lock, localcontext(_EXACT):
+            if lease_id in self._leases:
+                raise ValueError(f"lease {lease_id!r} is open already")
+            Account(cap=cap, spent=self._spent + self._leased).reserve(lease_id, worst)
+            self._leased += worst
+            self._leases[lease_id] = worst
 
     def settle(self, lease_id: str, used: Usage) -> None:
         """Closes a lease, or raises `UnknownLease`."""
-        self._account = self._account.settle(lease_id, used)
+        with self._lock:
+            if lease_id not in self._leases:
+                raise UnknownLease(lease_id)
+            spent = self._spent + used
+            with localcontext(_EXACT):
+                self._leased -= self._leases[lease_id]
+            del self._leases[lease_id]
+            self._spent = spent
 
     def account(self, cap: Budget | None) -> Account:
         """What is spent and leased now."""
-        return Account(cap=cap, spent=self._account.spent, leases=self._account.leases)
+        with self._lock:
+            return Account(cap=cap, spent=self._spent, leases=dict(self._leases))
 
 
 class SqliteLedger:
     """An account in a SQLite file (WAL), shared by threads and processes.
 
     A process that dies leaves its leases open, and open leases count against the cap: what may
-    have been sent is never given out twice.
+    have been sent is never given out twice. A call returns when its change is on the disk; calls
+    that wait at the same time share one transaction, each with a verdict of its own.
     """
 
     def __init__(self, path: str | Path) -> None:
         self._path = str(path)
-        with self._transaction() as db:
+        self._writer = _Writer(self._path)
+        with closing(_connect(self._path)) as db, _transaction(db):
             db.execute(
                 "CREATE TABLE IF NOT EXISTS leases (lease_id TEXT PRIMARY KEY, worst TEXT NOT NULL)"
             )
             db.execute("CREATE TABLE IF NOT EXISTS spent (only INTEGER PRIMARY KEY, used TEXT)")
             db.execute("INSERT OR IGNORE INTO spent VALUES (0, ?)", (_dump(NOTHING),))
 
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        # A connection per transaction keeps the ledger free of thread affinity and fork hazards.
-        db = sqlite3.connect(self._path, timeout=_PATIENCE_S, isolation_level=None)
-        try:
-            _use_wal(db)
-            db.execute("PRAGMA synchronous=FULL")
-            db.execute("BEGIN IMMEDIATE")
-            try:
-                yield db
-            except BaseException:
-                db.execute("ROLLBACK")
-                raise
-            db.execute("COMMIT")
-        finally:
-            db.close()
+    def submit(self, call: Callable[[Ledger], T]) -> Future[T]:
+        """Makes a call in the next transaction, without waiting for it.
+
+        Args:
+            call: What to do, e.g. ``lambda ledger: ledger.settle(lease_id, used)``.
+        """
+        if self._writer.pid != os.getpid():
+            # The parent's thread does not live in a forked child, and its lock may be held.
+            self._writer = _Writer(self._path)
+        return self._writer.submit(call)
 
     def reserve(self, lease_id: str, worst: Usage, cap: Budget | None) -> None:
         """Leases `worst`, or raises `BudgetExhausted`."""
-        with self._transaction() as db:
-            _read(db, cap).reserve(lease_id, worst)
-            db.execute("INSERT INTO leases VALUES (?, ?)", (lease_id, _dump(worst)))
+        self.submit(lambda ledger: ledger.reserve(lease_id, worst, cap)).result()
 
     def settle(self, lease_id: str, used: Usage) -> None:
         """Closes a lease, or raises `UnknownLease`."""
-        with self._transaction() as db:
-            spent = _read(db, None).settle(lease_id, used).spent
-            db.execute("DELETE FROM leases WHERE lease_id = ?", (lease_id,))
-            db.execute("UPDATE spent SET used = ?", (_dump(spent),))
+        self.submit(lambda ledger: ledger.settle(lease_id, used)).result()
 
     def account(self, cap: Budget | None) -> Account:
         """What is spent and leased now."""
-        with self._transaction() as db:
-            return _read(db, cap)
+        return self.submit(lambda ledger: ledger.account(cap)).result()
+
+
+class _Writer:
+    """Makes the calls of one process in a thread that lives while there are any."""
+
+    def __init__(self, path: str) -> None:
+        self.pid = os.getpid()
+        self._path = path
+        self._lock = Lock()
+        self._waiting: list[tuple[Callable[[Ledger], Any], Future[Any]]] = []
+        self._at_work = False
+
+    def submit(self, call: Callable[[Ledger], T]) -> Future[T]:
+        future: Future[T] = Future()
+        with self._lock:
+            self._waiting.append((call, future))
+            if not self._at_work:
+                # Not a daemon: a process that ends still writes down what it was told.
+                Thread(target=self._work, name="budget-ledger").start()
+                self._at_work = True
+        return future
+
+    def _work(self) -> None:
+        # No connection outlives the work: an open one must not be carried over a fork.
+        db: sqlite3.Connection | None = None
+        try:
+            while calls := self._take():
+                try:
+                    db = _connect(self._path) if db is None else db
+                    verdicts = _apply(db, [call for call, _ in calls])
+                except Exception as exc:
+                    for _, future in calls:
+                        future.set_exception(exc)
+                else:
+                    for (_, future), verdict in zip(calls, verdicts, strict=True):
+                        verdict(future)
+        finally:
+            if db is not None:
+                db.close()
+
+    def _take(self) -> list[tuple[Callable[[Ledger], Any], Future[Any]]]:
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+            calls = [call for call in waiting if call[1].set_running_or_notify_cancel()]
+            self._at_work = bool(calls)
+            return calls
+
+
+def _apply(
+    db: sqlite3.Connection, calls: list[Callable[[Ledger], Any]]
+) -> list[Callable[[Future[Any]], None]]:
+    """Makes the calls in one transaction; what each returned or raised is told when it is over."""
+    with _transaction(db):
+        before = _read(db)
+        ledger = MemoryLedger(before)
+        verdicts = [_make(call, ledger) for call in calls]
+        after = ledger.account(None)
+        closed = before.leases.keys() - after.leases.keys()
+        db.executemany("DELETE FROM leases WHERE lease_id = ?", [(key,) for key in closed])
+        opened = after.leases.keys() - before.leases.keys()
+        rows = [(key, _dump(after.leases[key])) for key in opened]
+        db.executemany("INSERT INTO leases VALUES (?, ?)", rows)
+        if after.spent != before.spent:
+            db.execute("UPDATE spent SET used = ?", (_dump(after.spent),))
+    return verdicts
+
+
+def _make(call: Callable[[Ledger], Any], ledger: Ledger) -> Callable[[Future[Any]], None]:
+    try:
+        result = call(ledger)
+    except Exception as exc:
+        error = exc
+        return lambda future: future.set_exception(error)
+    return lambda future: future.set_result(result)
+
+
+def _connect(path: str) -> sqlite3.Connection:
+    db = sqlite3.connect(path, timeout=_PATIENCE_S, isolation_level=None)
+    try:
+        _use_wal(db)
+        db.execute("PRAGMA synchronous=FULL")
+    except BaseException:
+        db.close()
+        raise
+    return db
 
 
 def _use_wal(db: sqlite3.Connection) -> None:
@@ -120,11 +227,22 @@ def _use_wal(db: sqlite3.Connection) -> None:
             time.sleep(0.01)
 
 
-def _read(db: sqlite3.Connection, cap: Budget | None) -> Account:
+@contextmanager
+def _transaction(db: sqlite3.Connection) -> Iterator[None]:
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        db.execute("COMMIT")
+    except BaseException:
+        if db.in_transaction:  # SQLite itself rolls back after some errors, e.g. a full disk.
+            db.execute("ROLLBACK")
+        raise
+
+
+def _read(db: sqlite3.Connection) -> Account:
     (spent,) = db.execute("SELECT used FROM spent").fetchone()
     leases = db.execute("SELECT lease_id, worst FROM leases")
     return Account(
-        cap=cap,
         spent=Usage.model_validate_json(spent),
         leases={lease_id: Usage.model_validate_json(worst) for lease_id, worst in leases},
     )

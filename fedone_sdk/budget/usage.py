@@ -74,6 +74,10 @@ class Usage(BaseModel):
             usd=max(self.usd, other.usd),
         )
 
+    def beyond(self, other: Usage) -> Usage:
+        """By how much this exceeds the other amount in each unit; 0 where it does not."""
+        return self.at_least(other) - other
+
     def exact(self) -> dict[str, int | str]:
         """For JSON that must come back exactly: the money as text, not through a float."""
         return {**self.model_dump(), "usd": str(self.usd)}

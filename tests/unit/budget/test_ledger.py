@@ -1,0 +1,300 @@
+"""Ledgers under many callers: what shares a transaction, what survives, and what it costs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import closing, contextmanager
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fedone_sdk
+from fedone_sdk.budget import NOTHING, Account, Budget, BudgetGuard, MemoryLedger, SqliteLedger
+from fedone_sdk.budget import ledger as module
+from fedone_sdk.budget.usage import Usage
+from fedone_sdk.errors import BudgetExhausted, UnknownLease
+
+ONE = Usage(requests=1)
+
+
+@contextmanager
+def held_back(path: Path) -> Iterator[None]:
+    """Keeps every writer waiting, as another process would."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute("BEGIN IMMEDIATE")
+        yield
+        db.execute("ROLLBACK")
+
+
+def results(futures: list[Future[Any]]) -> list[Any]:
+    return [future.exception(timeout=30) or future.result() for future in futures]
+
+
+def test_calls_that_wait_together_share_a_transaction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, cap = tmp_path / "budget.db", Budget(requests=30)
+    ledger = SqliteLedger(path)
+    sizes: list[int] = []
+    apply = module._apply
+
+    def counting(db: sqlite3.Connection, calls: list[Any]) -> Any:
+        sizes.append(len(calls))
+        return apply(db, calls)
+
+    monkeypatch.setattr(module, "_apply", counting)
+    with held_back(path):
+        futures: list[Future[Any]] = [
+            ledger.submit(lambda inner, name=f"{n}": inner.reserve(name, ONE, cap))  # type: ignore[misc]
+            for n in range(50)
+        ]
+        futures.append(ledger.submit(lambda inner: inner.settle("7", NOTHING)))
+        futures.append(ledger.submit(lambda inner: inner.settle("nobody", NOTHING)))
+        futures.append(ledger.submit(lambda inner: inner.reserve("late", ONE, cap)))
+        futures.append(ledger.submit(lambda inner: inner.account(cap)))
+    found = results(futures)
+    # Each has a verdict of its own, in the order of the calls.
+    assert found[:30] == [None] * 30
+    assert all(isinstance(error, BudgetExhausted) for error in found[30:50])
+    assert found[50] is None
+    assert isinstance(found[51], UnknownLease)
+    assert found[52] is None  # in the place of the lease that was settled
+    assert found[53].leased == Usage(requests=30)
+    assert set(found[53].leases) == {*(str(n) for n in range(30) if n != 7), "late"}
+    assert sum(sizes) == 54
+    assert len(sizes) <= 3
+    # And the file says the same as memory.
+    assert SqliteLedger(path).account(cap) == found[53]
+
+
+def test_reserved_and_settled_in_one_transaction(tmp_path: Path) -> None:
+    path = tmp_path / "budget.db"
+    ledger = SqliteLedger(path)
+    with held_back(path):
+        futures: list[Future[Any]] = [
+            ledger.submit(lambda inner: inner.reserve("a", ONE * 2, None)),
+            ledger.submit(lambda inner: inner.settle("a", ONE)),
+        ]
+    assert results(futures) == [None, None]
+    assert SqliteLedger(path).account(None) == Account(spent=ONE)
+
+
+def test_a_transaction_that_fails_fails_its_calls_and_no_later_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = SqliteLedger(tmp_path / "budget.db")
+    ledger.reserve("a", ONE, None)
+
+    def full(usage: Usage) -> str:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_dump", full)
+        with pytest.raises(sqlite3.OperationalError, match="disk is full"):
+            ledger.settle("a", ONE)
+        with pytest.raises(sqlite3.OperationalError, match="disk is full"):
+            ledger.reserve("b", ONE, None)
+    assert dict(ledger.account(None).leases) == {"a": ONE}
+    ledger.settle("a", ONE)
+    assert ledger.account(None) == Account(spent=ONE)
+
+
+def test_a_file_that_cannot_be_opened_fails_the_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = SqliteLedger(tmp_path / "budget.db")
+
+    def gone(path: str) -> sqlite3.Connection:
+        raise sqlite3.OperationalError("unable to open database file")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_connect", gone)
+        with pytest.raises(sqlite3.OperationalError, match="unable to open"):
+            ledger.account(None)
+    assert ledger.account(None) == Account()
+
+
+def test_no_thread_and_no_connection_outlives_the_work(tmp_path: Path) -> None:
+    ledger = SqliteLedger(tmp_path / "budget.db")
+    ledger.reserve("a", ONE, None)
+    for thread in threading.enumerate():
+        if thread.name == "budget-ledger":
+            thread.join(10)
+            assert not thread.is_alive()
+    # The last connection to a WAL file takes the WAL with it.
+    assert [file.name for file in tmp_path.iterdir()] == ["budget.db"]
+
+
+def test_threads_share_one_account(tmp_path: Path) -> None:
+    for ledger in (MemoryLedger(), SqliteLedger(tmp_path / "budget.db")):
+        granted: list[str] = []
+
+        def spend(name: str, ledger: Any = ledger, granted: list[str] = granted) -> None:
+            for number in range(25):
+                try:
+                    ledger.reserve(f"{name}{number}", ONE, Budget(requests=70))
+                except BudgetExhausted:
+                    return
+                granted.append(name)
+                ledger.settle(f"{name}{number}", ONE)
+
+        threads = [threading.Thread(target=spend, args=(name,)) for name in "abcd"]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert len(granted) == 70
+        assert ledger.account(None) == Account(spent=Usage(requests=70))
+
+
+# The child is forked while the parent's ledger is in the middle of a call.
+_FORK = """
+import os, sys
+from fedone_sdk.budget import SqliteLedger, Usage
+ledger = SqliteLedger(sys.argv[1])
+ledger.reserve("parent", Usage(requests=1), None)
+with ledger._writer._lock:
+    child = os.fork()
+    if child == 0:
+        ledger.reserve("child", Usage(requests=2), None)
+        os._exit(0)
+_, status = os.waitpid(child, 0)
+assert status == 0, status
+assert sorted(ledger.account(None).leases) == ["child", "parent"]
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_child_goes_on_with_the_same_account(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(fedone_sdk.__file__).parents[1])}
+    command = [sys.executable, "-c", _FORK, str(tmp_path / "budget.db")]
+    subprocess.run(command, check=True, env=environment, timeout=60)
+
+
+# Settles as its last act, and does not wait for it.
+_LAST_ACT = """
+import sys
+from fedone_sdk.budget import SqliteLedger, Usage
+ledger = SqliteLedger(sys.argv[1])
+ledger.reserve("a", Usage(requests=5), None)
+ledger.submit(lambda inner: inner.settle("a", Usage(requests=1)))
+"""
+
+
+def test_a_process_that_ends_still_writes_what_it_was_told(tmp_path: Path) -> None:
+    path = tmp_path / "budget.db"
+    environment = {**os.environ, "PYTHONPATH": str(Path(fedone_sdk.__file__).parents[1])}
+    subprocess.run(
+        [sys.executable, "-c", _LAST_ACT, str(path)], check=True, env=environment, timeout=60
+    )
+    assert SqliteLedger(path).account(None) == Account(spent=ONE)
+
+
+@given(
+    st.lists(
+        st.decimals(0, 10**9, places=25) | st.sampled_from([Decimal(1) / 3, Decimal(10**9) / 7]),
+        min_size=1,
+        max_size=12,
+    ),
+    st.randoms(use_true_random=False),
+)
+def test_the_running_total_of_the_leases_never_drifts(amounts: list[Decimal], rng: Any) -> None:
+    ledger = MemoryLedger()
+    for number, usd in enumerate(amounts):
+        ledger.reserve(f"{number}", Usage(usd=usd), None)
+    order = list(range(len(amounts)))
+    rng.shuffle(order)
+    for number in order:
+        ledger.settle(f"{number}", NOTHING)
+    # All of a cap is free again, to the last digit.
+    ledger.reserve("all", Usage(usd=Decimal("0.01")), Budget(usd=Decimal("0.01")))
+    with pytest.raises(BudgetExhausted):
+        ledger.reserve("more", Usage(usd=Decimal("1E-30")), Budget(usd=Decimal("0.01")))
+
+
+class TestGuard:
+    async def test_a_cancelled_caller_is_gone_when_it_has_settled(self, tmp_path: Path) -> None:
+        path = tmp_path / "budget.db"
+        guard = BudgetGuard(None, ledger=SqliteLedger(path))
+        settling = asyncio.Event()
+
+        async def call() -> None:
+            async with guard.reserve(ONE * 3) as lease:
+                await go.wait()
+                lease.settle(ONE)
+                settling.set()
+
+        go = asyncio.Event()
+        task = asyncio.create_task(call())
+        while not (await guard.account()).leases:
+            await asyncio.sleep(0)
+        with held_back(path):
+            go.set()
+            await settling.wait()
+            task.cancel()
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert not task.done()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert SqliteLedger(path).account(None) == Account(spent=ONE)
+
+    def test_the_end_of_the_loop_loses_no_settlement(self, tmp_path: Path) -> None:
+        path = tmp_path / "budget.db"
+
+        async def main() -> None:
+            guard = BudgetGuard(None, ledger=SqliteLedger(path))
+
+            async def call() -> None:
+                async with guard.reserve(ONE * 3) as lease:
+                    lease.settle(ONE)
+                    await asyncio.sleep(3600)
+
+            tasks = [asyncio.create_task(call()) for _ in range(20)]
+            while len((await guard.account()).leases) < 10:
+                await asyncio.sleep(0)
+            del tasks  # asyncio.run cancels them, wherever they are
+
+        asyncio.run(main())
+        account = SqliteLedger(path).account(None)
+        assert not account.leases
+        assert 10 <= account.spent.requests <= 20
+
+    async def test_a_ledger_of_ones_own_may_block(self) -> None:
+        loop_thread = threading.current_thread()
+        threads: set[threading.Thread] = set()
+
+        class Own:
+            def __init__(self) -> None:
+                self.inner = MemoryLedger()
+
+            def reserve(self, lease_id: str, worst: Usage, cap: Budget | None) -> None:
+                threads.add(threading.current_thread())
+                self.inner.reserve(lease_id, worst, cap)
+
+            def settle(self, lease_id: str, used: Usage) -> None:
+                threads.add(threading.current_thread())
+                self.inner.settle(lease_id, used)
+
+            def account(self, cap: Budget | None) -> Account:
+                return self.inner.account(cap)
+
+        guard = BudgetGuard(Budget(requests=1), ledger=Own())
+        async with guard.reserve(ONE):
+            with pytest.raises(BudgetExhausted):
+                async with guard.reserve(ONE):
+                    pytest.fail("it does not fit")
+        assert (await guard.account()).spent == ONE
+        assert threads
+        assert loop_thread not in threads
