@@ -9,6 +9,7 @@ FedOneError
 │   └── UnknownLease       a settlement names a lease that is not open
 ├── BackendError
 │   ├── BackendUnavailable the model cannot be asked now; asking again may help
+│   ├── BackendBlocked     it cannot be asked until somebody changes something
 │   └── LabelWordError     a label word is not one token of the model
 ├── MessageError           a wire message is malformed
 ├── TransportError         the aggregator cannot be reached; trying again may help
@@ -17,7 +18,13 @@ FedOneError
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fedone_sdk.budget import Usage
+
 __all__ = [
+    "BackendBlocked",
     "BackendError",
     "BackendUnavailable",
     "BudgetError",
@@ -77,6 +84,8 @@ class BudgetError(FedOneError):
 class BudgetExhausted(BudgetError):
     """A reservation does not fit under the cap.
 
+    The attributes are None where somebody else keeps the account.
+
     Attributes:
         unit: The capped unit that is short (``queries``, ``usd`` ...).
         cap: The cap in that unit.
@@ -84,9 +93,19 @@ class BudgetExhausted(BudgetError):
         asked: What the reservation asked for on top.
     """
 
-    def __init__(self, *, unit: str, cap: object, held: object, asked: object) -> None:
+    def __init__(
+        self,
+        message: str | None = None,
+        *,
+        unit: str | None = None,
+        cap: object = None,
+        held: object = None,
+        asked: object = None,
+    ) -> None:
         self.unit, self.cap, self.held, self.asked = unit, cap, held, asked
-        super().__init__(f"budget of {cap} {unit} exhausted: {held} held, {asked} more asked")
+        super().__init__(
+            message or f"budget of {cap} {unit} exhausted: {held} held, {asked} more asked"
+        )
 
 
 class UnknownLease(BudgetError):
@@ -98,11 +117,37 @@ class UnknownLease(BudgetError):
 
 
 class BackendError(FedOneError):
-    """The language model could not answer."""
+    """The language model could not answer.
+
+    Attributes:
+        usage: What the failed call cost; None where that is unknown, and then it is charged in
+            full.
+    """
+
+    def __init__(self, message: str, *, usage: Usage | None = None) -> None:
+        self.usage = usage
+        super().__init__(message)
 
 
 class BackendUnavailable(BackendError):
-    """The model cannot be asked at the moment; the same call may work later."""
+    """The model cannot be asked at the moment; the same call may work later.
+
+    Attributes:
+        retry_after_s: How long the provider asks to wait, seconds.
+    """
+
+    def __init__(
+        self, message: str, *, usage: Usage | None = None, retry_after_s: float | None = None
+    ) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(message, usage=usage)
+
+
+class BackendBlocked(BackendError):
+    """The model cannot be asked until somebody changes something: a key, a quota, a setting.
+
+    The message says what to change. A run that meets it pauses, and can be resumed.
+    """
 
 
 class LabelWordError(BackendError):
@@ -127,14 +172,24 @@ class MessageError(FedOneError):
 
 
 class TransportError(FedOneError):
-    """The aggregator cannot be reached; the same call may work later."""
+    """The aggregator cannot be reached; the same call may work later.
+
+    Attributes:
+        retry_after_s: How long it is asked to wait, seconds; None where nobody says.
+    """
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(message)
 
 
 # The stable codes of the HTTP contract: code -> (HTTP status, title).
 PROBLEMS: dict[str, tuple[int, str]] = {
     "invalid_message": (422, "The message is malformed"),
     "invalid_run": (422, "The run cannot be started as described"),
+    "label_word": (422, "A label word is not one token of the language model"),
     "unauthorized": (401, "The credential is missing or not valid"),
+    "budget_exhausted": (402, "The budget has nothing left for this"),
     "forbidden": (403, "The credential does not allow this"),
     "not_found": (404, "There is no such resource"),
     "method_not_allowed": (405, "The resource does not support this method"),
@@ -146,6 +201,8 @@ PROBLEMS: dict[str, tuple[int, str]] = {
     "run_ended": (410, "The run has ended"),
     "body_too_large": (413, "The body is larger than allowed"),
     "not_json": (415, "The body must be application/json"),
+    "backend_blocked": (424, "The language model cannot be asked until somebody changes something"),
+    "rate_limited": (429, "Too many requests"),
     "internal": (500, "The server failed"),
     "backend_failed": (502, "The language model refused the request"),
     "backend_unavailable": (503, "The language model cannot be asked now"),
@@ -159,10 +216,11 @@ class ProblemError(FedOneError):
         code: One of `PROBLEMS`; callers branch on this.
         status: The HTTP status that goes with the code.
         detail: What happened, for a person.
+        retry_after_s: How long to wait before the same call, seconds; None does not say.
     """
 
-    def __init__(self, code: str, detail: str) -> None:
-        self.code, self.detail = code, detail
+    def __init__(self, code: str, detail: str, *, retry_after_s: float | None = None) -> None:
+        self.code, self.detail, self.retry_after_s = code, detail, retry_after_s
         self.status, self.title = PROBLEMS.get(code, (500, code))
         super().__init__(f"{code}: {detail}")
 
@@ -170,5 +228,5 @@ class ProblemError(FedOneError):
 def is_retryable(error: BaseException) -> bool:
     """Whether the same call, sent again later, may succeed."""
     if isinstance(error, ProblemError):
-        return error.status >= 500 and error.code != "backend_failed"
+        return error.status == 429 or (error.status >= 500 and error.code != "backend_failed")
     return isinstance(error, (TransportError, BackendUnavailable))

@@ -2,30 +2,57 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
-from fedone_sdk.backends.base import Answer, LLMBackend, Query
-from fedone_sdk.backends.cache import CachedBackend
-from fedone_sdk.backends.predict import Prediction, predict
+from fedone_sdk.backends.asking import query_for, rows_of, score_all, want_of
+from fedone_sdk.backends.base import LOG_ZERO, Answer, LLMBackend, Query, RateLimits, Want
+from fedone_sdk.backends.predict import Prediction, predict, prediction_queries
+from fedone_sdk.backends.wrappers.cache import CachedBackend
 
 if TYPE_CHECKING:
+    from fedone_sdk.backends.cassette import CassetteBackend
+    from fedone_sdk.backends.gateway import GatewayBackend
     from fedone_sdk.backends.onnx import OnnxBackend
+    from fedone_sdk.backends.openai import OpenAIBackend
+    from fedone_sdk.backends.transformers import TransformersBackend
+    from fedone_sdk.backends.vllm import VllmBackend
 
 __all__ = [
     "Answer",
     "CachedBackend",
+    "CassetteBackend",
+    "GatewayBackend",
     "LLMBackend",
+    "LOG_ZERO",
     "OnnxBackend",
+    "OpenAIBackend",
     "Prediction",
     "Query",
+    "RateLimits",
+    "TransformersBackend",
+    "VllmBackend",
+    "Want",
     "predict",
+    "prediction_queries",
+    "query_for",
+    "rows_of",
+    "score_all",
+    "want_of",
 ]
+
+# An edge device that asks through the gateway never pays for a model library.
+_HOMES = {
+    "CassetteBackend": "cassette",
+    "GatewayBackend": "gateway",
+    "OnnxBackend": "onnx",
+    "OpenAIBackend": "openai",
+    "TransformersBackend": "transformers",
+    "VllmBackend": "vllm",
+}
 
 
 def __getattr__(name: str) -> object:
-    # An edge device that asks through the gateway never pays for a local model.
-    if name == "OnnxBackend":
-        from fedone_sdk.backends.onnx import OnnxBackend
-
-        return OnnxBackend
+    if name in _HOMES:
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,16 +1,24 @@
-"""What a language model looks like to the SDK: it answers queries with label log-probabilities."""
+"""What a language model looks like to the SDK: it answers queries."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
-from fedone_sdk.budget import Usage
+from fedone_sdk.budget import Payer, Usage
 from fedone_sdk.task import Rendered
 
-__all__ = ["Answer", "LLMBackend", "Query"]
+__all__ = ["LOG_ZERO", "Answer", "LLMBackend", "Query", "RateLimits", "Want"]
+
+Want = Literal["labels", "choice", "reference", "text"]
+"""What is asked about each input: the log-probabilities of the label words; which of them the
+model writes (for models without log-probabilities); the log-probability of a reference text; or a
+text."""
+
+LOG_ZERO = -1000.0
+"""Stands for the logarithm of probability zero: a label that the model did not choose."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,11 +27,36 @@ class Query:
 
     Attributes:
         inputs: The rendered inputs, B of them.
-        label_words: The C label words whose log-probabilities are asked for.
+        label_words: The C label words (``labels`` and ``choice``).
+        want: What is asked.
+        references: Per input the text whose log-probability is asked for (``reference``).
+        max_tokens: The longest text that may be written, tokens (``text``).
+        payer: Who pays for each request, retries included. No part of what is asked.
     """
 
     inputs: tuple[Rendered, ...]
-    label_words: tuple[str, ...]
+    label_words: tuple[str, ...] = ()
+    want: Want = "labels"
+    references: tuple[str, ...] = ()
+    max_tokens: int = 0
+    payer: Payer | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RateLimits:
+    """What a provider says is left of its rate limits; None is unknown.
+
+    Attributes:
+        requests: Requests left.
+        requests_reset_s: Seconds until they are full again.
+        tokens: Tokens left.
+        tokens_reset_s: Seconds until they are full again.
+    """
+
+    requests: int | None = None
+    requests_reset_s: float | None = None
+    tokens: int | None = None
+    tokens_reset_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,29 +64,49 @@ class Answer:
     """The answer to a query.
 
     Attributes:
-        log_probs: Per input, C natural log-probabilities over the whole vocabulary of the model;
-            None where this input failed (refused, filtered).
+        log_probs: Per input its natural log-probabilities, or None where this input failed
+            (refused, filtered). ``labels``: C of them, over the whole vocabulary of the model;
+            ``choice``: 0.0 for the label that the model wrote, `LOG_ZERO` for the others;
+            ``reference``: one, of the whole reference text; ``text``: an empty tuple.
         usage: What was really spent; its ``queries`` stay 0, they are counted by who asks.
         cached: Whether the answer was known already and the model was not asked.
+        texts: Per input what the model wrote (``text``).
+        censored: How many of the log-probabilities are upper bounds: the model's interface did
+            not show that label.
+        model: What the provider says has answered, where it says more than the fingerprint.
+        limits: What the provider says of its rate limits.
     """
 
     log_probs: tuple[tuple[float, ...] | None, ...]
     usage: Usage
     cached: bool = False
+    texts: tuple[str | None, ...] = ()
+    censored: int = 0
+    model: str | None = None
+    limits: RateLimits | None = None
 
 
 class LLMBackend(ABC):
     """A language model that can only be asked.
 
-    A backend of your own implements `fingerprint` and `score`. Retry, rate limits, budget and
-    cache are wrappers around it, so that it stays one adapter to one API.
+    A backend of your own implements `fingerprint` and `score`. Retry, rate limits, budget, cache
+    and recording are wrappers around it, so that it stays one adapter to one API.
 
     Attributes:
         bounds: The units that `worst_case` really bounds. A run with a cap in another unit is
             refused at its start.
+        answers: What may be asked of it.
+        max_inputs: The most inputs of one request; None takes a whole query at once. A wrapper
+            splits queries, so that each call of `score` is one request.
+        metered: Whether each request is charged to the query's payer (a wrapper does that).
+        censors: Whether log-probabilities of labels may be upper bounds only.
     """
 
     bounds: frozenset[str] = frozenset({"queries", "requests"})
+    answers: frozenset[Want] = frozenset({"labels"})
+    max_inputs: int | None = None
+    metered: bool = False
+    censors: bool = False
 
     @property
     @abstractmethod
@@ -62,23 +115,35 @@ class LLMBackend(ABC):
 
     @abstractmethod
     async def score(self, query: Query) -> Answer:
-        """Answers one query.
+        """Answers one query by one request.
 
         Raises:
             BackendError: The model refused the query as a whole.
-            BackendUnavailable: The model cannot be asked now.
+            BackendUnavailable: The model cannot be asked now; asking again may help.
+            BackendBlocked: It cannot be asked until somebody changes something.
         """
 
     async def check(self, label_words: tuple[str, ...]) -> None:  # noqa: B027 (optional)
-        """Checks that every label word is one token of the model.
+        """Checks, at no cost, that the model is there and that every label word is one token.
 
         Raises:
-            LabelWordError: One is not.
+            LabelWordError: A label word is not one token.
+            BackendError: The model cannot be used as described.
         """
 
     def worst_case(self, batch_size: int) -> Usage:
-        """The most that one query of `batch_size` inputs may spend (in the units of `bounds`)."""
+        """The most that any query of `batch_size` inputs may spend (in the units of `bounds`).
+
+        It counts one attempt at each of its requests; a retry is charged when it is made.
+        """
         return Usage(queries=1, requests=1)
+
+    async def quote(self, query: Query) -> Usage:
+        """The most that this query may spend: at least what it will, at most its `worst_case`."""
+        return self.worst_case(len(query.inputs))
+
+    def reset(self) -> None:  # noqa: B027 (optional)
+        """Forgets that the model failed: somebody says that it can be asked again."""
 
     async def aclose(self) -> None:  # noqa: B027 (optional)
         """Frees what the backend holds."""
