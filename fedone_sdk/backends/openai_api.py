@@ -1,0 +1,316 @@
+"""What all adapters share that go through the `openai` client: client, errors, limits, usage."""
+
+from __future__ import annotations
+
+import email.utils
+import json
+import math
+import os
+import re
+import ssl
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from fedone_sdk.backends.base import RateLimits
+from fedone_sdk.budget import NOTHING, Usage
+from fedone_sdk.errors import (
+    BackendBlocked,
+    BackendError,
+    BackendUnavailable,
+    MissingExtraError,
+    SpecError,
+)
+
+if TYPE_CHECKING:
+    import openai
+
+__all__ = [
+    "OPENAI_URL",
+    "make_client",
+    "message_of",
+    "rate_limits",
+    "retry_after_s",
+    "translated",
+    "usage_of",
+]
+
+OPENAI_URL = "https://api.openai.com/v1"
+"""OpenAI's own."""
+
+_QUOTA_CODES = frozenset({"insufficient_quota", "billing_not_active", "billing_hard_limit_reached"})
+_RETRYABLE = frozenset({408, 409, 425, 429})
+# A proxy says these about the server behind it, which may have done the work all the same.
+_OUTCOME_UNKNOWN = frozenset({502, 504, *range(520, 528)})
+# Never sent: no connection was made. By name, as httpx and httpx2 (openai 2 and 3) both have them.
+_NOT_SENT = frozenset({"ConnectError", "ConnectTimeout", "PoolTimeout"})
+# The connection broke while it was in use; other TLS errors come from how it is set up.
+_TLS_BROKEN = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
+_ONE_REQUEST = Usage(requests=1)
+_SECRET = re.compile(r"(?i)\b(sk-|bearer\s+)[^\s\"',;]+")
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+
+
+def make_client(
+    *, base_url: str | None, api_key_env: str | None, timeout_s: float
+) -> openai.AsyncOpenAI:
+    """An `openai` client that sends each request once.
+
+    Args:
+        base_url: With its ``/v1``; None is OpenAI's own, whatever ``OPENAI_BASE_URL`` says.
+        api_key_env: Environment variable that holds the key; None sends none.
+        timeout_s: For connecting and for each read. A server that dribbles can take longer, so
+            callers hold ``asyncio.timeout`` around each request as well.
+
+    Raises:
+        MissingExtraError: The extra ``openai`` is not installed.
+        SpecError: The variable is not set, or its value cannot be a key.
+    """
+    if find_spec("openai") is None:
+        raise MissingExtraError("an OpenAI-compatible model", extra="openai")
+    import openai
+
+    http = openai.DefaultAsyncHttpxClient(
+        event_hooks={"request": [] if api_key_env is not None else [_leave_out_key]}
+    )
+    return openai.AsyncOpenAI(
+        # The client insists on one; the hook takes it out again.
+        api_key="none" if api_key_env is None else _key(api_key_env),
+        base_url=base_url or OPENAI_URL,
+        timeout=timeout_s,
+        # Retries are the retry wrapper's, which pays for each.
+        max_retries=0,
+        http_client=http,
+    )
+
+
+@contextmanager
+def translated(*, model: str, url: str, key_env: str | None = None) -> Iterator[None]:
+    """Turns what the `openai` client raises into the SDK's errors, one line each.
+
+    Also in its charge: `TimeoutError` (of ``asyncio.timeout``), a body that is not JSON, and text
+    that cannot be sent, so keep code of your own out of it.
+
+    Args:
+        model: As the provider names it, for the messages.
+        url: Of the server, for the messages.
+        key_env: Environment variable that holds the key, for the messages.
+
+    Raises:
+        BackendUnavailable: 408, 409, 425, 429, 5xx, no connection, timeout, broken answer.
+        BackendBlocked: 401, 402, 403, 404, 405, a redirect, no quota left, a TLS failure.
+        BackendError: Any other refusal.
+    """
+    import openai
+
+    try:
+        yield
+    except openai.AuthenticationError:
+        # Servers may repeat the key in their answer, so nothing of it is kept.
+        raise _bad_key(url, key_env) from None
+    except openai.APIStatusError as exc:
+        raise _of_status(exc, model, url, key_env) from exc
+    except openai.APIConnectionError as exc:
+        raise _of_connection(exc, url) from exc
+    except TimeoutError as exc:
+        raise BackendUnavailable(f"{url}: no answer in time") from exc
+    except UnicodeEncodeError as exc:
+        raise BackendError(
+            "an input is not valid Unicode (it has a lone surrogate)", usage=NOTHING
+        ) from exc
+    except (openai.APIResponseValidationError, json.JSONDecodeError, UnicodeDecodeError) as exc:
+        raise BackendUnavailable(
+            f"{url}: the answer is cut off or not JSON (if that stays so, check base_url)"
+        ) from exc
+    except openai.OpenAIError as exc:
+        raise BackendError(f"{url}: {_one_line(str(exc))}") from exc
+
+
+def message_of(exc: openai.APIStatusError) -> str:
+    """What the provider says about a refusal: one line, bounded, without anything like a key."""
+    body = exc.body
+    if isinstance(body, Mapping):
+        message = body.get("message")
+        return _one_line(message) if isinstance(message, str) else ""
+    return ""
+
+
+def rate_limits(headers: Mapping[str, str]) -> RateLimits | None:
+    """What the ``x-ratelimit-*`` headers say; None where there are none.
+
+    Args:
+        headers: Of an answer or a refusal. Durations look like ``1m30s`` or ``12ms``.
+    """
+    limits = RateLimits(
+        requests=_count(headers.get("x-ratelimit-remaining-requests")),
+        requests_reset_s=_duration(headers.get("x-ratelimit-reset-requests")),
+        tokens=_count(headers.get("x-ratelimit-remaining-tokens")),
+        tokens_reset_s=_duration(headers.get("x-ratelimit-reset-tokens")),
+    )
+    return None if limits == RateLimits() else limits
+
+
+def retry_after_s(headers: Mapping[str, str]) -> float | None:
+    """How long the provider asks to wait, seconds: ``retry-after-ms``, ``Retry-After``."""
+    milliseconds = _number(headers.get("retry-after-ms"))
+    if milliseconds is not None:
+        return milliseconds / 1000
+    value = headers.get("retry-after")
+    if value is None:
+        return None
+    seconds = _number(value)
+    if seconds is not None:
+        return seconds
+    date = email.utils.parsedate_tz(value)
+    return None if date is None else max(0.0, email.utils.mktime_tz(date) - time.time())
+
+
+def usage_of(usage: object | None, quoted: Usage) -> Usage:
+    """The usage of one answered request.
+
+    Args:
+        usage: The answer's ``usage``, as a mapping or an object of the `openai` package.
+        quoted: What stands in for each number that the provider does not give: the most that the
+            request may have used.
+    """
+    prompt = _tokens(usage, "prompt_tokens")
+    completion = _tokens(usage, "completion_tokens")
+    total = _tokens(usage, "total_tokens")
+    if prompt is None:
+        prompt = quoted.prompt_tokens
+    if completion is None:
+        completion = quoted.completion_tokens
+    elif total is not None:
+        # Some providers count a model's reasoning in the total only, and charge for it.
+        completion = max(completion, total - prompt)
+    return Usage(requests=1, prompt_tokens=prompt, completion_tokens=completion)
+
+
+async def _leave_out_key(request: Any) -> None:
+    request.headers.pop("Authorization", None)
+
+
+def _key(api_key_env: str) -> str:
+    # A newline at the end of a secret's file is common, and not allowed in a header.
+    key = os.environ.get(api_key_env, "").strip()
+    if not key:
+        raise SpecError(
+            f"api_key_env: the environment variable {api_key_env} is not set; "
+            "put the key there, or name another variable (null sends no key)",
+            source="backend",
+        )
+    if not key.isascii() or not key.isprintable():
+        raise SpecError(
+            f"api_key_env: the environment variable {api_key_env} holds characters that no key has",
+            source="backend",
+        )
+    return key
+
+
+def _bad_key(url: str, key_env: str | None) -> BackendBlocked:
+    change = "set api_key_env" if key_env is None else f"put a valid key into {key_env}"
+    return BackendBlocked(f"{url}: the key is missing or not valid: {change}", usage=_ONE_REQUEST)
+
+
+def _of_status(
+    exc: openai.APIStatusError, model: str, url: str, key_env: str | None
+) -> BackendError:
+    status = exc.status_code
+    detail = message_of(exc)
+    said = f" (it says: {detail})" if detail else ""
+    if status == 402 or {str(exc.code), str(exc.type)} & _QUOTA_CODES:
+        return BackendBlocked(
+            f"{url}: the account has no quota left: add credit or raise its limit{said}",
+            usage=_ONE_REQUEST,
+        )
+    if status == 403:
+        key = "the key" if key_env is None else f"the key in {key_env}"
+        return BackendBlocked(
+            f"{url}: {key} may not use model {model!r}: change its rights, or the model{said}",
+            usage=_ONE_REQUEST,
+        )
+    if status in (404, 405) or status < 400:
+        return BackendBlocked(
+            f"{url}: HTTP {status}: there is no model {model!r} here, or the key has no access to "
+            f"it: check model and base_url{said}",
+            usage=_ONE_REQUEST,
+        )
+    if status in _RETRYABLE or status >= 500:
+        return BackendUnavailable(
+            f"{url}: HTTP {status}{said}",
+            usage=None if status in _OUTCOME_UNKNOWN else _ONE_REQUEST,
+            retry_after_s=retry_after_s(exc.response.headers),
+        )
+    return BackendError(f"{url}: HTTP {status}: the request was refused{said}", usage=_ONE_REQUEST)
+
+
+def _of_connection(exc: openai.APIConnectionError, url: str) -> BackendError:
+    causes = list(_causes(exc))
+    usage = NOTHING if any(type(cause).__name__ in _NOT_SENT for cause in causes) else None
+    for cause in causes:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return BackendBlocked(
+                f"{url}: the server's certificate is not accepted ({cause.verify_message}): "
+                "check base_url, or trust its authority through SSL_CERT_FILE",
+                usage=usage,
+            )
+        if isinstance(cause, ssl.SSLError) and not isinstance(cause, _TLS_BROKEN):
+            return BackendBlocked(
+                f"{url}: TLS failed ({cause.reason}): check http or https, and the port, in "
+                "base_url",
+                usage=usage,
+            )
+    import openai
+
+    if isinstance(exc, openai.APITimeoutError):
+        return BackendUnavailable(f"{url}: no answer in time", usage=usage)
+    what = "no connection" if usage is not None else "the connection broke"
+    reason = _one_line(str(causes[-1])) or type(causes[-1]).__name__
+    return BackendUnavailable(f"{url}: {what} ({reason})", usage=usage)
+
+
+def _causes(exc: BaseException) -> Iterator[BaseException]:
+    """An exception and what it came from, the root last."""
+    seen: set[int] = set()
+    current: BaseException | None = exc
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        current = current.__cause__ or current.__context__
+
+
+def _one_line(text: str) -> str:
+    line = _SECRET.sub(r"\1***", " ".join(text.split()))
+    return line if len(line) <= 300 else line[:297] + "..."
+
+
+def _number(value: str | None) -> float | None:
+    try:
+        number = float(value) if value is not None else math.nan
+    except ValueError:
+        return None
+    return number if math.isfinite(number) and number >= 0 else None
+
+
+def _count(value: str | None) -> int | None:
+    number = _number(value)
+    return None if number is None else int(number)
+
+
+def _duration(value: str | None) -> float | None:
+    if value is None:
+        return None
+    found = _DURATION.findall(value)
+    if found and "".join(number + unit for number, unit in found) == value:
+        return math.fsum(float(number) * _SECONDS[unit] for number, unit in found)
+    return _number(value)
+
+
+def _tokens(usage: object | None, name: str) -> int | None:
+    value = usage.get(name) if isinstance(usage, Mapping) else getattr(usage, name, None)
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    return None

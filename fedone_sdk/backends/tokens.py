@@ -1,0 +1,184 @@
+"""Counts tokens for models whose tokeniser is somewhere else."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from importlib import import_module
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from fedone_sdk.backends.fitting import shorten, token_starts
+from fedone_sdk.backends.tokenizer import find_tokenizer
+from fedone_sdk.errors import BackendError, MissingExtraError, SpecError
+from fedone_sdk.task import Rendered
+
+__all__ = ["ByteCounter", "CHAT_OVERHEAD", "OPENAI_CHAT_OVERHEAD", "TokenCounter", "token_counter"]
+
+OPENAI_CHAT_OVERHEAD = 16
+"""Tokens that OpenAI charges for the frame of one user message, at most.
+
+It is 7 by their cookbook: 3 for a message, 1 for its role, 3 that open the answer. Twice that and
+some for models to come; a quote must never be less than the bill.
+"""
+
+CHAT_OVERHEAD = 128
+"""The same for other servers.
+
+Their chat templates also put a system text in front that nobody asked for. The longest in wide use
+is that of gpt-oss (its name, two dates, the effort, the channels), about 70 tokens.
+"""
+
+_PATIENCE_S = 5.0
+"""How long tiktoken may take to fetch a vocabulary (a few MB, once per machine)."""
+
+Span = tuple[int, int]
+
+
+class TokenCounter(ABC):
+    """Cuts a text into tokens.
+
+    Attributes:
+        exact: Whether these are the model's own tokens, or more than it will count.
+    """
+
+    exact = True
+
+    @abstractmethod
+    def spans(self, text: str) -> list[Span]:
+        """Where each token starts and ends in `text`, characters. Special tokens are text."""
+
+    def count(self, text: str) -> int:
+        """How many tokens `text` is."""
+        return len(self.spans(text))
+
+    def tokens(self, text: str) -> list[str]:
+        """The tokens of `text`, as text."""
+        return [text[begin:end] for begin, end in self.spans(text)]
+
+    def fit(self, parts: Rendered, most: int) -> Rendered:
+        """Takes the ends off the fields, the longest first, until the input is `most` tokens.
+
+        Raises:
+            BackendError: It is longer without its fields.
+        """
+        while True:
+            spans = self.spans("".join(part.text for part in parts))
+            if len(spans) <= most:
+                return parts
+            starts = token_starts(parts, spans)
+            if not any(starts):
+                raise BackendError(
+                    f"the input is {'' if self.exact else 'up to '}{len(spans)} tokens without its "
+                    f"text fields, max_input_tokens is {most}: shorten the prompt or the template"
+                )
+            # Cutting may change how the border is tokenised, so measure again. It ends: each turn
+            # removes a character or more.
+            parts = shorten(parts, starts, len(spans) - most)
+
+
+class ByteCounter(TokenCounter):
+    """Counts UTF-8 bytes: no tokeniser over bytes (all of OpenAI's are) makes more tokens."""
+
+    exact = False
+
+    def spans(self, text: str) -> list[Span]:
+        """One span per byte, that of its character."""
+        return [
+            (index, index + 1)
+            for index, character in enumerate(text)
+            for _ in character.encode("utf-8", "surrogatepass")
+        ]
+
+
+class _FileCounter(TokenCounter):
+    """Counts with a ``tokenizer.json``."""
+
+    def __init__(self, file: Path) -> None:
+        try:
+            self._tokenizer = import_module("tokenizers").Tokenizer.from_file(str(file))
+        except Exception as exc:  # The library has no base class of its own.
+            raise SpecError(f"cannot load the tokeniser: {exc}", source=str(file)) from exc
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._tokenizer.encode_special_tokens = True
+
+    def spans(self, text: str) -> list[Span]:
+        try:
+            return list(self._tokenizer.encode(text, add_special_tokens=False).offsets)
+        except TypeError as exc:
+            raise BackendError("an input is not valid Unicode (it has a lone surrogate)") from exc
+
+
+class _TiktokenCounter(TokenCounter):
+    """Counts with an encoding of tiktoken."""
+
+    def __init__(self, encoding: Any) -> None:
+        self._encoding = encoding
+
+    def spans(self, text: str) -> list[Span]:
+        ids = self._encoding.encode_ordinary(text)
+        begins = self._encoding.decode_with_offsets(ids)[1]
+        # Tokens that share a character start at the same place.
+        return [(begin, max(begin + 1, end)) for begin, end in pairwise([*begins, len(text)])]
+
+
+def token_counter(
+    *, model: str, tokenizer: str | None = None, patience_s: float = _PATIENCE_S
+) -> TokenCounter:
+    """The best counter at hand. It blocks: tiktoken may download a vocabulary.
+
+    Args:
+        model: As the provider names it; tiktoken knows OpenAI's.
+        tokenizer: ``tokenizer.json``, or a folder with it; None looks for one by the model's
+            name, then asks tiktoken, and else counts bytes.
+        patience_s: How long tiktoken may take.
+
+    Raises:
+        MissingExtraError: `tokenizer` is given and the package tokenizers is not installed.
+        SpecError: `tokenizer` is not there, or cannot be loaded.
+    """
+    file = find_tokenizer(tokenizer, model)
+    if file is not None and find_spec("tokenizers") is not None:
+        return _FileCounter(file)
+    if tokenizer is not None:
+        raise MissingExtraError("a tokenizer.json", extra="local")
+    encoding, reason = _tiktoken_encoding(model, patience_s)
+    if encoding is not None:
+        return _TiktokenCounter(encoding)
+    structlog.get_logger(__name__).warning(
+        "tokens_counted_by_bytes",
+        model=model,
+        reason=reason,
+        effect="quotes and max_input_tokens count bytes, which are more than tokens",
+        change="set tokenizer",
+    )
+    return ByteCounter()
+
+
+def _tiktoken_encoding(model: str, patience_s: float) -> tuple[Any, str]:
+    """The encoding, or None and the reason."""
+    if find_spec("tiktoken") is None:
+        return None, "tiktoken is not installed"
+    found: list[Any] = []
+    failed: list[str] = []
+
+    def load() -> None:
+        try:
+            found.append(import_module("tiktoken").encoding_for_model(model))
+        except KeyError:
+            failed.append("tiktoken does not know the model")
+        except Exception as exc:  # It downloads: requests' errors, a bad checksum, a full disk ...
+            failed.append(f"tiktoken cannot load its vocabulary ({type(exc).__name__})")
+
+    # The download has no time limit of its own. A daemon does not hold up the end of the process.
+    thread = threading.Thread(target=load, name="fedone-tiktoken", daemon=True)
+    thread.start()
+    thread.join(patience_s)
+    if found:
+        return found[0], ""
+    return None, failed[0] if failed else f"tiktoken took over {patience_s:g} s"

@@ -1,0 +1,656 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import struct
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+
+from fedone_sdk import assets
+from fedone_sdk.backends import LOG_ZERO, Query
+from fedone_sdk.backends._completion import Completion, Token, chosen_label, label_log_probs
+from fedone_sdk.backends.openai import OpenAIBackend
+from fedone_sdk.budget import NOTHING, Usage
+from fedone_sdk.errors import (
+    BackendBlocked,
+    BackendError,
+    BackendUnavailable,
+    LabelWordError,
+    SpecError,
+)
+from fedone_sdk.task import Part, Rendered
+
+pytest.importorskip("openai")
+
+from tests.fake_openai import FakeModel, FakeOpenAI, Script
+
+WORDS = (" terrible", " great")
+ONE = Usage(requests=1)
+TOKENIZER = str(assets.path("roberta_mini") / "tokenizer.json")
+
+Make = Callable[..., OpenAIBackend]
+
+
+@pytest.fixture
+async def make() -> AsyncIterator[Make]:
+    made: list[OpenAIBackend] = []
+
+    def make(server: FakeOpenAI | None, **options: Any) -> OpenAIBackend:
+        url = "http://127.0.0.1:9/v1" if server is None else server.base_url
+        options = {"model": "fake-1", "base_url": url, "api_key_env": None, **options}
+        made.append(OpenAIBackend(**options))
+        return made[-1]
+
+    yield make
+    for backend in made:
+        await backend.aclose()
+
+
+def ask(text: str = "a fine film", *, prompt: str = "Decide:", **options: Any) -> Query:
+    rendered: Rendered = (
+        Part("prompt", prompt),
+        Part("text", " "),
+        Part("field", text),
+        Part("text", " great or terrible?"),
+    )
+    return Query(**{"inputs": (rendered,), "label_words": WORDS, **options})
+
+
+TEXT = "Decide: a fine film great or terrible?"
+
+
+def float32(value: float) -> float:
+    return float(struct.unpack("<f", struct.pack("<f", value))[0])
+
+
+def expected_row(
+    model: FakeModel, words: tuple[str, ...] = WORDS, num_top: int = 20
+) -> list[float]:
+    """The definition, over the whole distribution and in probabilities."""
+    p = {token: math.exp(value) for token, value in model.log_probs(TEXT).items()}
+    shown = dict(list(p.items())[:num_top])
+    row = []
+    for word in words:
+        found = [q for token, q in shown.items() if token.strip().lower() == word.strip()]
+        bound = min(*shown.values(), 1 - sum(shown.values()) + 1e-6)
+        row.append(math.log(sum(found) if found else bound))
+    return row
+
+
+@pytest.mark.parametrize("api", ["chat", "completions"])
+async def test_a_label_is_the_sum_of_its_spellings(make: Make, api: str) -> None:
+    async with FakeOpenAI() as server:
+        answer = await make(server, api=api).score(ask())
+    (row,) = answer.log_probs
+    assert row == pytest.approx(expected_row(server.model), abs=1e-6)
+    assert row == tuple(map(float32, row or ()))
+    assert answer.censored == 0
+    assert answer.model == "fake-1-2026-01-01:fp_fake"
+    tokens = server.received[0]
+    assert answer.usage == Usage(
+        requests=1, prompt_tokens=tokens.prompt_tokens, completion_tokens=1
+    )
+
+
+async def test_the_request_is_as_documented(make: Make) -> None:
+    async with FakeOpenAI() as server:
+        await make(server, reasoning_effort="none").score(ask())
+        await make(server, api="completions").score(ask())
+    assert server.received[0].body == {
+        "model": "fake-1",
+        "messages": [{"role": "user", "content": TEXT}],
+        "max_tokens": 1,
+        "temperature": 1,
+        "logprobs": True,
+        "top_logprobs": 20,
+        "reasoning_effort": "none",
+    }
+    assert server.received[1].body == {
+        "model": "fake-1", "prompt": TEXT, "max_tokens": 1, "temperature": 1, "logprobs": 20,
+    }  # fmt: skip
+
+
+async def test_a_label_that_is_not_shown_gets_its_bound(make: Make) -> None:
+    async with FakeOpenAI() as server:
+        # " fine" is no token; "gre" is a token, but only the start of its word.
+        answer = await make(server).score(ask(label_words=(" great", " fine", " greatest")))
+    (row,) = answer.log_probs
+    words = (" great", " fine", " greatest")
+    assert row == pytest.approx(expected_row(server.model, words), abs=1e-6)
+    assert answer.censored == 2
+
+
+def rank(log_probs: list[float]) -> list[Token]:
+    tokens = [Token(f" w{index}", value) for index, value in enumerate(log_probs)]
+    return sorted(tokens, key=lambda token: -token.log_prob)
+
+
+@given(
+    logits=st.lists(st.floats(-30, 5), min_size=22, max_size=60),
+    hidden=st.integers(20, 59),
+    written=st.integers(0, 19),
+)
+def test_a_bound_is_never_below_the_truth(logits: list[float], hidden: int, written: int) -> None:
+    total = math.log(math.fsum(map(math.exp, logits)))
+    tokens = rank([value - total for value in logits])
+    absent = tokens[min(hidden, len(tokens) - 1)]
+    (value,), censored = label_log_probs(tokens[:20], tokens[written].text, [absent.text.strip()])
+    assert censored == 1
+    assert value >= float32(absent.log_prob) - 1e-6
+
+
+def test_a_token_that_is_shown_only_because_it_was_written_bounds_nothing() -> None:
+    # As vLLM does: the likeliest but one, and the written one in its place.
+    top = [Token("a", math.log(0.6)), Token("b", math.log(0.1)), Token("d", math.log(0.01))]
+    hidden = math.log(0.09)
+    (value,), _ = label_log_probs(top, "d", ["c"])
+    assert hidden <= value == float32(math.log(0.1))
+    (value,), _ = label_log_probs(top, "a", ["c"])
+    assert value == float32(math.log(0.01))
+
+
+def test_rounding_does_not_break_the_bound() -> None:
+    # Probabilities that add up to more than one leave nothing to bound by.
+    top = [Token("a", math.log(0.7)), Token("b", math.log(0.3001))]
+    (value,), censored = label_log_probs(top, "a", ["c"])
+    assert (value, censored) == (float32(math.log(0.3001)), 1)
+    (sure,), _ = label_log_probs([Token("a", 1e-9)], "a", ["a"])
+    assert sure == 0.0
+
+
+def test_tokens_that_are_not_really_shown_are_not_used() -> None:
+    shown = [{"token": " great", "logprob": -0.1}, {"token": " bad", "logprob": -9999.0}]
+    content = [{"token": " great", "logprob": -0.1, "top_logprobs": shown}]
+    found = Completion.model_validate({"choices": [{"logprobs": {"content": content}}]})
+    top = found.choices[0].top()
+    assert top == [(" great", -0.1)]
+    row, censored = label_log_probs(top, " great", ["great", "bad"])
+    assert censored == 1
+    assert row[1] == pytest.approx(math.log(1 - math.exp(-0.1)), abs=2e-5)
+
+
+@pytest.mark.parametrize(
+    "token", [" great", "great", "Great", "GREAT", "\u2581great", "\u0120great"]
+)
+def test_spellings_of_a_label(token: str) -> None:
+    assert label_log_probs([Token(token, -1.0)], token, ["great"]) == ((-1.0,), 0)
+
+
+@pytest.mark.parametrize("token", [" gre", "greatest", "great!", " grea"])
+def test_what_is_no_spelling_of_a_label(token: str) -> None:
+    assert label_log_probs([Token(token, -1.0)], token, ["great"])[1] == 1
+
+
+async def test_the_written_label_counts_for_a_choice(make: Make) -> None:
+    async with FakeOpenAI() as server:
+        backend = make(server, log_probs=False)
+        assert backend.answers == {"choice", "text"}
+        answer = await backend.score(ask(want="choice"))
+    chosen = server.model.choose(TEXT, ["terrible", "great"])
+    expected = (0.0, LOG_ZERO) if chosen == "terrible" else (LOG_ZERO, 0.0)
+    assert answer.log_probs == (expected,)
+    assert answer.censored == 0
+    schema = server.received[0].body["response_format"]["json_schema"]
+    assert schema["strict"] is True
+    assert schema["schema"]["properties"]["label"]["enum"] == ["terrible", "great"]
+    assert "logprobs" not in server.received[0].body
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "index"), [((" Great",), 1), (("terrible",), 0), (("no",), None)]
+)
+async def test_a_choice_without_a_schema(
+    make: Make, vocabulary: tuple[str, ...], index: int | None
+) -> None:
+    class OneWord(FakeModel):
+        def write(self, text: str, num_tokens: int) -> str:
+            return super().write(text, 1)
+
+    async with FakeOpenAI(model=OneWord(vocabulary)) as server:
+        answer = await make(server, log_probs=False, structured=False).score(ask(want="choice"))
+    assert "response_format" not in server.received[0].body
+    row = None if index is None else tuple(0.0 if i == index else LOG_ZERO for i in range(2))
+    assert answer.log_probs == (row,)
+    assert answer.usage.completion_tokens >= 1  # Paid for, whatever it said.
+
+
+@pytest.mark.parametrize(
+    ("written", "index"),
+    [
+        ('{"label": "great"}', 0), ('{"label":"Great"}', 0), ("great", 0), (" Great.", 0),
+        ('"great"', 0), ("**great**", 0), ("1", 1), ("null", None), ('{"label": null}', None),
+        ('{"other": "great"}', None), ("", None), ("great film", None), ("[1]", None),
+        ('{"label": "gre', None),
+    ],
+)  # fmt: skip
+def test_what_counts_as_a_written_label(written: str, index: int | None) -> None:
+    row = None if index is None else tuple(0.0 if i == index else LOG_ZERO for i in range(2))
+    assert chosen_label(written, ["great", "1"]) == row
+
+
+@pytest.mark.parametrize("api", ["chat", "completions"])
+async def test_a_text_is_written(make: Make, api: str) -> None:
+    async with FakeOpenAI() as server:
+        answer = await make(server, api=api).score(ask(want="text", label_words=(), max_tokens=5))
+    assert answer.texts == (server.model.write(TEXT, 5),)
+    assert answer.log_probs == ((),)
+    assert answer.usage.completion_tokens <= 5
+
+
+@pytest.mark.parametrize("behaviour", ["filtered", "refused", "filtered_prompt", "empty"])
+async def test_an_input_that_fails_is_none(make: Make, behaviour: str) -> None:
+    async with FakeOpenAI(script=Script(default=behaviour)) as server:
+        labels = await make(server).score(ask())
+        assert labels.log_probs == (None,)
+        assert labels.usage.requests == 1
+        if behaviour != "empty":
+            choice = await make(server, log_probs=False).score(ask(want="choice"))
+            assert choice.log_probs == (None,)
+            text = await make(server).score(ask(want="text", max_tokens=3))
+            assert (text.log_probs, text.texts) == ((None,), (None,))
+
+
+async def test_a_usage_that_is_missing_is_the_quote(make: Make) -> None:
+    async with FakeOpenAI(script=Script(default="no_usage")) as server:
+        backend = make(server)
+        quoted = await backend.quote(ask())
+        answer = await backend.score(ask())
+    assert answer.usage == quoted.without_queries()
+    assert answer.usage.prompt_tokens > 0
+
+
+@pytest.mark.parametrize("api", ["chat", "completions"])
+@pytest.mark.parametrize("tokenizer", [None, TOKENIZER])
+@pytest.mark.parametrize("text", ["", "a fine film", "naïve \U0001f600 " * 20, "x" * 5000])
+async def test_a_quote_lies_between_the_truth_and_the_worst_case(
+    make: Make, api: str, tokenizer: str | None, text: str
+) -> None:
+    async with FakeOpenAI() as server:
+        backend = make(server, api=api, tokenizer=tokenizer, max_input_tokens=100)
+        quoted = await backend.quote(ask(text))
+        answer = await backend.score(ask(text))
+    assert answer.usage.beyond(quoted) == NOTHING
+    assert quoted.beyond(backend.worst_case(1)) == NOTHING
+    assert backend.worst_case(3) == Usage(
+        queries=1,
+        requests=3,
+        prompt_tokens=3 * backend.worst_case(1).prompt_tokens,
+        completion_tokens=3,
+    )
+
+
+async def test_a_quote_covers_the_schema(make: Make) -> None:
+    backend = make(None, log_probs=False)
+    plain = await make(None, log_probs=False, structured=False).quote(ask(want="choice"))
+    quoted = await backend.quote(ask(want="choice"))
+    assert quoted.prompt_tokens - plain.prompt_tokens > len('"enum": ["terrible", "great"]')
+    assert quoted.beyond(backend.worst_case(1)) == NOTHING
+    long = await backend.quote(ask("x" * 5000, want="choice"))
+    assert long.prompt_tokens == backend.worst_case(1).prompt_tokens
+
+
+async def test_a_long_input_loses_the_end_of_its_field(make: Make) -> None:
+    async with FakeOpenAI() as server:
+        await make(server, max_input_tokens=40).score(ask("word " * 100))
+    sent = server.received[0].body["messages"][0]["content"]
+    assert len(sent.encode()) == 40
+    assert sent.startswith("Decide: word ")
+    assert sent.endswith(" great or terrible?")
+
+
+async def test_an_input_that_cannot_fit_is_refused_before_it_is_sent(make: Make) -> None:
+    async with FakeOpenAI() as server:
+        for call in (make(server).score, make(server).quote):
+            with pytest.raises(BackendError, match="max_input_tokens is 1024"):
+                await call(ask(prompt="x" * 2000))
+            with pytest.raises(BackendError, match=r"has \{mask\}"):
+                await call(Query(inputs=((Part("mask", ""),),), label_words=WORDS))
+        assert not server.received
+
+
+async def test_a_query_of_another_kind_is_refused(make: Make) -> None:
+    backend = make(None)
+    with pytest.raises(ValueError, match="answers"):
+        await backend.score(ask(want="choice"))
+    with pytest.raises(ValueError, match="one input"):
+        await backend.score(Query(inputs=(), label_words=WORDS))
+    with pytest.raises(ValueError, match="log_probs"):
+        make(None, api="completions", log_probs=False)
+
+
+async def test_labels_that_are_one_word_are_refused(make: Make) -> None:
+    backend = make(None)
+    for words in ((" great", "Great"), (" yes", "yes ")):
+        with pytest.raises(SpecError, match="are the same word"):
+            await backend.check(words)
+        with pytest.raises(SpecError, match="are the same word"):
+            await backend.score(ask(label_words=words))
+
+
+async def test_a_label_of_several_tokens_is_named(make: Make) -> None:
+    async with FakeOpenAI() as server:
+        await make(server, tokenizer=TOKENIZER).check(WORDS)
+        with pytest.raises(LabelWordError, match="antidis") as caught:
+            await make(server, tokenizer=TOKENIZER).check((" great", " antidisestablishment"))
+        assert len(caught.value.tokens) > 1
+        # Nobody knows without a tokeniser; and a written answer may be of several tokens.
+        await make(server).check((" great", " antidisestablishment"))
+        without = make(server, tokenizer=TOKENIZER, log_probs=False)
+        await without.check((" great", " antidisestablishment"))
+        assert not server.received
+
+
+# What the server wants
+
+
+async def test_the_limit_of_tokens_is_called_as_the_server_calls_it(make: Make) -> None:
+    async with FakeOpenAI(max_name="max_completion_tokens") as server:
+        backend = make(server)
+        with pytest.raises(BackendUnavailable, match="max_completion_tokens") as caught:
+            await backend.score(ask())
+        assert (caught.value.retry_after_s, caught.value.usage) == (0.0, ONE)
+        await backend.score(ask())
+        await backend.score(ask())
+    assert ["max_tokens" in received.body for received in server.received] == [True, False, False]
+    assert server.received[2].body["max_completion_tokens"] == 1
+
+
+async def test_openai_itself_gets_the_newer_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-x")
+    async with OpenAIBackend("gpt-4.1-nano") as backend:
+        assert backend._body(ask(), "x")["max_completion_tokens"] == 1
+        assert backend.fingerprint == "openai:api.openai.com:gpt-4.1-nano"
+        # Their frame is known; that of others is not.
+        assert backend.worst_case(1).prompt_tokens == 1024 + 16
+
+
+async def test_the_older_name_is_learned_too(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with FakeOpenAI(max_name="max_tokens") as server:
+        backend = make(server)
+        backend._max_name = "max_completion_tokens"
+        with pytest.raises(BackendUnavailable):
+            await backend.score(ask())
+        await backend.score(ask())
+
+
+@pytest.mark.parametrize("api", ["chat", "completions"])
+async def test_a_server_that_shows_five_tokens_is_asked_for_five(make: Make, api: str) -> None:
+    async with FakeOpenAI(max_top=5) as server:
+        backend = make(server, api=api)
+        with pytest.raises(BackendUnavailable, match="at most 5 tokens") as caught:
+            await backend.score(ask())
+        assert (caught.value.retry_after_s, caught.value.usage) == (0.0, ONE)
+        answer = await backend.score(ask())
+    assert answer.log_probs[0] == pytest.approx(expected_row(server.model, num_top=5), abs=1e-6)
+
+
+@pytest.mark.parametrize("log_probs", ["left_out", "forbidden", "unsupported"])
+async def test_no_log_probs_cost_one_request(make: Make, log_probs: Any) -> None:
+    async with FakeOpenAI(log_probs=log_probs, latency_s=0.01) as server:
+        backend = make(server)
+        failures = await asyncio.gather(
+            *(backend.score(ask(str(index))) for index in range(50)), return_exceptions=True
+        )
+        assert len(server.received) == 1
+    costs = []
+    for failure in failures:
+        assert isinstance(failure, BackendBlocked)
+        assert "model 'fake-1' shows no log-probabilities: set log_probs: false" in str(failure)
+        assert "zero_one" in str(failure)
+        assert failure.usage is not None
+        costs.append(failure.usage)
+    assert sum(usage.requests for usage in costs) == 1
+
+
+async def test_the_first_request_goes_alone_and_then_all_of_them(make: Make) -> None:
+    async with FakeOpenAI(script=Script({2: "hang", 3: "hang"})) as server:
+        backend = make(server)
+        first = await backend.score(ask())
+        hanging = [asyncio.create_task(backend.score(ask(str(index)))) for index in range(2)]
+        while len(server.received) < 3:  # Both are under way at once.
+            await asyncio.sleep(0.001)
+        for task in hanging:
+            task.cancel()
+        await asyncio.gather(*hanging, return_exceptions=True)
+    assert first.log_probs[0] is not None
+
+
+async def test_after_a_first_failure_the_next_goes_alone(make: Make) -> None:
+    async with FakeOpenAI(script=Script({1: "error"}), latency_s=0.01) as server:
+        backend = make(server)
+        found = await asyncio.gather(
+            *(backend.score(ask(str(index))) for index in range(5)), return_exceptions=True
+        )
+    assert sum(isinstance(answer, BackendUnavailable) for answer in found) == 1
+
+
+async def test_one_answer_without_log_probs_among_others_may_be_asked_again(make: Make) -> None:
+    async with FakeOpenAI(script=Script({2: "no_log_probs"})) as server:
+        backend = make(server)
+        await backend.score(ask())
+        with pytest.raises(BackendUnavailable, match="without log-prob") as caught:
+            await backend.score(ask())
+        assert caught.value.usage is not None
+        assert caught.value.usage.completion_tokens == 1
+        await backend.score(ask())
+
+
+async def test_a_model_that_only_reasons_is_named(make: Make) -> None:
+    async with FakeOpenAI(script=Script(default="reasons")) as server:
+        with pytest.raises(BackendBlocked, match="reasoning_effort: none") as caught:
+            await make(server, log_probs=False).score(ask(want="choice"))
+    assert caught.value.usage is not None
+    assert caught.value.usage.completion_tokens == 64
+
+
+async def test_a_model_without_schemas_is_named(make: Make) -> None:
+    async with FakeOpenAI(takes_schema=False) as server:
+        with pytest.raises(BackendBlocked, match="set structured: false"):
+            await make(server, log_probs=False).score(ask(want="choice"))
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "kind"),
+    [
+        ("rate_limited", BackendUnavailable),
+        ("error", BackendUnavailable),
+        ("truncated", BackendUnavailable),
+        ("html", BackendUnavailable),
+        ("reset", BackendUnavailable),
+        ("no_quota", BackendBlocked),
+        ("bad_key", BackendBlocked),
+        ("no_model", BackendBlocked),
+        ("too_long", BackendError),
+    ],
+)
+async def test_a_failure_is_of_its_kind_and_does_not_last(
+    make: Make, behaviour: str, kind: type[BackendError]
+) -> None:
+    async with FakeOpenAI(script=Script({1: behaviour})) as server:
+        backend = make(server)
+        with pytest.raises(BackendError) as caught:
+            await backend.score(ask())
+        assert type(caught.value) is kind
+        assert "\n" not in str(caught.value)
+        await backend.score(ask())  # It can go on.
+        assert len(server.received) == 2
+
+
+@pytest.mark.parametrize("behaviour", ["hang", "slow_body"])
+async def test_a_server_that_does_not_end_its_answer_is_given_up(
+    make: Make, behaviour: str
+) -> None:
+    async with FakeOpenAI(script=Script(default=behaviour)) as server:
+        with pytest.raises(BackendUnavailable, match="no answer in time") as caught:
+            await make(server, timeout_s=0.3).score(ask())
+    assert caught.value.usage is None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[]",
+        b"{}",
+        b'{"choices": []}',
+        b'{"choices": [{"logprobs": 3}]}',
+        b'{"choices": null}',
+        b"",
+    ],
+)
+async def test_an_answer_of_another_shape_is_a_clear_error(
+    make: Make, monkeypatch: pytest.MonkeyPatch, body: bytes
+) -> None:
+    async def send(self: FakeOpenAI, *arguments: object) -> Any:
+        from aiohttp import web
+
+        return web.Response(body=body, content_type="application/json")
+
+    monkeypatch.setattr(FakeOpenAI, "_send", send)
+    async with FakeOpenAI() as server:
+        with pytest.raises(BackendUnavailable, match="not a completion") as caught:
+            await make(server).score(ask())
+    assert caught.value.usage is None
+
+
+async def test_limits_are_passed_on(make: Make) -> None:
+    async with FakeOpenAI(requests_per_minute=10, tokens_per_minute=1000) as server:
+        answer = await make(server).score(ask())
+    assert answer.limits is not None
+    assert answer.limits.requests == 9
+    assert answer.limits.tokens == 1000 - answer.usage.prompt_tokens - 1
+    assert answer.limits.requests_reset_s == 60
+
+
+async def test_a_bill_beyond_the_quote_is_reported_once(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeModel, "count", staticmethod(lambda text: 5000))
+    async with FakeOpenAI() as server:
+        backend = make(server)
+        with capture_logs() as logs:
+            answer = await backend.score(ask())
+            await backend.score(ask())
+    assert answer.usage.prompt_tokens == 5007
+    assert [log["event"] for log in logs].count("usage_beyond_quote") == 1
+
+
+# check
+
+
+async def test_a_model_that_is_there_passes(make: Make) -> None:
+    async with FakeOpenAI(models={"org/model-1": {}}) as server:
+        backend = make(server, model="org/model-1")
+        await backend.check(WORDS)
+        assert backend.fingerprint == f"openai:{server.base_url[7:-3]}:org/model-1"
+        assert not server.received
+
+
+async def test_a_model_that_is_not_there_is_named_with_its_neighbours(make: Make) -> None:
+    models: dict[str, dict[str, object]] = {"gpt-4.1-nano": {}, "gpt-4.1-mini": {}, "other": {}}
+    async with FakeOpenAI(models=models) as server:
+        with pytest.raises(BackendBlocked, match=r"'gpt-4\.1-nan' does not exist.*gpt-4\.1-nano"):
+            await make(server, model="gpt-4.1-nan").check(WORDS)
+        assert not server.received
+
+
+async def test_a_server_that_has_only_the_list_is_asked_for_that(make: Make) -> None:
+    async with FakeOpenAI(lists_models="list") as server:
+        await make(server).check(WORDS)
+        with pytest.raises(BackendBlocked, match="does not exist"):
+            await make(server, model="other").check(WORDS)
+        assert "/v1/models" in server.asked
+
+
+async def test_a_server_without_a_list_is_tolerated(make: Make) -> None:
+    async with FakeOpenAI(lists_models=False) as server:
+        await make(server).check(WORDS)
+
+
+async def test_a_wrong_key_is_seen_before_anything_is_paid(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_KEY", "sk-wrong-0123456789")
+    async with FakeOpenAI(key="sk-right") as server:
+        with pytest.raises(BackendBlocked, match="put a valid key into MY_KEY") as caught:
+            await make(server, api_key_env="MY_KEY").check(WORDS)
+        assert not server.received
+    assert "sk-wrong" not in str(caught.value)
+
+
+async def test_a_dead_server_is_named(make: Make) -> None:
+    with pytest.raises(BackendUnavailable, match=r"127\.0\.0\.1:9/v1: no connection"):
+        await make(None).check(WORDS)
+
+
+def day(days: int) -> str:
+    return str((datetime.now(UTC) + timedelta(days=days)).date())
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"shutdown_date": day(30)},
+        {"shutdown_date": day(30) + "T00:00:00Z"},
+        {"deprecation": {"shutdown_date": day(30)}},
+        {"deprecation": {"inference": int(datetime.now(UTC).timestamp()) + 30 * 86_400}},
+    ],
+)
+async def test_a_shutdown_to_come_is_a_warning(make: Make, entry: dict[str, object]) -> None:
+    async with FakeOpenAI(models={"fake-1": entry}) as server:
+        backend = make(server)
+        with capture_logs() as logs:
+            await backend.check(WORDS)
+    (warning,) = [log for log in logs if log["event"] == "model_shutdown_announced"]
+    assert warning["log_level"] == "warning"
+    assert day(29) <= warning["shutdown_date"] <= day(31)
+
+
+@pytest.mark.parametrize("lists_models", [True, "list"])
+async def test_a_shutdown_that_is_past_blocks(make: Make, lists_models: Any) -> None:
+    models = {"fake-1": {"shutdown_date": day(-2)}}
+    async with FakeOpenAI(models=models, lists_models=lists_models) as server:
+        with pytest.raises(BackendBlocked, match=r"was shut down on .*: take another model"):
+            await make(server).check(WORDS)
+
+
+@pytest.mark.parametrize("value", [None, "soon", 1e300, [], True])
+async def test_a_shutdown_date_that_is_none_is_no_trouble(make: Make, value: object) -> None:
+    entry = {"shutdown_date": value, "deprecation": "yes"}
+    async with FakeOpenAI(models={"fake-1": entry}) as server:
+        await make(server).check(WORDS)
+
+
+def test_a_tokeniser_that_is_not_there_is_seen_at_once(make: Make) -> None:
+    with pytest.raises(SpecError, match="no file"):
+        make(None, tokenizer="/nowhere")
+
+
+def test_the_options_are_those_of_the_spec() -> None:
+    import inspect
+
+    from fedone_sdk.spec import OpenAISpec
+
+    wrappers = {"kind", "cache", "record", "retry", "limits", "prices"}
+    fields = {
+        name: field.default
+        for name, field in OpenAISpec.model_fields.items()
+        if name not in wrappers
+    }
+    options = inspect.signature(OpenAIBackend).parameters
+    assert set(options) == set(fields)
+    for name, default in fields.items():
+        if name != "model":
+            assert options[name].default == default
+
+
+def test_the_fakes_numbers_are_a_distribution() -> None:
+    log_probs = FakeModel().log_probs("x")
+    assert math.fsum(map(math.exp, log_probs.values())) == pytest.approx(1)
+    assert json.dumps(log_probs) == json.dumps(FakeModel().log_probs("x"))

@@ -1,0 +1,347 @@
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from pathlib import Path
+from shutil import which
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fedone_sdk.backends import RateLimits
+from fedone_sdk.backends.openai_api import (
+    OPENAI_URL,
+    make_client,
+    rate_limits,
+    retry_after_s,
+    translated,
+    usage_of,
+)
+from fedone_sdk.budget import NOTHING, Usage
+from fedone_sdk.errors import (
+    BackendBlocked,
+    BackendError,
+    BackendUnavailable,
+    MissingExtraError,
+    SpecError,
+)
+
+pytest.importorskip("openai")
+
+from tests.fake_openai import FakeOpenAI, Script, read_log
+
+KEY = "sk-very-secret-0123456789"
+ONE = Usage(requests=1)
+ROOT = Path(__file__).resolve().parents[3]
+
+
+async def ask(
+    base_url: str, *, timeout_s: float = 5.0, key_env: str | None = "FAKE_KEY", text: str = "x"
+) -> Any:
+    client = make_client(base_url=base_url, api_key_env=key_env, timeout_s=timeout_s)
+    try:
+        create = client.chat.completions.with_raw_response.create
+        with translated(model="fake-1", url=base_url, key_env=key_env):
+            async with asyncio.timeout(timeout_s):
+                raw = await create(
+                    model="fake-1", messages=[{"role": "user", "content": text}], max_tokens=1
+                )
+                return raw.parse()
+    finally:
+        await client.close()
+
+
+async def failure_of(behaviour: str, *, timeout_s: float = 5.0) -> BackendError:
+    async with FakeOpenAI(script=Script(default=behaviour)) as server:
+        with pytest.raises(BackendError) as caught:
+            await ask(server.base_url, timeout_s=timeout_s)
+        assert len(server.received) == 1  # The client does not retry.
+    assert KEY not in str(caught.value)
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_KEY", KEY)
+
+
+async def test_a_request_is_answered_and_carries_the_key() -> None:
+    async with FakeOpenAI(key=KEY) as server:
+        answer = await ask(server.base_url)
+    assert answer.choices[0].message.content
+    assert server.received[0].headers["authorization"] == f"Bearer {KEY}"
+
+
+async def test_without_a_variable_no_key_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    async with FakeOpenAI() as server:
+        await ask(server.base_url, key_env=None)
+    assert "authorization" not in server.received[0].headers
+
+
+async def test_a_key_may_end_with_a_newline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_KEY", KEY + "\n")
+    async with FakeOpenAI(key=KEY) as server:
+        await ask(server.base_url)
+
+
+def test_a_key_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FAKE_KEY")
+    with pytest.raises(SpecError, match="variable FAKE_KEY is not set"):
+        make_client(base_url=None, api_key_env="FAKE_KEY", timeout_s=1)
+    monkeypatch.setenv("FAKE_KEY", "sk-\u2026\u2026secret")
+    with pytest.raises(SpecError, match="FAKE_KEY holds characters") as caught:
+        make_client(base_url=None, api_key_env="FAKE_KEY", timeout_s=1)
+    assert "secret" not in str(caught.value)
+
+
+async def test_the_default_is_openai_whatever_the_environment_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://elsewhere.example/v1")
+    client = make_client(base_url=None, api_key_env="FAKE_KEY", timeout_s=1)
+    assert str(client.base_url).rstrip("/") == OPENAI_URL
+    assert client.max_retries == 0
+    assert KEY not in repr(client)
+    await client.close()
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedone_sdk.backends.openai_api.find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"fedone-sdk\[openai\]"):
+        make_client(base_url=None, api_key_env="FAKE_KEY", timeout_s=1)
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "says", "retry_after"),
+    [
+        ("rate_limited:2", "429", 2.0),
+        ("rate_limited_ms:250", "429", 0.25),
+        ("error", "500", None),
+        ("error:408", "408", None),
+        ("error:409", "409", None),
+        ("error:425", "425", None),
+        ("overloaded:3", "503", 3.0),
+    ],
+)
+async def test_what_may_pass_can_be_tried_again(
+    behaviour: str, says: str, retry_after: float | None
+) -> None:
+    failure = await failure_of(behaviour)
+    assert type(failure) is BackendUnavailable
+    assert says in str(failure)
+    assert failure.retry_after_s == retry_after
+    assert failure.usage == ONE
+
+
+@pytest.mark.parametrize("status", [502, 504, 524])
+async def test_what_a_proxy_says_leaves_the_outcome_unknown(status: int) -> None:
+    failure = await failure_of(f"error:{status}")
+    assert type(failure) is BackendUnavailable
+    assert failure.usage is None
+
+
+@pytest.mark.parametrize("behaviour", ["reset", "truncated", "hang", "slow_body"])
+async def test_an_answer_that_does_not_arrive_is_charged_in_full(behaviour: str) -> None:
+    # Only those that would never end get a short time.
+    timeout_s = 0.3 if behaviour in ("hang", "slow_body") else 5.0
+    failure = await failure_of(behaviour, timeout_s=timeout_s)
+    assert type(failure) is BackendUnavailable
+    assert failure.usage is None
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "says"),
+    [
+        ("no_quota", "no quota left: add credit"),
+        ("error:402", "no quota left"),
+        ("bad_key", "put a valid key into FAKE_KEY"),
+        ("forbidden", "the key in FAKE_KEY may not use model 'fake-1'"),
+        ("no_model", "no model 'fake-1'"),
+        ("error:405", "check model and base_url"),
+    ],
+)
+async def test_what_a_person_must_change_is_said(behaviour: str, says: str) -> None:
+    failure = await failure_of(behaviour)
+    assert type(failure) is BackendBlocked
+    assert says in str(failure)
+    assert failure.usage == ONE
+
+
+async def test_a_refused_query_is_just_that() -> None:
+    failure = await failure_of("too_long")
+    assert type(failure) is BackendError
+    assert "maximum context length" in str(failure)
+    assert failure.usage == ONE
+
+
+async def test_a_server_that_repeats_the_key_gives_nothing_away() -> None:
+    async with FakeOpenAI(key="another") as server:
+        with pytest.raises(BackendBlocked) as caught:
+            await ask(server.base_url)
+    assert KEY not in str(caught.value)
+    assert caught.value.__suppress_context__
+
+
+async def test_a_dead_server_costs_nothing() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+    with pytest.raises(BackendUnavailable, match="no connection") as caught:
+        await ask(f"http://127.0.0.1:{port}/v1")
+    assert caught.value.usage == NOTHING
+
+
+async def test_text_that_is_not_unicode_costs_nothing() -> None:
+    async with FakeOpenAI() as server:
+        with pytest.raises(BackendError, match="Unicode") as caught:
+            await ask(server.base_url, text="\ud800")
+        assert not server.received
+    assert caught.value.usage == NOTHING
+
+
+async def test_a_cancelled_call_stays_cancelled() -> None:
+    async with FakeOpenAI(script=Script(default="hang")) as server:
+        task = asyncio.create_task(ask(server.base_url))
+        while not server.received:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> ssl.SSLContext:
+    if which("openssl") is None:
+        pytest.skip("openssl is absent")
+    command = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost"
+    names = ["-keyout", str(tmp_path / "key.pem"), "-out", str(tmp_path / "cert.pem")]
+    subprocess.run([*command.split(), *names], check=True, capture_output=True)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
+    return context
+
+
+async def test_a_certificate_that_is_not_accepted_is_named(certificate: ssl.SSLContext) -> None:
+    async with FakeOpenAI(tls=certificate) as server:
+        with pytest.raises(
+            BackendBlocked, match=r"certificate is not accepted .*self.sig"
+        ) as caught:
+            await ask(server.base_url)
+        assert not server.received
+    assert caught.value.usage == NOTHING
+
+
+async def test_https_to_a_plain_server_is_named() -> None:
+    async with FakeOpenAI() as server:
+        with pytest.raises(BackendBlocked, match=r"TLS failed .*check http or https"):
+            await ask(server.base_url.replace("http:", "https:"))
+
+
+def test_rate_limits_are_read() -> None:
+    assert rate_limits({"content-type": "application/json"}) is None
+    headers = {
+        "x-ratelimit-remaining-requests": "59",
+        "x-ratelimit-reset-requests": "12ms",
+        "x-ratelimit-remaining-tokens": "149984",
+        "x-ratelimit-reset-tokens": "1m30.5s",
+    }
+    assert rate_limits(headers) == RateLimits(
+        requests=59, requests_reset_s=0.012, tokens=149_984, tokens_reset_s=90.5
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [("6m0s", 360.0), ("1h2m3s", 3723.0), ("0s", 0.0), ("2d", 172_800.0), ("1.5", 1.5),
+     ("soon", None), ("1x", None), ("-3", None), ("nan", None), ("", None)],
+)  # fmt: skip
+def test_durations(value: str, seconds: float | None) -> None:
+    limits = rate_limits(
+        {"x-ratelimit-remaining-requests": "1", "x-ratelimit-reset-requests": value}
+    )
+    assert limits == RateLimits(requests=1, requests_reset_s=seconds)
+
+
+def test_the_time_to_wait_is_read() -> None:
+    assert retry_after_s({}) is None
+    assert retry_after_s({"retry-after": "7"}) == 7
+    assert retry_after_s({"retry-after": "7", "retry-after-ms": "1500"}) == 1.5
+    assert retry_after_s({"retry-after": "later"}) is None
+    past = email.utils.formatdate(time.time() - 60, usegmt=True)
+    assert retry_after_s({"retry-after": past}) == 0
+    future = retry_after_s({"retry-after": email.utils.formatdate(time.time() + 600, usegmt=True)})
+    assert future is not None
+    assert 300 < future < 601
+
+
+QUOTED = Usage(queries=1, requests=1, prompt_tokens=50, completion_tokens=9)
+
+
+@pytest.mark.parametrize(
+    ("usage", "prompt", "completion"),
+    [
+        (None, 50, 9),
+        ({}, 50, 9),
+        ({"prompt_tokens": 7}, 7, 9),
+        ({"prompt_tokens": 7, "completion_tokens": 1}, 7, 1),
+        ({"prompt_tokens": 7, "completion_tokens": 1, "total_tokens": 20}, 7, 13),
+        ({"prompt_tokens": -7, "completion_tokens": True}, 50, 9),
+        ({"prompt_tokens": "7", "completion_tokens": None}, 50, 9),
+        (SimpleNamespace(prompt_tokens=7, completion_tokens=1), 7, 1),
+        ("free", 50, 9),
+    ],
+)
+def test_usage_that_is_not_said_is_the_quote(
+    usage: object | None, prompt: int, completion: int
+) -> None:
+    expected = Usage(requests=1, prompt_tokens=prompt, completion_tokens=completion)
+    assert usage_of(usage, QUOTED) == expected
+
+
+async def test_the_fake_limits_requests_by_itself() -> None:
+    async with FakeOpenAI(requests_per_minute=2) as server:
+        for _ in range(2):
+            await ask(server.base_url)
+        with pytest.raises(BackendUnavailable, match="429") as caught:
+            await ask(server.base_url)
+    assert caught.value.retry_after_s is not None
+    assert 30 < caught.value.retry_after_s <= 60
+    assert [received.behaviour for received in server.received] == ["ok", "ok", "ok:429"]
+
+
+def test_a_script_depends_on_nothing_but_number_and_seed() -> None:
+    script = Script({3: "no_quota"}, chances={"error": 0.5}, seed=1)
+    drawn = [script.pick(number) for number in range(1, 200)]
+    assert drawn[2] == "no_quota"
+    assert drawn == [script.pick(number) for number in range(1, 200)]
+    assert 60 < drawn.count("error") < 140
+    with pytest.raises(ValueError, match="no behaviour 'nonsense'"):
+        Script(default="nonsense")
+
+
+async def test_the_fake_counts_in_a_process_of_its_own(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    server = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.fake_openai", "--log", str(log), "--at", "2=error"),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert server.stdout is not None
+        base_url = (await server.stdout.readline()).decode().strip()
+        await ask(base_url)
+        with pytest.raises(BackendUnavailable):
+            await ask(base_url)
+    finally:
+        server.terminate()
+        assert await server.wait() == 0
+    assert [(row.number, row.behaviour) for row in read_log(log)] == [(1, "ok"), (2, "error:500")]
+    assert KEY not in log.read_text()
