@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,13 +12,13 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
-from typing import Any, NamedTuple, TypeVar
+from typing import TypeVar
 
 from fedone_sdk import assets
 from fedone_sdk.backends.base import Answer, LLMBackend, Query
+from fedone_sdk.backends.fitting import Cloze, ClozeEncoder, read_max_length
 from fedone_sdk.budget import Usage
-from fedone_sdk.errors import BackendError, LabelWordError, MissingExtraError, SpecError
-from fedone_sdk.task import Part, Rendered
+from fedone_sdk.errors import BackendError, MissingExtraError, SpecError
 
 __all__ = ["OnnxBackend"]
 
@@ -27,7 +26,6 @@ A = TypeVar("A")
 R = TypeVar("R")
 
 _MODEL_FILES = ("model.int8.onnx", "model.onnx")
-_NUM_SPECIAL = 3  # <s>, <mask>, </s>
 
 
 class OnnxBackend(LLMBackend):
@@ -68,7 +66,7 @@ class OnnxBackend(LLMBackend):
         folder = assets.path("roberta_mini") if model is None else Path(model).expanduser()
         self._name = folder.resolve().name
         self._model_file, self._tokenizer_file = _files(folder)
-        self.max_length = _max_length(folder)
+        self.max_length = read_max_length(folder)
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="fedone-onnx")
         self._model: _MaskedModel | None = None
         self._loading = Lock()
@@ -112,6 +110,14 @@ class OnnxBackend(LLMBackend):
         """One query of `batch_size` inputs of the maximum length; a local model costs no money."""
         return Usage(queries=1, requests=1, prompt_tokens=self.max_length * batch_size)
 
+    async def quote(self, query: Query) -> Usage:
+        """Exactly what it will spend: its tokens are counted.
+
+        Raises:
+            BackendError: As `score`.
+        """
+        return await self._in_worker(self._count, query)
+
     async def aclose(self) -> None:
         """Ends the worker threads, after the queries that they hold."""
         await asyncio.to_thread(self._executor.shutdown)
@@ -128,31 +134,29 @@ class OnnxBackend(LLMBackend):
             return self._model
 
     def _label_ids(self, label_words: Sequence[str]) -> list[int]:
-        model = self._loaded()
-        return [model.label_id(word) for word in label_words]
+        encoder = self._loaded().encoder
+        return [encoder.label_id(word) for word in label_words]
+
+    def _count(self, query: Query) -> Usage:
+        encoder = self._loaded().encoder
+        tokens = sum(len(encoder.encode(rendered).ids) for rendered in query.inputs)
+        return Usage(queries=1, requests=1, prompt_tokens=tokens)
 
     def _score(self, query: Query) -> Answer:
         label_ids = self._label_ids(query.label_words)
         model = self._loaded()
-        clozes = [model.encode(rendered) for rendered in query.inputs]
+        clozes = [model.encoder.encode(rendered) for rendered in query.inputs]
         return Answer(
             log_probs=model.log_probs(clozes, label_ids),
             usage=Usage(requests=1, prompt_tokens=sum(len(cloze.ids) for cloze in clozes)),
         )
 
 
-class _Cloze(NamedTuple):
-    """An input as the model takes it: token ids, and where the mask is among them."""
-
-    ids: list[int]
-    mask_index: int
-
-
 class _MaskedModel:
     """The loaded model: everything that blocks. Safe to call from several threads at once."""
 
     def __init__(self, model_file: Path, tokenizer_file: Path, max_length: int) -> None:
-        onnxruntime, tokenizers = import_module("onnxruntime"), import_module("tokenizers")
+        onnxruntime = import_module("onnxruntime")
         options = onnxruntime.SessionOptions()
         # One core per pass: a sum split over a varying number of threads rounds differently.
         options.intra_op_num_threads = options.inter_op_num_threads = 1
@@ -161,75 +165,12 @@ class _MaskedModel:
             self._session = onnxruntime.InferenceSession(
                 str(model_file), options, providers=["CPUExecutionProvider"]
             )
-            self._tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer_file))
-        except Exception as exc:  # Neither library has a base class of its own.
+        except Exception as exc:  # The library has no base class of its own.
             raise BackendError(f"{model_file.parent}: cannot load the model: {exc}") from exc
-        self._max_length = max_length
-        special = [self._tokenizer.token_to_id(name) for name in ("<s>", "<pad>", "</s>", "<mask>")]
-        if None in special:
-            raise BackendError(f"{tokenizer_file}: needs the tokens <s>, <pad>, </s> and <mask>")
-        self._start, self._pad, self._end, self._mask = special
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
-        # "<mask>" in somebody's text is text.
-        self._tokenizer.encode_special_tokens = True
-        # Special tokens are placed here by id; what is left to post-process is that offsets must
-        # cover the spaces too, for cutting.
-        self._tokenizer.post_processor = tokenizers.processors.ByteLevel(trim_offsets=False)
-
-    def _tokenise(self, text: str) -> Any:
-        # Text by text: `encode_batch` is no faster on short texts, and starts a thread pool of its
-        # own that ignores `threads`.
-        try:
-            return self._tokenizer.encode(text, add_special_tokens=False)
-        except TypeError as exc:
-            raise BackendError("an input is not valid Unicode (it has a lone surrogate)") from exc
-
-    def label_id(self, word: str) -> int:
-        """The token id of a label word, or `LabelWordError`."""
-        encoding = self._tokenise(word)
-        if len(encoding.ids) != 1:
-            raise LabelWordError(word, encoding.tokens)
-        return int(encoding.ids[0])
-
-    def encode(self, parts: Rendered) -> _Cloze:
-        """Tokenises a rendered input, and shortens its fields until it fits.
-
-        Raises:
-            BackendError: There is not exactly one mask, or the rest is too long already.
-        """
-        num_masks = sum(part.kind == "mask" for part in parts)
-        if num_masks != 1:
-            raise BackendError(
-                f"the template needs {{mask}} exactly once for a masked language model; "
-                f"this input has it {num_masks} times"
-            )
-        mask = next(index for index, part in enumerate(parts) if part.kind == "mask")
-        while True:
-            # Each side is one text: tokens may span two parts. <mask> swallows the space before it
-            # (`lstrip`), as it did in the model's training.
-            before = self._tokenise("".join(part.text for part in parts[:mask]).rstrip())
-            after = self._tokenise("".join(part.text for part in parts[mask + 1 :]))
-            length = len(before.ids) + len(after.ids) + _NUM_SPECIAL
-            if length <= self._max_length:
-                ids = [self._start, *before.ids, self._mask, *after.ids, self._end]
-                return _Cloze(ids, 1 + len(before.ids))
-            starts = [
-                *_token_starts(parts[:mask], before.offsets),
-                [],
-                *_token_starts(parts[mask + 1 :], after.offsets),
-            ]
-            if not any(starts):
-                raise BackendError(
-                    f"the input is {length} tokens without its text fields, "
-                    f"the model takes {self._max_length}: shorten the prompt or the template"
-                )
-            # Cutting may change how the border is tokenised, so measure again. It ends: each turn
-            # removes a character or more.
-            parts = _shorten(parts, starts, length - self._max_length)
+        self.encoder = ClozeEncoder(tokenizer_file, max_length)
 
     def log_probs(
-        self, clozes: Sequence[_Cloze], label_ids: Sequence[int]
+        self, clozes: Sequence[Cloze], label_ids: Sequence[int]
     ) -> tuple[tuple[float, ...], ...]:
         """One forward pass.
 
@@ -239,7 +180,7 @@ class _MaskedModel:
         import numpy as np
 
         shape = (len(clozes), max(len(cloze.ids) for cloze in clozes))
-        input_ids = np.full(shape, self._pad, dtype=np.int64)
+        input_ids = np.full(shape, self.encoder.pad_id, dtype=np.int64)
         attention_mask = np.zeros(shape, dtype=np.int64)
         for row, cloze in enumerate(clozes):
             input_ids[row, : len(cloze.ids)] = cloze.ids
@@ -260,31 +201,6 @@ class _MaskedModel:
         return tuple(tuple(row) for row in rows)
 
 
-def _token_starts(parts: Sequence[Part], offsets: Sequence[tuple[int, int]]) -> list[list[int]]:
-    """Where the tokens of each part start, counted from the part's start; only fields have any."""
-    starts: list[list[int]] = []
-    end = 0
-    for part in parts:
-        begin, end = end, end + len(part.text)
-        starts.append(
-            [max(a - begin, 0) for a, b in offsets if a < end and b > begin]
-            if part.kind == "field"
-            else []
-        )
-    return starts
-
-
-def _shorten(parts: Rendered, starts: Sequence[Sequence[int]], excess: int) -> Rendered:
-    """Cuts `excess` tokens off the ends of the fields, each from the field that is longest then."""
-    keep = [len(part_starts) for part_starts in starts]
-    for _ in range(min(excess, sum(keep))):
-        keep[keep.index(max(keep))] -= 1
-    return tuple(
-        part._replace(text=part.text[: part_starts[kept]]) if kept < len(part_starts) else part
-        for part, part_starts, kept in zip(parts, starts, keep, strict=True)
-    )
-
-
 def _files(folder: Path) -> tuple[Path, Path]:
     if not folder.is_dir():
         raise SpecError("there is no such model folder", source=str(folder))
@@ -295,32 +211,3 @@ def _files(folder: Path) -> tuple[Path, Path]:
     if not tokenizer.is_file():
         raise SpecError("needs tokenizer.json", source=str(folder))
     return models[0], tokenizer
-
-
-def _max_length(folder: Path) -> int:
-    limits = []
-    stated = _json(folder / "tokenizer_config.json").get("model_max_length")
-    if isinstance(stated, int) and stated < 2**31:  # transformers writes 1e30 for "unknown"
-        limits.append(stated)
-    config = _json(folder / "config.json")
-    positions = config.get("max_position_embeddings")
-    if isinstance(positions, int):
-        # RoBERTa numbers positions from pad_token_id + 1.
-        limits.append(positions - config.get("pad_token_id", 1) - 1)
-    if not limits:
-        raise SpecError(
-            "the maximum length is unknown: needs tokenizer_config.json with model_max_length, "
-            "or config.json with max_position_embeddings",
-            source=str(folder),
-        )
-    return int(min(limits))
-
-
-def _json(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as exc:
-        raise SpecError(f"is not JSON: {exc}", source=str(file)) from exc
-    return content if isinstance(content, dict) else {}

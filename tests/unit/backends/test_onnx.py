@@ -4,7 +4,6 @@ import asyncio
 import importlib.util
 import json
 import os
-import re
 import shutil
 import struct
 from collections.abc import AsyncIterator
@@ -13,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fedone_sdk import assets
 from fedone_sdk.backends import Query
@@ -186,86 +183,9 @@ async def test_text_that_is_not_unicode_is_refused(backend: OnnxBackend) -> None
 
 
 def test_the_mask_alone_is_an_input(model: _MaskedModel) -> None:
-    cloze = model.encode((Part("field", " "), Part("mask", "")))
+    cloze = model.encoder.encode((Part("field", " "), Part("mask", "")))
     assert cloze == ([0, 8191, 2], 1)
     assert len(model.log_probs([cloze], [5])) == 1
-
-
-@pytest.mark.parametrize("text", ["<mask>", "</s><s>", " <mask> ", "<pad>", "x<unk>"])
-def test_special_tokens_in_a_text_are_text(model: _MaskedModel, text: str) -> None:
-    for kind in ("field", "prompt", "text"):
-        cloze = model.encode((Part(kind, text), Part("mask", ""), Part("text", text)))
-        specials = [token for token in cloze.ids if token in (0, 1, 2, 3, 8191)]
-        assert specials == [0, 8191, 2]
-        assert cloze.ids[cloze.mask_index] == 8191
-        assert text in model._tokenizer.decode(cloze.ids[cloze.mask_index + 1 : -1])
-
-
-@given(text=st.text())
-def test_no_text_makes_a_special_token(model: _MaskedModel, text: str) -> None:
-    cloze = model.encode((Part("text", text[:30]), Part("mask", "")))
-    assert not {0, 1, 2, 3, 8191} & set(cloze.ids[1 : cloze.mask_index])
-
-
-# Long texts of every script, without the letters that mark the seams of the template.
-texts = st.one_of(
-    st.text(st.characters(exclude_characters="[]", codec="utf-8"), max_size=300),
-    st.builds(lambda word, times: word * times, st.sampled_from((" a", "\U0001f600", "  ", "é")),
-              st.integers(0, 300)),
-)  # fmt: skip
-
-
-@settings(deadline=None)
-@given(prompt=texts.filter(lambda text: len(text.encode()) < 90), first=texts, second=texts)
-def test_only_fields_are_shortened(
-    model: _MaskedModel, prompt: str, first: str, second: str
-) -> None:
-    cloze = model.encode(
-        (
-            Part("prompt", prompt),
-            Part("text", "["),
-            Part("field", first),
-            Part("text", "] It was"),
-            Part("mask", ""),
-            Part("text", ".["),
-            Part("field", second),
-            Part("text", "]!"),
-        )
-    )
-    assert len(cloze.ids) <= 128
-    assert cloze.ids[cloze.mask_index] == 8191
-    decode = model._tokenizer.decode
-    before, after = cloze.ids[1 : cloze.mask_index], cloze.ids[cloze.mask_index + 1 : -1]
-    left = re.fullmatch(re.escape(prompt) + r"\[(.*)\] It was", decode(before), re.DOTALL)
-    right = re.fullmatch(r"\.\[(.*)\]!", decode(after), re.DOTALL)
-    assert left
-    assert right
-    assert first.startswith(left[1])
-    assert second.startswith(right[1])
-
-
-def test_the_longest_field_is_shortened_first(model: _MaskedModel) -> None:
-    def lengths(first: int, second: int) -> tuple[int, int, int]:
-        parts = (
-            Part("field", " a" * first),
-            Part("text", "?"),
-            Part("mask", ""),
-            Part("field", " a" * second),
-        )
-        ids, mask_index = model.encode(parts)
-        return mask_index - 2, len(ids) - mask_index - 2, len(ids)
-
-    # 124 tokens are left for the fields.
-    assert lengths(60, 64) == (60, 64, 128)
-    assert lengths(100, 30) == (94, 30, 128)
-    assert lengths(30, 5000) == (30, 94, 128)
-    assert lengths(500, 5000) == (62, 62, 128)
-
-
-def test_a_field_that_shares_its_only_token_with_the_template_can_go(model: _MaskedModel) -> None:
-    prompt, space, field = Part("prompt", " a" * 125), Part("text", " "), Part("field", "b")
-    cloze = model.encode((prompt, space, field, Part("mask", "")))
-    assert cloze == model.encode((prompt, Part("mask", "")))
 
 
 async def test_a_prompt_that_is_too_long_is_refused(backend: OnnxBackend) -> None:
