@@ -1,0 +1,134 @@
+"""Requests to ``/pooling`` of a RoBERTa server: token ids in, log-probabilities out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextvars import ContextVar
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from vllm.config import VllmConfig
+from vllm.inputs import TokensPrompt
+from vllm.outputs import PoolingRequestOutput
+from vllm.plugins.io_processors.interface import IOProcessor
+from vllm.pooling_params import PoolingParams
+
+__all__ = ["MaskIOProcessor", "MaskRequest"]
+
+_MAX_LABELS = 128  # As many as vLLM gives log-probabilities of in causal models.
+
+
+class MaskRequest(BaseModel):
+    """What a client sends as ``data``.
+
+    Attributes:
+        token_ids: Per input its token ids, special tokens included, with exactly one mask.
+        label_token_ids: The tokens whose log-probabilities are asked for, at most 128.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    token_ids: list[list[int]] = Field(min_length=1)
+    label_token_ids: list[int] = Field(min_length=1, max_length=_MAX_LABELS)
+
+
+class MaskIOProcessor(IOProcessor[MaskRequest, dict[str, Any]]):
+    """Checks requests, and sends each of their inputs to the engine.
+
+    All that a client can get wrong is refused here, as `ValueError`, which vLLM answers with 400:
+    the engine does not survive an exception of its own.
+
+    Raises:
+        ValueError: The server has another model than RoBERTa, or no tokenizer.
+    """
+
+    def __init__(self, vllm_config: VllmConfig, renderer: Any) -> None:
+        super().__init__(vllm_config, renderer)
+        model = vllm_config.model_config
+        if "RobertaForMaskedLM" not in model.architectures:
+            raise ValueError(
+                f"--io-processor-plugin fedone_roberta serves RobertaForMaskedLM, and the model "
+                f"is {', '.join(model.architectures)}: leave the option out"
+            )
+        mask = renderer.get_tokenizer().mask_token_id
+        if mask is None:
+            raise ValueError("the model's tokenizer has no mask token")
+        self._mask: int = mask
+        self._vocab_size: int = model.hf_config.vocab_size
+        self._max_length: int = model.max_model_len
+        # vLLM asks for the parameters of a request without saying of which: right after
+        # `pre_process`, in the same context.
+        self._labels: ContextVar[list[int]] = ContextVar("label_token_ids")
+
+    def parse_data(self, data: object) -> MaskRequest:
+        """Reads and checks a request.
+
+        Raises:
+            ValueError: The request is malformed; the message says where.
+        """
+        try:
+            request = MaskRequest.model_validate(data)
+        except ValidationError as exc:
+            # One line, and without the whole input in it.
+            error = exc.errors(include_url=False, include_input=False)[0]
+            where = ".".join(map(str, ("data", *error["loc"])))
+            raise ValueError(f"{where}: {error['msg']}") from None
+        for index, ids in enumerate(request.token_ids):
+            where = f"data.token_ids.{index}"
+            self._check_ids(where, ids)
+            if len(ids) > self._max_length:
+                raise ValueError(
+                    f"{where}: is {len(ids)} tokens, the server takes {self._max_length}"
+                )
+            num_masks = ids.count(self._mask)
+            if num_masks != 1:
+                raise ValueError(
+                    f"{where}: needs the mask token, id {self._mask}, exactly once, "
+                    f"and has it {num_masks} times"
+                )
+        self._check_ids("data.label_token_ids", request.label_token_ids)
+        return request
+
+    def pre_process(
+        self, prompt: MaskRequest, request_id: str | None = None, **kwargs: Any
+    ) -> Sequence[TokensPrompt]:
+        """The prompts for the engine, one per input."""
+        self._labels.set(prompt.label_token_ids)
+        return [TokensPrompt(prompt_token_ids=ids) for ids in prompt.token_ids]
+
+    def merge_pooling_params(self, params: PoolingParams | None = None) -> PoolingParams:
+        """The parameters of the request that was last pre-processed in this context."""
+        params = params or PoolingParams()
+        params.task = "token_classify"
+        params.step_tag_id = self._mask
+        params.returned_token_ids = self._labels.get()
+        return params
+
+    def post_process(
+        self,
+        model_output: Sequence[PoolingRequestOutput[Any]],
+        request_id: str | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """The answer: ``log_probs`` (per input those of the labels, nats) and ``prompt_tokens``.
+
+        Raises:
+            ValueError: Another option of the request has cut the mask away.
+        """
+        log_probs = []
+        for output in model_output:
+            rows = output.outputs.data.tolist()
+            if len(rows) != 1:
+                raise ValueError("the mask was cut off: send no truncate_prompt_tokens")
+            log_probs += rows
+        return {
+            "log_probs": log_probs,
+            "prompt_tokens": sum(len(output.prompt_token_ids) for output in model_output),
+        }
+
+    def _check_ids(self, where: str, ids: list[int]) -> None:
+        for token_id in ids:
+            if not 0 <= token_id < self._vocab_size:
+                raise ValueError(
+                    f"{where}: {token_id} is not a token id, they are 0 to {self._vocab_size - 1}"
+                )
