@@ -156,14 +156,15 @@ class LabelWordError(BackendError):
     Attributes:
         word: The label word.
         tokens: The tokens that the model makes of it.
+        way_out: What else would help, for the message.
     """
 
-    def __init__(self, word: str, tokens: list[str]) -> None:
-        self.word, self.tokens = word, tokens
+    def __init__(self, word: str, tokens: list[str], way_out: str = "") -> None:
+        self.word, self.tokens, self.way_out = word, tokens, way_out
         hint = "" if word.startswith(" ") else f" (did you mean {' ' + word!r}?)"
         super().__init__(
             f"label word {word!r} is {len(tokens)} tokens {tokens} for this model, "
-            f"it must be exactly one{hint}"
+            f"it must be exactly one{hint}{way_out and '; or '}{way_out}"
         )
 
 

@@ -131,6 +131,7 @@ class OpenAIBackend(LLMBackend):
         self._tokenizer = tokenizer
         self._timeout_s = timeout_s
         self.answers = frozenset[Want]({"labels" if log_probs else "choice", "text"})
+        self.censors = log_probs
         self._counter: TokenCounter | None = None
         self._loading = asyncio.Lock()
         # What is learned from the server.

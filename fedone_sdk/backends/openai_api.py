@@ -74,6 +74,11 @@ def make_client(
     import openai
 
     http = openai.DefaultAsyncHttpxClient(
+        # Servers close idle connections after 5 s or more (vLLM after 5): a request that meets
+        # that moment is lost, at unknown cost.
+        limits=type(openai.DEFAULT_CONNECTION_LIMITS)(
+            max_connections=1000, max_keepalive_connections=1000, keepalive_expiry=2.0
+        ),
         event_hooks={"request": [] if api_key_env is not None else [_leave_out_key]}
     )
     return openai.AsyncOpenAI(

@@ -1,0 +1,561 @@
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import math
+import shutil
+import socket
+import struct
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from fedone_sdk import assets
+from fedone_sdk.backends.base import Query, Want
+from fedone_sdk.backends.vllm import VllmBackend
+from fedone_sdk.budget import Usage
+from fedone_sdk.errors import (
+    BackendBlocked,
+    BackendError,
+    BackendUnavailable,
+    LabelWordError,
+    MissingExtraError,
+    SpecError,
+)
+from fedone_sdk.task import Part, Rendered
+
+pytest.importorskip("openai")
+tokenizers = pytest.importorskip("tokenizers")
+
+TOKENIZER = assets.path("roberta_mini") / "tokenizer.json"
+LABELS = (" terrible", " great")
+MAX_LENGTH = 64
+MASK = 8191
+
+
+def log_prob(before: list[int], token: int) -> float:
+    """What the fake model thinks: a float32 number that tells tokens and contexts apart."""
+    value = -0.01 - (sum(before) * 31 + len(before) * 7 + token * 13) % 997 / 100
+    return float(struct.unpack("<f", struct.pack("<f", value))[0])
+
+
+class FakeVllm:
+    """vLLM's dialect, as 0.32 speaks it, over a model that is a formula.
+
+    Attributes:
+        requests: What was asked for: path and body.
+        headers: The headers of the last request.
+        masked: Whether it is a RoBERTa with the SDK's plugin.
+        start: The special tokens that it puts before a text.
+        overrides: Per path what is answered instead.
+    """
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[str, dict[str, Any]]] = []
+        self.headers: dict[str, str] = {}
+        self.masked = False
+        self.start = [0]
+        self.root = "/models/tiny"
+        self.overrides: dict[str, Callable[[], Any]] = {}
+        self._tokenizer = tokenizers.Tokenizer.from_file(str(TOKENIZER))
+        self.url = ""
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json() if request.method == "POST" else {}
+        self.requests.append((request.path, body))
+        self.headers = dict(request.headers)
+        if request.path in self.overrides:
+            found = self.overrides[request.path]()
+            found = await found if asyncio.iscoroutine(found) else found
+            return found if isinstance(found, web.StreamResponse) else web.json_response(found)
+        handlers = {
+            "/v1/models": self._models,
+            "/version": lambda body: {"version": "0.32.0"},
+            "/tokenize": self._tokenize,
+            **({"/pooling": self._pool} if self.masked else {"/v1/completions": self._complete}),
+        }
+        if request.path not in handlers:
+            return web.json_response({"detail": "Not Found"}, status=404)
+        found = handlers[request.path](body)
+        return found if isinstance(found, web.StreamResponse) else web.json_response(found)
+
+    def asked(self, path: str) -> list[dict[str, Any]]:
+        return [body for seen, body in self.requests if seen == path]
+
+    def _models(self, body: dict[str, Any]) -> object:
+        card = {"id": "tiny", "root": self.root, "max_model_len": MAX_LENGTH}
+        return {"object": "list", "data": [{"id": "lora"}, card]}
+
+    def _tokenize(self, body: dict[str, Any]) -> object:
+        found = self._tokenizer.encode(body["prompt"], add_special_tokens=False)
+        ids, names = found.ids, found.tokens
+        if body["add_special_tokens"]:
+            end = [2] if self.masked else []
+            ids = [*self.start, *ids, *end]
+            names = [*("<s>" for _ in self.start), *names, *("</s>" for _ in end)]
+        return {"count": len(ids), "tokens": ids, "token_strs": names}
+
+    def _complete(self, body: dict[str, Any]) -> object:
+        choices = []
+        for index, ids in enumerate(body["prompt"]):
+            assert 0 < len(ids) <= MAX_LENGTH - body["max_tokens"]
+            shown = {
+                f"token_id:{token}": log_prob(ids, token)
+                for token in (500, *body.get("logprob_token_ids", ()))
+            }
+            prompt = [
+                {str(token): {"logprob": log_prob(ids[:place], token), "rank": 9}}
+                if place
+                else None
+                for place, token in enumerate(ids)
+            ]
+            choices.append(
+                {
+                    "index": index,
+                    "text": f" text {index}",
+                    "logprobs": {"top_logprobs": [shown]} if body.get("logprobs") == 0 else None,
+                    "prompt_logprobs": prompt if body.get("prompt_logprobs") == 0 else None,
+                }
+            )
+        return {
+            "choices": choices[::-1],  # `index` says which is which.
+            "system_fingerprint": "vllm-0.32.0-abc",
+            "usage": {
+                "prompt_tokens": sum(map(len, body["prompt"])),
+                "completion_tokens": len(choices),
+            },
+        }
+
+    def _pool(self, body: dict[str, Any]) -> object:
+        data = body["data"]
+        if "token_ids" not in data:
+            error = {"message": "data.token_ids: Field required", "code": 400}
+            return web.json_response({"error": error}, status=400)
+        rows = [
+            [log_prob(ids, label) for label in data["label_token_ids"]] for ids in data["token_ids"]
+        ]
+        num_tokens = sum(map(len, data["token_ids"]))
+        return {"data": {"log_probs": rows, "prompt_tokens": num_tokens}}
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[FakeVllm]:
+    fake = FakeVllm()
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", fake.handle)
+    async with TestServer(app) as running:
+        fake.url = str(running.make_url("")).rstrip("/")
+        yield fake
+
+
+@pytest.fixture
+async def backend(server: FakeVllm) -> AsyncIterator[VllmBackend]:
+    async with connect(server) as backend:
+        await backend.check(LABELS)
+        server.requests.clear()
+        yield backend
+
+
+def connect(server: FakeVllm, **options: Any) -> VllmBackend:
+    return VllmBackend(
+        "tiny", **{"base_url": server.url, "tokenizer": str(TOKENIZER), "timeout_s": 5.0, **options}
+    )
+
+
+def ids_of(text: str) -> list[int]:
+    tokenizer = tokenizers.Tokenizer.from_file(str(TOKENIZER))
+    return list(tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+KEYS = [f"token_id:{ids_of(word)[0]}" for word in LABELS]
+
+
+def rendered(text: str, *, masked: bool = False) -> Rendered:
+    ending = (Part("mask", ""), Part("text", ".")) if masked else ()
+    return (Part("prompt", " really"), Part("field", text), Part("text", " It was"), *ending)
+
+
+def ask(*texts: str, want: Want = "labels", masked: bool = False, **options: Any) -> Query:
+    options = {"label_words": LABELS if want == "labels" else (), **options}
+    inputs = tuple(rendered(text, masked=masked) for text in texts)
+    return Query(inputs=inputs, want=want, **options)
+
+
+async def test_a_query_is_one_request_for_exact_label_log_probs(
+    server: FakeVllm, backend: VllmBackend
+) -> None:
+    answer = await backend.score(ask(" a film", " a very slow film"))
+    prompts = [[0, *ids_of(f" really{text} It was")] for text in (" a film", " a very slow film")]
+    labels = [ids_of(word)[0] for word in LABELS]
+    assert server.requests == [
+        (
+            "/v1/completions",
+            {
+                "model": "tiny",
+                "prompt": prompts,
+                "max_tokens": 1,
+                "temperature": 0,
+                "logprobs": 0,
+                "logprob_token_ids": labels,
+                "return_tokens_as_token_ids": True,
+            },
+        )
+    ]
+    assert answer.log_probs == tuple(
+        tuple(log_prob(ids, label) for label in labels) for ids in prompts
+    )
+    assert answer.usage == Usage(
+        requests=1, prompt_tokens=sum(map(len, prompts)), completion_tokens=2
+    )
+    assert answer.model == "vllm-0.32.0-abc"
+
+
+async def test_labels_of_several_tokens_are_sent_after_each_input(server: FakeVllm) -> None:
+    words = (" terrible", " great movie", " great")
+    async with connect(server, multi_token_labels=True) as backend:
+        await backend.check(words)
+        query = ask(" a film", " dull", label_words=words)
+        answer = await backend.score(query)
+        assert backend.worst_case(2).prompt_tokens == 2 * 3 * (MAX_LENGTH - 1)
+        assert await backend.quote(query) == answer.usage
+    (body,) = server.asked("/v1/completions")
+    starts = [[0, *ids_of(f" really{text} It was")] for text in (" a film", " dull")]
+    assert body["prompt"] == [start + ids_of(word) for start in starts for word in words]
+    for row, start in zip(answer.log_probs, starts, strict=True):
+        assert row is not None
+        for value, word in zip(row, words, strict=True):
+            assert value == pytest.approx(total(start, ids_of(word)), rel=1e-6)
+            assert struct.unpack("<f", struct.pack("<f", value)) == (value,)
+
+
+def total(before: list[int], ending: list[int]) -> float:
+    return sum(log_prob([*before, *ending[:place]], token) for place, token in enumerate(ending))
+
+
+async def test_labels_that_are_one_token_all_are_asked_for_in_the_cheap_way(
+    server: FakeVllm, backend: VllmBackend
+) -> None:
+    async with connect(server, multi_token_labels=True) as other:
+        await other.check(LABELS)
+        assert await other.score(ask(" a film")) == await backend.score(ask(" a film"))
+        assert other.worst_case(3) == backend.worst_case(3)
+
+
+async def test_references_are_scored_whole(server: FakeVllm, backend: VllmBackend) -> None:
+    references = (" great movie, really", " no", " a")
+    # The first and the last input are the same, and too long: each is cut for its own reference.
+    query = ask(" bad" * 99, " b", " bad" * 99, want="reference", references=references)
+    answer = await backend.score(query)
+    (body,) = server.asked("/v1/completions")
+    assert [len(ids) for ids in body["prompt"]][::2] == [MAX_LENGTH - 1] * 2
+    for ids, reference, row in zip(body["prompt"], references, answer.log_probs, strict=True):
+        ending = ids_of(reference)
+        assert ids[-len(ending) :] == ending
+        assert row == (pytest.approx(total(ids[: -len(ending)], ending), rel=1e-6),)
+    with pytest.raises(BackendError, match=r"reference text is 90 tokens, the model takes 64"):
+        await backend.score(ask(" a", want="reference", references=(" a" * 90,)))
+    with pytest.raises(BackendError, match="empty"):
+        await backend.score(ask(" a", want="reference", references=("",)))
+    with pytest.raises(ValueError, match="one reference per input"):
+        await backend.score(ask(" a", want="reference"))
+
+
+async def test_texts_are_generated(server: FakeVllm, backend: VllmBackend) -> None:
+    query = ask(" a film", " bad" * 99, want="text", max_tokens=20)
+    answer = await backend.score(query)
+    assert answer.texts == (" text 0", " text 1")
+    assert answer.log_probs == ((), ())
+    (body,) = server.asked("/v1/completions")
+    assert body["max_tokens"] == 20
+    assert body["temperature"] == 0
+    quoted = await backend.quote(query)
+    assert quoted.completion_tokens == 40
+    assert quoted.prompt_tokens == answer.usage.prompt_tokens
+    for most in (0, MAX_LENGTH):
+        with pytest.raises(BackendError, match="max_tokens must be from 1 to 63"):
+            await backend.score(ask(" a", want="text", max_tokens=most))
+
+
+async def test_too_long_inputs_lose_the_ends_of_their_fields(
+    server: FakeVllm, backend: VllmBackend
+) -> None:
+    query = ask(" bad" * 1000, " fine")
+    answer = await backend.score(query)
+    (body,) = server.asked("/v1/completions")
+    room = MAX_LENGTH - 1 - len([0, *ids_of(" really It was")])
+    assert body["prompt"][0] == [0, *ids_of(" really" + " bad" * room + " It was")]
+    worst = backend.worst_case(2)
+    assert worst == Usage(queries=1, requests=1, prompt_tokens=126, completion_tokens=2)
+    assert answer.usage == await backend.quote(query)
+    with pytest.raises(BackendError, match="without its text fields"):
+        await backend.score(Query(inputs=((Part("prompt", " a" * 99),),), label_words=LABELS))
+
+
+async def test_long_batches_are_tokenised_all_the_same(
+    server: FakeVllm, backend: VllmBackend
+) -> None:
+    # So long that a thread does it.
+    answer = await backend.score(ask(*[" bad" * 2000] * 8))
+    assert len(set(answer.log_probs)) == 1
+
+
+async def test_special_tokens_in_a_text_are_text(server: FakeVllm, backend: VllmBackend) -> None:
+    await backend.score(ask(" </s><s> <mask>"))
+    ((ids,),) = (body["prompt"] for body in server.asked("/v1/completions"))
+    assert not {0, 2, MASK} & set(ids[1:])
+
+
+async def test_inputs_start_as_the_server_starts_them(server: FakeVllm) -> None:
+    for start in ([], [2, 0]):
+        server.start = start
+        async with connect(server) as backend:
+            await backend.check(LABELS)
+            await backend.score(ask(" a"))
+        assert server.asked("/v1/completions")[-1]["prompt"] == [
+            [*start, *ids_of(" really a It was")]
+        ]
+
+
+async def test_label_words_are_one_token_each_and_differ(backend: VllmBackend) -> None:
+    with pytest.raises(LabelWordError, match="multi_token_labels: true") as caught:
+        await backend.check((" great", " great movie"))
+    assert (caught.value.word, len(caught.value.tokens)) == (" great movie", 2)
+    with pytest.raises(BackendError, match="' great' and ' great' are the same token"):
+        await backend.check((" bad", " great", " great"))
+    with pytest.raises(LabelWordError):
+        await backend.score(ask(" a", label_words=(" great movie",)))
+
+
+async def test_what_cannot_be_asked_is_refused(backend: VllmBackend) -> None:
+    with pytest.raises(ValueError, match="at least one input"):
+        await backend.score(Query(inputs=(), label_words=LABELS))
+    with pytest.raises(BackendError, match="does not answer 'choice'"):
+        await backend.score(ask(" a", want="choice"))
+    with pytest.raises(BackendError, match=r"answers at the end: take \{mask\}"):
+        await backend.score(ask(" a", masked=True))
+    with pytest.raises(BackendError, match="Unicode"):
+        await backend.score(ask("\ud800"))
+
+
+async def test_without_a_file_the_server_tokenises(
+    server: FakeVllm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    query = ask(" a film", " a film", " bad" * 1000, "")
+    async with connect(server) as local:
+        await local.check(LABELS)
+        expected = await local.score(query)
+    local_body = server.asked("/v1/completions")[-1]
+    async with connect(server, tokenizer=None) as backend:
+        await backend.check(LABELS)
+        quoted = await backend.quote(query)
+        before = len(server.asked("/tokenize"))
+        assert await backend.score(query) == expected
+        assert quoted == expected.usage
+        # Every text was asked for once, the rest is remembered.
+        assert len(server.asked("/tokenize")) == before
+        with pytest.raises(LabelWordError, match=r"\['Ġgreat', 'Ġmovie'\]"):
+            await backend.check((" great movie",))
+        with pytest.raises(BackendError, match="Unicode"):
+            await backend.score(ask("\ud800"))
+    assert server.asked("/v1/completions")[-1] == local_body
+
+
+async def test_a_masked_model_is_asked_through_the_plugin(server: FakeVllm) -> None:
+    server.masked = True
+    async with connect(server) as backend:
+        await backend.check(LABELS)
+        server.requests.clear()
+        query = ask(" a <mask> film ", " bad" * 1000, masked=True)
+        answer = await backend.score(query)
+        assert await backend.quote(query) == answer.usage
+        assert backend.worst_case(2) == Usage(queries=1, requests=1, prompt_tokens=2 * MAX_LENGTH)
+        with pytest.raises(BackendError, match=r"needs \{mask\} exactly once"):
+            await backend.score(ask(" a"))
+        with pytest.raises(BackendError, match="label words only"):
+            await backend.score(ask(" a", want="text", max_tokens=3))
+        with pytest.raises(LabelWordError):
+            await backend.check((" great movie",))
+    ((path, body),) = server.requests[:1]
+    assert path == "/pooling"
+    first, second = body["data"]["token_ids"]
+    # The mask swallows the space before it, and is the only one.
+    assert first[-3:] == [MASK, *ids_of("."), 2]
+    assert [first.count(MASK), second.count(MASK), len(second)] == [1, 1, MAX_LENGTH]
+    labels = body["data"]["label_token_ids"]
+    assert labels == [ids_of(word)[0] for word in LABELS]
+    assert answer.log_probs == tuple(
+        tuple(log_prob(ids, label) for label in labels) for ids in (first, second)
+    )
+    assert answer.usage == Usage(requests=1, prompt_tokens=len(first) + len(second))
+    assert answer.model == "vllm-0.32.0"
+
+
+async def test_a_masked_model_needs_its_file_and_the_plugin(
+    server: FakeVllm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    server.masked = True
+    async with connect(server, tokenizer=None) as backend:
+        with pytest.raises(BackendBlocked, match=r"set tokenizer to its tokenizer\.json"):
+            await backend.check(LABELS)
+    error = {"error": {"message": "Unsupported task", "code": 400}}
+    server.overrides["/pooling"] = lambda: web.json_response(error, status=400)
+    async with connect(server) as backend:
+        with pytest.raises(BackendBlocked, match="--io-processor-plugin fedone_roberta"):
+            await backend.check(LABELS)
+
+
+async def test_the_fingerprint_is_the_servers_model(server: FakeVllm) -> None:
+    async with connect(server) as backend:
+        for early in (lambda: backend.fingerprint, lambda: backend.worst_case(1)):
+            with pytest.raises(BackendError, match="not been checked"):
+                early()
+        await backend.check(LABELS)
+        assert backend.fingerprint == "vllm:/models/tiny:64"
+        await backend.check(LABELS)
+        server.root = "/models/other"
+        with pytest.raises(BackendBlocked, match=r"changed: it had /models/tiny .* /models/other"):
+            await backend.check(LABELS)
+        assert backend.fingerprint == "vllm:/models/tiny:64"
+
+
+async def test_an_unknown_model_is_one_line_with_those_that_exist(server: FakeVllm) -> None:
+    async with VllmBackend("huge", base_url=server.url, tokenizer=str(TOKENIZER)) as backend:
+        with pytest.raises(BackendBlocked, match=r"no model 'huge', only 'lora', 'tiny': change"):
+            await backend.check(LABELS)
+
+
+async def test_another_kind_of_server_is_refused(server: FakeVllm) -> None:
+    server.overrides["/v1/models"] = lambda: {"data": [{"id": "tiny"}]}
+    async with connect(server) as backend:
+        with pytest.raises(BackendBlocked, match="not a vLLM server: change base_url"):
+            await backend.check(LABELS)
+
+
+async def test_another_tokeniser_is_refused(server: FakeVllm, tmp_path: Path) -> None:
+    description = json.loads(TOKENIZER.read_text(encoding="utf-8"))
+    description["model"]["merges"] = description["model"]["merges"][:50]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(description), encoding="utf-8")
+    for masked in (False, True):
+        server.masked = masked
+        async with connect(server, tokenizer=str(tmp_path)) as backend:
+            with pytest.raises(BackendBlocked, match="is not the tokeniser of 'tiny'") as caught:
+                await backend.check(LABELS)
+            assert "\n" not in str(caught.value)
+
+
+async def test_missing_usage_is_charged_in_full(server: FakeVllm, backend: VllmBackend) -> None:
+    query = ask(" a film", want="text", max_tokens=5)
+    server.overrides["/v1/completions"] = lambda: {"choices": [{"index": 0, "text": "x"}]}
+    assert (await backend.score(query)).usage == await backend.quote(query)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"choices": []},
+        {"choices": [{"index": 0, "text": "x", "logprobs": None}]},
+        # A server that does not know logprob_token_ids answers with what it has sampled.
+        {"choices": [{"index": 0, "logprobs": {"top_logprobs": [{"token_id:500": -1.0}]}}]},
+        {"choices": [{"index": 0, "logprobs": {"top_logprobs": [dict.fromkeys(KEYS)]}}]},
+        {"choices": [{"index": 0, "logprobs": {"top_logprobs": [dict.fromkeys(KEYS, math.nan)]}}]},
+        {},
+    ],
+)
+async def test_an_answer_without_the_log_probs_is_one_clear_error(
+    server: FakeVllm, backend: VllmBackend, answer: object
+) -> None:
+    server.overrides["/v1/completions"] = lambda: answer
+    with pytest.raises(BackendBlocked, match="update the server") as caught:
+        await backend.score(ask(" a"))
+    assert caught.value.usage == await backend.quote(ask(" a"))
+
+
+async def test_failures_of_the_server(server: FakeVllm, backend: VllmBackend) -> None:
+    def refuse(status: int) -> Callable[[], web.Response]:
+        return lambda: web.json_response(
+            {"error": {"message": "no", "code": status}}, status=status
+        )
+
+    once = Usage(requests=1)
+    cases: list[tuple[Callable[[], Any], type[BackendError], Usage | None]] = [
+        (refuse(400), BackendError, once),
+        (refuse(401), BackendBlocked, once),
+        (refuse(404), BackendBlocked, once),
+        (refuse(429), BackendUnavailable, once),
+        (refuse(500), BackendUnavailable, once),
+        (lambda: web.Response(text='{"choices": ['), BackendUnavailable, None),
+        (lambda: web.Response(text="[]"), BackendUnavailable, None),
+    ]
+    for answer, kind, usage in cases:
+        server.overrides["/v1/completions"] = answer
+        with pytest.raises(BackendError) as caught:
+            await backend.score(ask(" a"))
+        assert type(caught.value) is kind
+        assert caught.value.usage == usage
+        assert "\n" not in str(caught.value)
+
+
+async def test_a_server_that_does_not_answer_may_have_done_the_work(
+    server: FakeVllm, backend: VllmBackend
+) -> None:
+    given_up = asyncio.Event()
+    server.overrides["/v1/completions"] = given_up.wait
+    backend._timeout_s = 0.05
+    with pytest.raises(BackendUnavailable, match="in time") as caught:
+        await backend.score(ask(" a"))
+    given_up.set()
+    assert caught.value.usage is None
+
+
+async def test_a_server_that_is_not_there_may_come_back() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    async with VllmBackend("tiny", base_url=url, tokenizer=str(TOKENIZER)) as backend:
+        with pytest.raises(BackendUnavailable, match=url):
+            await backend.check(LABELS)
+
+
+async def test_the_key_goes_to_the_server_and_nowhere_else(
+    server: FakeVllm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TINY_KEY", "topsecret")
+    async with connect(server, api_key_env="TINY_KEY", base_url=f"{server.url}/v1/") as backend:
+        await backend.check(LABELS)
+        assert server.headers["Authorization"] == "Bearer topsecret"
+        await backend.score(ask(" a"))
+        assert server.headers["Authorization"] == "Bearer topsecret"
+        assert "topsecret" not in repr(backend)
+    async with connect(server) as backend:
+        await backend.check(LABELS)
+        assert "Authorization" not in server.headers
+
+
+def test_a_tokeniser_that_is_not_there_is_refused_at_once(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "absent.json"):
+        with pytest.raises(SpecError, match="tokenizer: there is no file"):
+            VllmBackend("tiny", tokenizer=str(path))
+
+
+async def test_a_tokeniser_is_found_by_the_models_name(server: FakeVllm, tmp_path: Path) -> None:
+    shutil.copy(TOKENIZER, tmp_path)
+    assert VllmBackend(str(tmp_path))._tokenizer_file == tmp_path / "tokenizer.json"
+    assert VllmBackend("no/such-model")._tokenizer_file is None
+    assert VllmBackend("no name on the hub: //")._tokenizer_file is None
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        "fedone_sdk.backends.vllm.find_spec",
+        lambda name: None if name == "openai" else find_spec(name),
+    )
+    with pytest.raises(MissingExtraError, match=r"fedone-sdk\[vllm\]"):
+        VllmBackend("tiny")

@@ -1,0 +1,240 @@
+"""`VllmBackend` on a real vLLM server with a causal model, against transformers on the same."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from fedone_sdk.backends.base import Answer, Query
+from fedone_sdk.backends.vllm import VllmBackend
+from fedone_sdk.errors import BackendBlocked, BackendError, BackendUnavailable, LabelWordError
+from fedone_sdk.task import Part, Rendered
+
+from .conftest import VllmServer
+
+TOLERANCE = 1e-4  # nats
+LABELS = (" terrible", " great")
+MAX_LENGTH = 256
+
+
+@pytest.fixture
+async def backend(llama_server: VllmServer) -> AsyncIterator[VllmBackend]:
+    async with connect(llama_server) as backend:
+        await backend.check(LABELS)
+        yield backend
+
+
+@pytest.fixture(scope="session")
+def reference(tiny_llama: Path) -> Callable[[str, str], float]:
+    """Transformers' log-probability of a text after another, nats."""
+    import torch
+    from transformers import AutoTokenizer, LlamaForCausalLM
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_llama)
+    model = LlamaForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32).eval()
+
+    def log_prob(text: str, ending: str) -> float:
+        before = tokenizer(text).input_ids
+        after = tokenizer(ending, add_special_tokens=False).input_ids
+        with torch.no_grad():
+            logits = model(torch.tensor([before + after])).logits[0]
+        rows = logits[len(before) - 1 : -1].log_softmax(1)
+        return float(rows.gather(1, torch.tensor(after)[:, None]).sum())
+
+    return log_prob
+
+
+def connect(server: VllmServer, **options: Any) -> VllmBackend:
+    options = {"base_url": server.url, "tokenizer": str(server.folder), **options}
+    return VllmBackend(server.model, **options)
+
+
+def rendered(sentence: str) -> Rendered:
+    return (Part("prompt", " really"), Part("field", f" {sentence}"), Part("text", " It was"))
+
+
+def text_of(parts: Rendered) -> str:
+    return "".join(part.text for part in parts)
+
+
+def ask(sentences: Sequence[str], words: tuple[str, ...] = LABELS, **options: Any) -> Query:
+    return Query(inputs=tuple(map(rendered, sentences)), label_words=words, **options)
+
+
+def assert_close(answer: Answer, expected: Sequence[Sequence[float]]) -> None:
+    assert len(answer.log_probs) == len(expected)
+    for row, right in zip(answer.log_probs, expected, strict=True):
+        assert row == pytest.approx(right, abs=TOLERANCE, rel=0)
+
+
+async def test_label_log_probs_are_those_of_transformers(
+    backend: VllmBackend, reference: Callable[[str, str], float], sst2: list[dict[str, Any]]
+) -> None:
+    # Different label sets at the same time, in batches of different sizes.
+    queries = [
+        ask([row["sentence"] for row in sst2[start : start + size]], words)
+        for start, size, words in (
+            (0, 32, LABELS),
+            (0, 1, (" great", " terrible")),
+            (32, 5, (" boring", " good", " bad", ".", "the")),
+            (40, 8, (" hilarious", " dull")),
+        )
+    ]
+    answers = await asyncio.gather(*map(backend.score, queries))
+    for query, answer in zip(queries, answers, strict=True):
+        expected = [
+            [reference(text_of(parts), word) for word in query.label_words]
+            for parts in query.inputs
+        ]
+        assert_close(answer, expected)
+        assert answer.usage == await backend.quote(query)
+        assert answer.model is not None
+        assert answer.model.startswith("vllm-")
+
+
+async def test_labels_of_several_tokens_are_those_of_transformers(
+    llama_server: VllmServer,
+    reference: Callable[[str, str], float],
+    sst2: list[dict[str, Any]],
+) -> None:
+    words = (" absolutely terrible", " great", " a masterpiece of its kind")
+    query = ask([row["sentence"] for row in sst2[:6]], words)
+    async with connect(llama_server, multi_token_labels=True) as backend:
+        await backend.check(words)
+        answer = await backend.score(query)
+        assert answer.usage == await backend.quote(query)
+    expected = [[reference(text_of(parts), word) for word in words] for parts in query.inputs]
+    assert_close(answer, expected)
+
+
+async def test_both_ways_to_ask_for_a_label_agree(
+    backend: VllmBackend, sst2: list[dict[str, Any]]
+) -> None:
+    sentences = [row["sentence"] for row in sst2[:8]]
+    labels = await backend.score(ask(sentences, (" great",)))
+    references = await backend.score(
+        ask(sentences, (), want="reference", references=(" great",) * 8)
+    )
+    assert_close(references, [row or () for row in labels.log_probs])
+
+
+async def test_references_are_scored_as_by_transformers(
+    backend: VllmBackend, reference: Callable[[str, str], float], sst2: list[dict[str, Any]]
+) -> None:
+    sentences = [row["sentence"] for row in sst2[:6]]
+    endings = tuple(f" about {row['sentence']}" for row in sst2[6:12])
+    query = ask(sentences, (), want="reference", references=endings)
+    answer = await backend.score(query)
+    expected = [
+        [reference(text_of(parts), ending)]
+        for parts, ending in zip(query.inputs, endings, strict=True)
+    ]
+    assert_close(answer, expected)
+
+
+async def test_texts_are_those_that_transformers_generates(
+    backend: VllmBackend, tiny_llama: Path, sst2: list[dict[str, Any]]
+) -> None:
+    import torch
+    from transformers import AutoTokenizer, LlamaForCausalLM
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_llama)
+    model = LlamaForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32).eval()
+    query = ask([row["sentence"] for row in sst2[:4]], (), want="text", max_tokens=8)
+    answer = await backend.score(query)
+    for parts, text in zip(query.inputs, answer.texts, strict=True):
+        ids = torch.tensor([tokenizer(text_of(parts)).input_ids])
+        found = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, do_sample=False
+        )
+        expected = tokenizer.decode(found[0, ids.shape[1] :], skip_special_tokens=True)
+        assert text == expected.rstrip("\ufffd")  # vLLM keeps half a character back.
+
+
+async def test_an_answer_does_not_depend_on_its_company(
+    backend: VllmBackend, sst2: list[dict[str, Any]]
+) -> None:
+    sentences = [row["sentence"] for row in sst2[:16]]
+    together = await backend.score(ask(sentences))
+    reverse = await backend.score(ask(sentences[::-1]))
+    alone = await asyncio.gather(*(backend.score(ask([sentence])) for sentence in sentences))
+    rows = [row or () for row in together.log_probs]
+    assert_close(reverse, rows[::-1])
+    for answer, row in zip(alone, rows, strict=True):
+        assert_close(answer, [row])
+
+
+async def test_sampling_settings_do_not_change_log_probs(
+    backend: VllmBackend, llama_server: VllmServer
+) -> None:
+    query = ask(["a gorgeous , witty , seductive movie ."])
+    request = await backend._request(query)
+    settings = {"temperature": 1.7, "top_k": 1, "presence_penalty": 1.5, "seed": 1}
+    async with (
+        aiohttp.ClientSession() as http,
+        http.post(llama_server.url + request.path, json=request.body | settings) as response,
+    ):
+        log_probs, _ = request.read(await response.json())
+    assert_close(await backend.score(query), log_probs)
+
+
+async def test_the_server_tokenises_alike(
+    backend: VllmBackend,
+    llama_server: VllmServer,
+    sst2: list[dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)  # No folder of the model's name here.
+    query = ask([row["sentence"] for row in sst2[:8]] + ["naïve 日本 \n\n 12345"])
+    async with connect(llama_server, tokenizer=None) as other:
+        await other.check(LABELS)
+        assert (await other._request(query)).body == (await backend._request(query)).body
+        long = await other.score(ask(["it was very , very long , " * 500]))
+        assert long.usage.prompt_tokens == MAX_LENGTH - 1
+
+
+async def test_too_long_inputs_are_cut_to_what_the_server_takes(
+    backend: VllmBackend, reference: Callable[[str, str], float]
+) -> None:
+    query = ask(["bad" + " bad" * 999])
+    answer = await backend.score(query)
+    assert answer.usage.prompt_tokens == MAX_LENGTH - 1
+    assert answer.usage.prompt_tokens <= backend.worst_case(1).prompt_tokens
+    # What is left beside <s>, " really", " It", " was" and one token to come.
+    text = f" really{' bad' * (MAX_LENGTH - 5)} It was"
+    assert_close(answer, [[reference(text, word) for word in LABELS]])
+    with pytest.raises(BackendError, match="without its text fields"):
+        await backend.score(Query(inputs=((Part("prompt", " a" * 300),),), label_words=LABELS))
+
+
+async def test_what_is_wrong_is_said_in_one_line(
+    backend: VllmBackend, llama_server: VllmServer
+) -> None:
+    with pytest.raises(LabelWordError, match="multi_token_labels: true"):
+        await backend.check((" great", " great movie"))
+    with pytest.raises(BackendError, match="same token"):
+        await backend.check((" great", " great"))
+    with pytest.raises(BackendError, match="answers at the end"):
+        await backend.score(Query(inputs=((Part("mask", ""),),), label_words=LABELS))
+    async with VllmBackend("gpt-9", base_url=f"{llama_server.url}/v1") as other:
+        with pytest.raises(BackendBlocked, match=f"only '{llama_server.model}': change model"):
+            await other.check(LABELS)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    async with connect(llama_server, base_url=url) as dead:
+        with pytest.raises(BackendUnavailable, match=url):
+            await dead.check(LABELS)
+
+
+async def test_the_fingerprint_names_the_model(
+    backend: VllmBackend, llama_server: VllmServer
+) -> None:
+    assert backend.fingerprint == f"vllm:{llama_server.folder}:{MAX_LENGTH}"
