@@ -12,13 +12,23 @@ from pydantic import AfterValidator, BeforeValidator, SecretStr, model_validator
 
 from fedone_sdk.data import check_examples, load_examples
 from fedone_sdk.errors import DataError, SpecError
-from fedone_sdk.spec import OnnxSpec, RunSpec, Spec, load_yaml, validate_spec
+from fedone_sdk.spec import BackendSpec, OnnxSpec, RunSpec, Spec, load_yaml, validate_spec
 from fedone_sdk.stores import SqlStore
 from fedone_sdk.vocabulary import PmiVocabulary, TopVocabulary, Vocabulary, build_vocabulary
 
-__all__ = ["AuthConfig", "RunToServe", "ServeConfig", "TlsConfig"]
+__all__ = [
+    "Address",
+    "AuthConfig",
+    "MAKE_A_TOKEN",
+    "RunToServe",
+    "ServeConfig",
+    "TlsConfig",
+    "Token",
+    "host_and_port",
+]
 
-_MAKE_A_TOKEN = """python3 -c "import secrets; print(secrets.token_urlsafe(32))\""""
+MAKE_A_TOKEN = """python3 -c "import secrets; print(secrets.token_urlsafe(32))\""""
+"""How a person makes one, for messages."""
 
 
 def _token(value: object) -> object:
@@ -53,7 +63,17 @@ def _address(value: str) -> str:
     return value
 
 
-_Token = Annotated[SecretStr, BeforeValidator(_token)]
+def host_and_port(address: str) -> tuple[str, int]:
+    """The two halves of an `Address`."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+Address = Annotated[str, AfterValidator(_address)]
+"""``HOST:PORT``; port 0 picks a free one."""
+
+Token = Annotated[SecretStr, BeforeValidator(_token)]
+"""A secret: text, or ``{env: NAME}`` to keep it out of the file. No error ever shows it."""
 
 
 class AuthConfig(Spec):
@@ -64,8 +84,8 @@ class AuthConfig(Spec):
         admin_token: Secret that lets a person steer runs over HTTP; null shuts these routes.
     """
 
-    enrolment_tokens: Annotated[tuple[_Token, ...], BeforeValidator(_tokens)] = ()
-    admin_token: _Token | None = None
+    enrolment_tokens: Annotated[tuple[Token, ...], BeforeValidator(_tokens)] = ()
+    admin_token: Token | None = None
 
     @model_validator(mode="after")
     def _check_apart(self) -> Self:
@@ -84,6 +104,22 @@ class TlsConfig(Spec):
 
     certificate: str
     key: str
+
+    def context(self, folder: Path) -> ssl.SSLContext:
+        """What serves ``https``.
+
+        Args:
+            folder: Where relative paths start.
+
+        Raises:
+            SpecError: The files cannot be used.
+        """
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        try:
+            context.load_cert_chain(folder / self.certificate, folder / self.key)
+        except (OSError, ssl.SSLError) as exc:
+            raise SpecError(f"tls: the certificate or key cannot be used: {exc}") from exc
+        return context
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,11 +149,11 @@ class ServeConfig(Spec):
         runs: RUN.yaml files.
     """
 
-    listen: Annotated[str, AfterValidator(_address)] = "127.0.0.1:8080"
+    listen: Address = "127.0.0.1:8080"
     store: str = "fedone.db"
     auth: Annotated[AuthConfig, BeforeValidator(_mapping)] = AuthConfig()
     tls: TlsConfig | None = None
-    backend: OnnxSpec | None = OnnxSpec()
+    backend: BackendSpec | None = OnnxSpec()
     runs: tuple[str, ...] = ()
 
     @model_validator(mode="after")
@@ -125,7 +161,7 @@ class ServeConfig(Spec):
         if not self.auth.enrolment_tokens:
             raise ValueError(
                 "auth.enrolment_tokens: needs at least one, or no device can enrol; "
-                f"make one with: {_MAKE_A_TOKEN}"
+                f"make one with: {MAKE_A_TOKEN}"
             )
         return self
 
@@ -141,8 +177,7 @@ class ServeConfig(Spec):
     @property
     def address(self) -> tuple[str, int]:
         """Host and port of `listen`."""
-        host, _, port = self.listen.rpartition(":")
-        return host.strip("[]"), int(port)
+        return host_and_port(self.listen)
 
     def build_store(self, folder: Path) -> SqlStore:
         """The store, not opened yet.
@@ -163,14 +198,7 @@ class ServeConfig(Spec):
         Raises:
             SpecError: The files cannot be used.
         """
-        if self.tls is None:
-            return None
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        try:
-            context.load_cert_chain(folder / self.tls.certificate, folder / self.tls.key)
-        except (OSError, ssl.SSLError) as exc:
-            raise SpecError(f"tls: the certificate or key cannot be used: {exc}") from exc
-        return context
+        return None if self.tls is None else self.tls.context(folder)
 
     def load_runs(self, folder: Path) -> list[RunToServe]:
         """Reads the runs and builds their vocabularies.
@@ -230,6 +258,10 @@ def _public_text(spec: RunSpec, path: Path) -> list[str]:
     return [str(row[name]) for row in rows for name in spec.task.fields]
 
 
-def _resolved(backend: OnnxSpec, folder: Path) -> dict[str, Any]:
-    model = None if backend.model is None else (folder / backend.model).expanduser().resolve()
-    return {"kind": backend.kind, "model": model}
+def _resolved(backend: BackendSpec, folder: Path) -> dict[str, Any]:
+    """What says which model it is, however its path was written."""
+    names = {"kind", "model", "base_url", "url", "revision"}
+    document = backend.model_dump(include=names)
+    if isinstance(backend, OnnxSpec) and backend.model is not None:
+        document["model"] = (folder / backend.model).expanduser().resolve()
+    return document

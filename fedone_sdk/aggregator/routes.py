@@ -5,17 +5,24 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import structlog
 from aiohttp import web
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from fedone_sdk.aggregator.events import Effect, RoundFinished, RunEnded
+from fedone_sdk.aggregator.http import (
+    RETRY_AFTER_S,
+    Handler,
+    answer,
+    bearer_token,
+    problems,
+    read,
+)
 from fedone_sdk.aggregator.openapi import openapi_document
 from fedone_sdk.aggregator.run import ServedRun
 from fedone_sdk.aggregator.service import Service
@@ -26,7 +33,6 @@ from fedone_sdk.messages import (
     Decline,
     Enrol,
     Message,
-    Problem,
     Score,
     VocabularyList,
 )
@@ -40,15 +46,11 @@ _log = structlog.get_logger(__name__)
 MAX_BODY_BYTES = 32 * 1024 * 1024
 """Largest request body; an alpha of 2^22 float32 in base64 is 22 MiB."""
 
-IDLE_RETRY_S = 1
-"""What a client without work is told to wait before it asks again."""
-
 _SERVICE: web.AppKey[Service] = web.AppKey("service", Service)
 
 _JSON: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
 
 T = TypeVar("T")
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @dataclass(slots=True)
@@ -64,7 +66,7 @@ _EXCHANGE: ContextVar[_Exchange] = ContextVar("exchange")
 
 def build_app(service: Service) -> web.Application:
     """The aiohttp application over a service."""
-    app = web.Application(middlewares=[_traffic, _problems], client_max_size=MAX_BODY_BYTES)
+    app = web.Application(middlewares=[_traffic, problems], client_max_size=MAX_BODY_BYTES)
     app[_SERVICE] = service
     app.router.add_routes(
         [
@@ -104,93 +106,29 @@ async def _traffic(request: web.Request, handler: Handler) -> web.StreamResponse
     return response
 
 
-@web.middleware
-async def _problems(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Every refusal leaves as problem+json with a stable code."""
-    try:
-        return await handler(request)
-    except ProblemError as exc:
-        return _problem(exc)
-    except web.HTTPRequestEntityTooLarge:
-        return _problem(ProblemError("body_too_large", f"the limit is {MAX_BODY_BYTES} bytes"))
-    except web.HTTPNotFound:
-        return _problem(ProblemError("not_found", f"there is nothing at {request.path}"))
-    except web.HTTPMethodNotAllowed as exc:
-        allowed = exc.headers["Allow"]
-        detail = f"{request.method} is not one of {allowed}"
-        response = _problem(ProblemError("method_not_allowed", detail))
-        response.headers["Allow"] = allowed
-        return response
-    except Exception:
-        # What went wrong is for the log; a stranger learns only that something did. Formatted
-        # here, since some log renderers print local variables: tokens are among them.
-        _log.error(
-            "request failed",
-            method=request.method,
-            path=request.path,
-            traceback=traceback.format_exc(),
-        )
-        return _problem(ProblemError("internal", "see the server's log"))
-
-
-def _problem(error: ProblemError) -> web.Response:
-    headers = {}
-    if error.status == 401:
-        headers["WWW-Authenticate"] = "Bearer"
-    if error.status == 503:
-        headers["Retry-After"] = str(IDLE_RETRY_S)
-    return web.Response(
-        status=error.status,
-        body=Problem.of(error).model_dump_json().encode(),
-        content_type="application/problem+json",
-        headers=headers,
-    )
-
-
 def _service(request: web.Request) -> Service:
     return request.app[_SERVICE]
 
 
-def _token(request: web.Request) -> str | None:
-    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-    return token.strip() if scheme.lower() == "bearer" and token else None
-
-
 async def _read(request: web.Request, parse: Callable[[bytes], T]) -> tuple[T, bytes]:
-    if request.content_type != "application/json":
-        raise ProblemError("not_json", f"the body is {request.content_type}")
-    body = await request.read()
-    _EXCHANGE.get().upload = len(body)
-    try:
-        return parse(body), body
-    except ValidationError as exc:
-        raise ProblemError("invalid_message", _first_error(exc)) from None
+    def counted(body: bytes) -> T:
+        _EXCHANGE.get().upload = len(body)
+        return parse(body)
 
-
-def _first_error(exc: ValidationError) -> str:
-    # Neither the input nor a URL: an error must not echo what a device sent.
-    error = exc.errors(include_url=False, include_input=False, include_context=False)[0]
-    where = ".".join(str(step) for step in error["loc"])
-    return f"{where}: {error['msg']}" if where else error["msg"]
-
-
-def _answer(message: Message, status: int = 200) -> web.Response:
-    return web.Response(
-        status=status, body=message.model_dump_json().encode(), content_type="application/json"
-    )
+    return await read(request, counted)
 
 
 def _admin(request: web.Request) -> Service:
     service = _service(request)
-    service.authority.check_admin(_token(request))
+    service.authority.check_admin(bearer_token(request))
     return service
 
 
 def _reader(request: web.Request) -> Service:
     """Runs may be read by people and by the clients that work for them."""
     service = _service(request)
-    if not service.authority.is_admin(_token(request)):
-        service.client(_token(request))
+    if not service.authority.is_admin(bearer_token(request)):
+        service.client(bearer_token(request))
     return service
 
 
@@ -204,44 +142,44 @@ def _run_of(request: web.Request, service: Service) -> ServedRun:
 async def _enrol(request: web.Request) -> web.Response:
     service = _service(request)
     _EXCHANGE.get().run = service.traffic_run()
-    service.authority.check_enrolment(_token(request))
+    service.authority.check_enrolment(bearer_token(request))
     message, _ = await _read(request, Enrol.model_validate_json)
-    return _answer(await service.enrol(_token(request), message), status=201)
+    return answer(await service.enrol(bearer_token(request), message), status=201)
 
 
 async def _claim(request: web.Request) -> web.Response:
     service = _service(request)
-    client = service.client(_token(request))
+    client = service.client(bearer_token(request))
     message, _ = await _read(request, Claim.model_validate_json)
     _EXCHANGE.get().run = service.traffic_run(run_id=message.run_id)
     assignment = await service.claim(client, message)
     if assignment is None:
-        return web.Response(status=204, headers={"Retry-After": str(IDLE_RETRY_S)})
+        return web.Response(status=204, headers={"Retry-After": str(RETRY_AFTER_S)})
     _EXCHANGE.get().run = service.traffic_run(run_id=assignment.run_id)
-    return _answer(assignment)
+    return answer(assignment)
 
 
 async def _update(request: web.Request) -> web.Response:
     service = _service(request)
-    client = service.client(_token(request))
+    client = service.client(bearer_token(request))
     assignment_id = request.match_info["assignment_id"]
     _EXCHANGE.get().run = service.traffic_run(assignment_id=assignment_id)
     message, body = await _read(request, UPDATE.validate_json)
     body_sha256 = hashlib.sha256(body).hexdigest()
-    return _answer(await service.update(client, assignment_id, message, body_sha256))
+    return answer(await service.update(client, assignment_id, message, body_sha256))
 
 
 async def _renew(request: web.Request) -> web.Response:
     service = _service(request)
-    client = service.client(_token(request))
+    client = service.client(bearer_token(request))
     assignment_id = request.match_info["assignment_id"]
     _EXCHANGE.get().run = service.traffic_run(assignment_id=assignment_id)
-    return _answer(await service.renew(client, assignment_id))
+    return answer(await service.renew(client, assignment_id))
 
 
 async def _decline(request: web.Request) -> web.Response:
     service = _service(request)
-    client = service.client(_token(request))
+    client = service.client(bearer_token(request))
     assignment_id = request.match_info["assignment_id"]
     _EXCHANGE.get().run = service.traffic_run(assignment_id=assignment_id)
     message, _ = await _read(request, Decline.model_validate_json)
@@ -251,20 +189,20 @@ async def _decline(request: web.Request) -> web.Response:
 
 async def _score(request: web.Request) -> web.Response:
     service = _service(request)
-    client = service.client(_token(request))
+    client = service.client(bearer_token(request))
     message, body = await _read(request, Score.model_validate_json)
     _EXCHANGE.get().run = service.traffic_run(assignment_id=message.assignment_id)
-    return _answer(await service.score(client, message, hashlib.sha256(body).hexdigest()))
+    return answer(await service.score(client, message, hashlib.sha256(body).hexdigest()))
 
 
 async def _task(request: web.Request) -> web.Response:
     run = _EXCHANGE.get().run = _run_of(request, _reader(request))
-    return _answer(run.task)
+    return answer(run.task)
 
 
 async def _vocabulary(request: web.Request) -> web.Response:
     run = _EXCHANGE.get().run = _run_of(request, _reader(request))
-    return _answer(VocabularyList(candidates=run.vocabulary.candidates))
+    return answer(VocabularyList(candidates=run.vocabulary.candidates))
 
 
 # People
@@ -280,12 +218,14 @@ async def _add_run(request: web.Request) -> web.Response:
         if not isinstance(spec.prompt.vocabulary, ListVocabulary):
             # A path in a posted run would read the server's files for a stranger.
             raise SpecError("prompt.vocabulary.kind: must be list in a posted run", source="run")
+        if spec.backend != RunSpec.model_fields["backend"].default:
+            raise SpecError("backend: is the server's; leave it out", source="run")
         if spec.name in service.runs:
             raise ProblemError("run_conflict", f"there is a run {spec.name!r} already")
         run = await service.add_run(spec, build_vocabulary(spec.prompt.vocabulary, ()))
     except (SpecError, DataError, BackendError) as exc:
         raise ProblemError("invalid_run", str(exc)) from exc
-    response = _answer(run.result(), status=201)
+    response = answer(run.result(), status=201)
     response.headers["Location"] = f"/v1/runs/{run.run_id}"
     return response
 
@@ -301,11 +241,11 @@ async def _runs(request: web.Request) -> web.Response:
 
 
 async def _run(request: web.Request) -> web.Response:
-    return _answer(_run_of(request, _reader(request)).result())
+    return answer(_run_of(request, _reader(request)).result())
 
 
 async def _prompt(request: web.Request) -> web.Response:
-    return _answer(_run_of(request, _reader(request)).prompt())
+    return answer(_run_of(request, _reader(request)).prompt())
 
 
 async def _run_log(request: web.Request) -> web.Response:
@@ -360,14 +300,14 @@ async def _stop(request: web.Request) -> web.Response:
     service = _admin(request)
     run = _run_of(request, service)
     await service.stop_run(run)
-    return _answer(run.result())
+    return answer(run.result())
 
 
 async def _resume(request: web.Request) -> web.Response:
     service = _admin(request)
     run = _run_of(request, service)
     await service.resume_run(run)
-    return _answer(run.result())
+    return answer(run.result())
 
 
 # Machines

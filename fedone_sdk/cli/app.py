@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from fedone_sdk import __version__
-from fedone_sdk.cli import client, plan, quickstart, runs, score, serve, tune
+from fedone_sdk.cli import client, gateway, plan, quickstart, runs, score, serve, tune
 
 __all__ = ["app"]
 
@@ -43,6 +43,7 @@ app.command(epilog="Example: fedone tune run.yaml --cap 500 --store run.db")(tun
 app.command(epilog="Example: fedone plan run.yaml")(plan.plan)
 app.command(epilog='Example: fedone score run.yaml --prompt " Overall verdict"')(score.score)
 app.command(epilog="Example: fedone serve config.yaml")(serve.serve)
+app.command(epilog="Example: fedone gateway gateway.yaml")(gateway.gateway)
 app.command(
     epilog="Example: FEDONE_TOKEN=... fedone client --server https://fedone.example "
     "--data reviews.jsonl --state ~/.fedone"

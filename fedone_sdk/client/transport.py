@@ -124,7 +124,7 @@ class HttpTransport:
             "POST", path, credential, message, patience_s=message.wait_s
         )
         if status == 204:
-            return Idle(retry_after_s=_seconds(headers.get("Retry-After")))
+            return Idle(retry_after_s=_retry_after_s(headers))
         return _parse(ASSIGNMENT.validate_json, body)
 
     async def task(self, credential: str, run_id: str) -> RunTask:
@@ -205,21 +205,24 @@ class HttpTransport:
                     if len(body) > _MAX_ANSWER_BYTES:
                         raise MessageError(f"{path}: the answer is over {_MAX_ANSWER_BYTES} bytes")
                 if response.status >= 300:
-                    raise _refusal(path, response.status, bytes(body))
+                    raise _refusal(path, response.status, response.headers, bytes(body))
                 return response.status, response.headers, bytes(body)
         except (aiohttp.ClientError, TimeoutError, OSError) as exc:
             reason = str(exc) or type(exc).__name__
             raise TransportError(f"{self._base}: cannot be reached: {reason}") from exc
 
 
-def _refusal(path: str, status: int, body: bytes) -> Exception:
+def _refusal(path: str, status: int, headers: Mapping[str, str], body: bytes) -> Exception:
+    wait_s = _retry_after_s(headers) if "Retry-After" in headers else None
     try:
-        return Problem.model_validate_json(body).error()
+        error = Problem.model_validate_json(body).error()
     except ValidationError:
         # Not ours: a proxy between here and there. Its 5xx will pass.
         if status >= 500 or status == 429:
-            return TransportError(f"{path}: answered {status}")
+            return TransportError(f"{path}: answered {status}", retry_after_s=wait_s)
         return MessageError(f"{path}: answered {status}, and not as an aggregator does")
+    error.retry_after_s = wait_s
+    return error
 
 
 def _parse(parse: Callable[[bytes], T], body: bytes) -> T:
@@ -229,8 +232,8 @@ def _parse(parse: Callable[[bytes], T], body: bytes) -> T:
         raise MessageError(f"the aggregator's answer is malformed: {exc}") from exc
 
 
-def _seconds(value: str | None) -> float:
+def _retry_after_s(headers: Mapping[str, str]) -> float:
     try:
-        return min(max(float(value or 1.0), 0.0), 3600.0)
-    except ValueError:
+        return min(max(float(headers["Retry-After"]), 0.0), 3600.0)
+    except (KeyError, ValueError):
         return 1.0

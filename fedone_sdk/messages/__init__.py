@@ -13,10 +13,20 @@ from fedone_sdk.messages.assignment import (
 )
 from fedone_sdk.messages.base import Message
 from fedone_sdk.messages.enrolment import Enrol, Enrolled
+from fedone_sdk.messages.model import (
+    MAX_INPUT_CHARS,
+    MAX_INPUTS,
+    LabelWords,
+    ModelAnswer,
+    ModelInfo,
+    ModelProblem,
+    ModelQuery,
+)
 from fedone_sdk.messages.problem import Problem
 from fedone_sdk.messages.run import (
     CacheReport,
     Cap,
+    CensoringReport,
     MetricReport,
     PromptReport,
     RoundReport,
@@ -25,7 +35,7 @@ from fedone_sdk.messages.run import (
     Traffic,
 )
 from fedone_sdk.messages.schema import json_schemas
-from fedone_sdk.messages.score import MAX_TEXT_CHARS, Score, Scores
+from fedone_sdk.messages.score import MAX_TEXT_CHARS, MAX_WRITTEN_CHARS, Score, Scores
 from fedone_sdk.messages.update import (
     MIN_SCORED_SHARE,
     UPDATE,
@@ -45,17 +55,26 @@ __all__ = [
     "Assignment",
     "CacheReport",
     "Cap",
+    "CensoringReport",
     "Claim",
     "Decline",
     "Enrol",
     "Enrolled",
+    "LabelWords",
     "LossesAssignment",
     "LossesUpdate",
     "MAX_ELEMENTS",
+    "MAX_INPUTS",
+    "MAX_INPUT_CHARS",
     "MAX_TEXT_CHARS",
+    "MAX_WRITTEN_CHARS",
     "MIN_SCORED_SHARE",
     "Message",
     "MetricReport",
+    "ModelAnswer",
+    "ModelInfo",
+    "ModelProblem",
+    "ModelQuery",
     "Problem",
     "PromptReport",
     "Receipt",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages.base import Message
 
@@ -26,7 +28,7 @@ class Problem(Message):
     detail: str
 
     @classmethod
-    def of(cls, error: ProblemError) -> Problem:
+    def of(cls, error: ProblemError) -> Self:
         """The wire form of a refusal."""
         return cls(
             type=f"urn:fedone:problem:{error.code}",

@@ -10,6 +10,7 @@ from fedone_sdk.messages.base import Message
 __all__ = [
     "CacheReport",
     "Cap",
+    "CensoringReport",
     "MetricReport",
     "PromptReport",
     "RoundReport",
@@ -70,6 +71,18 @@ class CacheReport(Message):
     hits: int = 0
 
 
+class CensoringReport(Message):
+    """Log-probabilities of labels that a provider's interface did not show.
+
+    Attributes:
+        values: Log-probabilities that were scored.
+        censored: How many of them are only upper bounds.
+    """
+
+    values: int = 0
+    censored: int = 0
+
+
 class MetricReport(Message):
     """The metric on the dev split; null where nobody measured it.
 
@@ -124,6 +137,7 @@ class RunResult(Message):
         spent: What was spent, training and evaluation (`queries`: training only).
         leased: What is reserved for work under way.
         cache: Answers that cost nothing.
+        censoring: Label log-probabilities that the model's interface did not show.
         evaluation: What of it evaluation spent; its `queries` are apart from training's.
         communication: Federated messages.
         gateway: Scoring through the gateway, apart.
@@ -132,6 +146,7 @@ class RunResult(Message):
         prompt: The deployable prompt.
         alpha_sha256: Digest of alpha's bytes.
         model: Fingerprint of the model that scored, once known.
+        models: What the provider called the models that answered.
         wall_s: Seconds from the first assignment to the end (or now).
         seed: The run's seed.
     """
@@ -145,6 +160,7 @@ class RunResult(Message):
     spent: Usage
     leased: Usage
     cache: CacheReport
+    censoring: CensoringReport = CensoringReport()
     evaluation: Usage
     communication: Traffic
     gateway: Traffic
@@ -153,5 +169,6 @@ class RunResult(Message):
     prompt: PromptReport
     alpha_sha256: str
     model: str | None
+    models: tuple[str, ...] = ()
     wall_s: float
     seed: int

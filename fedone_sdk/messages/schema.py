@@ -14,6 +14,13 @@ from fedone_sdk.messages.assignment import (
     VocabularyList,
 )
 from fedone_sdk.messages.enrolment import Enrol, Enrolled
+from fedone_sdk.messages.model import (
+    LabelWords,
+    ModelAnswer,
+    ModelInfo,
+    ModelProblem,
+    ModelQuery,
+)
 from fedone_sdk.messages.problem import Problem
 from fedone_sdk.messages.run import RunResult
 from fedone_sdk.messages.score import Score, Scores
@@ -37,6 +44,11 @@ _MESSAGES = (
     Receipt,
     RunResult,
     Problem,
+    LabelWords,
+    ModelInfo,
+    ModelQuery,
+    ModelAnswer,
+    ModelProblem,
 )
 
 

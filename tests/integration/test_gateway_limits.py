@@ -1,0 +1,132 @@
+"""What a run's gateway policy allows, over real sockets; and that clients wait as they are told."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from fedone_sdk import EdgeClient
+from fedone_sdk.aggregator import Aggregator
+from fedone_sdk.client.transport import HttpTransport
+from fedone_sdk.errors import BackendUnavailable, ProblemError, is_retryable
+from fedone_sdk.messages import Claim, Enrol, LossesAssignment, Score
+from fedone_sdk.spec import RunSpec
+from fedone_sdk.testing import ManualClock, ScriptedBackend
+from fedone_sdk.vocabulary import Vocabulary
+
+TOKEN = "enrolment-token"
+WORDS = Vocabulary(candidates=(" good", " bad"))
+
+
+def spec_of(clients: int = 1, **policy: Any) -> RunSpec:
+    return RunSpec.model_validate(
+        {
+            "task": {"template": "{prompt} {text} {mask}", "labels": {0: " no", 1: " yes"}},
+            "prompt": {"length": 2, "vocabulary": {"kind": "list", "candidates": ["x", "y"]}},
+            "method": {"name": "gs-bdpl", "num_samples": 4, "batch_size": 2},
+            "participation": {"exchange": "losses", "clients_per_round": clients},
+            "rounds": 1,
+            "evaluation": {"every": 0},
+            "gateway": policy,
+        }
+    )
+
+
+@dataclass
+class Device:
+    """An enrolled client with work, by hand."""
+
+    transport: HttpTransport
+    credential: str
+    work: str
+
+    async def score(self, *texts: str) -> None:
+        examples = tuple({"text": text} for text in texts)
+        message = Score(assignment_id=self.work, examples=examples)
+        await self.transport.score(self.credential, message)
+
+    async def refused(self, *texts: str) -> ProblemError:
+        with pytest.raises(ProblemError) as excinfo:
+            await self.score(*texts)
+        return excinfo.value
+
+
+async def devices(transport: HttpTransport, count: int) -> list[Device]:
+    credentials = [(await transport.enrol(TOKEN, Enrol())).credential for _ in range(count)]
+    # All must be seen before the round is seated.
+    for credential in credentials:
+        await transport.claim(credential, Claim(num_examples=5, wait_s=0))
+    found = []
+    for credential in credentials:
+        work = await transport.claim(credential, Claim(num_examples=5, wait_s=0))
+        assert isinstance(work, LossesAssignment)
+        found.append(Device(transport, credential, work.assignment_id))
+    return found
+
+
+async def test_each_client_and_the_run_have_their_limits() -> None:
+    clock, model = ManualClock(), ScriptedBackend()
+    spec = spec_of(2, client_requests_per_minute=2, run_requests_per_minute=3)
+    async with AsyncExitStack() as stack:
+        aggregator = Aggregator(backend=model, enrolment_tokens=[TOKEN], clock=clock)
+        await stack.enter_async_context(aggregator)
+        await aggregator.add_run(spec, WORDS)
+        url = await aggregator.listen()
+        transport = await stack.enter_async_context(aclosing(HttpTransport(url)))
+        one, two = await devices(transport, 2)
+        await one.score("a")
+        await one.score("a")  # Remembered, and a request all the same.
+        problem = await one.refused("a")
+        assert (problem.code, problem.status) == ("rate_limited", 429)
+        assert problem.retry_after_s == 60.0
+        assert problem.detail == "more than 2 requests a minute"
+        assert is_retryable(problem)
+        await two.score("a")
+        assert (await two.refused("a")).detail == "more than 3 requests a minute"
+        clock.advance(60)
+        await two.score("a")
+    assert len(model.asked) == 2 * 4
+
+
+async def test_a_text_that_is_too_long_for_the_run() -> None:
+    model = ScriptedBackend()
+    async with AsyncExitStack() as stack:
+        aggregator = Aggregator(backend=model, enrolment_tokens=[TOKEN])
+        await stack.enter_async_context(aggregator)
+        await aggregator.add_run(spec_of(max_text_chars=10), WORDS)
+        url = await aggregator.listen()
+        transport = await stack.enter_async_context(aclosing(HttpTransport(url)))
+        (device,) = await devices(transport, 1)
+        problem = await device.refused("a", "private text")
+        assert problem.code == "invalid_message"
+        assert problem.detail == "examples.1.text: has 12 characters, the run takes at most 10"
+        await device.score("a", "0123456789")
+    assert len(model.asked) == 4
+
+
+async def test_a_client_waits_as_long_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    failures = [BackendUnavailable("HTTP 429", retry_after_s=7.0)]
+
+    def gate(query: object) -> None:
+        if failures:
+            raise failures.pop()
+
+    waits: list[float] = []
+
+    async def pause(self: EdgeClient, seconds: float) -> None:
+        waits.append(seconds)
+
+    monkeypatch.setattr(EdgeClient, "_pause", pause)
+    rows = [{"text": "a text", "label": 0}, {"text": "another", "label": 1}]
+    async with Aggregator(
+        backend=ScriptedBackend(gate=gate), enrolment_tokens=[TOKEN]
+    ) as aggregator:
+        run = await aggregator.add_run(spec_of(), WORDS)
+        url = await aggregator.listen()
+        async with EdgeClient(url, token=TOKEN, data=rows) as client:
+            await client.run_forever()
+        assert run.result().status == "completed"
+    assert any(7.0 <= wait <= 27.0 for wait in waits)
