@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import math
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from fedone_sdk.errors import DataError
+from fedone_sdk.errors import DataError, SpecError
 
 __all__ = [
     "Example",
     "GLUE_TASKS",
+    "LogProbs",
+    "Loss",
     "Part",
     "Rendered",
+    "ScoreFunction",
     "TaskSpec",
+    "example_loss",
     "glue_task",
     "label_loss",
+    "references_of",
     "render",
     "target_of",
 ]
@@ -28,6 +33,11 @@ Example = Mapping[str, Any]
 
 LogProbs = Sequence[float]
 """Log-probabilities in nats, one per label word, in the task's label order."""
+
+Loss = Literal["cross_entropy", "hinge", "zero_one", "nll", "score"]
+
+ScoreFunction = Callable[[str, Example], float]
+"""A user's own ``score(generated, example)``, from 0 (useless) to 1 (perfect)."""
 
 
 class Part(NamedTuple):
@@ -49,27 +59,44 @@ def _label_key(value: object) -> object:
 
 
 class TaskSpec(BaseModel):
-    """A classification task put to a language model as a cloze or a question.
+    """A task put to a language model as a cloze, a question, or a beginning to be continued.
 
     Attributes:
         template: Text with ``{prompt}``, one ``{field}`` per text column, and (for masked models)
             one ``{mask}``; a causal model answers at the end.
-        labels: The verbaliser: label value -> label word, a single token of the model.
-        metric: What evaluation reports.
-        loss: What training minimises: ``cross_entropy`` over the label words, or a multi-class
-            ``hinge`` with margin 1 on their log-probabilities.
-        label_field: The column that holds the label.
+        labels: The verbaliser: label value -> label word, a single token of the model. Empty for
+            generation (the losses ``nll`` and ``score``).
+        metric: What evaluation reports; ``loss`` is the mean loss, where less is better, and the
+            only one for generation.
+        loss: What training minimises: ``cross_entropy`` over the label words, a multi-class
+            ``hinge`` with margin 1 on their log-probabilities, ``zero_one`` for a wrong label (for
+            models that show no log-probabilities), ``nll``, the negative log-likelihood of the
+            reference text in nats, or ``score``, 1 minus a user's own score of what was generated.
+        label_field: The column that holds the label, or the reference text. For ``score`` it is
+            not looked at: the function gets the whole example.
+        max_tokens: The longest text that is generated for ``score``, tokens.
+        score: ``package.module:function`` for ``score``: imported by `fedone tune` and
+            `fedone score`, never because a message says so.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     template: str = Field(max_length=4000)
     labels: dict[Annotated[str, BeforeValidator(_label_key)], str] = Field(
-        min_length=2, max_length=64
+        default={}, max_length=64
     )
-    metric: Literal["accuracy", "f1", "matthews"] = "accuracy"
-    loss: Literal["cross_entropy", "hinge"] = "cross_entropy"
+    metric: Literal["accuracy", "f1", "matthews", "loss"] = "accuracy"
+    loss: Loss = "cross_entropy"
     label_field: str = "label"
+    max_tokens: Annotated[int, Field(ge=1, le=4096)] = 64
+    score: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_metric(cls, value: object) -> object:
+        if isinstance(value, dict) and value.get("loss") in ("nll", "score"):
+            return {"metric": "loss", **value}
+        return value
 
     @field_validator("template")
     @classmethod
@@ -93,6 +120,17 @@ class TaskSpec(BaseModel):
 
     @model_validator(mode="after")
     def _check_labels(self) -> TaskSpec:
+        if self.generates:
+            if self.labels:
+                raise ValueError(f"loss {self.loss} takes no labels")
+            if self.metric != "loss":
+                raise ValueError(f"loss {self.loss} is measured by metric loss")
+            if "mask" in self._names:
+                raise ValueError(f"loss {self.loss} takes no {{mask}}")
+        elif len(self.labels) < 2:
+            raise ValueError("labels: needs at least 2")
+        if self.score is not None and self.loss != "score":
+            raise ValueError("score: goes with loss score")
         for label, word in self.labels.items():
             if not word.strip():
                 raise ValueError(f"label {label!r} has no label word")
@@ -105,10 +143,23 @@ class TaskSpec(BaseModel):
         return self
 
     @property
+    def generates(self) -> bool:
+        """Whether the model continues the text, instead of choosing among labels."""
+        return self.loss in ("nll", "score")
+
+    @property
+    def max_written(self) -> int:
+        """The longest text that is generated per input, tokens; 0 where none is."""
+        return self.max_tokens if self.loss == "score" else 0
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return tuple(n for _, n, _, _ in string.Formatter().parse(self.template) if n)
+
+    @property
     def fields(self) -> tuple[str, ...]:
         """The text columns that the template uses, in order of appearance."""
-        names = (name for _, name, _, _ in string.Formatter().parse(self.template))
-        return tuple(dict.fromkeys(n for n in names if n and n not in ("prompt", "mask")))
+        return tuple(dict.fromkeys(n for n in self._names if n not in ("prompt", "mask")))
 
     @property
     def label_words(self) -> tuple[str, ...]:
@@ -143,19 +194,35 @@ def _field(example: Example, name: str) -> str:
     return value
 
 
-def target_of(task: TaskSpec, example: Example) -> int:
-    """The index of an example's label among the task's labels.
+def target_of(task: TaskSpec, example: Example) -> int | str:
+    """The index of an example's label among the task's labels, or its reference text.
 
     Raises:
         DataError: The label is missing or unknown to the task.
     """
     if task.label_field not in example:
         raise DataError(f"example has no {task.label_field!r}")
+    if task.generates:
+        reference = _field(example, task.label_field)
+        if not reference:
+            raise DataError(f"example field {task.label_field!r} is empty; it must be a text")
+        return reference
     label = str(example[task.label_field])
     try:
         return list(task.labels).index(label)
     except ValueError:
         raise DataError(f"label {label!r} is not one of {', '.join(task.labels)}") from None
+
+
+def references_of(task: TaskSpec, examples: Iterable[Example]) -> tuple[str, ...]:
+    """The reference texts that a model must be shown for loss ``nll``; none for another loss.
+
+    Raises:
+        DataError: An example has no reference text.
+    """
+    if task.loss != "nll":
+        return ()
+    return tuple(str(target_of(task, example)) for example in examples)
 
 
 def label_loss(task: TaskSpec, log_probs: LogProbs, target: int) -> float:
@@ -170,14 +237,59 @@ def label_loss(task: TaskSpec, log_probs: LogProbs, target: int) -> float:
         ``cross_entropy``: nats, over the label words only (their log-probs are renormalised, as
         the paper's code does by a softmax over the label logits). ``hinge``: the sum over the
         other labels of ``max(0, 1 - (log p_target - log p_other))``, divided by the label count
-        (torch's ``MultiMarginLoss``).
+        (torch's ``MultiMarginLoss``). ``zero_one``: 0.0 where the first of the likeliest labels
+        is the true one, else 1.0.
     """
+    if task.loss == "zero_one":
+        return float(list(log_probs).index(max(log_probs)) != target)
     if task.loss == "hinge":
         others = (value for index, value in enumerate(log_probs) if index != target)
         return sum(max(0.0, 1.0 - log_probs[target] + value) for value in others) / len(log_probs)
     highest = max(log_probs)
     total = math.log(math.fsum(math.exp(value - highest) for value in log_probs)) + highest
     return total - log_probs[target]
+
+
+def example_loss(
+    task: TaskSpec, row: LogProbs | str, example: Example, score: ScoreFunction | None = None
+) -> float:
+    """The training loss of one example, whatever the task's loss is.
+
+    Args:
+        task: Names the loss.
+        row: What the model answered: label log-probabilities, the log-probability of the reference
+            text, or (``score``) the text that it wrote.
+        example: The example, with its label.
+        score: The user's function, for ``score``.
+
+    Returns:
+        As `label_loss`; nats for ``nll``; ``1 - score`` for ``score``.
+
+    Raises:
+        DataError: The label is missing or unknown to the task.
+        SpecError: The score function is missing, raised something (its cause), or gave something
+            outside [0, 1].
+    """
+    if isinstance(row, str):
+        return 1.0 - _score(row, example, score)
+    if task.loss == "nll":
+        return -row[0]
+    target = target_of(task, example)
+    assert isinstance(target, int)
+    return label_loss(task, row, target)
+
+
+def _score(written: str, example: Example, score: ScoreFunction | None) -> float:
+    if score is None:
+        raise SpecError("task.score: loss score needs a score function")
+    try:
+        value = float(score(written, example))
+    except Exception as exc:
+        reason = f"{type(exc).__name__}: {exc}"
+        raise SpecError(f"task.score: the score function failed with {reason}") from exc
+    if not 0.0 <= value <= 1.0:  # NaN is refused too.
+        raise SpecError(f"task.score: the score function gave {value!r}; it must be from 0 to 1")
+    return value
 
 
 _NO_YES = {"0": " no", "1": " yes"}

@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
 
 from fedone_sdk.aggregator import Aggregator, ServedRun
-from fedone_sdk.backends import Answer, LLMBackend, Query
+from fedone_sdk.backends import LOG_ZERO, Answer, LLMBackend, Query, Want
 from fedone_sdk.budget import Usage
 from fedone_sdk.client import EdgeClient
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import Store
-from fedone_sdk.task import Example, Rendered
+from fedone_sdk.task import Example, Rendered, ScoreFunction
 from fedone_sdk.vocabulary import Vocabulary
 
 __all__ = ["LoopbackFederation", "ManualClock", "ScriptedBackend"]
@@ -39,12 +39,27 @@ class ManualClock:
 
 def pseudo_log_probs(inputs: Rendered, label_words: Sequence[str]) -> tuple[float, ...]:
     """Label log-probabilities that depend on nothing but the text."""
-    text = "".join(part.text for part in inputs)
-    weights = [
-        1 + int.from_bytes(hashlib.sha256(f"{text}|{word}".encode()).digest()[:4], "big")
-        for word in label_words
-    ]
+    weights = [_weight(inputs, word) for word in label_words]
     return tuple(math.log(weight / (2 * sum(weights))) for weight in weights)
+
+
+def pseudo_reference_log_prob(inputs: Rendered, reference: str) -> float:
+    """A log-probability that depends on nothing but the texts, from -64 to 0 nats.
+
+    A float32 holds it, so that the wire does not change it.
+    """
+    return -((_weight(inputs, reference) - 1) >> 16) / 1024
+
+
+def pseudo_text(inputs: Rendered, max_tokens: int) -> str:
+    """A generated text that depends on nothing but the input: the first tokens of its hash."""
+    digits = f"{_weight(inputs, 'text'):08x}"
+    return " ".join(digits[:max_tokens])
+
+
+def _weight(inputs: Rendered, word: str) -> int:
+    text = "".join(part.text for part in inputs)
+    return 1 + int.from_bytes(hashlib.sha256(f"{text}|{word}".encode()).digest()[:4], "big")
 
 
 class ScriptedBackend(LLMBackend):
@@ -52,7 +67,11 @@ class ScriptedBackend(LLMBackend):
 
     Args:
         answer: Label log-probabilities of an input, or None for a failed one; a hash of the text
-            by default.
+            by default. The likeliest label is also what the model chooses (``choice``).
+        reference: Log-probability of an input's reference text, or None; a hash by default.
+        write: What the model writes after an input, in at most so many tokens, or None; a hash by
+            default.
+        answers: What may be asked of it.
         fingerprint: What it calls its model.
         gate: Awaited before each answer, to hold answers back or to raise.
 
@@ -68,10 +87,14 @@ class ScriptedBackend(LLMBackend):
         self,
         answer: Callable[[Rendered, Sequence[str]], tuple[float, ...] | None] = pseudo_log_probs,
         *,
+        reference: Callable[[Rendered, str], float | None] = pseudo_reference_log_prob,
+        write: Callable[[Rendered, int], str | None] = pseudo_text,
+        answers: Iterable[Want] = ("labels", "choice", "reference", "text"),
         fingerprint: str = "scripted",
         gate: Callable[[Query], object] | None = None,
     ) -> None:
-        self._answer = answer
+        self._answer, self._reference, self._write = answer, reference, write
+        self.answers = frozenset(answers)
         self._fingerprint = fingerprint
         self._gate = gate
         self.asked: list[Query] = []
@@ -82,16 +105,39 @@ class ScriptedBackend(LLMBackend):
         return self._fingerprint
 
     async def score(self, query: Query) -> Answer:
-        """Answers from the function; one request, one token per input."""
+        """Answers from the functions; one request, one token per input, whatever is written.
+
+        Raises:
+            ValueError: It does not answer what is asked.
+        """
+        if query.want not in self.answers:
+            raise ValueError(f"this backend answers {sorted(self.answers)}, not {query.want!r}")
         self.asked.append(query)
         if self._gate is not None:
             held = self._gate(query)
             if asyncio.iscoroutine(held):
                 await held
-        rows = tuple(self._answer(rendered, query.label_words) for rendered in query.inputs)
-        return Answer(log_probs=rows, usage=Usage(requests=1, prompt_tokens=len(query.inputs)))
+        usage = Usage(requests=1, prompt_tokens=len(query.inputs))
+        if query.want == "text":
+            texts = tuple(self._write(rendered, query.max_tokens) for rendered in query.inputs)
+            rows = tuple(None if text is None else () for text in texts)
+            return Answer(log_probs=rows, usage=usage, texts=texts)
+        return Answer(log_probs=tuple(self._rows(query)), usage=usage)
 
-    def worst_case(self, batch_size: int) -> Usage:
+    def _rows(self, query: Query) -> Iterator[tuple[float, ...] | None]:
+        if query.want == "reference":
+            for rendered, text in zip(query.inputs, query.references, strict=True):
+                value = self._reference(rendered, text)
+                yield None if value is None else (value,)
+            return
+        for rendered in query.inputs:
+            row = self._answer(rendered, query.label_words)
+            if row is not None and query.want == "choice":
+                chosen = row.index(max(row))
+                row = tuple(0.0 if at == chosen else LOG_ZERO for at in range(len(row)))
+            yield row
+
+    def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
         """One request, one token per input."""
         return Usage(queries=1, requests=1, prompt_tokens=batch_size)
 
@@ -145,6 +191,12 @@ class LoopbackFederation:
     ) -> None:
         await self._stack.aclose()
 
-    def client(self, data: Sequence[Example], *, backend: LLMBackend | None = None) -> EdgeClient:
+    def client(
+        self,
+        data: Sequence[Example],
+        *,
+        backend: LLMBackend | None = None,
+        score: ScoreFunction | None = None,
+    ) -> EdgeClient:
         """An edge client of this federation, to be used with ``async with``."""
-        return EdgeClient(self.url, token=self.token, data=data, backend=backend)
+        return EdgeClient(self.url, token=self.token, data=data, backend=backend, score=score)

@@ -8,9 +8,8 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
 
-from aiohttp import web
-
 from fedone_sdk.aggregator.auth import Authority
+from fedone_sdk.aggregator.http import listening
 from fedone_sdk.aggregator.routes import build_app
 from fedone_sdk.aggregator.run import ServedRun
 from fedone_sdk.aggregator.service import Service
@@ -18,7 +17,7 @@ from fedone_sdk.backends import LLMBackend
 from fedone_sdk.clock import Clock, SystemClock
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore, Store
-from fedone_sdk.task import Example
+from fedone_sdk.task import Example, ScoreFunction
 from fedone_sdk.vocabulary import Vocabulary
 
 __all__ = ["Aggregator"]
@@ -88,31 +87,39 @@ class Aggregator:
         Returns:
             The base URL.
         """
-        # A device that hangs up must not keep its long poll, nor its place among those available.
-        runner = web.AppRunner(
-            build_app(self.service),
-            handler_cancellation=True,
-            access_log=None,
-            shutdown_timeout=1.0,
+        return await self._stack.enter_async_context(
+            listening(
+                build_app(self.service),
+                host=host,
+                port=port,
+                ssl_context=ssl_context,
+                # A device that hangs up must not keep its long poll, nor its place among those
+                # available.
+                handler_cancellation=True,
+            )
         )
-        await runner.setup()
-        self._stack.push_async_callback(runner.cleanup)
-        site = web.TCPSite(runner, host, port, ssl_context=ssl_context, backlog=1024)
-        await site.start()
-        bound = runner.addresses[0][1]
-        scheme = "http" if ssl_context is None else "https"
-        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{bound}"
 
     async def add_run(
-        self, spec: RunSpec, vocabulary: Vocabulary, *, dev: Sequence[Example] = ()
+        self,
+        spec: RunSpec,
+        vocabulary: Vocabulary,
+        *,
+        dev: Sequence[Example] = (),
+        score: ScoreFunction | None = None,
     ) -> ServedRun:
         """Adds a run under its spec's name, or takes up the stored one.
+
+        Args:
+            spec: The run.
+            vocabulary: Its candidates.
+            dev: Held-out examples to measure prompts on.
+            score: The user's function that measures them, for loss ``score``.
 
         Raises:
             SpecError: The run cannot work, or its name is taken by a different run.
             LabelWordError: A label word is not one token of the model.
         """
-        return await self.service.add_run(spec, vocabulary, dev=dev)
+        return await self.service.add_run(spec, vocabulary, dev=dev, score=score)
 
     async def wait(self, run: ServedRun) -> None:
         """Returns when the run has ended and its last prompt was measured."""

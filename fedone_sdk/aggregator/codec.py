@@ -42,7 +42,9 @@ def encode_document(state: RunState) -> dict[str, Any]:
         "passed": sorted(state.passed),
         "lost": state.lost,
         "fills": state.fills,
+        "paused": state.paused,
         "model": state.model,
+        "models": state.models,
         "started_at": state.started_at,
         "ended_at": state.ended_at,
         "metric": state.metric.model_dump(),
@@ -69,6 +71,7 @@ def decode(document: dict[str, Any], arrays: bytes) -> RunState:
                 "evaluation": _load_account(document["evaluation"]),
                 "seats": tuple(_load_seat(seat, loaded) for seat in document["seats"]),
                 "passed": frozenset(document["passed"]),
+                "models": tuple(document["models"]),
                 "metric": MetricReport.model_validate(document["metric"]),
             }
         )
@@ -114,13 +117,19 @@ def _load_account(document: dict[str, Any]) -> Account:
 def _seat(seat: Seat) -> dict[str, Any]:
     plain = {field.name: getattr(seat, field.name) for field in fields(seat)}
     del plain["local"]
-    return {**plain, "sent": seat.sent.exact(), "used": seat.used.exact()}
+    return {
+        **plain,
+        "calls": sorted(seat.calls),
+        "sent": seat.sent.exact(),
+        "used": seat.used.exact(),
+    }
 
 
 def _load_seat(document: dict[str, Any], arrays: Memory) -> Seat:
     return Seat(
         **{
             **document,
+            "calls": frozenset(document["calls"]),
             "sent": Usage.model_validate(document["sent"]),
             "used": Usage.model_validate(document["used"]),
             "losses": tuple(tuple(losses) for losses in document["losses"]),

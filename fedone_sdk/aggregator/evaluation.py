@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Literal
 
 import structlog
@@ -15,19 +16,45 @@ from fedone_sdk.aggregator.events import (
     EvaluationReserved,
     EvaluationSettled,
     Measured,
+    PauseAsked,
     RoundFinished,
     RunEnded,
 )
+from fedone_sdk.aggregator.purse import Purse
 from fedone_sdk.aggregator.run import ServedRun
 from fedone_sdk.algorithms import stream_seed
-from fedone_sdk.backends import LLMBackend, predict
+from fedone_sdk.backends import (
+    Answer,
+    LLMBackend,
+    Prediction,
+    Query,
+    prediction_queries,
+    score_all,
+)
+from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.data import draw_minibatch
-from fedone_sdk.errors import BackendError, ProblemError
-from fedone_sdk.task import Example
+from fedone_sdk.errors import (
+    BackendBlocked,
+    BackendError,
+    BudgetExhausted,
+    ProblemError,
+    SpecError,
+)
+from fedone_sdk.spec import RunSpec
+from fedone_sdk.task import Example, ScoreFunction
 
-__all__ = ["Evaluation"]
+__all__ = ["Evaluation", "curve_examples"]
 
 _log = structlog.get_logger(__name__)
+
+
+def curve_examples(spec: RunSpec, examples: Sequence[Example]) -> list[Example]:
+    """The examples of the dev split that the points of the curve are measured on."""
+    if not examples:
+        return []
+    seed = stream_seed(spec.seed, "evaluation", 0)
+    subset = draw_minibatch(len(examples), spec.evaluation.examples, seed)
+    return [examples[index] for index in sorted(subset)]
 
 
 class Evaluation:
@@ -40,15 +67,21 @@ class Evaluation:
         run: The run.
         backend: The model.
         examples: The dev split.
+        score: The user's function, for loss ``score``.
     """
 
-    def __init__(self, run: ServedRun, backend: LLMBackend, examples: Sequence[Example]) -> None:
+    def __init__(
+        self,
+        run: ServedRun,
+        backend: LLMBackend,
+        examples: Sequence[Example],
+        score: ScoreFunction | None = None,
+    ) -> None:
         self._run = run
         self._backend = backend
         self._examples = examples
-        seed = stream_seed(run.spec.seed, "evaluation", 0)
-        subset = draw_minibatch(len(examples), run.spec.evaluation.examples, seed)
-        self._subset = [examples[index] for index in sorted(subset)]
+        self._score = score
+        self._subset = curve_examples(run.spec, examples)
         # The prompt is taken when its round ends; training does not wait for the measurement.
         self._points: asyncio.Queue[tuple[int, str] | None] = asyncio.Queue()
 
@@ -61,26 +94,36 @@ class Evaluation:
             self._points.put_nowait(None)
 
     async def follow(self) -> None:
-        """Measures no prompt and the untrained prompt, then the curve, at last the final prompt."""
+        """Measures no prompt and the untrained prompt, then the curve, at last the final prompt.
+
+        Returns when the run is over or paused; after a pause, call it again.
+        """
         run = self._run
         if not run.state.running and run.state.metric.after is not None:
             return  # a run that had ended before a restart
         await self._measure_whole("no_prompt", "")
         await self._measure_whole("before", run.prompt(run.machine.start()).text)
-        while run.state.running or not self._points.empty():
-            point = await self._points.get()
-            if point is None:
-                continue  # the run has ended, or had ended before it was resumed
-            value = await self._measure(point[1], self._subset)
-            if value is not None:
-                await run.record_metric(point[0], value)
-        await self._measure_whole("after", run.prompt().text)
+        while not run.state.paused:
+            if run.state.running or not self._points.empty():
+                point = await self._points.get()
+                if point is not None:  # else the run has ended, or had before it was resumed
+                    await self._measure_point(*point)
+            else:
+                await self._measure_whole("after", run.prompt().text)
+                if not run.state.running:
+                    return
+
+    async def _measure_point(self, round_number: int, prompt: str) -> None:
+        value = await self._measure(prompt, self._subset)
+        if value is not None:
+            await self._run.record_metric(round_number, value)
+        elif self._run.state.paused:
+            self._points.put_nowait((round_number, prompt))
 
     async def _measure_whole(
         self, which: Literal["no_prompt", "before", "after"], prompt: str
     ) -> None:
-        known = getattr(self._run.state.metric, which)
-        if known is not None and which != "after":
+        if getattr(self._run.state.metric, which) is not None:
             return
         value = await self._measure(prompt, self._examples)
         if value is not None:
@@ -89,22 +132,44 @@ class Evaluation:
     async def _measure(self, prompt: str, examples: Sequence[Example]) -> float | None:
         """The metric of a prompt, or None where the budget or the model does not allow it."""
         run, task = self._run, self._run.spec.task
-        size = run.spec.method.batch_size
-        lease_id = f"evaluation-{uuid.uuid4().hex}"
-        worst = self._backend.worst_case(size) * math.ceil(len(examples) / size)
+        if run.state.paused:
+            return None
         try:
-            await run.apply(EvaluationReserved(lease_id=lease_id, worst=worst))
+            queries = prediction_queries(
+                self._backend, task, prompt, examples, run.spec.method.batch_size
+            )
+            answers = await self._ask(queries)
+            await run.note(answers)
+            return Prediction.of(task, queries, answers, examples, self._score).metric
+        except (BackendError, BudgetExhausted, SpecError) as exc:
+            _log.warning("evaluation failed", run_id=run.run_id, reason=str(exc))
+            if isinstance(exc, (BackendBlocked, BudgetExhausted, SpecError)):
+                await run.apply(PauseAsked(reason=str(exc).removeprefix("spec: ")))
         except ProblemError as exc:
             _log.warning("evaluation skipped", run_id=run.run_id, reason=exc.detail)
-            return None
-        used = worst  # what a failed call cost is unknown, so it is charged in full
+        except Exception:
+            # What training has paid for must not be lost by what breaks beside it.
+            _log.exception("evaluation failed", run_id=run.run_id)
+        return None
+
+    async def _ask(self, queries: Sequence[Query]) -> list[Answer]:
+        run, lease_id = self._run, f"evaluation-{uuid.uuid4().hex}"
+
+        async def set_aside(worst: Usage) -> None:
+            await run.apply(EvaluationReserved(lease_id=lease_id, worst=worst))
+
+        quotes = [await self._backend.quote(query) for query in queries]
+        worst = sum((quote.without_queries() for quote in quotes), NOTHING)
+        counted, purse = NOTHING, Purse(run.run_id, NOTHING, set_aside)
         try:
-            found = await predict(self._backend, task, prompt, examples, size)
-            used = found.usage
-            run.counters.cache_hits += found.cache_hits
-        except BackendError as exc:
-            _log.warning("evaluation failed", run_id=run.run_id, reason=str(exc))
-            return None
+            await set_aside(worst + Usage(queries=len(queries)))
+            purse.granted, counted = worst, Usage(queries=len(queries))
+            paid = [replace(query, payer=purse) for query in queries]
+            return await score_all(self._backend, paid)
+        except BudgetExhausted as exc:
+            # The run's own budget, or one behind the model?
+            raise purse.refusal or exc from None
         finally:
-            await run.apply(EvaluationSettled(lease_id=lease_id, used=used))
-        return found.metric
+            # Also after a cancellation amid `set_aside`, which may have opened the lease.
+            with suppress(ProblemError):  # There is no such lease: it was refused.
+                await run.apply(EvaluationSettled(lease_id=lease_id, used=purse.spent + counted))

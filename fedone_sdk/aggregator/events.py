@@ -31,8 +31,11 @@ __all__ = [
     "GatewayAsked",
     "Measured",
     "MemorySaved",
+    "ModelSeen",
+    "PauseAsked",
     "Refused",
     "Renewed",
+    "Restarted",
     "ResumeAsked",
     "RoundFinished",
     "RunEnded",
@@ -106,15 +109,25 @@ class Renewed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayAsked:
-    """The gateway is about to ask the model for a client; `worst` is the most it may spend."""
+    """The gateway is about to ask the model for a client.
+
+    Attributes:
+        assignment_id: Whose lease pays.
+        call: Names the client's request. Its queries count once, however often it is repeated.
+        worst: The most that asking may spend now.
+    """
 
     assignment_id: str
+    call: str
     worst: Usage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayAnswered:
-    """The model answered what `worst` was set aside for; `used` is what it really spent."""
+    """The model answered what `worst` was set aside for; `used` is what it really spent.
+
+    Both are without queries, which were counted when they were asked.
+    """
 
     assignment_id: str
     worst: Usage
@@ -122,8 +135,22 @@ class GatewayAnswered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSeen:
+    """The provider said which model answered."""
+
+    model: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PauseAsked:
+    """The run cannot go on until somebody changes something. Work under way is kept."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationReserved:
-    """Evaluation is about to ask the model."""
+    """Evaluation is about to ask the model; a lease that is open already grows."""
 
     lease_id: str
     worst: Usage
@@ -146,6 +173,11 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Restarted:
+    """The server was down: what it had under way may have been sent, and is charged in full."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TimePassed:
     """Deadlines may be over."""
 
@@ -160,7 +192,7 @@ class StopAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeAsked:
-    """A stopped or failed run is to go on."""
+    """A stopped, paused or failed run is to go on, with the model that there is now."""
 
 
 Event = (
@@ -171,9 +203,12 @@ Event = (
     | Renewed
     | GatewayAsked
     | GatewayAnswered
+    | ModelSeen
+    | PauseAsked
     | EvaluationReserved
     | EvaluationSettled
     | Measured
+    | Restarted
     | TimePassed
     | StopAsked
     | ResumeAsked

@@ -5,43 +5,43 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 
-from fedone_sdk.aggregator.events import GatewayAnswered, GatewayAsked
+from fedone_sdk.aggregator.events import GatewayAnswered, GatewayAsked, PauseAsked
+from fedone_sdk.aggregator.purse import Purse
 from fedone_sdk.aggregator.run import ServedRun
 from fedone_sdk.aggregator.state import Seat
-from fedone_sdk.backends import Answer, LLMBackend, Query
-from fedone_sdk.budget import Usage
-from fedone_sdk.errors import BackendError, BackendUnavailable, ProblemError
+from fedone_sdk.backends import Answer, LLMBackend, Query, query_for, rows_of, score_all
+from fedone_sdk.budget import NOTHING, Usage
+from fedone_sdk.errors import (
+    BackendBlocked,
+    BackendError,
+    BackendUnavailable,
+    BudgetExhausted,
+    ProblemError,
+)
 from fedone_sdk.messages import Array, Score, Scores
 from fedone_sdk.messages.ndarray import from_wire
-from fedone_sdk.task import render
 
 __all__ = ["Gateway"]
-
-
-@dataclass(slots=True)
-class _Call:
-    """One request of a client: the task that answers it, and whether its queries were charged."""
-
-    task: asyncio.Task[Scores] | None = None
-    charged: bool = False
 
 
 class Gateway:
     """Scores prompts for clients; what it asks is reserved before and settled after.
 
-    A repeated request is answered from memory and charged once. After a restart the memory is
-    gone, and a repeated request is charged again or refused: the model is never asked for more
-    queries than were charged.
+    A repeated request is answered from memory, and its queries count once. After a restart the
+    memory is gone and a repeated request is asked again, out of the backend's cache where it keeps
+    one: the model is never asked for more than was set aside.
 
     Args:
-        backend: The model.
+        backend: The model, which charges each request to its query's payer.
     """
 
     def __init__(self, backend: LLMBackend) -> None:
         self.backend = backend
-        self._calls: dict[str, dict[str, _Call]] = defaultdict(dict)
+        self._calls: dict[str, dict[str, asyncio.Task[Scores]]] = defaultdict(dict)
+        self._under_way: dict[asyncio.Task[Scores], ServedRun] = {}
 
     async def score(self, run: ServedRun, seat: Seat, message: Score, body_sha256: str) -> Scores:
         """Answers a client's request.
@@ -49,31 +49,39 @@ class Gateway:
         Raises:
             ProblemError: The request does not fit the assignment, or the model failed.
         """
-        call = self._calls[message.assignment_id].get(body_sha256, _Call())
+        calls = self._calls[message.assignment_id]
+        task = calls.get(body_sha256)
         # No await from here to the task: the same request sent twice at once is one call.
-        if call.task is None or _failed(call.task):
+        if task is None or _failed(task):
             queries = self._queries(run, self._prompts(run, seat, message), message)
-            self._calls[message.assignment_id][body_sha256] = call
-            call.task = asyncio.create_task(
-                self._ask(run, message.assignment_id, queries, call),
+            task = calls[body_sha256] = asyncio.create_task(
+                self._ask(run, message.assignment_id, queries, body_sha256),
                 name=f"gateway {message.assignment_id}",
             )
-            # A device that goes away never fetches the failure of its call.
-            call.task.add_done_callback(_failed)
+            self._under_way[task] = run
+            task.add_done_callback(self._ended)
         # Shielded: the answer is paid for, and a device that comes back shall have it.
-        return await asyncio.shield(call.task)
+        return await asyncio.shield(task)
 
     def forget(self, assignment_id: str) -> None:
         """Drops what is remembered for work that has ended."""
         self._calls.pop(assignment_id, None)
 
+    async def wait(self, run: ServedRun) -> None:
+        """Returns when no call of a run is under way."""
+        while calls := [task for task, owner in self._under_way.items() if owner is run]:
+            await asyncio.wait(calls)
+
     async def stop(self) -> None:
         """Ends the calls under way; they are charged in full."""
-        tasks = [call.task for calls in self._calls.values() for call in calls.values()]
-        waiting = [task for task in tasks if task is not None and not task.done()]
-        for task in waiting:
+        calls = list(self._under_way)
+        for task in calls:
             task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
+        await asyncio.gather(*calls, return_exceptions=True)
+
+    def _ended(self, task: asyncio.Task[Scores]) -> None:
+        del self._under_way[task]
+        _failed(task)  # A device that goes away never fetches the failure of its call.
 
     @staticmethod
     def _prompts(run: ServedRun, seat: Seat, message: Score) -> list[list[int]]:
@@ -100,8 +108,7 @@ class Gateway:
         rows: list[list[int]] = indices.tolist()
         return rows
 
-    @staticmethod
-    def _queries(run: ServedRun, prompts: list[list[int]], message: Score) -> list[Query]:
+    def _queries(self, run: ServedRun, prompts: list[list[int]], message: Score) -> list[Query]:
         task, batch_size = run.spec.task, run.spec.method.batch_size
         if len(message.examples) > batch_size:
             raise ProblemError(
@@ -116,55 +123,96 @@ class Gateway:
                     f"examples.{number}: has the fields {sorted(example)}, the task's are "
                     f"{list(task.fields)}",
                 )
+        sent = [
+            (f"examples.{number}.{name}", text)
+            for number, example in enumerate(message.examples)
+            for name, text in example.items()
+        ]
+        sent += [(f"references.{number}", text) for number, text in enumerate(message.references)]
+        longest = run.spec.gateway.max_text_chars
+        for where, text in sent:
+            if len(text) > longest:
+                raise ProblemError(
+                    "invalid_message",
+                    f"{where}: has {len(text)} characters, the run takes at most {longest}",
+                )
+        wanted = len(message.examples) if task.loss == "nll" else 0
+        if len(message.references) != wanted:
+            raise ProblemError(
+                "invalid_message",
+                f"references: {len(message.references)} were sent, loss {task.loss} takes {wanted}",
+            )
         texts = [run.vocabulary.text(indices) for indices in prompts]
         return [
-            Query(
-                inputs=tuple(render(task, text, example) for example in message.examples),
-                label_words=task.label_words,
+            query_for(
+                task, text, message.examples, backend=self.backend, references=message.references
             )
             for text in texts
         ]
 
     async def _ask(
-        self, run: ServedRun, assignment_id: str, queries: list[Query], call: _Call
+        self, run: ServedRun, assignment_id: str, queries: list[Query], call: str
     ) -> Scores:
-        worst = run.machine.worst_query * len(queries)
-        if call.charged:
-            # A retry of a failed call bills again, but is no new logical query.
-            worst = worst.without_queries()
-        await run.apply(GatewayAsked(assignment_id=assignment_id, worst=worst))
-        call.charged = True
-        used = worst  # what a failed call cost is unknown, so it is charged in full
+        async def set_aside(worst: Usage) -> None:
+            await run.apply(GatewayAsked(assignment_id=assignment_id, call=call, worst=worst))
+
+        purse = Purse(run.run_id, NOTHING, set_aside)
         try:
-            answers = await asyncio.gather(*(self.backend.score(query) for query in queries))
-            used = sum(
-                (answer.usage.without_queries() for answer in answers),
-                Usage(queries=worst.queries),
-            )
+            answers = await self._paid(run, assignment_id, queries, purse, set_aside)
         except BackendUnavailable as exc:
-            raise ProblemError("backend_unavailable", str(exc)) from exc
+            raise ProblemError(
+                "backend_unavailable", str(exc), retry_after_s=exc.retry_after_s
+            ) from exc
+        except (BackendBlocked, BudgetExhausted) as exc:
+            refusal = purse.refusal
+            if refusal is not None and isinstance(exc, BudgetExhausted):
+                raise ProblemError(refusal.code, refusal.detail) from exc
+            # Not the run's own budget but one behind the model: only a person can raise it.
+            await run.apply(PauseAsked(reason=str(exc)))
+            raise ProblemError("run_conflict", f"the run is paused: {exc}") from exc
         except BackendError as exc:
             raise ProblemError("backend_failed", str(exc)) from exc
+        await run.note(answers)
+        return _scores(queries, answers, self.backend.fingerprint)
+
+    async def _paid(
+        self,
+        run: ServedRun,
+        assignment_id: str,
+        queries: list[Query],
+        purse: Purse,
+        set_aside: Callable[[Usage], Awaitable[None]],
+    ) -> list[Answer]:
+        """Asks the model out of a purse that is filled before, and settled after."""
+        quotes = [await self.backend.quote(query) for query in queries]
+        worst = sum((quote.without_queries() for quote in quotes), NOTHING)
+        await set_aside(worst + Usage(queries=len(queries)))
+        purse.granted = worst
+        try:
+            return await score_all(self.backend, (replace(query, payer=purse) for query in queries))
         finally:
-            await run.apply(GatewayAnswered(assignment_id=assignment_id, worst=worst, used=used))
-        run.counters.cache_hits += sum(answer.cached for answer in answers)
-        return _scores(answers, len(run.spec.task.label_words), self.backend.fingerprint)
+            await run.apply(
+                GatewayAnswered(assignment_id=assignment_id, worst=purse.granted, used=purse.spent)
+            )
 
 
-def _scores(answers: list[Answer], num_labels: int, model: str) -> Scores:
-    batch_size = len(answers[0].log_probs)
+def _scores(queries: Sequence[Query], answers: list[Answer], model: str) -> Scores:
     failed = tuple(
         (p, b)
         for p, answer in enumerate(answers)
-        for b, row in enumerate(answer.log_probs)
+        for b, row in enumerate(rows_of(queries[0], answer))
         if row is None
     )
-    nothing = (0.0,) * num_labels
+    query = queries[0]
+    if query.want == "text":
+        texts = tuple(tuple(str(row or "") for row in rows_of(query, answer)) for answer in answers)
+        return Scores(texts=texts, failed=failed, model=model)
+    num_values = len(query.label_words) or 1
+    nothing = (0.0,) * num_values
     rows = (row or nothing for answer in answers for row in answer.log_probs)
+    shape = (len(answers), len(query.inputs), num_values)
     return Scores(
-        log_probs=Array.pack(
-            itertools.chain.from_iterable(rows), (len(answers), batch_size, num_labels), "float32"
-        ),
+        log_probs=Array.pack(itertools.chain.from_iterable(rows), shape, "float32"),
         failed=failed,
         model=model,
     )

@@ -28,8 +28,11 @@ from fedone_sdk.aggregator.events import (
     GatewayAsked,
     Measured,
     MemorySaved,
+    ModelSeen,
+    PauseAsked,
     Refused,
     Renewed,
+    Restarted,
     ResumeAsked,
     RoundFinished,
     RunEnded,
@@ -93,7 +96,8 @@ class RoundMachine:
         vocab_size: N.
         blank: Index of the blank candidate, if there is one.
         worst_query: The most that one query may spend.
-        gateway_model: Fingerprint of the gateway's model; None when clients score themselves.
+        gateway_model: Fingerprint of the gateway's model, empty while that is not known; None when
+            clients score themselves.
     """
 
     def __init__(
@@ -115,7 +119,7 @@ class RoundMachine:
             "alpha": spec.prompt.length * vocab_size,
             "an answer of the gateway": spec.method.num_samples
             * spec.method.batch_size
-            * len(spec.task.labels),
+            * max(len(spec.task.labels), 1),
         }
         for what, size in sizes.items():
             if size > MAX_ELEMENTS:
@@ -148,7 +152,7 @@ class RoundMachine:
             evaluation=Account(
                 cap=None if evaluation_cap is None else Budget(queries=evaluation_cap)
             ),
-            model=self.gateway_model,
+            model=self.gateway_model or None,
             metric=MetricReport(name=self.spec.task.metric),
         )
 
@@ -161,6 +165,10 @@ class RoundMachine:
     def wants_seating(self, state: RunState) -> bool:
         """Whether a `SeatsVacant` event could change something."""
         return state.running and (bool(self.vacancies(state)) or self._starved(state))
+
+    def can_resume(self, state: RunState) -> bool:
+        """Whether a run was broken off, so that it can go on."""
+        return state.status in ("stopped", "failed")
 
     def _starved(self, state: RunState) -> bool:
         """Whether no more work can be paid for, and no open lease could change that."""
@@ -275,6 +283,7 @@ class RoundMachine:
             phase="offered",
             assignment_id=None,
             queries=seat.queries + used.queries,
+            calls=frozenset(),
             sent=Usage(),
             used=Usage(),
         )
@@ -299,7 +308,7 @@ class RoundMachine:
     @_apply.register
     def _(self, event: WorkAsked, state: RunState, now: float) -> Outcome:
         seat = state.seat_of(event.client)
-        if seat is None:
+        if seat is None or not state.running:
             return state, ()
         if seat.phase == "offered":
             samples, steps = self._affordable_work(state)
@@ -385,6 +394,8 @@ class RoundMachine:
     @_apply.register
     def _(self, event: Declined, state: RunState, now: float) -> Outcome:
         seat = self._working(state, event.assignment_id)
+        if state.paused:
+            raise ProblemError("run_conflict", f"the run is {state.reason}; the work is kept")
         reason = f"the client declined: {event.reason}"
         return self._lose(state, seat, reason, event.usage, now)
 
@@ -433,6 +444,7 @@ class RoundMachine:
             queries=seat.queries + used.queries,
             weight=update.num_examples,
             mean_loss=seat.mean_loss + (mean_loss - seat.mean_loss) * seat.num_steps / steps_done,
+            calls=frozenset(),
             sent=Usage(),
             used=Usage(),
         )
@@ -614,45 +626,98 @@ class RoundMachine:
         return state, tuple(effects)
 
     def _end(self, state: RunState, status: RunStatus, reason: str | None, now: float) -> Outcome:
-        state = replace(state, status=status, reason=reason, ended_at=now)
+        state = replace(state, status=status, reason=reason, ended_at=now, paused=False)
         return state, (RunEnded(status=status),)
 
     @_apply.register
     def _(self, event: StopAsked, state: RunState, now: float) -> Outcome:
+        if state.paused:
+            state = replace(state, status="running")  # so that its open work is wound up
         if not state.running:
             raise ProblemError("run_conflict", f"the run has ended: {state.status}")
         return self._wind_up(state, event.status, event.reason, now)
 
     @_apply.register
     def _(self, event: ResumeAsked, state: RunState, now: float) -> Outcome:
-        if state.status not in ("stopped", "failed"):
+        if not self.can_resume(state):
             raise ProblemError("run_conflict", f"a run that is {state.status} cannot be resumed")
-        return replace(state, status="running", reason=None, ended_at=None, lost=0), ()
+        state = replace(
+            state,
+            status="running",
+            reason=None,
+            ended_at=None,
+            lost=0,
+            paused=False,
+            seats=self._with_new_deadlines(state, now),
+            # Whoever resumes a run accepts the model that there is now.
+            model=self.gateway_model or state.model,
+            metric=state.metric.model_copy(update={"after": None}),
+        )
+        return state, ()
+
+    def _with_new_deadlines(self, state: RunState, now: float) -> tuple[Seat, ...]:
+        part = self.spec.participation
+        patience = {"offered": part.claim_timeout_s, "working": part.deadline_s, "done": 0.0}
+        return tuple(replace(seat, due=now + patience[seat.phase]) for seat in state.seats)
+
+    @_apply.register
+    def _(self, event: Restarted, state: RunState, now: float) -> Outcome:
+        account, evaluation = state.account, state.evaluation
+        for lease_id, worst in state.evaluation.leases.items():
+            account = account.settle(lease_id, worst.without_queries())
+            evaluation = evaluation.settle(lease_id, worst)
+        # Clients cannot help it that the server was down: their work is still theirs.
+        seats = tuple(
+            replace(seat, used=seat.used + seat.sent, sent=Usage())
+            for seat in self._with_new_deadlines(state, now)
+        )
+        return replace(state, account=account, evaluation=evaluation, seats=seats), ()
+
+    @_apply.register
+    def _(self, event: PauseAsked, state: RunState, now: float) -> Outcome:
+        if not state.running:
+            return state, ()
+        state, effects = self._end(state, "stopped", f"paused: {event.reason}", now)
+        return replace(state, paused=True), effects
+
+    @_apply.register
+    def _(self, event: ModelSeen, state: RunState, now: float) -> Outcome:
+        if event.model in state.models:
+            return state, ()
+        before = state.models[-1] if state.models else None
+        state = replace(state, models=(*state.models, event.model))
+        if before is None:
+            return state, ()
+        reason = f"the provider answers with {event.model!r} now, it was {before!r}"
+        reason = f"{reason}; resume the run to accept it"
+        if state.paused:  # Whoever resumes it shall know of this, too.
+            return replace(state, reason=f"{state.reason}; {reason}"), ()
+        return self._apply(PauseAsked(reason=reason), state, now)
 
     # Spending that the server sees
 
     @_apply.register
     def _(self, event: GatewayAsked, state: RunState, now: float) -> Outcome:
         seat = self._working(state, event.assignment_id)
-        committed = seat.used + seat.sent + event.worst
+        if not state.running:
+            raise ProblemError("run_conflict", f"the run is {state.reason or state.status}")
         lease = state.account.leases[event.assignment_id]
-        if committed.queries > lease.queries:
+        # A request that comes again bills again, but is no new logical query.
+        queries = 0 if event.call in seat.calls else event.worst.queries
+        if seat.used.queries + queries > lease.queries:
+            left = lease.queries - seat.used.queries
             raise ProblemError(
-                "lease_exhausted",
-                f"{event.worst.queries} queries asked, "
-                f"{lease.queries - seat.used.queries - seat.sent.queries} left under the lease",
+                "lease_exhausted", f"{queries} queries asked, {left} left under the lease"
             )
-        # A retry of a failed call bills again: the lease grows with it while the caps allow.
-        wanted = lease.at_least(committed)
-        account = state.account
-        if wanted != lease:
-            try:
-                account = account.settle(event.assignment_id, Usage()).reserve(
-                    event.assignment_id, wanted
-                )
-            except BudgetExhausted as exc:
-                raise ProblemError("lease_exhausted", str(exc)) from exc
-        seat = replace(seat, sent=seat.sent + event.worst)
+        sent = seat.sent + event.worst.without_queries()
+        used = seat.used + Usage(queries=queries)
+        # The lease grows with what is asked again while the caps allow.
+        missing = (used + sent).beyond(lease)
+        try:
+            account = state.account.add(event.assignment_id, missing)
+        except BudgetExhausted as exc:
+            raise ProblemError("lease_exhausted", str(exc)) from exc
+        seat = replace(seat, calls=seat.calls | {event.call}, sent=sent, used=used)
         return replace(_with(state, seat), account=account), ()
 
     @_apply.register
@@ -661,15 +726,16 @@ class RoundMachine:
         if seat is None:
             return state, ()  # The seat was lost meanwhile, and its call charged in full.
         seat = replace(seat, sent=seat.sent - event.worst, used=seat.used + event.used)
-        return _with(state, seat), ()
+        account = state.account.owe(event.assignment_id, seat.used + seat.sent)
+        return replace(_with(state, seat), account=account), ()
 
     @_apply.register
     def _(self, event: EvaluationReserved, state: RunState, now: float) -> Outcome:
         try:
             state = replace(
                 state,
-                evaluation=state.evaluation.reserve(event.lease_id, event.worst),
-                account=state.account.reserve(event.lease_id, event.worst.without_queries()),
+                evaluation=state.evaluation.add(event.lease_id, event.worst),
+                account=state.account.add(event.lease_id, event.worst.without_queries()),
             )
         except BudgetExhausted as exc:
             raise ProblemError("lease_exhausted", str(exc)) from exc
@@ -689,6 +755,8 @@ class RoundMachine:
 
     @_apply.register
     def _(self, event: Measured, state: RunState, now: float) -> Outcome:
+        if event.which == "after" and state.running:
+            return state, ()  # The run was resumed meanwhile: this prompt was not its last.
         metric = state.metric.model_copy(update={event.which: event.value})
         return replace(state, metric=metric), ()
 

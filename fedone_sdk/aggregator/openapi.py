@@ -56,7 +56,7 @@ _ROUTES: tuple[tuple[str, str, str, str | None, int, str | None, tuple[int, ...]
         "Score",
         200,
         "Scores",
-        (401, 404, 409, 413, 415, 422, 502, 503),
+        (401, 404, 409, 413, 415, 422, 429, 502, 503),
     ),
     ("get", "/v1/runs/{run_id}/task", "What a client must know", None, 200, "RunTask", (401, 404)),
     (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -15,10 +15,12 @@ from fedone_sdk.aggregator.events import (
     Accepted,
     Closed,
     Effect,
-    EvaluationSettled,
     Event,
     MemorySaved,
+    ModelSeen,
+    PauseAsked,
     Refused,
+    Restarted,
     RoundFinished,
     RunEnded,
     SeatsVacant,
@@ -26,11 +28,13 @@ from fedone_sdk.aggregator.events import (
 from fedone_sdk.aggregator.machine import RoundMachine
 from fedone_sdk.aggregator.state import RunState
 from fedone_sdk.algorithms import alpha_sha256, dump_memory
+from fedone_sdk.backends import Answer
 from fedone_sdk.clock import Clock
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import (
     CacheReport,
     Cap,
+    CensoringReport,
     PromptReport,
     RoundReport,
     RunResult,
@@ -56,12 +60,16 @@ class _Counters:
     communication: Traffic = field(default_factory=Traffic)
     gateway: Traffic = field(default_factory=Traffic)
     cache_hits: int = 0
+    values: int = 0
+    censored: int = 0
 
     def dump(self) -> dict[str, Any]:
         return {
             "communication": self.communication.model_dump(),
             "gateway": self.gateway.model_dump(),
             "cache_hits": self.cache_hits,
+            "values": self.values,
+            "censored": self.censored,
         }
 
     @classmethod
@@ -70,6 +78,8 @@ class _Counters:
             communication=Traffic.model_validate(document["communication"]),
             gateway=Traffic.model_validate(document["gateway"]),
             cache_hits=document["cache_hits"],
+            values=document["values"],
+            censored=document["censored"],
         )
 
 
@@ -84,6 +94,12 @@ class ServedRun:
         available: Who could take a seat now: enrolment index -> examples held.
         name_of: Client id of an enrolment index, for reports.
         listener: Told of every effect once it is safe in the store.
+
+    Attributes:
+        counters: Traffic and cache hits.
+        history: One entry per round.
+        ended: Set while the run does not run.
+        broken_off: Whether it was stopped, paused or failed already when it was taken up.
     """
 
     def __init__(
@@ -102,6 +118,7 @@ class ServedRun:
         self.counters = _Counters()
         self.history: list[RoundReport] = []
         self.ended = asyncio.Event()
+        self.broken_off = False
         self._store = store
         self._clock = clock
         self._available = available
@@ -144,8 +161,9 @@ class ServedRun:
     async def load(self, record: RunRecord) -> None:
         """Takes up a stored run where it stands.
 
-        Evaluation that was under way when the process ended may have been sent: it is charged in
-        full. Clients' leases stay open; their owners or their deadlines settle them.
+        What was under way when the process ended may have been sent: it is charged in full.
+        Clients' leases stay open; their owners or their deadlines settle them. A run that was
+        scored by another model pauses.
         """
         document = json.loads(record.document)
         self.counters = _Counters.load(document.pop("counters"))
@@ -163,10 +181,14 @@ class ServedRun:
             report.model_copy(update={"metric": metrics.get(report.round)})
             for report in self.history
         ]
+        self.broken_off = self.machine.can_resume(self._state)
         if not self._state.running:
             self.ended.set()
-        for lease_id, worst in list(self._state.evaluation.leases.items()):
-            await self.apply(EvaluationSettled(lease_id=lease_id, used=worst))
+        await self.apply(Restarted())
+        before, now = self._state.model, self.machine.gateway_model
+        if before and now and before != now:
+            reason = f"the server's model is {now!r}, the run was scored by {before!r}"
+            await self.apply(PauseAsked(reason=f"{reason}; resume the run to accept it"))
 
     async def apply(self, event: Event) -> tuple[Effect, ...]:
         """Applies an event and whatever follows from it in one transaction.
@@ -282,6 +304,19 @@ class ServedRun:
             _log.info("assignment closed", run_id=self.run_id, **asdict(effect))
         self._listener(self, effect)
 
+    async def note(self, answers: Iterable[Answer]) -> None:
+        """Counts what answers say of themselves; a model that the run did not know pauses it."""
+        models = dict[str, None]()
+        for answer in answers:
+            self.counters.cache_hits += answer.cached
+            self.counters.values += sum(len(row) for row in answer.log_probs if row is not None)
+            self.counters.censored += answer.censored
+            if answer.model is not None:
+                models[answer.model] = None
+        for model in models:
+            if model not in self._state.models:
+                await self.apply(ModelSeen(model=model))
+
     def count(self, upload: int, download: int, *, gateway: bool) -> None:
         """Adds an exchange of HTTP bodies to the run's report."""
         if gateway:
@@ -324,6 +359,7 @@ class ServedRun:
             spent=state.account.spent,
             leased=state.account.leased,
             cache=CacheReport(hits=self.counters.cache_hits),
+            censoring=CensoringReport(values=self.counters.values, censored=self.counters.censored),
             evaluation=state.evaluation.spent,
             communication=self.counters.communication,
             gateway=self.counters.gateway,
@@ -332,6 +368,7 @@ class ServedRun:
             prompt=self.prompt(),
             alpha_sha256=alpha_sha256(state.method.alpha),
             model=state.model,
+            models=state.models,
             wall_s=0.0 if began is None else round(until - began, 3),
             seed=self.spec.seed,
         )

@@ -18,6 +18,7 @@ from fedone_sdk.aggregator.events import (
     Closed,
     Declined,
     Effect,
+    PauseAsked,
     Renewed,
     ResumeAsked,
     RunEnded,
@@ -28,13 +29,15 @@ from fedone_sdk.aggregator.events import (
     WorkAsked,
 )
 from fedone_sdk.aggregator.gateway import Gateway
-from fedone_sdk.aggregator.machine import ONE_QUERY, RoundMachine
+from fedone_sdk.aggregator.machine import RoundMachine
 from fedone_sdk.aggregator.run import Listener, ServedRun
 from fedone_sdk.aggregator.state import Seat
+from fedone_sdk.aggregator.throttle import Throttle
 from fedone_sdk.algorithms import load_memory
-from fedone_sdk.backends import LLMBackend
+from fedone_sdk.backends import LLMBackend, want_of
+from fedone_sdk.backends.wrappers import BudgetedBackend
 from fedone_sdk.clock import Clock
-from fedone_sdk.errors import ProblemError, SpecError
+from fedone_sdk.errors import BackendError, BackendUnavailable, ProblemError, SpecError
 from fedone_sdk.messages import (
     AlphaAssignment,
     AlphaUpdate,
@@ -50,10 +53,10 @@ from fedone_sdk.messages import (
 )
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import ClientRecord, LogEntry, Store
-from fedone_sdk.task import Example
+from fedone_sdk.task import Example, ScoreFunction
 from fedone_sdk.vocabulary import Vocabulary
 
-__all__ = ["Service"]
+__all__ = ["Service", "check_caps"]
 
 _log = structlog.get_logger(__name__)
 
@@ -92,8 +95,12 @@ class Service:
         self.listeners: list[Listener] = []
         self._store = store
         self._clock = clock
+        if backend is not None and not backend.metered:
+            # Every request must be charged to the run that it is for.
+            backend = BudgetedBackend(backend)
         self._backend = backend
         self._gateway = None if backend is None else Gateway(backend)
+        self._throttle = Throttle()
         self._evaluations: dict[str, Evaluation] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._clients: list[ClientRecord] = []
@@ -113,8 +120,16 @@ class Service:
         for record in await self._store.runs():
             spec = RunSpec.model_validate_json(record.spec)
             vocabulary = Vocabulary(candidates=tuple(json.loads(record.candidates)))
-            run = self._serve(record.run_id, spec, vocabulary)
+            machine = self._machine(record.run_id, spec, vocabulary)
+            trouble = None
+            try:
+                await self._look_at_model(machine)
+            except (BackendError, SpecError) as exc:
+                trouble = _one_line(exc)
+            run = self._serve(machine, vocabulary)
             await run.load(record)
+            if trouble is not None:
+                await run.apply(PauseAsked(reason=trouble))
             self.runs[run.run_id] = run
             _log.info("run taken up", run_id=run.run_id, status=run.state.status)
         self._tasks["deadlines"] = asyncio.create_task(self._watch_deadlines(), name="deadlines")
@@ -141,6 +156,7 @@ class Service:
         vocabulary: Vocabulary,
         *,
         dev: Sequence[Example] = (),
+        score: ScoreFunction | None = None,
     ) -> ServedRun:
         """Adds a run under its spec's name; a stored run with the same spec is taken up again.
 
@@ -148,44 +164,42 @@ class Service:
             spec: The run.
             vocabulary: Its candidates.
             dev: Held-out examples to measure prompts on.
+            score: The user's function that measures them, for loss ``score``.
 
         Raises:
             SpecError: The run cannot work, or its name is taken by a different run.
             LabelWordError: A label word is not one token of the model.
+            BackendError: The model cannot be asked.
         """
         async with self._adding:
             run = self.runs.get(spec.name)
             if run is None:
-                self._check_caps(spec)
-                if self._backend is not None:
-                    await self._backend.check(spec.task.label_words)
-                run = self._serve(spec.name, spec, vocabulary)
+                machine = self._machine(spec.name, spec, vocabulary)
+                await self._look_at_model(machine)
+                run = self._serve(machine, vocabulary)
                 await run.create()
                 self.runs[run.run_id] = run
             elif (run.spec, run.vocabulary) != (spec, vocabulary):
                 raise SpecError(f"name: {spec.name!r} is taken by a run with another description")
-        if dev and self._backend is not None:
-            self._evaluations[run.run_id] = Evaluation(run, self._backend, dev)
+        if dev and self._backend is not None and run.run_id not in self._evaluations:
+            self._evaluations[run.run_id] = Evaluation(run, self._backend, dev, score)
             self._evaluate(run)
         self._wake(self._wakers)
         return run
 
-    def _serve(self, run_id: str, spec: RunSpec, vocabulary: Vocabulary) -> ServedRun:
-        worst, model = ONE_QUERY, None
-        if self._backend is not None:
-            worst = self._backend.worst_case(spec.method.batch_size)
-            model = self._backend.fingerprint
+    def _machine(self, run_id: str, spec: RunSpec, vocabulary: Vocabulary) -> RoundMachine:
         try:
-            machine = RoundMachine(
+            return RoundMachine(
                 run_id,
                 spec,
                 vocab_size=len(vocabulary),
                 blank=vocabulary.blank,
-                worst_query=worst,
-                gateway_model=model,
+                gateway_model=None if self._backend is None else "",
             )
         except ValueError as exc:
             raise SpecError(f"method: {exc}") from exc
+
+    def _serve(self, machine: RoundMachine, vocabulary: Vocabulary) -> ServedRun:
         return ServedRun(
             machine,
             vocabulary=vocabulary,
@@ -196,33 +210,71 @@ class Service:
             listener=self._on_effect,
         )
 
-    def _check_caps(self, spec: RunSpec) -> None:
-        bounds = frozenset({"queries"}) if self._backend is None else self._backend.bounds
-        caps = spec.budget.model_dump(exclude_none=True) if spec.budget else {}
-        for unit in caps:
-            if unit not in bounds:
-                raise SpecError(
-                    f"budget.{unit}: the server cannot bound this before it is spent (it can "
-                    f"bound {', '.join(sorted(bounds))})"
-                )
+    async def _look_at_model(self, machine: RoundMachine) -> None:
+        """Sees whether the model can do a run, and what its queries cost at most.
+
+        Raises:
+            SpecError: The run asks for what the model cannot do.
+            BackendError: The model cannot be asked.
+        """
+        spec, backend = machine.spec, self._backend
+        if backend is None:
+            check_caps(spec, frozenset({"queries"}))
+            return
+        # First: some models say only then what they can do.
+        await backend.check(spec.task.label_words)
+        check_caps(spec, backend.bounds)
+        want = want_of(spec.task, backend.answers)
+        if want == "text" and not spec.gateway.generated_text:
+            raise SpecError(
+                "gateway.generated_text: must be true for loss score, whose texts leave the gateway"
+            )
+        machine.worst_query = backend.worst_case(spec.method.batch_size, spec.task.max_written)
+        machine.gateway_model = backend.fingerprint
 
     async def stop_run(self, run: ServedRun, reason: str | None = None) -> None:
         """Ends a run with what it has learnt."""
         await run.apply(StopAsked(reason=reason))
 
     async def resume_run(self, run: ServedRun) -> None:
-        """Lets a stopped run go on."""
+        """Lets a stopped run go on, with the model that there is now.
+
+        Raises:
+            ProblemError: ``run_conflict`` when it runs or has ended for good, ``backend_blocked``
+                or ``backend_unavailable`` when the model still cannot be asked.
+        """
+        if self._backend is not None:
+            self._backend.reset()
+        if run.machine.can_resume(run.state):  # else the machine says why not
+            try:
+                await self._look_at_model(run.machine)
+            except (BackendError, SpecError) as exc:
+                passes = isinstance(exc, BackendUnavailable)
+                code = "backend_unavailable" if passes else "backend_blocked"
+                raise ProblemError(code, _one_line(exc)) from exc
+        model = run.state.model
         run.ended.clear()
         try:
             await run.apply(ResumeAsked())
         except ProblemError:
-            run.ended.set()
+            if not run.state.running:
+                run.ended.set()
             raise
+        if model is not None and run.state.model != model:
+            _log.warning(
+                "the run goes on with another model",
+                run_id=run.run_id,
+                before=model,
+                now=run.state.model,
+            )
         self._evaluate(run)
+        self._wake(self._wakers)
 
     async def wait(self, run: ServedRun) -> None:
-        """Returns when a run has ended and its last prompt was measured."""
+        """Returns when a run has ended, what it had asked is answered, and its end is measured."""
         await run.ended.wait()
+        if self._gateway is not None:
+            await self._gateway.wait(run)  # It is paid: a cache shall keep it.
         task = self._tasks.get(f"evaluation {run.run_id}")
         if task is not None:
             await asyncio.shield(task)
@@ -242,8 +294,8 @@ class Service:
         evaluation = self._evaluations.get(run.run_id)
         if evaluation is not None:
             name = f"evaluation {run.run_id}"
-            if name in self._tasks:
-                self._tasks[name].cancel()
+            if name in self._tasks and not self._tasks[name].done():
+                return  # It sees by itself that the run goes on.
             self._tasks[name] = asyncio.create_task(evaluation.follow(), name=name)
 
     # Clients
@@ -316,7 +368,7 @@ class Service:
         self, client: ClientRecord, run_id: str | None
     ) -> AlphaAssignment | LossesAssignment | None:
         runs = list(self.runs.values()) if run_id is None else [self.run(run_id)]
-        if runs and not any(run.state.running for run in runs):
+        if runs and not any(run.state.running or run.state.paused for run in runs):
             raise ProblemError("run_ended", "all runs that you could work for have ended")
         for run in runs:
             if not run.state.running:
@@ -395,6 +447,12 @@ class Service:
         run, seat = await self._working(client, message.assignment_id)
         if self._gateway is None:
             raise ProblemError("not_found", "this server has no gateway; score on the device")
+        policy = run.spec.gateway
+        self._throttle.admit(
+            self._clock.now(),
+            ((run.run_id, client.index), policy.client_requests_per_minute),
+            (run.run_id, policy.run_requests_per_minute),
+        )
         return await self._gateway.score(run, seat, message, body_sha256)
 
     def _work_of(self, client: ClientRecord, assignment_id: str) -> tuple[ServedRun, Seat] | None:
@@ -499,3 +557,29 @@ class Service:
                     await self._deadlines.wait()
             except TimeoutError:
                 continue
+
+
+def check_caps(spec: RunSpec, bounds: frozenset[str]) -> None:
+    """Refuses caps in units that the model does not bound before they are spent.
+
+    Raises:
+        SpecError: Names the cap, and what to do.
+    """
+    caps = spec.budget.model_dump(exclude_none=True) if spec.budget else {}
+    for unit in caps:
+        if unit in bounds:
+            continue
+        if unit == "usd" and {"prompt_tokens", "completion_tokens"} <= bounds:
+            raise SpecError(
+                "budget.usd: the price of this model is not known; set backend.prices "
+                "(prompt and completion, US dollars per million tokens), or cap tokens instead"
+            )
+        raise SpecError(
+            f"budget.{unit}: the server cannot bound this before it is spent (it can "
+            f"bound {', '.join(sorted(bounds))})"
+        )
+
+
+def _one_line(error: BackendError | SpecError) -> str:
+    text = "; ".join(error.problems) if isinstance(error, SpecError) else str(error)
+    return " ".join(text.split())

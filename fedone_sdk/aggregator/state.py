@@ -25,8 +25,9 @@ class Seat:
         assignment_id: Names the work once it is given out.
         num_samples: I of the work given out.
         num_steps: E of the work given out.
-        sent: Worst case of gateway calls that are under way.
-        used: What finished gateway calls spent.
+        calls: Gateway requests whose queries were counted.
+        sent: Worst case of gateway calls that are under way, without queries.
+        used: Queries asked of the gateway, and what finished calls spent.
         queries: Queries settled in this seat's earlier steps.
         local: The client's method state; None while it is still the round's.
         losses: Losses that came back, step by step (the log and the mean).
@@ -42,6 +43,7 @@ class Seat:
     assignment_id: str | None = None
     num_samples: int = 0
     num_steps: int = 0
+    calls: frozenset[str] = frozenset()
     sent: Usage = NOTHING
     used: Usage = NOTHING
     queries: int = 0
@@ -67,7 +69,9 @@ class RunState:
         passed: Clients that lost or declined a seat in this round.
         lost: Assignments that came to nothing since the last accepted update.
         fills: How often seats of this round were drawn; part of the draw's seed.
+        paused: Whether a stopped run waits for somebody to change something, its work kept.
         model: Fingerprint of the model that scores.
+        models: What the provider called the models that answered; a new one pauses the run.
         started_at: First assignment, seconds since the epoch.
         ended_at: End, seconds since the epoch.
         metric: The dev metric as far as it was measured.
@@ -84,7 +88,9 @@ class RunState:
     passed: frozenset[int] = frozenset()
     lost: int = 0
     fills: int = 0
+    paused: bool = False
     model: str | None = None
+    models: tuple[str, ...] = ()
     started_at: float | None = None
     ended_at: float | None = None
     metric: MetricReport

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -18,8 +19,11 @@ from fedone_sdk.errors import (
 from fedone_sdk.messages import MAX_WRITTEN_CHARS
 from fedone_sdk.task import LogProbs, Loss, TaskSpec, render
 
-__all__ = ["query_for", "rows_of", "score_all", "want_of"]
+__all__ = ["CONCURRENCY", "ask_each", "query_for", "rows_of", "score_all", "want_of"]
 
+CONCURRENCY = 32
+"""Queries under way at once. More than a rate limiter lets through gains nothing, and delays the
+news that one has failed."""
 
 _WANTED: dict[Loss, tuple[Want, ...]] = {
     "cross_entropy": ("labels",),
@@ -85,7 +89,7 @@ def query_for(
         label_words=task.label_words,
         want=want,
         references=tuple(references) if want == "reference" else (),
-        max_tokens=task.max_tokens if want == "text" else 0,
+        max_tokens=task.max_written,
         payer=payer,
     )
 
@@ -98,27 +102,53 @@ def rows_of(query: Query, answer: Answer) -> tuple[LogProbs | str | None, ...]:
     return tuple(None if text is None else text[:MAX_WRITTEN_CHARS] for text in answer.texts)
 
 
-async def score_all(backend: LLMBackend, queries: Iterable[Query]) -> list[Answer]:
-    """Asks several queries at once, and waits for all of them.
-
-    What was paid for is never thrown away: when one fails, the others are still let end, so that
-    a cache keeps their answers.
+async def score_all(
+    backend: LLMBackend, queries: Iterable[Query], *, concurrency: int = CONCURRENCY
+) -> list[Answer]:
+    """Asks several queries, many at a time, and waits for all of them (see `ask_each`).
 
     Raises:
         BackendError: The gravest of the failures.
         BudgetError: A request could not be paid.
     """
-    found = await asyncio.gather(
-        *(backend.score(query) for query in queries), return_exceptions=True
-    )
-    failures = [result for result in found if isinstance(result, BaseException)]
+    asked = list(queries)
+    answers, failures = await ask_each(backend, asked, concurrency=concurrency)
     if failures:
-        raise max(failures, key=_gravity)
-    return [result for result in found if isinstance(result, Answer)]
+        raise failures[0]
+    return [answers[index] for index in range(len(asked))]
 
 
-def _gravity(failure: BaseException) -> int:
-    """Higher for what a person must know first; a bug comes before all."""
+async def ask_each(
+    backend: LLMBackend, queries: Iterable[Query], *, concurrency: int = CONCURRENCY
+) -> tuple[dict[int, Answer], list[Exception]]:
+    """Asks several queries, `concurrency` of them at a time.
+
+    When one fails, no further one is begun. Those under way are waited for: they are paid, and a
+    cache keeps their answers. A cancellation cancels them.
+
+    Returns:
+        The answers by position, and the failures, the gravest first.
+    """
+    answers: dict[int, Answer] = {}
+    failures: list[Exception] = []
+    ahead = deque(enumerate(queries))
+
+    async def work() -> None:
+        while ahead and not failures:
+            index, query = ahead.popleft()
+            try:
+                answers[index] = await backend.score(query)
+            except Exception as exc:
+                failures.append(exc)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(min(concurrency, len(ahead))):
+            group.create_task(work())
+    return answers, sorted(failures, key=_gravity, reverse=True)
+
+
+def _gravity(failure: Exception) -> int:
+    """Higher for what waiting helps least; what nobody foresaw is a bug, and comes first."""
     order = (BackendUnavailable, BackendBlocked, BudgetError, BackendError)
     ranks = {BackendUnavailable: 0, BackendError: 1, BudgetError: 2, BackendBlocked: 3}
     return next((ranks[kind] for kind in order if isinstance(failure, kind)), len(order))

@@ -10,7 +10,7 @@ from typing import Literal, Self
 from fedone_sdk.budget import Payer, Usage
 from fedone_sdk.task import Rendered
 
-__all__ = ["LOG_ZERO", "Answer", "LLMBackend", "Query", "RateLimits", "Want"]
+__all__ = ["Answer", "LLMBackend", "LOG_ZERO", "Query", "RateLimits", "Want"]
 
 Want = Literal["labels", "choice", "reference", "text"]
 """What is asked about each input: the log-probabilities of the label words; which of them the
@@ -131,16 +131,20 @@ class LLMBackend(ABC):
             BackendError: The model cannot be used as described.
         """
 
-    def worst_case(self, batch_size: int) -> Usage:
+    def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
         """The most that any query of `batch_size` inputs may spend (in the units of `bounds`).
 
         It counts one attempt at each of its requests; a retry is charged when it is made.
+
+        Args:
+            batch_size: B.
+            max_tokens: The longest text that is written for each input; 0 where none is asked for.
         """
         return Usage(queries=1, requests=1)
 
     async def quote(self, query: Query) -> Usage:
         """The most that this query may spend: at least what it will, at most its `worst_case`."""
-        return self.worst_case(len(query.inputs))
+        return self.worst_case(len(query.inputs), query.max_tokens)
 
     def reset(self) -> None:  # noqa: B027 (optional)
         """Forgets that the model failed: somebody says that it can be asked again."""

@@ -138,7 +138,7 @@ class GatewayBackend(LLMBackend):
             model=answer.model,
         )
 
-    def worst_case(self, batch_size: int) -> Usage:
+    def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
         """The most that a query of this size may cost, in the gateway's word.
 
         Raises:
@@ -148,7 +148,8 @@ class GatewayBackend(LLMBackend):
         full, rest = divmod(batch_size, self.max_inputs)
         usage = _at_most(worst, self.max_inputs) * full
         usage = usage + _at_most(worst, rest) if rest else usage
-        return usage.without_queries() + Usage(queries=1)
+        texts = Usage(queries=1, completion_tokens=max_tokens * batch_size)
+        return usage.without_queries() + texts
 
     async def quote(self, query: Query) -> Usage:
         """What the gateway quotes: nothing for what it remembers. It is asked once per query."""

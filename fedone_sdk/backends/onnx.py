@@ -106,7 +106,7 @@ class OnnxBackend(LLMBackend):
         """
         await self._in_worker(self._label_ids, label_words)
 
-    def worst_case(self, batch_size: int) -> Usage:
+    def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
         """One query of `batch_size` inputs of the maximum length; a local model costs no money."""
         return Usage(queries=1, requests=1, prompt_tokens=self.max_length * batch_size)
 

@@ -202,13 +202,14 @@ class OpenAIBackend(LLMBackend):
             )
         _log.warning("model_shutdown_announced", model=self._model, shutdown_date=str(end))
 
-    def worst_case(self, batch_size: int) -> Usage:
-        """`batch_size` requests of the longest input; how much ``text`` is, only `quote` knows."""
+    def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
+        """`batch_size` requests of the longest input."""
         return Usage(
             queries=1,
             requests=batch_size,
             prompt_tokens=batch_size * (self._max_input_tokens + self._overhead),
-            completion_tokens=batch_size * (1 if self._log_probs else _CHOICE_TOKENS),
+            completion_tokens=batch_size
+            * (max_tokens or (1 if self._log_probs else _CHOICE_TOKENS)),
         )
 
     async def quote(self, query: Query) -> Usage:

@@ -79,7 +79,7 @@ def make_client(
         limits=type(openai.DEFAULT_CONNECTION_LIMITS)(
             max_connections=1000, max_keepalive_connections=1000, keepalive_expiry=2.0
         ),
-        event_hooks={"request": [] if api_key_env is not None else [_leave_out_key]}
+        event_hooks={"request": [] if api_key_env is not None else [_leave_out_key]},
     )
     return openai.AsyncOpenAI(
         # The client insists on one; the hook takes it out again.

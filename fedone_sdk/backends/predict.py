@@ -5,13 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
-from fedone_sdk.backends.base import LLMBackend, Query
+from fedone_sdk.backends.asking import query_for, rows_of, score_all
+from fedone_sdk.backends.base import Answer, LLMBackend, Query
 from fedone_sdk.budget import Usage
 from fedone_sdk.metrics import evaluate
-from fedone_sdk.task import Example, TaskSpec, label_loss, render, target_of
+from fedone_sdk.task import (
+    Example,
+    LogProbs,
+    ScoreFunction,
+    TaskSpec,
+    example_loss,
+    references_of,
+    target_of,
+)
 
-__all__ = ["Prediction", "predict"]
+__all__ = ["Prediction", "predict", "prediction_queries"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,37 +30,100 @@ class Prediction:
 
     Attributes:
         task: What was asked.
-        log_probs: Per example its label log-probabilities, or None where the model failed on it.
-        targets: Per example the index of its label.
-        usage: What was spent; every batch is one query.
-        cache_hits: Queries that were answered without asking the model.
+        rows: Per example its log-probabilities or its text, or None where the model failed on it.
+        examples: The examples.
+        usage: What was spent; every batch is one query. Retries are the payer's to count.
+        censored: Log-probabilities that are only upper bounds.
+        models: What the provider called the models that answered.
+        score: The user's function, for loss ``score``.
     """
 
     task: TaskSpec
-    log_probs: tuple[tuple[float, ...] | None, ...]
-    targets: tuple[int, ...]
+    rows: tuple[LogProbs | str | None, ...]
+    examples: tuple[Example, ...]
     usage: Usage
-    cache_hits: int
+    censored: int = 0
+    models: tuple[str, ...] = ()
+    score: ScoreFunction | None = None
+
+    @classmethod
+    def of(
+        cls,
+        task: TaskSpec,
+        queries: Sequence[Query],
+        answers: Sequence[Answer],
+        examples: Sequence[Example],
+        score: ScoreFunction | None = None,
+    ) -> Self:
+        """Puts the answers to `prediction_queries` together."""
+        pairs = list(zip(queries, answers, strict=True))
+        spent = (answer.usage.without_queries() for answer in answers)
+        return cls(
+            task=task,
+            rows=tuple(row for query, answer in pairs for row in rows_of(query, answer)),
+            examples=tuple(examples),
+            usage=sum(spent, Usage(queries=len(queries))),
+            censored=sum(answer.censored for answer in answers),
+            models=tuple(dict.fromkeys(answer.model for answer in answers if answer.model)),
+            score=score,
+        )
 
     @property
-    def scored(self) -> list[tuple[tuple[float, ...], int]]:
-        """Log-probabilities and target of each example that the model did not fail on."""
-        pairs = zip(self.log_probs, self.targets, strict=True)
-        return [(row, target) for row, target in pairs if row is not None]
+    def scored(self) -> list[tuple[LogProbs | str, Example]]:
+        """Answer and example wherever the model did not fail."""
+        pairs = zip(self.rows, self.examples, strict=True)
+        return [(row, example) for row, example in pairs if row is not None]
 
     @property
     def metric(self) -> float | None:
-        """The task's metric over what was scored; None where nothing was."""
-        if not self.scored:
-            return None
-        predictions = [row.index(max(row)) for row, _ in self.scored]
-        return evaluate(self.task.metric, predictions, [target for _, target in self.scored])
+        """The task's metric over what was scored; None where nothing was.
+
+        Raises:
+            SpecError: The user's score function is missing or broken.
+        """
+        if not self.scored or self.task.metric == "loss":
+            return self.mean_loss
+        predictions, targets = [], []
+        for row, example in self.scored:
+            target = target_of(self.task, example)
+            assert not isinstance(row, str)
+            assert isinstance(target, int)
+            predictions.append(list(row).index(max(row)))
+            targets.append(target)
+        return evaluate(self.task.metric, predictions, targets)
 
     @property
     def mean_loss(self) -> float | None:
-        """The task's mean loss over what was scored; None where nothing was."""
-        losses = [label_loss(self.task, row, target) for row, target in self.scored]
+        """The task's mean loss over what was scored; None where nothing was.
+
+        Raises:
+            SpecError: The user's score function is missing or broken.
+        """
+        losses = [example_loss(self.task, row, example, self.score) for row, example in self.scored]
         return math.fsum(losses) / len(losses) if losses else None
+
+
+def prediction_queries(
+    backend: LLMBackend,
+    task: TaskSpec,
+    prompt: str,
+    examples: Sequence[Example],
+    batch_size: int,
+) -> list[Query]:
+    """What is asked to measure a prompt, batch by batch.
+
+    Raises:
+        DataError: An example does not fit the task.
+        SpecError: The backend cannot answer what the task's loss needs.
+    """
+    if not task.generates:
+        for example in examples:
+            target_of(task, example)  # A wrong label is seen before anything is paid for.
+    batches = [examples[at : at + batch_size] for at in range(0, len(examples), batch_size)]
+    return [
+        query_for(task, prompt, batch, backend=backend, references=references_of(task, batch))
+        for batch in batches
+    ]
 
 
 async def predict(
@@ -59,27 +132,15 @@ async def predict(
     prompt: str,
     examples: Sequence[Example],
     batch_size: int,
+    *,
+    score: ScoreFunction | None = None,
 ) -> Prediction:
-    """Asks a model about every example under one prompt, batch by batch.
+    """Asks a model about every example under one prompt.
 
     Raises:
         BackendError: The model refused a query.
         DataError: An example does not fit the task.
+        SpecError: The backend cannot answer what the task's loss needs.
     """
-    targets = tuple(target_of(task, example) for example in examples)
-    rows: list[tuple[float, ...] | None] = []
-    usage, hits = Usage(), 0
-    for start in range(0, len(examples), batch_size):
-        query = Query(
-            inputs=tuple(
-                render(task, prompt, example) for example in examples[start : start + batch_size]
-            ),
-            label_words=task.label_words,
-        )
-        answer = await backend.score(query)
-        rows += answer.log_probs
-        hits += answer.cached
-        usage += answer.usage.without_queries() + Usage(queries=1)
-    return Prediction(
-        task=task, log_probs=tuple(rows), targets=targets, usage=usage, cache_hits=hits
-    )
+    queries = prediction_queries(backend, task, prompt, examples, batch_size)
+    return Prediction.of(task, queries, await score_all(backend, queries), examples, score)

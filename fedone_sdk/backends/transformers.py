@@ -148,21 +148,13 @@ class TransformersBackend(LLMBackend):
         """
         await self._in_worker(self._label_ids, label_words)
 
-    def worst_case(self, batch_size: int) -> Usage:
+    def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
         """One query of `batch_size` inputs of the maximum length; a local model costs no money."""
-        tokens = self.max_length * batch_size
         return Usage(
             queries=1,
             requests=1,
-            prompt_tokens=tokens,
-            completion_tokens=tokens if "text" in self.answers else 0,
-        )
-
-    async def quote(self, query: Query) -> Usage:
-        """Inputs of the maximum length, and as many tokens written as the query allows."""
-        num_written = query.max_tokens if query.want == "text" else 0
-        return self.worst_case(len(query.inputs)).model_copy(
-            update={"completion_tokens": min(num_written, self.max_length) * len(query.inputs)}
+            prompt_tokens=self.max_length * batch_size,
+            completion_tokens=min(max_tokens, self.max_length) * batch_size,
         )
 
     async def aclose(self) -> None:
@@ -440,7 +432,7 @@ def _find(model: str, revision: str | None) -> _Source:
         source = _Source(model, folder, folder.name)
     for name in _NEEDED_FILES:
         if not (source.folder / name).is_file():
-            raise SpecError(f"backend.model: needs {name}", source=model)
+            raise SpecError(f"needs {name}", source=model)
     return source
 
 
@@ -467,7 +459,7 @@ def _is_causal(folder: Path) -> bool:
     if any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names):
         return True
     raise SpecError(
-        f"backend.model: its architectures are {names}, "
+        f"its architectures are {names}, "
         "it must be a masked (...ForMaskedLM) or a causal (...ForCausalLM) language model",
         source=str(folder / "config.json"),
     )

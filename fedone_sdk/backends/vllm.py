@@ -207,11 +207,10 @@ class VllmBackend(LLMBackend):
             model=said if isinstance(said, str) else f"vllm-{self._checked().version}",
         )
 
-    def worst_case(self, batch_size: int) -> Usage:
-        """`batch_size` inputs of the maximum length, and one more token for each.
+    def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
+        """`batch_size` inputs of the maximum length, and a token more for each, or a text.
 
-        With label words of several tokens, as many for each of the words last checked. A query for
-        a text may spend more of its tokens on the text, but no more in all.
+        With label words of several tokens, as many for each of the words last checked.
 
         Raises:
             BackendError: The server has not been checked yet.
@@ -223,7 +222,7 @@ class VllmBackend(LLMBackend):
             queries=1,
             requests=1,
             prompt_tokens=num_prompts * (server.max_length - num_new),
-            completion_tokens=num_prompts * num_new,
+            completion_tokens=num_prompts * max(num_new, max_tokens),
         )
 
     async def quote(self, query: Query) -> Usage:

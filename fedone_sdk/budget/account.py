@@ -74,6 +74,14 @@ class Account:
         held_before = self.leases.get(lease_id, NOTHING)
         return replace(self, leases={**self.leases, lease_id: held_before + worst})
 
+    def owe(self, lease_id: str, used: Usage) -> Account:
+        """Raises an open lease to what was used under it, even past a cap.
+
+        A provider may count more than its requests were bounded by: nobody else may be granted
+        what is gone already.
+        """
+        return replace(self, leases={**self.leases, lease_id: self.leases[lease_id].at_least(used)})
+
     def settle(self, lease_id: str, used: Usage) -> Account:
         """Closes a lease: what was used is spent, the rest is free again.
 

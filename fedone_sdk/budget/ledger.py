@@ -92,7 +92,8 @@ class SqliteLedger:
 
     A process that dies leaves its leases open, and open leases count against the cap: what may
     have been sent is never given out twice. A call returns when its change is on the disk; calls
-    that wait at the same time share one transaction, each with a verdict of its own.
+    that wait at the same time share one transaction, each with a verdict of its own. A process
+    must not fork amid a call, as with everything of SQLite.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -112,7 +113,7 @@ class SqliteLedger:
             call: What to do, e.g. ``lambda ledger: ledger.settle(lease_id, used)``.
         """
         if self._writer.pid != os.getpid():
-            # The parent's thread does not live in a forked child, and its lock may be held.
+            # The parent's thread does not live in a forked child.
             self._writer = _Writer(self._path)
         return self._writer.submit(call)
 

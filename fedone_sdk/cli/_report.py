@@ -10,10 +10,19 @@ from fedone_sdk.cli._output import Output, size
 if TYPE_CHECKING:
     from fedone_sdk.messages import RunResult
 
-__all__ = ["EXIT_CODES", "print_exchanges", "print_result"]
+__all__ = ["exit_code", "paused", "print_exchanges", "print_result"]
 
-EXIT_CODES = {"failed": 1, "stopped": 130}
-"""By status; every other end is a success."""
+
+def exit_code(result: RunResult) -> int:
+    """1 for a run that failed or is paused, 130 for one that Ctrl-C stopped; 0 for a success."""
+    if result.status == "stopped":
+        return 1 if paused(result) else 130
+    return int(result.status == "failed")
+
+
+def paused(result: RunResult) -> bool:
+    """Whether the run waits for somebody to change something."""
+    return result.status == "stopped" and (result.reason or "").startswith("paused: ")
 
 
 def print_result(output: Output, result: RunResult, *, num_clients: int | None = None) -> None:
@@ -44,6 +53,11 @@ def print_result(output: Output, result: RunResult, *, num_clients: int | None =
         "time": f"{result.wall_s:.1f} s",
         "alpha_sha256": result.alpha_sha256,
     }
+    if result.censoring.censored:
+        facts["censored"] = (
+            f"{result.censoring.censored} of {result.censoring.values} label log-probabilities "
+            "are only upper bounds"
+        )
     output.heading(f"{result.name} (run {result.run_id}, seed {result.seed})")
     output.facts(facts)
 

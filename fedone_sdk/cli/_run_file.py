@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from fedone_sdk.cli._failures import naming
-from fedone_sdk.errors import SpecError
-from fedone_sdk.spec import OnnxSpec, RunSpec, validate_spec
+from fedone_sdk.spec import RunSpec, validate_spec
 
 if TYPE_CHECKING:
     from fedone_sdk.backends import LLMBackend
     from fedone_sdk.simulation import Federation
 
-__all__ = ["RunFile", "build_backend"]
+__all__ = ["RunFile"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,26 +64,12 @@ class RunFile:
         with naming(str(self.path)):
             return Federation.load(self.spec, self.folder)
 
-    def backend(self) -> LLMBackend:
-        """The model, behind a cache."""
-        return build_backend(self.spec.backend, self.folder, source=str(self.path))
+    def backend(self, *, cache: Path | None = None) -> LLMBackend:
+        """The model with its wrappers; `cache` keeps its answers where the run names no file."""
+        from fedone_sdk.backends.build import build_backend
 
-
-def build_backend(spec: OnnxSpec, folder: Path, *, source: str) -> LLMBackend:
-    """A backend behind a cache.
-
-    Args:
-        spec: Which.
-        folder: Where a relative path starts.
-        source: The file that says so.
-
-    Raises:
-        SpecError: There is no such model.
-    """
-    from fedone_sdk.backends import CachedBackend, OnnxBackend
-
-    model = None if spec.model is None else folder / Path(spec.model).expanduser()
-    try:
-        return CachedBackend(OnnxBackend(model, threads=spec.threads))
-    except SpecError as exc:
-        raise SpecError(f"backend.model: {exc}", source=source) from exc
+        spec = self.spec.backend
+        if cache is not None and spec.cache is None:
+            spec = spec.model_copy(update={"cache": str(cache.absolute())})
+        with naming(str(self.path)):
+            return build_backend(spec, self.folder)

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 import structlog
 import typer
 
+from fedone_sdk.cli._failures import naming
 from fedone_sdk.cli._logs import json_logs
-from fedone_sdk.cli._run_file import build_backend
 from fedone_sdk.cli._signals import stopping
 from fedone_sdk.data import load_examples
 from fedone_sdk.errors import SpecError
-from fedone_sdk.spec import OnnxSpec
+from fedone_sdk.spec import BackendSpec, Spec, validate_spec
 
 if TYPE_CHECKING:
     from fedone_sdk.backends import LLMBackend
@@ -30,6 +30,14 @@ class BackendName(StrEnum):
     """Models that a client can bring."""
 
     onnx = "onnx"
+    transformers = "transformers"
+    vllm = "vllm"
+    openai = "openai"
+    gateway = "gateway"
+
+
+class _Own(Spec):
+    backend: BackendSpec
 
 
 def client(
@@ -51,7 +59,10 @@ def client(
         typer.Option(help="A model of this client's own; else the server's gateway is asked."),
     ] = None,
     model: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Model folder, for --backend onnx.")
+        str | None, typer.Option(metavar="MODEL", help="Folder or name, for --backend.")
+    ] = None,
+    base_url: Annotated[
+        str | None, typer.Option(metavar="URL", help="Where --backend is asked, if not at home.")
     ] = None,
     state: Annotated[
         Path | None,
@@ -66,13 +77,10 @@ def client(
     Logs are JSON lines on standard output.
     """
     json_logs()
-    if model is not None and backend is None:
-        raise SpecError("--model: goes with --backend onnx", source="arguments")
+    if backend is None and (model is not None or base_url is not None):
+        raise SpecError("--model and --base-url go with --backend", source="arguments")
     examples = load_examples(data)
-    own = None
-    if backend is not None:
-        spec = OnnxSpec(model=None if model is None else str(model))
-        own = build_backend(spec, Path(), source="arguments")
+    own = None if backend is None else _own(backend, model, base_url)
 
     from fedone_sdk.client import EdgeClient
 
@@ -80,6 +88,16 @@ def client(
         server, token=token, data=examples, backend=own, state_dir=state, run_id=run_id
     )
     asyncio.run(_work(edge, own))
+
+
+def _own(kind: BackendName, model: str | None, url: str | None) -> LLMBackend:
+    from fedone_sdk.backends.build import build_backend
+
+    place = "url" if kind is BackendName.gateway else "base_url"
+    given = {"kind": kind.value, "model": model, place: url}
+    document = {key: value for key, value in given.items() if value is not None}
+    with naming("arguments"):
+        return build_backend(validate_spec(_Own, {"backend": document}, source="arguments").backend)
 
 
 async def _work(edge: EdgeClient, own: LLMBackend | None) -> None:

@@ -43,13 +43,27 @@ def _print(output: Output, plan: RunPlan) -> None:
         {
             "training queries": f"{plan.training_queries} at most"
             f"{'' if cap is None else f', cap {cap}'} ({plan.queries_per_round} per round)",
-            "cap suffices": f"{verdict}: pays {plan.rounds_affordable} of {plan.rounds} rounds",
+            "cap suffices": f"{verdict}: pays about {plan.rounds_expected} of {plan.rounds} "
+            f"rounds, {plan.rounds_affordable} at worst",
             "evaluation queries": f"{evaluation.queries} (no prompt {evaluation.no_prompt}, "
             f"untrained {evaluation.before}, curve {evaluation.curve}, tuned {evaluation.after})",
-            "requests": f"{plan.worst.requests} at most, about {plan.expected_requests} expected "
-            f"({plan.distinct_share:.0%} of prompts differ)",
-            "prompt tokens": f"{plan.worst.prompt_tokens} at most",
-            "money": f"USD {plan.worst.usd:.2f} at most",
+            "requests": f"about {plan.expected.requests} ({plan.distinct_share:.0%} of prompts "
+            f"differ), {plan.worst.requests} at most",
+            "prompt tokens": f"about {plan.expected.prompt_tokens} "
+            f"({plan.per_query.prompt_tokens} per query), {plan.worst.prompt_tokens} at most",
+            "completion tokens": f"about {plan.expected.completion_tokens}, "
+            f"{plan.worst.completion_tokens} at most",
+            "money": f"about USD {plan.expected.usd:.4f}, {plan.worst.usd:.4f} at most",
+            "time": "no rate limit is set"
+            if plan.wall_s is None
+            else f"{plan.wall_s:.0f} s at least, by the rate limits",
+            "log-probabilities": "exact"
+            if plan.censoring == "exact"
+            else "only of the likeliest tokens; other labels count by an upper bound",
+            "smallest useful cap": f"{plan.smallest_cap.queries} queries, "
+            f"{plan.smallest_cap.requests} requests, "
+            f"{plan.smallest_cap.prompt_tokens + plan.smallest_cap.completion_tokens} tokens, "
+            f"USD {plan.smallest_cap.usd:.4f}",
         }
     )
     output.console.print()

@@ -12,7 +12,7 @@ from fedone_sdk import assets
 from fedone_sdk.cli._logs import quiet_logs
 from fedone_sdk.cli._options import Cap, JsonFile, Seed
 from fedone_sdk.cli._output import Output
-from fedone_sdk.cli._report import EXIT_CODES, print_exchanges, print_result
+from fedone_sdk.cli._report import exit_code, print_exchanges, print_result
 from fedone_sdk.cli._run_file import RunFile
 from fedone_sdk.cli._tuning import run_here
 
@@ -49,7 +49,7 @@ def quickstart(seed: Seed = None, cap: Cap = None, json_file: JsonFile = None) -
             "losses_exchange": None if other is None else other.model_dump(mode="json"),
         }
     )
-    raise typer.Exit(EXIT_CODES.get((other or result).status, 0))
+    raise typer.Exit(exit_code(other or result))
 
 
 async def _both_exchanges(
@@ -57,7 +57,7 @@ async def _both_exchanges(
 ) -> tuple[RunResult, RunResult | None]:
     async with run.backend() as backend:
         first = await run_here(federation, source=run.path, backend=backend, transport="http")
-        if first.status in EXIT_CODES:
+        if exit_code(first):
             return first, None
         participation = run.spec.participation.model_copy(update={"exchange": "losses"})
         spec = run.spec.model_copy(

@@ -15,7 +15,7 @@ from yarl import URL
 
 from fedone_sdk.cli._options import JsonFile
 from fedone_sdk.cli._output import Output
-from fedone_sdk.cli._report import EXIT_CODES, print_result
+from fedone_sdk.cli._report import print_result
 from fedone_sdk.cli._signals import stopping
 from fedone_sdk.errors import MessageError, SpecError, TransportError
 from fedone_sdk.messages import Problem, RoundReport, RunResult
@@ -90,7 +90,7 @@ def watch(run_id: RunId, server: Server, token: Token, json_file: JsonFile = Non
         raise typer.Exit(130)
     _show(output, result.model_dump_json().encode())
     # That somebody stopped it is not this command's failure.
-    raise typer.Exit(EXIT_CODES["failed"] if result.status == "failed" else 0)
+    raise typer.Exit(int(result.status == "failed"))
 
 
 async def _watch(output: Output, server: str, token: str, run_id: str) -> RunResult | None:

@@ -12,7 +12,7 @@ from fedone_sdk.cli._failures import naming
 from fedone_sdk.cli._logs import quiet_logs
 from fedone_sdk.cli._options import JsonFile
 from fedone_sdk.cli._output import Output
-from fedone_sdk.cli._run_file import RunFile, build_backend
+from fedone_sdk.cli._run_file import RunFile
 from fedone_sdk.data import check_examples, load_examples
 from fedone_sdk.errors import SpecError
 from fedone_sdk.spec import OnnxSpec
@@ -20,7 +20,7 @@ from fedone_sdk.task import TaskSpec, glue_task
 
 if TYPE_CHECKING:
     from fedone_sdk.backends import LLMBackend, Prediction
-    from fedone_sdk.task import Example
+    from fedone_sdk.task import Example, ScoreFunction
 
 __all__ = ["score"]
 
@@ -55,6 +55,8 @@ def score(
     json_file: JsonFile = None,
 ) -> None:
     """Measure one prompt on one data file."""
+    from fedone_sdk.simulation import load_score
+
     output = Output(json_file)
     quiet_logs()
     run = None if run_path is None else RunFile.load(run_path)
@@ -63,24 +65,28 @@ def score(
     backend = _backend(run, model)
     size = batch_size or (run.spec.method.batch_size if run else _BATCH_SIZE)
     with naming(str(run_path or "arguments")):
-        found = asyncio.run(_predict(backend, task, prompt, examples, size))
+        function = load_score(task, run.folder if run else ".")
+        found = asyncio.run(_predict(backend, task, prompt, examples, size, function))
+        metric, mean_loss = found.metric, found.mean_loss
     report = {
         "prompt": prompt,
         "data": source,
         "model": backend.fingerprint,
-        "metric": {"name": task.metric, "value": found.metric},
-        "mean_loss": found.mean_loss,
-        "examples": len(found.log_probs),
-        "failed": len(found.log_probs) - len(found.scored),
+        "metric": {"name": task.metric, "value": metric},
+        "mean_loss": mean_loss,
+        "examples": len(examples),
+        "failed": len(examples) - len(found.scored),
+        "censored": found.censored,
         "usage": found.usage.model_dump(mode="json"),
     }
     output.heading(f"{prompt!r} on {source}")
     output.facts(
         {
-            task.metric: _number(found.metric),
-            "mean loss": f"{_number(found.mean_loss)} ({task.loss})",
+            **({} if task.metric == "loss" else {task.metric: _number(metric)}),
+            "mean loss": f"{_number(mean_loss)} ({task.loss})",
             "examples": f"{report['examples']} ({report['failed']} failed)",
-            "queries": f"{found.usage.queries}",
+            "queries": f"{found.usage.queries} ({found.usage.requests} requests, "
+            f"{found.usage.prompt_tokens} prompt tokens, USD {found.usage.usd:.4f})",
         }
     )
     output.write_json(report)
@@ -110,19 +116,26 @@ def _examples(run: RunFile | None, data: str | None, task: TaskSpec) -> tuple[st
 
 def _backend(run: RunFile | None, model: Path | None) -> LLMBackend:
     if model is not None or run is None:
-        spec = OnnxSpec(model=None if model is None else str(model))
-        return build_backend(spec, Path(), source="arguments")
+        from fedone_sdk.backends.build import build_backend
+
+        with naming("arguments"):
+            return build_backend(OnnxSpec(model=None if model is None else str(model)))
     return run.backend()
 
 
 async def _predict(
-    backend: LLMBackend, task: TaskSpec, prompt: str, examples: list[Example], batch_size: int
+    backend: LLMBackend,
+    task: TaskSpec,
+    prompt: str,
+    examples: list[Example],
+    batch_size: int,
+    function: ScoreFunction | None,
 ) -> Prediction:
     from fedone_sdk.backends import predict
 
     async with backend:
         await backend.check(task.label_words)
-        return await predict(backend, task, prompt, examples, batch_size)
+        return await predict(backend, task, prompt, examples, batch_size, score=function)
 
 
 def _number(value: float | None) -> str:

@@ -12,7 +12,6 @@ import typer
 
 from fedone_sdk.cli._failures import naming
 from fedone_sdk.cli._logs import json_logs, quiet_logs
-from fedone_sdk.cli._run_file import build_backend
 from fedone_sdk.cli._signals import stopping
 from fedone_sdk.errors import SpecError
 
@@ -54,6 +53,7 @@ def serve(
 
 async def _serve(config: ServeConfig, path: Path, runs: list[RunToServe], *, check: bool) -> None:
     from fedone_sdk.aggregator import Aggregator
+    from fedone_sdk.backends.build import build_backend
 
     stopped = asyncio.Event()
     admin = config.auth.admin_token
@@ -61,7 +61,7 @@ async def _serve(config: ServeConfig, path: Path, runs: list[RunToServe], *, che
         stack.enter_context(stopping(stopped.set))
         backend = None
         if config.backend is not None:
-            backend = build_backend(config.backend, path.parent, source=str(path))
+            backend = build_backend(config.backend, path.parent)
             await stack.enter_async_context(backend)
         store = config.build_store(path.parent)
         ssl_context = config.ssl_context(path.parent)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,7 +21,7 @@ from fedone_sdk.cli._options import (
     TransportName,
 )
 from fedone_sdk.cli._output import Output
-from fedone_sdk.cli._report import EXIT_CODES, print_result
+from fedone_sdk.cli._report import exit_code, paused, print_result
 from fedone_sdk.cli._run_file import RunFile
 from fedone_sdk.cli._tuning import run_here
 
@@ -41,8 +42,9 @@ def tune(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Keep the run in this SQLite file: killed, it goes on where it was. Its clients "
-            "are kept beside it, in FILE.fedone-clients.",
+            help="Keep the run in this SQLite file: killed or paused, it goes on where it was. Its "
+            "clients are kept beside it, in FILE.fedone-clients, and paid answers in "
+            "FILE.fedone-answers unless RUN.yaml names a cache.",
         ),
     ] = None,
     json_file: JsonFile = None,
@@ -61,13 +63,26 @@ def tune(
     result = asyncio.run(_tune(run, federation, transport, store))
     print_result(output, result, num_clients=len(federation.shards))
     output.write_json(result.model_dump(mode="json"))
-    raise typer.Exit(EXIT_CODES.get(result.status, 0))
+    if paused(result):
+        print(f"{result.reason}; {_how_to_go_on(run, store)}", file=sys.stderr)
+    raise typer.Exit(exit_code(result))
+
+
+def _how_to_go_on(run: RunFile, store: Path | None) -> str:
+    if store is not None:
+        return "the same command goes on where this run is"
+    cache = run.spec.backend.cache
+    kept = "nothing" if cache is None else f"nothing but the answers in {cache}"
+    return f"{kept} is kept: with --store FILE a run can go on"
 
 
 async def _tune(
     run: RunFile, federation: Federation, transport: TransportName, store: Path | None
 ) -> RunResult:
-    async with run.backend() as backend:
+    cache = None
+    if store is not None and store.parent.is_dir():  # else the store says so
+        cache = store.with_name(f"{store.name}.fedone-answers")
+    async with run.backend(cache=cache) as backend:
         if store is None:
             return await run_here(
                 federation, source=run.path, backend=backend, transport=transport.value

@@ -50,7 +50,7 @@ from fedone_sdk.messages import (
     RunTask,
     Scored,
 )
-from fedone_sdk.task import Example
+from fedone_sdk.task import Example, ScoreFunction
 
 __all__ = ["EdgeClient", "Outcome"]
 
@@ -62,8 +62,14 @@ Data = Examples | AsyncIterable[Example] | Callable[[], "Examples | Awaitable[Ex
 Outcome = Literal["worked", "declined", "refused", "idle", "ended"]
 """What one turn came to."""
 
+_NOT_DECLINED = ("assignment_expired", "run_conflict")
+"""Refusals that leave nothing to give back: the work is gone, or kept while the run is paused."""
+
 _GATEWAY_ATTEMPTS = 5
 _MAX_EXAMPLES = 100_000
+_MAX_WAIT_S = 120.0
+"""The longest that a server's ``Retry-After`` is honoured, seconds."""
+_JITTER = tenacity.wait_random_exponential(multiplier=0.2, max=20)
 
 T = TypeVar("T")
 
@@ -77,8 +83,9 @@ class EdgeClient:
             await client.run_forever()
         ```
 
-    Labels never leave the device. Through the gateway (the default) the texts of a mini-batch do;
-    `before_send` sees each of them first.
+    Through the gateway (the default) the texts of a mini-batch leave the device; `before_send`
+    sees each of them first. Labels never do, but for the loss ``nll``: its reference texts are
+    what the model is asked about, and pass `before_send` too.
 
     Args:
         server: Base URL of the aggregator.
@@ -86,6 +93,7 @@ class EdgeClient:
         data: The examples: an iterable; an async iterator, read as it yields; or a callable
             (plain or async) that is asked for the current examples before each piece of work.
         backend: A model of the device's own; None scores through the gateway.
+        score: ``score(generated, example)`` from 0 to 1, for runs whose loss is ``score``.
         before_send: Sees every text before it is scored; returns it, a redacted form, or None to
             hold the example back. Plain or async.
         state_dir: Folder that keeps the identity across restarts; None forgets it.
@@ -103,6 +111,7 @@ class EdgeClient:
         token: str | None = None,
         data: Data,
         backend: LLMBackend | None = None,
+        score: ScoreFunction | None = None,
         before_send: BeforeSend | None = None,
         state_dir: str | Path | None = None,
         name: str | None = None,
@@ -114,6 +123,7 @@ class EdgeClient:
         self._server = server
         self._token = token
         self._backend = backend
+        self._score = score
         self._before_send = before_send
         self._name = name
         self._run_id = run_id
@@ -235,6 +245,8 @@ class EdgeClient:
         try:
             try:
                 run = await self._task(assignment.run_id)
+                if run.task.loss == "score" and self._score is None:
+                    raise Declining("loss score needs a score function, and this client has none")
                 examples = [example for example in held if usable(run.task, example)]
                 if not examples:
                     raise Declining("none of this client's examples fits the task")
@@ -244,8 +256,8 @@ class EdgeClient:
                     update, memory = await self._alpha_update(run, assignment, examples)
                 else:
                     update = await self._losses_update(run, assignment, examples)
-            except (Declining, BackendError, MissingExtraError, ProblemError) as exc:
-                if isinstance(exc, ProblemError) and exc.code == "assignment_expired":
+            except (Declining, BackendError, MissingExtraError, ProblemError, SpecError) as exc:
+                if isinstance(exc, ProblemError) and exc.code in _NOT_DECLINED:
                     raise
                 usage = exc.usage if isinstance(exc, Declining) else NOTHING
                 log.warning("assignment declined", reason=str(exc))
@@ -368,7 +380,9 @@ class EdgeClient:
         if self._backend is not None:
             candidates = await self._vocabulary(assignment.run_id)
             texts = ["".join(candidates[int(index)] for index in row) for row in prompts.rows()]
-            return await backend_losses(run.task, batch, prompts=texts, backend=self._backend)
+            return await backend_losses(
+                run.task, batch, prompts=texts, backend=self._backend, score=self._score
+            )
         if not run.gateway:
             raise Declining("this server has no gateway, and the client has no backend")
         return await gateway_losses(
@@ -381,6 +395,7 @@ class EdgeClient:
                 lambda: self._transport.score(self._credential or "", message),
                 attempts=_GATEWAY_ATTEMPTS,
             ),
+            score=self._score,
         )
 
     # What is known of runs
@@ -432,7 +447,7 @@ class EdgeClient:
         """Repeats a call while it fails for reasons that pass."""
         retrying = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception(is_retryable),
-            wait=tenacity.wait_random_exponential(multiplier=0.2, max=20),
+            wait=_wait_s,
             stop=lambda state: state.attempt_number == attempts or self._stopping.is_set(),
             sleep=self._pause,  # `stop` ends the wait between two attempts
             before_sleep=_log_retry,
@@ -461,6 +476,12 @@ class EdgeClient:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._stopping.wait()
+
+
+def _wait_s(state: tenacity.RetryCallState) -> float:
+    failure = state.outcome.exception() if state.outcome else None
+    asked = failure.retry_after_s if isinstance(failure, (ProblemError, TransportError)) else None
+    return min(asked or 0.0, _MAX_WAIT_S) + _JITTER(state)
 
 
 def _log_retry(state: tenacity.RetryCallState) -> None:

@@ -68,7 +68,9 @@ def check_examples(task: TaskSpec, examples: Iterable[Example], source: str | Pa
             row (from 1), the field and what is allowed.
     """
     for number, example in enumerate(examples, 1):
-        for field in (*task.fields, task.label_field):
+        # A score function of the user's own takes what it likes.
+        label = () if task.loss == "score" else (task.label_field,)
+        for field in (*task.fields, *label):
             if problem := _problem(task, example, field):
                 raise DataError(f"{source}: row {number}: field {field!r} {problem}")
 
@@ -77,11 +79,13 @@ def _problem(task: TaskSpec, example: Example, field: str) -> str | None:
     if field not in example:
         return f"is missing (the row has: {', '.join(map(str, example)) or 'nothing'})"
     value = example[field]
-    if field == task.label_field:
+    if field == task.label_field and not task.generates:
         allowed = ", ".join(task.labels)
         return None if str(value) in task.labels else f"is {value!r:.80}, not one of: {allowed}"
     if not isinstance(value, str):
         return f"is {type(value).__name__}; it must be text"
+    if field == task.label_field and not value:
+        return "is empty; a reference text has at least one character"
     try:
         value.encode()
     except UnicodeEncodeError:  # JSON can spell it, no tokenizer can take it

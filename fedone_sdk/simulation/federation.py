@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Literal
 
@@ -22,10 +24,10 @@ from fedone_sdk.messages import RunResult
 from fedone_sdk.simulation.memory_transport import MemoryTransport
 from fedone_sdk.spec import DirichletSpec, RunSpec
 from fedone_sdk.stores import Store
-from fedone_sdk.task import Example
+from fedone_sdk.task import Example, ScoreFunction, TaskSpec
 from fedone_sdk.vocabulary import Vocabulary, build_vocabulary
 
-__all__ = ["Federation", "simulate"]
+__all__ = ["Federation", "load_score", "simulate"]
 
 _log = structlog.get_logger(__name__)
 
@@ -43,6 +45,7 @@ class Federation:
         dev: Held-out examples.
         vocabulary: The candidates.
         reused_rows: Whether clients share rows, because there were too few.
+        score: The user's function, for loss ``score``.
     """
 
     spec: RunSpec
@@ -50,17 +53,21 @@ class Federation:
     dev: tuple[Example, ...]
     vocabulary: Vocabulary
     reused_rows: bool
+    score: ScoreFunction | None = None
 
     @classmethod
-    def load(cls, spec: RunSpec, base_dir: str | Path = ".") -> Federation:
+    def load(
+        cls, spec: RunSpec, base_dir: str | Path = ".", *, score: ScoreFunction | None = None
+    ) -> Federation:
         """Reads and spreads a run's data.
 
         Args:
             spec: The run; its ``data`` is required.
             base_dir: Where relative paths start: the folder of RUN.yaml.
+            score: For loss ``score``; None imports the function that the task names.
 
         Raises:
-            SpecError: The run names no data.
+            SpecError: The run names no data, or no score function that can be imported.
             DataError: A file or an example cannot be used.
         """
         data, task = spec.data, spec.task
@@ -75,7 +82,8 @@ class Federation:
         with _about("data.num_clients"):
             partition: Partition = partition_clients(
                 train,
-                label_of=lambda example: str(example[task.label_field]),
+                # Without labels all rows are of one class.
+                label_of=lambda row: "" if task.generates else str(row[task.label_field]),
                 num_clients=data.num_clients,
                 shots=data.shots,
                 kind=data.partition.kind,
@@ -95,7 +103,42 @@ class Federation:
             dev=tuple(dev),
             vocabulary=vocabulary,
             reused_rows=partition.reused_rows,
+            score=score or load_score(task, base_dir),
         )
+
+
+def load_score(task: TaskSpec, base_dir: str | Path = ".") -> ScoreFunction | None:
+    """Imports the user's score function that a run of this machine names.
+
+    Args:
+        task: The task.
+        base_dir: Where its module is looked for too, after everything that is installed: the
+            folder of RUN.yaml. It stays on the path, for what the function imports later.
+
+    Returns:
+        The function; None where the loss needs none.
+
+    Raises:
+        SpecError: The loss needs one and the task names none, or it cannot be imported.
+    """
+    if task.loss != "score":
+        return None
+    if task.score is None:
+        raise SpecError("task.score: is required for loss score: package.module:function")
+    folder = str(Path(base_dir).resolve())
+    if folder not in sys.path:
+        sys.path.append(folder)
+    module, _, name = task.score.partition(":")
+    try:
+        function = getattr(import_module(module), name)
+    except Exception as exc:  # A module of the user's can raise anything.
+        raise SpecError(
+            f"task.score: cannot import {task.score!r}: {type(exc).__name__}: {exc}"
+        ) from exc
+    if not callable(function):
+        raise SpecError(f"task.score: {task.score!r} is no function")
+    found: ScoreFunction = function
+    return found
 
 
 @contextmanager
@@ -140,16 +183,21 @@ async def simulate(
         SpecError: The run cannot work as described.
         LabelWordError: A label word is not one token of the model.
     """
+    if federation.spec.task.loss == "score" and federation.score is None:
+        raise SpecError("task.score: loss score needs Federation.score")
     token = secrets.token_urlsafe(32)
     async with AsyncExitStack() as stack:
         aggregator = Aggregator(backend=backend, store=store, enrolment_tokens=[token])
         await stack.enter_async_context(aggregator)
         url = await aggregator.listen() if transport == "http" else "memory:"
         known = aggregator.service.runs.get(federation.spec.name)
-        if known is not None and known.spec == federation.spec and _can_go_on(known):
+        if known is not None and known.spec == federation.spec and known.broken_off:
+            # Who starts it again wants it to go on; not so what paused just now, unseen.
             # Before `add_run`, which looks whether there is something to measure.
             await aggregator.service.resume_run(known)
-        run = await aggregator.add_run(federation.spec, federation.vocabulary, dev=federation.dev)
+        run = await aggregator.add_run(
+            federation.spec, federation.vocabulary, dev=federation.dev, score=federation.score
+        )
         if watch is not None:
             aggregator.service.listeners.append(watch)
             watch(run, None)
@@ -160,6 +208,7 @@ async def simulate(
                     "simulation",
                     token=token,
                     data=shard,
+                    score=federation.score,
                     state_dir=None if state_dir is None else Path(state_dir) / str(number),
                     transport=(
                         MemoryTransport(aggregator.service)
@@ -184,11 +233,6 @@ async def simulate(
                 task.cancel()
         await aggregator.wait(run)
         return run.result()
-
-
-def _can_go_on(run: ServedRun) -> bool:
-    """Whether a stored run was broken off: who starts it again wants it to go on."""
-    return run.state.status in ("stopped", "failed")
 
 
 async def _ended(aggregator: Aggregator, run: ServedRun, stop: asyncio.Event | None) -> None:

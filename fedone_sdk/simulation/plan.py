@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from fedone_sdk.aggregator import RoundMachine
+from fedone_sdk.aggregator.evaluation import curve_examples
 from fedone_sdk.aggregator.events import Assigned, SeatsVacant, WorkAsked
+from fedone_sdk.aggregator.service import check_caps
+from fedone_sdk.aggregator.state import RunState
 from fedone_sdk.algorithms import stream, stream_seed
-from fedone_sdk.backends import LLMBackend
-from fedone_sdk.budget import Account, Usage
+from fedone_sdk.backends import LLMBackend, Query, prediction_queries, query_for
+from fedone_sdk.budget import NOTHING, Account, Usage
 from fedone_sdk.data import draw_minibatch
-from fedone_sdk.errors import ProblemError, SpecError
+from fedone_sdk.errors import (
+    BackendBlocked,
+    BackendError,
+    BackendUnavailable,
+    ProblemError,
+    SpecError,
+)
 from fedone_sdk.messages import (
     AlphaAssignment,
     AlphaUpdate,
@@ -34,6 +44,7 @@ from fedone_sdk.messages import (
 )
 from fedone_sdk.simulation.federation import Federation
 from fedone_sdk.spec import RunSpec
+from fedone_sdk.task import Example, references_of
 
 __all__ = ["EvaluationPlan", "ExchangePlan", "RunPlan", "plan_run"]
 
@@ -42,6 +53,18 @@ _EXCHANGES: tuple[Exchange, ...] = ("alpha", "losses")
 
 _DRAWS = 32
 """Draws of prompts that the share of distinct ones is averaged over."""
+
+_SAMPLE = 128
+"""Queries whose tokens are counted: of the run's rounds, and of each measurement."""
+
+_CHARS_PER_TOKEN = 4
+"""Of English text; what the gateway's traffic is guessed by where the model writes."""
+
+_ONE = Usage(queries=1, requests=1)
+"""A query of which no more is known."""
+
+_EXACT = ("cross_entropy", "hinge")
+"""Losses that need the log-probability of every label."""
 
 _HEX = "0" * 32
 _SHA256 = "0" * 64
@@ -80,7 +103,7 @@ class ExchangePlan(Message):
 
 
 class RunPlan(Message):
-    """The plan of a run.
+    """The plan of a run. What is expected is as good as its sample; what is worst holds.
 
     Attributes:
         name: The run.
@@ -90,11 +113,18 @@ class RunPlan(Message):
         queries_per_round: K* x I x E.
         rounds: T as asked.
         rounds_affordable: Full rounds that the caps pay for, at worst case, T at most.
+        rounds_expected: Full rounds that the caps are expected to pay for, T at most.
         training_queries: At most.
         distinct_share: Expected share of prompts that are not asked twice on one mini-batch.
         evaluation: Queries of evaluation.
+        per_query: What a query is expected to spend: a sample of prompts and mini-batches of the
+            run's own data, counted as the backend counts (at most, where it cannot tokenise).
         worst: The most that all of it may spend.
-        expected_requests: Provider calls after equal ones were merged; training and evaluation.
+        expected: What all of it is expected to spend after equal queries were merged.
+        smallest_cap: The smallest caps that still pay for one round and evaluation.
+        wall_s: Seconds that the rate limits alone make of what is expected; null without limits.
+        censoring: Whether log-probabilities of labels are ``exact``, or ``unknown``: the provider
+            shows only the likeliest tokens, and which labels that leaves out is seen by asking.
         exchanges: Bytes in either exchange.
         sufficient: Whether the caps pay for all rounds at worst case.
         warnings: What deserves a second look.
@@ -107,11 +137,16 @@ class RunPlan(Message):
     queries_per_round: int
     rounds: int
     rounds_affordable: int
+    rounds_expected: int
     training_queries: int
     distinct_share: float
     evaluation: EvaluationPlan
+    per_query: Usage
     worst: Usage
-    expected_requests: int
+    expected: Usage
+    smallest_cap: Usage
+    wall_s: float | None
+    censoring: Literal["exact", "unknown"]
     exchanges: dict[Exchange, ExchangePlan]
     sufficient: bool
     warnings: tuple[str, ...]
@@ -120,28 +155,38 @@ class RunPlan(Message):
 async def plan_run(federation: Federation, *, backend: LLMBackend) -> RunPlan:
     """Works out what a run would cost.
 
+    A model that cannot be asked now is a warning: what does without it is planned all the same.
+
     Args:
         federation: The run and its data.
-        backend: The model; only its label words and its worst cases are looked at.
+        backend: The model; it is looked at, and counts tokens, but answers nothing.
 
     Raises:
+        BackendError: The model cannot be used as described.
         LabelWordError: A label word is not one token of the model.
         SpecError: The method's settings do not fit each other.
     """
     spec = federation.spec
     method, participation = spec.method, spec.participation
-    await backend.check(spec.task.label_words)
     per_round = participation.clients_per_round * method.num_samples * method.local_steps
-    query = backend.worst_case(method.batch_size)
+    costs, troubles = await _costs(federation, backend)
+    query, sample = costs.worst, costs.query
 
     cap = spec.budget.queries if spec.budget else None
     training = spec.rounds * per_round if cap is None else min(cap, spec.rounds * per_round)
     # Rounds near the end go on with fewer prompts.
-    evaluation = _evaluation(federation, rounds=math.ceil(training / per_round))
+    rounds = math.ceil(training / per_round)
+    evaluation = _evaluation(federation, rounds=rounds)
     held_out = (query * evaluation.queries).without_queries()
-    account = Account(cap=spec.budget, spent=held_out)
-    affordable = account.affordable(query * per_round, spec.rounds)
+    round_worst = query * per_round
+    affordable = Account(cap=spec.budget, spent=held_out).affordable(round_worst, spec.rounds)
     share = _distinct_share(federation)
+    asked = math.ceil(training * share)
+    measured = (costs.no_prompt + costs.whole * 2).without_queries()
+    if spec.evaluation.every:
+        measured += (costs.point * (rounds // spec.evaluation.every)).without_queries()
+    expected = (sample * asked).without_queries() + measured + Usage(queries=training)
+    per_round_expected = sample.without_queries() * math.ceil(per_round * share)
     return RunPlan(
         name=spec.name,
         cap=Cap.of(spec.budget),
@@ -150,18 +195,24 @@ async def plan_run(federation: Federation, *, backend: LLMBackend) -> RunPlan:
         queries_per_round=per_round,
         rounds=spec.rounds,
         rounds_affordable=affordable,
+        rounds_expected=Account(cap=spec.budget, spent=measured).affordable(
+            per_round_expected + Usage(queries=per_round), spec.rounds
+        ),
         training_queries=training,
         distinct_share=round(share, 4),
         evaluation=evaluation,
+        per_query=sample,
         worst=query * training + held_out,
-        expected_requests=math.ceil(training * share * query.requests)
-        + evaluation.queries * query.requests,
+        expected=expected,
+        smallest_cap=round_worst + held_out,
+        wall_s=_wall_s(spec, expected),
+        censoring="unknown" if backend.censors and spec.task.loss in _EXACT else "exact",
         exchanges={
-            exchange: _exchange(federation, exchange, training, model=backend.fingerprint)
+            exchange: _exchange(federation, exchange, training, model=costs.model)
             for exchange in _EXCHANGES
         },
         sufficient=affordable >= spec.rounds,
-        warnings=tuple(_warnings(federation, per_round, affordable, evaluation)),
+        warnings=(*troubles, *_warnings(federation, per_round, affordable, evaluation)),
     )
 
 
@@ -175,6 +226,153 @@ def _evaluation(federation: Federation, *, rounds: int) -> EvaluationPlan:
     return EvaluationPlan(
         no_prompt=whole, before=whole, curve=curve, after=whole, queries=3 * whole + curve
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Costs:
+    """What things cost.
+
+    Attributes:
+        model: The model's fingerprint.
+        worst: A query at most.
+        query: A query of training on average.
+        no_prompt: The dev split without a prompt.
+        whole: The dev split with the untrained prompt.
+        point: A point of the curve with the untrained prompt.
+    """
+
+    model: str = "unknown"
+    worst: Usage = _ONE
+    query: Usage = _ONE
+    no_prompt: Usage = NOTHING
+    whole: Usage = NOTHING
+    point: Usage = NOTHING
+
+
+async def _costs(federation: Federation, backend: LLMBackend) -> tuple[_Costs, list[str]]:
+    """Counts what queries cost, and says what is in the way of the run."""
+    spec, size, troubles = federation.spec, federation.spec.method.batch_size, list[str]()
+    try:
+        await backend.check(spec.task.label_words)
+    except (BackendBlocked, BackendUnavailable) as exc:
+        troubles.append(f"backend: {exc}")
+    try:
+        check_caps(spec, backend.bounds)
+    except SpecError as exc:
+        troubles.extend(exc.problems)
+
+    async def measured(prompt: str, examples: Sequence[Example]) -> Usage:
+        return await _quoted(
+            backend, prediction_queries(backend, spec.task, prompt, examples, size)
+        )
+
+    machine = _machine(federation, spec, "")
+    untrained = federation.vocabulary.text(
+        machine.algorithm.prompt(machine.algorithm.init()).tolist()
+    )
+    queries = _sample(federation, backend)
+    try:
+        total = await _quoted(backend, queries)
+        costs = _Costs(
+            model=backend.fingerprint,
+            worst=backend.worst_case(size, spec.task.max_written),
+            query=_share(total, 1, len(queries)),
+            no_prompt=await measured("", federation.dev),
+            whole=await measured(untrained, federation.dev),
+            point=await measured(untrained, curve_examples(spec, federation.dev)),
+        )
+    except BackendError:
+        if not troubles:
+            raise
+        # The trouble is told; it also keeps from counting.
+        troubles.append("backend: without it tokens and money cannot be counted")
+        return _Costs(), troubles
+    return costs, troubles
+
+
+async def _quoted(backend: LLMBackend, queries: Sequence[Query]) -> Usage:
+    """What queries are expected to spend; of many, some are counted for all."""
+    picked = queries[:: math.ceil(len(queries) / _SAMPLE) or 1]
+    total = sum([await backend.quote(query) for query in picked], NOTHING)
+    return _share(total, len(queries), len(picked)) if picked else NOTHING
+
+
+def _share(total: Usage, part: int, whole: int) -> Usage:
+    return Usage(
+        queries=math.ceil(total.queries * part / whole),
+        requests=math.ceil(total.requests * part / whole),
+        prompt_tokens=math.ceil(total.prompt_tokens * part / whole),
+        completion_tokens=math.ceil(total.completion_tokens * part / whole),
+        usd=total.usd * part / whole,
+    )
+
+
+def _sample(federation: Federation, backend: LLMBackend) -> list[Query]:
+    """Queries of rounds of the run, on the clients and mini-batches that it will draw.
+
+    The prompts are those of an alpha that has learnt nothing yet.
+    """
+    machine = _machine(federation, _alone(federation.spec, "losses"), "")
+    queries = []
+    for number in range(_SAMPLE):
+        round_number = number * federation.spec.rounds // _SAMPLE
+        state, assignment = _first_work(federation, machine, round_number)
+        shard = federation.shards[state.seats[0].client]
+        assert isinstance(assignment, LossesAssignment)
+        drawn = machine.candidates(state, state.seats[0]).indices.tolist()
+        batch = [
+            shard[row]
+            for row in draw_minibatch(
+                len(shard), federation.spec.method.batch_size, assignment.minibatch_seed
+            )
+        ]
+        task = federation.spec.task
+        query = query_for(
+            task,
+            federation.vocabulary.text(drawn[number % len(drawn)]),
+            batch,
+            backend=backend,
+            references=references_of(task, batch),
+        )
+        queries.append(query)
+    return queries
+
+
+def _alone(spec: RunSpec, exchange: Exchange) -> RunSpec:
+    """A run whose first assignment can be looked at: nobody is waited for, nothing is paid."""
+    participation = {"exchange": exchange, "min_clients": 1}
+    return spec.model_copy(
+        update={
+            "participation": spec.participation.model_copy(update=participation),
+            "budget": None,
+        }
+    )
+
+
+def _first_work(
+    federation: Federation, machine: RoundMachine, round_number: int
+) -> tuple[RunState, AlphaAssignment | LossesAssignment]:
+    """The work of the client that is chosen first in a round, by the machine itself."""
+    available = {index: len(shard) for index, shard in enumerate(federation.shards)}
+    state = replace(machine.start(), round=round_number)
+    state, _ = machine.step(state, SeatsVacant(available=available), 0.0)
+    asked = WorkAsked(client=state.seats[0].client, assignment_id=_HEX)
+    state, effects = machine.step(state, asked, 0.0)
+    return state, next(e.assignment for e in effects if isinstance(e, Assigned))
+
+
+def _wall_s(spec: RunSpec, expected: Usage) -> float | None:
+    """How long the rate limits of a backend make it take, if it has any."""
+    limits = getattr(spec.backend, "limits", None)
+    if limits is None:
+        return None
+    tokens = expected.prompt_tokens + expected.completion_tokens
+    pairs = (
+        (expected.requests, limits.requests_per_minute),
+        (tokens, limits.tokens_per_minute),
+    )
+    minutes = [amount / limit for amount, limit in pairs if limit is not None]
+    return round(60 * max(minutes), 1) if minutes else None
 
 
 def _distinct_share(federation: Federation) -> float:
@@ -213,20 +411,9 @@ def _exchange(
 
     The gateway's are those of the client that is chosen first.
     """
-    spec = federation.spec.model_copy(
-        update={
-            "participation": federation.spec.participation.model_copy(
-                update={"exchange": exchange}
-            ),
-            "budget": None,  # what a message weighs does not hang on who pays for it
-        }
-    )
-    machine = _machine(federation, spec, model)
-    available = {index: len(shard) for index, shard in enumerate(federation.shards)}
-    state, _ = machine.step(machine.start(), SeatsVacant(available=available), 0.0)
+    spec = _alone(federation.spec, exchange)
+    state, assignment = _first_work(federation, _machine(federation, spec, model), 0)
     client = state.seats[0].client
-    _, effects = machine.step(state, WorkAsked(client=client, assignment_id=_HEX), 0.0)
-    assignment = next(e.assignment for e in effects if isinstance(e, Assigned))
     shard = federation.shards[client]
     batch = [shard[row] for row in draw_minibatch(len(shard), spec.method.batch_size, 0)]
 
@@ -237,9 +424,9 @@ def _exchange(
         assignment_id=_HEX,
         prompts=_indices(federation) if exchange == "alpha" else None,
         examples=tuple({name: str(row[name]) for name in spec.task.fields} for row in batch),
+        references=references_of(spec.task, batch),
     )
-    shape = (spec.method.num_samples, len(batch), len(spec.task.labels))
-    scores = Scores(log_probs=Array.pack([0] * math.prod(shape), shape, "float32"), model=model)
+    scores = _scores(federation, len(batch), model)
 
     times = math.ceil(queries / assignment.leased_queries)
     steps = len(assignment.steps) if isinstance(assignment, AlphaAssignment) else 1
@@ -253,6 +440,16 @@ def _exchange(
         ),
         gateway=_traffic([score], [scores], times * steps),
     )
+
+
+def _scores(federation: Federation, batch_size: int, model: str) -> Scores:
+    task, num_prompts = federation.spec.task, federation.spec.method.num_samples
+    if task.loss == "score":
+        # Nobody knows how long they will be; these are the longest.
+        text = " " * (task.max_tokens * _CHARS_PER_TOKEN)
+        return Scores(texts=((text,) * batch_size,) * num_prompts, model=model)
+    shape = (num_prompts, batch_size, max(len(task.labels), 1))
+    return Scores(log_probs=Array.pack([0] * math.prod(shape), shape, "float32"), model=model)
 
 
 def _joining(federation: Federation, assignments: int) -> Traffic:
@@ -329,6 +526,12 @@ def _warnings(
     limit = spec.evaluation.queries
     if limit is not None and limit < evaluation.queries:
         found.append(f"evaluation.queries: {limit} of {evaluation.queries} that it would take")
+    needed = spec.participation.min_clients
+    if needed is not None and needed > len(federation.shards):
+        found.append(
+            f"participation.min_clients: {needed} are waited for, there are only "
+            f"{len(federation.shards)} clients"
+        )
     if not federation.dev:
         found.append("data.dev: is missing, so nothing will be measured")
     if wanted is not None and len(federation.vocabulary) < wanted:

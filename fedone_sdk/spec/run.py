@@ -2,48 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from fedone_sdk.budget import Budget
-from fedone_sdk.errors import MissingExtraError, SpecError
+from fedone_sdk.spec.backends import BackendSpec, OnnxSpec
+from fedone_sdk.spec.base import Spec, load_yaml, validate_spec
+from fedone_sdk.spec.methods import EvolutionSpec, GsBdplSpec, MethodSpec, Rate
 from fedone_sdk.task import TaskSpec, glue_task
 from fedone_sdk.vocabulary import VocabularySpec
 
 __all__ = [
-    "BackendSpec",
-    "BdplSpec",
     "DataSpec",
     "DirichletSpec",
     "EvaluationSpec",
-    "EvolutionSpec",
-    "GsBdplSpec",
+    "GatewayPolicy",
     "IidSpec",
-    "MethodSpec",
-    "OnnxSpec",
     "ParticipationSpec",
     "PromptSpec",
     "RunName",
     "RunSpec",
-    "Spec",
-    "load_yaml",
-    "validate_spec",
 ]
 
 RunName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 """What a run is called, in specs, messages and paths."""
 
 _Count = Annotated[int, Field(ge=1, le=10**9)]
-_Rate = Annotated[float, Field(gt=0, le=1e6)]
-
-
-class Spec(BaseModel):
-    """Base of all descriptions that people write: immutable, unknown keys refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
 
 class IidSpec(Spec):
@@ -89,79 +75,6 @@ class PromptSpec(Spec):
     vocabulary: VocabularySpec
 
 
-class _MethodSpec(Spec):
-    num_samples: Annotated[int, Field(ge=2, le=65536)] = 20
-    local_steps: Annotated[int, Field(ge=1, le=1024)] = 1
-    batch_size: Annotated[int, Field(ge=1, le=1024)] = 32
-
-
-class GsBdplSpec(_MethodSpec):
-    """Gumbel-Softmax black-box discrete prompt learning, the paper's method.
-
-    Attributes:
-        num_samples: I, prompts per local step.
-        local_steps: E.
-        batch_size: B, examples per mini-batch.
-        tau: Gumbel-Softmax temperature.
-        optimizer: Of the local step; AdamW state is per client.
-        learning_rate: Of the local step.
-        weight_decay: Of AdamW; null means its default, 0.01.
-        alpha_init: Start of every entry; null means 1/N.
-        alpha_min: Floor of every entry.
-    """
-
-    name: Literal["gs-bdpl"] = "gs-bdpl"
-    tau: Annotated[float, Field(gt=0, le=100)] = 0.1
-    optimizer: Literal["sgd", "adamw"] = "adamw"
-    learning_rate: _Rate = 3e-4
-    weight_decay: Annotated[float, Field(gt=0, le=1)] | None = None
-    alpha_init: Annotated[float, Field(gt=0, le=1e6)] | None = None
-    alpha_min: Annotated[float, Field(gt=0, le=1)] = 1e-5
-
-
-class BdplSpec(_MethodSpec):
-    """Black-box discrete prompt learning on the simplex (Diao et al. 2022).
-
-    Attributes:
-        num_samples: I, prompts per local step.
-        local_steps: E.
-        batch_size: B, examples per mini-batch.
-        estimator: Which score function.
-        optimizer: Of the local step; AdamW state is per client.
-        learning_rate: Of the local step.
-        weight_decay: Of AdamW; null means its default, 0.01.
-        alpha_min: Floor of every probability.
-    """
-
-    name: Literal["bdpl"]
-    estimator: Literal["negative", "zero", "normalize"] = "zero"
-    optimizer: Literal["sgd", "adamw"] = "adamw"
-    learning_rate: _Rate = 3e-4
-    weight_decay: Annotated[float, Field(gt=0, le=1)] | None = None
-    alpha_min: Annotated[float, Field(gt=0, le=1)] = 1e-5
-
-
-class EvolutionSpec(_MethodSpec):
-    """A population of prompts: elite, crossover, mutation, leaders evaluated again.
-
-    Attributes:
-        num_samples: I, prompts per local step.
-        local_steps: E.
-        batch_size: B, examples per mini-batch.
-        elite: How many of the best prompts have children.
-        mutation_rate: Per position; null means 1/n.
-        pool_size: How many prompts are remembered.
-    """
-
-    name: Literal["evolution"]
-    elite: Annotated[int, Field(ge=1, le=1000)] = 8
-    mutation_rate: Annotated[float, Field(gt=0, le=1)] | None = None
-    pool_size: Annotated[int, Field(ge=1, le=10_000)] = 64
-
-
-MethodSpec = Annotated[GsBdplSpec | BdplSpec | EvolutionSpec, Field(discriminator="name")]
-
-
 class ParticipationSpec(Spec):
     """Who works in a round, and how.
 
@@ -187,7 +100,7 @@ class ParticipationSpec(Spec):
     selection: Literal["uniform", "proportional"] = "uniform"
     aggregation: Literal["examples", "plain"] = "examples"
     server_optimizer: Literal["none", "adamw"] = "none"
-    server_learning_rate: _Rate = 1e-2
+    server_learning_rate: Rate = 1e-2
     min_clients: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     deadline_s: Annotated[float, Field(gt=0, le=86_400)] = 120.0
     claim_timeout_s: Annotated[float, Field(gt=0, le=86_400)] = 10.0
@@ -209,22 +122,21 @@ class EvaluationSpec(Spec):
     queries: _Count | None = None
 
 
-class OnnxSpec(Spec):
-    """A masked language model run by onnxruntime.
+class GatewayPolicy(Spec):
+    """What clients may ask of the gateway.
 
     Attributes:
-        model: Folder with ``model.int8.onnx`` or ``model.onnx`` and ``tokenizer.json``; null is
-            the model that comes with the SDK.
-        threads: Queries scored at once; null picks by the machine.
+        max_text_chars: The longest text field, characters.
+        client_requests_per_minute: Requests of one client; null is no limit.
+        run_requests_per_minute: Requests of all clients together; null is no limit.
+        generated_text: Whether texts that the model wrote may leave the gateway; only loss
+            ``score`` needs it.
     """
 
-    kind: Literal["onnx"] = "onnx"
-    model: str | None = None
-    threads: Annotated[int, Field(ge=1, le=256)] | None = None
-
-
-# Further kinds join here as a union that `kind` discriminates.
-BackendSpec = OnnxSpec
+    max_text_chars: Annotated[int, Field(ge=1, le=20_000)] = 20_000
+    client_requests_per_minute: Annotated[float, Field(gt=0, le=1e9)] | None = None
+    run_requests_per_minute: Annotated[float, Field(gt=0, le=1e9)] | None = None
+    generated_text: bool = False
 
 
 class RunSpec(Spec):
@@ -241,6 +153,7 @@ class RunSpec(Spec):
         rounds: T.
         evaluation: How progress is measured.
         backend: The language model.
+        gateway: What clients may ask of it.
         seed: All random streams derive from it.
     """
 
@@ -254,6 +167,7 @@ class RunSpec(Spec):
     rounds: Annotated[int, Field(ge=1, le=10_000_000)] = 100
     evaluation: EvaluationSpec = EvaluationSpec()
     backend: BackendSpec = OnnxSpec()
+    gateway: GatewayPolicy = GatewayPolicy()
     seed: Annotated[int, Field(ge=0, lt=2**53)] = 0
 
     @field_validator("task", mode="before")
@@ -299,124 +213,3 @@ class RunSpec(Spec):
             SpecError: One line per mistake: file, key, what is allowed.
         """
         return validate_spec(cls, load_yaml(path), source=str(path))
-
-
-SpecT = TypeVar("SpecT", bound=BaseModel)
-
-
-def validate_spec(model: type[SpecT], value: object, *, source: str) -> SpecT:
-    """Validates a mapping, with errors that a person can act on.
-
-    Raises:
-        SpecError: One line per mistake: source, key, what is allowed.
-    """
-    try:
-        return model.model_validate(value)
-    except ValidationError as exc:
-        raise SpecError(list(_problems(exc, model)), source=source) from None
-
-
-def load_yaml(path: str | Path) -> Any:
-    """Reads a YAML file; a key that stands twice is an error, not the last one's win.
-
-    Raises:
-        SpecError: The file is missing or no YAML.
-        MissingExtraError: PyYAML is not installed.
-    """
-    try:
-        import yaml
-    except ImportError as exc:
-        raise MissingExtraError("reading YAML", extra="cli") from exc
-
-    class Loader(yaml.SafeLoader):
-        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-            keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-            for key in keys:
-                if keys.count(key) > 1:
-                    line = node.start_mark.line + 1
-                    raise yaml.constructor.ConstructorError(
-                        None, None, f"key {key!r} stands twice in the block at line {line}"
-                    )
-            return super().construct_mapping(node, deep)
-
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-        return yaml.load(text, Loader)
-    except OSError as exc:
-        raise SpecError(f"cannot be read: {exc.strerror}", source=str(path)) from exc
-    except UnicodeDecodeError as exc:
-        raise SpecError("is not UTF-8 text", source=str(path)) from exc
-    except yaml.YAMLError as exc:
-        raise SpecError(f"is not YAML: {' '.join(str(exc).split())}", source=str(path)) from exc
-
-
-def _problems(error: ValidationError, model: type[BaseModel]) -> Iterator[str]:
-    tags = _tags(model)
-    for item in error.errors(include_url=False):
-        key = ".".join(str(step) for step in item["loc"] if step not in tags)
-        message = item["msg"].removeprefix("Value error, ")
-        if item["type"] == "extra_forbidden":
-            allowed = ", ".join(sorted(_siblings(model, item["loc"], tags)))
-            message = f"unknown key (allowed: {allowed})" if allowed else "unknown key"
-        elif item["type"] == "missing":
-            message = "is required"
-        elif item["type"] in ("union_tag_invalid", "union_tag_not_found"):
-            context = item.get("ctx", {})
-            message = "is required"
-            if "tag" in context:
-                message = f"{context['tag']!r} is not one of {context.get('expected_tags')}"
-            key = f"{key}.{str(context.get('discriminator')).strip(chr(39))}"
-        elif item["type"] != "value_error":
-            message = f"{message[0].lower()}{message[1:]} (got {item['input']!r:.80})"
-        yield f"{key}: {message}" if key else message
-
-
-def _tags(model: type[BaseModel]) -> set[object]:
-    """What pydantic puts into an error's path though people never wrote it.
-
-    The chosen member of a tagged union, and its mark for a mapping's key.
-    """
-    seen: set[type[BaseModel]] = set()
-    ahead = [model]
-    while ahead:
-        found = ahead.pop()
-        if found not in seen:
-            seen.add(found)
-            for field in found.model_fields.values():
-                ahead.extend(_models_in(field.annotation))
-    return {"[key]"} | {tag for tag in map(_tag_of, seen) if tag is not None}
-
-
-def _siblings(
-    model: type[BaseModel], location: tuple[str | int, ...], tags: set[object]
-) -> set[str]:
-    """The keys that are allowed beside the last step of `location`."""
-    models: list[type[BaseModel]] = [model]
-    for step in location[:-1]:
-        if step in tags:
-            tagged = [m for m in models if _tag_of(m) == step]
-            models = tagged or models
-            continue
-        models = [
-            inner
-            for outer in models
-            if step in outer.model_fields
-            for inner in _models_in(outer.model_fields[str(step)].annotation)
-        ]
-    return {name for found in models for name in found.model_fields}
-
-
-def _tag_of(model: type[BaseModel]) -> object:
-    for name in ("kind", "name"):
-        field = model.model_fields.get(name)
-        values = getattr(field.annotation, "__args__", ()) if field else ()
-        if values:
-            return values[0]
-    return None
-
-
-def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for inner in getattr(annotation, "__args__", ()):
-        yield from _models_in(inner)

@@ -298,7 +298,7 @@ def test_score_without_a_run(fedone: Fedone, tmp_path: Path) -> None:
         ('1: " great"', '1: " unbelievably"', "task.labels: label word ' unbelievably' is 2 tok"),
         ("num_clients: 4, shots: 3", "num_clients: 41", "data.num_clients: 40 rows are too few"),
         ("{text}", "{body}", "data.train: train.jsonl: row 1: field 'body' is missing"),
-        ("rounds: 10", "backend: {model: nope}", "backend.model: "),
+        ("rounds: 10", "backend: {kind: onnx, model: nope}", "backend.model: "),
         (" good", " bad", "prompt.vocabulary: list: candidates: ' bad' stands twice"),
     ],
 )
@@ -330,7 +330,7 @@ def test_a_mistake_is_one_line(
         (["client", "--server", "http://x", "--data", "nope.jsonl"], "nope.jsonl: cannot be read"),
         (
             ["client", "--server", "http://x", "--data", "dev.jsonl", "--model", "x"],
-            "arguments: --model: goes with --backend onnx",
+            "arguments: --model and --base-url go with --backend",
         ),
         (
             ["runs", "list", "--server", "http://127.0.0.1:9", "--admin-token", "secret"],
@@ -366,7 +366,9 @@ def test_paths_start_at_the_run_file(fedone: Fedone, folder: Path) -> None:
     shutil.copytree(assets.path("roberta_mini"), folder / "models" / "mini")
     (folder / "runs").mkdir()
     text = RUN.replace("train: train", "train: ../train").replace("dev: dev", "dev: ../dev")
-    (folder / "runs" / "run.yaml").write_text(f"{text}backend: {{model: ../models/mini}}\n")
+    (folder / "runs" / "run.yaml").write_text(
+        f"{text}backend: {{kind: onnx, model: ../models/mini}}\n"
+    )
     code, _, _ = fedone("tune", folder / "runs" / "run.yaml", "--json", folder / "r.json")
     assert code == 0
     assert str(result(folder / "r.json").model).startswith("onnx:mini:")
@@ -395,7 +397,11 @@ def test_paths_start_at_the_run_file(fedone: Fedone, folder: Path) -> None:
         ("fedone.db", "postgresql://x/y", "config.yaml: store: postgresql is not supported"),
         ("[run.yaml]", "[nope.yaml]", "nope.yaml: cannot be read"),
         ("runs:", "run:", "config.yaml: run: unknown key (allowed: auth, backend, "),
-        ("store:", "backend: {model: nope}\nstore:", "config.yaml: backend.model: nope: there"),
+        (
+            "store:",
+            "backend: {kind: onnx, model: nope}\nstore:",
+            "config.yaml: backend.model: nope: there",
+        ),
     ],
 )
 def test_serve_check(
@@ -442,7 +448,7 @@ def test_the_server_has_one_model(
     monkeypatch.chdir(folder)
     monkeypatch.setenv("TEST_ADMIN_TOKEN", "an-admin-token")
     (folder / "config.yaml").write_text(CONFIG)
-    (folder / "run.yaml").write_text(f"{RUN}backend: {{model: other}}\n")
+    (folder / "run.yaml").write_text(f"{RUN}backend: {{kind: onnx, model: other}}\n")
     code, _, err = fedone("serve", "config.yaml", "--check")
     assert code == 2
     assert err.startswith("run.yaml: backend: is not the one that the server's config names")

@@ -172,8 +172,8 @@ async def test_a_model_that_fails_on_it_does_not_stop_training() -> None:
     result = run.result()
     assert result.status == "completed"
     assert result.metric.after is None
-    # What the failed calls cost is unknown: all of it.
-    assert result.evaluation == Usage(queries=13, requests=13, prompt_tokens=13 * 4)
+    # What the failed calls cost is unknown: all of it. After each no further one was begun.
+    assert result.evaluation == Usage(queries=13, requests=5, prompt_tokens=5 * 4)  # a token a row
 
 
 async def test_examples_that_the_model_fails_on_are_left_out() -> None:
@@ -266,3 +266,31 @@ async def test_a_restart_amid_the_run_does_not_measure_the_start_again() -> None
         await train(service, run)
     assert run.result().evaluation.queries == 13
     assert run.result().status == "completed"
+
+
+async def test_what_is_broken_beside_training_does_not_lose_it() -> None:
+    def gate(query: Query) -> None:
+        if is_dev(query):
+            raise ZeroDivisionError
+
+    async with serving(ScriptedBackend(gate=gate)) as service:
+        run = await service.add_run(spec_of(), WORDS, dev=DEV)
+        await train(service, run)
+        assert run.result().status == "completed"
+        assert run.result().metric.after is None
+        assert run.state.account.leases == run.state.evaluation.leases == {}
+
+
+async def test_cancelled_while_it_sets_aside_it_leaves_no_lease() -> None:
+    async with serving(ScriptedBackend()) as service:
+        run = await service.add_run(spec_of(), WORDS, dev=DEV)
+        task = service._tasks[f"evaluation {run.run_id}"]
+        async with run._lock:  # Its reservation waits here.
+            for _ in range(10):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.sleep(0)
+        await asyncio.gather(task, return_exceptions=True)
+        assert task.cancelled()
+        assert run.state.evaluation.leases == run.state.account.leases == {}
+        assert run.state.evaluation.spent == run.state.account.spent == Usage()

@@ -33,7 +33,7 @@ from fedone_sdk.simulation import MemoryTransport
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import ClientRecord, MemoryStore
 from fedone_sdk.task import Rendered
-from fedone_sdk.testing import ManualClock, ScriptedBackend
+from fedone_sdk.testing import ManualClock, ScriptedBackend, pseudo_log_probs
 from fedone_sdk.vocabulary import Vocabulary
 
 TOKEN = "enrolment-token"
@@ -180,6 +180,7 @@ class TestCharges:
         backend = ScriptedBackend()
         device = await bench.start(backend, spec_of())
         scores = await device.score()
+        assert scores.log_probs is not None
         assert scores.log_probs.shape == (4, 2, 2)
         assert scores.model == "scripted"
         for _ in range(3):
@@ -221,9 +222,10 @@ class TestCharges:
         scores = await device.score(prompts=prompts([[0, 1], [2, 2]]))
         texts = ["".join(part.text for part in q.inputs[0]) for q in backend.asked]
         assert texts == [" good bad a first text ", " fine fine a first text "]
+        assert scores.log_probs is not None
         flat = scores.log_probs.values().tolist()
         expected = [value for q in backend.asked for x in q.inputs
-                    for value in backend._answer(x, (" no", " yes"))]  # fmt: skip
+                    for value in pseudo_log_probs(x, (" no", " yes"))]  # fmt: skip
         assert flat == pytest.approx(expected, rel=1e-6)
 
     async def test_local_steps_of_the_alpha_exchange_share_a_lease(self, bench: Bench) -> None:
@@ -249,6 +251,7 @@ class TestCharges:
         device = await bench.start(ScriptedBackend(answer), spec_of())
         scores = await device.score()
         assert scores.failed == ((0, 1), (1, 1), (2, 1), (3, 1))
+        assert scores.log_probs is not None
         assert scores.log_probs.values().tolist() == [-1.0, -2.0, 0.0, 0.0] * 4
 
 
@@ -332,17 +335,19 @@ class TestOutages:
         assert (problem.code, problem.status) == ("backend_unavailable", 503)
         await device.score()
         await device.update()
-        assert bench.spent == Usage(queries=4, requests=8, prompt_tokens=16)
+        # The first query failed, and no further one was begun.
+        assert bench.spent == Usage(queries=4, requests=5, prompt_tokens=10)
         assert bench.run.state.account.leases == {}
 
     async def test_retries_stop_at_the_cap(self, bench: Bench) -> None:
         outage = Outage(100, BackendUnavailable("overloaded"))
         backend = ScriptedBackend(gate=outage)
         device = await bench.start(backend, spec_of(budget={"requests": 10}))
-        codes = [(await device.refused()).code for _ in range(4)]
-        assert codes == ["backend_unavailable"] * 2 + ["lease_exhausted"] * 2
-        assert bench.held.requests == 8
-        assert len(backend.asked) == 8
+        codes = [(await device.refused()).code for _ in range(9)]
+        # Each call is admitted whole: 7 failures and 4 requests are more than 10.
+        assert codes == ["backend_unavailable"] * 7 + ["lease_exhausted"] * 2
+        assert bench.held.requests == 10
+        assert len(backend.asked) == 7
 
     async def test_a_refusal_of_the_model(self, bench: Bench) -> None:
         outage = Outage(1, BackendError("the key is wrong"))
@@ -357,12 +362,13 @@ class TestOutages:
         device = await bench.start(ScriptedBackend(gate=broken), spec_of())
         with pytest.raises(ZeroDivisionError):
             await device.score()
-        assert bench.run.state.seats[0].used == Usage(queries=4, requests=4, prompt_tokens=8)
+        assert bench.run.state.seats[0].used == Usage(queries=4, requests=1, prompt_tokens=2)
+        assert bench.run.state.seats[0].sent == NOTHING
 
 
 class TestRestart:
     @pytest.mark.parametrize("graceful", [True, False])
-    async def test_a_call_under_way_is_never_asked_for_free(
+    async def test_a_call_under_way_is_billed_again_but_counts_once(
         self, bench: Bench, graceful: bool
     ) -> None:
         held = Held()
@@ -375,13 +381,13 @@ class TestRestart:
             held.opened.set()
             with pytest.raises(asyncio.CancelledError):
                 await waiting
+        held.opened.set()
         device = await bench.start(backend)
         assert device.work.leased_queries == 4
-        assert (await device.refused()).code == "lease_exhausted"
-        bench.clock.advance(100)
-        await device.service.tick()
-        assert bench.spent.queries == 4
-        assert len(backend.asked) == 4
+        # What was under way may have been sent, and is spent; asked again, it is sent again.
+        await device.score()
+        assert bench.run.state.seats[0].used == Usage(queries=4, requests=8, prompt_tokens=16)
+        assert len(backend.asked) == 8
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
 
@@ -405,7 +411,7 @@ class TestMoney:
                 answer = await super().score(query)
                 return Answer(log_probs=answer.log_probs, usage=Usage(usd=Decimal("0.07")))
 
-            def worst_case(self, batch_size: int) -> Usage:
+            def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
                 return Usage(queries=1, usd=Decimal("0.1"))
 
         device = await bench.start(Priced(), spec_of(budget={"usd": "0.7"}))

@@ -565,7 +565,7 @@ class TestWorstCase:
         """Whatever the model takes at once; exact for those that take one, or all."""
 
         class Chunky(ScriptedBackend):
-            def worst_case(self, batch_size: int) -> Usage:
+            def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
                 prompt_tokens = tokens * batch_size
                 return Usage(queries=1, requests=1, prompt_tokens=prompt_tokens)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -28,8 +29,11 @@ from fedone_sdk.aggregator.events import (
     GatewayAsked,
     Measured,
     MemorySaved,
+    ModelSeen,
+    PauseAsked,
     Refused,
     Renewed,
+    Restarted,
     ResumeAsked,
     RoundFinished,
     RunEnded,
@@ -153,7 +157,7 @@ class Game:
         assert None not in working
         leased = {lease for lease in state.account.leases if not lease.startswith("evaluation")}
         assert working == leased
-        assert state.running or not state.seats
+        assert state.running or state.paused or not state.seats
         assert 0 <= state.round <= self.spec.rounds
         if before is not None:
             assert state.round - before.round in (0, 1)
@@ -216,9 +220,17 @@ class Game:
     def gateway(self, work: AlphaAssignment | LossesAssignment, queries: int) -> None:
         """Asks the model for some queries, which cost half of the worst case."""
         worst = self.machine.worst_query * queries
-        assert self.apply(GatewayAsked(assignment_id=work.assignment_id, worst=worst)) == ()
-        used = Usage(queries=queries, requests=queries)
+        assert self.apply(self.asked(work, worst)) == ()
+        worst, used = worst.without_queries(), Usage(requests=queries)
         self.apply(GatewayAnswered(assignment_id=work.assignment_id, worst=worst, used=used))
+
+    def asked(
+        self, work: AlphaAssignment | LossesAssignment, worst: Usage, call: str | None = None
+    ) -> GatewayAsked:
+        """The gateway is asked; by a request of its own unless `call` names it."""
+        self.made += 1
+        name = f"call-{self.made}" if call is None else call
+        return GatewayAsked(assignment_id=work.assignment_id, call=name, worst=worst)
 
     def play(self, clients: Iterable[int] = (0, 1, 2), most: int = 500) -> None:
         """Plays on to the end of the run, with clients that do all they are asked."""
@@ -617,7 +629,7 @@ class TestDeadlines:
         for event in (
             Renewed(assignment_id=work.assignment_id),
             Declined(assignment_id=work.assignment_id, reason="late"),
-            GatewayAsked(assignment_id=work.assignment_id, worst=ONE_QUERY),
+            game.asked(work, ONE_QUERY),
         ):
             assert refusal(game.apply(event)).code == "assignment_expired"
 
@@ -680,12 +692,12 @@ class TestWhatALostSeatCost:
         assert game.leased == GATEWAY_QUERY * SAMPLES
         game.gateway(work, 2)
         under_way = GATEWAY_QUERY
-        game.apply(GatewayAsked(assignment_id=work.assignment_id, worst=under_way))
+        game.apply(game.asked(work, under_way))
         game.advance(100)
         assert game.spent == Usage(queries=2, requests=2) + under_way
         # Its answer comes too late to change anything.
         answered = GatewayAnswered(
-            assignment_id=work.assignment_id, worst=under_way, used=Usage(queries=1)
+            assignment_id=work.assignment_id, worst=under_way.without_queries(), used=NOTHING
         )
         assert game.apply(answered) == ()
         assert game.spent == Usage(queries=2, requests=2) + under_way
@@ -739,8 +751,7 @@ class TestGatewaySpending:
         game = Game(spec_of(), gateway=True)
         work = game.take()
         game.gateway(work, SAMPLES - 1)
-        asked = GatewayAsked(assignment_id=work.assignment_id, worst=GATEWAY_QUERY * 2)
-        refused = refusal(game.apply(asked))
+        refused = refusal(game.apply(game.asked(work, GATEWAY_QUERY * 2)))
         assert (refused.code, refused.detail) == (
             "lease_exhausted",
             "2 queries asked, 1 left under the lease",
@@ -750,14 +761,157 @@ class TestGatewaySpending:
         game = Game(spec_of(budget={"requests": 10}), gateway=True)
         work = game.take()  # 4 queries, 8 requests at worst
         ask = GATEWAY_QUERY * SAMPLES
-        game.apply(GatewayAsked(assignment_id=work.assignment_id, worst=ask))
-        game.apply(GatewayAnswered(assignment_id=work.assignment_id, worst=ask, used=ask))
-        again = GATEWAY_QUERY.without_queries()
-        assert game.apply(GatewayAsked(assignment_id=work.assignment_id, worst=again)) == ()
-        assert game.leased.requests == 10
-        refused = refusal(game.apply(GatewayAsked(assignment_id=work.assignment_id, worst=again)))
+        game.apply(game.asked(work, ask, "call"))
+        used = ask.without_queries()
+        game.apply(GatewayAnswered(assignment_id=work.assignment_id, worst=used, used=used))
+        again = GATEWAY_QUERY
+        assert game.apply(game.asked(work, again, "call")) == ()
+        assert (game.leased.queries, game.leased.requests) == (SAMPLES, 10)
+        refused = refusal(game.apply(game.asked(work, again, "call")))
         assert refused.code == "lease_exhausted"
         assert "budget of 10 requests exhausted" in refused.detail
+
+
+class TestOverruns:
+    def test_what_was_spent_beyond_a_lease_is_held_from_then_on(self) -> None:
+        game = Game(spec_of(budget={"requests": 20}), gateway=True)
+        work = game.take()  # 4 queries, 8 requests at worst
+        game.apply(game.asked(work, GATEWAY_QUERY * SAMPLES))
+        worst = (GATEWAY_QUERY * SAMPLES).without_queries()
+        game.apply(
+            GatewayAnswered(assignment_id=work.assignment_id, worst=worst, used=Usage(requests=15))
+        )
+        assert (game.leased.queries, game.leased.requests) == (SAMPLES, 15)
+        game.send(work)
+        assert game.spent.requests == 15
+        assert game.state.status == "running"  # 5 requests pay for two more prompts
+
+
+class TestPauses:
+    def paused(self) -> tuple[Game, AlphaAssignment | LossesAssignment]:
+        """A game that paused amid work whose queries were asked."""
+        game = Game(spec_of(rounds=3), gateway=True)
+        work = game.take()
+        game.gateway(work, SAMPLES)
+        game.apply(PauseAsked(reason="the key was revoked"))
+        return game, work
+
+    def test_a_pause_ends_nothing_but_the_waiting(self) -> None:
+        game, work = self.paused()
+        assert (game.state.status, game.state.paused) == ("stopped", True)
+        assert game.state.reason == "paused: the key was revoked"
+        assert game.only(RunEnded).status == "stopped"
+        assert game.state.seat_with(work.assignment_id) is not None
+        assert game.leased.queries == SAMPLES
+
+    def test_no_deadline_passes_and_nothing_is_asked_meanwhile(self) -> None:
+        game, work = self.paused()
+        game.advance(100_000)
+        assert game.state.seat_with(work.assignment_id) is not None
+        declined = Declined(assignment_id=work.assignment_id, reason="the gateway failed")
+        assert refusal(game.apply(declined)).code == "run_conflict"
+        assert refusal(game.apply(game.asked(work, ONE_QUERY))).code == "run_conflict"
+
+    def test_resumed_the_same_client_gets_the_same_work(self) -> None:
+        game, work = self.paused()
+        game.advance(100_000)
+        game.apply(ResumeAsked())
+        assert (game.state.status, game.state.paused, game.state.reason) == ("running", False, None)
+        again = game.claim(game.state.seats[0].client)
+        assert again == work
+        game.send(again)
+        assert game.state.round == 1
+        assert game.spent.queries == SAMPLES
+
+    def test_an_update_that_was_on_its_way_counts(self) -> None:
+        game, work = self.paused()
+        game.send(work)
+        assert (game.state.round, game.state.status, game.state.paused) == (1, "stopped", True)
+        assert game.leased == NOTHING
+
+    def test_a_paused_run_can_be_stopped_for_good(self) -> None:
+        game, _ = self.paused()
+        game.apply(StopAsked())
+        assert (game.state.status, game.state.paused, game.leased) == ("stopped", False, NOTHING)
+        game.apply(PauseAsked(reason="too late"))
+        assert not game.state.paused
+
+
+class TestModels:
+    def test_the_first_model_is_noted(self) -> None:
+        game = Game(spec_of(), gateway=True)
+        assert game.apply(ModelSeen(model="m-1")) == ()
+        assert game.apply(ModelSeen(model="m-1")) == ()
+        assert (game.state.models, game.state.status) == (("m-1",), "running")
+
+    def test_another_one_pauses_the_run_until_it_is_accepted(self) -> None:
+        game = Game(spec_of(), gateway=True)
+        game.apply(ModelSeen(model="m-1"))
+        game.apply(ModelSeen(model="m-2"))
+        assert game.state.paused
+        assert game.state.reason == (
+            "paused: the provider answers with 'm-2' now, it was 'm-1'; resume the run to accept it"
+        )
+        game.apply(ResumeAsked())
+        game.apply(ModelSeen(model="m-2"))
+        game.apply(ModelSeen(model="m-1"))  # a cache may still hold its answers
+        assert (game.state.models, game.state.status) == (("m-1", "m-2"), "running")
+
+    def test_a_paused_run_tells_of_it_too(self) -> None:
+        game = Game(spec_of(), gateway=True)
+        game.apply(ModelSeen(model="m-1"))
+        game.apply(PauseAsked(reason="the key was revoked"))
+        game.apply(ModelSeen(model="m-2"))
+        assert game.state.reason == (
+            "paused: the key was revoked; the provider answers with 'm-2' now, it was 'm-1'; "
+            "resume the run to accept it"
+        )
+
+    def test_an_ended_run_only_notes_it(self) -> None:
+        game = Game(spec_of(), gateway=True)
+        game.apply(ModelSeen(model="m-1"))
+        game.apply(StopAsked())
+        game.apply(ModelSeen(model="m-2"))
+        assert (game.state.reason, game.state.paused) == (None, False)
+        assert game.state.models == ("m-1", "m-2")
+
+    def test_who_resumes_accepts_the_servers_model(self) -> None:
+        game = Game(spec_of(), gateway=True)
+        game.state = replace(game.state, model="another")
+        game.apply(PauseAsked(reason="the server's model is another"))
+        game.apply(ResumeAsked())
+        assert game.state.model == game.machine.gateway_model
+
+
+class TestRestarts:
+    def test_what_was_under_way_is_spent_once_and_may_be_asked_again(self) -> None:
+        game = Game(spec_of(rounds=2, budget={"queries": 8}), gateway=True)
+        work = game.take()
+        game.apply(game.asked(work, GATEWAY_QUERY * SAMPLES, "call"))
+        game.advance(99)
+        game.apply(Restarted())
+        game.advance(99)  # a new deadline: the client cannot help it
+        lost = (GATEWAY_QUERY * SAMPLES).without_queries()
+        seat = game.state.seat_with(work.assignment_id)
+        assert seat is not None
+        assert (seat.sent, seat.used) == (NOTHING, lost + Usage(queries=SAMPLES))
+        # The same request again is paid again, but is no new logical query.
+        assert game.apply(game.asked(work, GATEWAY_QUERY * SAMPLES, "call")) == ()
+        game.apply(
+            GatewayAnswered(
+                assignment_id=work.assignment_id, worst=lost, used=Usage(requests=SAMPLES)
+            )
+        )
+        game.send(work)
+        assert game.spent == lost + Usage(queries=SAMPLES, requests=SAMPLES)
+
+    def test_evaluation_under_way_is_spent(self) -> None:
+        game = Game(spec_of(), gateway=True)
+        worst = Usage(queries=3, requests=5)
+        game.apply(EvaluationReserved(lease_id="evaluation-1", worst=worst))
+        game.apply(Restarted())
+        assert (game.state.evaluation.spent, game.spent) == (worst, Usage(requests=5))
+        assert game.leased == NOTHING
 
 
 class TestBadUpdates:
@@ -982,9 +1136,13 @@ class TestEvaluation:
     def test_measured(self) -> None:
         game = Game(spec_of())
         game.apply(Measured(which="before", value=0.5))
+        game.apply(Measured(which="after", value=0.25))  # too early: the run goes on
+        game.apply(StopAsked())
         game.apply(Measured(which="after", value=0.75))
         metric = game.state.metric
         assert (metric.no_prompt, metric.before, metric.after) == (None, 0.5, 0.75)
+        game.apply(ResumeAsked())
+        assert (game.state.metric.before, game.state.metric.after) == (0.5, None)
 
 
 class TestSizes:
@@ -1186,7 +1344,7 @@ class AnyOrder(RuleBasedStateMachine):
         effects = self.apply(event)
         if seat is None or seat.phase == "working":
             assert self.state.account.leases == before
-            assert bool(effects) == (seat is not None)
+            assert bool(effects) == (seat is not None and self.state.running)
 
     @rule()
     def every_seat_works(self) -> None:
@@ -1230,17 +1388,19 @@ class AnyOrder(RuleBasedStateMachine):
     def gateway_asked(self, data: st.DataObject, queries: int, retry: bool) -> None:
         work = data.draw(st.sampled_from(self.known))
         worst = GATEWAY_QUERY * queries
-        worst = worst.without_queries() if retry else worst
-        if not self.apply(GatewayAsked(assignment_id=work.assignment_id, worst=worst)):
-            self.calls.append((work.assignment_id, worst))
-            self.may_have_been_sent += worst
+        seat = self.state.seat_with(work.assignment_id)
+        known = sorted(seat.calls) if retry and seat is not None else []
+        call = known[0] if known else None
+        if not self.apply(self.game.asked(work, worst, call)):
+            self.calls.append((work.assignment_id, worst.without_queries()))
+            self.may_have_been_sent += worst.without_queries() if known else worst
 
     @precondition(lambda self: self.calls)
     @rule(data=st.data(), share=st.integers(0, 4))
     def gateway_answered(self, data: st.DataObject, share: int) -> None:
         position = data.draw(st.integers(0, len(self.calls) - 1))
         assignment_id, worst = self.calls.pop(position)
-        used = Usage(queries=worst.queries, requests=worst.requests * share // 4)
+        used = Usage(requests=worst.requests * share // 4)
         in_time = self.state.seat_with(assignment_id) is not None
         answered = GatewayAnswered(assignment_id=assignment_id, worst=worst, used=used)
         assert self.apply(answered) == ()
@@ -1269,6 +1429,20 @@ class AnyOrder(RuleBasedStateMachine):
     def time_passes(self, seconds: float) -> None:
         self.game.now += seconds
         self.apply(TimePassed())
+
+    @rule()
+    def restarted(self) -> None:
+        self.apply(Restarted())
+        self.calls.clear()
+        self.evaluations.clear()
+
+    @rule(model=st.sampled_from(["m-1", "m-2"]))
+    def model_seen(self, model: str) -> None:
+        self.apply(ModelSeen(model=model))
+
+    @rule()
+    def pause(self) -> None:
+        self.apply(PauseAsked(reason="the key was revoked"))
 
     @rule(status=st.sampled_from(["stopped", "failed"]))
     def stop(self, status: Any) -> None:

@@ -8,8 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from fedone_sdk.errors import DataError
-from fedone_sdk.task import GLUE_TASKS, TaskSpec, glue_task, label_loss, render, target_of
+from fedone_sdk.errors import DataError, SpecError
+from fedone_sdk.task import (
+    GLUE_TASKS,
+    Example,
+    TaskSpec,
+    example_loss,
+    glue_task,
+    label_loss,
+    references_of,
+    render,
+    target_of,
+)
 
 LABELS = {"0": " no", "1": " yes"}
 
@@ -192,3 +202,125 @@ def test_hinge_against_torch(case: tuple[list[float], int]) -> None:
     )
     loss = label_loss(spec_of(len(log_probs), "hinge"), log_probs, target)
     assert loss == pytest.approx(float(expected), rel=1e-9, abs=1e-12)
+
+
+def generation(loss: str = "nll", template: str = "{prompt} {text}", **more: Any) -> TaskSpec:
+    return TaskSpec.model_validate({"template": template, "loss": loss, **more})
+
+
+@pytest.mark.parametrize("loss", ["nll", "score"])
+def test_generation_has_no_labels_and_is_measured_by_its_loss(loss: str) -> None:
+    spec = generation(loss)
+    assert spec.generates
+    assert (spec.metric, spec.labels, spec.label_words) == ("loss", {}, ())
+    assert TaskSpec.model_validate(spec.model_dump()) == spec
+    assert not task().generates
+    assert not task(loss="zero_one").generates
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"labels": LABELS}, "loss nll takes no labels"),
+        ({"metric": "accuracy"}, "loss nll is measured by metric loss"),
+        ({"template": "{prompt} {text} {mask}"}, r"loss nll takes no \{mask\}"),
+        ({"template": "{prompt} {label}"}, "must not contain the label field"),
+        ({"template": "{prompt} {answer}", "label_field": "answer"}, "must not contain the label"),
+        ({"score": "a:b"}, "score: goes with loss score"),
+        ({"loss": "score", "score": "a.b"}, "score"),
+        ({"loss": "score", "score": "a:b.c"}, "score"),
+        ({"loss": "score", "score": "/a/b.py:c"}, "score"),
+        ({"loss": "score", "max_tokens": 0}, "max_tokens"),
+        ({"loss": "score", "max_tokens": 4097}, "max_tokens"),
+        ({"loss": "cross_entropy"}, "labels: needs at least 2"),
+        ({"loss": "zero_one"}, "labels: needs at least 2"),
+        ({"loss": "likelihood"}, "loss"),
+    ],
+)
+def test_bad_generation_tasks(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        generation(**change)
+
+
+@given(scored())
+def test_zero_one_is_the_wrongness_of_the_first_of_the_likeliest(
+    case: tuple[list[float], int],
+) -> None:
+    log_probs, target = case
+    best = min(i for i, value in enumerate(log_probs) if not any(v > value for v in log_probs))
+    loss = label_loss(spec_of(len(log_probs), "zero_one"), log_probs, target)
+    assert loss == (0.0 if best == target else 1.0)
+
+
+def test_zero_one_of_what_a_model_chose() -> None:
+    spec = task(loss="zero_one")
+    for chosen, loss in ([0.0, -1000.0], 0.0), ([-1000.0, 0.0], 1.0):
+        assert example_loss(spec, chosen, {"label": 0}) == loss
+
+
+def test_references_are_the_label_column_for_nll_alone() -> None:
+    rows = [{"text": "a", "label": " one"}, {"text": "b", "label": " two"}]
+    assert references_of(generation(), rows) == (" one", " two")
+    assert references_of(generation("score"), rows) == ()
+    assert references_of(task(), [{"label": 0}]) == ()
+    spec = generation(label_field="answer")
+    assert references_of(spec, [{"text": "a", "answer": " x"}]) == (" x",)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"text": "a"}, "no 'label'"),
+        ({"label": 3}, "'label' is int"),
+        ({"label": None}, "'label' is NoneType"),
+        ({"label": ""}, "'label' is empty"),
+    ],
+)
+def test_a_reference_is_text(row: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        references_of(generation(), [row])
+
+
+@given(st.floats(-1e4, 0))
+def test_nll_is_in_nats_of_the_whole_reference(log_prob: float) -> None:
+    assert example_loss(generation(), [log_prob], {"label": " a"}) == -log_prob
+
+
+@given(st.floats(0, 1))
+def test_score_becomes_a_loss(value: float) -> None:
+    row = {"text": "a", "extra": [1]}
+    seen: list[tuple[str, Example]] = []
+
+    def score(generated: str, example: Example) -> float:
+        seen.append((generated, example))
+        return value
+
+    assert example_loss(generation("score"), "written", row, score) == 1.0 - value
+    assert seen == [("written", row)]
+
+
+@pytest.mark.parametrize("value", [-0.01, 1.01, math.nan, math.inf])
+def test_a_score_outside_of_its_range_is_refused(value: float) -> None:
+    with pytest.raises(SpecError, match=r"gave .*; it must be from 0 to 1") as caught:
+        example_loss(generation("score"), "w", {"text": "a"}, lambda *_: value)
+    assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    ("score", "message"),
+    [
+        (lambda *_: "high", "ValueError: could not convert"),
+        (lambda *_: None, "TypeError: "),
+        (lambda _, example: example["missing"], "KeyError: 'missing'"),
+    ],
+)
+def test_a_broken_score_function_is_told(score: Any, message: str) -> None:
+    with pytest.raises(SpecError, match="the score function failed with") as caught:
+        example_loss(generation("score"), "w", {"text": "a"}, score)
+    assert message in caught.value.problems[0]
+    assert caught.value.__cause__ is not None
+
+
+def test_a_missing_score_function_is_told() -> None:
+    with pytest.raises(SpecError, match="needs a score function"):
+        example_loss(generation("score"), "w", {"text": "a"})

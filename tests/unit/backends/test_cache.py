@@ -2,17 +2,35 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
+import os
+import random
+import sqlite3
+import subprocess
+import sys
+import tempfile
 from collections import Counter
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
+from dataclasses import replace
 from decimal import Decimal
+from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import fedone_sdk
 from fedone_sdk.backends import Answer, CachedBackend, LLMBackend, Query
-from fedone_sdk.budget import NOTHING, Usage
-from fedone_sdk.errors import BackendUnavailable, LabelWordError
+from fedone_sdk.backends.base import RateLimits
+from fedone_sdk.backends.wrappers import _answer_file
+from fedone_sdk.budget import NOTHING, Budget, BudgetGuard, Usage
+from fedone_sdk.errors import (
+    BackendBlocked,
+    BackendUnavailable,
+    BudgetExhausted,
+    LabelWordError,
+    SpecError,
+)
 from fedone_sdk.task import Part
 
 WORDS = (" bad", " good")
@@ -44,16 +62,35 @@ class Oracle(LLMBackend):
         if self.error is not None:
             raise self.error
         row = None if self.failed_input else (-float(len(text)), -0.1)
-        return Answer(log_probs=(row, (-1.0, -2.0)), usage=PAID)
+        return Answer(
+            log_probs=(row, (-1.0, -2.0)),
+            usage=PAID,
+            censored=1,
+            model="oracle-2026",
+            limits=RateLimits(requests=9),
+        )
 
     async def check(self, label_words: tuple[str, ...]) -> None:
         raise LabelWordError(label_words[0], [])
 
-    def worst_case(self, batch_size: int) -> Usage:
+    def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
         return Usage(queries=1, requests=batch_size)
 
     async def aclose(self) -> None:
         self.closed = True
+
+
+class Told(LLMBackend):
+    """Gives the answer that it is told; None must not be asked."""
+
+    fingerprint = "told"
+
+    def __init__(self, answer: Answer | None) -> None:
+        self.answer = answer
+
+    async def score(self, query: Query) -> Answer:
+        assert self.answer is not None, "asked again"
+        return self.answer
 
 
 def ask(text: str, words: tuple[str, ...] = WORDS) -> Query:
@@ -73,9 +110,7 @@ async def test_a_hit_is_the_same_answer_for_nothing() -> None:
     assert first == await Oracle().score(ask("a"))
     assert first.usage == PAID
     assert not first.cached
-    assert second.log_probs == first.log_probs
-    assert second.usage == NOTHING
-    assert second.cached
+    assert second == replace(first, usage=NOTHING, cached=True, limits=None)
     assert (cached.hits, cached.misses, inner.asked["a"]) == (1, 1, 1)
 
 
@@ -88,6 +123,9 @@ async def test_a_hit_is_the_same_answer_for_nothing() -> None:
         # The same text, but a field may be shortened and a prompt may not.
         Query(inputs=((Part("prompt", "a"), Part("mask", "")),), label_words=WORDS),
         Query(inputs=((Part("mask", ""), Part("field", "a")),), label_words=WORDS),
+        replace(ask("a"), want="choice"),
+        replace(ask("a"), references=("a",)),
+        replace(ask("a"), max_tokens=1),
         Query(
             inputs=((Part("field", ""), Part("field", "a"), Part("mask", "")),), label_words=WORDS
         ),
@@ -97,6 +135,12 @@ async def test_another_query_is_asked(other: Query) -> None:
     cached = CachedBackend(Oracle())
     await cached.score(ask("a"))
     assert not (await cached.score(other)).cached
+
+
+async def test_who_pays_is_no_part_of_a_query() -> None:
+    cached = CachedBackend(Oracle())
+    await cached.score(replace(ask("a"), payer=BudgetGuard(Budget(requests=1))))
+    assert (await cached.score(ask("a"))).cached
 
 
 async def test_another_model_is_asked() -> None:
@@ -183,6 +227,29 @@ async def test_an_error_reaches_all_who_wait_and_is_not_remembered() -> None:
     assert not (await cached.score(ask("a"))).cached
 
 
+async def test_nobody_is_refused_by_the_budget_of_another() -> None:
+    class Metered(Oracle):
+        async def score(self, query: Query) -> Answer:
+            await super().score(query)
+            assert query.payer is not None
+            async with query.payer.reserve(Usage(requests=1)):
+                return await Oracle().score(query)
+
+    inner = Metered()
+    inner.gate.clear()
+    cached = CachedBackend(inner)
+    poor, rich = BudgetGuard(Budget(requests=0)), BudgetGuard(Budget(requests=1))
+    tasks = [
+        asyncio.create_task(cached.score(replace(ask("a"), payer=payer)))
+        for payer in (poor, rich, rich)
+    ]
+    await settle()
+    inner.gate.set()
+    refused, *answers = await asyncio.gather(*tasks, return_exceptions=True)
+    assert isinstance(refused, BudgetExhausted)
+    assert [isinstance(answer, Answer) and answer.cached for answer in answers] == [False, True]
+
+
 @pytest.mark.filterwarnings("error")
 async def test_an_error_that_nobody_waits_for_makes_no_noise(
     caplog: pytest.LogCaptureFixture,
@@ -207,6 +274,31 @@ async def test_an_answer_with_a_failed_input_is_not_remembered() -> None:
     assert cached.misses == 2
 
 
+async def test_an_answer_with_a_failed_text_is_not_remembered() -> None:
+    cached = CachedBackend(Told(Answer(log_probs=((),), texts=(None,), usage=PAID)))
+    query = replace(ask("a", ()), want="text", max_tokens=5)
+    await cached.score(query)
+    assert not (await cached.score(query)).cached
+
+
+async def test_a_generated_text_is_remembered() -> None:
+    cached = CachedBackend(Told(Answer(log_probs=((),), texts=("fine",), usage=PAID)))
+    query = replace(ask("a", ()), want="text", max_tokens=5)
+    await cached.score(query)
+    assert (await cached.score(query)).texts == ("fine",)
+    assert cached.hits == 1
+
+
+async def test_a_known_answer_is_quoted_as_one_query_and_nothing_else() -> None:
+    inner = Oracle()
+    cached = CachedBackend(inner)
+    assert await cached.quote(ask("a")) == Usage(queries=1, requests=1)
+    await cached.score(ask("a"))
+    assert await cached.quote(ask("a")) == Usage(queries=1)
+    assert await cached.quote(ask("b")) == Usage(queries=1, requests=1)
+    assert (cached.hits, cached.misses) == (0, 1)
+
+
 async def test_the_rest_is_the_inner_backends() -> None:
     inner = Oracle()
     async with CachedBackend(inner) as cached:
@@ -221,3 +313,239 @@ async def test_the_rest_is_the_inner_backends() -> None:
 def test_a_cache_must_hold_something() -> None:
     with pytest.raises(ValueError, match="max_entries"):
         CachedBackend(Oracle(), max_entries=0)
+
+
+def modes(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()}
+
+
+class TestFile:
+    async def test_an_answer_is_on_the_disk_before_it_is_given(self, tmp_path: Path) -> None:
+        file = tmp_path / "answers.db"
+        inner = Oracle()
+        async with CachedBackend(inner, file=file) as cached:
+            first = await cached.score(ask("a"))
+            # Another process, while this one still holds the file open.
+            other = CachedBackend(Told(None), file=file)
+            other.inner.fingerprint = inner.name  # type: ignore[misc]  # a class attribute
+            assert await other.quote(ask("a")) == Usage(queries=1)
+            known = await other.score(ask("a"))
+            await other.aclose()
+        assert known == replace(first, usage=NOTHING, cached=True, limits=None)
+        assert (other.hits, other.misses) == (1, 0)
+        async with CachedBackend(Oracle(), file=file) as cached:
+            assert await cached.score(ask("a")) == known
+            assert not (await cached.score(ask("b"))).cached
+
+    @given(
+        st.lists(st.lists(st.floats(allow_nan=False)), max_size=4),
+        st.lists(st.text(st.characters()), max_size=2),
+        st.none() | st.text(max_size=5),
+    )
+    @settings(max_examples=30, deadline=None)
+    async def test_answers_come_back_exactly(
+        self, rows: list[list[float]], texts: list[str], model: str | None
+    ) -> None:
+        answer = Answer(
+            log_probs=tuple(map(tuple, rows)),
+            texts=tuple(texts),
+            model=model,
+            censored=len(rows),
+            usage=PAID,
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "answers.db")
+            async with CachedBackend(Told(answer), file=file) as cached:
+                await cached.score(ask("a"))
+            async with CachedBackend(Told(None), file=file) as cached:
+                known = await cached.score(ask("a"))
+        assert known == replace(answer, usage=NOTHING, cached=True)
+        assert repr(known.log_probs) == repr(answer.log_probs)  # -0.0 is not 0.0
+
+    async def test_what_memory_forgets_is_read_again(self, tmp_path: Path) -> None:
+        inner = Oracle()
+        async with CachedBackend(inner, max_entries=1, file=tmp_path / "a") as cached:
+            for text in "abcabc":
+                await cached.score(ask(text))
+        assert (cached.hits, cached.misses, inner.asked.total()) == (3, 3, 3)
+
+    async def test_equal_queries_under_way_share_one_call(self, tmp_path: Path) -> None:
+        inner = Oracle()
+        async with CachedBackend(inner, file=tmp_path / "a") as cached:
+            answers = await asyncio.gather(*(cached.score(ask("a")) for _ in range(5)))
+        assert [answer.cached for answer in answers] == [False, True, True, True, True]
+        assert inner.asked.total() == 1
+
+    async def test_errors_and_failed_inputs_are_not_kept(self, tmp_path: Path) -> None:
+        inner = Oracle()
+        inner.error = BackendUnavailable("busy")
+        async with CachedBackend(inner, file=tmp_path / "a") as cached:
+            with pytest.raises(BackendUnavailable):
+                await cached.score(ask("a"))
+            inner.error, inner.failed_input = None, True
+            await cached.score(ask("a"))
+        async with CachedBackend(Oracle(), file=tmp_path / "a") as cached:
+            assert not (await cached.score(ask("a"))).cached
+
+    async def test_the_answer_of_a_cancelled_caller_is_kept(self, tmp_path: Path) -> None:
+        file = tmp_path / "a"
+        inner = Oracle()
+        async with CachedBackend(inner, file=file) as cached:
+            await cached.score(ask("z"))
+            with closing(sqlite3.connect(file, isolation_level=None)) as other:
+                other.execute("BEGIN IMMEDIATE")  # Holds the writer back.
+                call = asyncio.create_task(cached.score(ask("a")))
+                while not inner.asked["a"]:
+                    await asyncio.sleep(0.001)
+                await settle()
+                call.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await call
+                other.execute("ROLLBACK")
+            assert (await cached.score(ask("a"))).cached
+        assert inner.asked["a"] == 1
+
+    async def test_a_paid_answer_that_cannot_be_written_is_written_later(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(_answer_file, "_PATIENCE_S", 0.01)
+        file = tmp_path / "a"
+        inner = Oracle()
+        async with CachedBackend(inner, file=file) as cached:
+            with closing(sqlite3.connect(file, isolation_level=None)) as other:
+                other.execute("BEGIN IMMEDIATE")
+                with pytest.raises(BackendBlocked, match=f"{file}.*locked") as caught:
+                    await cached.score(ask("a"))
+                assert caught.value.usage == PAID
+                # Nothing more is asked, and so paid, as long as nothing can be kept.
+                with pytest.raises(BackendBlocked) as caught:
+                    await cached.score(ask("b"))
+                assert caught.value.usage == NOTHING
+                other.execute("ROLLBACK")
+            assert (await cached.score(ask("a"))).cached
+        assert inner.asked == {"a": 1}
+        async with CachedBackend(Oracle(), file=file) as cached:
+            assert (await cached.score(ask("a"))).cached
+
+    async def test_an_answer_that_cannot_be_read_stops_the_run(self, tmp_path: Path) -> None:
+        file = tmp_path / "a"
+        async with CachedBackend(Oracle(), file=file) as cached:
+            await cached.score(ask("a"))
+        with closing(sqlite3.connect(file)) as other, other:
+            other.execute("UPDATE answers SET answer = x'7b7d'")
+        inner = Oracle()
+        async with CachedBackend(inner, file=file) as cached:
+            with pytest.raises(BackendBlocked, match=f"{file}.*cannot be read"):
+                await cached.score(ask("a"))
+        assert not inner.asked
+
+    async def test_it_is_private_and_synchronous(self, tmp_path: Path) -> None:
+        file = tmp_path / "a"
+        async with CachedBackend(Oracle(), file=file) as cached:
+            await cached.score(ask("a"))
+            assert set(modes(tmp_path).values()) == {0o600}
+            with closing(sqlite3.connect(file)) as other:
+                assert other.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+                (row,) = other.execute("SELECT model, answer FROM answers").fetchall()
+        assert row[0] == "oracle:1"
+        assert b"oracle-2026" in row[1]
+        assert list(modes(tmp_path)) == ["a"]  # Closing leaves one file.
+
+    async def test_closing_twice_is_harmless(self, tmp_path: Path) -> None:
+        inner = Oracle()
+        cached = CachedBackend(inner, file=tmp_path / "a")
+        await cached.aclose()
+        await cached.aclose()
+        assert inner.closed
+
+    def test_a_file_of_something_else_is_refused_and_left_alone(self, tmp_path: Path) -> None:
+        def refused(file: Path, match: str) -> None:
+            before = file.read_bytes() if file.is_file() else b""
+            with pytest.raises(SpecError, match=match) as caught:
+                CachedBackend(Oracle(), file=file)
+            assert caught.value.source == str(file)
+            assert file.is_dir() or not file.exists() or file.read_bytes() == before
+
+        text = tmp_path / "text"
+        text.write_bytes(b"budget: {queries: 2000}\n" * 100)
+        refused(text, "not a database")
+        ledger = tmp_path / "ledger"
+        with closing(sqlite3.connect(ledger)) as db:
+            db.execute("CREATE TABLE spent (used TEXT)")
+        refused(ledger, "something else")
+        with closing(sqlite3.connect(tmp_path / "newer")) as db:
+            db.execute(f"PRAGMA application_id = {_answer_file._APPLICATION_ID}")
+            db.execute("PRAGMA user_version = 2")
+            db.execute("CREATE TABLE replies (key BLOB)")
+        refused(tmp_path / "newer", "schema 2, this version of the SDK reads 1")
+        refused(tmp_path, "directory")
+        refused(tmp_path / "no" / "folder", "No such file")
+
+    async def test_a_damaged_file_is_refused(self, tmp_path: Path) -> None:
+        file = tmp_path / "a"
+        async with CachedBackend(Oracle(), file=file) as cached:
+            await asyncio.gather(*(cached.score(ask("x" * n)) for n in range(200)))
+        content = bytearray(file.read_bytes())
+        content[4096:8192] = random.Random(0).randbytes(4096)
+        file.write_bytes(content)
+        with pytest.raises(SpecError, match=r"malformed|damaged"):
+            CachedBackend(Oracle(), file=file)
+
+
+CHILD = """
+import asyncio, math, random, sys
+from pathlib import Path
+from fedone_sdk.backends import Answer, CachedBackend, LLMBackend, Query
+from fedone_sdk.budget import Usage
+from fedone_sdk.task import Part
+
+class Told(LLMBackend):
+    fingerprint = "told"
+    async def score(self, query):
+        row = -math.sqrt(int(query.inputs[0][0].text))
+        return Answer(log_probs=((row,),), usage=Usage(requests=1))
+
+async def main():
+    cached = CachedBackend(Told(), max_entries=1, file=Path(sys.argv[1]))
+    async def some(numbers):
+        for number in numbers:
+            part = (Part("field", str(number)), Part("mask", ""))
+            await cached.score(Query(inputs=(part,), label_words=(" bad", " good")))
+            print(number, flush=True)
+    rng = random.Random(sys.argv[2])
+    await asyncio.gather(*(some(rng.sample(range(5000), 5000)) for _ in range(8)))
+
+asyncio.run(main())
+"""
+
+
+def test_what_was_reported_before_a_kill_is_there_after(tmp_path: Path) -> None:
+    file = tmp_path / "answers.db"
+    environment = {**os.environ, "PYTHONPATH": str(Path(fedone_sdk.__file__).parents[1])}
+
+    async def replay(numbers: set[int]) -> None:
+        async with CachedBackend(Told(None), file=file) as cached:
+            for number in numbers:
+                assert (await cached.score(ask(str(number)))).log_probs == ((-math.sqrt(number),),)
+
+    rng = random.Random(3)
+    reported: set[int] = set()
+    for trial in range(3):
+        with ExitStack() as stack:
+            children = []
+            for child in range(3):
+                code = [sys.executable, "-c", CHILD, str(file), f"{trial}.{child}"]
+                process = subprocess.Popen(code, stdout=subprocess.PIPE, text=True, env=environment)
+                stack.enter_context(process)
+                stack.callback(process.kill)
+                children.append(process)
+            for process in children:
+                assert process.stdout is not None
+                for _ in range(rng.randrange(1, 120)):
+                    reported.add(int(process.stdout.readline()))
+                process.kill()
+                # A line that the kill cut short was not reported.
+                lines = process.stdout.read().splitlines(keepends=True)
+                reported.update(int(line) for line in lines if line.endswith("\n"))
+        asyncio.run(replay(reported))
+    assert len(reported) > 100

@@ -158,17 +158,19 @@ def test_threads_share_one_account(tmp_path: Path) -> None:
         assert ledger.account(None) == Account(spent=Usage(requests=70))
 
 
-# The child is forked while the parent's ledger is in the middle of a call.
+# The child is forked between two calls: no SQLite connection may be carried over a fork.
 _FORK = """
-import os, sys
+import os, sys, threading
 from fedone_sdk.budget import SqliteLedger, Usage
 ledger = SqliteLedger(sys.argv[1])
 ledger.reserve("parent", Usage(requests=1), None)
-with ledger._writer._lock:
-    child = os.fork()
-    if child == 0:
-        ledger.reserve("child", Usage(requests=2), None)
-        os._exit(0)
+for thread in threading.enumerate():
+    if thread is not threading.current_thread():
+        thread.join()
+child = os.fork()
+if child == 0:
+    ledger.reserve("child", Usage(requests=2), None)
+    os._exit(0)
 _, status = os.waitpid(child, 0)
 assert status == 0, status
 assert sorted(ledger.account(None).leases) == ["child", "parent"]

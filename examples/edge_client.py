@@ -1,0 +1,64 @@
+"""A device that takes part in prompt tuning with its own data, until the runs have ended.
+
+python examples/edge_client.py http://127.0.0.1:8080 ENROLMENT_TOKEN rows.jsonl
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import re
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedone_sdk import EdgeClient
+
+STATE = Path("device-state")
+
+
+def redact(text: str) -> str | None:
+    """Sees every text before it leaves the device; None would hold the example back."""
+    return re.sub(r"\S+@\S+", "[mail]", text)
+
+
+def score(generated: str, example: Mapping[str, Any]) -> float:
+    """For runs whose loss is ``score``: how good a text of the model is, from 0 to 1."""
+    keywords = example["keywords"]
+    return sum(word in generated for word in keywords) / len(keywords)
+
+
+def examples(file: Path) -> list[dict[str, Any]]:
+    """What the device holds at the moment; asked anew before each piece of work."""
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line]
+
+
+async def take_part(server: str, token: str, file: Path, state: Path = STATE) -> None:
+    """Works until the aggregator says that its runs have ended, or until Ctrl-C."""
+    async with EdgeClient(
+        server,
+        token=token,
+        data=lambda: examples(file),
+        before_send=redact,
+        score=score,
+        state_dir=state,  # so that a restarted app is the same device
+    ) as client:
+        # Work under way is finished first.
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, client.stop)
+        await client.run_forever()
+
+
+def main() -> None:
+    """Reads the arguments."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("server", help="base URL of the aggregator")
+    parser.add_argument("token", help="enrolment token")
+    parser.add_argument("file", type=Path, help="rows of this device, JSON lines")
+    arguments = parser.parse_args()
+    asyncio.run(take_part(arguments.server, arguments.token, arguments.file))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""Queries, answers and errors as JSON that comes back exactly; and the key of a query."""
+
+from __future__ import annotations
+
+import json
+from hashlib import blake2b
+from typing import Any
+
+from fedone_sdk.backends.base import Answer, Query
+from fedone_sdk.budget import Usage
+from fedone_sdk.errors import BackendBlocked, BackendError, BackendUnavailable, LabelWordError
+from fedone_sdk.task import Part
+
+__all__ = [
+    "dump",
+    "dump_answer",
+    "dump_error",
+    "dump_query",
+    "load_answer",
+    "load_error",
+    "load_query",
+    "query_key",
+]
+
+_ERRORS = (LabelWordError, BackendUnavailable, BackendBlocked, BackendError)
+
+
+def dump(value: object) -> bytes:
+    """One line of JSON. Floats are written in the shortest form that reads back exactly."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    # "surrogatepass": a lone surrogate is the model's to refuse.
+    return text.encode("utf-8", "surrogatepass")
+
+
+def query_key(fingerprint: str, query: Query) -> bytes:
+    """Names a query to a model, in 16 bytes; who pays is no part of it."""
+    return blake2b(dump([fingerprint, *dump_query(query).values()]), digest_size=16).digest()
+
+
+def dump_query(query: Query) -> dict[str, object]:
+    """A query for JSON, without who pays. The order of its values makes keys: never change it."""
+    return {
+        "want": query.want,
+        "label_words": query.label_words,
+        "inputs": query.inputs,
+        "references": query.references,
+        "max_tokens": query.max_tokens,
+    }
+
+
+def load_query(found: dict[str, Any]) -> Query:
+    """What `dump_query` wrote.
+
+    Raises:
+        KeyError, TypeError, ValueError: It is something else.
+    """
+    return Query(
+        want=found["want"],
+        label_words=tuple(found["label_words"]),
+        inputs=tuple(tuple(Part(*part) for part in rendered) for rendered in found["inputs"]),
+        references=tuple(found["references"]),
+        max_tokens=found["max_tokens"],
+    )
+
+
+def dump_answer(answer: Answer) -> dict[str, object]:
+    """An answer for JSON, without the rate limits: they hold for a moment only."""
+    return {
+        "log_probs": answer.log_probs,
+        "texts": answer.texts,
+        "censored": answer.censored,
+        "cached": answer.cached,
+        "model": answer.model,
+        "usage": answer.usage.exact(),
+    }
+
+
+def load_answer(found: dict[str, Any]) -> Answer:
+    """What `dump_answer` wrote.
+
+    Raises:
+        KeyError, TypeError, ValueError: It is something else.
+    """
+    return Answer(
+        log_probs=tuple(
+            None if row is None else tuple(float(value) for value in row)
+            for row in found["log_probs"]
+        ),
+        texts=tuple(found["texts"]),
+        censored=found["censored"],
+        cached=found["cached"],
+        model=found["model"],
+        usage=Usage.model_validate(found["usage"]),
+    )
+
+
+def dump_error(error: BaseException) -> dict[str, object]:
+    """An error for JSON; of a backend's errors all facts."""
+    if not isinstance(error, BackendError):
+        return {"class": type(error).__name__, "message": str(error)}
+    found: dict[str, object] = {
+        "class": next(known.__name__ for known in _ERRORS if isinstance(error, known)),
+        "message": str(error),
+        "usage": None if error.usage is None else error.usage.exact(),
+    }
+    if isinstance(error, BackendUnavailable):
+        found["retry_after_s"] = error.retry_after_s
+    if isinstance(error, LabelWordError):
+        found["word"], found["tokens"] = error.word, error.tokens
+    return found
+
+
+def load_error(found: dict[str, Any]) -> BackendError | None:
+    """What `dump_error` wrote; None where that was no backend's error.
+
+    Raises:
+        KeyError, TypeError, ValueError: It is something else.
+    """
+    name, message = str(found["class"]), str(found["message"])
+    if name not in {known.__name__ for known in _ERRORS}:
+        return None
+    usage = None if found["usage"] is None else Usage.model_validate(found["usage"])
+    if name == "LabelWordError":
+        error = LabelWordError(found["word"], found["tokens"])
+        error.usage = usage
+        return error
+    if name == "BackendUnavailable":
+        return BackendUnavailable(message, usage=usage, retry_after_s=found["retry_after_s"])
+    return (BackendBlocked if name == "BackendBlocked" else BackendError)(message, usage=usage)

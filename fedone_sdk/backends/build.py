@@ -1,0 +1,145 @@
+"""From a description to a backend with its wrappers, in the one order that they have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fedone_sdk.backends.asking import CONCURRENCY
+from fedone_sdk.backends.base import LLMBackend
+from fedone_sdk.backends.wrappers import (
+    BudgetedBackend,
+    CachedBackend,
+    RateLimitedBackend,
+    RecordingBackend,
+    RetryingBackend,
+    SplitBackend,
+)
+from fedone_sdk.budget import FREE, BudgetGuard, Price, known_price
+from fedone_sdk.errors import SpecError
+from fedone_sdk.spec import (
+    BackendSpec,
+    GatewaySpec,
+    OnnxSpec,
+    OpenAISpec,
+    TransformersSpec,
+    VllmSpec,
+)
+
+__all__ = ["build_adapter", "build_backend"]
+
+
+def build_backend(
+    spec: BackendSpec, folder: str | Path = ".", *, guard: BudgetGuard | None = None
+) -> LLMBackend:
+    """A backend as a run describes it.
+
+    A query passes, from the outside in:
+
+    1. split: into requests, where the model takes fewer inputs at once;
+    2. cache: what is known, or under way already, is not asked again;
+    3. retry: what failed for reasons that pass is asked again, until a breaker opens;
+    4. rate limit: waits for its turn;
+    5. budget: is paid for, each attempt anew;
+    6. recording: goes into the cassette;
+    7. the adapter: is sent.
+
+    Args:
+        spec: The description.
+        folder: Where its relative paths start.
+        guard: A budget of the caller's own, beside each query's payer.
+
+    Raises:
+        SpecError: The description cannot be met: a missing file, key or model.
+        MissingExtraError: What the model needs is not installed.
+    """
+    folder = Path(folder)
+    with _about("model"):
+        backend = build_adapter(spec, folder)
+    if spec.record is not None:
+        with _about("record"):
+            backend = RecordingBackend(backend, _path(folder, spec.record))
+    backend = BudgetedBackend(backend, price=_price(spec), guard=guard)
+    concurrency = CONCURRENCY
+    if not isinstance(spec, OnnxSpec | TransformersSpec):
+        concurrency = spec.limits.concurrency
+        backend = RateLimitedBackend(
+            backend,
+            requests_per_minute=spec.limits.requests_per_minute,
+            tokens_per_minute=spec.limits.tokens_per_minute,
+            concurrency=concurrency,
+            max_wait_s=spec.retry.max_wait_s,
+        )
+        backend = RetryingBackend(
+            backend,
+            attempts=spec.retry.attempts,
+            max_wait_s=spec.retry.max_wait_s,
+            breaker_failures=spec.retry.breaker_failures,
+        )
+    with _about("cache"):
+        file = None if spec.cache is None else _path(folder, spec.cache)
+        backend = CachedBackend(backend, file=file)
+    return SplitBackend(backend, concurrency=concurrency)
+
+
+@contextmanager
+def _about(key: str) -> Iterator[None]:
+    """Says which key of ``backend`` names a file that cannot be used."""
+    try:
+        yield
+    except SpecError as exc:
+        if exc.source == "backend":  # it says so itself
+            raise SpecError([f"backend.{problem}" for problem in exc.problems]) from exc
+        if exc.source != "spec":
+            raise SpecError(f"backend.{key}: {exc}") from exc
+        raise
+
+
+def build_adapter(spec: BackendSpec, folder: Path) -> LLMBackend:
+    """The bare adapter to one API, without wrappers.
+
+    Raises:
+        SpecError: The description cannot be met.
+        MissingExtraError: What the model needs is not installed.
+    """
+    options = spec.model_dump(exclude={"kind", "cache", "record", "retry", "limits", "prices"})
+    if options.get("tokenizer") is not None:
+        options["tokenizer"] = _path(folder, options["tokenizer"])
+    if isinstance(spec, OnnxSpec):
+        from fedone_sdk.backends.onnx import OnnxBackend
+
+        if spec.model is not None:
+            options["model"] = _path(folder, spec.model)
+        return OnnxBackend(**options)
+    if isinstance(spec, TransformersSpec):
+        from fedone_sdk.backends.transformers import TransformersBackend
+
+        local = _path(folder, spec.model)
+        return TransformersBackend(**{**options, "model": local if local.is_dir() else spec.model})
+    if isinstance(spec, VllmSpec):
+        from fedone_sdk.backends.vllm import VllmBackend
+
+        return VllmBackend(**options)
+    if isinstance(spec, GatewaySpec):
+        from fedone_sdk.backends.gateway import GatewayBackend
+
+        return GatewayBackend(**options)
+    from fedone_sdk.backends.openai import OpenAIBackend
+
+    return OpenAIBackend(**options)
+
+
+def _path(folder: Path, name: str) -> Path:
+    return folder / Path(name).expanduser()
+
+
+def _price(spec: BackendSpec) -> Price | None:
+    if isinstance(spec, OnnxSpec | TransformersSpec):
+        return FREE
+    if spec.prices is not None:
+        prices = spec.prices
+        return Price(prompt=prices.prompt, completion=prices.completion, request=prices.request)
+    if isinstance(spec, OpenAISpec):
+        return known_price(spec.model) if spec.base_url is None else None
+    return FREE if isinstance(spec, VllmSpec) else None

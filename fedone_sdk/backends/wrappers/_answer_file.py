@@ -1,0 +1,181 @@
+"""The file of a cache: paid answers that outlive the process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Lock
+from typing import TypeVar
+
+from fedone_sdk.backends._codec import dump, dump_answer, load_answer
+from fedone_sdk.backends.base import Answer
+from fedone_sdk.budget import NOTHING, Usage
+from fedone_sdk.errors import BackendBlocked, SpecError
+
+__all__ = ["AnswerFile"]
+
+T = TypeVar("T")
+
+_APPLICATION_ID = 0x46454441  # "FEDA"; tells this file from the SQLite files of others.
+_SCHEMA = 1
+_PATIENCE_S = 60.0
+"""How long a transaction waits for those of other processes."""
+
+
+class AnswerFile:
+    """Answers by key in a SQLite file (WAL), which several processes may share.
+
+    One worker thread does all that blocks. Answers that come in while it writes are written
+    together, in one transaction: so many callers share the price of one `fsync`.
+
+    Args:
+        path: The file; made with mode 0600 where there is none.
+
+    Raises:
+        SpecError: The file cannot be opened, is damaged, or is not such a file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._unwritten: dict[bytes, tuple[str, Answer]] = {}
+        self._lock = Lock()
+        try:
+            self._db = _opened(path)
+        except OSError as exc:
+            raise SpecError(f"cannot be opened: {exc.strerror}", source=str(path)) from exc
+        except sqlite3.Error as exc:
+            raise SpecError(f"is no cache of answers: {exc}", source=str(path)) from exc
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="answers")
+
+    async def get(self, key: bytes) -> Answer | None:
+        """The answer to a key, or None.
+
+        Raises:
+            BackendBlocked: The file cannot be read, or an earlier answer still not be written.
+        """
+        return await self._in_worker(lambda: self._get(key))
+
+    async def put(self, key: bytes, fingerprint: str, answer: Answer) -> None:
+        """Keeps an answer; on return it is on the disk. The first answer to a key stays.
+
+        A cancelled caller's answer is written all the same.
+
+        Raises:
+            BackendBlocked: It cannot be written now; the next call tries it again first.
+        """
+        with self._lock:
+            self._unwritten[key] = (fingerprint, answer)
+        await asyncio.shield(self._in_worker(self._flush, usage=answer.usage))
+
+    async def aclose(self) -> None:
+        """Writes what is left and closes the file."""
+        try:
+            await self._in_worker(self._flush)
+        finally:
+            await self._in_worker(self._db.close)
+            self._executor.shutdown(wait=False)
+
+    async def _in_worker(self, call: Callable[[], T], usage: Usage = NOTHING) -> T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._executor, call)
+        except sqlite3.Error as exc:
+            raise BackendBlocked(
+                f"{self._path}: the cache of answers cannot be used: {exc}; "
+                "free the disk, or move the file away",
+                usage=usage,
+            ) from exc
+
+    def _get(self, key: bytes) -> Answer | None:
+        self._flush()
+        found = self._db.execute("SELECT answer FROM answers WHERE key = ?", (key,)).fetchone()
+        if found is None:
+            return None
+        try:
+            return load_answer(json.loads(found[0].decode("utf-8", "surrogatepass")))
+        except (AttributeError, KeyError, TypeError, ValueError) as exc:
+            raise sqlite3.DatabaseError("it holds an answer that cannot be read") from exc
+
+    def _flush(self) -> None:
+        with self._lock:
+            answers = dict(self._unwritten)
+        if not answers:  # Somebody's flush before this one took them along.
+            return
+        now = time.time()
+        rows = [
+            (key, dump(dump_answer(answer)), fingerprint, now)
+            for key, (fingerprint, answer) in answers.items()
+        ]
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            self._db.executemany("INSERT OR IGNORE INTO answers VALUES (?, ?, ?, ?)", rows)
+            self._db.execute("COMMIT")
+        except BaseException:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
+        with self._lock:
+            for key in answers:
+                del self._unwritten[key]
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    # SQLite would make it readable by all; the answers may be generated text.
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    # Made here, then used by the worker alone.
+    db = sqlite3.connect(path, timeout=_PATIENCE_S, isolation_level=None, check_same_thread=False)
+    try:
+        _prepare(db, path)
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _prepare(db: sqlite3.Connection, path: Path) -> None:
+    db.execute("PRAGMA synchronous=FULL")
+    db.execute("BEGIN IMMEDIATE")  # Others may be making the same file.
+    application, schema = _number(db, "application_id"), _number(db, "user_version")
+    (tables,) = db.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    if (application, schema, tables) == (0, 0, 0):
+        db.execute(
+            "CREATE TABLE answers (key BLOB PRIMARY KEY, answer BLOB NOT NULL, "
+            "model TEXT NOT NULL, created_at REAL NOT NULL) WITHOUT ROWID"
+        )
+        db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+        db.execute(f"PRAGMA user_version = {_SCHEMA}")
+    elif application != _APPLICATION_ID:
+        raise SpecError("is a SQLite file of something else", source=str(path))
+    elif schema != _SCHEMA:
+        raise SpecError(
+            f"is a cache of schema {schema}, this version of the SDK reads {_SCHEMA}; move it away",
+            source=str(path),
+        )
+    db.execute("COMMIT")
+    _use_wal(db)
+    (state,) = db.execute("PRAGMA quick_check(1)").fetchone()
+    if state != "ok":
+        raise sqlite3.DatabaseError(f"it is damaged ({' '.join(state.split())})")
+
+
+def _number(db: sqlite3.Connection, pragma: str) -> int:
+    (value,) = db.execute(f"PRAGMA {pragma}").fetchone()
+    return int(value)
+
+
+def _use_wal(db: sqlite3.Connection) -> None:
+    # Unlike all else, the first change to WAL does not wait for others that open the file.
+    give_up = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            db.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError:
+            if time.monotonic() > give_up:
+                raise
+            time.sleep(0.01)

@@ -1,0 +1,120 @@
+"""Requests that are paid for: reserved before they are sent, settled after."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from dataclasses import replace
+
+import structlog
+
+from fedone_sdk.backends.base import Answer, LLMBackend, Query
+from fedone_sdk.backends.wrappers.wrapper import Wrapper
+from fedone_sdk.budget import NOTHING, BudgetGuard, Lease, Payer, Price, Usage
+from fedone_sdk.errors import BackendError
+
+__all__ = ["BudgetedBackend"]
+
+_log = structlog.get_logger(__name__)
+
+
+class BudgetedBackend(Wrapper):
+    """Charges each request to the query's payer, and to a budget of one's own.
+
+    The most that a request may cost is reserved before it is sent; what does not fit is not sent.
+    Afterwards what it really cost is charged, and the rest is free again. A request whose cost is
+    not known (it timed out, its caller was cancelled) is charged in full.
+
+    Logical queries are not counted here but by who asks: a retry is the same query again.
+
+    The reservation is only as good as the inner backend's `quote`. When a provider bills more
+    than that, the truth is charged, although it may pass the cap by that much, and a warning is
+    logged; to keep the quote above the bill is the adapter's duty.
+
+    Args:
+        inner: The backend to pay for.
+        price: What it costs. None leaves the money as the inner backend tells it, so that there
+            is no bound in money unless the inner backend has one.
+        guard: Pays as well as the query's payer.
+    """
+
+    def __init__(
+        self, inner: LLMBackend, *, price: Price | None = None, guard: BudgetGuard | None = None
+    ) -> None:
+        self._price = price
+        self._guard = guard
+        super().__init__(inner)
+
+    def _describe(self) -> None:
+        super()._describe()
+        self.metered = True
+        price = self._price
+        if price is not None:
+            # Money is bounded where everything is that costs money.
+            costly = {
+                "prompt_tokens": price.prompt,
+                "completion_tokens": price.completion,
+                "requests": price.request,
+            }
+            if all(unit in self.bounds for unit, usd in costly.items() if usd > 0):
+                self.bounds |= {"usd"}
+            else:
+                self.bounds -= {"usd"}
+
+    def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
+        """The inner backend's, with its money."""
+        return self._priced(self.inner.worst_case(batch_size, max_tokens))
+
+    async def quote(self, query: Query) -> Usage:
+        """The inner backend's, with its money."""
+        return self._priced(await self.inner.quote(query))
+
+    async def score(self, query: Query) -> Answer:
+        """The inner backend's answer, paid for; its usage has its money.
+
+        Raises:
+            BudgetExhausted: It cannot be paid for; nothing was sent.
+        """
+        worst = (await self.quote(query)).without_queries()
+        async with AsyncExitStack() as stack:
+            leases = await self._reserve(stack, query.payer, worst)
+            try:
+                answer = await self.inner.score(query)
+            except BackendError as exc:
+                if exc.usage is not None:
+                    self._settle(leases, worst, self._priced(exc.usage))
+                raise
+            usage = self._priced(answer.usage)
+            self._settle(leases, worst, usage)
+            return replace(answer, usage=usage)
+
+    async def _reserve(
+        self, stack: AsyncExitStack, payer: Payer | None, worst: Usage
+    ) -> list[Lease]:
+        payers: list[Payer] = [] if self._guard is None else [self._guard]
+        if payer is not None and payer is not self._guard:
+            payers.append(payer)
+        leases: list[Lease] = []
+        try:
+            for each in payers:
+                leases.append(await stack.enter_async_context(each.reserve(worst)))
+        except BaseException:
+            for lease in leases:
+                lease.release()
+            raise
+        return leases
+
+    def _settle(self, leases: list[Lease], worst: Usage, usage: Usage) -> None:
+        used = usage.without_queries()
+        over = used.beyond(worst)
+        if over != NOTHING:
+            _log.warning(
+                "the provider counted more than the request was bounded by",
+                model=self.fingerprint,
+                quoted=worst.exact(),
+                beyond=over.exact(),
+            )
+        for lease in leases:
+            lease.settle(used)
+
+    def _priced(self, usage: Usage) -> Usage:
+        return usage if self._price is None else self._price.priced(usage)

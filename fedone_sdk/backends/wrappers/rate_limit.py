@@ -1,0 +1,263 @@
+"""A backend that is asked no faster than its provider allows, and by all in turn."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from fedone_sdk.backends.base import Answer, LLMBackend, Query
+from fedone_sdk.backends.wrappers.wrapper import Wrapper
+from fedone_sdk.budget import NOTHING
+from fedone_sdk.errors import BackendBlocked, BackendUnavailable, BudgetExhausted
+
+__all__ = ["Meter", "RateLimitedBackend"]
+
+
+class RateLimitedBackend(Wrapper):
+    """Holds requests back until the limits let them through.
+
+    In no minute are more requests and tokens sent than the limits, bursts included. What the
+    provider says is left (`Answer.limits`) is not passed before it is full again, and when it asks
+    for a pause (`BackendUnavailable.retry_after_s`) everybody pauses. Payers take turns by their
+    names: who has a thousand requests waiting does not hold up who has one.
+
+    Tokens are counted as quoted until the answer tells the truth. A request of more tokens than
+    a minute allows is sent alone, after a minute without others.
+
+    One instance serves one event loop at a time.
+
+    Args:
+        inner: The backend to ask.
+        requests_per_minute: None is no limit but what the provider says.
+        tokens_per_minute: Prompt and completion tokens; None as above.
+        concurrency: The most requests under way at once.
+        max_wait_s: The longest that anything the provider says holds requests back, seconds.
+    """
+
+    def __init__(
+        self,
+        inner: LLMBackend,
+        *,
+        requests_per_minute: float | None = None,
+        tokens_per_minute: float | None = None,
+        concurrency: int = 32,
+        max_wait_s: float = 60.0,
+    ) -> None:
+        if concurrency < 1:
+            raise ValueError(f"concurrency must be at least 1, not {concurrency}")
+        super().__init__(inner)
+        self._requests = Meter(requests_per_minute)
+        self._tokens = Meter(tokens_per_minute)
+        self._counts_tokens = tokens_per_minute is not None
+        self._concurrency = concurrency
+        self._max_wait_s = max_wait_s
+        self._under_way = 0
+        self._held_until = 0.0
+        # By payer; the first in order is next, and then goes to the end.
+        self._queues: dict[str, deque[_Waiter]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def score(self, query: Query) -> Answer:
+        """The inner backend's answer, when it is this query's turn."""
+        tokens = 0
+        if self._counts_tokens:
+            quote = await self.inner.quote(query)
+            tokens = quote.prompt_tokens + quote.completion_tokens
+        sent = await self._turn("" if query.payer is None else query.payer.name, tokens)
+        try:
+            answer = await self.inner.score(query)
+        except BackendUnavailable as exc:
+            if exc.retry_after_s is not None:
+                wait = min(exc.retry_after_s, self._max_wait_s)
+                self._held_until = max(self._held_until, asyncio.get_running_loop().time() + wait)
+            raise
+        except BudgetExhausted:
+            sent.take_back()
+            raise
+        else:
+            self._learn(sent, answer)
+            return answer
+        finally:
+            self._end()
+
+    def refuse_waiting(self, reason: str) -> None:
+        """Lets all who wait fail with `BackendBlocked`; nothing of theirs is sent."""
+        for queue in self._queues.values():
+            for waiter in queue:
+                if not waiter.turn.done():
+                    # One each: a shared one would collect the traceback of every waiter.
+                    waiter.turn.set_exception(BackendBlocked(reason, usage=NOTHING))
+        self._queues.clear()
+
+    async def _turn(self, name: str, tokens: int) -> _Sent:
+        waiter = _Waiter(tokens, asyncio.get_running_loop().create_future())
+        self._queues.setdefault(name, deque()).append(waiter)
+        self._pump()
+        turn = waiter.turn
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            if turn.cancelled():
+                self._pump()  # It may have been the first, for whom all others waited.
+            elif turn.exception() is None:  # It was its turn, and it did not live to see it.
+                turn.result().take_back()
+                self._end()
+            raise
+
+    def _pump(self) -> None:
+        """Gives turns while the limits allow, and comes back when they do again."""
+        loop = asyncio.get_running_loop()
+        while self._under_way < self._concurrency and (head := self._next()) is not None:
+            name, waiter = head
+            now = loop.time()
+            ready = max(
+                self._held_until,
+                self._requests.ready_at(1, now),
+                self._tokens.ready_at(waiter.tokens, now),
+            )
+            if ready > now:
+                if self._timer is not None:
+                    self._timer.cancel()
+                self._timer = loop.call_at(ready, self._pump)
+                return
+            queue = self._queues.pop(name)
+            queue.popleft()
+            if queue:
+                self._queues[name] = queue
+            self._under_way += 1
+            sent = _Sent(self._requests.send(1, now), self._tokens.send(waiter.tokens, now))
+            waiter.turn.set_result(sent)
+
+    def _next(self) -> tuple[str, _Waiter] | None:
+        while self._queues:
+            name, queue = next(iter(self._queues.items()))
+            while queue and queue[0].turn.done():  # cancelled
+                queue.popleft()
+            if queue:
+                return name, queue[0]
+            del self._queues[name]
+        return None
+
+    def _end(self) -> None:
+        self._under_way -= 1
+        # Not at once: an error that is on its way up may close the door (`refuse_waiting`).
+        asyncio.get_running_loop().call_soon(self._pump)
+
+    def _learn(self, sent: _Sent, answer: Answer) -> None:
+        used = answer.usage.prompt_tokens + answer.usage.completion_tokens
+        if used > 0:
+            sent.tokens.correct(used)
+        limits = answer.limits
+        if limits is None:
+            return
+        now = asyncio.get_running_loop().time()
+        if limits.requests is not None and limits.requests_reset_s is not None:
+            until = now + min(limits.requests_reset_s, self._max_wait_s)
+            self._requests.allow(sent.requests, limits.requests, until)
+        if limits.tokens is not None and limits.tokens_reset_s is not None:
+            self._counts_tokens = True  # Not before: a quote may take time.
+            until = now + min(limits.tokens_reset_s, self._max_wait_s)
+            self._tokens.allow(sent.tokens, limits.tokens, until)
+
+
+class _Waiter(NamedTuple):
+    """Who waits: for what, and the future that brings it."""
+
+    tokens: int
+    turn: asyncio.Future[_Sent]
+
+
+class _Sent(NamedTuple):
+    """What a request counts."""
+
+    requests: _Count
+    tokens: _Count
+
+    def take_back(self) -> None:
+        """Says that it was not sent after all."""
+        self.requests.correct(0)
+        self.tokens.correct(0)
+
+
+@dataclass(slots=True, eq=False)
+class _Count:
+    """An amount that was sent at one time.
+
+    Attributes:
+        meter: Who counts it.
+        at: When, seconds.
+        amount: How much.
+        sum: All that was sent by then, this included.
+        recent: Whether it is in the meter's window.
+    """
+
+    meter: Meter
+    at: float
+    amount: int
+    sum: int
+    recent: bool
+
+    def correct(self, amount: int) -> None:
+        """Says that it was really so much."""
+        if self.recent:
+            self.meter.in_window += amount - self.amount
+            self.amount = amount
+
+
+@dataclass(slots=True)
+class Meter:
+    """Counts one unit against a limit of one's own and against what the provider says is left.
+
+    Args:
+        per_minute: The limit; None is none.
+    """
+
+    per_minute: float | None
+    in_window: int = 0
+    _recent: deque[_Count] = field(default_factory=deque)
+    _sum: int = 0
+    _allowed: int = 0
+    _allowed_by: int = -1
+    _allowed_until: float = 0.0
+
+    @property
+    def _window_s(self) -> float:
+        # Less than one a minute is one in a longer window.
+        return 60.0 if self.per_minute is None else max(60.0, 60.0 / self.per_minute)
+
+    def ready_at(self, amount: int, now: float) -> float:
+        """When so much may be sent; the past means now."""
+        ready = 0.0
+        if now < self._allowed_until and self._sum + amount > self._allowed:
+            ready = self._allowed_until
+        if self.per_minute is None:
+            return ready
+        while self._recent and self._recent[0].at + self._window_s <= now:
+            old = self._recent.popleft()
+            old.recent = False
+            self.in_window -= old.amount
+        # What is above the limit alone waits for an empty window.
+        excess = self.in_window + amount - max(self.per_minute, amount, 1)
+        for old in self._recent:
+            if excess <= 0:
+                break
+            excess -= old.amount
+            ready = max(ready, old.at + self._window_s)
+        return ready
+
+    def send(self, amount: int, now: float) -> _Count:
+        """Counts what is sent now."""
+        self._sum += amount
+        count = _Count(self, now, amount, self._sum, recent=self.per_minute is not None)
+        if count.recent:
+            self.in_window += amount
+            self._recent.append(count)
+        return count
+
+    def allow(self, sent: _Count, left: int, until: float) -> None:
+        """Says that so much was left after `sent`, and that it is full again at `until`."""
+        if sent.sum >= self._allowed_by:  # Answers overtake each other; the latest request counts.
+            self._allowed_by = sent.sum
+            self._allowed, self._allowed_until = sent.sum + left, until

@@ -1,0 +1,146 @@
+"""A cassette of every request and its answer, for audits and for tests without a model."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from fedone_sdk.backends._codec import dump, dump_answer, dump_error, dump_query
+from fedone_sdk.backends.base import Answer, LLMBackend, Query
+from fedone_sdk.backends.wrappers.wrapper import Wrapper
+from fedone_sdk.budget import NOTHING
+from fedone_sdk.clock import Clock, SystemClock
+from fedone_sdk.errors import BackendBlocked, SpecError
+
+__all__ = ["RecordingBackend"]
+
+# Adapters keep secrets out of their errors; this is the last guard against one that a provider
+# quotes.
+_SECRETS = re.compile(
+    r"(?i:\bbearer\s+)[^\s\"',]+"
+    r"|\b(?:sk|pk|rk|hf|gsk|xai)[-_][^\s\"',]{6,}"
+    r"|(?i:\b(?:api[-_ ]?key|token|password|secret)\s*[=:]\s*)[^\s\"',]+"
+    r"|(?<=://)[^\s/@]+(?=@)"
+)
+
+
+class RecordingBackend(Wrapper):
+    """Appends one JSON line per request to a file: what was asked, and the answer or the error.
+
+    A line has ``time`` (UTC), ``fingerprint``, the query (``want``, ``label_words``, ``inputs`` as
+    [kind, text] pairs, ``references``, ``max_tokens``), and ``answer`` or ``error``. It is written
+    before the answer is returned; floats read back exactly. `CassetteBackend` replays it.
+
+    The inputs are people's texts: the file is made readable by its owner only. Keys and headers
+    never get here, and what looks like one in an error message is removed.
+
+    Processes may share a file: a line is one write to its end.
+
+    Args:
+        inner: The backend inside.
+        file: The cassette; made where there is none, else continued.
+        clock: Tells the time of each line.
+
+    Raises:
+        SpecError: The file cannot be opened for writing.
+    """
+
+    def __init__(self, inner: LLMBackend, file: Path, *, clock: Clock | None = None) -> None:
+        super().__init__(inner)
+        self._path = file
+        self._clock = clock if clock is not None else SystemClock()
+        self._unwritten: list[bytes] = []
+        try:
+            self._file = _opened(file)
+        except OSError as exc:
+            raise SpecError(f"cannot be opened: {exc.strerror}", source=str(file)) from exc
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="cassette")
+
+    async def score(self, query: Query) -> Answer:
+        """The inner backend's answer, after it is recorded.
+
+        Raises:
+            BackendBlocked: An earlier line cannot be written; this query was not asked.
+        """
+        if self._unwritten:
+            await self._retry()
+        line: dict[str, object] = {
+            "time": datetime.fromtimestamp(self._clock.now(), UTC).isoformat(),
+            "fingerprint": self.fingerprint,
+            **dump_query(query),
+        }
+        try:
+            answer = await self.inner.score(query)
+        except asyncio.CancelledError as exc:
+            self._append({**line, "error": _dump_error(exc)})  # Who cancels does not wait.
+            raise
+        except Exception as exc:
+            await self._appended({**line, "error": _dump_error(exc)})
+            raise
+        await self._appended({**line, "answer": dump_answer(answer)})
+        return answer
+
+    async def aclose(self) -> None:
+        """Closes the file, when all lines are in it, and the inner backend."""
+        try:
+            await asyncio.to_thread(self._executor.shutdown)
+            self._file.close()
+        finally:
+            await self.inner.aclose()
+
+    def _append(self, line: dict[str, object]) -> Future[None]:
+        return self._executor.submit(self._write, line)
+
+    async def _appended(self, line: dict[str, object]) -> None:
+        # The answer is paid: a full disk must not lose it. The next query will meet it.
+        with suppress(OSError):
+            await asyncio.shield(asyncio.wrap_future(self._append(line)))
+
+    async def _retry(self) -> None:
+        try:
+            await asyncio.wrap_future(self._executor.submit(self._flush))
+        except OSError as exc:
+            raise BackendBlocked(
+                f"{self._path}: the cassette cannot be written: {exc.strerror}; "
+                "free the disk, or run without recording",
+                usage=NOTHING,
+            ) from exc
+
+    def _write(self, line: dict[str, object]) -> None:
+        self._unwritten.append(dump(line) + b"\n")
+        self._flush()
+
+    def _flush(self) -> None:
+        while self._unwritten:
+            written = self._file.write(self._unwritten[0])
+            if written < len(self._unwritten[0]):  # The disk is full: the rest comes later.
+                self._unwritten[0] = self._unwritten[0][written:]
+            else:
+                del self._unwritten[0]
+
+
+def _opened(path: Path) -> BinaryIO:
+    file = open(path, "ab", buffering=0, opener=lambda name, flags: os.open(name, flags, 0o600))  # noqa: SIM115 (closed by aclose)
+    try:
+        if path.stat().st_size and not _ends_a_line(path):
+            file.write(b"\n")  # A crash cut a line short; it must not swallow the next one.
+    except OSError:
+        file.close()
+        raise
+    return cast(BinaryIO, file)
+
+
+def _ends_a_line(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read() == b"\n"
+
+
+def _dump_error(error: BaseException) -> dict[str, object]:
+    return {**dump_error(error), "message": _SECRETS.sub("[removed]", str(error))}

@@ -1,0 +1,127 @@
+"""Queries that are larger than one request, as several requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import reduce
+from itertools import chain
+
+from fedone_sdk.backends.asking import CONCURRENCY, ask_each
+from fedone_sdk.backends.base import Answer, LLMBackend, Query
+from fedone_sdk.backends.wrappers.wrapper import Wrapper
+from fedone_sdk.budget import NOTHING, Usage
+from fedone_sdk.errors import BackendError
+
+__all__ = ["SplitBackend"]
+
+
+class SplitBackend(Wrapper):
+    """Takes queries of any size for a model that takes `max_inputs` inputs per request.
+
+    A query of B inputs is asked as ceil(B / max_inputs) queries at the same time, and is answered
+    when all of them are. When one fails, no further one is begun, those under way are waited for,
+    and the gravest error is raised with the usage of all (`ask_each`).
+
+    Args:
+        inner: The backend inside.
+        concurrency: The most parts of one query under way at once.
+    """
+
+    def __init__(self, inner: LLMBackend, *, concurrency: int = CONCURRENCY) -> None:
+        if concurrency < 1:
+            raise ValueError(f"concurrency must be at least 1, not {concurrency}")
+        super().__init__(inner)
+        self._concurrency = concurrency
+
+    def _describe(self) -> None:
+        super()._describe()
+        self.max_inputs = None
+
+    async def score(self, query: Query) -> Answer:
+        """Answers one query by as many requests as it needs.
+
+        Returns:
+            The rows in the order of the inputs, `usage` and `censored` of all parts together,
+            `cached` when all parts were, `limits` of the last part, and the `model` of the first
+            or, where they are not the same, one that differs from it.
+
+        Raises:
+            BackendBlocked: A part met it; first of all errors.
+            BudgetExhausted: A part could not be paid; second.
+            BackendError: A part was refused; third.
+            BackendUnavailable: The model cannot be asked now; what was answered is paid.
+        """
+        parts = self._parts(query)
+        if len(parts) == 1:
+            return await self.inner.score(query)
+        answers, errors = await ask_each(self.inner, parts, concurrency=self._concurrency)
+        if errors:
+            raise _with_usage(errors[0], _total(answers.values(), errors))
+        return _merged([answers[index] for index in range(len(parts))])
+
+    def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
+        """All requests of `batch_size` inputs together: one query."""
+        most = self.inner.max_inputs
+        if most is None or batch_size <= most:
+            return self.inner.worst_case(batch_size, max_tokens)
+        full, rest = divmod(batch_size, most)
+        usage = self.inner.worst_case(most, max_tokens) * full
+        return _as_one_query(usage + self.inner.worst_case(rest, max_tokens) if rest else usage)
+
+    async def quote(self, query: Query) -> Usage:
+        """All requests of the query together: one query."""
+        quotes = [await self.inner.quote(part) for part in self._parts(query)]
+        return quotes[0] if len(quotes) == 1 else _as_one_query(reduce(Usage.__add__, quotes))
+
+    def _parts(self, query: Query) -> list[Query]:
+        most = self.inner.max_inputs
+        if most is None or len(query.inputs) <= most:
+            return [query]
+        return [
+            replace(
+                query,
+                inputs=query.inputs[start : start + most],
+                references=query.references[start : start + most],
+            )
+            for start in range(0, len(query.inputs), most)
+        ]
+
+
+def _as_one_query(usage: Usage) -> Usage:
+    return usage.without_queries() + Usage(queries=1)
+
+
+def _merged(answers: Sequence[Answer]) -> Answer:
+    return Answer(
+        log_probs=tuple(chain.from_iterable(answer.log_probs for answer in answers)),
+        usage=reduce(Usage.__add__, (answer.usage for answer in answers)),
+        cached=all(answer.cached for answer in answers),
+        texts=tuple(chain.from_iterable(answer.texts for answer in answers)),
+        censored=sum(answer.censored for answer in answers),
+        # One that differs from the first is what a run must hear of.
+        model=next((a.model for a in answers if a.model != answers[0].model), answers[0].model),
+        limits=answers[-1].limits,
+    )
+
+
+def _total(answers: Iterable[Answer], errors: Iterable[Exception]) -> Usage | None:
+    """What all parts cost together; None where one does not know."""
+    usage = reduce(Usage.__add__, (answer.usage for answer in answers), NOTHING)
+    for error in errors:
+        if isinstance(error, BackendError):
+            if error.usage is None:
+                return None
+            usage += error.usage
+    return usage
+
+
+def _with_usage(error: Exception, usage: Usage | None) -> Exception:
+    if not isinstance(error, BackendError):
+        return error
+    # A copy: a cache inside may have given the same error to others.
+    copied = type(error).__new__(type(error), *error.args)
+    copied.__dict__.update(error.__dict__)
+    copied.usage = usage
+    copied.__cause__ = error.__cause__
+    return copied.with_traceback(error.__traceback__)

@@ -1,0 +1,58 @@
+"""What all wrappers share: they are the backend inside, but for what they add."""
+
+from __future__ import annotations
+
+from fedone_sdk.backends.base import Answer, LLMBackend, Query
+from fedone_sdk.budget import Usage
+
+__all__ = ["Wrapper"]
+
+
+class Wrapper(LLMBackend):
+    """Passes everything on to the backend inside; a subclass changes what it is about.
+
+    Args:
+        inner: The backend inside; closed together with the wrapper.
+    """
+
+    def __init__(self, inner: LLMBackend) -> None:
+        self.inner = inner
+        self._describe()
+
+    def _describe(self) -> None:
+        """Takes over what the backend inside says of itself: some know only once checked."""
+        self.bounds = self.inner.bounds
+        self.answers = self.inner.answers
+        self.max_inputs = self.inner.max_inputs
+        self.metered = self.inner.metered
+        self.censors = self.inner.censors
+
+    @property
+    def fingerprint(self) -> str:
+        """The inner backend's."""
+        return self.inner.fingerprint
+
+    async def score(self, query: Query) -> Answer:
+        """The inner backend's answer."""
+        return await self.inner.score(query)
+
+    async def check(self, label_words: tuple[str, ...]) -> None:
+        """The inner backend's check."""
+        await self.inner.check(label_words)
+        self._describe()
+
+    def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
+        """The inner backend's."""
+        return self.inner.worst_case(batch_size, max_tokens)
+
+    async def quote(self, query: Query) -> Usage:
+        """The inner backend's."""
+        return await self.inner.quote(query)
+
+    def reset(self) -> None:
+        """Resets the inner backend."""
+        self.inner.reset()
+
+    async def aclose(self) -> None:
+        """Closes the inner backend."""
+        await self.inner.aclose()

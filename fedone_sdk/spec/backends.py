@@ -1,0 +1,233 @@
+"""The language models as RUN.yaml names them. No secret stands in them, only where it is kept."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from fedone_sdk.spec.base import Spec
+
+__all__ = [
+    "BackendSpec",
+    "GatewaySpec",
+    "LimitsSpec",
+    "OnnxSpec",
+    "OpenAISpec",
+    "PriceSpec",
+    "RetrySpec",
+    "TransformersSpec",
+    "VllmSpec",
+]
+
+_EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=200)]
+_Seconds = Annotated[float, Field(gt=0, le=86_400)]
+_Usd = Annotated[Decimal, Field(ge=0, le=1_000_000, allow_inf_nan=False)]
+
+
+class RetrySpec(Spec):
+    """When a request is sent again. Every attempt is charged to the budget.
+
+    Attributes:
+        attempts: The most attempts at one request; 1 never tries again.
+        max_wait_s: The longest pause between two attempts, seconds; also caps ``Retry-After``.
+        breaker_failures: After so many failed attempts in a row, over all requests, the model
+            counts as down: the run pauses.
+    """
+
+    attempts: Annotated[int, Field(ge=1, le=50)] = 6
+    max_wait_s: _Seconds = 60.0
+    breaker_failures: Annotated[int, Field(ge=1, le=100_000)] = 100
+
+
+class LimitsSpec(Spec):
+    """How fast the model is asked.
+
+    Attributes:
+        requests_per_minute: Null is no limit but the provider's own headers.
+        tokens_per_minute: Prompt and completion tokens; null as above.
+        concurrency: Requests under way at once.
+    """
+
+    requests_per_minute: Annotated[float, Field(gt=0, le=1e9)] | None = None
+    tokens_per_minute: Annotated[float, Field(gt=0, le=1e12)] | None = None
+    concurrency: Annotated[int, Field(ge=1, le=10_000)] = 32
+
+
+class PriceSpec(Spec):
+    """What a model costs, US dollars.
+
+    Attributes:
+        prompt: Per million prompt tokens.
+        completion: Per million completion tokens.
+        request: Per request.
+    """
+
+    prompt: _Usd
+    completion: _Usd
+    request: _Usd = Decimal(0)
+
+
+class _Answering(Spec):
+    """What every kind has.
+
+    Attributes:
+        cache: SQLite file that keeps paid answers across runs; null remembers until the end.
+        record: Cassette (JSON lines) of all requests and answers, for audits and tests.
+    """
+
+    cache: str | None = None
+    record: str | None = None
+
+
+class OnnxSpec(_Answering):
+    """A masked language model run by onnxruntime.
+
+    Attributes:
+        model: Folder with ``model.int8.onnx`` or ``model.onnx`` and ``tokenizer.json``; null is
+            the model that comes with the SDK.
+        threads: Queries scored at once; null picks by the machine.
+        cache: As for all kinds.
+        record: As for all kinds.
+    """
+
+    kind: Literal["onnx"] = "onnx"
+    model: str | None = None
+    threads: Annotated[int, Field(ge=1, le=256)] | None = None
+
+
+class TransformersSpec(_Answering):
+    """A model of the transformers library, run by torch in this process.
+
+    Attributes:
+        model: Folder, or name on the hub.
+        revision: Of the hub; null is its newest.
+        device: ``cpu``, ``cuda``, ``cuda:1`` ...; ``auto`` takes CUDA where it is, else the CPU.
+        dtype: Of weights and arithmetic; log-probabilities are always float32.
+        max_batch: The most rows of one forward pass: one per input, or one per input and label
+            word where label words are several tokens.
+        multi_token_labels: Lets a causal model's label words be several tokens.
+        cache: As for all kinds.
+        record: As for all kinds.
+    """
+
+    kind: Literal["transformers"]
+    model: Annotated[str, Field(min_length=1)]
+    revision: str | None = None
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")] = "auto"
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    max_batch: Annotated[int, Field(ge=1, le=65_536)] = 256
+    multi_token_labels: bool = False
+
+
+class _Remote(_Answering):
+    """What every model has that is asked over HTTP."""
+
+    timeout_s: _Seconds = 60.0
+    retry: RetrySpec = RetrySpec()
+    limits: LimitsSpec = LimitsSpec()
+    prices: PriceSpec | None = None
+
+    @field_validator("base_url", "url", check_fields=False)
+    @classmethod
+    def _check_url(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        if not value.startswith(("http://", "https://")) or "@" in value:
+            raise ValueError("must be http://HOST... or https://HOST..., without a password")
+        return value.rstrip("/")
+
+
+class VllmSpec(_Remote):
+    """A vLLM server: a causal model, or RoBERTa with the SDK's plugin (`{mask}` in the template).
+
+    Attributes:
+        base_url: Of the server, with or without ``/v1``.
+        model: As the server names it.
+        api_key_env: Environment variable that holds the key; null sends none.
+        tokenizer: ``tokenizer.json`` or a folder with it; null looks for one by the model's name,
+            and else asks the server to tokenise (slower).
+        multi_token_labels: Lets a causal model's label words be several tokens.
+        timeout_s: Seconds until an unanswered request counts as failed.
+        retry: When a request is sent again.
+        limits: How fast it is asked.
+        prices: What it costs; null is nothing, for a server of one's own.
+        cache: As for all kinds.
+        record: As for all kinds.
+    """
+
+    kind: Literal["vllm"]
+    base_url: str = "http://127.0.0.1:8000"
+    model: Annotated[str, Field(min_length=1)]
+    api_key_env: _EnvName | None = None
+    tokenizer: str | None = None
+    multi_token_labels: bool = False
+
+
+class OpenAISpec(_Remote):
+    """OpenAI, or a service that speaks its API.
+
+    Attributes:
+        model: As the provider names it.
+        base_url: Null is OpenAI's own.
+        api_key_env: Environment variable that holds the key; null sends none.
+        api: ``chat``, or ``completions`` for servers of the older kind.
+        log_probs: Whether the model shows log-probabilities. Without them the task's loss must be
+            ``zero_one``: the label that the model writes is right or wrong.
+        structured: Without log-probabilities: whether the answer is held to the label words by a
+            JSON schema (where the model offers that).
+        reasoning_effort: Sent where it is set; newer models show log-probabilities only with
+            ``none``.
+        max_input_tokens: The longest input, tokens; longer ones lose the ends of their text
+            fields. It bounds what one request can cost.
+        tokenizer: ``tokenizer.json`` to count with; null counts with tiktoken where that knows
+            the model, and else by bytes, which is always more than the truth.
+        timeout_s: Seconds until an unanswered request counts as failed.
+        retry: When a request is sent again.
+        limits: How fast it is asked.
+        prices: What it costs; null looks the model up in the SDK's price table.
+        cache: As for all kinds.
+        record: As for all kinds.
+    """
+
+    kind: Literal["openai"]
+    model: Annotated[str, Field(min_length=1)]
+    base_url: str | None = None
+    api_key_env: _EnvName | None = "OPENAI_API_KEY"
+    api: Literal["chat", "completions"] = "chat"
+    log_probs: bool = True
+    structured: bool = True
+    reasoning_effort: Annotated[str, Field(max_length=20)] | None = None
+    max_input_tokens: Annotated[int, Field(ge=16, le=1_000_000)] = 1024
+    tokenizer: str | None = None
+
+    @model_validator(mode="after")
+    def _check_choice(self) -> Self:
+        if self.api == "completions" and not self.log_probs:
+            raise ValueError("log_probs: must be true for api completions")
+        return self
+
+
+class GatewaySpec(_Remote):
+    """A `fedone gateway` process, which holds the key.
+
+    Attributes:
+        url: Of the gateway.
+        token_env: Environment variable that holds the gateway's token.
+        timeout_s: Seconds until an unanswered request counts as failed.
+        retry: When a request is sent again.
+        limits: How fast it is asked.
+        prices: What it costs; null takes the gateway's word.
+        cache: As for all kinds.
+        record: As for all kinds.
+    """
+
+    kind: Literal["gateway"]
+    url: str
+    token_env: _EnvName = "FEDONE_GATEWAY_TOKEN"
+
+
+BackendSpec = Annotated[
+    OnnxSpec | TransformersSpec | VllmSpec | OpenAISpec | GatewaySpec, Field(discriminator="kind")
+]

@@ -1,0 +1,296 @@
+"""`fedone tune` and `fedone plan` against a provider that counts, and that can be broken."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import structlog
+
+import fedone_sdk.cli
+from fedone_sdk import assets
+from fedone_sdk.messages import RunResult
+from tests.fake_openai import read_log
+
+ROOT = Path(__file__).parents[2]
+
+RUN = """\
+name: paid
+task: {{template: "{{prompt}} {{text}} It was", labels: {{0: " terrible", 1: " great"}}}}
+data: {{train: train.jsonl, dev: dev.jsonl, num_clients: 4, shots: 3}}
+prompt: {{length: 3, vocabulary: {{kind: list, candidates: [" good", " bad", " really", " so"]}}}}
+method:
+  {{name: gs-bdpl, num_samples: 4, batch_size: 4, optimizer: sgd, learning_rate: 0.01,
+   alpha_min: 0.01}}
+budget: {budget}
+rounds: 6
+evaluation: {{every: 3}}
+backend:
+  {{kind: openai, model: fake-1, base_url: "{url}", api_key_env: PAID_KEY{more},
+   retry: {{attempts: 2, max_wait_s: 0.01}}}}
+"""
+
+
+class Outcome(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Fedone = Callable[..., Outcome]
+
+
+@pytest.fixture
+def fedone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Fedone]:
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setenv("PAID_KEY", "sk-right-12345678")
+
+    def run(*arguments: object) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["fedone", *map(str, arguments)])
+        capsys.readouterr()
+        code: Any = 0
+        try:
+            fedone_sdk.cli.main()
+        except SystemExit as exit_:
+            code = exit_.code
+        captured = capsys.readouterr()
+        assert "sk-right" not in captured.out + captured.err
+        return Outcome(code or 0, captured.out, captured.err)
+
+    yield run
+    structlog.reset_defaults()
+
+
+class Provider:
+    """The fake provider in a process of its own."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self._folder, self._stack = folder, stack
+        self._count = 0
+
+    def start(self, *arguments: str) -> str:
+        """Starts it anew; returns its URL."""
+        self._count += 1
+        self._log = self._folder / f"provider-{self._count}.jsonl"
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "tests.fake_openai", "--key", "sk-right-12345678"),
+                *("--log", str(self._log), *arguments),
+            ],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+        )
+        self._stack.enter_context(process)
+        self._stack.callback(process.kill)
+        assert process.stdout is not None
+        return process.stdout.readline().decode().strip()
+
+    @property
+    def answered(self) -> int:
+        return [row.behaviour for row in read_log(self._log)].count("ok")
+
+
+@pytest.fixture
+def provider(tmp_path: Path) -> Iterator[Provider]:
+    with ExitStack() as stack:
+        yield Provider(tmp_path, stack)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    source = assets.path("companion_feedback")
+    for name, count in ("train", 40), ("dev", 16):
+        lines = (source / f"{name}.jsonl").read_text().splitlines(keepends=True)
+        (tmp_path / f"{name}.jsonl").write_text("".join(lines[:count]))
+    return tmp_path
+
+
+def write_run(folder: Path, url: str, *, budget: str = "{queries: 100}", more: str = "") -> Path:
+    path = folder / "run.yaml"
+    path.write_text(RUN.format(url=url, budget=budget, more=more))
+    return path
+
+
+def result(folder: Path) -> RunResult:
+    return RunResult.model_validate_json((folder / "r.json").read_bytes())
+
+
+def told(err: str) -> list[str]:
+    """What is printed beside warnings of the log."""
+    return [line for line in err.splitlines() if not line.startswith("[warning")]
+
+
+def refused(err: str) -> str:
+    """The one line that says why the run is paused."""
+    lines = [line for line in err.splitlines() if line.startswith("paused: ")]
+    assert len(lines) == 1
+    assert "Traceback" not in err
+    return lines[0]
+
+
+class TestPaused:
+    @pytest.mark.parametrize("behaviour", ["no_quota", "bad_key"])
+    def test_the_same_command_goes_on_and_pays_nothing_twice(
+        self, fedone: Fedone, folder: Path, provider: Provider, behaviour: str
+    ) -> None:
+        # 16 dev examples without a prompt and 16 untrained, then training: amid a seat's call.
+        run = write_run(folder, provider.start("--at", f"60={behaviour}"))
+        tune = ["tune", run, "--store", folder / "run.db", "--json", folder / "r.json"]
+        code, out, err = fedone(*tune)
+        assert code == 1
+        line = refused(err)
+        assert line.endswith("; the same command goes on where this run is")
+        assert "stopped (paused: " in out
+        first = result(folder)
+        assert first.status == "stopped"
+        assert (first.reason or "") in line
+        assert first.metric.after is None
+        assert first.leased.queries > 0  # the seat is kept
+        code, _, err = fedone(*tune)
+        assert (code, "paused" in err) == (0, False)
+        second = result(folder)
+        assert (second.status, second.spent.queries) == ("completed", 24)
+        assert second.metric.after is not None
+        assert provider.answered == second.spent.requests - 1  # and the one that was refused
+
+    def test_a_whole_run_costs_the_same(
+        self, fedone: Fedone, folder: Path, provider: Provider
+    ) -> None:
+        answered, alphas = [], []
+        for number, at in enumerate(((), ("--at", "60=no_quota"))):
+            run = write_run(folder, provider.start(*at))
+            tune = ["tune", run, "--store", folder / f"{number}.db", "--json", folder / "r.json"]
+            if at:
+                assert fedone(*tune).code == 1
+            assert fedone(*tune).code == 0
+            answered.append(provider.answered)
+            alphas.append(result(folder).alpha_sha256)
+        assert answered[0] == answered[1]
+        assert alphas[0] == alphas[1]
+
+    def test_without_a_store_it_says_what_is_kept(
+        self, fedone: Fedone, folder: Path, provider: Provider
+    ) -> None:
+        run = write_run(folder, provider.start("--at", "50=no_quota"))
+        code, _, err = fedone("tune", run)
+        assert code == 1
+        assert refused(err).endswith("; nothing is kept: with --store FILE a run can go on")
+        run = write_run(folder, provider.start("--at", "50=no_quota"), more=", cache: kept.db")
+        code, _, err = fedone("tune", run)
+        assert code == 1
+        assert "; nothing but the answers in kept.db is kept: with --store" in refused(err)
+
+    def test_a_wrong_key_is_one_line_and_the_run_goes_on_with_the_right_one(
+        self,
+        fedone: Fedone,
+        folder: Path,
+        provider: Provider,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        run = write_run(folder, provider.start("--at", "60=no_quota"))
+        tune = ["tune", run, "--store", folder / "run.db", "--json", folder / "r.json"]
+        assert fedone(*tune).code == 1
+        monkeypatch.setenv("PAID_KEY", "sk-wrong-12345678")
+        code, _, err = fedone(*tune)
+        assert code == 2
+        assert len(told(err)) == 1, err
+        assert "PAID_KEY" in err
+        assert "sk-wrong" not in err
+        monkeypatch.setenv("PAID_KEY", "sk-right-12345678")
+        assert fedone(*tune).code == 0
+        assert result(folder).spent.queries == 24
+
+
+class TestPlan:
+    def test_it_is_what_tune_spends_and_asks_nothing(
+        self, fedone: Fedone, folder: Path, provider: Provider
+    ) -> None:
+        prices = ", prices: {prompt: 1.0, completion: 2.0}"
+        run = write_run(folder, provider.start(), more=prices)
+        assert fedone("plan", run, "--json", folder / "plan.json").code == 0
+        assert provider.answered == 0
+        plan = json.loads((folder / "plan.json").read_text())
+        assert plan["warnings"] == []
+        assert fedone("tune", run, "--json", folder / "r.json").code == 0
+        spent = result(folder).spent
+        assert plan["training_queries"] == spent.queries == 24
+        # Bytes bound the tokens of a model whose tokeniser is not known, so both are at most.
+        assert spent.requests <= plan["expected"]["requests"]
+        assert spent.prompt_tokens <= plan["expected"]["prompt_tokens"]
+        assert float(spent.usd) <= plan["expected"]["usd"] <= plan["worst"]["usd"]
+
+    @pytest.mark.parametrize("trouble", ["dead", "key"])
+    def test_a_model_that_cannot_be_asked_is_a_warning(
+        self,
+        fedone: Fedone,
+        folder: Path,
+        provider: Provider,
+        monkeypatch: pytest.MonkeyPatch,
+        trouble: str,
+    ) -> None:
+        url = provider.start()
+        healthy = fedone("plan", write_run(folder, url), "--json", folder / "healthy.json")
+        assert healthy.code == 0
+        if trouble == "dead":
+            url = "http://127.0.0.1:9/v1"
+        else:
+            monkeypatch.setenv("PAID_KEY", "sk-wrong-12345678")
+        code, out, _ = fedone("plan", write_run(folder, url), "--json", folder / "plan.json")
+        assert code == 0
+        assert "  warning: backend: " in out
+        assert "sk-wrong" not in out
+        plan, other = (
+            json.loads((folder / name).read_text()) for name in ("plan.json", "healthy.json")
+        )
+        assert len(plan["warnings"]) == 1
+        # OpenAI's models are counted here, without asking.
+        assert plan["expected"] == other["expected"]
+
+    def test_a_server_that_must_be_asked_to_count(self, fedone: Fedone, folder: Path) -> None:
+        run = write_run(folder, "http://127.0.0.1:9")
+        text = run.read_text().replace("kind: openai", "kind: vllm")
+        run.write_text(text)
+        code, out, _ = fedone("plan", run, "--json", folder / "plan.json")
+        assert code == 0
+        plan = json.loads((folder / "plan.json").read_text())
+        assert plan["training_queries"] == 24
+        assert plan["evaluation"]["queries"] == 3 * 4 + 2 * 4
+        assert plan["warnings"][-1] == "backend: without it tokens and money cannot be counted"
+        assert "Traceback" not in out
+
+    def test_a_cap_in_money_without_a_price(
+        self, fedone: Fedone, folder: Path, provider: Provider
+    ) -> None:
+        run = write_run(folder, provider.start(), budget="{usd: 1}")
+        code, out, _ = fedone("plan", run)
+        assert code == 0
+        assert "warning: budget.usd: the price of this model is not known; set backend.pr" in out
+        code, _, err = fedone("tune", run)
+        assert code == 2
+        assert len(told(err)) == 1
+        assert "run.yaml: budget.usd: the price of this model is not known" in err
+        assert provider.answered == 0
+
+
+def test_the_plan_of_a_local_model_is_within_two_percent(fedone: Fedone, folder: Path) -> None:
+    run = write_run(folder, "http://unused")
+    head, _, _ = run.read_text().partition("backend:")
+    run.write_text(
+        head.replace("It was", "It was {mask}.").replace("rounds: 6", "rounds: 12")
+        + "backend: {kind: onnx}\n"
+    )
+    assert fedone("plan", run, "--json", folder / "plan.json").code == 0
+    plan = json.loads((folder / "plan.json").read_text())
+    assert fedone("tune", run, "--transport", "memory", "--json", folder / "r.json").code == 0
+    found = result(folder)
+    assert plan["training_queries"] == found.spent.queries
+    hits = found.cache.hits
+    tokens = found.spent.prompt_tokens / (found.spent.queries + found.evaluation.queries - hits)
+    expected = plan["expected"]["prompt_tokens"] / plan["expected"]["requests"]
+    assert expected == pytest.approx(tokens, rel=0.02)

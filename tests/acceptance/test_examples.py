@@ -1,0 +1,284 @@
+"""The examples, really run: as they stand, but for the model's name and address."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+import fedone_sdk.cli
+from fedone_sdk import assets
+from fedone_sdk.messages import RunResult
+from fedone_sdk.spec import RunSpec
+from fedone_sdk.testing import LoopbackFederation, ScriptedBackend
+from fedone_sdk.vocabulary import Vocabulary
+from tests.fake_openai import FakeModel, FakeOpenAI
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+HUB_MODEL = "HuggingFaceTB/SmolLM2-135M"
+WORDS = (
+    " parcel",
+    " rain",
+    " steps",
+    " car",
+    " sofa",
+    " stuck",
+    " twice",
+    " scale",
+    " alert",
+    " it",
+)
+
+Fedone = Callable[..., Any]
+
+
+@pytest.fixture
+def command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Fedone]:
+    """Runs a command in this process: its exit code and what it printed."""
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+
+    def run(*arguments: object) -> Any:
+        monkeypatch.setattr(sys, "argv", ["fedone", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as exit_:
+            fedone_sdk.cli.main()
+        captured = capsys.readouterr()
+        return exit_.value.code or 0, captured.out, captured.err
+
+    yield run
+    structlog.reset_defaults()
+
+
+@pytest.fixture
+def fedone(command: Fedone) -> Fedone:
+    """Runs a command, which must succeed; the JSON that it writes."""
+
+    def run(*arguments: object) -> Any:
+        code, out, err = command(*arguments, "--json", "-")
+        assert code == 0, err
+        return json.loads(out)
+
+    return run
+
+
+def example(name: str, folder: Path, **changes: str) -> Path:
+    """A copy of an example, with some words of its RUN.yaml exchanged."""
+    shutil.copytree(EXAMPLES / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    path = folder / name / "RUN.yaml"
+    text = path.read_text()
+    for old, new in changes.items():
+        assert f"\n  {old}: " in text
+        lines = (
+            f"  {old}: {new}" if line.startswith(f"  {old}: ") else line
+            for line in text.splitlines()
+        )
+        text = "\n".join(lines)
+    path.write_text(text)
+    return path
+
+
+@contextmanager
+def serving(server: FakeOpenAI) -> Iterator[FakeOpenAI]:
+    """Lets a server run beside the commands, which have event loops of their own."""
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(server.start())
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        yield server
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.run_until_complete(server.stop())
+        loop.close()
+
+
+def check(fedone: Fedone, run: Path, metric: str) -> RunResult:
+    """Plans, tunes, and measures the tuned prompt again."""
+    plan = fedone("plan", run)
+    assert plan["sufficient"]
+    result = RunResult.model_validate(fedone("tune", run))
+    assert result.status == "completed"
+    assert result.spent.queries == plan["training_queries"] == 40
+    assert result.evaluation.queries == plan["evaluation"]["queries"]
+    assert result.spent.requests <= plan["worst"]["requests"]
+    assert result.metric.name == metric
+    assert None not in (result.metric.no_prompt, result.metric.before, result.metric.after)
+    assert [report.metric is not None for report in result.history].count(True) == 2
+    scored = fedone("score", run, "--prompt", result.prompt.text)
+    assert scored["metric"] == {"name": metric, "value": pytest.approx(result.metric.after)}
+    assert scored["failed"] == 0
+    return result
+
+
+def test_zero_one(fedone: Fedone, tmp_path: Path) -> None:
+    with serving(FakeOpenAI(log_probs="forbidden", models={"my-chat-model": {}})) as server:
+        result = check(fedone, example("zero_one", tmp_path, base_url=server.base_url), "accuracy")
+    assert {report.mean_loss * 16 % 1 for report in result.history} == {0.0}  # 4 prompts, 4 rows
+    for received in server.received:
+        assert "logprobs" not in received.body
+        assert "json_schema" in received.body["response_format"]
+
+
+def test_generation_score(fedone: Fedone, tmp_path: Path) -> None:
+    model = FakeModel(WORDS)
+    with serving(FakeOpenAI(model=model, models={"my-model": {}})) as server:
+        result = check(
+            fedone, example("generation_score", tmp_path, base_url=server.base_url), "loss"
+        )
+    assert all(0 < report.mean_loss < 1 for report in result.history)
+    for received in server.received:
+        assert received.body["max_tokens"] == 24
+        assert "keywords" not in json.dumps(received.body)
+
+
+@pytest.fixture(scope="module")
+def causal(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small random causal model."""
+    why = "the extra `torch` is not installed: pip install 'fedone-sdk[torch]'"
+    torch = pytest.importorskip("torch", reason=why)
+    transformers = pytest.importorskip("transformers", reason=why)
+    folder = tmp_path_factory.mktemp("llama")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=8192,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=256,
+        initializer_range=0.2,  # Large, so that log-probabilities are far apart.
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    shutil.copy(assets.path("roberta_mini") / "tokenizer.json", folder)
+    return folder
+
+
+def test_generation_nll(fedone: Fedone, tmp_path: Path, causal: Path) -> None:
+    result = check(fedone, example("generation_nll", tmp_path, model=str(causal)), "loss")
+    assert all(report.mean_loss > 0 for report in result.history)
+    assert result.metric.after is not None
+    assert result.metric.after != result.metric.no_prompt
+
+
+def test_generation_score_with_a_model_in_this_process(
+    fedone: Fedone, tmp_path: Path, causal: Path
+) -> None:
+    run = example("generation_score", tmp_path, max_tokens="4")
+    head, _, _ = run.read_text().partition("\nbackend:")
+    run.write_text(f"{head}\nbackend: {{kind: transformers, model: {causal}}}\n")
+    check(fedone, run, "loss")
+
+
+def test_the_models_that_the_examples_name(tmp_path: Path) -> None:
+    """What stands behind a comment sign is a backend too."""
+    for name in ("generation_nll", "generation_score"):
+        text = (EXAMPLES / name / "RUN.yaml").read_text()
+        head, _, backend = text.partition("\nbackend:\n")
+        _, _, other = backend.partition("  # kind:")
+        lines = ("  # kind:" + other).replace("  # ", "  ")
+        run = tmp_path / f"{name}.yaml"
+        run.write_text(f"{head}\nbackend:\n{lines}")
+        assert RunSpec.load(run).backend.kind in ("vllm", "transformers")
+    assert HUB_MODEL in (EXAMPLES / "generation_nll" / "RUN.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "told"),
+    [
+        ("zero_one", "loss: zero_one", "loss: hinge", "task.loss: hinge needs log-probabilities, "),
+        ("generation_score", "scores:", "no_such:", "task.score: cannot import 'no_such:keyword_"),
+        ("generation_score", "  score:", "  # score:", "task.score: is required for loss score"),
+        ("generation_score", "{text}", "{txt}", "data.train: train.jsonl: row 1: field 'txt' is"),
+        ("generation_nll", "field: answer", "field: words", "data.train: train.jsonl: row 1: "),
+        ("generation_nll", "loss: nll", "loss: score", "task.score: is required for loss score"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["plan", "tune"])
+def test_a_mistake_is_one_line(
+    command: Fedone, tmp_path: Path, verb: str, name: str, old: str, new: str, told: str
+) -> None:
+    run = example(name, tmp_path)
+    run.write_text(run.read_text().replace(old, new).replace("kind: transformers", "kind: vllm"))
+    run.write_text(run.read_text().replace("  device: auto\n", ""))
+    with serving(FakeOpenAI(models={"my-model": {}, "my-chat-model": {}})) as server:
+        run.write_text(run.read_text().replace("http://127.0.0.1:8000/v1", server.base_url))
+        code, out, err = command(verb, run)
+        assert server.received == []
+    assert (code, out) == (2, "")
+    (line,) = (line for line in err.splitlines() if line.startswith(str(run)))
+    assert line.startswith(f"{run}: {told}")
+
+
+def test_a_broken_score_function_ends_a_run_at_once(command: Fedone, tmp_path: Path) -> None:
+    run = example("generation_score", tmp_path)
+    (run.parent / "broken.py").write_text("def score(generated, example):\n    return 1 / 0\n")
+    run.write_text(run.read_text().replace("scores:keyword_share", "broken:score"))
+    told = "task.score: the score function failed with ZeroDivisionError: division by zero"
+    with serving(FakeOpenAI(models={"my-model": {}})) as server:
+        run.write_text(run.read_text().replace("http://127.0.0.1:8000/v1", server.base_url))
+        code, _, err = command("score", run, "--prompt", "Summarise")
+        assert (code, err.splitlines()[-1]) == (2, f"{run}: {told}")
+        asked = len(server.received)
+        code, out, _ = command("tune", run)
+        # No prompt on dev, and what the clients had begun.
+        assert len(server.received) - asked <= 4 + 4 * 4
+    assert code == 1
+    assert f"paused: {told}" in " ".join(out.split())
+
+
+async def test_edge_client(tmp_path: Path) -> None:
+    spec = RunSpec.model_validate(
+        {
+            "task": {"template": "{prompt} {text}", "loss": "score"},
+            "prompt": {"length": 2, "vocabulary": {"kind": "list", "candidates": ["x", "y"]}},
+            "method": {"name": "evolution", "num_samples": 2, "batch_size": 2},
+            "participation": {"exchange": "losses"},
+            "gateway": {"generated_text": True},
+            "rounds": 3,
+        }
+    )
+    rows = [{"text": f"mail me: {n}@home.example now", "keywords": ["0", "a"]} for n in range(4)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    model = ScriptedBackend()
+    async with (
+        asyncio.timeout(60),
+        LoopbackFederation(spec, Vocabulary(candidates=(" good", " bad")), backend=model) as served,
+    ):
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            EXAMPLES / "edge_client.py",
+            served.url,
+            served.token,
+            "rows.jsonl",
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        assert await process.wait() == 0
+        assert served.run.result().status == "completed"
+    asked = ["".join(part.text for part in i) for query in model.asked for i in query.inputs]
+    assert asked
+    assert all(text.endswith("mail me: [mail] now") for text in asked)
+
+
+def test_every_example_is_listed() -> None:
+    listed = (EXAMPLES / "README.md").read_text()
+    names = {path.parent.name for path in EXAMPLES.glob("*/RUN.yaml")}
+    names |= {path.name for path in EXAMPLES.glob("*.py")}
+    assert names == {"edge_client.py", "generation_nll", "generation_score", "zero_one"}
+    for name in names:
+        assert f"| [{name}]({name}" in listed

@@ -1,0 +1,117 @@
+"""Runs and processes that are killed with -9: the provider itself counts what they ask.
+
+The quick form of ``python -m tests.chaos.killed_runs`` and ``tests.chaos.shared_budget``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("openai")
+
+from fedone_sdk.backends.build import build_backend
+from fedone_sdk.budget import Budget, BudgetGuard, SqliteLedger
+from tests.chaos import killed_runs, shared_budget
+from tests.chaos.callers import ask_until_refused, spec_of
+from tests.chaos.killed_runs import Kill
+from tests.chaos.provider import ERRORS, Provider
+
+KILLS = (Kill(request=4, delay_s=0.0), Kill(request=9, delay_s=0.01))
+
+
+async def test_a_killed_run_ends_as_one_that_was_not() -> None:
+    plan = replace(killed_runs.Plan.draw(0), kills=KILLS, clients_per_round=2)
+    figures = await killed_runs.play(plan, keep=False)
+    assert figures.violations == []
+    assert figures.kills == 2
+    assert (figures.same_alpha, figures.compared) == (1, 1)
+    assert figures.recorded > 0
+
+
+@pytest.mark.parametrize("cap", [Budget(requests=40), Budget(usd="0.08")], ids=["requests", "usd"])
+async def test_the_cap_holds_under_kills_and_errors(cap: Budget) -> None:
+    plan = replace(killed_runs.Plan.draw(1), cap=cap, kills=KILLS, evaluates=False)
+    figures = await killed_runs.play(plan, keep=False)
+    assert figures.violations == []
+    assert figures.kills > 0
+    # It ends at its cap, and not for want of work.
+    assert figures.ends == {"budget_exhausted": 1}
+    assert figures.requests > 4
+
+
+@pytest.mark.parametrize("seed", [1, 3], ids=["usd", "requests"])
+async def test_processes_share_a_cap(seed: int) -> None:
+    plan = shared_budget.Plan.draw(seed, num_requests=600, num_kills=0)
+    plan = replace(plan, kills=frozenset({20, 60}))
+    assert (plan.num_processes, plan.num_callers) == (3, 200)
+    figures = await shared_budget.play(plan)
+    assert figures.violations == []
+    # A kill may leave so much leased that there is no second.
+    assert figures.kills > 0
+    assert figures.looks > figures.kills
+    assert figures.requests >= 20
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    num_callers=st.sampled_from([1, 20, 200]),
+    cap=st.one_of(
+        st.builds(Budget, requests=st.integers(0, 100)),
+        st.builds(Budget, tokens=st.integers(0, 10_000)),
+        st.builds(Budget, usd=st.decimals("0", "0.08", places=4)),
+    ),
+    worse=st.floats(0, 3),
+    patience_s=st.floats(0, 0.3),
+    seed=st.integers(0, 2**32),
+)
+def test_whatever_fails_and_whoever_goes_away(
+    num_callers: int, cap: Budget, worse: float, patience_s: float, seed: int
+) -> None:
+    """Callers of one process that are cancelled at any moment leave no lease open."""
+    rng = random.Random(seed)
+
+    async def ask(folder: Path) -> None:
+        chances = {behaviour: chance * worse for behaviour, chance in ERRORS.items()}
+        async with Provider(cap=cap, chances=chances, seed=seed) as provider:
+            guard = BudgetGuard(cap, ledger=SqliteLedger(folder / "budget.db"))
+            spec = spec_of(provider.base_url, num_callers)
+            async with build_backend(spec, folder, guard=guard) as backend:
+                callers = [
+                    asyncio.create_task(ask_until_refused(backend, f"caller {number}"))
+                    for number in range(num_callers)
+                ]
+                loop = asyncio.get_running_loop()
+                for caller in rng.sample(callers, num_callers // 2):
+                    loop.call_later(rng.uniform(0, patience_s), caller.cancel)
+                ends = await asyncio.gather(*callers, return_exceptions=True)
+            account, total = await guard.account(), provider.total()
+        assert all(isinstance(end, int | asyncio.CancelledError) for end in ends)
+        assert provider.overshoot == []
+        assert account.leases == {}
+        assert total.beyond(account.spent) == total - total
+        assert all(amount <= limit for _, limit, amount in cap.pairs(account.spent))
+
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(ask(Path(folder)))
+
+
+@pytest.mark.heavy
+async def test_killed_runs_for_long() -> None:
+    figures = await killed_runs.campaign(200, first_seed=1000, jobs=2)
+    assert figures.violations == []
+    assert figures.killed_runs >= 200
+
+
+@pytest.mark.heavy
+async def test_a_shared_budget_for_long() -> None:
+    figures = await shared_budget.campaign(12, first_seed=1000, num_requests=3000, num_kills=8)
+    assert figures.violations == []
+    assert figures.kills > 50

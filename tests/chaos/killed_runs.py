@@ -1,0 +1,573 @@
+"""Kills `fedone tune` at random moments until it has ended by itself, and lets the provider count.
+
+Each run is a process with its store, its cache of answers and a cap; the provider that it asks
+makes errors, and counts. At each kill and at the end this program compares what the provider has
+seen with what the run has charged, and with the answers that the cache holds.
+
+    python -m tests.chaos.killed_runs --runs 200
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import shutil
+import sqlite3
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedone_sdk import assets
+from fedone_sdk.aggregator.codec import decode
+from fedone_sdk.aggregator.state import RunState
+from fedone_sdk.budget import NOTHING, Budget, Usage
+from fedone_sdk.messages import RunResult
+from fedone_sdk.stores import SqlStore
+from tests.chaos.provider import ERRORS, GOOD, LABELS, MODEL, PRICE, Provider, text_of
+from tests.fake_openai import Received
+
+__all__ = ["Figures", "Kill", "Plan", "campaign", "main", "play", "report"]
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE_S = 180.0
+"""How long one process may take; a run is a few seconds of work."""
+FREE = Budget(requests=1_000_000)
+SETTLE_S = 0.05
+"""How long what a dead process has sent may still be under way to the provider."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kill:
+    """When a process dies.
+
+    Attributes:
+        request: At its how manieth request; None counts the time instead.
+        delay_s: How long after that, or after the start of the process.
+    """
+
+    request: int | None
+    delay_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One run, and when it is killed.
+
+    Attributes:
+        seed: Of the run and of the provider's errors.
+        cap: The run's budget.
+        errors: Whether the provider makes any.
+        kills: One for each process but the last.
+        exchange: As in RUN.yaml.
+        clients_per_round: As in RUN.yaml.
+        optimizer: As in RUN.yaml.
+        api: As in RUN.yaml.
+        concurrency: As in RUN.yaml.
+        rounds: As in RUN.yaml.
+        evaluates: Whether the run has a dev split.
+        latency_s: The provider's.
+    """
+
+    seed: int
+    cap: Budget
+    errors: bool
+    kills: tuple[Kill, ...]
+    exchange: str
+    clients_per_round: int
+    optimizer: str
+    api: str
+    concurrency: int
+    rounds: int
+    evaluates: bool
+    latency_s: float
+
+    @classmethod
+    def draw(cls, seed: int) -> Plan:
+        """Another plan for each seed; every fourth has no errors, and a cap that binds nothing."""
+        rng = random.Random(f"plan {seed}")
+        free = seed % 4 == 0
+        latency_s = rng.choice([0.0, 0.005, 0.02])
+        return cls(
+            seed=seed,
+            cap=FREE if free else _cap(rng),
+            errors=not free,
+            kills=tuple(_kill(rng, latency_s) for _ in range(rng.choice([1, 1, 2, 3, 4]))),
+            exchange=rng.choice(["alpha", "losses"]),
+            clients_per_round=rng.choice([1, 1, 2, 3]),
+            optimizer=rng.choice(["sgd", "adamw"]),
+            api=rng.choice(["chat", "completions"]),
+            concurrency=rng.choice([1, 4, 16]),
+            rounds=rng.randint(3, 5) if free else 12,
+            evaluates=rng.random() < 0.5,
+            latency_s=latency_s,
+        )
+
+    def run_yaml(self, base_url: str) -> str:
+        """RUN.yaml, with its files beside it."""
+        data = {"train": "train.jsonl", "num_clients": 3, "shots": 3}
+        return yaml.safe_dump(
+            {
+                "name": "chaos",
+                "task": {
+                    "template": "{prompt} {text} It was",
+                    "labels": dict(enumerate(LABELS)),
+                },
+                "data": data | ({"dev": "dev.jsonl"} if self.evaluates else {}),
+                "prompt": {
+                    "length": 3,
+                    "vocabulary": {"kind": "list", "candidates": [" good", " bad", " so", " my"]},
+                },
+                "method": {
+                    "name": "gs-bdpl",
+                    "num_samples": 4,
+                    "batch_size": 3,
+                    "local_steps": 2,
+                    "tau": 0.5,
+                    "optimizer": self.optimizer,
+                    "learning_rate": 0.05,
+                },
+                # A machine under load must not cost a client its seat.
+                "participation": {
+                    "exchange": self.exchange,
+                    "clients_per_round": self.clients_per_round,
+                    "claim_timeout_s": 600,
+                    "deadline_s": 600,
+                },
+                "budget": self.cap.model_dump(mode="json", exclude_none=True),
+                "rounds": self.rounds,
+                "evaluation": {"every": 2, "examples": 4},
+                "backend": {
+                    "kind": "openai",
+                    "model": MODEL,
+                    "base_url": base_url,
+                    "api_key_env": None,
+                    "api": self.api,
+                    "cache": "answers.db",
+                    "max_input_tokens": 256,
+                    "timeout_s": 60,
+                    "retry": {"max_wait_s": 0.02},
+                    "limits": {"concurrency": self.concurrency},
+                    "prices": {
+                        "prompt": str(PRICE.prompt),
+                        "completion": str(PRICE.completion),
+                        "request": str(PRICE.request),
+                    },
+                },
+                "seed": self.seed,
+            }
+        )
+
+
+DEV_ROWS = 8
+
+
+def _cap(rng: random.Random) -> Budget:
+    caps: dict[str, Callable[[], float]] = {
+        "requests": lambda: rng.randint(30, 150),
+        "queries": lambda: rng.randint(8, 60),
+        "tokens": lambda: rng.randint(5_000, 25_000),
+        "prompt_tokens": lambda: rng.randint(5_000, 25_000),
+        "usd": lambda: round(rng.uniform(0.03, 0.15), 3),
+    }
+    units = rng.sample(sorted(caps), rng.choice([1, 1, 2]))
+    return Budget.model_validate({unit: caps[unit]() for unit in units})
+
+
+def _kill(rng: random.Random, latency_s: float) -> Kill:
+    if rng.random() < 0.15:  # While it starts, or soon after.
+        return Kill(request=None, delay_s=rng.uniform(0.2, 3.0))
+    request = rng.choice([rng.randint(1, 6), rng.randint(1, 30)])
+    # Before the answer, about when it arrives, and while it is written down.
+    delay_s = rng.choice([0.0, rng.uniform(0, latency_s), latency_s + rng.uniform(0, 0.03)])
+    return Kill(request=request, delay_s=delay_s)
+
+
+@dataclass
+class Figures:
+    """What was found, over any number of runs."""
+
+    runs: int = 0
+    killed_runs: int = 0
+    kills: int = 0
+    kills_amid_requests: int = 0
+    kills_before_requests: int = 0
+    requests: int = 0
+    failed_requests: int = 0
+    beyond_cap: int = 0
+    uncharged: int = 0
+    recorded: int = 0
+    recorded_lost: int = 0
+    paid_twice: int = 0
+    rounds_lost: int = 0
+    lost: int = 0
+    most_lost: int = 0
+    above_concurrency: int = 0
+    never_sent: int = 0
+    compared: int = 0
+    same_alpha: int = 0
+    ends: Counter[str] = field(default_factory=Counter)
+    capped: Counter[str] = field(default_factory=Counter)
+    violations: list[str] = field(default_factory=list)
+
+    def add(self, other: Figures) -> None:
+        """Takes another run in."""
+        for name, value in vars(other).items():
+            mine = getattr(self, name)
+            if name == "most_lost":
+                self.most_lost = max(mine, value)
+            elif isinstance(mine, Counter):
+                mine.update(value)
+            else:
+                setattr(self, name, mine + value)
+
+
+class KilledRun:
+    """One run in a folder of its own, with a provider of its own."""
+
+    def __init__(self, plan: Plan, folder: Path) -> None:
+        self.plan, self.folder = plan, folder
+        self.figures = Figures(runs=1, capped=Counter(_units(plan.cap)))
+        self.result: RunResult | None = None
+        self._recorded: dict[bytes, tuple[float, ...]] = {}
+        self._log: list[str] = []
+        self._begins = 0
+        self._set_aside = 0
+        self._due: Callable[[int], None] = lambda _: None
+        self._provider = Provider(
+            cap=plan.cap,
+            chances=ERRORS if plan.errors else {},
+            seed=plan.seed,
+            latency_s=plan.latency_s,
+            on_request=lambda number: self._due(number),
+        )
+
+    async def play(self) -> Figures:
+        """Starts it again until it ends by itself."""
+        lines = (assets.path("companion_feedback") / "train.jsonl").read_text().splitlines(True)
+        random.Random(self.plan.seed).shuffle(lines)
+        (self.folder / "train.jsonl").write_text("".join(lines[: -2 * DEV_ROWS]))
+        (self.folder / "dev.jsonl").write_text("".join(lines[-DEV_ROWS:]))
+        async with self._provider:
+            (self.folder / "run.yaml").write_text(self.plan.run_yaml(self._provider.base_url))
+            for kill in (*self.plan.kills, None):
+                if await self._process(kill):
+                    break
+                await self._check_kill()
+            await self._check_end()
+        figures = self.figures
+        figures.killed_runs = int(figures.kills > 0)
+        figures.requests = len(self._provider.received)
+        figures.failed_requests = sum(not _is_good(each) for each in self._provider.received)
+        figures.beyond_cap = len(self._provider.overshoot)
+        self._violated(*self._provider.overshoot)
+        return figures
+
+    async def _process(self, kill: Kill | None) -> bool:
+        """Runs one process to its end, or to its death; tells whether it ended by itself."""
+        command = ["-m", "fedone_sdk.cli", "tune", "run.yaml", "--store", "run.db"]
+        command += ["--transport", "memory", "--json", "result.json"]
+        with (self.folder / "out").open("ab") as out, (self.folder / "err").open("ab") as err:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *command,
+                cwd=self.folder,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env=os.environ | {"PYTHONPATH": str(ROOT)},
+            )
+        loop = asyncio.get_running_loop()
+
+        def die() -> None:
+            if process.returncode is None:
+                process.kill()
+
+        def on_request(number: int) -> None:
+            if kill is not None and number - self._begins == kill.request:
+                if kill.delay_s:
+                    loop.call_later(kill.delay_s, die)
+                else:
+                    die()
+
+        self._due = on_request
+        timer = None
+        if kill is not None and kill.request is None:
+            timer = loop.call_later(kill.delay_s, die)
+        try:
+            code = await asyncio.wait_for(process.wait(), PATIENCE_S)
+        except TimeoutError:
+            die()
+            await process.wait()
+            self._violated(f"did not end within {PATIENCE_S:.0f} s")
+            return True
+        finally:
+            if timer is not None:
+                timer.cancel()
+            self._due = lambda _: None
+        if code == -9:
+            return False
+        if code != 0:
+            self._violated(f"exit code {code}: {(self.folder / 'err').read_text()[-2000:]}")
+        return True
+
+    async def _check_kill(self) -> None:
+        await asyncio.sleep(SETTLE_S)
+        figures = self.figures
+        total = self._provider.total()
+        received = self._provider.received[self._begins :]
+        figures.kills += 1
+        figures.kills_before_requests += not received
+        state, log = await self._stored()
+        self._check_charged(state, total)
+        # Rounds that were told are kept.
+        if log[: len(self._log)] != self._log:
+            figures.rounds_lost += 1
+            self._violated("finished rounds are gone")
+        self._log = log
+        self._check_cache()
+        # What was answered, and is not in the cache, was under way when the process died.
+        known = set(self._recorded.values())
+        texts = {text_of(each) for each in received if _is_good(each)}
+        lost = {
+            text_of(each)
+            for each in received
+            if text_of(each) in texts and self._provider.values(each) not in known
+        }
+        figures.lost += len(lost)
+        figures.most_lost = max(figures.most_lost, len(lost))
+        figures.kills_amid_requests += bool(lost)
+        # A request's turn is over when its answer is there, and its call when that is on the disk:
+        # so these may be more than the concurrency, but not more than the store knows of.
+        figures.above_concurrency += len(lost) > self.plan.concurrency
+        under_way = 0 if state is None else _under_way(state)
+        self._set_aside += under_way
+        if len(lost) > under_way:
+            self._violated(f"{len(lost)} answers lost, {under_way} requests were under way")
+        self._begins = len(self._provider.received)
+
+    async def _check_end(self) -> None:
+        figures, plan = self.figures, self.plan
+        total = self._provider.total()
+        state, log = await self._stored()
+        self._check_charged(state, total)
+        if log[: len(self._log)] != self._log:
+            figures.rounds_lost += 1
+            self._violated("finished rounds are gone")
+        self._check_cache()
+        err = (self.folder / "err").read_text()
+        if "Traceback" in err:
+            self._violated(err[-3000:])
+        if not (self.folder / "result.json").exists():
+            self._violated("no result")
+            return
+        result = RunResult.model_validate_json((self.folder / "result.json").read_bytes())
+        self.result = result
+        figures.ends[result.status] += 1
+        if result.status not in ("completed", "budget_exhausted"):
+            self._violated(f"ended as {result.status}: {result.reason}")
+        if result.leased != NOTHING or state is None or state.account.leases:
+            self._violated("a lease is open at the end")
+        if [entry.round for entry in result.history] != list(range(result.rounds)):
+            self._violated("the history has gaps")
+        for unit, cap, amount in plan.cap.pairs(result.spent):
+            if amount > cap:
+                figures.beyond_cap += 1
+                self._violated(f"charged {amount} {unit} of {cap}")
+        never_sent = result.spent.requests - total.requests
+        figures.never_sent += never_sent
+        if not 0 <= never_sent <= self._set_aside:
+            self._violated(f"{never_sent} charged and never sent, {self._set_aside} were under way")
+
+    def _check_charged(self, state: RunState | None, total: Usage) -> None:
+        held = NOTHING if state is None else state.account.held
+        uncharged = total.beyond(held)
+        if uncharged != NOTHING:
+            self.figures.uncharged += 1
+            self._violated(f"sent but not charged: {uncharged.exact()}")
+
+    def _check_cache(self) -> None:
+        """Compares the cache with what it held at the last kill, and with what was asked since."""
+        recorded = _answers(self.folder / "answers.db")
+        figures, received = self.figures, self._provider.received
+        lost = [key for key, row in self._recorded.items() if recorded.get(key) != row]
+        if lost:
+            figures.recorded_lost += len(lost)
+            self._violated(f"{len(lost)} recorded answers lost")
+        known = set(self._recorded.values())
+        answered: set[str] = set()
+        again = []
+        for each in received[self._begins :]:
+            if self._provider.values(each) in known or text_of(each) in answered:
+                again.append(each.number)
+            if _is_good(each):
+                answered.add(text_of(each))
+        if again:
+            figures.paid_twice += len(again)
+            self._violated(f"requests {again} ask what was known")
+        figures.recorded += len(recorded) - len(self._recorded)
+        self._recorded = recorded
+
+    async def _stored(self) -> tuple[RunState | None, list[str]]:
+        """The run as the store has it, and its rounds."""
+        path = self.folder / "run.db"
+        if not path.exists():
+            return None, []
+        async with _open(path) as store:
+            runs = await store.runs()
+            if not runs:
+                return None, []
+            (record,) = runs
+            document: dict[str, Any] = json.loads(record.document)
+            del document["counters"]
+            log = [entry.body for entry in await store.log(record.run_id, "round")]
+            return decode(document, record.arrays), log
+
+    def _violated(self, *what: str) -> None:
+        self.figures.violations += [f"run {self.plan.seed}: {each}" for each in what]
+
+
+@asynccontextmanager
+async def _open(path: Path) -> AsyncIterator[SqlStore]:
+    store = SqlStore.sqlite(path)
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+def _answers(path: Path) -> dict[bytes, tuple[float, ...]]:
+    """What a cache holds: its key -> log-probabilities of the one input."""
+    if not path.exists():
+        return {}
+    with closing(sqlite3.connect(path)) as db:
+        if not db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'answers'").fetchone():
+            return {}
+        rows = db.execute("SELECT key, answer FROM answers").fetchall()
+    return {key: tuple(json.loads(answer)["log_probs"][0]) for key, answer in rows}
+
+
+def _under_way(state: RunState) -> int:
+    """The most requests of the calls that a run has set something aside for."""
+    sent = sum(seat.sent.requests for seat in state.seats)
+    return sent + state.evaluation.leased.requests
+
+
+def _is_good(received: Received) -> bool:
+    return received.behaviour.partition(":")[0] in GOOD
+
+
+def _units(cap: Budget) -> list[str]:
+    return [unit for unit, _, _ in cap.pairs(NOTHING)] if cap != FREE else ["nothing"]
+
+
+async def play(plan: Plan, *, keep: bool = True) -> Figures:
+    """Plays one run; one without errors is played again without kills, and compared.
+
+    Args:
+        plan: The run.
+        keep: Whether the folder of a run with violations stays.
+    """
+    folder = Path(tempfile.mkdtemp(prefix=f"fedone-chaos-{plan.seed}-"))
+    run = KilledRun(plan, _made(folder / "killed"))
+    figures = await run.play()
+    if not plan.errors and run.result is not None and figures.kills:
+        whole = KilledRun(replace(plan, kills=()), _made(folder / "whole"))
+        other = await whole.play()
+        figures.violations += other.violations
+        if whole.result is not None:
+            figures.compared += 1
+            same = run.result.alpha_sha256 == whole.result.alpha_sha256
+            figures.same_alpha += same
+            if not same:
+                figures.violations.append(f"run {plan.seed}: another alpha than without kills")
+    if figures.violations and keep:
+        figures.violations.append(f"run {plan.seed}: see {folder}")
+    else:
+        shutil.rmtree(folder)
+    return figures
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+async def campaign(num_runs: int, *, first_seed: int, jobs: int) -> Figures:
+    """Plays runs, several at a time, until so many of them were killed."""
+    total = Figures()
+    seeds = iter(range(first_seed, first_seed + 10 * num_runs))
+    started = time.monotonic()
+
+    async def work() -> None:
+        while total.killed_runs < num_runs:
+            total.add(await play(Plan.draw(next(seeds))))
+            if total.runs % 10 == 0:
+                print(
+                    f"{total.killed_runs} killed runs, {total.kills} kills, "
+                    f"{len(total.violations)} violations, {time.monotonic() - started:.0f} s",
+                    file=sys.stderr,
+                    flush=True,
+                )
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(jobs):
+            group.create_task(work())
+    return total
+
+
+def report(figures: Figures) -> str:
+    """The figures as Markdown."""
+    rows = {
+        "runs killed at least once": figures.killed_runs,
+        "runs that ended before their kill": figures.runs - figures.killed_runs,
+        "kills": figures.kills,
+        "of them before the first request": figures.kills_before_requests,
+        "of them with answers on their way": figures.kills_amid_requests,
+        "requests that the provider received": figures.requests,
+        "of them answered with an error": figures.failed_requests,
+        "**beyond the cap**": figures.beyond_cap,
+        "**sent and not charged** (at a kill or at the end)": figures.uncharged,
+        "answers in the caches": figures.recorded,
+        "**recorded answers lost**": figures.recorded_lost,
+        "**recorded answers paid twice**": figures.paid_twice,
+        "**finished rounds lost**": figures.rounds_lost,
+        "answers on their way lost": figures.lost,
+        "most of them at one kill": figures.most_lost,
+        "kills that lost more than the concurrency": figures.above_concurrency,
+        "requests charged and never sent (of calls under way at a kill)": figures.never_sent,
+        "same alpha as without kills": f"{figures.same_alpha} of {figures.compared}",
+        "ends": ", ".join(f"{name} {count}" for name, count in sorted(figures.ends.items())),
+        "capped in": ", ".join(f"{name} {n}" for name, n in sorted(figures.capped.items())),
+    }
+    lines = [f"| {name} | {value} |" for name, value in rows.items()]
+    return "\n".join(["| | |", "|---|---|", *lines])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints the table; 1 if anything was violated."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--runs", type=int, default=200, help="killed runs")
+    parser.add_argument("--seed", type=int, default=0, help="of the first run")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at once")
+    options = parser.parse_args(arguments)
+    figures = asyncio.run(campaign(options.runs, first_seed=options.seed, jobs=options.jobs))
+    print(report(figures))
+    for violation in figures.violations:
+        print(violation, file=sys.stderr)
+    return 1 if figures.violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,623 @@
+"""Every loss through whole federations: what is asked, what is told, what it comes to."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedone_sdk import EdgeClient
+from fedone_sdk.aggregator import ServedRun, Service
+from fedone_sdk.aggregator.auth import Authority
+from fedone_sdk.backends import LOG_ZERO, Query, Want, want_of
+from fedone_sdk.budget import Usage
+from fedone_sdk.errors import DataError, FedOneError, ProblemError, SpecError
+from fedone_sdk.messages import MAX_WRITTEN_CHARS, Claim, Decline, Enrol, RunResult, Score, Scores
+from fedone_sdk.simulation import Federation, MemoryTransport, load_score, plan_run, simulate
+from fedone_sdk.spec import RunSpec
+from fedone_sdk.stores import MemoryStore
+from fedone_sdk.task import Example, Rendered, TaskSpec, render
+from fedone_sdk.testing import (
+    LoopbackFederation,
+    ManualClock,
+    ScriptedBackend,
+    pseudo_log_probs,
+    pseudo_reference_log_prob,
+    pseudo_text,
+)
+from fedone_sdk.vocabulary import Vocabulary
+
+TOKEN = "enrolment-token"
+WORDS = Vocabulary(candidates=(" good", " bad", " fine"))
+LABELS = {"labels": {0: " no", 1: " yes"}}
+GENERATION = {"template": "{prompt} {text}"}
+TASKS: dict[str, dict[str, Any]] = {
+    "cross_entropy": LABELS,
+    "hinge": LABELS,
+    "zero_one": LABELS,
+    "nll": {"label_field": "answer"},
+    "score": {"max_tokens": 3},
+}
+
+
+def rows(count: int, kind: str = "train") -> tuple[Example, ...]:
+    """Examples; what is in capitals is private."""
+    return tuple(
+        {"text": f"{kind} {n}", "label": n % 2, "answer": f" ANSWER {n}", "who": f"PATIENT {n}"}
+        for n in range(count)
+    )
+
+
+def spec_of(
+    loss: str,
+    exchange: str = "losses",
+    batch_size: int = 4,
+    **more: Any,
+) -> RunSpec:
+    few = {"num_samples": 3, "batch_size": batch_size, "tau": 1.0}
+    return RunSpec.model_validate(
+        {
+            "task": {**GENERATION, "loss": loss, **TASKS[loss]},
+            "prompt": {"length": 2, "vocabulary": {"kind": "list", "candidates": ["x", "y"]}},
+            "method": {"name": "gs-bdpl", "optimizer": "sgd", "learning_rate": 0.05, **few},
+            "participation": {"exchange": exchange, "max_lost": 2},
+            "rounds": 4,
+            "evaluation": {"every": 2, "examples": 5},
+            "gateway": {"generated_text": loss == "score"},
+            **more,
+        }
+    )
+
+
+def federation_of(spec: RunSpec, **more: Any) -> Federation:
+    data = rows(6)
+    # Who is chosen must not hang on who has come already.
+    part = spec.participation.model_copy(update={"min_clients": 2})
+    spec = spec.model_copy(update={"participation": part})
+    given: dict[str, Any] = {
+        "spec": spec,
+        "shards": (data[:3], data[3:]),
+        "dev": rows(7, "dev"),
+        "vocabulary": WORDS,
+        "reused_rows": False,
+        "score": private_score if spec.task.loss == "score" else None,
+    }
+    return Federation(**{**given, **more})
+
+
+def private_score(generated: str, example: Example) -> float:
+    """Uses a column that the model never sees."""
+    return int(generated.split()[example["label"]], 16) / 15
+
+
+async def run_of(loss: str, exchange: str = "losses", **backend: Any) -> RunResult:
+    async with asyncio.timeout(20):
+        return await simulate(
+            federation_of(spec_of(loss, exchange)), backend=ScriptedBackend(**backend)
+        )
+
+
+def text_of(inputs: Rendered) -> str:
+    return "".join(part.text for part in inputs)
+
+
+def metric_by_hand(task: TaskSpec, prompt: str, examples: Sequence[Example]) -> float:
+    """The metric straight from what the double answers, with none of the code under test."""
+    values = []
+    for example in examples:
+        inputs = render(task, prompt, example)
+        if task.loss == "nll":
+            values.append(-pseudo_reference_log_prob(inputs, example["answer"]))
+        elif task.loss == "score":
+            values.append(1 - private_score(pseudo_text(inputs, 3), example))
+        else:
+            no, yes = pseudo_log_probs(inputs, (" no", " yes"))
+            values.append(float((yes > no) == bool(example["label"])))
+    return sum(values) / len(values)
+
+
+class TestRuns:
+    @pytest.mark.parametrize("loss", TASKS)
+    async def test_both_exchanges_end_alike_and_measure_what_they_should(self, loss: str) -> None:
+        found = [await run_of(loss, exchange) for exchange in ("alpha", "losses")]
+        assert len({result.alpha_sha256 for result in found}) == 1
+        task, dev = spec_of(loss).task, rows(7, "dev")
+        for result in found:
+            assert result.status == "completed"
+            assert result.metric.name == ("loss" if task.generates else "accuracy")
+            for prompt, value in (
+                ("", result.metric.no_prompt),
+                (result.prompt.text, result.metric.after),
+            ):
+                assert value == pytest.approx(metric_by_hand(task, prompt, dev), rel=1e-6)
+            assert result.metric.before is not None
+            curve = [report.metric is not None for report in result.history]
+            assert curve == [False, True, False, True]
+            assert result.spent.queries == 4 * 3
+            # Ends: 3 prompts on 7 examples in batches of 4; curve: 2 points on 5.
+            assert result.evaluation.queries == 3 * 2 + 2 * 2
+            assert result.spent.requests == 12 + 10
+
+    @pytest.mark.parametrize("loss", ["nll", "score", "zero_one"])
+    async def test_training_is_moved_by_the_loss(self, loss: str) -> None:
+        """The same run on a model that answers all alike ends elsewhere."""
+        flat: dict[str, Any] = {
+            "answer": lambda *_: (-1.0, -2.0),
+            "reference": lambda *_: -1.0,
+            "write": lambda *_: "3 3 3",
+        }
+        assert (await run_of(loss)).alpha_sha256 != (await run_of(loss, **flat)).alpha_sha256
+
+    @pytest.mark.parametrize("exchange", ["alpha", "losses"])
+    @pytest.mark.parametrize("loss", ["nll", "score", "zero_one"])
+    async def test_a_model_of_the_clients_own_gives_the_gateways_alpha(
+        self, loss: str, exchange: str
+    ) -> None:
+        hashes = set()
+        for gateway in True, False:
+            model = ScriptedBackend()
+            spec = spec_of(loss, exchange)
+            async with (
+                asyncio.timeout(20),
+                LoopbackFederation(spec, WORDS, backend=model if gateway else None) as federation,
+                federation.client(
+                    rows(6), backend=None if gateway else model, score=private_score
+                ) as client,
+            ):
+                await client.run_forever()
+                result = federation.run.result()
+            assert result.status == "completed"
+            assert len(model.asked) > 0
+            hashes.add(result.alpha_sha256)
+        assert len(hashes) == 1
+
+    async def test_a_model_without_log_probs_is_tuned_by_what_it_chooses(self) -> None:
+        wants = []
+        shown: tuple[list[Want], ...] = (["labels", "choice"], ["choice", "text"])
+        for answers in shown:
+            model = ScriptedBackend(answers=answers)
+            async with asyncio.timeout(20):
+                result = await simulate(federation_of(spec_of("zero_one")), backend=model)
+            wants.append(({query.want for query in model.asked}, result.alpha_sha256))
+        (first, sha256), (second, same) = wants
+        # Where there are log-probabilities, the likeliest label is the one that is chosen.
+        assert (first, second) == ({"labels"}, {"choice"})
+        assert sha256 == same
+
+    async def test_what_the_model_is_asked(self) -> None:
+        asked: dict[str, list[Query]] = {}
+        for loss in TASKS:
+            model = ScriptedBackend()
+            async with asyncio.timeout(20):
+                await simulate(federation_of(spec_of(loss)), backend=model)
+            asked[loss] = model.asked
+        for loss, queries in asked.items():
+            for query in queries:
+                generates = loss in ("nll", "score")
+                assert query.label_words == (() if generates else (" no", " yes"))
+                assert query.max_tokens == (3 if loss == "score" else 0)
+                expected = [f" ANSWER {text_of(inputs).split()[-1]}" for inputs in query.inputs]
+                assert list(query.references) == (expected if loss == "nll" else [])
+
+    @pytest.mark.parametrize("loss", ["nll", "score"])
+    @pytest.mark.parametrize("gateway", [True, False])
+    async def test_an_example_that_failed_counts_for_no_prompt(
+        self, loss: str, gateway: bool
+    ) -> None:
+        def fails(inputs: Rendered) -> bool:
+            return "good" in text_of(inputs) and "train 1" in text_of(inputs)
+
+        model = ScriptedBackend(
+            reference=lambda inputs, text: None if fails(inputs) else -4.0 * (text[-1] == "1"),
+            write=lambda inputs, _: None if fails(inputs) else "0 f",
+        )
+        async with (
+            asyncio.timeout(20),
+            LoopbackFederation(
+                spec_of(loss, batch_size=5), WORDS, backend=model if gateway else None
+            ) as federation,
+            federation.client(
+                rows(5), backend=None if gateway else model, score=private_score
+            ) as client,
+        ):
+            await client.run_forever()
+            result = federation.run.result()
+        assert result.status == "completed"
+        # Of five examples train 1 alone has 4 nats; the scores are 0, 1, 0, 1, 0. In every round
+        # one of the prompts fails on train 1, and train 1 counts for none of them.
+        found = {round(report.mean_loss, 6) for report in result.history}
+        assert found == {0.0 if loss == "nll" else 3 / 4}
+
+
+class Watched(MemoryTransport):
+    """Keeps every body that leaves the device."""
+
+    def __init__(self, service: Service) -> None:
+        super().__init__(service)
+        self.bodies: list[str] = []
+        self.declined: list[Decline] = []
+
+    async def score(self, credential: str, message: Score) -> Scores:
+        self.bodies.append(message.model_dump_json())
+        return await super().score(credential, message)
+
+    async def update(self, credential: str, assignment_id: str, message: Any) -> Any:
+        self.bodies.append(message.model_dump_json())
+        return await super().update(credential, assignment_id, message)
+
+    async def decline(self, credential: str, assignment_id: str, message: Decline) -> None:
+        self.bodies.append(message.model_dump_json())
+        self.declined.append(message)
+        await super().decline(credential, assignment_id, message)
+
+
+class Bench:
+    """A service in memory, and one watched client that works to the end."""
+
+    def __init__(self, spec: RunSpec, backend: ScriptedBackend | None) -> None:
+        self.spec, self.backend = spec, backend
+        self.service = Service(
+            store=MemoryStore(),
+            clock=ManualClock(),
+            authority=Authority(enrolment_tokens=[TOKEN]),
+            backend=backend,
+        )
+        self.transport = Watched(self.service)
+
+    async def __aenter__(self) -> Bench:
+        await self.service.start()
+        self.run: ServedRun = await self.service.add_run(self.spec, WORDS)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.service.stop()
+
+    async def work(self, data: Sequence[Example] | None = None, **options: Any) -> RunResult:
+        async with (
+            asyncio.timeout(20),
+            EdgeClient(
+                "memory:",
+                token=TOKEN,
+                data=rows(6) if data is None else data,
+                transport=self.transport,
+                **options,
+            ) as client,
+        ):
+            await client.run_forever()
+        return self.run.result()
+
+
+class TestPrivacy:
+    @pytest.mark.parametrize("exchange", ["alpha", "losses"])
+    @pytest.mark.parametrize("loss", TASKS)
+    async def test_only_reference_texts_leave_with_the_texts(
+        self, loss: str, exchange: str
+    ) -> None:
+        async with Bench(spec_of(loss, exchange), ScriptedBackend()) as bench:
+            await bench.work(score=private_score)
+        bodies = bench.transport.bodies
+        assert len(bodies) == 2 * 4
+        assert any('"text":"train 3"' in body for body in bodies)
+        assert not any("PATIENT" in body or '"label"' in body for body in bodies)
+        assert any("ANSWER" in body for body in bodies) == (loss == "nll")
+
+    @pytest.mark.parametrize("gateway", [True, False])
+    async def test_a_reference_passes_the_hook(self, gateway: bool) -> None:
+        model = ScriptedBackend()
+        seen = set()
+
+        def before_send(text: str) -> str | None:
+            seen.add(text)
+            return None if text == " ANSWER 5" else text.replace("ANSWER", "REDACTED")
+
+        async with Bench(spec_of("nll"), model if gateway else None) as bench:
+            await bench.work(before_send=before_send, backend=None if gateway else model)
+        assert {" ANSWER 3", "train 3"} <= seen
+        asked = set(itertools.chain.from_iterable(query.references for query in model.asked))
+        assert " REDACTED 3" in asked
+        assert not any("ANSWER" in text or text.endswith("5") for text in asked)
+
+    async def test_the_hook_sees_no_label_of_another_loss(self) -> None:
+        seen = set()
+
+        def before_send(text: str) -> str:
+            seen.add(text)
+            return text
+
+        async with Bench(spec_of("score"), ScriptedBackend()) as bench:
+            await bench.work(before_send=before_send, score=private_score)
+        assert seen <= {row["text"] for row in rows(6)}
+
+    @pytest.mark.parametrize("gateway", [True, False])
+    async def test_a_broken_score_function_tells_the_server_no_text(self, gateway: bool) -> None:
+        def score(generated: str, example: Example) -> float:
+            raise KeyError(example["who"])
+
+        model = ScriptedBackend()
+        async with Bench(spec_of("score"), model if gateway else None) as bench:
+            result = await bench.work(score=score, backend=None if gateway else model)
+        assert not any("PATIENT" in body for body in bench.transport.bodies)
+        assert result.status == "failed"
+        assert "the score function failed with KeyError" in str(result.reason)
+
+
+class TestBrokenClients:
+    async def test_without_a_score_function_nothing_is_asked(self) -> None:
+        model = ScriptedBackend()
+        async with Bench(spec_of("score"), model) as bench:
+            result = await bench.work()
+        assert result.status == "failed"
+        assert "this client has none" in str(result.reason)
+        assert model.asked == []
+        assert result.spent == Usage()
+
+    @pytest.mark.parametrize("value", [1.5, -0.1, float("nan")])
+    async def test_a_score_outside_of_its_range(self, value: float) -> None:
+        async with Bench(spec_of("score"), ScriptedBackend()) as bench:
+            result = await bench.work(score=lambda *_: value)
+        assert result.status == "failed"
+        assert f"the score function gave {value!r}" in str(result.reason)
+
+    async def test_a_broken_score_function_is_billed_all_the_same(self) -> None:
+        """What a client's own model has cost is told, though nothing came of it."""
+        model = ScriptedBackend()
+        async with Bench(spec_of("score"), None) as bench:
+            await bench.work(score=lambda *_: 2.0, backend=model)
+        assert len(model.asked) > 0
+        for message in bench.transport.declined:
+            assert message.usage.queries == 3
+        requests = sum(message.usage.requests for message in bench.transport.declined)
+        assert requests == len(model.asked)
+
+    async def test_a_model_that_cannot_answer(self) -> None:
+        model = ScriptedBackend(answers=["labels"])
+        async with Bench(spec_of("nll"), None) as bench:
+            result = await bench.work(backend=model)
+        assert result.status == "failed"
+        assert "needs a backend that answers 'reference'; this one answers labels" in str(
+            result.reason
+        )
+
+    @pytest.mark.parametrize("answer", [None, 3, "", "x" * 20_001])
+    async def test_examples_without_a_fit_reference_are_left_out(self, answer: object) -> None:
+        model = ScriptedBackend()
+        data = [*rows(3), {"text": "train 9", "answer": answer}, {"text": "train 9"}]
+        async with Bench(spec_of("nll"), model) as bench:
+            result = await bench.work(data)
+        assert result.status == "completed"
+        assert not any("9" in text_of(i) for query in model.asked for i in query.inputs)
+        async with Bench(spec_of("nll"), ScriptedBackend()) as bench:
+            result = await bench.work(data[3:])
+        assert "none of this client's examples fits the task" in str(result.reason)
+
+    async def test_a_score_function_needs_no_label(self) -> None:
+        async with Bench(spec_of("score"), ScriptedBackend()) as bench:
+            data = [{"text": f"train {n}", "references": ["a", "b"]} for n in range(4)]
+            result = await bench.work(data, score=lambda _, row: len(row["references"]) / 4)
+        assert result.status == "completed"
+        assert {report.mean_loss for report in result.history} == {0.5}
+
+
+class TestGateway:
+    @pytest.mark.parametrize(
+        ("loss", "references", "told"),
+        [
+            ("nll", (), "references: 0 were sent, loss nll takes 2"),
+            ("nll", (" a",), "references: 1 were sent, loss nll takes 2"),
+            ("nll", (" a",) * 3, "references: 3 were sent, loss nll takes 2"),
+            ("score", (" a", " b"), "references: 2 were sent, loss score takes 0"),
+            ("zero_one", (" a", " b"), "references: 2 were sent, loss zero_one takes 0"),
+        ],
+    )
+    async def test_as_many_references_as_the_loss_takes(
+        self, loss: str, references: tuple[str, ...], told: str
+    ) -> None:
+        model = ScriptedBackend()
+        async with Bench(spec_of(loss), model) as bench:
+            service = bench.service
+            client = service.client((await service.enrol(TOKEN, Enrol())).credential)
+            work = await service.claim(client, Claim(num_examples=2, wait_s=0))
+            assert work is not None
+            message = Score(
+                assignment_id=work.assignment_id,
+                examples=({"text": "a"}, {"text": "b"}),
+                references=references,
+            )
+            with pytest.raises(ProblemError) as caught:
+                await service.score(client, message, "a" * 64)
+            assert (caught.value.code, caught.value.detail) == ("invalid_message", told)
+        assert model.asked == []
+
+    @pytest.mark.parametrize("gateway", [True, False])
+    async def test_a_text_is_no_longer_than_a_message_may_carry(self, gateway: bool) -> None:
+        """And the same text is scored, wherever the model is asked."""
+        model = ScriptedBackend(write=lambda *_: "x" * (MAX_WRITTEN_CHARS + 1))
+        lengths = set()
+
+        def score(generated: str, example: Example) -> float:
+            lengths.add(len(generated))
+            return 1.0
+
+        async with Bench(spec_of("score"), model if gateway else None) as bench:
+            result = await bench.work(score=score, backend=None if gateway else model)
+        assert result.status == "completed"
+        assert lengths == {MAX_WRITTEN_CHARS}
+
+
+class TestRefusedAtTheStart:
+    @pytest.mark.parametrize(
+        ("loss", "answers", "told"),
+        [
+            ("cross_entropy", ["choice"], "cross_entropy needs log-probabilities, which this"),
+            ("hinge", ["choice", "text"], "zero_one does without"),
+            ("nll", ["labels", "text"], "needs a backend that answers 'reference'"),
+            ("score", ["labels"], "needs a backend that answers 'text'; this one answers labels"),
+            ("zero_one", ["text"], "needs a backend that answers 'labels'"),
+        ],
+    )
+    async def test_a_model_that_cannot_answer(self, loss: str, answers: Any, told: str) -> None:
+        model = ScriptedBackend(answers=answers)
+        with pytest.raises(SpecError, match=told) as caught:
+            await simulate(federation_of(spec_of(loss)), backend=model, transport="memory")
+        assert caught.value.problems[0].startswith(f"task.loss: {loss} needs ")
+        assert model.asked == []
+
+    @pytest.mark.parametrize("loss", TASKS)
+    def test_what_a_loss_asks_for(self, loss: str) -> None:
+        task = spec_of(loss).task
+        everything = frozenset({"labels", "choice", "reference", "text"})
+        wanted = {"nll": "reference", "score": "text"}.get(loss, "labels")
+        assert want_of(task, everything) == wanted  # type: ignore[arg-type]
+
+    async def test_generated_text_must_be_allowed(self) -> None:
+        model = ScriptedBackend()
+        spec = spec_of("score", gateway={})
+        with pytest.raises(SpecError, match=r"gateway\.generated_text: must be true") as caught:
+            await simulate(federation_of(spec), backend=model, transport="memory")
+        assert len(caught.value.problems) == 1
+        assert model.asked == []
+
+    async def test_a_federation_without_its_score_function(self) -> None:
+        model = ScriptedBackend()
+        with pytest.raises(SpecError, match="needs Federation"):
+            await simulate(federation_of(spec_of("score"), score=None), backend=model)
+        assert model.asked == []
+
+    async def test_a_servers_score_function_is_never_imported_for_its_clients(self) -> None:
+        """What a posted run names stays a name; the devices bring their own function."""
+        task = {**GENERATION, "loss": "score", "score": "fedone_no_such_module:f"}
+        spec = spec_of("score", task={**task, "max_tokens": 3})
+        async with Bench(spec, ScriptedBackend()) as bench:
+            result = await bench.work(score=private_score)
+        assert result.status == "completed"
+
+
+class TestEvaluation:
+    @pytest.mark.parametrize(
+        ("score", "told"),
+        [
+            (lambda *_: 7.0, "task.score: the score function gave 7.0"),
+            (lambda _, row: row["nothing"], "the score function failed with KeyError: 'nothing'"),
+        ],
+    )
+    async def test_a_broken_score_function_pauses_the_run(self, score: Any, told: str) -> None:
+        """It will not get better by asking more, and what was asked is charged."""
+
+        def only_on_dev(generated: str, example: Example) -> float:
+            if example["text"].startswith("dev"):
+                return float(score(generated, example))
+            return 0.5
+
+        model = ScriptedBackend()
+        spec = spec_of("score", rounds=1000)
+        async with asyncio.timeout(20):
+            result = await simulate(
+                federation_of(spec, score=only_on_dev), backend=model, transport="memory"
+            )
+        assert result.status == "stopped"
+        assert str(result.reason).startswith("paused: ")
+        assert told in str(result.reason)
+        assert result.spent.requests == len(model.asked)
+        assert result.metric.after is None
+
+
+class TestPlan:
+    @pytest.mark.parametrize("loss", TASKS)
+    async def test_a_plan_is_what_is_then_spent(self, loss: str) -> None:
+        model = ScriptedBackend()
+        federation = federation_of(spec_of(loss))
+        plan = await plan_run(federation, backend=model)
+        assert model.asked == []
+        result = await simulate(federation, backend=model)
+        assert plan.training_queries == result.spent.queries
+        assert plan.evaluation.queries == result.evaluation.queries
+        assert plan.worst.requests >= result.spent.requests
+        assert plan.worst.prompt_tokens >= result.spent.prompt_tokens
+        wire = plan.exchanges["losses"].gateway
+        assert wire.upload_bytes == pytest.approx(result.gateway.upload_bytes, rel=0.1)
+        if loss == "score":  # How much will be written nobody knows.
+            assert wire.download_bytes >= result.gateway.download_bytes
+        else:
+            assert wire.download_bytes == pytest.approx(result.gateway.download_bytes, rel=0.1)
+
+
+class TestLoading:
+    def load(self, folder: Path, loss: str, data: str, **task: Any) -> Federation:
+        (folder / "rows.jsonl").write_text(data)
+        spec = spec_of(
+            loss,
+            task={**GENERATION, "loss": loss, **TASKS[loss], **task},
+            data={"train": "rows.jsonl", "num_clients": 2},
+        )
+        return Federation.load(spec, folder)
+
+    @pytest.mark.parametrize(
+        ("row", "told"),
+        [
+            ('{"text": "b"}', "row 2: field 'answer' is missing"),
+            ('{"text": "b", "answer": 3}', "row 2: field 'answer' is int; it must be text"),
+            ('{"text": "b", "answer": null}', "row 2: field 'answer' is NoneType"),
+            ('{"text": "b", "answer": ""}', "row 2: field 'answer' is empty"),
+            ('{"text": "b", "answer": "\\ud800"}', "row 2: field 'answer' has half of"),
+        ],
+    )
+    def test_references_are_checked_before_anything_is_asked(
+        self, tmp_path: Path, row: str, told: str
+    ) -> None:
+        with pytest.raises(DataError, match=f"data.train: rows.jsonl: {told}"):
+            self.load(tmp_path, "nll", f'{{"text": "a", "answer": " x"}}\n{row}\n')
+
+    def test_rows_of_generation_are_all_of_one_class(self, tmp_path: Path) -> None:
+        data = "".join(f'{{"text": "t{n}", "answer": " x{n}"}}\n' for n in range(6))
+        found = self.load(tmp_path, "nll", data)
+        assert sorted(row["text"] for shard in found.shards for row in shard) == [
+            f"t{n}" for n in range(6)
+        ]
+        assert found.score is None
+
+    def test_a_score_function_beside_the_run(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sys, "path", sys.path.copy())
+        module = f"beside_{tmp_path.name}"
+        (tmp_path / f"{module}.py").write_text("def score(generated, example):\n    return 0.25\n")
+        data = '{"text": "a", "targets": ["b"]}\n' * 4  # It needs no label.
+        found = self.load(tmp_path, "score", data, score=f"{module}:score")
+        assert found.score is not None
+        assert found.score("", {}) == 0.25
+
+    @pytest.mark.parametrize(
+        ("name", "told"),
+        [
+            (None, "task.score: is required for loss score: package.module:function"),
+            ("fedone_no_such_module:f", "ModuleNotFoundError: No module named 'fedone_no_such"),
+            ("json:no_such_function", "AttributeError: "),
+            ("json:__name__", "task.score: 'json:__name__' is no function"),
+            ("{module}:f", "ZeroDivisionError: division by zero"),
+        ],
+    )
+    def test_a_score_function_that_cannot_be_had(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str | None, told: str
+    ) -> None:
+        monkeypatch.setattr(sys, "path", sys.path.copy())
+        module = f"broken_{tmp_path.name}"
+        (tmp_path / f"{module}.py").write_text("1 / 0\n")
+        task: Mapping[str, Any] = {**GENERATION, "loss": "score"}
+        if name is not None:
+            task = {**task, "score": name.format(module=module)}
+        with pytest.raises(FedOneError) as caught:
+            load_score(TaskSpec.model_validate(task), tmp_path)
+        assert told in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_the_double_chooses_its_likeliest_label() -> None:
+    model = ScriptedBackend(lambda *_: (-2.0, -1.0, -3.0))
+    query = Query(inputs=((),), label_words=("a", "b", "c"), want="choice")
+    answer = asyncio.run(model.score(query))
+    assert answer.log_probs == ((LOG_ZERO, 0.0, LOG_ZERO),)

@@ -1,0 +1,541 @@
+"""A run that cannot go on pauses: nothing that was paid is lost, and it goes on where it was."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import pytest
+
+from fedone_sdk import EdgeClient
+from fedone_sdk.aggregator import ServedRun, Service
+from fedone_sdk.aggregator.auth import Authority
+from fedone_sdk.aggregator.events import ModelSeen
+from fedone_sdk.backends import Answer, CachedBackend, LLMBackend, Query
+from fedone_sdk.backends.wrappers import BudgetedBackend, RetryingBackend
+from fedone_sdk.budget import NOTHING, Usage
+from fedone_sdk.errors import (
+    BackendBlocked,
+    BackendUnavailable,
+    BudgetExhausted,
+    ProblemError,
+    SpecError,
+)
+from fedone_sdk.messages import Claim, Enrol, LossesAssignment, LossesUpdate, Score, Scored, Scores
+from fedone_sdk.simulation import MemoryTransport
+from fedone_sdk.spec import RunSpec
+from fedone_sdk.stores import ClientRecord, MemoryStore
+from fedone_sdk.testing import LoopbackFederation, ManualClock, ScriptedBackend
+from fedone_sdk.vocabulary import Vocabulary
+
+TOKEN = "enrolment-token"
+WORDS = Vocabulary(candidates=(" good", " bad", " fine"))
+TEXTS = ({"text": "a first text"}, {"text": "a second text"})
+TRAIN = [{"text": f"train {number}", "label": number % 2} for number in range(6)]
+DEV = [{"text": f"dev {number}", "label": number % 2} for number in range(10)]
+REVOKED = BackendBlocked("the key was revoked", usage=NOTHING)
+
+
+def spec_of(*, rounds: int = 3, every: int = 0, **changes: Any) -> RunSpec:
+    few = {"num_samples": 4, "batch_size": 2, "tau": 1.0, "optimizer": "sgd"}
+    return RunSpec.model_validate(
+        {
+            "task": {"template": "{prompt} {text} {mask}", "labels": {0: " no", 1: " yes"}},
+            "prompt": {"length": 2, "vocabulary": {"kind": "list", "candidates": ["x", "y"]}},
+            "method": {"name": "gs-bdpl", **few},
+            "participation": {"exchange": "losses", "deadline_s": 100},
+            "rounds": rounds,
+            "evaluation": {"every": every, "examples": 4},
+            **changes,
+        }
+    )
+
+
+def is_dev(query: Query) -> bool:
+    return any("dev" in part.text for part in query.inputs[0])
+
+
+@dataclass
+class Model:
+    """A model that somebody can break and mend.
+
+    Attributes:
+        fails: Raised instead of an answer to queries that `hits`.
+        hits: Which queries.
+        held: Queries wait for this before they are answered.
+    """
+
+    fails: Exception | None = None
+    hits: Callable[[Query], bool] = lambda query: True
+    held: asyncio.Event | None = None
+    answered: list[Query] = field(default_factory=list)
+
+    async def gate(self, query: Query) -> None:
+        if self.fails is not None and self.hits(query):
+            raise self.fails
+        if self.held is not None:
+            await self.held.wait()
+        self.answered.append(query)
+
+
+class Checked(ScriptedBackend):
+    """Fails its check, too, while its model does; says what it can do only then."""
+
+    def __init__(self, model: Model, **options: Any) -> None:
+        super().__init__(gate=model.gate, **options)
+        self.model = model
+        self.looked = False
+
+    async def check(self, label_words: tuple[str, ...]) -> None:
+        if self.model.fails is not None:
+            raise self.model.fails
+        self.looked = True
+
+    def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
+        assert self.looked
+        return super().worst_case(batch_size)
+
+
+class Device:
+    """One client, by hand."""
+
+    def __init__(self, service: Service, client: ClientRecord) -> None:
+        self.service, self.client = service, client
+
+    async def claim(self) -> LossesAssignment | None:
+        work = await self.service.claim(self.client, Claim(num_examples=5, wait_s=0))
+        assert work is None or isinstance(work, LossesAssignment)
+        return work
+
+    async def score(self, work: LossesAssignment) -> Scores:
+        message = Score(assignment_id=work.assignment_id, examples=TEXTS)
+        digest = hashlib.sha256(message.model_dump_json().encode()).hexdigest()
+        return await self.service.score(self.client, message, digest)
+
+    async def refused(self, work: LossesAssignment) -> str:
+        with pytest.raises(ProblemError) as excinfo:
+            await self.score(work)
+        return excinfo.value.code
+
+    async def update(self, work: LossesAssignment, model: str = "scripted") -> None:
+        update = LossesUpdate(
+            num_examples=5,
+            scored=Scored(scored=2),
+            usage=NOTHING,
+            model=model,
+            losses=(0.5,) * work.leased_queries,
+        )
+        await self.service.update(self.client, work.assignment_id, update, "a" * 64)
+
+
+@asynccontextmanager
+async def serving(backend: LLMBackend, store: MemoryStore | None = None) -> AsyncIterator[Service]:
+    service = Service(
+        store=store or MemoryStore(),
+        clock=ManualClock(),
+        authority=Authority(enrolment_tokens=[TOKEN]),
+        backend=backend,
+    )
+    await service.start()
+    try:
+        yield service
+    finally:
+        await service.stop()
+
+
+async def device_of(service: Service) -> Device:
+    return Device(service, service.client((await service.enrol(TOKEN, Enrol())).credential))
+
+
+async def working(service: Service) -> tuple[ServedRun, Device, LossesAssignment]:
+    """A run with a device that has work."""
+    run = await service.add_run(spec_of(), WORDS)
+    device = await device_of(service)
+    work = await device.claim()
+    assert work is not None
+    return run, device, work
+
+
+async def train(service: Service, run: ServedRun) -> None:
+    async with (
+        asyncio.timeout(10),
+        EdgeClient(
+            "memory:", token=TOKEN, data=TRAIN, transport=MemoryTransport(service)
+        ) as client,
+    ):
+        await client.run_forever()
+        await service.wait(run)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    for _ in range(10_000):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    pytest.fail("it never happened")
+
+
+class TestWork:
+    async def test_it_is_kept_and_paid_answers_are_used(self) -> None:
+        """One query of four fails: after the resume only what failed or waited is asked."""
+        model = Model()
+        model.fails, model.hits = REVOKED, lambda query: len(model.answered) == 2
+        async with serving(CachedBackend(ScriptedBackend(gate=model.gate))) as service:
+            run, device, work = await working(service)
+            assert await device.refused(work) == "run_conflict"
+            assert run.state.reason == "paused: the key was revoked"
+            assert (len(model.answered), await device.claim()) == (2, None)
+            model.fails = None
+            await service.resume_run(run)
+            assert (await device.claim()) == work
+            await device.score(work)
+            assert len(model.answered) == len({query.inputs for query in model.answered})
+            await device.update(work)
+            # Nothing was spent on what was refused.
+            assert run.state.account.spent == Usage(
+                queries=4, requests=len(model.answered), prompt_tokens=2 * len(model.answered)
+            )
+            assert run.state.account.leases == {}
+
+    async def test_another_call_under_way_ends_well(self) -> None:
+        model = Model(held=asyncio.Event())
+        async with serving(ScriptedBackend(gate=model.gate)) as service:
+            run, device, work = await working(service)
+            call = asyncio.create_task(device.score(work))
+            await until(lambda: run.state.seats[0].sent.requests == 4)
+            await run.apply(ModelSeen(model="m-1"))
+            await run.apply(ModelSeen(model="m-2"))
+            assert run.state.paused
+            waiting = asyncio.create_task(service.wait(run))
+            await asyncio.sleep(0)
+            assert not waiting.done()  # the call is paid for
+            assert model.held is not None
+            model.held.set()
+            await call
+            await waiting
+            await device.update(work)
+            assert (run.state.round, run.state.paused) == (1, True)
+            assert run.state.account.spent == Usage(queries=4, requests=4, prompt_tokens=8)
+            assert run.state.account.leases == {}
+
+    async def test_stopped_for_good_while_a_call_is_under_way(self) -> None:
+        model = Model(held=asyncio.Event())
+        async with serving(ScriptedBackend(gate=model.gate)) as service:
+            run, device, work = await working(service)
+            call = asyncio.create_task(device.score(work))
+            await until(lambda: run.state.seats[0].sent.requests == 4)
+            await service.stop_run(run)
+            assert model.held is not None
+            model.held.set()
+            await service.wait(run)
+            assert call.done() or await call
+            assert run.state.account.spent == Usage(queries=4, requests=4, prompt_tokens=8)
+
+    async def test_a_service_that_stops_ends_calls_that_nobody_remembers(self) -> None:
+        model = Model(held=asyncio.Event())
+        async with serving(ScriptedBackend(gate=model.gate)) as service:
+            run, device, work = await working(service)
+            call = asyncio.create_task(device.score(work))
+            await until(lambda: run.state.seats[0].sent.requests == 4)
+            await service.stop_run(run)  # forgets the call
+        with pytest.raises(asyncio.CancelledError):
+            await call
+
+    async def test_the_breaker_lets_a_resumed_run_try_at_once(self) -> None:
+        model = Model(fails=BackendUnavailable("no answer"))
+        backend = RetryingBackend(
+            ScriptedBackend(gate=model.gate), attempts=3, breaker_failures=2, max_wait_s=0.01
+        )
+        backend._max_wait_s = 1e6  # The door stays shut; only `reset` opens it.
+        async with serving(backend) as service:
+            run, device, work = await working(service)
+            assert await device.refused(work) == "run_conflict"
+            assert "failed 2 times in a row" in str(run.state.reason)
+            model.fails = None
+            await service.resume_run(run)
+            await device.score(work)
+
+    async def test_a_budget_behind_the_model_pauses_too(self) -> None:
+        model = Model(fails=BudgetExhausted("the gateway's budget is spent"))
+        async with serving(ScriptedBackend(gate=model.gate)) as service:
+            run, device, work = await working(service)
+            assert await device.refused(work) == "run_conflict"
+            assert run.state.reason == "paused: the gateway's budget is spent"
+
+    async def test_the_run_s_own_budget_does_not(self) -> None:
+        model = Model(fails=BackendUnavailable("slow"))
+        paid = BudgetedBackend(ScriptedBackend(gate=model.gate))
+        backend = RetryingBackend(paid, attempts=20, breaker_failures=99, max_wait_s=0.001)
+        async with serving(backend) as service:
+            run = await service.add_run(spec_of(budget={"requests": 9}), WORDS)
+            device = await device_of(service)
+            work = await device.claim()
+            assert work is not None
+            assert await device.refused(work) == "lease_exhausted"
+            assert run.state.running
+            assert run.state.account.held.requests <= 9
+
+    async def test_a_retry_that_a_pause_stops_gives_no_work_back(self) -> None:
+        model = Model(fails=BackendUnavailable("slow"))
+        paid = BudgetedBackend(ScriptedBackend(gate=model.gate))
+        backend = RetryingBackend(paid, attempts=9, max_wait_s=0.001)
+        async with serving(backend) as service:
+            run, device, work = await working(service)
+            call = asyncio.create_task(device.refused(work))
+            await until(lambda: run.state.seats[0].sent.requests == 4)
+            await run.apply(ModelSeen(model="m-1"))
+            await run.apply(ModelSeen(model="m-2"))
+            assert await call == "run_conflict"
+            assert run.state.seat_with(work.assignment_id) is not None
+
+    async def test_a_model_that_cannot_even_be_quoted(self) -> None:
+        class Unquotable(ScriptedBackend):
+            async def quote(self, query: Query) -> Usage:
+                raise REVOKED
+
+        async with serving(Unquotable()) as service:
+            run, device, work = await working(service)
+            assert await device.refused(work) == "run_conflict"
+            assert run.state.paused
+            assert run.state.seats[0].used == run.state.seats[0].sent == NOTHING
+
+    async def test_what_a_provider_counts_on_top_is_held_at_once(self) -> None:
+        class Dear(ScriptedBackend):
+            async def score(self, query: Query) -> Answer:
+                answer = await super().score(query)
+                return Answer(log_probs=answer.log_probs, usage=Usage(requests=3))
+
+        async with serving(Dear()) as service:
+            run, device, work = await working(service)
+            await device.score(work)
+            assert run.state.account.held.requests == 12
+            await device.update(work)
+            assert run.state.account.spent.requests == 12
+
+    async def test_to_resume_a_run_that_runs_changes_nothing(self) -> None:
+        async with serving(ScriptedBackend()) as service:
+            run, _, _ = await working(service)
+            with pytest.raises(ProblemError, match="cannot be resumed"):
+                await service.resume_run(run)
+            assert not run.ended.is_set()
+
+
+class TestEvaluation:
+    async def test_a_paused_run_is_not_measured(self) -> None:
+        model = Model(fails=REVOKED, hits=is_dev)
+        backend = ScriptedBackend(gate=model.gate)
+        async with serving(backend) as service:
+            run = await service.add_run(spec_of(every=1), WORDS, dev=DEV)
+            await service.wait(run)
+            assert run.state.paused
+            assert sum(map(is_dev, backend.asked)) == 1  # no further one after the first
+            assert run.state.evaluation.leases == run.state.account.leases == {}
+            model.fails = None
+            await service.resume_run(run)
+            await train(service, run)
+            result = run.result()
+        assert None not in (result.metric.no_prompt, result.metric.before, result.metric.after)
+        assert [report.metric is not None for report in result.history] == [True] * 3
+
+    async def test_points_of_the_curve_wait_for_the_resume(self) -> None:
+        model = Model()
+        backend = ScriptedBackend(gate=model.gate)
+        async with serving(backend) as service:
+            run = await service.add_run(spec_of(every=1), WORDS, dev=DEV)
+            await until(lambda: run.state.metric.before is not None)
+            model.fails, model.hits = REVOKED, is_dev
+            device = await device_of(service)
+            work = await device.claim()
+            assert work is not None
+            await device.score(work)
+            await device.update(work)
+            await until(lambda: run.state.paused)
+            await service.wait(run)
+            model.fails = None
+            await service.resume_run(run)
+            await until(lambda: run.history[0].metric is not None)
+            assert run.state.metric.after is None
+
+    async def test_a_resume_does_not_throw_a_measurement_away(self) -> None:
+        model = Model(held=asyncio.Event())
+        backend = ScriptedBackend(gate=model.gate)
+        async with serving(backend) as service:
+            run = await service.add_run(spec_of(), WORDS, dev=DEV)
+            await until(lambda: len(backend.asked) == 5)  # all of the first measurement
+            await run.apply(ModelSeen(model="m-1"))
+            await run.apply(ModelSeen(model="m-2"))
+            await service.resume_run(run)
+            assert model.held is not None
+            model.held.set()
+            await train(service, run)
+            assert run.state.metric.after is not None
+            assert run.state.evaluation.spent.queries == 15
+            assert run.state.account.spent.requests == 15 + 12 == len(backend.asked)
+
+    async def test_the_end_is_measured_anew_after_a_resume(self) -> None:
+        backend = ScriptedBackend()
+        async with serving(backend) as service:
+            run = await service.add_run(spec_of(), WORDS, dev=DEV)
+            await service.stop_run(run, "interrupted")
+            await service.wait(run)
+            assert run.state.metric.after is not None
+            await service.resume_run(run)
+            assert run.state.metric.after is None
+            await train(service, run)
+            assert run.state.metric.after is not None
+            assert run.state.evaluation.spent.queries == 4 * 5
+
+
+class TestRestart:
+    async def test_with_another_model_devices_wait_until_somebody_accepts_it(self) -> None:
+        store = MemoryStore()
+        async with serving(ScriptedBackend(), store) as service:
+            _, device, work = await working(service)
+            await device.score(work)
+        other = ScriptedBackend(fingerprint="other")
+        async with serving(other, store) as service:
+            run = service.runs["run"]
+            assert run.state.reason == (
+                "paused: the server's model is 'other', the run was scored by 'scripted'; "
+                "resume the run to accept it"
+            )
+            device = Device(service, service._clients[0])
+            assert await device.claim() is None
+            assert other.asked == []
+            await service.resume_run(run)
+            again = await device.claim()
+            assert again == work
+            await device.score(again)
+            await device.update(again, model="other")
+            assert run.state.round == 1
+            # The queries count once, the requests of both models are paid.
+            assert run.state.account.spent == Usage(queries=4, requests=8, prompt_tokens=16)
+
+    async def test_with_a_model_that_cannot_be_asked(self) -> None:
+        store, model = MemoryStore(), Model()
+        async with serving(Checked(model), store) as service:
+            _, _, work = await working(service)
+        model.fails = REVOKED
+        async with serving(Checked(model), store) as service:
+            run = service.runs["run"]
+            assert run.state.reason == "paused: the key was revoked"
+            device = Device(service, service._clients[0])
+            assert await device.claim() is None
+            with pytest.raises(ProblemError, match="the key was revoked") as excinfo:
+                await service.resume_run(run)
+            assert excinfo.value.code == "backend_blocked"
+            assert run.state.paused
+            assert run.ended.is_set()
+            model.fails = None
+            await service.resume_run(run)
+            assert await device.claim() == work
+            await device.score(work)
+            assert run.state.account.held == Usage(queries=4, requests=4, prompt_tokens=8)
+
+    async def test_with_a_model_that_cannot_keep_the_cap(self) -> None:
+        store = MemoryStore()
+        async with serving(ScriptedBackend(), store) as service:
+            await service.add_run(spec_of(budget={"usd": 1}), WORDS)
+
+        class Unpriced(ScriptedBackend):
+            bounds = ScriptedBackend.bounds - {"usd"}
+
+        async with serving(Unpriced(), store) as service:
+            run = service.runs["run"]
+            assert "set backend.prices" in str(run.state.reason)
+            with pytest.raises(ProblemError, match=r"budget\.usd"):
+                await service.resume_run(run)
+            with pytest.raises(SpecError, match=r"budget\.usd: .* set backend\.prices"):
+                await service.add_run(spec_of(name="new", budget={"usd": 1}), WORDS)
+
+
+class TestDevices:
+    async def test_they_wait_and_go_on_over_http(self) -> None:
+        model = Model(fails=REVOKED, hits=lambda query: len(model.answered) >= 4)
+        backend = ScriptedBackend(gate=model.gate)
+        async with (
+            asyncio.timeout(20),
+            LoopbackFederation(spec_of(), WORDS, backend=backend) as federation,
+            federation.client(TRAIN) as client,
+        ):
+            working = asyncio.create_task(client.run_forever())
+            await federation.run.ended.wait()
+            assert federation.run.state.reason == "paused: the key was revoked"
+            # Who asks meanwhile is told to wait, not that all is over.
+            headers = {"Authorization": f"Bearer {client._credential}"}
+            async with aiohttp.ClientSession(federation.url) as session:
+                claim = {"num_examples": 5, "wait_s": 0}
+                url = "/v1/assignments/claim"
+                async with session.post(url, json=claim, headers=headers) as response:
+                    assert response.status == 204
+                    assert "Retry-After" in response.headers
+                assert not working.done()
+                model.fails = None
+                admin = {"Authorization": "Bearer admin"}
+                async with session.post("/v1/runs/run/resume", headers=admin) as response:
+                    assert (await response.json())["status"] == "running"
+                async with session.post("/v1/runs/run/resume", headers=admin) as response:
+                    assert (await response.json())["code"] == "run_conflict"
+            await working
+            result = federation.run.result()
+            assert result.status == "completed"
+            assert result.spent == Usage(queries=12, requests=12, prompt_tokens=24)
+
+    async def test_a_call_may_take_longer_than_the_deadline(self) -> None:
+        model = Model(held=asyncio.Event())
+        clock = ManualClock()
+        service = Service(
+            store=MemoryStore(),
+            clock=clock,
+            authority=Authority(enrolment_tokens=[TOKEN]),
+            backend=ScriptedBackend(gate=model.gate),
+        )
+        await service.start()
+        participation = {"exchange": "losses", "deadline_s": 1}
+        run = await service.add_run(spec_of(rounds=1, participation=participation), WORDS)
+        transport = Hasty(service)
+        async with (
+            asyncio.timeout(20),
+            EdgeClient("memory:", token=TOKEN, data=TRAIN, transport=transport) as client,
+        ):
+            working = asyncio.create_task(client.run_forever())
+            await until(lambda: run.state.seats and run.state.seats[0].sent.requests)
+            for _ in range(4):
+                clock.advance(0.9)
+                renewed = clock.now() + 1
+                while run.state.seats[0].due != renewed:
+                    await asyncio.sleep(0.01)
+                await service.tick()
+            assert model.held is not None
+            model.held.set()
+            await working
+        assert run.state.status == "completed"
+        assert run.state.account.spent == Usage(queries=4, requests=4, prompt_tokens=8)
+        await service.stop()
+
+
+class Hasty(MemoryTransport):
+    """Tells the client of shorter deadlines, so that it renews soon."""
+
+    async def claim(self, credential: str, message: Claim) -> Any:
+        work = await super().claim(credential, message)
+        if isinstance(work, LossesAssignment):
+            return work.model_copy(update={"deadline_s": 0.04})
+        return work
+
+
+@pytest.mark.parametrize("cap", [{"queries": 1}, {"requests": 1}, {"tokens": 3}])
+async def test_a_cap_that_pays_for_no_work_ends_the_run_at_once(cap: Mapping[str, int]) -> None:
+    backend = ScriptedBackend()
+    async with serving(backend) as service:
+        run = await service.add_run(spec_of(budget=cap), WORDS)
+        device = await device_of(service)
+        with pytest.raises(ProblemError, match="run_ended"):
+            await device.claim()
+        assert run.state.status == "budget_exhausted"
+        assert backend.asked == []

@@ -1,0 +1,246 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from decimal import Decimal
+from typing import Any
+
+import pytest
+import structlog
+
+from fedone_sdk.backends.base import Answer, LLMBackend, Query
+from fedone_sdk.backends.wrappers.budgeted import BudgetedBackend
+from fedone_sdk.budget import NOTHING, Budget, BudgetGuard, Lease, Usage
+from fedone_sdk.budget.prices import FREE, Price
+from fedone_sdk.errors import (
+    BackendBlocked,
+    BackendError,
+    BackendUnavailable,
+    BudgetExhausted,
+)
+from fedone_sdk.task import Part
+
+PRICE = Price(prompt=Decimal("2.50"), completion=Decimal("10.00"), request=Decimal("0.001"))
+PER_REQUEST = Price(prompt=Decimal(0), completion=Decimal(0), request=Decimal(1))
+QUOTE = Usage(queries=1, requests=1, prompt_tokens=400, completion_tokens=2)
+USED = Usage(requests=1, prompt_tokens=300, completion_tokens=1)
+ALL = frozenset({"queries", "requests", "tokens", "prompt_tokens", "completion_tokens"})
+
+
+class Model(LLMBackend):
+    """Uses `usage`, or ends as `ending` says."""
+
+    bounds = ALL
+
+    def __init__(self, usage: Usage = USED, ending: Callable[[], Any] | None = None) -> None:
+        self.usage, self.ending = usage, ending
+        self.sent = 0
+
+    @property
+    def fingerprint(self) -> str:
+        return "model:1"
+
+    async def score(self, query: Query) -> Answer:
+        self.sent += 1
+        if self.ending is not None:
+            ended = self.ending()
+            if asyncio.iscoroutine(ended):
+                await ended
+        return Answer(log_probs=((-1.0,),), usage=self.usage)
+
+    def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
+        return Usage(queries=1, requests=1, prompt_tokens=400 * batch_size, completion_tokens=2)
+
+
+def failing(error: BaseException) -> Callable[[], Any]:
+    def ending() -> None:
+        raise error
+
+    return ending
+
+
+def ask(payer: BudgetGuard | None = None) -> Query:
+    return Query(inputs=((Part("field", "a"),),), label_words=(" b",), payer=payer)
+
+
+def guard_of(**caps: Any) -> BudgetGuard:
+    return BudgetGuard(Budget.model_validate(caps) if caps else None, name="run")
+
+
+def usd(usage: Usage) -> Decimal:
+    tokens = usage.prompt_tokens * PRICE.prompt + usage.completion_tokens * PRICE.completion
+    return tokens / 10**6 + usage.requests * PRICE.request
+
+
+def priced(usage: Usage) -> Usage:
+    return usage.model_copy(update={"usd": usd(usage)})
+
+
+async def test_quotes_have_their_money() -> None:
+    backend = BudgetedBackend(Model(), price=PRICE)
+    assert backend.metered
+    assert await backend.quote(ask()) == priced(QUOTE)
+    assert backend.worst_case(3).usd == Decimal("0.00402")  # (1200 * 2.5 + 2 * 10) / 1e6 + 0.001
+    assert isinstance(backend.worst_case(3).usd, Decimal)
+
+
+async def test_guard_and_payer_both_pay_what_was_used() -> None:
+    guard, payer = guard_of(requests=5), guard_of(usd=1)
+    answer = await BudgetedBackend(Model(), price=PRICE, guard=guard).score(ask(payer))
+    assert answer.usage == priced(USED)
+    for one in (guard, payer):
+        account = await one.account()
+        assert account.spent == priced(USED)
+        assert not account.leases
+
+
+async def test_a_guard_that_is_the_payer_pays_once() -> None:
+    guard = guard_of(requests=1)
+    await BudgetedBackend(Model(), guard=guard).score(ask(guard))
+    assert (await guard.account()).spent.requests == 1
+
+
+async def test_the_worst_case_is_held_while_the_request_is_under_way() -> None:
+    payer = guard_of(usd=1)
+    seen: list[Usage] = []
+
+    async def look() -> None:
+        seen.append((await payer.account()).leased)
+
+    await BudgetedBackend(Model(ending=look), price=PRICE).score(ask(payer))
+    # No queries: they are counted by who asks.
+    assert seen == [priced(QUOTE).without_queries()]
+
+
+@pytest.mark.parametrize("short", ["guard", "payer"])
+async def test_what_does_not_fit_is_not_sent_and_costs_nothing(short: str) -> None:
+    model = Model()
+    tight, wide = guard_of(usd="0.00201"), guard_of(usd=1)  # it takes 0.00202
+    guard, payer = (tight, wide) if short == "guard" else (wide, tight)
+    with pytest.raises(BudgetExhausted, match="usd"):
+        await BudgetedBackend(model, price=PRICE, guard=guard).score(ask(payer))
+    assert model.sent == 0
+    assert (await guard.account()).held == NOTHING
+    assert (await payer.account()).held == NOTHING
+
+
+async def test_a_cancelled_second_reservation_gives_the_first_back() -> None:
+    class Slow(BudgetGuard):
+        @asynccontextmanager
+        async def reserve(self, worst: Usage) -> AsyncIterator[Lease]:
+            await asyncio.sleep(3600)
+            yield Lease("never", worst)
+
+    model, guard = Model(), guard_of(requests=1)
+    backend = BudgetedBackend(model, guard=guard)
+    task = asyncio.create_task(backend.score(ask(Slow(None))))
+    await asyncio.sleep(0)
+    assert (await guard.account()).leased.requests == 1
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (await guard.account()).held == NOTHING
+    assert model.sent == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "charged"),
+    [
+        (BackendUnavailable("429", usage=Usage(requests=1)), priced(Usage(requests=1))),
+        (BackendBlocked("never sent", usage=NOTHING), NOTHING),
+        (BackendUnavailable("timed out"), priced(QUOTE).without_queries()),
+        (BackendError("refused", usage=USED), priced(USED)),
+        (RuntimeError("a bug"), priced(QUOTE).without_queries()),
+    ],
+    ids=["known", "nothing", "unknown", "refused", "bug"],
+)
+async def test_a_failure_costs_what_is_known_of_it_and_else_everything(
+    error: Exception, charged: Usage
+) -> None:
+    payer = guard_of()
+    with pytest.raises(type(error)):
+        await BudgetedBackend(Model(ending=failing(error)), price=PRICE).score(ask(payer))
+    assert (await payer.account()).held == charged
+
+
+async def test_a_cancelled_request_is_charged_in_full() -> None:
+    payer, model = guard_of(), Model(ending=lambda: asyncio.sleep(3600))
+    task = asyncio.create_task(BudgetedBackend(model, price=PRICE).score(ask(payer)))
+    while not model.sent:
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    account = await payer.account()
+    assert account.spent == priced(QUOTE).without_queries()
+    assert not account.leases
+
+
+async def test_a_bill_above_the_quote_is_charged_and_logged() -> None:
+    more = Usage(requests=1, prompt_tokens=500, completion_tokens=2)
+    payer = guard_of(usd="0.00202")
+    with structlog.testing.capture_logs() as logs:
+        answer = await BudgetedBackend(Model(more), price=PRICE).score(ask(payer))
+    assert answer.usage == priced(more)
+    assert (await payer.account()).spent == priced(more)  # above the cap, as it is in truth
+    (entry,) = logs
+    assert entry["log_level"] == "warning"
+    assert entry["beyond"]["prompt_tokens"] == 100
+    assert Decimal(entry["beyond"]["usd"]) == Decimal("0.00025")
+
+
+async def test_a_bill_within_the_quote_is_not_logged() -> None:
+    with structlog.testing.capture_logs() as logs:
+        await BudgetedBackend(Model(QUOTE.without_queries()), price=PRICE).score(ask(guard_of()))
+    assert logs == []
+
+
+async def test_without_a_price_the_models_own_money_is_kept() -> None:
+    told = USED.model_copy(update={"usd": Decimal("0.01")})
+    payer = guard_of()
+    with structlog.testing.capture_logs():
+        answer = await BudgetedBackend(Model(told)).score(ask(payer))
+    assert answer.usage.usd == Decimal("0.01")
+    assert (await payer.account()).spent == told
+
+
+async def test_no_payer_no_reservation() -> None:
+    assert (await BudgetedBackend(Model(), price=FREE).score(ask())).usage == USED
+
+
+@pytest.mark.parametrize(
+    ("inner", "price", "bounded"),
+    [
+        (ALL, PRICE, True),
+        (ALL, FREE, True),
+        (ALL, None, False),
+        (ALL | {"usd"}, None, True),  # a gateway knows its own prices
+        ({"queries", "requests"}, FREE, True),
+        # Tokens cost money, but nobody says how many there may be.
+        ({"queries", "requests"}, PRICE, False),
+        ({"queries", "requests", "usd"}, PRICE, False),
+        ({"queries", "requests"}, PER_REQUEST, True),
+    ],
+)
+def test_money_is_bounded_where_all_that_costs_money_is(
+    inner: set[str], price: Price | None, bounded: bool
+) -> None:
+    model = Model()
+    model.bounds = frozenset(inner)
+    bounds = BudgetedBackend(model, price=price).bounds
+    assert ("usd" in bounds) == bounded
+    assert bounds - {"usd"} == inner - {"usd"}
+
+
+async def test_two_hundred_callers_never_pass_the_cap() -> None:
+    model = Model(ending=lambda: asyncio.sleep(0))
+    payer = guard_of(usd="0.05")
+    backend = BudgetedBackend(model, price=PRICE)
+    found = await asyncio.gather(
+        *(backend.score(ask(payer)) for _ in range(200)), return_exceptions=True
+    )
+    answers = [answer for answer in found if isinstance(answer, Answer)]
+    assert sum(isinstance(error, BudgetExhausted) for error in found) == 200 - len(answers)
+    assert model.sent == len(answers) == 24  # 24 * 0.00202 = 0.04848, one more is above 0.05
+    assert (await payer.account()).spent.usd == 24 * usd(USED) <= Decimal("0.05")

@@ -1,0 +1,396 @@
+from __future__ import annotations
+
+import asyncio
+import functools
+import selectors
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+import structlog
+
+from fedone_sdk.backends.base import Answer, LLMBackend, Query
+from fedone_sdk.backends.wrappers.budgeted import BudgetedBackend
+from fedone_sdk.backends.wrappers.rate_limit import RateLimitedBackend
+from fedone_sdk.backends.wrappers.retry import RetryingBackend
+from fedone_sdk.budget import Budget, BudgetGuard, Usage
+from fedone_sdk.errors import (
+    BackendBlocked,
+    BackendError,
+    BackendUnavailable,
+    BudgetExhausted,
+)
+from fedone_sdk.task import Part
+
+ONE = Usage(requests=1)
+
+
+class VirtualTime(asyncio.SelectorEventLoop):
+    """An event loop that jumps over every wait, and fails where it would wait for ever."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        super().__init__(_Jumping(self))
+
+    def time(self) -> float:
+        return self.now
+
+
+class _Jumping(selectors.SelectSelector):
+    def __init__(self, loop: VirtualTime) -> None:
+        super().__init__()
+        self.loop = loop
+
+    def select(self, timeout: float | None = None) -> Any:
+        if timeout is None:
+            raise RuntimeError("everybody waits, and nothing will ever happen")
+        self.loop.now += timeout
+        return super().select(0)
+
+
+def on_virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        with asyncio.Runner(loop_factory=VirtualTime) as runner:
+            runner.run(test(*args, **kwargs))
+
+    return run
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time() - 1000.0
+
+
+class Model(LLMBackend):
+    """Ends each request as `ending` says; takes `takes_s` for it."""
+
+    def __init__(self, ending: Callable[[int], BaseException | None] = lambda number: None) -> None:
+        self.ending = ending
+        self.takes_s = 0.0
+        self.sent: list[float] = []
+
+    @property
+    def fingerprint(self) -> str:
+        return "model:1"
+
+    async def score(self, query: Query) -> Answer:
+        self.sent.append(now())
+        number = len(self.sent)
+        await asyncio.sleep(self.takes_s)
+        if (error := self.ending(number)) is not None:
+            raise error
+        return Answer(log_probs=((-1.0,),), usage=ONE)
+
+
+def down(number: int) -> Exception:
+    return BackendUnavailable("503 from the model", usage=ONE)
+
+
+def revoked(number: int) -> Exception:
+    return BackendBlocked("the key was revoked: set OPENAI_API_KEY", usage=ONE)
+
+
+def down_until(last: int) -> Callable[[int], Exception | None]:
+    return lambda number: down(number) if number <= last else None
+
+
+def ask(payer: BudgetGuard | None = None) -> Query:
+    return Query(inputs=((Part("field", "a"),),), label_words=(" b",), payer=payer)
+
+
+def many(backend: LLMBackend, count: int) -> list[asyncio.Task[Answer]]:
+    return [asyncio.create_task(backend.score(ask())) for _ in range(count)]
+
+
+async def outcomes(tasks: list[asyncio.Task[Answer]]) -> list[Answer | BaseException]:
+    return await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@on_virtual_time
+async def test_what_is_unavailable_is_asked_again() -> None:
+    model = Model(down_until(3))
+    answer = await RetryingBackend(model, attempts=4).score(ask())
+    assert answer.usage == ONE
+    assert len(model.sent) == 4
+
+
+@on_virtual_time
+async def test_the_last_error_is_the_callers() -> None:
+    model = Model(lambda number: BackendUnavailable(f"failure {number}"))
+    with pytest.raises(BackendUnavailable, match="failure 3"):
+        await RetryingBackend(model, attempts=3).score(ask())
+    assert len(model.sent) == 3
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        BackendError("400: too long", usage=ONE),
+        BackendBlocked("401: set OPENAI_API_KEY"),
+        BudgetExhausted("no money"),
+        RuntimeError("a bug"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+@on_virtual_time
+async def test_nothing_else_is_asked_again(error: Exception) -> None:
+    model = Model(lambda number: error)
+    with pytest.raises(type(error)) as excinfo:
+        await RetryingBackend(model).score(ask())
+    assert excinfo.value is error
+    assert len(model.sent) == 1
+
+
+@on_virtual_time
+async def test_waits_are_random_and_their_bound_doubles_up_to_the_cap() -> None:
+    waits: list[list[float]] = [[] for _ in range(6)]
+    for _ in range(150):
+        model = Model(down)
+        with pytest.raises(BackendUnavailable):
+            await RetryingBackend(model, attempts=7, max_wait_s=4, breaker_failures=99).score(ask())
+        for number, at in enumerate(model.sent[1:]):
+            waits[number].append(at - model.sent[number])
+    for bound, found in zip([0.5, 1, 2, 4, 4, 4], waits, strict=True):
+        assert 0 <= min(found) < 0.2 * bound  # full jitter: also hardly at all
+        assert 0.8 * bound < max(found) <= bound + 1e-6
+
+
+@on_virtual_time
+async def test_the_provider_is_waited_for_as_it_asks() -> None:
+    model = Model(
+        lambda number: BackendUnavailable("429", retry_after_s=20) if number == 1 else None
+    )
+    await RetryingBackend(model, max_wait_s=60).score(ask())
+    assert 20 <= model.sent[1] <= 20.5
+
+
+@on_virtual_time
+async def test_but_no_longer_than_max_wait() -> None:
+    model = Model(
+        lambda number: BackendUnavailable("429", retry_after_s=3600) if number == 1 else None
+    )
+    await RetryingBackend(model, max_wait_s=9).score(ask())
+    assert model.sent[1] == pytest.approx(9)
+
+
+@on_virtual_time
+async def test_every_attempt_is_paid_for() -> None:
+    payer = BudgetGuard(Budget(requests=3))
+    model = Model(down)
+    backend = RetryingBackend(BudgetedBackend(model), attempts=9)
+    with pytest.raises(BudgetExhausted):
+        await backend.score(ask(payer))
+    assert len(model.sent) == 3
+    assert (await payer.account()).spent == Usage(requests=3)
+
+
+@on_virtual_time
+async def test_failures_in_a_row_open_the_breaker_for_all() -> None:
+    model = Model(down)
+    backend = RetryingBackend(model, attempts=50, breaker_failures=10, max_wait_s=8)
+    with structlog.testing.capture_logs() as logs:
+        found = await outcomes(many(backend, 7))
+    assert len(model.sent) == 10  # those who waited for their next attempt sent nothing more
+    assert all(isinstance(error, BackendBlocked) for error in found)
+    assert {str(error) for error in found} == {
+        "model:1 failed 10 times in a row, last: 503 from the model"
+    }
+    # One is told what its own last attempt cost; the others sent nothing.
+    assert sorted(error.usage.requests for error in found) == [0] * 6 + [1]  # type: ignore[union-attr]
+    assert [entry["log_level"] for entry in logs].count("warning") == 1
+    with pytest.raises(BackendBlocked, match="10 times"):
+        await backend.score(ask())
+    assert len(model.sent) == 10
+
+
+@on_virtual_time
+async def test_a_success_starts_the_count_anew() -> None:
+    model = Model(lambda number: down(number) if number % 5 else None)
+    backend = RetryingBackend(model, attempts=5, breaker_failures=5)
+    for _ in range(6):
+        await backend.score(ask())
+    assert len(model.sent) == 30
+
+
+@on_virtual_time
+async def test_a_revoked_key_stops_those_who_wait_for_a_retry() -> None:
+    model = Model(lambda number: down(number) if number <= 4 else revoked(number))
+    backend = RetryingBackend(model, attempts=50)
+    found = await outcomes(many(backend, 5))
+    assert all("revoked" in str(error) for error in found)
+    assert all(isinstance(error, BackendBlocked) for error in found)
+    assert len(model.sent) == 5
+    assert now() == 0  # nobody waited for the end of its pause
+
+
+@pytest.mark.parametrize("ending", [revoked, down])
+@on_virtual_time
+async def test_two_hundred_callers_send_no_more_than_those_under_way(
+    ending: Callable[[int], Exception],
+) -> None:
+    model = Model(ending)
+    model.takes_s = 0.1
+    payer = BudgetGuard(None)
+    limited = RateLimitedBackend(BudgetedBackend(model, guard=payer), concurrency=8)
+    backend = RetryingBackend(limited, breaker_failures=8)
+    found = await outcomes(many(backend, 200))
+    assert all(isinstance(error, BackendBlocked) for error in found)
+    assert len({str(error) for error in found}) == 1
+    assert len(model.sent) == 8
+    assert (await payer.account()).held == Usage(requests=8)
+
+
+@on_virtual_time
+async def test_after_a_pause_one_tries_and_the_others_wait_for_it() -> None:
+    model = Model(down)
+    backend = RetryingBackend(model, attempts=9, breaker_failures=3, max_wait_s=30)
+    with pytest.raises(BackendBlocked):
+        await backend.score(ask())
+    start = now()
+    await asyncio.sleep(29)
+    with pytest.raises(BackendBlocked, match="3 times"):
+        await backend.score(ask())
+    await asyncio.sleep(1)
+    model.takes_s = 2
+    found = await outcomes(many(backend, 20))  # still down: one request more
+    assert {str(error) for error in found} == {
+        "model:1 failed 4 times in a row, last: 503 from the model"
+    }
+    assert model.sent[3:] == [pytest.approx(start + 30)]
+    await asyncio.sleep(30)
+    model.ending = lambda number: None
+    tasks = many(backend, 20)
+    await asyncio.sleep(1)
+    assert len(model.sent) == 5  # one is under way
+    found = await outcomes(tasks)
+    assert all(isinstance(answer, Answer) for answer in found)
+    assert len(model.sent) == 24
+
+
+@on_virtual_time
+async def test_reset_spares_the_pause() -> None:
+    model = Model(revoked)
+    backend = RetryingBackend(model)
+    with pytest.raises(BackendBlocked):
+        await backend.score(ask())
+    backend.reset()
+    found = await outcomes(many(backend, 10))  # nothing was changed: one request finds that out
+    assert all(isinstance(error, BackendBlocked) for error in found)
+    assert len(model.sent) == 2
+    model.ending = lambda number: None
+    backend.reset()
+    assert all(isinstance(answer, Answer) for answer in await outcomes(many(backend, 10)))
+    assert len(model.sent) == 12
+
+
+@on_virtual_time
+async def test_reset_of_a_closed_breaker_changes_nothing() -> None:
+    model = Model(down_until(2))
+    backend = RetryingBackend(model)
+    backend.reset()
+    await backend.score(ask())
+    assert len(model.sent) == 3
+
+
+@on_virtual_time
+async def test_after_a_block_a_passing_failure_is_retried_as_ever() -> None:
+    model = Model(lambda number: revoked(number) if number == 3 else down_until(5)(number))
+    backend = RetryingBackend(model, breaker_failures=3)
+    with pytest.raises(BackendBlocked, match="revoked"):
+        await backend.score(ask())
+    backend.reset()
+    assert (await backend.score(ask())).usage == ONE  # the count begins anew
+    assert len(model.sent) == 6
+
+
+@on_virtual_time
+async def test_who_waits_for_a_try_and_is_cancelled_does_not_end_it() -> None:
+    model = Model(revoked)
+    backend = RetryingBackend(model)
+    with pytest.raises(BackendBlocked):
+        await backend.score(ask())
+    backend.reset()
+    model.ending = lambda number: None
+    model.takes_s = 1
+    first, second, third = many(backend, 3)
+    await asyncio.sleep(0.5)
+    second.cancel()
+    assert (await first).usage == ONE
+    assert (await third).usage == ONE
+    assert second.cancelled()
+    assert len(model.sent) == 3
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [BackendError("400: too long"), BudgetExhausted("no money"), asyncio.CancelledError()],
+    ids=lambda error: type(error).__name__,
+)
+@on_virtual_time
+async def test_a_try_that_says_nothing_of_the_model_leaves_it_to_the_next(
+    ending: BaseException,
+) -> None:
+    model = Model(revoked)
+    backend = RetryingBackend(model)
+    with pytest.raises(BackendBlocked):
+        await backend.score(ask())
+    backend.reset()
+    model.takes_s = 1
+    model.ending = lambda number: ending if number == 2 else None
+    first, *others = many(backend, 5)
+    await asyncio.sleep(0.5)
+    assert len(model.sent) == 2
+    if isinstance(ending, asyncio.CancelledError):
+        first.cancel()
+    with pytest.raises(type(ending)):
+        await first
+    assert all(isinstance(answer, Answer) for answer in await outcomes(others))
+
+
+@on_virtual_time
+async def test_what_was_sent_before_the_breaker_opened_does_not_move_it() -> None:
+    model = Model()
+    gates = [asyncio.get_running_loop().create_future() for _ in range(4)]
+
+    class Slow(Model):
+        async def score(self, query: Query) -> Answer:
+            number = len(self.sent)
+            self.sent.append(now())
+            await gates[number]
+            return Answer(log_probs=((-1.0,),), usage=ONE)
+
+    model = Slow()
+    backend = RetryingBackend(model, breaker_failures=1)
+    late, later, broken = many(backend, 3)
+    await asyncio.sleep(0)
+    gates[2].set_exception(revoked(3))
+    with pytest.raises(BackendBlocked, match="revoked"):
+        await broken
+    gates[0].set_result(None)  # a key that was good a moment ago says nothing of now
+    assert (await late).usage == ONE
+    with pytest.raises(BackendBlocked, match="revoked"):
+        await backend.score(ask())
+    gates[1].set_exception(down(2))
+    with pytest.raises(BackendBlocked, match="revoked"):
+        await later
+    assert len(model.sent) == 3
+
+
+@on_virtual_time
+async def test_a_cancelled_caller_leaves_its_pause() -> None:
+    model = Model(down_until(1))
+    backend = RetryingBackend(model)
+    task = asyncio.create_task(backend.score(ask()))
+    while not backend._pauses:
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not backend._pauses
+    assert (await backend.score(ask())).usage == ONE
+
+
+def test_impossible_settings() -> None:
+    for settings in ({"attempts": 0}, {"breaker_failures": 0}):
+        with pytest.raises(ValueError, match="at least 1"):
+            RetryingBackend(Model(), **settings)

@@ -1,0 +1,103 @@
+"""The purse: what a call may spend is set aside before, and nothing of it is lost or used twice."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from fedone_sdk.aggregator.purse import Purse
+from fedone_sdk.budget import NOTHING, Usage
+from fedone_sdk.errors import BudgetExhausted, ProblemError
+
+ONE = Usage(requests=1, prompt_tokens=10)
+
+
+class Run:
+    """Grants so much more, and counts it."""
+
+    def __init__(self, most: int = 100) -> None:
+        self.most = most
+        self.asked = NOTHING
+
+    async def more(self, worst: Usage) -> None:
+        await asyncio.sleep(0)
+        if (self.asked + worst).requests > self.most:
+            raise ProblemError("lease_exhausted", "no more requests")
+        self.asked += worst
+
+
+async def test_what_is_granted_is_spent_first() -> None:
+    run = Run()
+    purse = Purse("run", ONE * 2, run.more)
+    for _ in range(2):
+        async with purse.reserve(ONE) as lease:
+            lease.settle(ONE)
+    assert (purse.spent, run.asked) == (ONE * 2, NOTHING)
+    async with purse.reserve(ONE):
+        assert run.asked == ONE
+    assert purse.granted == purse.spent == ONE * 3  # how the last one ended is not known
+
+
+async def test_what_is_given_back_pays_for_the_next() -> None:
+    run = Run()
+    purse = Purse("run", ONE, run.more)
+    async with purse.reserve(ONE) as lease:
+        lease.settle(Usage(requests=1))
+    async with purse.reserve(ONE) as lease:
+        assert run.asked == Usage(requests=1)  # the tokens were left over
+        lease.release()
+    assert purse.spent == Usage(requests=1)
+
+
+async def test_nobody_counts_on_what_another_waits_for() -> None:
+    run = Run(most=3)
+    purse = Purse("run", NOTHING, run.more)
+    under_way: list[int] = []
+
+    async def ask(number: int) -> None:
+        async with purse.reserve(ONE):
+            under_way.append(number)
+
+    results = await asyncio.gather(*map(ask, range(5)), return_exceptions=True)
+    assert under_way == [0, 1, 2]
+    assert [type(result) for result in results] == [type(None)] * 3 + [BudgetExhausted] * 2
+    assert purse.granted == purse.spent == run.asked == ONE * 3
+
+
+async def test_a_refusal_is_remembered_and_costs_nothing() -> None:
+    purse = Purse("run", ONE, Run(most=0).more)
+    async with purse.reserve(ONE) as first:
+        with pytest.raises(BudgetExhausted, match="no more requests"):
+            async with purse.reserve(ONE):
+                pytest.fail("it was not paid for")
+        first.settle(ONE)
+    assert purse.refusal is not None
+    assert purse.refusal.code == "lease_exhausted"
+    assert purse.granted == purse.spent == ONE
+
+
+@pytest.mark.parametrize("failure", [asyncio.CancelledError, ZeroDivisionError])
+async def test_a_failure_to_ask_for_more_leaves_no_reservation(
+    failure: type[BaseException],
+) -> None:
+    async def more(worst: Usage) -> None:
+        raise failure
+
+    purse = Purse("run", NOTHING, more)
+    with pytest.raises(failure):
+        async with purse.reserve(ONE):
+            pytest.fail("it was not paid for")
+    assert purse.granted == purse.spent == NOTHING
+    assert purse.refusal is None
+
+
+async def test_a_provider_that_counts_more_is_paid_before_the_next_request() -> None:
+    run = Run()
+    purse = Purse("run", ONE * 2, run.more)
+    async with purse.reserve(ONE) as lease:
+        lease.settle(Usage(requests=1, prompt_tokens=25))
+    assert purse.spent.prompt_tokens == 25
+    async with purse.reserve(ONE) as lease:
+        lease.settle(ONE)
+    assert run.asked == Usage(prompt_tokens=15)
