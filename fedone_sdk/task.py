@@ -14,6 +14,7 @@ from fedone_sdk.errors import DataError, SpecError
 __all__ = [
     "Example",
     "GLUE_TASKS",
+    "LOG_ZERO",
     "LogProbs",
     "Loss",
     "Part",
@@ -23,6 +24,7 @@ __all__ = [
     "example_loss",
     "glue_task",
     "label_loss",
+    "predicted",
     "references_of",
     "render",
     "target_of",
@@ -35,6 +37,9 @@ LogProbs = Sequence[float]
 """Log-probabilities in nats, one per label word, in the task's label order."""
 
 Loss = Literal["cross_entropy", "hinge", "zero_one", "nll", "score"]
+
+LOG_ZERO = -1000.0
+"""Stands for the logarithm of probability zero: a label that the model did not write."""
 
 ScoreFunction = Callable[[str, Example], float]
 """A user's own ``score(generated, example)``, from 0 (useless) to 1 (perfect)."""
@@ -225,6 +230,12 @@ def references_of(task: TaskSpec, examples: Iterable[Example]) -> tuple[str, ...
     return tuple(str(target_of(task, example)) for example in examples)
 
 
+def predicted(log_probs: LogProbs) -> int:
+    """The index of the likeliest label, the first of several; -1 where the model wrote none."""
+    highest = max(log_probs)
+    return -1 if highest <= LOG_ZERO else list(log_probs).index(highest)
+
+
 def label_loss(task: TaskSpec, log_probs: LogProbs, target: int) -> float:
     """The training loss of one example.
 
@@ -237,11 +248,11 @@ def label_loss(task: TaskSpec, log_probs: LogProbs, target: int) -> float:
         ``cross_entropy``: nats, over the label words only (their log-probs are renormalised, as
         the paper's code does by a softmax over the label logits). ``hinge``: the sum over the
         other labels of ``max(0, 1 - (log p_target - log p_other))``, divided by the label count
-        (torch's ``MultiMarginLoss``). ``zero_one``: 0.0 where the first of the likeliest labels
-        is the true one, else 1.0.
+        (torch's ``MultiMarginLoss``). ``zero_one``: 0.0 where `predicted` is the true label, else
+        1.0.
     """
     if task.loss == "zero_one":
-        return float(list(log_probs).index(max(log_probs)) != target)
+        return float(predicted(log_probs) != target)
     if task.loss == "hinge":
         others = (value for index, value in enumerate(log_probs) if index != target)
         return sum(max(0.0, 1.0 - log_probs[target] + value) for value in others) / len(log_probs)

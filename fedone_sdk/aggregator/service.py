@@ -34,7 +34,7 @@ from fedone_sdk.aggregator.run import Listener, ServedRun
 from fedone_sdk.aggregator.state import Seat
 from fedone_sdk.aggregator.throttle import Throttle
 from fedone_sdk.algorithms import load_memory
-from fedone_sdk.backends import LLMBackend, want_of
+from fedone_sdk.backends import LLMBackend, query_for, want_of
 from fedone_sdk.backends.wrappers import BudgetedBackend
 from fedone_sdk.clock import Clock
 from fedone_sdk.errors import BackendError, BackendUnavailable, ProblemError, SpecError
@@ -229,6 +229,9 @@ class Service:
             raise SpecError(
                 "gateway.generated_text: must be true for loss score, whose texts leave the gateway"
             )
+        # What the template has that the model cannot take is seen here, and not query by query.
+        nothing = dict.fromkeys(spec.task.fields, "")
+        await backend.quote(query_for(spec.task, "", [nothing], backend=backend, references=["a"]))
         machine.worst_query = backend.worst_case(spec.method.batch_size, spec.task.max_written)
         machine.gateway_model = backend.fingerprint
 

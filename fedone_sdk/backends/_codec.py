@@ -106,7 +106,7 @@ def dump_error(error: BaseException) -> dict[str, object]:
     if isinstance(error, BackendUnavailable):
         found["retry_after_s"] = error.retry_after_s
     if isinstance(error, LabelWordError):
-        found["word"], found["tokens"] = error.word, error.tokens
+        found |= {"word": error.word, "tokens": error.tokens, "way_out": error.way_out}
     return found
 
 
@@ -121,7 +121,7 @@ def load_error(found: dict[str, Any]) -> BackendError | None:
         return None
     usage = None if found["usage"] is None else Usage.model_validate(found["usage"])
     if name == "LabelWordError":
-        error = LabelWordError(found["word"], found["tokens"])
+        error = LabelWordError(found["word"], found["tokens"], found["way_out"])
         error.usage = usage
         return error
     if name == "BackendUnavailable":

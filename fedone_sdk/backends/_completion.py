@@ -170,17 +170,19 @@ def label_log_probs(
 
 
 def chosen_label(written: str, words: Sequence[str]) -> tuple[float, ...] | None:
-    """0.0 at the label word that was written; None where it is none."""
+    """0.0 at the label word that was written, at none where it is another; None for nothing."""
     try:
         found = json.loads(written)
     except ValueError:
         found = None
     text = str(found.get("label")) if isinstance(found, dict) else written
     spelling = _spelling(text).strip()
+    if not spelling:
+        return None
     for answer in (spelling, spelling.strip("\"'`*.!")):
         if answer in words:
             return tuple(0.0 if word == answer else LOG_ZERO for word in words)
-    return None
+    return (LOG_ZERO,) * len(words)
 
 
 def _float32(value: float) -> float:

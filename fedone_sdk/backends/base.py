@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Literal, Self
 
 from fedone_sdk.budget import Payer, Usage
-from fedone_sdk.task import Rendered
+from fedone_sdk.task import LOG_ZERO, Rendered
 
 __all__ = ["Answer", "LLMBackend", "LOG_ZERO", "Query", "RateLimits", "Want"]
 
@@ -16,9 +16,6 @@ Want = Literal["labels", "choice", "reference", "text"]
 """What is asked about each input: the log-probabilities of the label words; which of them the
 model writes (for models without log-probabilities); the log-probability of a reference text; or a
 text."""
-
-LOG_ZERO = -1000.0
-"""Stands for the logarithm of probability zero: a label that the model did not choose."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +63,8 @@ class Answer:
     Attributes:
         log_probs: Per input its natural log-probabilities, or None where this input failed
             (refused, filtered). ``labels``: C of them, over the whole vocabulary of the model;
-            ``choice``: 0.0 for the label that the model wrote, `LOG_ZERO` for the others;
+            ``choice``: 0.0 for the label that the model wrote, `LOG_ZERO` for the others, and for
+            all of them where it wrote something else;
             ``reference``: one, of the whole reference text; ``text``: an empty tuple.
         usage: What was really spent; its ``queries`` stay 0, they are counted by who asks.
         cached: Whether the answer was known already and the model was not asked.

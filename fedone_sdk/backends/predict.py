@@ -17,6 +17,7 @@ from fedone_sdk.task import (
     ScoreFunction,
     TaskSpec,
     example_loss,
+    predicted,
     references_of,
     target_of,
 )
@@ -88,7 +89,7 @@ class Prediction:
             target = target_of(self.task, example)
             assert not isinstance(row, str)
             assert isinstance(target, int)
-            predictions.append(list(row).index(max(row)))
+            predictions.append(predicted(row))
             targets.append(target)
         return evaluate(self.task.metric, predictions, targets)
 

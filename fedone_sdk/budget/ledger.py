@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import closing, contextmanager
@@ -15,15 +14,13 @@ from threading import Lock, Thread
 from typing import Any, Protocol, TypeVar
 
 from fedone_sdk.budget.account import Account
+from fedone_sdk.budget.sqlite import PATIENCE_S, use_wal
 from fedone_sdk.budget.usage import NOTHING, Budget, Usage
 from fedone_sdk.errors import UnknownLease
 
 __all__ = ["Ledger", "MemoryLedger", "SqliteLedger"]
 
 T = TypeVar("T")
-
-_PATIENCE_S = 60.0
-"""How long a transaction waits for those of others."""
 
 _EXACT = Context(prec=200)
 """Wide enough that a sum, less one of its parts, is the sum of the others to the last digit."""
@@ -205,27 +202,14 @@ def _make(call: Callable[[Ledger], Any], ledger: Ledger) -> Callable[[Future[Any
 
 
 def _connect(path: str) -> sqlite3.Connection:
-    db = sqlite3.connect(path, timeout=_PATIENCE_S, isolation_level=None)
+    db = sqlite3.connect(path, timeout=PATIENCE_S, isolation_level=None)
     try:
-        _use_wal(db)
+        use_wal(db)
         db.execute("PRAGMA synchronous=FULL")
     except BaseException:
         db.close()
         raise
     return db
-
-
-def _use_wal(db: sqlite3.Connection) -> None:
-    # Unlike all else, the first change to WAL does not wait for others that open the file.
-    give_up = time.monotonic() + _PATIENCE_S
-    while True:
-        try:
-            db.execute("PRAGMA journal_mode=WAL")
-            return
-        except sqlite3.OperationalError:
-            if time.monotonic() > give_up:
-                raise
-            time.sleep(0.01)
 
 
 @contextmanager

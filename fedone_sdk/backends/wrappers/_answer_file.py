@@ -16,6 +16,7 @@ from typing import TypeVar
 from fedone_sdk.backends._codec import dump, dump_answer, load_answer
 from fedone_sdk.backends.base import Answer
 from fedone_sdk.budget import NOTHING, Usage
+from fedone_sdk.budget.sqlite import PATIENCE_S, use_wal
 from fedone_sdk.errors import BackendBlocked, SpecError
 
 __all__ = ["AnswerFile"]
@@ -24,8 +25,6 @@ T = TypeVar("T")
 
 _APPLICATION_ID = 0x46454441  # "FEDA"; tells this file from the SQLite files of others.
 _SCHEMA = 1
-_PATIENCE_S = 60.0
-"""How long a transaction waits for those of other processes."""
 
 
 class AnswerFile:
@@ -128,7 +127,7 @@ def _opened(path: Path) -> sqlite3.Connection:
     # SQLite would make it readable by all; the answers may be generated text.
     os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     # Made here, then used by the worker alone.
-    db = sqlite3.connect(path, timeout=_PATIENCE_S, isolation_level=None, check_same_thread=False)
+    db = sqlite3.connect(path, timeout=PATIENCE_S, isolation_level=None, check_same_thread=False)
     try:
         _prepare(db, path)
     except BaseException:
@@ -157,7 +156,7 @@ def _prepare(db: sqlite3.Connection, path: Path) -> None:
             source=str(path),
         )
     db.execute("COMMIT")
-    _use_wal(db)
+    use_wal(db)
     (state,) = db.execute("PRAGMA quick_check(1)").fetchone()
     if state != "ok":
         raise sqlite3.DatabaseError(f"it is damaged ({' '.join(state.split())})")
@@ -166,16 +165,3 @@ def _prepare(db: sqlite3.Connection, path: Path) -> None:
 def _number(db: sqlite3.Connection, pragma: str) -> int:
     (value,) = db.execute(f"PRAGMA {pragma}").fetchone()
     return int(value)
-
-
-def _use_wal(db: sqlite3.Connection) -> None:
-    # Unlike all else, the first change to WAL does not wait for others that open the file.
-    give_up = time.monotonic() + _PATIENCE_S
-    while True:
-        try:
-            db.execute("PRAGMA journal_mode=WAL")
-            return
-        except sqlite3.OperationalError:
-            if time.monotonic() > give_up:
-                raise
-            time.sleep(0.01)

@@ -35,7 +35,8 @@ class RetryingBackend(Wrapper):
     One instance serves one event loop at a time.
 
     Args:
-        inner: The backend to ask.
+        inner: The backend to ask. It should be metered, by a `BudgetedBackend`: nobody is charged
+            for failed attempts at one that is not.
         attempts: The most attempts at one request.
         max_wait_s: The longest wait between two attempts, seconds.
         breaker_failures: Failed attempts in a row that open the breaker.

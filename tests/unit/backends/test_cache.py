@@ -408,7 +408,7 @@ class TestFile:
     async def test_a_paid_answer_that_cannot_be_written_is_written_later(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(_answer_file, "_PATIENCE_S", 0.01)
+        monkeypatch.setattr(_answer_file, "PATIENCE_S", 0.01)
         file = tmp_path / "a"
         inner = Oracle()
         async with CachedBackend(inner, file=file) as cached:

@@ -216,7 +216,7 @@ async def test_a_choice_without_a_schema(
     async with FakeOpenAI(model=OneWord(vocabulary)) as server:
         answer = await make(server, log_probs=False, structured=False).score(ask(want="choice"))
     assert "response_format" not in server.received[0].body
-    row = None if index is None else tuple(0.0 if i == index else LOG_ZERO for i in range(2))
+    row = tuple(0.0 if i == index else LOG_ZERO for i in range(2))
     assert answer.log_probs == (row,)
     assert answer.usage.completion_tokens >= 1  # Paid for, whatever it said.
 
@@ -226,13 +226,18 @@ async def test_a_choice_without_a_schema(
     [
         ('{"label": "great"}', 0), ('{"label":"Great"}', 0), ("great", 0), (" Great.", 0),
         ('"great"', 0), ("**great**", 0), ("1", 1), ("null", None), ('{"label": null}', None),
-        ('{"other": "great"}', None), ("", None), ("great film", None), ("[1]", None),
+        ('{"other": "great"}', None), ("great film", None), ("[1]", None),
         ('{"label": "gre', None),
     ],
 )  # fmt: skip
 def test_what_counts_as_a_written_label(written: str, index: int | None) -> None:
-    row = None if index is None else tuple(0.0 if i == index else LOG_ZERO for i in range(2))
+    row = tuple(0.0 if i == index else LOG_ZERO for i in range(2))
     assert chosen_label(written, ["great", "1"]) == row
+
+
+@pytest.mark.parametrize("written", ["", "  ", '{"label": ""}'])
+def test_nothing_written_is_no_answer(written: str) -> None:
+    assert chosen_label(written, ["great", "1"]) is None
 
 
 @pytest.mark.parametrize("api", ["chat", "completions"])
