@@ -675,6 +675,10 @@ class RoundMachine:
 
     @_apply.register
     def _(self, event: PauseAsked, state: RunState, now: float) -> Outcome:
+        if state.paused:  # Whoever resumes it shall know of this, too.
+            told = state.reason or ""
+            more = "" if event.reason in told else f"; {event.reason}"
+            return replace(state, reason=told + more), ()
         if not state.running:
             return state, ()
         state, effects = self._end(state, "stopped", f"paused: {event.reason}", now)
@@ -689,10 +693,8 @@ class RoundMachine:
         if before is None:
             return state, ()
         reason = f"the provider answers with {event.model!r} now, it was {before!r}"
-        reason = f"{reason}; resume the run to accept it"
-        if state.paused:  # Whoever resumes it shall know of this, too.
-            return replace(state, reason=f"{state.reason}; {reason}"), ()
-        return self._apply(PauseAsked(reason=reason), state, now)
+        pause = PauseAsked(reason=f"{reason}; resume the run to accept it")
+        return self._apply(pause, state, now)
 
     # Spending that the server sees
 

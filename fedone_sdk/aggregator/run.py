@@ -187,8 +187,14 @@ class ServedRun:
         await self.apply(Restarted())
         before, now = self._state.model, self.machine.gateway_model
         if before and now and before != now:
-            reason = f"the server's model is {now!r}, the run was scored by {before!r}"
-            await self.apply(PauseAsked(reason=f"{reason}; resume the run to accept it"))
+            reason = (
+                f"the server's model is {now!r}, the run was scored by {before!r}; "
+                "resume the run to accept it"
+            )
+            if reason not in (self._state.reason or ""):
+                # Nobody has seen it yet, so nobody who starts the run again accepts it.
+                await self.apply(PauseAsked(reason=reason))
+                self.broken_off = False
 
     async def apply(self, event: Event) -> tuple[Effect, ...]:
         """Applies an event and whatever follows from it in one transaction.

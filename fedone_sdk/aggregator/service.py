@@ -179,7 +179,7 @@ class Service:
                 run = self._serve(machine, vocabulary)
                 await run.create()
                 self.runs[run.run_id] = run
-            elif (run.spec, run.vocabulary) != (spec, vocabulary):
+            elif not run.spec.is_same_run(spec) or run.vocabulary != vocabulary:
                 raise SpecError(f"name: {spec.name!r} is taken by a run with another description")
         if dev and self._backend is not None and run.run_id not in self._evaluations:
             self._evaluations[run.run_id] = Evaluation(run, self._backend, dev, score)

@@ -191,7 +191,7 @@ async def simulate(
         await stack.enter_async_context(aggregator)
         url = await aggregator.listen() if transport == "http" else "memory:"
         known = aggregator.service.runs.get(federation.spec.name)
-        if known is not None and known.spec == federation.spec and known.broken_off:
+        if known is not None and known.spec.is_same_run(federation.spec) and known.broken_off:
             # Who starts it again wants it to go on; not so what paused just now, unseen.
             # Before `add_run`, which looks whether there is something to measure.
             await aggregator.service.resume_run(known)

@@ -205,6 +205,14 @@ class RunSpec(Spec):
                 "losses and one local step (pools cannot be averaged)"
             )
 
+    def is_same_run(self, other: RunSpec) -> bool:
+        """Whether a stored run can go on under the other description.
+
+        Its model may be asked elsewhere or otherwise: that it is the same one, the fingerprint
+        says.
+        """
+        return self == other.model_copy(update={"backend": self.backend})
+
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Reads a RUN.yaml.

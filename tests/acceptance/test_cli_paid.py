@@ -95,6 +95,10 @@ class Provider:
     def answered(self) -> int:
         return [row.behaviour for row in read_log(self._log)].count("ok")
 
+    @property
+    def received(self) -> int:
+        return len(read_log(self._log))
+
 
 @pytest.fixture
 def provider(tmp_path: Path) -> Iterator[Provider]:
@@ -205,6 +209,82 @@ class TestPaused:
         monkeypatch.setenv("PAID_KEY", "sk-right-12345678")
         assert fedone(*tune).code == 0
         assert result(folder).spent.queries == 24
+
+
+class TestTroubles:
+    """Each is told in one line that names what to change, and what was paid is kept."""
+
+    @pytest.mark.parametrize(
+        ("change", "named"),
+        [
+            ({"model: fake-1": "model: fake-9"}, ["'fake-9'", "fake-1"]),
+            ({"URL": "http://127.0.0.1:9/v1"}, ["no connection"]),
+            ({"http://": "https://"}, ["TLS failed", "base_url"]),
+        ],
+        ids=["unknown model", "dead server", "TLS error"],
+    )
+    def test_amid_a_run(
+        self,
+        fedone: Fedone,
+        folder: Path,
+        provider: Provider,
+        change: dict[str, str],
+        named: list[str],
+    ) -> None:
+        url = provider.start("--at", "60=no_quota")
+        if "URL" in change:
+            change = {url: change["URL"]}
+        run = write_run(folder, url)
+        tune = ["tune", run, "--store", folder / "run.db", "--json", folder / "r.json"]
+        assert fedone(*tune).code == 1
+        good = run.read_text()
+        bad = good
+        for old, new in change.items():
+            bad = bad.replace(old, new)
+        run.write_text(bad)
+        code, _, err = fedone(*tune)
+        assert code == 2
+        (line,) = told(err)
+        assert all(name in line for name in named), line
+        run.write_text(good)
+        code, _, err = fedone(*tune)
+        assert code == 0, err
+        assert result(folder).spent.queries == 24
+
+    def test_the_server_may_have_moved(
+        self, fedone: Fedone, folder: Path, provider: Provider
+    ) -> None:
+        run = write_run(folder, provider.start("--at", "60=no_quota"))
+        tune = ["tune", run, "--store", folder / "run.db", "--json", folder / "r.json"]
+        assert fedone(*tune).code == 1
+        # Elsewhere it is another host, and so another fingerprint: that is asked first.
+        run.write_text(write_run(folder, provider.start()).read_text())
+        code, _, err = fedone(*tune)
+        assert code == 1
+        assert "the run was scored by" in refused(err)
+        assert fedone(*tune).code == 0
+        assert result(folder).spent.queries == 24
+
+    def test_a_model_without_log_probs(
+        self, fedone: Fedone, folder: Path, provider: Provider
+    ) -> None:
+        run = write_run(folder, provider.start("--chance", "no_log_probs=1"))
+        code, _, err = fedone("tune", run, "--store", folder / "run.db")
+        assert code == 1
+        assert "set log_probs: false with loss: zero_one" in refused(err)
+        assert provider.received == 1
+
+    def test_a_label_of_several_tokens(
+        self, fedone: Fedone, folder: Path, provider: Provider
+    ) -> None:
+        more = f", tokenizer: '{assets.path('roberta_mini')}'"
+        run = write_run(folder, provider.start(), more=more)
+        run.write_text(run.read_text().replace(" terrible", " terribly long"))
+        code, _, err = fedone("tune", run, "--store", folder / "run.db")
+        assert code == 2
+        (line,) = told(err)
+        assert "task.labels: label word ' terribly long' is" in line
+        assert provider.received == 0
 
 
 class TestPlan:

@@ -295,11 +295,17 @@ class TestWork:
 
     async def test_a_model_that_cannot_even_be_quoted(self) -> None:
         class Unquotable(ScriptedBackend):
-            async def quote(self, query: Query) -> Usage:
-                raise REVOKED
+            revoked = False
 
-        async with serving(Unquotable()) as service:
+            async def quote(self, query: Query) -> Usage:
+                if self.revoked:
+                    raise REVOKED
+                return await super().quote(query)
+
+        backend = Unquotable()
+        async with serving(backend) as service:
             run, device, work = await working(service)
+            backend.revoked = True
             assert await device.refused(work) == "run_conflict"
             assert run.state.paused
             assert run.state.seats[0].used == run.state.seats[0].sent == NOTHING
