@@ -17,7 +17,7 @@ import tenacity
 
 from fedone_sdk.backends.base import LLMBackend
 from fedone_sdk.budget import NOTHING
-from fedone_sdk.client.identity import StateFolder
+from fedone_sdk.client.identity import StateFolder, Unsent
 from fedone_sdk.client.scoring import (
     BeforeSend,
     Declining,
@@ -39,6 +39,7 @@ from fedone_sdk.errors import (
     is_retryable,
 )
 from fedone_sdk.messages import (
+    UPDATE,
     AlphaAssignment,
     AlphaUpdate,
     Array,
@@ -208,6 +209,7 @@ class EdgeClient:
             work, ``ended`` when there will be none.
         """
         await self.enrol()
+        await self._hand_in_unsent()
         held = await self._held_examples()
         if not held:
             await self._pause(self._wait_s)
@@ -268,19 +270,47 @@ class EdgeClient:
                     )
                 )
                 return "declined"
-            await self._persist(
-                lambda: self._transport.update(
-                    self._credential or "", assignment.assignment_id, update
-                )
+            unsent = Unsent(
+                run_id=assignment.run_id,
+                assignment_id=assignment.assignment_id,
+                update=update.model_dump_json(),
+                memory=memory,
             )
+            if self._state is not None:
+                self._state.keep_unsent(unsent)
+            return await self._hand_in(unsent, update)
         except ProblemError as exc:
             log.warning("work refused", code=exc.code, detail=exc.detail)
             return "refused"
         finally:
             renewing.cancel()
             await asyncio.gather(renewing, return_exceptions=True)
-        if memory:
-            self._keep_memory(assignment.run_id, memory)
+
+    async def _hand_in_unsent(self) -> None:
+        """Hands in what was finished before this device stopped: it was paid for."""
+        unsent = None if self._state is None else self._state.unsent()
+        if unsent is not None:
+            with contextlib.suppress(ProblemError):
+                await self._hand_in(unsent, UPDATE.validate_json(unsent.update))
+
+    async def _hand_in(self, unsent: Unsent, update: AlphaUpdate | LossesUpdate) -> Outcome:
+        """Returns finished work; sent again, it gets the same receipt.
+
+        Raises:
+            ProblemError: The server does not take it.
+        """
+        try:
+            await self._persist(
+                lambda: self._transport.update(self._credential or "", unsent.assignment_id, update)
+            )
+        except ProblemError:
+            if self._state is not None:
+                self._state.keep_unsent(None)
+            raise
+        if unsent.memory:
+            self._keep_memory(unsent.run_id, unsent.memory)
+        if self._state is not None:
+            self._state.keep_unsent(None)
         return "worked"
 
     async def _renew(self, assignment: AlphaAssignment | LossesAssignment) -> None:

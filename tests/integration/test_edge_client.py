@@ -577,6 +577,64 @@ class TestState:
         assert stat.S_IMODE(kept.stat().st_mode) == 0o600
 
 
+class DyingTransport(MemoryTransport):
+    """The device dies as it hands in its work: before the server has it, or after."""
+
+    def __init__(self, service: Service, *, after: bool) -> None:
+        super().__init__(service)
+        self._after = after
+
+    async def update(
+        self, credential: str, assignment_id: str, message: AlphaUpdate | LossesUpdate
+    ) -> Receipt:
+        if self._after:
+            await super().update(credential, assignment_id, message)
+        raise asyncio.CancelledError
+
+
+class TestWorkNotHandedIn:
+    @pytest.mark.parametrize("after", [True, False])
+    @pytest.mark.parametrize("exchange", ["alpha", "losses"])
+    async def test_a_device_that_dies_loses_nothing(
+        self, tmp_path: Path, exchange: str, after: bool
+    ) -> None:
+        spec = spec_of(exchange, rounds=4, optimizer="adamw", learning_rate=0.1)
+
+        async def played(deaths: int) -> tuple[str, int]:
+            folder = tmp_path / str(deaths)
+            backend = ScriptedBackend()
+            async with serving(spec, backend=backend) as service:
+                for _ in range(deaths):
+                    dying = DyingTransport(service, after=after)
+                    async with client_of(service, state_dir=folder, transport=dying) as client:
+                        # A death ago it has left work, which it cannot hand in now either.
+                        with pytest.raises(asyncio.CancelledError):
+                            await client.run_once()
+                async with client_of(service, state_dir=folder) as client:
+                    await worked(client)
+                assert not (folder / "unsent.json").exists()
+                return run_of(service).result().alpha_sha256, len(backend.asked)
+
+        assert await played(1) == await played(0)
+
+    async def test_work_that_the_server_does_not_want_any_more(self, tmp_path: Path) -> None:
+        async with serving() as service:
+            dying = DyingTransport(service, after=False)
+            async with client_of(service, state_dir=tmp_path, transport=dying) as client:
+                with pytest.raises(asyncio.CancelledError):
+                    await client.run_once()
+            await service.stop_run(run_of(service))
+            async with client_of(service, state_dir=tmp_path) as client:
+                assert await client.run_once() == "ended"
+        assert [path.name for path in tmp_path.iterdir()] == ["identity.json"]
+
+    async def test_a_damaged_file(self, tmp_path: Path) -> None:
+        (tmp_path / "unsent.json").write_text("{}")
+        async with serving() as service, client_of(service, state_dir=tmp_path) as client:
+            with pytest.raises(DataError, match=r"unsent\.json: cannot be used"):
+                await client.run_once()
+
+
 class TestStop:
     async def test_ends_a_long_poll(self) -> None:
         async with (
