@@ -307,7 +307,7 @@ async def test_a_long_field_makes_room(llama: Path) -> None:
     async with backend(llama) as ours:
         for query in queries:
             usage = (await ours.score(query)).usage
-            quote, worst = await ours.quote(query), ours.worst_case(1)
+            quote, worst = await ours.quote(query), ours.worst_case(1, query.max_tokens)
             assert usage.prompt_tokens == (86 if query.want == "text" else 96)
             for spent, bound in ((usage, quote), (quote, worst)):
                 assert spent.prompt_tokens <= bound.prompt_tokens
