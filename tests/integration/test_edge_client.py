@@ -18,6 +18,7 @@ from fedone_sdk.aggregator.auth import Authority
 from fedone_sdk.backends import LLMBackend, Query
 from fedone_sdk.budget import Usage
 from fedone_sdk.client import HttpTransport, Idle
+from fedone_sdk.client.identity import StateFolder
 from fedone_sdk.errors import (
     BackendError,
     BackendUnavailable,
@@ -612,7 +613,7 @@ class TestWorkNotHandedIn:
                             await client.run_once()
                 async with client_of(service, state_dir=folder) as client:
                     await worked(client)
-                assert not (folder / "unsent.json").exists()
+                assert StateFolder(folder).unsent() is None
                 return run_of(service).result().alpha_sha256, len(backend.asked)
 
         assert await played(1) == await played(0)
@@ -626,7 +627,7 @@ class TestWorkNotHandedIn:
             await service.stop_run(run_of(service))
             async with client_of(service, state_dir=tmp_path) as client:
                 assert await client.run_once() == "ended"
-        assert [path.name for path in tmp_path.iterdir()] == ["identity.json"]
+        assert StateFolder(tmp_path).unsent() is None
 
     async def test_a_damaged_file(self, tmp_path: Path) -> None:
         (tmp_path / "unsent.json").write_text("{}")
