@@ -280,21 +280,21 @@ async def test_devices_and_network(
     seed: int, exchange: str, tmp_path: Path, failures: list[str]
 ) -> None:
     spec = spec_of(exchange, cap=100, rounds=1000)
-    await check(Chaos(seed, tmp_path, spec, restarts=0), failures, 30)
+    await check(Chaos(seed, tmp_path, spec, restarts=0), failures, 120)
 
 
 @pytest.mark.parametrize("exchange", ["alpha", "losses"])
 @pytest.mark.parametrize("seed", [2])
 async def test_servers_too(seed: int, exchange: str, tmp_path: Path, failures: list[str]) -> None:
     chaos = Chaos(seed, tmp_path, spec_of(exchange, cap=100, rounds=1000), restarts=8)
-    await check(chaos, failures, 30)
+    await check(chaos, failures, 120)
     assert chaos.restarts_left < 8
 
 
 async def test_a_run_completes_all_the_same(tmp_path: Path, failures: list[str]) -> None:
     """With money enough, chaos costs rounds nothing but time."""
     chaos = Chaos(3, tmp_path, spec_of("losses", cap=10_000, rounds=6), restarts=3)
-    await check(chaos, failures, 30)
+    await check(chaos, failures, 120)
     assert chaos.run.state.status == "completed"
 
 
