@@ -195,9 +195,7 @@ async def simulate(
             # Who starts it again wants it to go on; not so what paused just now, unseen.
             # Before `add_run`, which looks whether there is something to measure.
             await aggregator.service.resume_run(known)
-        run = await aggregator.add_run(
-            federation.spec, federation.vocabulary, dev=federation.dev, score=federation.score
-        )
+        run = await aggregator.add_run(federation.spec, federation.vocabulary)
         if watch is not None:
             aggregator.service.listeners.append(watch)
             watch(run, None)
@@ -222,6 +220,11 @@ async def simulate(
         # One after the other: a client's enrolment index, which draws go by, is its shard's.
         for client in clients:
             await client.enrol()
+        # Only now is the model asked: a process that is killed while its clients enrol may make
+        # others of them, with other draws, but has not paid for anything yet.
+        await aggregator.add_run(
+            federation.spec, federation.vocabulary, dev=federation.dev, score=federation.score
+        )
         async with asyncio.TaskGroup() as group:
             working = [
                 group.create_task(client.run_forever(), name=f"client {number}")
