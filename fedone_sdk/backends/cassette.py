@@ -46,6 +46,8 @@ class CassetteBackend(LLMBackend):
         self._fingerprint = ""
         wants = set()
         for number, line in enumerate(_lines(file), 1):
+            if not line:  # Somebody who opened it amid another's line has closed that line.
+                continue
             try:
                 found = json.loads(line.decode("utf-8", "surrogatepass"))
                 query, outcome = load_query(found), _outcome(found)

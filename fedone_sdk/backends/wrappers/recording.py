@@ -129,7 +129,9 @@ def _opened(path: Path) -> BinaryIO:
     file = open(path, "ab", buffering=0, opener=lambda name, flags: os.open(name, flags, 0o600))  # noqa: SIM115 (closed by aclose)
     try:
         if path.stat().st_size and not _ends_a_line(path):
-            file.write(b"\n")  # A crash cut a line short; it must not swallow the next one.
+            # A crash cut a line short, which must not swallow the next one; or another process
+            # is amid its line, and an empty one will follow that.
+            file.write(b"\n")
     except OSError:
         file.close()
         raise

@@ -60,7 +60,8 @@ def answer_of(value: float, **more: Any) -> Answer:
 
 
 def lines_of(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    lines = file.read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines if line]
 
 
 async def record(file: Path, query: Query, *outcomes: Answer | BaseException) -> None:
@@ -294,7 +295,15 @@ async def test_a_bad_line_is_named(tmp_path: Path, spoil: Callable[[dict[str, An
     assert caught.value.source == str(file)
 
 
-@pytest.mark.parametrize("line", [b"{", b"", b"[]", b"7", b"\xff"])
+async def test_an_empty_line_is_passed_over(tmp_path: Path) -> None:
+    """A process that opens a file amid another's line closes that line."""
+    file = tmp_path / "cassette.jsonl"
+    await record(file, ask("a"), answer_of(-1.0))
+    file.write_bytes(b"\n" + file.read_bytes() + b"\n")
+    assert (await CassetteBackend(file).score(ask("a"))).log_probs == answer_of(-1.0).log_probs
+
+
+@pytest.mark.parametrize("line", [b"{", b" ", b"[]", b"7", b"\xff"])
 def test_a_line_that_is_no_json_object_is_named(tmp_path: Path, line: bytes) -> None:
     file = tmp_path / "cassette.jsonl"
     file.write_bytes(line + b"\n")
