@@ -10,8 +10,12 @@ from fedone_sdk.stores.base import (
     ClosedWork,
     Commit,
     LogEntry,
+    Member,
     RunRecord,
+    Signals,
     Store,
+    TokenRecord,
+    TokenRefused,
     VersionConflict,
 )
 from fedone_sdk.stores.memory import MemoryStore
@@ -24,10 +28,14 @@ __all__ = [
     "ClosedWork",
     "Commit",
     "LogEntry",
+    "Member",
     "MemoryStore",
     "RunRecord",
+    "Signals",
     "SqlStore",
     "Store",
+    "TokenRecord",
+    "TokenRefused",
     "VersionConflict",
 ]
 

@@ -2,22 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+from fedone_sdk.errors import FedOneError
 
 __all__ = [
     "ClientRecord",
     "ClosedWork",
     "Commit",
     "LogEntry",
+    "Member",
     "RunRecord",
+    "Signals",
     "Store",
+    "TokenRecord",
+    "TokenRefused",
     "VersionConflict",
 ]
 
 
-class VersionConflict(Exception):
+class VersionConflict(FedOneError):
     """Somebody else has committed to the run since it was read."""
+
+
+class TokenRefused(FedOneError):
+    """An enrolment token is not known, or not good any more; the message says which."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRecord:
+    """An enrolment token; the secret itself is never stored.
+
+    Attributes:
+        name: What people call it; unique.
+        token_sha256: Digest of the secret; unique.
+        runs: Patterns of the runs that its clients may see, such as ``acme-*``; None is all.
+        uses_left: Clients that may still enrol with it; None is no limit.
+        expires_at: When it stops working, seconds since the epoch; None is never.
+        created_at: Seconds since the epoch.
+        revoked_at: When it was revoked; None while it was not.
+    """
+
+    name: str
+    token_sha256: str
+    runs: tuple[str, ...] | None = None
+    uses_left: int | None = None
+    expires_at: float | None = None
+    created_at: float
+    revoked_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,18 +59,50 @@ class ClientRecord:
     """An enrolled client.
 
     Attributes:
-        index: Enrolment index, from 0 without gaps; random draws are over this.
+        index: Enrolment index, from 0 without gaps; random draws are over this. -1 before it is
+            enrolled.
         client_id: Public name.
         credential_sha256: Digest of its secret; the secret itself is never stored.
         name: What people call it.
         enrolled_at: Seconds since the epoch.
+        enrolment_sha256: Digest of the nonce that its enrolment was asked with: asked again, it
+            is the same client. None where the device sent none.
+        token: Name of the token that it enrolled with.
+        runs: Patterns of the runs that it may see; None is all.
+        public_key: Ed25519 key that its requests are signed with, base64; None does not sign.
+        previous_sha256: Digest of the credential before the last rotation, until the new one is
+            used: an answer that is lost must not lock a device out.
+        revoked_at: When it was revoked, seconds since the epoch; None while it was not.
     """
 
     index: int
     client_id: str
     credential_sha256: str
-    name: str | None
+    name: str | None = None
     enrolled_at: float
+    enrolment_sha256: str | None = None
+    token: str | None = None
+    runs: tuple[str, ...] | None = None
+    public_key: str | None = None
+    previous_sha256: str | None = None
+    revoked_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A client that waits for work; kept so that draws after a restart are the same.
+
+    Attributes:
+        client_index: Whose.
+        num_examples: Examples that it holds.
+        run_id: The only run that it works for; None is any.
+        until: When it counts as gone, seconds since the epoch.
+    """
+
+    client_index: int
+    num_examples: int
+    run_id: str | None
+    until: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,10 +151,17 @@ class ClosedWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogEntry:
-    """One line of a run's log: its kind (``round``, ``metric`` ...) and a JSON body."""
+    """One line of a run's log.
+
+    Attributes:
+        kind: ``round``, ``metric`` ...
+        body: JSON.
+        version: The run's version after the commit that wrote it; the store sets it.
+    """
 
     kind: str
     body: str
+    version: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +174,7 @@ class Commit:
         closed: Work that ended.
         log: Lines to append, in order.
         memories: (client index, bytes): what clients' methods remember.
+        signal: What listeners in other processes are told once it is safe; None tells nothing.
     """
 
     document: str
@@ -108,6 +182,11 @@ class Commit:
     closed: tuple[ClosedWork, ...] = ()
     log: tuple[LogEntry, ...] = ()
     memories: tuple[tuple[int, bytes], ...] = ()
+    signal: str | None = None
+
+
+Signals = Callable[[str | None], None]
+"""Told what other processes on the same store publish; None when some of it may be lost."""
 
 
 class Store(Protocol):
@@ -125,15 +204,79 @@ class Store(Protocol):
         """Raises if the store cannot be used now."""
         ...
 
-    async def add_client(
-        self, *, client_id: str, credential_sha256: str, name: str | None, now: float
-    ) -> ClientRecord:
-        """Enrols a client under the next index; concurrent calls never share one."""
+    # Tokens and clients
+
+    async def put_token(self, token: TokenRecord) -> None:
+        """Adds a token, or replaces the one of this name; another's secret is a ``ValueError``.
+
+        Replacing keeps ``created_at``, ``revoked_at`` and, while the secret stays the same,
+        ``uses_left``: a restart with the same configuration gives nothing back.
+        """
+        ...
+
+    async def tokens(self) -> list[TokenRecord]:
+        """All tokens, in the order they were added."""
+        ...
+
+    async def revoke_token(self, name: str, now: float) -> TokenRecord | None:
+        """Revokes a token for good; None if there is no such token."""
+        ...
+
+    async def enrol(self, client: ClientRecord, token_sha256: str, now: float) -> ClientRecord:
+        """Enrols a client under the next index; concurrent calls never share one.
+
+        The token gives its name and runs to the client, and loses a use. A client with the same
+        ``enrolment_sha256`` is enrolled already: it gets the new credential and key, keeps
+        everything else, and the token loses nothing.
+
+        Args:
+            client: Its ``index``, ``token`` and ``runs`` are set here.
+            token_sha256: Digest of the token that it came with.
+            now: Seconds since the epoch.
+
+        Raises:
+            TokenRefused: The token is not known, used up, expired or revoked; or the client is.
+            ValueError: The client id is known.
+        """
         ...
 
     async def clients(self) -> list[ClientRecord]:
         """All clients in index order."""
         ...
+
+    async def client(self, credential_sha256: str) -> ClientRecord | None:
+        """The client with this credential, or with this one before its last rotation."""
+        ...
+
+    async def set_credential(
+        self, index: int, credential_sha256: str, previous_sha256: str | None
+    ) -> None:
+        """Changes the credential of a client."""
+        ...
+
+    async def revoke_client(self, index: int, now: float) -> None:
+        """Revokes a client for good."""
+        ...
+
+    async def use_nonce(self, nonce: str, now: float, until: float) -> bool:
+        """Whether this nonce is seen for the first time; forgets it some time after `until`."""
+        ...
+
+    # Who waits for work
+
+    async def join(self, member: Member) -> None:
+        """Keeps that a client waits for work, in place of what was known of it."""
+        ...
+
+    async def leave(self, client_indices: Collection[int]) -> None:
+        """Forgets clients that do not wait any more."""
+        ...
+
+    async def members(self) -> list[Member]:
+        """Who waits for work, in index order; also those whose time is over."""
+        ...
+
+    # Runs
 
     async def add_run(self, record: RunRecord) -> None:
         """Adds a run; a known id is a ``ValueError``."""
@@ -141,6 +284,14 @@ class Store(Protocol):
 
     async def runs(self) -> list[RunRecord]:
         """All runs in the order they were added."""
+        ...
+
+    async def run(self, run_id: str) -> RunRecord | None:
+        """A run, or None."""
+        ...
+
+    async def versions(self) -> dict[str, int]:
+        """The version of every run, in the order they were added."""
         ...
 
     async def commit(self, run_id: str, version: int, commit: Commit) -> None:
@@ -160,6 +311,39 @@ class Store(Protocol):
         """What a client's method remembers."""
         ...
 
-    async def log(self, run_id: str, kind: str | None = None) -> list[LogEntry]:
-        """A run's log in the order it was written, all kinds or one."""
+    async def memories(self, run_id: str) -> dict[int, bytes]:
+        """What all clients' methods remember, by client index."""
+        ...
+
+    async def log(self, run_id: str, kind: str | None = None, after: int = -1) -> list[LogEntry]:
+        """A run's log in the order it was written, all kinds or one.
+
+        Args:
+            run_id: The run.
+            kind: Only entries of this kind.
+            after: Only entries of later commits than the one that made this version.
+        """
+        ...
+
+    # Other processes on the same store
+
+    @property
+    def replica(self) -> str:
+        """Names this process among those on the store; new at every `open`."""
+        ...
+
+    async def alive(self) -> frozenset[str]:
+        """The replicas that are running now, this one among them."""
+        ...
+
+    async def lead(self) -> bool:
+        """Whether this replica does what only one of them should do; tries to become it."""
+        ...
+
+    async def publish(self, signal: str) -> None:
+        """Tells the other replicas something, at most 4000 bytes; not durable."""
+        ...
+
+    def listen(self, signals: Signals) -> None:
+        """Sets who is told what other replicas publish, now or with a commit."""
         ...

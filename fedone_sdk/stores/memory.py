@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Collection
 from dataclasses import replace
 
 from fedone_sdk.stores.base import (
@@ -9,7 +11,11 @@ from fedone_sdk.stores.base import (
     ClosedWork,
     Commit,
     LogEntry,
+    Member,
     RunRecord,
+    Signals,
+    TokenRecord,
+    TokenRefused,
     VersionConflict,
 )
 
@@ -17,21 +23,26 @@ __all__ = ["MemoryStore"]
 
 
 class MemoryStore:
-    """A `Store` of dictionaries.
+    """A `Store` of dictionaries, for one process.
 
     No method awaits anything, so each is one step of the event loop and therefore one
     transaction. The content outlasts `close`, so that a test can play a restart.
     """
 
     def __init__(self) -> None:
-        self._clients: dict[str, ClientRecord] = {}
+        self._tokens: dict[str, TokenRecord] = {}
+        self._clients: list[ClientRecord] = []
+        self._nonces: dict[str, float] = {}
+        self._members: dict[int, Member] = {}
         self._runs: dict[str, RunRecord] = {}
         self._closed: dict[str, ClosedWork] = {}
         self._logs: dict[str, list[LogEntry]] = {}
         self._memories: dict[tuple[str, int], bytes] = {}
+        self._replica = uuid.uuid4().hex
 
     async def open(self) -> None:
-        """Does nothing."""
+        """Begins a new life of the process."""
+        self._replica = uuid.uuid4().hex
 
     async def close(self) -> None:
         """Does nothing."""
@@ -39,25 +50,120 @@ class MemoryStore:
     async def ping(self) -> None:
         """Does nothing: memory can always be used."""
 
-    async def add_client(
-        self, *, client_id: str, credential_sha256: str, name: str | None, now: float
-    ) -> ClientRecord:
-        """Enrols a client under the next index; a known id is a ``ValueError``."""
-        if client_id in self._clients:
-            raise ValueError(f"client {client_id!r} is enrolled already")
-        record = ClientRecord(
-            index=len(self._clients),
-            client_id=client_id,
-            credential_sha256=credential_sha256,
-            name=name,
-            enrolled_at=now,
-        )
-        self._clients[client_id] = record
-        return record
+    # Tokens and clients
+
+    async def put_token(self, token: TokenRecord) -> None:
+        """Adds or replaces a token; see `Store.put_token`."""
+        for other in self._tokens.values():
+            if other.token_sha256 == token.token_sha256 and other.name != token.name:
+                raise ValueError(f"token {other.name!r} has the same secret")
+        known = self._tokens.get(token.name)
+        if known is not None:
+            same = known.token_sha256 == token.token_sha256
+            token = replace(
+                token,
+                created_at=known.created_at,
+                revoked_at=known.revoked_at,
+                uses_left=known.uses_left if same else token.uses_left,
+            )
+        self._tokens[token.name] = token
+
+    async def tokens(self) -> list[TokenRecord]:
+        """All tokens, in the order they were added."""
+        return list(self._tokens.values())
+
+    async def revoke_token(self, name: str, now: float) -> TokenRecord | None:
+        """Revokes a token for good; None if there is no such token."""
+        known = self._tokens.get(name)
+        if known is None or known.revoked_at is not None:
+            return known
+        self._tokens[name] = replace(known, revoked_at=now)
+        return self._tokens[name]
+
+    async def enrol(self, client: ClientRecord, token_sha256: str, now: float) -> ClientRecord:
+        """Enrols a client; see `Store.enrol`."""
+        found = [t for t in self._tokens.values() if t.token_sha256 == token_sha256]
+        if not found:
+            raise TokenRefused("the enrolment token is not known")
+        token = found[0]
+        if token.revoked_at is not None:
+            raise TokenRefused("the enrolment token was revoked")
+        if token.expires_at is not None and token.expires_at <= now:
+            raise TokenRefused("the enrolment token has expired")
+        if client.enrolment_sha256 is not None:
+            for known in self._clients:
+                if known.enrolment_sha256 == client.enrolment_sha256:
+                    if known.revoked_at is not None:
+                        raise TokenRefused("this client was revoked")
+                    again = replace(
+                        known,
+                        credential_sha256=client.credential_sha256,
+                        previous_sha256=None,
+                        public_key=client.public_key,
+                    )
+                    self._clients[known.index] = again
+                    return again
+        if token.uses_left == 0:
+            raise TokenRefused("the enrolment token is used up")
+        if any(known.client_id == client.client_id for known in self._clients):
+            raise ValueError(f"client {client.client_id!r} is enrolled already")
+        if token.uses_left is not None:
+            self._tokens[token.name] = replace(token, uses_left=token.uses_left - 1)
+        client = replace(client, index=len(self._clients), token=token.name, runs=token.runs)
+        self._clients.append(client)
+        return client
 
     async def clients(self) -> list[ClientRecord]:
         """All clients in index order."""
-        return list(self._clients.values())
+        return list(self._clients)
+
+    async def client(self, credential_sha256: str) -> ClientRecord | None:
+        """The client with this credential, or with this one before its last rotation."""
+        for client in self._clients:
+            if credential_sha256 in (client.credential_sha256, client.previous_sha256):
+                return client
+        return None
+
+    async def set_credential(
+        self, index: int, credential_sha256: str, previous_sha256: str | None
+    ) -> None:
+        """Changes the credential of a client."""
+        self._clients[index] = replace(
+            self._clients[index],
+            credential_sha256=credential_sha256,
+            previous_sha256=previous_sha256,
+        )
+
+    async def revoke_client(self, index: int, now: float) -> None:
+        """Revokes a client for good."""
+        if self._clients[index].revoked_at is None:
+            self._clients[index] = replace(self._clients[index], revoked_at=now)
+
+    async def use_nonce(self, nonce: str, now: float, until: float) -> bool:
+        """Whether this nonce is seen for the first time; see `Store.use_nonce`."""
+        while self._nonces and self._nonces[oldest := next(iter(self._nonces))] < now:
+            del self._nonces[oldest]
+        if self._nonces.get(nonce, -1.0) >= now:
+            return False
+        self._nonces[nonce] = until
+        return True
+
+    # Who waits for work
+
+    async def join(self, member: Member) -> None:
+        """Keeps that a client waits for work, in place of what was known of it."""
+        self._members[member.client_index] = member
+
+    async def leave(self, client_indices: Collection[int]) -> None:
+        """Forgets clients that do not wait any more."""
+        for index in client_indices:
+            self._members.pop(index, None)
+
+    async def members(self) -> list[Member]:
+        """Who waits for work, in index order; also those whose time is over."""
+        return sorted(self._members.values(), key=lambda member: member.client_index)
+
+    # Runs
 
     async def add_run(self, record: RunRecord) -> None:
         """Adds a run; a known id is a ``ValueError``."""
@@ -69,6 +175,14 @@ class MemoryStore:
     async def runs(self) -> list[RunRecord]:
         """All runs in the order they were added."""
         return list(self._runs.values())
+
+    async def run(self, run_id: str) -> RunRecord | None:
+        """A run, or None."""
+        return self._runs.get(run_id)
+
+    async def versions(self) -> dict[str, int]:
+        """The version of every run, in the order they were added."""
+        return {run_id: run.version for run_id, run in self._runs.items()}
 
     async def commit(self, run_id: str, version: int, commit: Commit) -> None:
         """Stores an event's changes on top of `version`; see `Store.commit`."""
@@ -88,7 +202,7 @@ class MemoryStore:
             version=version + 1,
         )
         self._closed.update(closed)
-        self._logs[run_id].extend(commit.log)
+        self._logs[run_id].extend(replace(entry, version=version + 1) for entry in commit.log)
         self._memories.update({(run_id, index): value for index, value in commit.memories})
 
     async def closed(self, assignment_id: str) -> ClosedWork | None:
@@ -99,7 +213,35 @@ class MemoryStore:
         """What a client's method remembers."""
         return self._memories.get((run_id, client_index))
 
-    async def log(self, run_id: str, kind: str | None = None) -> list[LogEntry]:
-        """A run's log in the order it was written, all kinds or one."""
-        entries = self._logs.get(run_id, [])
-        return [entry for entry in entries if kind is None or entry.kind == kind]
+    async def memories(self, run_id: str) -> dict[int, bytes]:
+        """What all clients' methods remember, by client index."""
+        return {index: value for (run, index), value in self._memories.items() if run == run_id}
+
+    async def log(self, run_id: str, kind: str | None = None, after: int = -1) -> list[LogEntry]:
+        """A run's log in the order it was written, all kinds or one; see `Store.log`."""
+        return [
+            entry
+            for entry in self._logs.get(run_id, [])
+            if entry.version > after and kind in (None, entry.kind)
+        ]
+
+    # Other processes on the same store: there are none
+
+    @property
+    def replica(self) -> str:
+        """Names this process; new at every `open`."""
+        return self._replica
+
+    async def alive(self) -> frozenset[str]:
+        """This process alone."""
+        return frozenset({self._replica})
+
+    async def lead(self) -> bool:
+        """Always: there is nobody else."""
+        return True
+
+    async def publish(self, signal: str) -> None:
+        """Does nothing: nobody else listens."""
+
+    def listen(self, signals: Signals) -> None:
+        """Does nothing: nobody else publishes."""
