@@ -15,6 +15,7 @@ __all__ = [
     "LogEntry",
     "Member",
     "RunRecord",
+    "RunSnapshot",
     "Signals",
     "Store",
     "TokenRecord",
@@ -174,7 +175,8 @@ class Commit:
         closed: Work that ended.
         log: Lines to append, in order.
         memories: (client index, bytes): what clients' methods remember.
-        signal: What listeners in other processes are told once it is safe; None tells nothing.
+        signal: What listeners in other processes are told once it is safe; None tells nothing. It
+            is lost when the process dies between both.
     """
 
     document: str
@@ -183,6 +185,23 @@ class Commit:
     log: tuple[LogEntry, ...] = ()
     memories: tuple[tuple[int, bytes], ...] = ()
     signal: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSnapshot:
+    """All that a store keeps of a run, at one moment.
+
+    Attributes:
+        record: The run.
+        closed: Work that ended, by assignment id.
+        log: The log in the order it was written, each entry with its version.
+        memories: (client index, bytes): what clients' methods remember, in index order.
+    """
+
+    record: RunRecord
+    closed: tuple[ClosedWork, ...] = ()
+    log: tuple[LogEntry, ...] = ()
+    memories: tuple[tuple[int, bytes], ...] = ()
 
 
 Signals = Callable[[str | None], None]
@@ -248,6 +267,14 @@ class Store(Protocol):
         """The client with this credential, or with this one before its last rotation."""
         ...
 
+    async def client_at(self, index: int) -> ClientRecord | None:
+        """The client with this enrolment index."""
+        ...
+
+    async def client_named(self, client_id: str) -> ClientRecord | None:
+        """The client with this public name."""
+        ...
+
     async def set_credential(
         self, index: int, credential_sha256: str, previous_sha256: str | None
     ) -> None:
@@ -300,6 +327,7 @@ class Store(Protocol):
         Raises:
             VersionConflict: The run is at another version; nothing was changed.
             KeyError: There is no such run.
+            FedOneError: The store went away; whether the commit is stored shows when it is back.
         """
         ...
 
@@ -325,7 +353,30 @@ class Store(Protocol):
         """
         ...
 
+    async def snapshot(self, run_id: str) -> RunSnapshot | None:
+        """All that the store keeps of a run, read at one moment; None if there is no such run."""
+        ...
+
+    async def restore(self, snapshot: RunSnapshot, clients: Sequence[ClientRecord] = ()) -> None:
+        """Adds a run with all that belongs to it, as another store had it.
+
+        Args:
+            snapshot: The run.
+            clients: Clients that it refers to, in index order. Those that this store lacks are
+                added under their own index; those that it has stay as they are.
+
+        Raises:
+            ValueError: The run, its work or a new client's id or credential is known here, a
+                client's index belongs to another one, or its addition would leave a gap.
+        """
+        ...
+
     # Other processes on the same store
+
+    @property
+    def shared(self) -> bool:
+        """Whether other processes may serve the same runs."""
+        ...
 
     @property
     def replica(self) -> str:

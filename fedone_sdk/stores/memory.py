@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from fedone_sdk.stores.base import (
@@ -13,6 +13,7 @@ from fedone_sdk.stores.base import (
     LogEntry,
     Member,
     RunRecord,
+    RunSnapshot,
     Signals,
     TokenRecord,
     TokenRefused,
@@ -124,6 +125,14 @@ class MemoryStore:
                 return client
         return None
 
+    async def client_at(self, index: int) -> ClientRecord | None:
+        """The client with this enrolment index."""
+        return self._clients[index] if 0 <= index < len(self._clients) else None
+
+    async def client_named(self, client_id: str) -> ClientRecord | None:
+        """The client with this public name."""
+        return next((known for known in self._clients if known.client_id == client_id), None)
+
     async def set_credential(
         self, index: int, credential_sha256: str, previous_sha256: str | None
     ) -> None:
@@ -225,7 +234,59 @@ class MemoryStore:
             if entry.version > after and kind in (None, entry.kind)
         ]
 
+    async def snapshot(self, run_id: str) -> RunSnapshot | None:
+        """All that the store keeps of a run, read at one moment; see `Store.snapshot`."""
+        if run_id not in self._runs:
+            return None
+        closed = [work for work in self._closed.values() if work.run_id == run_id]
+        return RunSnapshot(
+            record=self._runs[run_id],
+            closed=tuple(sorted(closed, key=lambda work: work.assignment_id)),
+            log=tuple(self._logs[run_id]),
+            memories=tuple(sorted((await self.memories(run_id)).items())),
+        )
+
+    async def restore(self, snapshot: RunSnapshot, clients: Sequence[ClientRecord] = ()) -> None:
+        """Adds a run with all that belongs to it; see `Store.restore`."""
+        run_id = snapshot.record.run_id
+        closed = {work.assignment_id: work for work in snapshot.closed}
+        if any(work.run_id != run_id for work in snapshot.closed):
+            raise ValueError(f"closed work is not of run {run_id!r}")
+        if run_id in self._runs:
+            raise ValueError(f"run {run_id!r} exists already")
+        if len(closed) < len(snapshot.closed) or closed.keys() & self._closed.keys():
+            raise ValueError("work can be closed only once")
+        added = list(self._clients)
+        for client in clients:
+            if client.index > len(added):
+                raise ValueError(f"client {client.index} would leave a gap")
+            if client.index < len(added):
+                known = added[client.index]
+                if known.client_id != client.client_id:
+                    raise ValueError(
+                        f"client {client.index} is {known.client_id!r} here, not "
+                        f"{client.client_id!r}"
+                    )
+                continue
+            for known in added:
+                if known.client_id == client.client_id:
+                    raise ValueError(f"client {client.client_id!r} is enrolled already")
+                if known.credential_sha256 == client.credential_sha256:
+                    raise ValueError(f"the credential of {client.client_id!r} is in use")
+            added.append(client)
+        # Nothing may raise from here on.
+        self._clients = added
+        self._runs[run_id] = snapshot.record
+        self._closed.update(closed)
+        self._logs[run_id] = list(snapshot.log)
+        self._memories.update({(run_id, index): value for index, value in snapshot.memories})
+
     # Other processes on the same store: there are none
+
+    @property
+    def shared(self) -> bool:
+        """Never."""
+        return False
 
     @property
     def replica(self) -> str:

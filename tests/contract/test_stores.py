@@ -1,111 +1,366 @@
-"""What every store promises, and what only a file can."""
+"""What every store promises: memory, SQLite, PostgreSQL."""
 
 import asyncio
 import os
-import signal
-import sqlite3
-import stat
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from sqlalchemy import Connection
 
 import fedone_sdk.stores
-from fedone_sdk.errors import FedOneError, SpecError
 from fedone_sdk.stores import (
     ClientRecord,
     ClosedWork,
     Commit,
     LogEntry,
+    Member,
     MemoryStore,
-    RunRecord,
-    SqlStore,
+    RunSnapshot,
     Store,
+    TokenRecord,
+    TokenRefused,
     VersionConflict,
 )
+from tests.contract.stores import RUN, TOKEN, WORK, device, enrol, everything, opened
 
-RUN = RunRecord(
-    run_id="run-1",
-    spec='{"rounds": 3}',
-    candidates='["good", "naïve", "日本", "🙂", "\'; --"]',
-    document='{"round": 0}',
-    arrays=bytes(range(256)),
-    version=0,
-    created_at=1_700_000_000.123456,
-)
-WORK = ClosedWork(
-    assignment_id="work-1",
-    run_id="run-1",
-    client_index=0,
-    outcome="accepted",
-    body_sha256="ab" * 32,
-    receipt='{"ok": true}',
-)
+OTHER = replace(RUN, run_id="other")
+OTHERS = replace(WORK, assignment_id="work-2", run_id="other")
 
 
-async def enrol(store: Store, number: int) -> ClientRecord:
-    return await store.add_client(
-        client_id=f"client-{number}", credential_sha256=f"{number:064x}", name=None, now=0.1
-    )
-
-
-@asynccontextmanager
-async def opened(path: Path, *, busy_timeout_s: float = 5.0) -> AsyncIterator[SqlStore]:
-    store = SqlStore.sqlite(path, busy_timeout_s=busy_timeout_s)
-    await store.open()
-    try:
-        yield store
-    finally:
-        await store.close()
-
-
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
     if request.param == "memory":
         yield MemoryStore()
-    else:
-        async with opened(tmp_path / "store.db") as sql_store:
-            yield sql_store
+        return
+    where: Path | str = tmp_path / "store.db"
+    if request.param == "postgres":
+        server = request.getfixturevalue("postgres")
+        where = server.url(request.getfixturevalue("database"))
+    async with opened(where) as sql_store:
+        yield sql_store
 
 
-class TestEveryStore:
-    async def test_starts_empty(self, store: Store) -> None:
-        await store.ping()
-        assert await store.clients() == []
-        assert await store.runs() == []
-        assert await store.log("nobody's") == []
-        assert await store.closed("nobody's") is None
-        assert await store.memory("nobody's", 0) is None
+class TestTokens:
+    async def test_tokens_come_back_in_order(self, store: Store) -> None:
+        scoped = TokenRecord(
+            name="a", token_sha256="1", runs=("acme-*", "é"), expires_at=9.5, created_at=2.0
+        )
+        limited = TokenRecord(
+            name="0", token_sha256="2", runs=(), uses_left=3, created_at=1.0, revoked_at=4.0
+        )
+        for token in (TOKEN, scoped, limited):
+            await store.put_token(token)
+        assert await store.tokens() == [TOKEN, scoped, limited]
 
+    async def test_replacing_gives_nothing_back(self, store: Store) -> None:
+        token = replace(TOKEN, uses_left=5)
+        await store.put_token(token)
+        await store.put_token(replace(TOKEN, name="other", token_sha256="o"))
+        await store.enrol(device(0), token.token_sha256, 1.0)
+        revoked = await store.revoke_token(token.name, 8.0)
+        assert revoked == replace(token, uses_left=4, revoked_at=8.0)
+        again = replace(token, uses_left=9, runs=("x",), expires_at=3.0, created_at=7.0)
+        await store.put_token(again)
+        kept = replace(again, uses_left=4, created_at=token.created_at, revoked_at=8.0)
+        assert (await store.tokens())[0] == kept
+        await store.put_token(replace(again, token_sha256="new"))
+        assert (await store.tokens())[0] == replace(kept, uses_left=9, token_sha256="new")
+        assert [known.name for known in await store.tokens()] == [token.name, "other"]
+
+    async def test_a_secret_has_one_name(self, store: Store) -> None:
+        await store.put_token(TOKEN)
+        other = replace(TOKEN, name="other", token_sha256="o")
+        await store.put_token(other)
+        for name in ("third", "other"):
+            with pytest.raises(ValueError, match="same secret"):
+                await store.put_token(replace(TOKEN, name=name))
+        assert await store.tokens() == [TOKEN, other]
+
+    async def test_the_first_revocation_counts(self, store: Store) -> None:
+        await store.put_token(TOKEN)
+        assert await store.revoke_token(TOKEN.name, 2.0) == replace(TOKEN, revoked_at=2.0)
+        assert await store.revoke_token(TOKEN.name, 3.0) == replace(TOKEN, revoked_at=2.0)
+
+
+class TestClients:
     async def test_clients_come_back(self, store: Store) -> None:
-        added = [
-            await store.add_client(client_id="b", credential_sha256="1" * 64, name="Bé", now=0.1),
-            await store.add_client(client_id="a", credential_sha256="2" * 64, name=None, now=1e9),
+        await store.put_token(replace(TOKEN, runs=("acme-*",)))
+        plain = device(1, name="Bé")
+        full = device(0, enrolment_sha256="5" * 64, public_key="key", token="asked", runs=("all",))
+        added = [await store.enrol(client, TOKEN.token_sha256, 1.0) for client in (plain, full)]
+        assert added == [
+            replace(client, index=index, token=TOKEN.name, runs=("acme-*",))
+            for index, client in enumerate((plain, full))
         ]
-        assert [client.index for client in added] == [0, 1]
         assert await store.clients() == added
 
     async def test_concurrent_enrolment_leaves_no_gap(self, store: Store) -> None:
-        added = await asyncio.gather(*(enrol(store, number) for number in range(20)))
-        assert sorted(client.index for client in added) == list(range(20))
+        await store.put_token(TOKEN)
+        added = await asyncio.gather(
+            *(store.enrol(device(number), TOKEN.token_sha256, 1.0) for number in range(50))
+        )
+        assert sorted(client.index for client in added) == list(range(50))
         assert await store.clients() == sorted(added, key=lambda client: client.index)
 
-    async def test_refused_enrolment_takes_no_index(self, store: Store) -> None:
-        await enrol(store, 0)
+    async def test_a_token_enrols_as_many_as_it_says(self, store: Store) -> None:
+        await store.put_token(replace(TOKEN, uses_left=5))
+        results = await asyncio.gather(
+            *(store.enrol(device(number), TOKEN.token_sha256, 1.0) for number in range(50)),
+            return_exceptions=True,
+        )
+        enrolled = [result for result in results if isinstance(result, ClientRecord)]
+        refused = [result for result in results if isinstance(result, TokenRefused)]
+        assert (len(enrolled), len(refused)) == (5, 45)
+        assert {str(error) for error in refused} == {"the enrolment token is used up"}
+        assert sorted(client.index for client in enrolled) == list(range(5))
+        assert (await store.tokens())[0].uses_left == 0
+
+    @pytest.mark.parametrize(
+        ("changes", "reason"),
+        [
+            ({"token_sha256": "other"}, "not known"),
+            ({"uses_left": 0}, "used up"),
+            ({"expires_at": 1.0}, "expired"),
+            ({"revoked_at": 0.7}, "revoked"),
+        ],
+    )
+    async def test_bad_token(self, store: Store, changes: dict[str, Any], reason: str) -> None:
+        await store.put_token(replace(TOKEN, **changes))
+        with pytest.raises(TokenRefused, match=reason):
+            await store.enrol(device(0), TOKEN.token_sha256, 1.0)
+        assert await store.clients() == []
+
+    async def test_refused_enrolment_takes_nothing(self, store: Store) -> None:
+        await store.put_token(replace(TOKEN, uses_left=2))
+        await store.enrol(device(0), TOKEN.token_sha256, 1.0)
         with pytest.raises(ValueError, match="client-0"):
-            await enrol(store, 0)
+            await store.enrol(device(0), TOKEN.token_sha256, 1.0)
+        assert (await store.enrol(device(1), TOKEN.token_sha256, 1.0)).index == 1
+
+    async def test_enrolment_that_is_asked_again(self, store: Store) -> None:
+        await store.put_token(replace(TOKEN, uses_left=1))
+        nonce = "a" * 64
+        first = await store.enrol(device(0, enrolment_sha256=nonce), TOKEN.token_sha256, 1.0)
+        await store.set_credential(0, "rotated", first.credential_sha256)
+        asked = device(1, enrolment_sha256=nonce, public_key="new", name="n", enrolled_at=9.0)
+        again = await store.enrol(asked, TOKEN.token_sha256, 1.0)
+        assert again == replace(first, credential_sha256=asked.credential_sha256, public_key="new")
+        assert await store.clients() == [again]
+        assert await store.client("rotated") is None
+        assert await store.client(first.credential_sha256) is None
+        assert (await store.tokens())[0].uses_left == 0
+        await store.revoke_client(0, 5.0)
+        with pytest.raises(TokenRefused, match="client was revoked"):
+            await store.enrol(asked, TOKEN.token_sha256, 1.0)
+
+    async def test_concurrent_repeats_are_one_client(self, store: Store) -> None:
+        await store.put_token(replace(TOKEN, uses_left=1))
+        repeats = (device(number, enrolment_sha256="a" * 64) for number in range(10))
+        added = await asyncio.gather(
+            *(store.enrol(client, TOKEN.token_sha256, 1.0) for client in repeats)
+        )
+        assert {client.index for client in added} == {0}
+        assert len({client.client_id for client in added}) == 1
+
+    async def test_credentials(self, store: Store) -> None:
+        client = await enrol(store, 0)
+        await enrol(store, 1)
+        assert await store.client(client.credential_sha256) == client
+        await store.set_credential(0, "new", client.credential_sha256)
+        rotated = replace(client, credential_sha256="new", previous_sha256=client.credential_sha256)
+        assert await store.client("new") == rotated
+        assert await store.client(client.credential_sha256) == rotated
+        await store.set_credential(0, "new", None)
+        assert await store.client("new") == replace(client, credential_sha256="new")
+        assert await store.client(client.credential_sha256) is None
+        assert (await store.clients())[1].credential_sha256 == device(1).credential_sha256
+
+    async def test_revocation(self, store: Store) -> None:
+        client = await enrol(store, 0)
+        await store.revoke_client(0, 5.0)
+        await store.revoke_client(0, 6.0)
+        assert await store.client(client.credential_sha256) == replace(client, revoked_at=5.0)
+
+    async def test_nobody_cannot_be_changed(self, store: Store) -> None:
+        with pytest.raises(IndexError):
+            await store.set_credential(0, "new", None)
+        with pytest.raises(IndexError):
+            await store.revoke_client(0, 1.0)
+
+    async def test_nonces(self, store: Store) -> None:
+        assert await store.use_nonce("a", 1.0, 5.0)
+        assert await store.use_nonce("b", 1.0, 5.0)
+        assert not await store.use_nonce("a", 5.0, 9.0)
+        assert await store.use_nonce("a", 5.1, 9.0)
+        assert not await store.use_nonce("a", 6.0, 9.0)
+
+    async def test_a_nonce_is_used_once(self, store: Store) -> None:
+        used = await asyncio.gather(*(store.use_nonce("a", 1.0, 5.0) for _ in range(20)))
+        assert sum(used) == 1
+
+    async def test_many_nonces_are_forgotten(self, store: Store) -> None:
+        for number in range(600):
+            assert await store.use_nonce(str(number), float(number), number + 5.0)
+        assert not await store.use_nonce("599", 600.0, 605.0)
+        assert await store.use_nonce("0", 600.0, 605.0)
+
+
+class TestMembers:
+    async def test_members_come_back(self, store: Store) -> None:
+        third = Member(client_index=3, num_examples=10, run_id="run-1", until=5.0)
+        first = Member(client_index=1, num_examples=2, run_id=None, until=1e9)
+        await store.join(third)
+        await store.join(first)
+        assert await store.members() == [first, third]
+        later = replace(third, num_examples=11, run_id=None, until=6.0)
+        await store.join(later)
+        assert await store.members() == [first, later]
+
+    async def test_leaving(self, store: Store) -> None:
+        members = [
+            Member(client_index=index, num_examples=1, run_id=None, until=1.0) for index in range(5)
+        ]
+        await asyncio.gather(*(store.join(member) for member in members))
+        await store.leave([0, 3, 7])
+        await store.leave([])
+        assert await store.members() == [members[1], members[2], members[4]]
+        await store.leave(range(40_000))
+        assert await store.members() == []
+
+
+class TestMoving:
+    async def test_a_run_comes_whole(self, store: Store) -> None:
+        await store.add_run(replace(RUN, run_id="other"))
+        await store.commit("other", 0, everything())
+        await store.add_run(RUN)
+        other = replace(WORK, assignment_id="work-0", outcome="expired", receipt=None)
+        entries = [LogEntry(kind="a", body=str(number)) for number in range(4)]
+        await store.commit(
+            "run-1", 0, Commit(document="1", closed=(WORK,), log=(entries[0], entries[1]))
+        )
+        memories = ((3, b"three"), (1, b"one"))
+        await store.commit(
+            "run-1",
+            1,
+            Commit(document="2", closed=(other,), log=(entries[2], entries[3]), memories=memories),
+        )
+        snapshot = await store.snapshot("run-1")
+        assert snapshot == RunSnapshot(
+            record=replace(RUN, document="2", version=2),
+            closed=(other, WORK),
+            log=tuple(replace(entry, version=n // 2 + 1) for n, entry in enumerate(entries)),
+            memories=((1, b"one"), (3, b"three")),
+        )
+
+    async def test_a_run_is_restored(self, store: Store) -> None:
+        snapshot = RunSnapshot(
+            record=replace(RUN, version=7),
+            closed=(WORK,),
+            log=tuple(
+                LogEntry(kind="a", body=str(number), version=number // 2 + 3) for number in range(6)
+            ),
+            memories=((1, b"one"),),
+        )
+        known = await enrol(store, 0)
+        guest = device(1, index=1, token="elsewhere", runs=("a",), revoked_at=4.0)
+        await store.restore(snapshot, [replace(known, name="another name"), guest])
+        assert await store.snapshot("run-1") == snapshot
+        assert await store.clients() == [known, guest]
+        assert (await enrol(store, 2)).index == 2
+        await store.commit("run-1", 7, Commit(document="8", log=(LogEntry(kind="a", body="8"),)))
+        assert (await store.log("run-1"))[-1].version == 8
+
+    @pytest.mark.parametrize(
+        ("snapshot", "guests", "reason"),
+        [
+            (RunSnapshot(record=RUN), [], "exists already"),
+            (RunSnapshot(record=OTHER, closed=(OTHERS,) * 2), [], "only once"),
+            (
+                RunSnapshot(record=OTHER, closed=(replace(WORK, run_id="other"),)),
+                [],
+                "only once",
+            ),
+            (
+                RunSnapshot(record=OTHER, closed=(replace(OTHERS, run_id="run-1"),)),
+                [],
+                "not of run",
+            ),
+            (RunSnapshot(record=OTHER), [device(2, index=2)], "gap"),
+            (RunSnapshot(record=OTHER), [device(2, index=0)], "'client-0' here"),
+            (RunSnapshot(record=OTHER), [device(0, index=1, credential_sha256="x")], "enrolled"),
+            (
+                RunSnapshot(record=OTHER),
+                [device(2, index=1, credential_sha256=device(0).credential_sha256)],
+                "in use",
+            ),
+        ],
+    )
+    async def test_what_does_not_fit_changes_nothing(
+        self, store: Store, snapshot: RunSnapshot, guests: list[ClientRecord], reason: str
+    ) -> None:
+        known = await enrol(store, 0)
+        await store.add_run(RUN)
+        await store.commit("run-1", 0, Commit(document="1", closed=(WORK,)))
+        snapshot = replace(snapshot, log=(LogEntry(kind="a", body="", version=1),))
+        with pytest.raises(ValueError, match=reason):
+            await store.restore(snapshot, guests)
+        assert await store.runs() == [replace(RUN, document="1", version=1)]
+        assert await store.clients() == [known]
+        assert await store.closed("work-2") is None
         assert (await enrol(store, 1)).index == 1
+
+
+class TestBeingOne:
+    async def test_is_alive_and_leads(self, store: Store) -> None:
+        assert await store.alive() == {store.replica}
+        assert await store.lead()
+        assert await store.lead()
+
+    async def test_does_not_hear_itself(self, store: Store) -> None:
+        heard: list[str | None] = []
+        store.listen(heard.append)
+        await store.add_run(RUN)
+        await store.commit("run-1", 0, Commit(document="", signal="mine"))
+        await store.publish("mine")
+        await asyncio.sleep(0.05)
+        assert heard == []
+
+    async def test_a_new_life_has_a_new_name(self, store: Store) -> None:
+        before = store.replica
+        await store.close()
+        await store.open()
+        assert store.replica != before
+        assert await store.alive() == {store.replica}
+
+
+class TestRuns:
+    async def test_starts_empty(self, store: Store) -> None:
+        await store.ping()
+        assert await store.tokens() == []
+        assert await store.clients() == []
+        assert await store.members() == []
+        assert await store.runs() == []
+        assert await store.versions() == {}
+        assert await store.run("nobody's") is None
+        assert await store.client("nobody's") is None
+        assert await store.revoke_token("nobody's", 1.0) is None
+        assert await store.snapshot("nobody's") is None
+        assert await store.memories("nobody's") == {}
+        assert await store.log("nobody's") == []
+        assert await store.closed("nobody's") is None
+        assert await store.memory("nobody's", 0) is None
 
     async def test_runs_come_back_in_order(self, store: Store) -> None:
         runs = [replace(RUN, run_id=run_id) for run_id in ("z", "a", "m")]
         for run in runs:
             await store.add_run(run)
         assert await store.runs() == runs
+        assert list((await store.versions()).items()) == [("z", 0), ("a", 0), ("m", 0)]
+        assert await store.run("a") == runs[1]
 
     async def test_known_run_is_refused(self, store: Store) -> None:
         await store.add_run(RUN)
@@ -134,7 +389,8 @@ class TestEveryStore:
         ]
         assert await store.closed("work-1") == WORK
         assert await store.closed("work-2") == late
-        assert await store.log("run-1") == list(entries)
+        assert await store.log("run-1") == [replace(entry, version=1) for entry in entries]
+        assert await store.memories("run-1") == {0: arrays, 3: b"\xff\0"}
         assert await store.memory("run-1", 0) == arrays
         assert await store.memory("run-1", 3) == b"\xff\0"
         assert await store.memory("run-1", 1) is None
@@ -147,13 +403,22 @@ class TestEveryStore:
     async def test_log_keeps_order_and_filters(self, store: Store) -> None:
         await store.add_run(RUN)
         await store.add_run(replace(RUN, run_id="run-2"))
-        entries = [LogEntry(kind="ab"[number % 2], body=str(number)) for number in range(30)]
+        entries = [
+            LogEntry(kind="ab"[number % 2], body=str(number), version=7) for number in range(30)
+        ]
         for version in range(10):
             lines = tuple(entries[version * 3 : version * 3 + 3])
             await store.commit("run-1", version, Commit(document="", log=lines))
         other = LogEntry(kind="a", body="other")
         await store.commit("run-2", 0, Commit(document="", log=(other,)))
+        assert await store.versions() == {"run-1": 10, "run-2": 1}
+        # The store says which commit wrote a line, whatever the entry said.
+        entries = [replace(entry, version=n // 3 + 1) for n, entry in enumerate(entries)]
+        other = replace(other, version=1)
         assert await store.log("run-1") == entries
+        assert await store.log("run-1", after=8) == entries[24:]
+        assert await store.log("run-1", "b", after=8) == entries[25::2]
+        assert await store.log("run-1", after=10) == []
         assert await store.log("run-1", "b") == entries[1::2]
         assert await store.log("run-1", "c") == []
         assert await store.log("run-2") == [other]
@@ -237,215 +502,8 @@ class TestEveryStore:
         await store.commit("run-1", version, Commit(document="after"))
 
 
-def everything(*closed: ClosedWork) -> Commit:
-    return Commit(
-        document="never",
-        arrays=b"never",
-        closed=closed,
-        log=(LogEntry(kind="a", body="never"),),
-        memories=((0, b"never"),),
-    )
-
-
-class TestSqlStore:
-    async def test_reopening_finds_everything(self, tmp_path: Path) -> None:
-        path = tmp_path / "store.db"
-        entry = LogEntry(kind="round", body="{}")
-        async with opened(path) as store:
-            client = await enrol(store, 0)
-            await store.add_run(RUN)
-            commit = Commit(document="1", closed=(WORK,), log=(entry,), memories=((0, b"m"),))
-            await store.commit("run-1", 0, commit)
-        async with opened(path) as store:
-            assert await store.clients() == [client]
-            assert await store.runs() == [replace(RUN, document="1", version=1)]
-            assert await store.closed("work-1") == WORK
-            assert await store.log("run-1") == [entry]
-            assert await store.memory("run-1", 0) == b"m"
-            assert (await enrol(store, 1)).index == 1
-
-    async def test_killed_process_loses_nothing(self, tmp_path: Path) -> None:
-        path = tmp_path / "store.db"
-        await asyncio.to_thread(commit_and_be_killed, path)
-        async with opened(path) as store:
-            (run,) = await store.runs()
-            assert (run.version, run.document) == (20, "20")
-            assert [entry.body for entry in await store.log("r")] == [str(n) for n in range(20)]
-
-    async def test_stores_on_one_file_fence_each_other(self, tmp_path: Path) -> None:
-        path = tmp_path / "store.db"
-        async with opened(path) as one, opened(path) as two:
-            await one.add_run(RUN)
-            await one.commit("run-1", 0, Commit(document="one"))
-            with pytest.raises(VersionConflict):
-                await two.commit("run-1", 0, everything(WORK))
-            await two.commit("run-1", 1, Commit(document="two"))
-            assert await one.runs() == [replace(RUN, document="two", version=2)]
-
-    async def test_stores_on_one_file_share_the_enrolment(self, tmp_path: Path) -> None:
-        stores = [SqlStore.sqlite(tmp_path / "store.db") for _ in range(4)]
-        await asyncio.gather(*(store.open() for store in stores))
-        added = await asyncio.gather(*(enrol(stores[n % 4], n) for n in range(40)))
-        assert sorted(client.index for client in added) == list(range(40))
-        for store in stores:
-            await store.close()
-
-    async def test_cancelled_write_goes_on(self, tmp_path: Path) -> None:
-        began = asyncio.Event()
-
-        def work(connection: Connection) -> None:
-            connection.exec_driver_sql("UPDATE meta SET value = 3 WHERE key = 'num_clients'")
-            began.set()
-            connection.exec_driver_sql("UPDATE meta SET value = 7 WHERE key = 'num_clients'")
-
-        async with opened(tmp_path / "store.db") as store:
-            task = asyncio.create_task(store._write(work))
-            await began.wait()
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            assert (await enrol(store, 0)).index == 7
-
-    async def test_writes_are_durable(self, tmp_path: Path) -> None:
-        async with opened(tmp_path / "store.db") as store:
-            pragmas = await store._write(
-                lambda connection: {
-                    name: connection.exec_driver_sql(f"PRAGMA {name}").scalar()
-                    for name in ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
-                }
-            )
-        assert pragmas == {
-            "journal_mode": "wal",
-            "synchronous": 2,
-            "foreign_keys": 1,
-            "busy_timeout": 5000,
-        }
-
-    async def test_new_files_are_private(self, tmp_path: Path) -> None:
-        path = tmp_path / "a ?%20#é.db"
-        umask = os.umask(0)
-        try:
-            async with opened(path) as store:
-                await enrol(store, 0)
-                modes = {
-                    file.name: stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()
-                }
-        finally:
-            os.umask(umask)
-        assert modes == {f"{path.name}{suffix}": 0o600 for suffix in ("", "-wal", "-shm")}
-
-    async def test_newer_schema_is_refused(self, tmp_path: Path) -> None:
-        path = tmp_path / "store.db"
-        async with opened(path):
-            pass
-        with closing(sqlite3.connect(path)) as database, database:
-            database.execute("UPDATE meta SET value = 1000 WHERE key = 'schema_version'")
-        with pytest.raises(FedOneError, match=r"version 1000.*upgrade"):
-            await SqlStore.sqlite(path).open()
-
-    async def test_other_database_is_refused(self, tmp_path: Path) -> None:
-        path = tmp_path / "store.db"
-        with closing(sqlite3.connect(path)) as database, database:
-            database.execute("CREATE TABLE cookies (id)")
-        with pytest.raises(FedOneError, match=r"store\.db.*another program"):
-            await SqlStore.sqlite(path).open()
-
-    @pytest.mark.parametrize("kind", ["corrupt", "directory", "no parent"])
-    async def test_unusable_path(self, tmp_path: Path, kind: str) -> None:
-        path = tmp_path / "store.db"
-        if kind == "corrupt":
-            path.write_bytes(b"these are not the bytes of a database" * 100)
-        elif kind == "directory":
-            path.mkdir()
-        else:
-            path = tmp_path / "missing" / "store.db"
-        with pytest.raises(FedOneError, match=r"store\.db"):
-            await SqlStore.sqlite(path).open()
-
-    async def test_locked_by_another(self, tmp_path: Path) -> None:
-        path = tmp_path / "store.db"
-        async with opened(path, busy_timeout_s=0.01) as store:
-            await store.add_run(RUN)
-            with closing(sqlite3.connect(path, isolation_level=None)) as other:
-                other.execute("BEGIN IMMEDIATE")
-                with pytest.raises(FedOneError, match=r"store\.db.*locked"):
-                    await store.commit("run-1", 0, Commit(document="1"))
-                with pytest.raises(FedOneError, match=r"store\.db.*locked"):
-                    await SqlStore.sqlite(path, busy_timeout_s=0.01).open()
-                assert await store.runs() == [RUN]
-                await store.ping()
-            await store.commit("run-1", 0, Commit(document="1"))
-
-    async def test_must_be_open(self, tmp_path: Path) -> None:
-        store = SqlStore.sqlite(tmp_path / "store.db")
-        await store.close()
-        with pytest.raises(FedOneError, match="not open"):
-            await store.ping()
-        with pytest.raises(FedOneError, match="not open"):
-            await enrol(store, 0)
-        await store.open()
-        with pytest.raises(FedOneError, match="open already"):
-            await store.open()
-        await store.close()
-        with pytest.raises(FedOneError, match="not open"):
-            await store.ping()
-
-    @pytest.mark.parametrize(
-        "url",
-        [
-            "nonsense",
-            "postgresql+asyncpg://user:secret@host/db",
-            "sqlite+aiosqlite://",
-            "sqlite+aiosqlite:///:memory:",
-            "sqlite+aiosqlite:///file:x.db?uri=true",
-        ],
-    )
-    def test_unusable_url(self, url: str) -> None:
-        with pytest.raises(SpecError) as caught:
-            SqlStore(url)
-        assert "secret" not in str(caught.value)
-
-    async def test_plain_sqlite_url(self, tmp_path: Path) -> None:
-        store = SqlStore(f"sqlite:///{tmp_path}/store.db")
-        await store.open()
-        await store.close()
-        assert (tmp_path / "store.db").exists()
-
-
 def repository() -> str:
     return str(Path(fedone_sdk.stores.__file__).parents[2])
-
-
-def commit_and_be_killed(path: Path) -> None:
-    """20 commits in another process, which is killed as soon as it has said so."""
-    script = (
-        "import asyncio, sys\n"
-        "from fedone_sdk.stores import *\n"
-        "async def main():\n"
-        "    store = SqlStore.sqlite(sys.argv[1])\n"
-        "    await store.open()\n"
-        "    run = dict(spec='', candidates='', document='0', version=0, created_at=0.0)\n"
-        "    await store.add_run(RunRecord(run_id='r', arrays=b'', **run))\n"
-        "    for version in range(20):\n"
-        "        log = (LogEntry(kind='a', body=str(version)),)\n"
-        "        document = str(version + 1)\n"
-        "        await store.commit('r', version, Commit(document=document, log=log))\n"
-        "    print('committed', flush=True)\n"
-        "    sys.stdin.read()\n"
-        "asyncio.run(main())\n"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", script, str(path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": repository()},
-    ) as process:
-        assert process.stdout is not None
-        try:
-            assert process.stdout.readline() == b"committed\n"
-        finally:
-            process.kill()
-        assert process.wait() == -signal.SIGKILL
 
 
 def run_python(script: str) -> str:
@@ -463,14 +521,21 @@ def test_sqlalchemy_is_loaded_only_when_needed() -> None:
     assert run_python(script) == "False\n"
 
 
-@pytest.mark.parametrize("module", ["sqlalchemy", "aiosqlite"])
-def test_missing_extra_is_named(module: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("module", "store"),
+    [
+        ("sqlalchemy", "SqlStore.sqlite('store.db')"),
+        ("alembic", "SqlStore.sqlite('store.db')"),
+        ("asyncpg", "SqlStore('postgresql://host/db')"),
+    ],
+)
+def test_missing_extra_is_named(module: str, store: str, tmp_path: Path) -> None:
     script = (
         f"import asyncio, sys; sys.modules[{module!r}] = None\n"
         "from fedone_sdk.errors import MissingExtraError\n"
         "try:\n"
         "    from fedone_sdk.stores import SqlStore\n"
-        f"    asyncio.run(SqlStore.sqlite({str(tmp_path / 'store.db')!r}).open())\n"
+        f"    asyncio.run({store}.open())\n"
         "except MissingExtraError as error:\n"
         "    print(error.extra)\n"
     )

@@ -1,0 +1,87 @@
+"""`fedone db`: the schema of a store."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedone_sdk.cli._failures import naming
+from fedone_sdk.errors import SpecError
+
+if TYPE_CHECKING:
+    from fedone_sdk.stores import SqlStore
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    help="Look at the schema of a store, and upgrade it.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    epilog="Example: fedone db upgrade config.yaml",
+)
+
+Config = Annotated[
+    Path | None,
+    typer.Argument(metavar="CONFIG.yaml", help="The service.", show_default=False),
+]
+Url = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        metavar="URL",
+        show_default=False,
+        help="The store itself: a SQLite file, or postgresql://USER@HOST/DATABASE.",
+    ),
+]
+
+
+@app.command(epilog="Example: fedone db upgrade --store postgresql://fedone@db.example/fedone")
+def upgrade(config_path: Config = None, url: Url = None) -> None:
+    """Bring a store to the newest schema; all it holds is kept.
+
+    Stop every server on it first, and make a backup. Without arguments the store is the one that
+    the environment names (FEDONE_STORE__URL).
+    """
+    from fedone_sdk.stores.sql.schema import HEAD
+
+    store = _store(config_path, url)
+    before = asyncio.run(store.schema())
+    if before == HEAD:
+        typer.echo(f"schema {HEAD} is the newest")
+        return
+    asyncio.run(store.upgrade())
+    typer.echo(f"made schema {HEAD}" if before is None else f"upgraded {before} to {HEAD}")
+
+
+@app.command(epilog="Example: fedone db current config.yaml")
+def current(config_path: Config = None, url: Url = None) -> None:
+    """Print the schema of a store; exits with 1 if the store must be upgraded."""
+    from fedone_sdk.stores.sql.schema import HEAD
+
+    found = asyncio.run(_store(config_path, url).schema())
+    if found == HEAD:
+        typer.echo(f"schema {HEAD} is the newest")
+    elif found is None:
+        typer.echo(f"empty; schema {HEAD} is made when it is first opened")
+    else:
+        typer.echo(f"schema {found}; run `fedone db upgrade` to get {HEAD}")
+        raise typer.Exit(1)
+
+
+def _store(config_path: Path | None, url: str | None) -> SqlStore:
+    if config_path is not None and url is not None:
+        raise SpecError("give CONFIG.yaml or --store, not both", source="arguments")
+    if url is not None:
+        from fedone_sdk.stores import SqlStore
+
+        return SqlStore(url) if "://" in url else SqlStore.sqlite(url)
+
+    from fedone_sdk.aggregator.config import ServeConfig
+
+    config = ServeConfig.load(config_path)
+    folder = Path() if config_path is None else config_path.parent
+    with naming(str(config_path or "environment")):
+        return config.store.build(folder)

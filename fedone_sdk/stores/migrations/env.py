@@ -1,0 +1,9 @@
+"""How Alembic runs the migrations: on the connection, and in the transaction, it is given."""
+
+from alembic import context
+
+from fedone_sdk.stores.sql.tables import metadata
+
+context.configure(connection=context.config.attributes["connection"], target_metadata=metadata)
+with context.begin_transaction():
+    context.run_migrations()

@@ -1,0 +1,403 @@
+"""A PostgreSQL database, which several replicas of an aggregator may share.
+
+A commit is one statement, so one round trip, and its own transaction. Whether a commit happened
+whose connection broke is told by the names of the last commits, kept in the row of the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import TypeVar
+
+import structlog
+from sqlalchemy import Connection, event, select, text
+from sqlalchemy.engine import URL
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import DBAPIError, DisconnectionError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
+from tenacity import (
+    AsyncRetrying,
+    retry_if_exception,
+    stop_after_delay,
+    wait_random_exponential,
+)
+
+from fedone_sdk.errors import FedOneError, MissingExtraError
+from fedone_sdk.stores.base import Commit, Signals, VersionConflict
+from fedone_sdk.stores.sql import schema, statements
+from fedone_sdk.stores.sql import tables as t
+from fedone_sdk.stores.sql._tasks import to_the_end
+from fedone_sdk.stores.sql.session import CHANNEL, REPLICAS, Session
+
+__all__ = ["PostgresDatabase"]
+
+_log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+_NAME_LENGTH = 8
+_NUM_NAMES = 128
+"""How many commits of the run later one can still be told to have happened."""
+
+_SETTINGS = {
+    "application_name": "fedone",
+    # The budget rests on it: a commit that was acknowledged survives a loss of power.
+    "synchronous_commit": "on",
+    # Compiling a statement would take longer than any of ours.
+    "jit": "off",
+    # A host that vanishes frees its locks within some 15 s, not within hours.
+    "tcp_keepalives_idle": "5",
+    "tcp_keepalives_interval": "3",
+    "tcp_keepalives_count": "3",
+    "tcp_user_timeout": "15000",
+    "idle_in_transaction_session_timeout": "15000",
+}
+_CONNECT_TIMEOUT_S = 5.0
+_STATEMENT_TIMEOUT_S = 10.0
+_MIGRATION_LOCK = 0x6665_646F_6E65  # "fedone"
+
+# Nothing of it happens unless the run is at the version expected.
+_COMMIT = text(f"""
+WITH moved AS (
+    UPDATE runs
+    SET version = version + 1,
+        document = :document,
+        commits = left(:name || commits, {_NUM_NAMES * _NAME_LENGTH})
+    WHERE run_id = :run_id AND version = :version
+    RETURNING run_id, version
+), arrays_set AS (
+    UPDATE run_data SET arrays = :arrays FROM moved
+    WHERE run_data.run_id = moved.run_id AND CAST(:arrays AS bytea) IS NOT NULL
+), work_closed AS (
+    INSERT INTO closed_work
+        (assignment_id, run_id, client_index, outcome, body_sha256, receipt)
+    SELECT w.assignment_id, moved.run_id, w.client_index, w.outcome, w.body_sha256, w.receipt
+    FROM moved, unnest(
+        CAST(:assignment_ids AS varchar[]), CAST(:client_indices AS integer[]),
+        CAST(:outcomes AS varchar[]), CAST(:bodies_sha256 AS varchar[]), CAST(:receipts AS text[])
+    ) AS w (assignment_id, client_index, outcome, body_sha256, receipt)
+), appended AS (
+    INSERT INTO log (run_id, version, position, kind, body)
+    SELECT moved.run_id, moved.version, l.number - 1, l.kind, l.body
+    FROM moved, unnest(CAST(:kinds AS varchar[]), CAST(:bodies AS text[]))
+        WITH ORDINALITY AS l (kind, body, number)
+), remembered AS (
+    INSERT INTO memories (run_id, client_index, value)
+    SELECT moved.run_id, m.client_index, m.value
+    FROM moved, unnest(CAST(:of_clients AS integer[]), CAST(:memories AS bytea[]))
+        AS m (client_index, value)
+    ON CONFLICT (run_id, client_index) DO UPDATE SET value = excluded.value
+)
+SELECT version FROM moved
+""")
+_NOTIFY = text(f"SELECT pg_notify('{CHANNEL}', s) FROM unnest(CAST(:signals AS text[])) AS s")
+_MAX_SIGNALS = 256
+
+
+class PostgresDatabase:
+    """A `Database` on a server.
+
+    Statements have connections of a pool. One more connection, the session, stands for this
+    replica.
+    """
+
+    def __init__(self, url: URL, *, num_connections: int) -> None:
+        """Describes a database; `open` connects.
+
+        Args:
+            url: Names the server and the database.
+            num_connections: Connections of the pool.
+        """
+        query = dict(url.query)
+        if "sslmode" in query:  # as libpq calls it
+            query["ssl"] = query.pop("sslmode")
+        self._url = url.set(drivername="postgresql+asyncpg", query=query)
+        self._where = f"{url.host or query.get('host') or 'localhost'}/{url.database or ''}"
+        self._num_connections = num_connections
+        self._turns = asyncio.Semaphore(num_connections)
+        # Stays the same when the replica does not: signals of one's own must not come back.
+        self._sender = secrets.token_hex(8)
+        self._engine: AsyncEngine | None = None
+        self._session = Session(self._sender)
+        self._signals: deque[str] = deque()
+        self._telling: asyncio.Task[None] | None = None
+
+    async def open(self, *, serving: bool, upgrading: bool) -> None:
+        """Connects; creates the tables in an empty database, or upgrades them if told so."""
+        if self._engine is not None:
+            raise FedOneError(f"store {self._where} is open already")
+        self._engine = self._make_engine(
+            self._num_connections + serving + 1,
+            # An upgrade takes the time it takes.
+            timeout_s=None if upgrading else _STATEMENT_TIMEOUT_S,
+        )
+        try:
+            with self._translated():
+                async with self._connection("READ COMMITTED") as connection, connection.begin():
+                    await connection.run_sync(_prepare, upgrading)
+                if serving:
+                    await self._session.open(self._engine)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Disconnects; the replica is not alive any more."""
+        if self._telling is not None:
+            await asyncio.wait({self._telling})
+        engine, self._engine = self._engine, None
+        await self._session.close()
+        if engine is not None:
+            await engine.dispose()
+
+    async def read(self, work: Callable[[Connection], T], *, at_one_moment: bool = False) -> T:
+        """Does `work`: each statement reads one moment, or all of them the same."""
+        level = "REPEATABLE READ" if at_one_moment else "AUTOCOMMIT"
+
+        async def read() -> T:
+            async with self._connection(level) as connection:
+                return await connection.run_sync(work)
+
+        return await self._patiently(read)
+
+    async def schema(self) -> str | None:
+        """The schema of the database, which is only read."""
+        engine = self._make_engine(1, timeout_s=_STATEMENT_TIMEOUT_S)
+        try:
+            with self._translated():
+                async with engine.connect() as connection:
+                    return await connection.run_sync(schema.current)
+        finally:
+            await engine.dispose()
+
+    async def ping(self) -> None:
+        """Reads a row, without patience."""
+        with self._translated():
+            async with self._connection() as connection:
+                await connection.run_sync(statements.ping)
+
+    async def write(self, work: Callable[[Connection], T]) -> T:
+        """Does `work` in a transaction, again where its outcome is not known."""
+
+        async def write() -> T:
+            async with self._connection("READ COMMITTED") as connection, connection.begin():
+                return await connection.run_sync(work)
+
+        return await self._patiently(write)
+
+    async def commit(self, run_id: str, version: int, commit: Commit) -> None:
+        """Stores an event's changes.
+
+        Where the connection breaks, the same commit is asked for again. Had it happened, or does
+        it happen only now, the run has moved on and holds its name.
+        """
+        name = secrets.token_urlsafe(_NAME_LENGTH * 6 // 8)
+        memories = dict(commit.memories)
+        row = {
+            "run_id": run_id,
+            "version": version,
+            "name": name,
+            "document": commit.document,
+            "arrays": commit.arrays,
+            "assignment_ids": [work.assignment_id for work in commit.closed],
+            "client_indices": [work.client_index for work in commit.closed],
+            "outcomes": [work.outcome for work in commit.closed],
+            "bodies_sha256": [work.body_sha256 for work in commit.closed],
+            "receipts": [work.receipt for work in commit.closed],
+            "kinds": [entry.kind for entry in commit.log],
+            "bodies": [entry.body for entry in commit.log],
+            "of_clients": list(memories.keys()),
+            "memories": list(memories.values()),
+        }
+        tries = 0
+
+        async def attempt() -> None:
+            nonlocal tries
+            tries += 1
+            async with self._connection() as connection:
+                with statements.refusing("work can be closed only once"):
+                    if (await connection.execute(_COMMIT, row)).first() is not None:
+                        return
+                query = select(t.runs.c.version, t.runs.c.commits).where(t.runs.c.run_id == run_id)
+                found = (await connection.execute(query)).one_or_none()
+            if found is None:
+                raise KeyError(run_id)
+            places = range(0, len(found.commits), _NAME_LENGTH)
+            if name in {found.commits[place : place + _NAME_LENGTH] for place in places}:
+                return
+            if tries > 1 and found.version > version + _NUM_NAMES:
+                raise FedOneError(
+                    f"store {self._where}: the connection broke in a commit to run {run_id!r}, "
+                    "and whether it was stored cannot be told any more"
+                )
+            raise VersionConflict(f"run {run_id!r} is at version {found.version}, not {version}")
+
+        await self._patiently(attempt)
+        if commit.signal is not None:
+            self._signals.append(commit.signal)
+            if self._telling is None:
+                self._telling = asyncio.create_task(self._tell(), name="store signals")
+
+    @property
+    def shared(self) -> bool:
+        """Always."""
+        return True
+
+    @property
+    def replica(self) -> str:
+        """Names this process; a new session has a new name."""
+        return self._session.replica
+
+    async def alive(self) -> frozenset[str]:
+        """The replicas whose sessions the server knows, and this one."""
+
+        def alive(connection: Connection) -> frozenset[str]:
+            return frozenset(row.replica for row in connection.execute(REPLICAS))
+
+        return await self.read(alive) | {self.replica}
+
+    async def lead(self) -> bool:
+        """Whether this replica's session holds the one lock for it; tries to get it."""
+        return await self._session.lead()
+
+    async def publish(self, signal: str) -> None:
+        """Tells the other replicas something, after what was committed before."""
+        if self._telling is not None:
+            await asyncio.wait({self._telling})
+        await self._notify([signal])
+
+    def listen(self, signals: Signals) -> None:
+        """Sets who is told what other replicas publish."""
+        self._session.listen(signals)
+
+    async def _tell(self) -> None:
+        """Sends the signals of commits, until none is left.
+
+        A transaction that notifies lets no other one commit until it is on the disk. So signals
+        have transactions of their own, which change nothing and need not wait for the disk.
+        """
+        try:
+            while self._signals:
+                size = min(len(self._signals), _MAX_SIGNALS)
+                await self._notify([self._signals.popleft() for _ in range(size)])
+        except FedOneError as error:
+            _log.warning("signals lost", error=str(error))
+        finally:
+            self._telling = None
+
+    async def _notify(self, signals: list[str]) -> None:
+        if self._engine is None:
+            raise FedOneError(f"store {self._where} is not open")
+        engine = self._engine.execution_options(isolation_level="AUTOCOMMIT")
+        row = {"signals": [f"{self._sender} {signal}" for signal in signals]}
+
+        async def notify() -> None:
+            # Not in turn: the pool has a connection for it.
+            async with engine.connect() as connection:
+                await connection.execute(_NOTIFY, row)
+
+        await self._patiently(notify)
+
+    def _make_engine(self, num_connections: int, *, timeout_s: float | None) -> AsyncEngine:
+        try:
+            engine = create_async_engine(
+                self._url,
+                pool_size=num_connections,
+                max_overflow=0,
+                pool_use_lifo=True,
+                connect_args={
+                    "server_settings": _SETTINGS,
+                    "timeout": _CONNECT_TIMEOUT_S,
+                    "command_timeout": timeout_s,
+                },
+            )
+        except ModuleNotFoundError as error:
+            raise MissingExtraError("SqlStore", extra="server") from error
+        event.listen(engine.sync_engine, "checkout", _refuse_closed)
+        return engine
+
+    @asynccontextmanager
+    async def _connection(self, level: str = "AUTOCOMMIT") -> AsyncIterator[AsyncConnection]:
+        """A connection, in the order of asking; by itself each statement is a transaction."""
+        if self._engine is None:
+            raise FedOneError(f"store {self._where} is not open")
+        engine = self._engine.execution_options(isolation_level=level)
+        # The pool would serve whoever comes just as a connection is given back.
+        async with self._turns, engine.connect() as connection:
+            yield connection
+
+    async def _patiently(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Does `work` to the end, again while the server is away or asks for it."""
+
+        async def work_again() -> T:
+            return await _RETRYING.copy()(work)
+
+        with self._translated():
+            return await to_the_end(work_again())
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Makes one error of all that the database and its driver raise."""
+        try:
+            yield
+        except Exception as error:
+            if not _is_of_the_database(error):
+                raise
+            reason = error.orig if isinstance(error, DBAPIError) else error
+            words = " ".join(str(reason).split()) or type(reason).__name__
+            raise FedOneError(f"store {self._where} cannot be used: {words}") from error
+
+
+def _prepare(connection: Connection, upgrading: bool) -> None:
+    # Replicas that start together must not all create the tables.
+    connection.execute(text(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})"))
+    schema.prepare(connection, upgrading=upgrading)
+
+
+def _refuse_closed(
+    connection: DBAPIConnection, _: ConnectionPoolEntry, __: PoolProxiedConnection
+) -> None:
+    """Makes the pool replace a connection that the server has closed meanwhile."""
+    if connection.driver_connection.is_closed():
+        raise DisconnectionError
+
+
+def _is_of_the_database(error: BaseException) -> bool:
+    # A function's import: whoever lacks the driver is told so when the store is opened.
+    import asyncpg
+
+    kinds = (
+        SQLAlchemyError,
+        asyncpg.PostgresError,
+        asyncpg.InterfaceError,
+        OSError,
+        TimeoutError,
+        schema.SchemaRefused,
+    )
+    return isinstance(error, kinds)
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Whether the same work may succeed soon: the server is away, or undid the transaction."""
+    if isinstance(error, DBAPIError):
+        if error.connection_invalidated:
+            return True
+        error = error.orig or error
+    code = getattr(error, "sqlstate", None) or ""
+    return isinstance(error, OSError | TimeoutError) or code.startswith(_PASSING)
+
+
+# Connection trouble, serialization and deadlock, too many connections, shutdown and start.
+_PASSING = ("08", "40001", "40P01", "53300", "57P01", "57P02", "57P03")
+_PATIENCE_S = 15.0
+_RETRYING = AsyncRetrying(
+    retry=retry_if_exception(_may_pass),
+    stop=stop_after_delay(_PATIENCE_S),
+    wait=wait_random_exponential(multiplier=0.05, max=1.0),
+    reraise=True,
+)

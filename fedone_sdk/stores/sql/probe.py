@@ -1,0 +1,99 @@
+"""A look at a database that changes nothing: can it be used, and what would `open` do to it?"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+
+from sqlalchemy import Connection, create_engine
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.pool import NullPool
+
+from fedone_sdk.errors import FedOneError
+from fedone_sdk.stores.sql import schema
+
+__all__ = ["probe_file", "probe_server"]
+
+_TIMEOUT_S = 5.0
+
+
+def probe_file(path: Path) -> str:
+    """Looks at a SQLite file.
+
+    Returns:
+        What serving it would begin with, for people.
+
+    Raises:
+        FedOneError: It cannot be used.
+    """
+    if not path.exists():
+        folder = path.parent
+        if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+            raise FedOneError(f"{path}: cannot be made: {folder} is no folder to write to")
+        return f"would make {path}"
+    if not os.access(path, os.R_OK | os.W_OK):
+        raise FedOneError(f"{path}: may not be read and written")
+    # Without a log beside it, nobody writes to the file, and nothing has to be made to read it.
+    how = "mode=ro" if path.with_name(f"{path.name}-wal").exists() else "mode=ro&immutable=1"
+    uri = f"{path.absolute().as_uri()}?{how}"
+    engine = create_engine(
+        "sqlite://", creator=lambda: sqlite3.connect(uri, uri=True), poolclass=NullPool
+    )
+    try:
+        with engine.connect() as connection:
+            found = schema.current(connection)
+    except schema.SchemaRefused as exc:
+        raise FedOneError(f"{path}: {exc}") from exc
+    except SQLAlchemyError as exc:
+        raise FedOneError(f"{path}: is not a database that can be used") from exc
+    if found is None or found == schema.HEAD:
+        return f"would use {path}"
+    return f"would use {path}, and upgrade it from schema {found} to {schema.HEAD}"
+
+
+async def probe_server(url: URL) -> str:
+    """Looks at a database of a PostgreSQL server.
+
+    Returns:
+        What serving it would begin with, for people.
+
+    Raises:
+        FedOneError: It cannot be reached, or its schema cannot be used; never shows the password.
+    """
+    where = f"{url.host or url.query.get('host') or 'localhost'}/{url.database or ''}"
+    query = dict(url.query)
+    if "sslmode" in query:  # as libpq calls it
+        query["ssl"] = query.pop("sslmode")
+    engine = create_async_engine(
+        url.set(drivername="postgresql+asyncpg", query=query),
+        poolclass=NullPool,
+        connect_args={"timeout": _TIMEOUT_S, "command_timeout": _TIMEOUT_S},
+    )
+    try:
+        async with engine.connect() as connection:
+            found = await connection.run_sync(_current)
+    except schema.SchemaRefused as exc:
+        raise FedOneError(f"{where}: {exc}") from exc
+    except (SQLAlchemyError, OSError, TimeoutError) as exc:
+        reason = getattr(exc, "orig", None) or exc
+        raise FedOneError(f"{where}: cannot be reached: {_short(reason)}") from exc
+    finally:
+        await engine.dispose()
+    if found is not None and found != schema.HEAD:
+        raise FedOneError(
+            f"{where}: has schema {found} and this fedone-sdk needs schema {schema.HEAD}; "
+            "run `fedone db upgrade`"
+        )
+    return f"would make its tables in {where}" if found is None else f"would use {where}"
+
+
+def _current(connection: Connection) -> str | None:
+    return schema.current(connection)
+
+
+def _short(error: object) -> str:
+    text = " ".join(str(error).split())
+    return text.partition(": ")[2] or text if text.startswith("<class") else text

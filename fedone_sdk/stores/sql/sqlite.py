@@ -1,0 +1,356 @@
+"""A SQLite file: one server, whose writes share their transactions."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import sys
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.engine import URL
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.pool import ConnectionPoolEntry, NullPool
+
+from fedone_sdk.errors import FedOneError, SpecError
+from fedone_sdk.stores.base import Commit, Signals
+from fedone_sdk.stores.sql import schema, statements
+from fedone_sdk.stores.sql._tasks import to_the_end
+
+__all__ = ["SqliteDatabase"]
+
+T = TypeVar("T")
+
+_MAX_BATCH = 128
+"""The first of those that share a transaction waits for the last."""
+
+_NUM_READERS = 4
+
+
+@dataclass(eq=False, slots=True)
+class _Write:
+    """A write that waits for its transaction."""
+
+    work: Callable[[Connection], Any]
+    done: asyncio.Future[Any] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+
+
+class SqliteDatabase:
+    """A `Database` in a file.
+
+    A transaction is one visit to a thread, where SQLAlchemy and SQLite work without waiting for
+    the event loop. All writes go through one connection that stays open. Those that wait at the
+    same time share one transaction, and so one wait for the disk; each has a savepoint of its
+    own. Reads have connections of their own and never wait for a writer.
+    """
+
+    def __init__(self, url: URL, *, busy_timeout_s: float) -> None:
+        """Describes a database; `open` connects.
+
+        Args:
+            url: Names the file.
+            busy_timeout_s: How long a transaction waits for another process's to end.
+
+        Raises:
+            SpecError: The URL does not name a file.
+        """
+        self._url = url.set(drivername="sqlite")
+        self._path = url.database or ":memory:"
+        if self._path == ":memory:" or self._path.startswith("file:"):
+            raise SpecError(f"{self._path!r} is not the path of a file", source="store")
+        self._busy_timeout_s = busy_timeout_s
+        self._replica = uuid.uuid4().hex
+        self._lock: int | None = None
+        self._engine: Engine | None = None
+        self._writer: Connection | None = None
+        self._threads = _Threads()
+        self._waiting: deque[_Write] = deque()
+        self._writing: asyncio.Task[None] | None = None
+
+    async def open(self, *, serving: bool, upgrading: bool) -> None:
+        """Connects; creates and upgrades the tables."""
+        if self._engine is not None:
+            raise FedOneError(f"store {self._path} is open already")
+        self._engine = create_engine(self._url, pool_size=_NUM_READERS + 1, max_overflow=0)
+        self._threads = _Threads()
+
+        def connect(engine: Engine) -> Connection:
+            if serving or upgrading:
+                _create_private(self._path)
+                self._lock = _lock(f"{self._path}.lock")
+            elif not os.path.exists(self._path):
+                raise OSError("there is no such file")
+            _configure(engine, self._busy_timeout_s)
+            return engine.connect().execution_options(fedone_write=True)
+
+        try:
+            with self._translated():
+                self._writer = await self._threads.write(connect, self._engine)
+            upgrading = upgrading or serving
+            await self.write(lambda connection: schema.prepare(connection, upgrading=upgrading))
+        except BaseException:
+            await self.close()
+            raise
+        self._replica = uuid.uuid4().hex
+
+    async def close(self) -> None:
+        """Disconnects, after the writes under way."""
+        engine, self._engine = self._engine, None
+        if engine is None:
+            return
+        if self._writing is not None:
+            await asyncio.wait({self._writing})
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            await self._threads.write(writer.close)
+        self._threads.close()
+        engine.dispose()
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            os.close(lock)
+
+    async def schema(self) -> str | None:
+        """The schema of the file, which is only read."""
+
+        def look() -> str | None:
+            if not os.path.exists(self._path):
+                return None
+            uri = f"{Path(self._path).absolute().as_uri()}?mode=ro"
+            engine = create_engine(
+                "sqlite://", creator=lambda: sqlite3.connect(uri, uri=True), poolclass=NullPool
+            )
+            with engine.connect() as connection:
+                return schema.current(connection)
+
+        with self._translated():
+            return await asyncio.to_thread(look)
+
+    async def ping(self) -> None:
+        """Reads a row."""
+        await self.read(statements.ping)
+
+    async def read(self, work: Callable[[Connection], T], *, at_one_moment: bool = False) -> T:
+        """Does `work` on one of the pool's connections; all it reads is always of one moment."""
+        if self._engine is None:
+            raise FedOneError(f"store {self._path} is not open")
+
+        def transaction(engine: Engine) -> T:
+            with engine.connect() as connection:
+                return work(connection)
+
+        with self._translated():
+            return await to_the_end(self._threads.read(transaction, self._engine))
+
+    async def write(self, work: Callable[[Connection], T]) -> T:
+        """Does `work` on the writing connection, with others that wait at the same time."""
+        if self._engine is None:
+            raise FedOneError(f"store {self._path} is not open")
+        write = _Write(work)
+        self._waiting.append(write)
+        if self._writing is None:
+            self._writing = asyncio.create_task(self._write_all(), name="store writes")
+        with self._translated():
+            try:
+                result: T = await asyncio.shield(write.done)
+            except asyncio.CancelledError:
+                # Who goes away while others write leaves the queue: otherwise callers that give
+                # up and ask again, as devices do, would make it longer than it can ever be
+                # worked off. What has begun is carried out.
+                if write in self._waiting:
+                    self._waiting.remove(write)
+                else:
+                    await asyncio.wait({write.done})
+                    write.done.exception()
+                raise
+        return result
+
+    async def commit(self, run_id: str, version: int, commit: Commit) -> None:
+        """Stores an event's changes; the signal is for nobody."""
+        await self.write(lambda connection: statements.commit(connection, run_id, version, commit))
+
+    @property
+    def shared(self) -> bool:
+        """Never: the file is locked."""
+        return False
+
+    @property
+    def replica(self) -> str:
+        """Names this process; new at every `open`."""
+        return self._replica
+
+    async def alive(self) -> frozenset[str]:
+        """This process alone."""
+        return frozenset({self._replica})
+
+    async def lead(self) -> bool:
+        """Always: there is nobody else."""
+        return True
+
+    async def publish(self, signal: str) -> None:
+        """Does nothing: nobody else listens."""
+
+    def listen(self, signals: Signals) -> None:
+        """Does nothing: nobody else publishes."""
+
+    async def _write_all(self) -> None:
+        """Carries out what waits, until nothing does."""
+        try:
+            while self._waiting:
+                size = min(len(self._waiting), _MAX_BATCH)
+                await self._write_together([self._waiting.popleft() for _ in range(size)])
+        finally:
+            self._writing = None
+
+    async def _write_together(self, batch: list[_Write]) -> None:
+        """Carries out a batch in one transaction, and tells who waits only after it."""
+        works = [write.work for write in batch]
+        try:
+            if self._writer is None or self._engine is None:
+                raise FedOneError(f"store {self._path} is not open")
+            outcomes = await to_the_end(self._threads.write(_do_all, self._writer, works))
+        except BaseException as error:
+            for write in batch:
+                write.done.set_exception(error)
+            if not isinstance(error, Exception):
+                raise
+            return
+        for write, (result, failure) in zip(batch, outcomes, strict=True):
+            if failure is None:
+                write.done.set_result(result)
+            else:
+                write.done.set_exception(failure)
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Makes one error of all that the database and its driver raise."""
+        try:
+            yield
+        except (SQLAlchemyError, sqlite3.Error, OSError, schema.SchemaRefused) as error:
+            reason = error.orig if isinstance(error, DBAPIError) else error
+            raise FedOneError(f"store {self._path} cannot be used: {reason}") from error
+
+
+class _Threads:
+    """One thread that writes, and some that read."""
+
+    def __init__(self) -> None:
+        self._writer = ThreadPoolExecutor(1, "store-write")
+        self._readers = ThreadPoolExecutor(_NUM_READERS, "store-read")
+
+    async def write(self, work: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._writer, work, *arguments)
+
+    async def read(self, work: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._readers, work, *arguments)
+
+    def close(self) -> None:
+        """Lets the threads end; they have nothing to do any more."""
+        self._writer.shutdown()
+        self._readers.shutdown()
+
+
+def _do_all(
+    connection: Connection, works: list[Callable[[Connection], Any]]
+) -> list[tuple[Any, Exception | None]]:
+    """Does all works in one transaction; what one raises is its outcome and harms no other.
+
+    An error of a savepoint itself is raised: then the transaction is lost for all.
+    """
+    try:
+        with connection.begin():
+            if len(works) == 1:
+                return [(works[0](connection), None)]
+            return [_do(connection, work) for work in works]
+    except BaseException:
+        # A COMMIT that fails may leave the transaction open.
+        driver: Any = connection.connection.driver_connection
+        if driver.in_transaction:
+            driver.rollback()
+        raise
+
+
+def _do(connection: Connection, work: Callable[[Connection], Any]) -> tuple[Any, Exception | None]:
+    """Does one work of several; undoes it alone if it fails."""
+    savepoint = connection.begin_nested()
+    try:
+        result = work(connection)
+    except Exception as error:
+        savepoint.rollback()
+        return None, error
+    savepoint.commit()
+    return result, None
+
+
+def _create_private(path: str) -> None:
+    """Creates a missing file that only its owner may read.
+
+    SQLite gives its ``-wal`` and ``-shm`` files the mode of the database file.
+    """
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+
+
+def _lock(path: str) -> int:
+    """Locks a file until its descriptor is closed, at the latest when the process ends.
+
+    It stands beside the database: closing a second descriptor of that one would drop the locks
+    that SQLite has on it.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    if sys.platform != "win32":  # where nothing like it is part of Python
+        import fcntl
+
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(descriptor)
+            if not isinstance(error, BlockingIOError):
+                raise
+            raise OSError("it is in use by another process") from error
+    return descriptor
+
+
+def _configure(engine: Engine, busy_timeout_s: float) -> None:
+    """Sets up every connection, and transactions that begin when we say so."""
+    pragmas = (
+        f"busy_timeout={round(busy_timeout_s * 1000)}",
+        "journal_mode=WAL",
+        # The budget rests on it: a commit that was acknowledged survives a loss of power.
+        "synchronous=FULL",
+        "fullfsync=ON",  # macOS, whose fsync alone leaves data in the drive's cache
+        "foreign_keys=ON",
+    )
+
+    @event.listens_for(engine, "connect")
+    def connect(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
+        # sqlite3 would begin transactions late, after the reads of a read-then-write one.
+        connection.isolation_level = None
+        cursor = connection.cursor()
+        give_up = time.monotonic() + busy_timeout_s
+        for pragma in pragmas:
+            while True:
+                try:
+                    cursor.execute(f"PRAGMA {pragma}")
+                    break
+                except sqlite3.OperationalError:
+                    # Unlike all else, the first change to WAL does not wait for others.
+                    if time.monotonic() > give_up:
+                        raise
+        cursor.close()
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        # A deferred write could fail halfway, when another process wrote after it began.
+        writes = connection.get_execution_options().get("fedone_write", False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

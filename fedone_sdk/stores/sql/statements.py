@@ -1,0 +1,511 @@
+"""What the methods of a store do within their transaction, in words that every database knows.
+
+Whoever changes tokens or clients takes the row of ``num_clients`` first. That makes one line of
+them across all replicas: indices have no gaps, and a token's uses are counted exactly.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from itertools import groupby
+from typing import Any
+
+from sqlalchemy import (
+    Connection,
+    Insert,
+    RowMapping,
+    Table,
+    bindparam,
+    delete,
+    insert,
+    or_,
+    select,
+    update,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import IntegrityError
+
+from fedone_sdk.stores.base import (
+    ClientRecord,
+    ClosedWork,
+    Commit,
+    LogEntry,
+    Member,
+    RunRecord,
+    RunSnapshot,
+    TokenRecord,
+    TokenRefused,
+    VersionConflict,
+)
+from fedone_sdk.stores.sql import tables as t
+
+__all__ = [
+    "add_run",
+    "client",
+    "clients",
+    "closed",
+    "commit",
+    "enrol",
+    "forget_nonces",
+    "join",
+    "leave",
+    "log",
+    "members",
+    "memories",
+    "memory",
+    "ping",
+    "put_token",
+    "refusing",
+    "restore",
+    "revoke_client",
+    "revoke_token",
+    "run",
+    "runs",
+    "set_credential",
+    "snapshot",
+    "tokens",
+    "use_nonce",
+    "versions",
+]
+
+
+@contextmanager
+def refusing(message: str) -> Iterator[None]:
+    """Makes a ``ValueError`` of a key that is taken."""
+    try:
+        yield
+    except IntegrityError as error:
+        raise ValueError(message) from error
+
+
+def ping(connection: Connection) -> None:
+    """Reads a row."""
+    connection.execute(select(t.meta.c.value)).all()
+
+
+# Tokens and clients
+
+_NUM_CLIENTS = t.meta.c.key == "num_clients"
+
+
+def _line_up(connection: Connection) -> int:
+    """Waits for others that change tokens or clients; returns how many clients there are."""
+    query = select(t.meta.c.value).where(_NUM_CLIENTS).with_for_update()
+    num_clients: int = connection.execute(query).scalar_one()
+    return num_clients
+
+
+def put_token(connection: Connection, token: TokenRecord) -> None:
+    """See `Store.put_token`."""
+    _line_up(connection)
+    known = _token(connection, t.tokens.c.name == token.name)
+    with refusing(f"another token than {token.name!r} has the same secret"):
+        if known is None:
+            connection.execute(insert(t.tokens), _token_row(token))
+            return
+        same = known.token_sha256 == token.token_sha256
+        token = replace(
+            token,
+            created_at=known.created_at,
+            revoked_at=known.revoked_at,
+            uses_left=known.uses_left if same else token.uses_left,
+        )
+        of_name = t.tokens.c.name == token.name
+        connection.execute(update(t.tokens).where(of_name).values(**_token_row(token)))
+
+
+def tokens(connection: Connection) -> list[TokenRecord]:
+    """See `Store.tokens`."""
+    rows = connection.execute(select(t.tokens).order_by(t.tokens.c.seq)).mappings()
+    return [_token_record(row) for row in rows]
+
+
+def revoke_token(connection: Connection, name: str, now: float) -> TokenRecord | None:
+    """See `Store.revoke_token`."""
+    of_name = t.tokens.c.name == name
+    first = of_name & t.tokens.c.revoked_at.is_(None)
+    connection.execute(update(t.tokens).where(first).values(revoked_at=now))
+    return _token(connection, of_name)
+
+
+def enrol(
+    connection: Connection, client: ClientRecord, token_sha256: str, now: float, *, again: bool
+) -> ClientRecord:
+    """See `Store.enrol`.
+
+    Args:
+        connection: In a transaction.
+        client: Whom.
+        token_sha256: By which token.
+        now: Seconds since the epoch.
+        again: Whether this same call may have succeeded before; then its client is returned.
+    """
+    num_clients = _line_up(connection)
+    token = _token(connection, t.tokens.c.token_sha256 == token_sha256)
+    if token is None:
+        raise TokenRefused("the enrolment token is not known")
+    if again:
+        known = _client(connection, t.clients.c.client_id == client.client_id)
+        if known is not None and known.credential_sha256 == client.credential_sha256:
+            return known
+    if token.revoked_at is not None:
+        raise TokenRefused("the enrolment token was revoked")
+    if token.expires_at is not None and token.expires_at <= now:
+        raise TokenRefused("the enrolment token has expired")
+    if client.enrolment_sha256 is not None:
+        known = _client(connection, t.clients.c.enrolment_sha256 == client.enrolment_sha256)
+        if known is not None:
+            return _enrol_again(connection, known, client)
+    if token.uses_left == 0:
+        raise TokenRefused("the enrolment token is used up")
+    if token.uses_left is not None:
+        fewer = {"uses_left": token.uses_left - 1}
+        connection.execute(update(t.tokens).where(t.tokens.c.name == token.name).values(**fewer))
+    client = replace(client, index=num_clients, token=token.name, runs=token.runs)
+    with refusing(f"client {client.client_id!r} is enrolled already"):
+        connection.execute(insert(t.clients), _client_row(client))
+    connection.execute(update(t.meta).where(_NUM_CLIENTS).values(value=num_clients + 1))
+    return client
+
+
+def _enrol_again(connection: Connection, known: ClientRecord, client: ClientRecord) -> ClientRecord:
+    if known.revoked_at is not None:
+        raise TokenRefused("this client was revoked")
+    again = replace(
+        known,
+        credential_sha256=client.credential_sha256,
+        previous_sha256=None,
+        public_key=client.public_key,
+    )
+    of_index = t.clients.c.index == known.index
+    connection.execute(update(t.clients).where(of_index).values(**_client_row(again)))
+    return again
+
+
+def clients(connection: Connection) -> list[ClientRecord]:
+    """See `Store.clients`."""
+    rows = connection.execute(select(t.clients).order_by(t.clients.c.index)).mappings()
+    return [_client_record(row) for row in rows]
+
+
+def client(connection: Connection, credential_sha256: str) -> ClientRecord | None:
+    """See `Store.client`."""
+    c = t.clients.c
+    return _client(
+        connection,
+        or_(c.credential_sha256 == credential_sha256, c.previous_sha256 == credential_sha256),
+    )
+
+
+def client_at(connection: Connection, index: int) -> ClientRecord | None:
+    """See `Store.client_at`."""
+    return _client(connection, t.clients.c.index == index)
+
+
+def client_named(connection: Connection, client_id: str) -> ClientRecord | None:
+    """See `Store.client_named`."""
+    return _client(connection, t.clients.c.client_id == client_id)
+
+
+def set_credential(
+    connection: Connection, index: int, credential_sha256: str, previous_sha256: str | None
+) -> None:
+    """See `Store.set_credential`."""
+    changes = {"credential_sha256": credential_sha256, "previous_sha256": previous_sha256}
+    of_index = t.clients.c.index == index
+    if connection.execute(update(t.clients).where(of_index).values(**changes)).rowcount != 1:
+        raise IndexError(f"there is no client {index}")
+
+
+def revoke_client(connection: Connection, index: int, now: float) -> None:
+    """See `Store.revoke_client`."""
+    of_index = t.clients.c.index == index
+    found = connection.execute(select(t.clients.c.revoked_at).where(of_index)).one_or_none()
+    if found is None:
+        raise IndexError(f"there is no client {index}")
+    first = of_index & t.clients.c.revoked_at.is_(None)
+    connection.execute(update(t.clients).where(first).values(revoked_at=now))
+
+
+def use_nonce(connection: Connection, nonce: str, now: float, until: float) -> bool:
+    """See `Store.use_nonce`."""
+    row = {"nonce": nonce, "until": until}
+    keys = [t.nonces.c.nonce]
+    over = t.nonces.c.until < now
+    statement: Any = _insert(connection, t.nonces).values(row)
+    statement = statement.on_conflict_do_update(
+        index_elements=keys, set_={"until": until}, where=over
+    ).returning(t.nonces.c.nonce)
+    return connection.execute(statement).first() is not None
+
+
+def forget_nonces(connection: Connection, now: float) -> None:
+    """Forgets the nonces that no request may come with any more."""
+    connection.execute(delete(t.nonces).where(t.nonces.c.until < now))
+
+
+def _token(connection: Connection, which: Any) -> TokenRecord | None:
+    query = select(t.tokens).where(which).with_for_update()
+    row = connection.execute(query).mappings().one_or_none()
+    return None if row is None else _token_record(row)
+
+
+def _client(connection: Connection, which: Any) -> ClientRecord | None:
+    query = select(t.clients).where(which).order_by(t.clients.c.index).limit(1)
+    row = connection.execute(query).mappings().one_or_none()
+    return None if row is None else _client_record(row)
+
+
+def _token_row(token: TokenRecord) -> dict[str, Any]:
+    return {**asdict(token), "runs": _patterns(token.runs)}
+
+
+def _token_record(row: RowMapping) -> TokenRecord:
+    fields = {name: value for name, value in row.items() if name != "seq"}
+    return TokenRecord(**{**fields, "runs": _as_patterns(row["runs"])})
+
+
+def _client_row(client: ClientRecord) -> dict[str, Any]:
+    return {**asdict(client), "runs": _patterns(client.runs)}
+
+
+def _client_record(row: RowMapping) -> ClientRecord:
+    return ClientRecord(**{**row, "runs": _as_patterns(row["runs"])})
+
+
+def _patterns(patterns: tuple[str, ...] | None) -> str | None:
+    return None if patterns is None else json.dumps(patterns)
+
+
+def _as_patterns(text: str | None) -> tuple[str, ...] | None:
+    return None if text is None else tuple(json.loads(text))
+
+
+# Who waits for work
+
+
+def join(connection: Connection, member: Member) -> None:
+    """See `Store.join`."""
+    _upsert(connection, t.members, [asdict(member)])
+
+
+def leave(connection: Connection, client_indices: Collection[int]) -> None:
+    """See `Store.leave`."""
+    if client_indices:
+        connection.execute(_LEAVE, [{"of_client": index} for index in client_indices])
+
+
+def members(connection: Connection) -> list[Member]:
+    """See `Store.members`."""
+    query = select(t.members).order_by(t.members.c.client_index)
+    return [Member(**row) for row in connection.execute(query).mappings()]
+
+
+# Runs
+
+_RUN = select(
+    *(
+        t.runs.c[field.name] if field.name in t.runs.c else t.run_data.c[field.name]
+        for field in dataclasses.fields(RunRecord)
+    )
+).join_from(t.runs, t.run_data)
+
+
+def add_run(connection: Connection, record: RunRecord, *, again: bool) -> None:
+    """See `Store.add_run`.
+
+    Args:
+        connection: In a transaction.
+        record: The run.
+        again: Whether this same call may have succeeded before; then it has now.
+    """
+    if again and run(connection, record.run_id) == record:
+        return
+    fields = asdict(record)
+    with refusing(f"run {record.run_id!r} exists already"):
+        for table in (t.runs, t.run_data):
+            row = {c.name: fields[c.name] for c in table.c if c.name in fields}
+            connection.execute(insert(table), row)
+
+
+def runs(connection: Connection) -> list[RunRecord]:
+    """See `Store.runs`."""
+    rows = connection.execute(_RUN.order_by(t.runs.c.seq)).mappings()
+    return [RunRecord(**row) for row in rows]
+
+
+def run(connection: Connection, run_id: str) -> RunRecord | None:
+    """See `Store.run`."""
+    row = connection.execute(_RUN.where(t.runs.c.run_id == run_id)).mappings().one_or_none()
+    return None if row is None else RunRecord(**row)
+
+
+def versions(connection: Connection) -> dict[str, int]:
+    """See `Store.versions`."""
+    query = select(t.runs.c.run_id, t.runs.c.version).order_by(t.runs.c.seq)
+    return {row.run_id: row.version for row in connection.execute(query)}
+
+
+def closed(connection: Connection, assignment_id: str) -> ClosedWork | None:
+    """See `Store.closed`."""
+    query = select(t.closed_work).where(t.closed_work.c.assignment_id == assignment_id)
+    row = connection.execute(query).mappings().one_or_none()
+    return None if row is None else ClosedWork(**row)
+
+
+def memory(connection: Connection, run_id: str, client_index: int) -> bytes | None:
+    """See `Store.memory`."""
+    query = select(t.memories.c.value).where(
+        t.memories.c.run_id == run_id, t.memories.c.client_index == client_index
+    )
+    return connection.execute(query).scalar()
+
+
+def memories(connection: Connection, run_id: str) -> dict[int, bytes]:
+    """See `Store.memories`."""
+    query = select(t.memories.c.client_index, t.memories.c.value).where(
+        t.memories.c.run_id == run_id
+    )
+    return {row.client_index: row.value for row in connection.execute(query)}
+
+
+def log(connection: Connection, run_id: str, kind: str | None, after: int) -> list[LogEntry]:
+    """See `Store.log`."""
+    query = select(t.log.c.kind, t.log.c.body, t.log.c.version).where(
+        t.log.c.run_id == run_id, t.log.c.version > after
+    )
+    if kind is not None:
+        query = query.where(t.log.c.kind == kind)
+    rows = connection.execute(query.order_by(t.log.c.version, t.log.c.position)).mappings()
+    return [LogEntry(**row) for row in rows]
+
+
+def snapshot(connection: Connection, run_id: str) -> RunSnapshot | None:
+    """See `Store.snapshot`; the transaction must read one moment."""
+    record = run(connection, run_id)
+    if record is None:
+        return None
+    of_run = select(t.closed_work).where(t.closed_work.c.run_id == run_id)
+    rows = connection.execute(of_run.order_by(t.closed_work.c.assignment_id)).mappings()
+    return RunSnapshot(
+        record=record,
+        closed=tuple(ClosedWork(**row) for row in rows),
+        log=tuple(log(connection, run_id, None, -1)),
+        memories=tuple(sorted(memories(connection, run_id).items())),
+    )
+
+
+def restore(
+    connection: Connection, snapshot: RunSnapshot, guests: Sequence[ClientRecord], *, again: bool
+) -> None:
+    """See `Store.restore`.
+
+    Args:
+        connection: In a transaction.
+        snapshot: The run.
+        guests: Its clients.
+        again: Whether this same call may have succeeded before; then it has now.
+    """
+    num_clients = _line_up(connection)
+    run_id = snapshot.record.run_id
+    if again and run(connection, run_id) == snapshot.record:
+        return
+    add_run(connection, snapshot.record, again=False)
+    for guest in guests:
+        num_clients = _admit(connection, guest, num_clients)
+    connection.execute(update(t.meta).where(_NUM_CLIENTS).values(value=num_clients))
+    if snapshot.closed:
+        with refusing("work can be closed only once"):
+            connection.execute(_CLOSE, [asdict(work) for work in snapshot.closed])
+    if snapshot.log:
+        connection.execute(_APPEND, list(_lines(run_id, snapshot.log)))
+    if snapshot.memories:
+        _remember(connection, run_id, snapshot.memories)
+
+
+def _admit(connection: Connection, guest: ClientRecord, num_clients: int) -> int:
+    """Adds a client under its own index, unless it is known; returns how many there are then."""
+    if guest.index > num_clients:
+        raise ValueError(f"client {guest.index} would leave a gap")
+    if guest.index < num_clients:
+        known = _client(connection, t.clients.c.index == guest.index)
+        if known is None or known.client_id != guest.client_id:
+            name = None if known is None else known.client_id
+            raise ValueError(f"client {guest.index} is {name!r} here, not {guest.client_id!r}")
+        return num_clients
+    if _client(connection, t.clients.c.credential_sha256 == guest.credential_sha256) is not None:
+        raise ValueError(f"the credential of {guest.client_id!r} is in use")
+    with refusing(f"client {guest.client_id!r} is enrolled already"):
+        connection.execute(insert(t.clients), _client_row(guest))
+    return num_clients + 1
+
+
+def _lines(run_id: str, entries: Iterable[LogEntry]) -> Iterator[dict[str, Any]]:
+    """Rows of a log; entries of one version are numbered in their order."""
+    for _, together in groupby(entries, key=lambda entry: entry.version):
+        for position, entry in enumerate(together):
+            yield {"run_id": run_id, "position": position, **asdict(entry)}
+
+
+def _remember(connection: Connection, run_id: str, memories: Iterable[tuple[int, bytes]]) -> None:
+    newest = dict(memories).items()
+    rows = [{"run_id": run_id, "client_index": index, "value": value} for index, value in newest]
+    _upsert(connection, t.memories, rows)
+
+
+# The statements of a commit, built once rather than each time.
+_ADVANCE = (
+    update(t.runs)
+    .where(t.runs.c.run_id == bindparam("of_run"), t.runs.c.version == bindparam("at_version"))
+    .values(version=t.runs.c.version + 1, document=bindparam("new_document"))
+)
+_SET_ARRAYS = (
+    update(t.run_data)
+    .where(t.run_data.c.run_id == bindparam("of_run"))
+    .values(arrays=bindparam("new_arrays"))
+)
+_LEAVE = delete(t.members).where(t.members.c.client_index == bindparam("of_client"))
+_CLOSE, _APPEND = insert(t.closed_work), insert(t.log)
+
+
+def commit(connection: Connection, run_id: str, version: int, commit: Commit) -> None:
+    """See `Store.commit`."""
+    advanced = connection.execute(
+        _ADVANCE, {"of_run": run_id, "at_version": version, "new_document": commit.document}
+    )
+    if advanced.rowcount != 1:
+        query = select(t.runs.c.version).where(t.runs.c.run_id == run_id)
+        found = connection.execute(query).scalar_one_or_none()
+        if found is None:
+            raise KeyError(run_id)
+        raise VersionConflict(f"run {run_id!r} is at version {found}, not {version}")
+    if commit.arrays is not None:
+        connection.execute(_SET_ARRAYS, {"of_run": run_id, "new_arrays": commit.arrays})
+    if commit.closed:
+        with refusing("work can be closed only once"):
+            connection.execute(_CLOSE, [asdict(work) for work in commit.closed])
+    if commit.log:
+        entries = (replace(entry, version=version + 1) for entry in commit.log)
+        connection.execute(_APPEND, list(_lines(run_id, entries)))
+    if commit.memories:
+        _remember(connection, run_id, commit.memories)
+
+
+def _insert(connection: Connection, table: Table) -> Insert:
+    """An insert that knows ``ON CONFLICT``, which is alike on both databases."""
+    if connection.dialect.name == "postgresql":
+        return postgresql.insert(table)
+    return sqlite.insert(table)
+
+
+def _upsert(connection: Connection, table: Table, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Adds rows, or replaces those with the same primary key."""
+    statement: Any = _insert(connection, table)
+    keys = list(table.primary_key)
+    values = {c.name: statement.excluded[c.name] for c in table.c if not c.primary_key}
+    statement = statement.on_conflict_do_update(index_elements=keys, set_=values)
+    connection.execute(statement, list(rows))

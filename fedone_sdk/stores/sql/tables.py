@@ -1,0 +1,146 @@
+"""The tables, the same on every database; `migrations` holds the way to them.
+
+The layout follows from what one commit touches. Databases rewrite a row whole, so the bulky
+columns that most commits leave alone sit in ``run_data``, apart from ``runs``. A log line is
+keyed by (run, version, position), so its order needs no sequence.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    text,
+)
+
+__all__ = [
+    "clients",
+    "closed_work",
+    "log",
+    "members",
+    "memories",
+    "meta",
+    "metadata",
+    "nonces",
+    "run_data",
+    "runs",
+    "tokens",
+]
+
+metadata = MetaData()
+
+# Integers by name: ``num_clients``, and ``schema_version`` for a fedone-sdk before Alembic, which
+# refuses the database by it.
+meta = Table(
+    "meta",
+    metadata,
+    Column("key", String, primary_key=True),
+    Column("value", Integer, nullable=False),
+)
+tokens = Table(
+    "tokens",
+    metadata,
+    Column("seq", Integer, primary_key=True),
+    Column("name", String, nullable=False, unique=True),
+    Column("token_sha256", String, nullable=False, unique=True),
+    Column("runs", Text),  # JSON list of patterns
+    Column("uses_left", Integer),
+    Column("expires_at", Double),
+    Column("created_at", Double, nullable=False),
+    Column("revoked_at", Double),
+)
+clients = Table(
+    "clients",
+    metadata,
+    Column("index", Integer, primary_key=True, autoincrement=False),
+    Column("client_id", String, nullable=False, unique=True),
+    Column("credential_sha256", String, nullable=False),
+    Column("name", Text),
+    Column("enrolled_at", Double, nullable=False),
+    Column("enrolment_sha256", String),
+    Column("token", String),
+    Column("runs", Text),  # JSON list of patterns
+    Column("public_key", String),
+    Column("previous_sha256", String),
+    Column("revoked_at", Double),
+    Index("clients_credential_sha256", "credential_sha256"),
+    Index("clients_previous_sha256", "previous_sha256"),
+    Index("clients_enrolment_sha256", "enrolment_sha256", unique=True),
+)
+nonces = Table(
+    "nonces",
+    metadata,
+    Column("nonce", String, primary_key=True),
+    Column("until", Double, nullable=False),
+    Index("nonces_until", "until"),
+)
+members = Table(
+    "members",
+    metadata,
+    Column("client_index", Integer, primary_key=True, autoincrement=False),
+    Column("num_examples", Integer, nullable=False),
+    Column("run_id", String),
+    Column("until", Double, nullable=False),
+)
+runs = Table(
+    "runs",
+    metadata,
+    Column("seq", Integer, primary_key=True),
+    Column("run_id", String, nullable=False, unique=True),
+    Column("version", Integer, nullable=False),
+    Column("document", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    # The names of the last commits, newest first: they tell what became of a commit whose
+    # connection broke. Used where there is a connection that can break.
+    Column("commits", Text, nullable=False, server_default=text("''")),
+)
+
+
+def _run_key(*, primary_key: bool = True) -> Column[str]:
+    return Column(
+        "run_id", String, ForeignKey("runs.run_id"), primary_key=primary_key, nullable=False
+    )
+
+
+run_data = Table(
+    "run_data",
+    metadata,
+    _run_key(),
+    Column("spec", Text, nullable=False),
+    Column("candidates", Text, nullable=False),
+    Column("arrays", LargeBinary, nullable=False),
+)
+closed_work = Table(
+    "closed_work",
+    metadata,
+    Column("assignment_id", String, primary_key=True),
+    _run_key(primary_key=False),
+    Column("client_index", Integer, nullable=False),
+    Column("outcome", String, nullable=False),
+    Column("body_sha256", String),
+    Column("receipt", Text),
+)
+log = Table(
+    "log",
+    metadata,
+    _run_key(),
+    Column("version", Integer, primary_key=True, autoincrement=False),
+    Column("position", Integer, primary_key=True, autoincrement=False),
+    Column("kind", String, nullable=False),
+    Column("body", Text, nullable=False),
+)
+memories = Table(
+    "memories",
+    metadata,
+    _run_key(),
+    Column("client_index", Integer, primary_key=True, autoincrement=False),
+    Column("value", LargeBinary, nullable=False),
+)

@@ -1,0 +1,674 @@
+"""What only a store on PostgreSQL can do: serve several replicas, and outlive its server."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection
+from tenacity import stop_after_delay
+
+import fedone_sdk.stores
+from fedone_sdk.errors import FedOneError
+from fedone_sdk.stores import (
+    ClientRecord,
+    Commit,
+    LogEntry,
+    SqlStore,
+    TokenRefused,
+    VersionConflict,
+)
+from fedone_sdk.stores.sql import postgres as module
+from tests.contract.stores import RUN, TOKEN, WORK, device, enrol, everything, opened, until
+from tests.postgres import PASSWORD, Cluster, cluster
+
+
+@asynccontextmanager
+async def replicas(url: str, number: int) -> AsyncIterator[list[SqlStore]]:
+    async with AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(opened(url)) for _ in range(number)]
+
+
+@pytest.fixture
+def url(postgres: Cluster, database: str) -> str:
+    return postgres.url(database)
+
+
+@pytest.fixture
+def tcp_url(postgres: Cluster, database: str) -> str:
+    return postgres.tcp_url(database)
+
+
+@pytest.fixture
+def restarted(postgres: Cluster) -> Iterator[Cluster]:
+    """The server of a test that ends it: it runs again for the next one."""
+    yield postgres
+    if not postgres.running:
+        postgres.start()
+
+
+def line(body: object) -> tuple[LogEntry, ...]:
+    return (LogEntry(kind="a", body=str(body)),)
+
+
+class TestReplicas:
+    async def test_they_share_the_enrolment(self, url: str) -> None:
+        async with replicas(url, 2) as stores:
+            await asyncio.gather(*(store.put_token(TOKEN) for store in stores))
+            added = await asyncio.gather(
+                *(stores[n % 2].enrol(device(n), TOKEN.token_sha256, 1.0) for n in range(50))
+            )
+            assert sorted(client.index for client in added) == list(range(50))
+            assert await stores[0].clients() == sorted(added, key=lambda client: client.index)
+
+    async def test_they_share_the_uses_of_a_token(self, url: str) -> None:
+        async with replicas(url, 2) as stores:
+            token = replace(TOKEN, uses_left=5)
+            await stores[0].put_token(token)
+            results = await asyncio.gather(
+                *(stores[n % 2].enrol(device(n), TOKEN.token_sha256, 1.0) for n in range(50)),
+                # A restart with the same configuration, in the middle of it.
+                *(stores[n % 2].put_token(token) for n in range(4)),
+                return_exceptions=True,
+            )
+            assert sum(isinstance(result, ClientRecord) for result in results) == 5
+            assert sum(isinstance(result, TokenRefused) for result in results) == 45
+            assert (await stores[1].tokens())[0].uses_left == 0
+
+    async def test_a_nonce_is_used_once(self, url: str) -> None:
+        async with replicas(url, 2) as stores:
+            used = await asyncio.gather(
+                *(stores[n % 2].use_nonce("a", 1.0, 2.0) for n in range(20))
+            )
+        assert sum(used) == 1
+
+    async def test_of_rivals_one_wins_each_version(self, url: str) -> None:
+        async with replicas(url, 3) as stores:
+            await stores[0].add_run(RUN)
+            wins = []
+
+            async def compete(number: int) -> None:
+                for version in range(20):
+                    commit = Commit(document="", log=line(f"{number} {version}"))
+                    try:
+                        await stores[number % 3].commit("run-1", version, commit)
+                    except VersionConflict:
+                        # Whoever loses waits for the winner's commit.
+                        assert (await stores[number % 3].versions())["run-1"] > version
+                    else:
+                        wins.append(f"{number} {version}")
+
+            await asyncio.gather(*(compete(number) for number in range(9)))
+            log = await stores[0].log("run-1")
+        assert [entry.version for entry in log] == list(range(1, 21))
+        assert sorted(entry.body for entry in log) == sorted(wins)
+
+    async def test_signals_reach_the_others(self, url: str) -> None:
+        async with replicas(url, 3) as stores:
+            heard: list[list[str | None]] = [[], [], []]
+            for store, ears in zip(stores, heard, strict=True):
+                store.listen(ears.append)
+            await stores[0].add_run(RUN)
+            await stores[0].commit("run-1", 0, Commit(document="1", signal='{"é": 1}'))
+            await stores[0].commit("run-1", 1, Commit(document="2"))
+            await stores[0].publish("p" * 4000)
+            await stores[1].commit("run-1", 2, Commit(document="3", signal="from one"))
+            await until(lambda: len(heard[2]) == 3 and len(heard[0]) == 1 and len(heard[1]) == 2)
+            assert heard[0] == ["from one"]
+            assert heard[1] == ['{"é": 1}', "p" * 4000]
+            assert heard[2] == ['{"é": 1}', "p" * 4000, "from one"]
+
+    async def test_signals_come_after_their_commit(self, url: str) -> None:
+        async with replicas(url, 2) as (one, two):
+            await one.add_run(RUN)
+            queue: asyncio.Queue[str | None] = asyncio.Queue()
+            two.listen(queue.put_nowait)
+            for version in range(30):
+                commit = Commit(document="", signal=str(version + 1))
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(one.commit("run-1", version, commit))
+                    said = await asyncio.wait_for(queue.get(), 5)
+                    assert await two.versions() == {"run-1": int(said or -1)}
+
+    async def test_what_is_not_stored_is_not_told(self, url: str) -> None:
+        async with replicas(url, 2) as (one, two):
+            heard: list[str | None] = []
+            two.listen(heard.append)
+            await one.add_run(RUN)
+            await one.commit("run-1", 0, Commit(document="1", closed=(WORK,)))
+            with pytest.raises(VersionConflict):
+                await one.commit("run-1", 0, everything())
+            with pytest.raises(ValueError, match="only once"):
+                await one.commit("run-1", 1, everything(WORK))
+            with pytest.raises(KeyError):
+                await one.commit("run-2", 0, everything())
+            await one.publish("last")
+            await until(lambda: bool(heard))
+            assert heard == ["last"]
+
+    async def test_a_snapshot_is_of_one_moment(self, url: str) -> None:
+        async with replicas(url, 2) as (one, two):
+            await one.add_run(RUN)
+
+            async def commit() -> None:
+                for version in range(40):
+                    closed = replace(WORK, assignment_id=str(version))
+                    commit = Commit(document="", log=line(version), closed=(closed,))
+                    await one.commit("run-1", version, commit)
+
+            writing = asyncio.create_task(commit())
+            while not writing.done():
+                snapshot = await two.snapshot("run-1")
+                assert snapshot is not None
+                assert len(snapshot.log) == len(snapshot.closed) == snapshot.record.version
+            await writing
+
+    async def test_a_tool_is_no_replica(self, url: str) -> None:
+        async with opened(url) as server, opened(url, serving=False) as tool:
+            heard: list[str | None] = []
+            server.listen(heard.append)
+            assert await server.alive() == {server.replica}
+            assert not await tool.lead()
+            await tool.publish("from a tool")
+            await until(lambda: bool(heard))
+            assert heard == ["from a tool"]
+
+
+class TestLiveness:
+    async def test_one_of_them_leads(self, url: str) -> None:
+        async with replicas(url, 3) as stores:
+            assert len({store.replica for store in stores}) == 3
+            for store in stores:
+                assert await store.alive() == {store.replica for store in stores}
+            assert [await store.lead() for store in stores] == [True, False, False]
+            assert [await store.lead() for store in stores] == [True, False, False]
+            await stores[0].close()
+            assert await stores[2].alive() == {store.replica for store in stores[1:]}
+            assert [await store.lead() for store in stores[1:]] == [True, False]
+
+    async def test_other_locks_are_no_replicas(self, url: str, postgres: Cluster) -> None:
+        async with replicas(url, 1) as (store,):
+            assert await store.lead()
+            other = postgres.create()
+            async with opened(postgres.url(other)) as stranger:
+                assert await store.alive() == {store.replica}
+                assert await stranger.lead()
+            postgres.drop(other)
+
+    async def test_a_killed_one_is_dead_and_another_leads(self, url: str) -> None:
+        async with opened(url) as store:
+            with leading_process(url) as (process, replica):
+                assert await store.alive() == {store.replica, replica}
+                assert not await store.lead()
+                process.send_signal(signal.SIGKILL)
+                begin = time.monotonic()
+                while not await store.lead():
+                    await asyncio.sleep(0.01)
+                assert time.monotonic() - begin < 2
+                assert await store.alive() == {store.replica}
+
+    async def test_a_lost_session_comes_back_under_a_new_name(
+        self, url: str, postgres: Cluster
+    ) -> None:
+        async with replicas(url, 2) as (one, two):
+            heard: list[str | None] = []
+            one.listen(heard.append)
+            assert await one.lead()
+            before = one.replica
+            end_sessions(postgres, url)
+            await until(lambda: None in heard)
+            assert one.replica != before
+            await two.publish("again")
+            await until(lambda: heard == [None, "again"])
+            async with asyncio.timeout(10):
+                while await two.alive() != {one.replica, two.replica}:
+                    await asyncio.sleep(0.01)
+            leads = [await one.lead(), await two.lead()]
+            assert sorted(leads) == [False, True]
+
+    async def test_who_has_no_session_does_not_lead(self, url: str, restarted: Cluster) -> None:
+        async with opened(url) as store:
+            assert await store.lead()
+            await asyncio.to_thread(restarted.stop)
+            async with asyncio.timeout(10):
+                while await store.lead():
+                    await asyncio.sleep(0.01)
+            await asyncio.to_thread(restarted.start)
+            async with asyncio.timeout(10):
+                while not await store.lead():
+                    await asyncio.sleep(0.01)
+
+
+def end_sessions(postgres: Cluster, url: str) -> None:
+    """Ends every connection of the stores."""
+    database = url.rpartition("/")[2] if "?" not in url else url.partition("@/")[2].split("?")[0]
+    postgres.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+        f"WHERE application_name = 'fedone' AND datname = '{database}'"
+    )
+
+
+class leading_process:  # noqa: N801 - used as a function
+    """Another process that leads, until it is killed."""
+
+    def __init__(self, url: str) -> None:
+        script = (
+            "import asyncio, sys\n"
+            "from fedone_sdk.stores import SqlStore\n"
+            "async def main():\n"
+            "    store = SqlStore(sys.argv[1])\n"
+            "    await store.open()\n"
+            "    assert await store.lead()\n"
+            "    print(store.replica, flush=True)\n"
+            "    await asyncio.sleep(600)\n"
+            "asyncio.run(main())\n"
+        )
+        root = str(Path(fedone_sdk.stores.__file__).parents[2])
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", script, url],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": root},
+        )
+
+    def __enter__(self) -> tuple[subprocess.Popen[str], str]:
+        assert self._process.stdout is not None
+        return self._process, self._process.stdout.readline().strip()
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        self._process.wait()
+
+
+class TestServerTrouble:
+    async def test_a_restart_is_survived(self, url: str, restarted: Cluster) -> None:
+        async with replicas(url, 2) as (one, two):
+            heard: list[str | None] = []
+            two.listen(heard.append)
+            await one.add_run(RUN)
+            # So that the pools hold connections that will be dead.
+            await asyncio.gather(*(store.versions() for store in (one, two) for _ in range(8)))
+            names = {one.replica, two.replica}
+            restart = asyncio.create_task(asyncio.to_thread(restarted.restart))
+            version = 0
+            while not restart.done() or version < 50:
+                await one.commit("run-1", version, Commit(document="", log=line(version)))
+                version += 1
+            await restart
+            assert [entry.body for entry in await two.log("run-1")] == [
+                str(number) for number in range(version)
+            ]
+            await until(lambda: None in heard)
+            async with asyncio.timeout(10):
+                while await two.alive() != {one.replica, two.replica}:
+                    await asyncio.sleep(0.01)
+            assert not names & {one.replica, two.replica}
+            await one.publish("again")
+            await until(lambda: heard[-1] == "again")
+
+    async def test_a_killed_server_loses_nothing_acknowledged(
+        self, url: str, restarted: Cluster
+    ) -> None:
+        num_runs, told = 8, dict.fromkeys(range(8), 0)
+        async with replicas(url, 2) as stores:
+            for number in range(num_runs):
+                await stores[0].add_run(replace(RUN, run_id=str(number)))
+            stop = False
+
+            async def commit(number: int) -> None:
+                version = 0
+                while not stop:
+                    entry = Commit(document="", log=line(version))
+                    await stores[number % 2].commit(str(number), version, entry)
+                    version += 1
+                    told[number] = version
+
+            tasks = [asyncio.create_task(commit(number)) for number in range(num_runs)]
+            for _ in range(2):
+                await asyncio.sleep(0.3)
+                await asyncio.to_thread(restarted.kill)
+                before = dict(told)
+                await asyncio.to_thread(restarted.start)
+                await until(lambda before=before: all(told[n] > before[n] for n in told), 15)
+            stop = True
+            await asyncio.gather(*tasks)
+            for number in range(num_runs):
+                log = await stores[0].log(str(number))
+                assert [entry.body for entry in log] == [str(v) for v in range(told[number])]
+                assert [entry.version for entry in log] == list(range(1, told[number] + 1))
+
+    async def test_a_server_that_is_away_is_said_so(
+        self, tcp_url: str, restarted: Cluster, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(module, "_RETRYING", module._RETRYING.copy(stop=stop_after_delay(0.3)))
+        async with opened(tcp_url) as store:
+            await store.add_run(RUN)
+            await asyncio.to_thread(restarted.stop)
+            name = tcp_url.rpartition("/")[2]
+            expected = rf"store 127\.0\.0\.1/{name} cannot be used: "
+            for ask in (
+                store.ping,
+                store.runs,
+                store.alive,
+                lambda: store.commit("run-1", 0, Commit(document="")),
+                lambda: store.publish("x"),
+                SqlStore(tcp_url).open,
+            ):
+                with pytest.raises(FedOneError, match=expected) as caught:
+                    await ask()
+                assert PASSWORD not in str(caught.value)
+            assert not await store.lead()
+            await asyncio.to_thread(restarted.start)
+            await store.ping()
+            await store.commit("run-1", 0, Commit(document=""))
+
+    async def test_undone_transactions_are_done_again(self, url: str) -> None:
+        async with opened(url) as store:
+            for code in ("40001", "40P01"):
+                tries = []
+
+                def work(
+                    connection: Connection, tries: list[None] = tries, code: str = code
+                ) -> None:
+                    connection.exec_driver_sql("UPDATE meta SET value = value + 1")
+                    tries.append(None)
+                    if len(tries) < 3:
+                        connection.exec_driver_sql(
+                            f"DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '{code}'; END $$"
+                        )
+
+                await store._database.write(work)
+                assert len(tries) == 3
+            assert (await enrol(store, 0)).index == 2
+
+    async def test_more_work_than_connections(self, url: str) -> None:
+        async with opened(url, num_connections=2) as store:
+            for number in range(40):
+                await store.add_run(replace(RUN, run_id=str(number)))
+            async with asyncio.timeout(20):
+                await asyncio.gather(
+                    *(store.commit(str(number), 0, Commit(document="")) for number in range(40))
+                )
+            assert set((await store.versions()).values()) == {1}
+
+
+class Proxy:
+    """A network between store and server that loses what it is told to.
+
+    Attributes:
+        lose_question: A message with one of these bytes does not reach the server.
+        lose_answer: A message with one of these does, but its answer does not come back.
+        open: Whether new connections get through.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._upstream = port
+        self.lose_question: set[bytes] = set()
+        self.lose_answer: set[bytes] = set()
+        self.open = asyncio.Event()
+        self.open.set()
+        self.lost = 0
+        self.rng: random.Random | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Proxy:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port: int = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        writers = [writer]
+        try:
+            await self.open.wait()
+            back, forth = await asyncio.open_connection("127.0.0.1", self._upstream)
+            writers.append(forth)
+            deaf = asyncio.Event()
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._ask(reader, forth, deaf))
+                group.create_task(self._answer(back, writer, deaf))
+        except* (ConnectionError, asyncio.CancelledError):
+            pass
+        finally:
+            for each in writers:
+                each.transport.abort()
+            self._tasks.discard(task)
+
+    async def _ask(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, deaf: asyncio.Event
+    ) -> None:
+        while data := await reader.read(1 << 16):
+            for mark in [mark for mark in self.lose_question if mark in data]:
+                self.lose_question.discard(mark)
+                raise self._cut()
+            for mark in [mark for mark in self.lose_answer if mark in data]:
+                self.lose_answer.discard(mark)
+                deaf.set()
+            chance = 1.0 if self.rng is None or b"random" not in data else self.rng.random()
+            if chance < 0.1:
+                raise self._cut()
+            if chance < 0.2:
+                deaf.set()
+            writer.write(data)
+            await writer.drain()
+        raise ConnectionError
+
+    async def _answer(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, deaf: asyncio.Event
+    ) -> None:
+        while data := await reader.read(1 << 16):
+            if deaf.is_set():
+                raise self._cut()
+            writer.write(data)
+            await writer.drain()
+        raise ConnectionError
+
+    def _cut(self) -> ConnectionError:
+        self.lost += 1
+        return ConnectionError()
+
+
+class TestLostAnswers:
+    """A commit whose connection breaks has happened or not; the store finds out which."""
+
+    @pytest.fixture
+    async def proxy(self, postgres: Cluster) -> AsyncIterator[Proxy]:
+        async with Proxy(postgres.port) as proxy:
+            yield proxy
+
+    @pytest.fixture
+    async def store(
+        self, postgres: Cluster, proxy: Proxy, database: str
+    ) -> AsyncIterator[SqlStore]:
+        url = postgres.tcp_url(database).replace(f":{postgres.port}/", f":{proxy.port}/")
+        async with opened(url) as store:
+            await store.add_run(RUN)
+            yield store
+
+    async def test_commit_that_did_not_arrive(self, store: SqlStore, proxy: Proxy) -> None:
+        proxy.lose_question.add(b"marked")
+        await store.commit("run-1", 0, Commit(document="marked", log=line(0)))
+        assert proxy.lost == 1
+        assert await store.versions() == {"run-1": 1}
+        assert len(await store.log("run-1")) == 1
+
+    async def test_commit_whose_answer_is_lost(self, store: SqlStore, proxy: Proxy) -> None:
+        proxy.lose_answer.add(b"marked")
+        commit = Commit(document="marked", log=line(0), closed=(WORK,), memories=((0, b"m"),))
+        await store.commit("run-1", 0, commit)
+        assert proxy.lost == 1
+        assert await store.versions() == {"run-1": 1}
+        assert len(await store.log("run-1")) == 1
+
+    async def test_lost_commit_that_another_overtook(
+        self, store: SqlStore, proxy: Proxy, url: str
+    ) -> None:
+        proxy.lose_question.add(b"marked")
+        proxy.open.clear()
+        late = asyncio.create_task(store.commit("run-1", 0, Commit(document="marked")))
+        await until(lambda: proxy.lost == 1)
+        async with opened(url, serving=False) as other:
+            await other.commit("run-1", 0, Commit(document="other"))
+        proxy.open.set()
+        with pytest.raises(VersionConflict):
+            await late
+        assert await store.versions() == {"run-1": 1}
+
+    @pytest.mark.parametrize(("num_later", "known"), [(127, True), (128, False)])
+    async def test_lost_answer_with_others_on_top(
+        self, store: SqlStore, proxy: Proxy, url: str, num_later: int, known: bool
+    ) -> None:
+        proxy.lose_answer.add(b"marked")
+        proxy.open.clear()
+        mine = asyncio.create_task(store.commit("run-1", 0, Commit(document="marked")))
+        await until(lambda: proxy.lost == 1)
+        async with opened(url, serving=False) as other:
+            for version in range(1, num_later + 1):
+                await other.commit("run-1", version, Commit(document="other"))
+        proxy.open.set()
+        if known:
+            await mine
+        else:
+            with pytest.raises(FedOneError, match="cannot be told any more") as caught:
+                await mine
+            assert not isinstance(caught.value, VersionConflict)
+        assert await store.versions() == {"run-1": num_later + 1}
+
+    async def test_enrolment_is_not_done_twice(self, store: SqlStore, proxy: Proxy) -> None:
+        await store.put_token(replace(TOKEN, uses_left=1))
+        proxy.lose_answer.add(b"COMMIT;")
+        client = await store.enrol(device(0), TOKEN.token_sha256, 1.0)
+        assert proxy.lost == 1
+        assert await store.clients() == [client]
+        assert (await store.tokens())[0].uses_left == 0
+
+    async def test_run_is_not_added_twice(self, store: SqlStore, proxy: Proxy) -> None:
+        proxy.lose_answer.add(b"COMMIT;")
+        await store.add_run(replace(RUN, run_id="run-2"))
+        assert proxy.lost == 1
+        assert await store.versions() == {"run-1": 0, "run-2": 0}
+
+    async def test_nonce_is_not_called_used(self, store: SqlStore, proxy: Proxy) -> None:
+        proxy.lose_answer.add(b"COMMIT;")
+        with pytest.raises(FedOneError, match="cannot tell"):
+            await store.use_nonce("a", 1.0, 2.0)
+        proxy.lose_question.add(b"COMMIT;")
+        assert await store.use_nonce("b", 1.0, 2.0)
+        assert proxy.lost == 2
+
+    async def test_chaos(self, store: SqlStore, proxy: Proxy, url: str) -> None:
+        """Rivals over a bad network: what is told to have happened has, once."""
+        proxy.rng = random.Random(7)
+        done: list[str] = []
+
+        async def work(one: SqlStore, name: str) -> None:
+            version = 0
+            while version < 150:
+                body = f"{name} {version}"
+                try:
+                    await one.commit("run-1", version, Commit(document="random", log=line(body)))
+                except VersionConflict:
+                    version = (await one.versions())["run-1"]
+                else:
+                    done.append(body)
+                    version += 1
+                # Or those whose connection is cut would never win.
+                await asyncio.sleep(0.003)
+
+        async with opened(url) as other:
+            await asyncio.gather(work(store, "a"), work(store, "b"), work(other, "c"))
+            log = await other.log("run-1")
+        assert sorted(entry.body for entry in log) == sorted(done)
+        assert [entry.version for entry in log] == list(range(1, len(log) + 1))
+        assert proxy.lost > 10
+
+
+class TestUrls:
+    async def test_ways_to_say_it(self, postgres: Cluster, database: str) -> None:
+        by_tcp = postgres.tcp_url(database)
+        for url in (
+            postgres.url(database),
+            by_tcp,
+            by_tcp.replace("postgresql:", "postgresql+asyncpg:"),
+            f"{by_tcp}?sslmode=prefer",
+        ):
+            async with opened(url) as store:
+                await store.ping()
+
+    async def test_the_password_is_never_shown(self, postgres: Cluster, database: str) -> None:
+        for url in (
+            postgres.tcp_url(database, password="sesame"),
+            postgres.tcp_url("missing").replace(PASSWORD, f"{PASSWORD}"),
+            "postgresql://fedone:sesame@127.0.0.1:1/db",
+            "postgresql://fedone:sesame@no.such.host.invalid/db",
+        ):
+            store = SqlStore(url)
+            with pytest.raises(FedOneError, match=r"store .*/.* cannot be used: \S") as caught:
+                await store.open()
+            for text in (str(caught.value), repr(store), repr(caught.value)):
+                assert "sesame" not in text
+                assert PASSWORD not in text
+            assert len(str(caught.value).splitlines()) == 1
+
+    async def test_must_be_open(self, url: str) -> None:
+        store = SqlStore(url)
+        await store.close()
+        for ask in ask_all(store):
+            with pytest.raises(FedOneError, match="not open"):
+                await ask
+        assert not await store.lead()
+        await store.open()
+        with pytest.raises(FedOneError, match="open already"):
+            await store.open()
+        await store.close()
+        for ask in ask_all(store):
+            with pytest.raises(FedOneError, match="not open"):
+                await ask
+
+    async def test_writes_are_durable(self, url: str) -> None:
+        async with opened(url) as store:
+            setting = await store._database.write(
+                lambda c: c.exec_driver_sql("SHOW synchronous_commit").scalar()
+            )
+        assert setting == "on"
+
+
+class TestFixture:
+    def test_missing_server_skips_but_not_in_ci(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("tests.postgres.find_binaries", lambda: None)
+        monkeypatch.delenv("CI", raising=False)
+        with pytest.raises(pytest.skip.Exception, match="not installed"), cluster():
+            pass
+        monkeypatch.setenv("CI", "true")
+        with pytest.raises(pytest.fail.Exception, match="not installed"), cluster():
+            pass
+
+
+def ask_all(store: SqlStore) -> Iterator[Any]:
+    yield store.ping()
+    yield store.runs()
+    yield store.commit("run-1", 0, Commit(document=""))
+    yield store.put_token(TOKEN)
+    yield store.alive()
+    yield store.publish("x")

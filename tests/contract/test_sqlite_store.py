@@ -1,0 +1,407 @@
+"""What only a store in a SQLite file can do."""
+
+import asyncio
+import os
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Connection, event
+
+import fedone_sdk.stores
+from fedone_sdk.errors import FedOneError, SpecError
+from fedone_sdk.stores import Commit, LogEntry, SqlStore, VersionConflict
+from tests.contract.stores import RUN, TOKEN, WORK, device, enrol, everything, opened, until
+
+
+class TestFile:
+    async def test_reopening_finds_everything(self, tmp_path: Path) -> None:
+        path = tmp_path / "store.db"
+        entry = LogEntry(kind="round", body="{}")
+        async with opened(path) as store:
+            client = await enrol(store, 0)
+            await store.add_run(RUN)
+            commit = Commit(document="1", closed=(WORK,), log=(entry,), memories=((0, b"m"),))
+            await store.commit("run-1", 0, commit)
+        async with opened(path) as store:
+            assert await store.clients() == [client]
+            assert await store.runs() == [replace(RUN, document="1", version=1)]
+            assert await store.closed("work-1") == WORK
+            assert await store.log("run-1") == [replace(entry, version=1)]
+            assert await store.memory("run-1", 0) == b"m"
+            assert (await enrol(store, 1)).index == 1
+
+    async def test_killed_process_loses_nothing(self, tmp_path: Path) -> None:
+        path = tmp_path / "store.db"
+        await asyncio.to_thread(commit_and_be_killed, path)
+        async with opened(path) as store:
+            (run,) = await store.runs()
+            assert (run.version, run.document) == (20, "20")
+            assert [entry.body for entry in await store.log("r")] == [str(n) for n in range(20)]
+
+    async def test_stores_on_one_file_fence_each_other(self, tmp_path: Path) -> None:
+        path = tmp_path / "store.db"
+        async with opened(path) as one, opened(path, serving=False) as two:
+            await one.add_run(RUN)
+            await one.commit("run-1", 0, Commit(document="one"))
+            with pytest.raises(VersionConflict):
+                await two.commit("run-1", 0, everything(WORK))
+            await two.commit("run-1", 1, Commit(document="two"))
+            assert await one.runs() == [replace(RUN, document="two", version=2)]
+
+    async def test_stores_on_one_file_share_the_enrolment(self, tmp_path: Path) -> None:
+        async with opened(tmp_path / "store.db") as store:
+            await store.put_token(TOKEN)
+        stores = [SqlStore.sqlite(tmp_path / "store.db", serving=False) for _ in range(4)]
+        await asyncio.gather(*(store.open() for store in stores))
+        added = await asyncio.gather(
+            *(stores[n % 4].enrol(device(n), TOKEN.token_sha256, 1.0) for n in range(40))
+        )
+        assert sorted(client.index for client in added) == list(range(40))
+        for store in stores:
+            await store.close()
+
+    async def test_cancelled_write_goes_on(self, tmp_path: Path) -> None:
+        began, go_on = threading.Event(), threading.Event()
+
+        def work(connection: Connection) -> None:
+            connection.exec_driver_sql("UPDATE meta SET value = 3 WHERE key = 'num_clients'")
+            began.set()
+            go_on.wait()
+            connection.exec_driver_sql("UPDATE meta SET value = 7 WHERE key = 'num_clients'")
+
+        async with opened(tmp_path / "store.db") as store:
+            task = asyncio.create_task(store._database.write(work))
+            await until(began.is_set)
+            task.cancel()
+            go_on.set()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert (await enrol(store, 0)).index == 7
+
+    async def test_writes_are_durable(self, tmp_path: Path) -> None:
+        async with opened(tmp_path / "store.db") as store:
+            pragmas = await store._database.write(
+                lambda connection: {
+                    name: connection.exec_driver_sql(f"PRAGMA {name}").scalar()
+                    for name in ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
+                }
+            )
+        assert pragmas == {
+            "journal_mode": "wal",
+            "synchronous": 2,
+            "foreign_keys": 1,
+            "busy_timeout": 5000,
+        }
+
+    async def test_new_files_are_private(self, tmp_path: Path) -> None:
+        path = tmp_path / "a ?%20#é.db"
+        umask = os.umask(0)
+        try:
+            async with opened(path) as store:
+                await enrol(store, 0)
+                modes = {
+                    file.name: stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()
+                }
+        finally:
+            os.umask(umask)
+        assert modes == {f"{path.name}{suffix}": 0o600 for suffix in ("", "-wal", "-shm", ".lock")}
+
+    @pytest.mark.parametrize("kind", ["corrupt", "directory", "no parent"])
+    async def test_unusable_path(self, tmp_path: Path, kind: str) -> None:
+        path = tmp_path / "store.db"
+        if kind == "corrupt":
+            path.write_bytes(b"these are not the bytes of a database" * 100)
+        elif kind == "directory":
+            path.mkdir()
+        else:
+            path = tmp_path / "missing" / "store.db"
+        with pytest.raises(FedOneError, match=r"store\.db"):
+            await SqlStore.sqlite(path).open()
+
+    async def test_locked_by_another(self, tmp_path: Path) -> None:
+        path = tmp_path / "store.db"
+        async with opened(path, busy_timeout_s=0.01) as store:
+            await store.add_run(RUN)
+            with closing(sqlite3.connect(path, isolation_level=None)) as other:
+                other.execute("BEGIN IMMEDIATE")
+                with pytest.raises(FedOneError, match=r"store\.db.*locked"):
+                    await store.commit("run-1", 0, Commit(document="1"))
+                with pytest.raises(FedOneError, match=r"store\.db.*locked"):
+                    await SqlStore.sqlite(path, serving=False, busy_timeout_s=0.01).open()
+                assert await store.runs() == [RUN]
+                await store.ping()
+            await store.commit("run-1", 0, Commit(document="1"))
+
+    async def test_must_be_open(self, tmp_path: Path) -> None:
+        store = SqlStore.sqlite(tmp_path / "store.db")
+        await store.close()
+        with pytest.raises(FedOneError, match="not open"):
+            await store.ping()
+        with pytest.raises(FedOneError, match="not open"):
+            await enrol(store, 0)
+        await store.open()
+        with pytest.raises(FedOneError, match="open already"):
+            await store.open()
+        await store.close()
+        with pytest.raises(FedOneError, match="not open"):
+            await store.ping()
+
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "nonsense",
+            "mysql://user:secret@host/db",
+            "postgresql+psycopg2://user:secret@host/db",
+            "postgresql://user:secret@host:port/db",
+            "sqlite://",
+            "sqlite:///:memory:",
+            "sqlite:///file:x.db?uri=true",
+        ],
+    )
+    def test_unusable_url(self, url: str) -> None:
+        with pytest.raises(SpecError) as caught:
+            SqlStore(url)
+        assert "secret" not in str(caught.value)
+
+    @pytest.mark.parametrize("driver", ["sqlite", "sqlite+aiosqlite"])
+    async def test_url(self, tmp_path: Path, driver: str) -> None:
+        store = SqlStore(f"{driver}:///{tmp_path}/store.db")
+        await store.open()
+        await store.close()
+        assert (tmp_path / "store.db").exists()
+
+
+class TestOneServer:
+    """Two servers on one file would each think that they alone know its runs."""
+
+    async def test_a_second_is_refused(self, tmp_path: Path) -> None:
+        path = tmp_path / "store.db"
+        async with opened(path) as first:
+            with pytest.raises(FedOneError, match=r"store\.db .*in use by another process"):
+                await SqlStore.sqlite(path).open()
+            with pytest.raises(FedOneError, match="in use by another process"):
+                await SqlStore.sqlite(path, serving=False).upgrade()
+            await first.add_run(RUN)
+        async with opened(path) as second:
+            assert await second.runs() == [RUN]
+
+    async def test_a_tool_may_look_meanwhile(self, tmp_path: Path) -> None:
+        path = tmp_path / "store.db"
+        async with opened(path) as server:
+            await server.add_run(RUN)
+            async with opened(path, serving=False) as tool:
+                assert await tool.runs() == [RUN]
+                await server.commit("run-1", 0, Commit(document="1"))
+                assert await tool.versions() == {"run-1": 1}
+        async with opened(path, serving=False), opened(path):
+            pass
+
+    async def test_a_tool_makes_no_file(self, tmp_path: Path) -> None:
+        with pytest.raises(FedOneError, match=r"store\.db cannot be used: there is no such file"):
+            await SqlStore.sqlite(tmp_path / "store.db", serving=False).open()
+        assert os.listdir(tmp_path) == []
+
+    async def test_a_killed_one_leaves_no_lock(self, tmp_path: Path) -> None:
+        path = tmp_path / "store.db"
+        await asyncio.to_thread(commit_and_be_killed, path, meanwhile=refused)
+        async with opened(path):
+            pass
+
+
+def refused(path: Path) -> None:
+    with pytest.raises(FedOneError, match="in use by another process"):
+        asyncio.run(SqlStore.sqlite(path).open())
+
+
+class TestSharedTransactions:
+    """Writes that wait together are one transaction, and none of them notices."""
+
+    async def test_one_failing_harms_no_other(self, tmp_path: Path) -> None:
+        async with opened(tmp_path / "store.db") as store:
+            runs = [replace(RUN, run_id=str(number)) for number in range(20)]
+            for run in runs:
+                await store.add_run(run)
+            await store.commit("0", 0, Commit(document="1", closed=(replace(WORK, run_id="0"),)))
+            with transactions(store) as counted:
+                results = await asyncio.gather(
+                    *(
+                        # Every third closes work that is closed, every fifth comes too late.
+                        store.commit(
+                            run.run_id,
+                            5 if number % 5 == 0 else 0,
+                            everything(
+                                replace(
+                                    WORK,
+                                    run_id=run.run_id,
+                                    assignment_id=f"work-{1 if number % 3 == 0 else run.run_id}",
+                                )
+                            )
+                            if number > 0
+                            else Commit(document="late"),
+                        )
+                        for number, run in enumerate(runs)
+                    ),
+                    return_exceptions=True,
+                )
+            for number, result in enumerate(results):
+                run_id = str(number)
+                if number % 5 == 0:
+                    assert isinstance(result, VersionConflict)
+                elif number % 3 == 0 or number == 1:
+                    assert isinstance(result, ValueError)
+                else:
+                    assert result is None
+                failed = result is not None
+                assert len(await store.log(run_id)) == (0 if failed else 1)
+                assert await store.memory(run_id, 0) == (None if failed else b"never")
+                version = 1 if number == 0 or not failed else 0
+                assert (await store.versions())[run_id] == version
+        assert len(counted) <= 3
+
+    async def test_none_is_acknowledged_before_the_commit(self, tmp_path: Path) -> None:
+        path = tmp_path / "store.db"
+        async with opened(path) as store:
+            for number in range(8):
+                await store.add_run(replace(RUN, run_id=str(number)))
+            committing, go_on = threading.Event(), threading.Event()
+
+            @event.listens_for(store._database._engine, "commit")
+            def commit(_: Connection) -> None:
+                committing.set()
+                assert go_on.wait(10)
+
+            tasks = [
+                asyncio.create_task(store.commit(str(number), 0, Commit(document="1")))
+                for number in range(8)
+            ]
+            await until(committing.is_set)
+            await asyncio.sleep(0.02)
+            assert not any(task.done() for task in tasks)
+            assert set((await store.versions()).values()) == {0}
+            go_on.set()
+            await asyncio.gather(*tasks)
+            assert set((await store.versions()).values()) == {1}
+
+    async def test_a_commit_that_fails_fails_for_all(self, tmp_path: Path) -> None:
+        async with opened(tmp_path / "store.db") as store:
+            for number in range(4):
+                await store.add_run(replace(RUN, run_id=str(number)))
+            engine = store._database._engine
+
+            def fail(_: Connection) -> None:
+                raise sqlite3.OperationalError("disk I/O error")
+
+            event.listen(engine, "commit", fail)
+            results = await asyncio.gather(
+                *(store.commit(str(number), 0, Commit(document="1")) for number in range(4)),
+                return_exceptions=True,
+            )
+            event.remove(engine, "commit", fail)
+            assert [str(result) for result in results] == [
+                f"store {tmp_path}/store.db cannot be used: disk I/O error"
+            ] * 4
+            assert set((await store.versions()).values()) == {0}
+            await store.commit("0", 0, Commit(document="1"))
+
+    async def test_who_gives_up_leaves_the_queue(self, tmp_path: Path) -> None:
+        async with opened(tmp_path / "store.db") as store:
+            await store.add_run(RUN)
+            began, go_on = threading.Event(), threading.Event()
+
+            def work(connection: Connection) -> None:
+                began.set()
+                go_on.wait()
+
+            first = asyncio.create_task(store._database.write(work))
+            await until(began.is_set)
+            second = asyncio.create_task(store.commit("run-1", 0, everything()))
+            await asyncio.sleep(0)
+            second.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.wait_for(second, 5)
+            go_on.set()
+            await first
+            assert await store.runs() == [RUN]
+
+    async def test_closing_waits_for_what_has_begun(self, tmp_path: Path) -> None:
+        path = tmp_path / "store.db"
+        store = SqlStore.sqlite(path)
+        await store.open()
+        await store.add_run(RUN)
+        began, go_on = threading.Event(), threading.Event()
+
+        def work(connection: Connection) -> None:
+            began.set()
+            go_on.wait()
+            connection.exec_driver_sql("UPDATE runs SET document = 'written'")
+
+        writing = asyncio.create_task(store._database.write(work))
+        await until(began.is_set)
+        late = asyncio.create_task(store.commit("run-1", 0, everything()))
+        await asyncio.sleep(0)
+        closing_store = asyncio.create_task(store.close())
+        await asyncio.sleep(0)
+        go_on.set()
+        await asyncio.gather(writing, closing_store)
+        with pytest.raises(FedOneError, match="not open"):
+            await late
+        async with opened(path) as again:
+            assert await again.runs() == [replace(RUN, document="written")]
+
+
+@contextmanager
+def transactions(store: SqlStore) -> Iterator[list[None]]:
+    """Counts the transactions of a store that are committed."""
+    counted: list[None] = []
+    engine = store._database._engine
+
+    def count(_: Connection) -> None:
+        counted.append(None)
+
+    event.listen(engine, "commit", count)
+    try:
+        yield counted
+    finally:
+        event.remove(engine, "commit", count)
+
+
+def commit_and_be_killed(path: Path, meanwhile: Callable[[Path], None] = Path.stat) -> None:
+    """20 commits in another process, which is killed as soon as it has said so."""
+    script = (
+        "import asyncio, sys\n"
+        "from fedone_sdk.stores import *\n"
+        "async def main():\n"
+        "    store = SqlStore.sqlite(sys.argv[1])\n"
+        "    await store.open()\n"
+        "    run = dict(spec='', candidates='', document='0', version=0, created_at=0.0)\n"
+        "    await store.add_run(RunRecord(run_id='r', arrays=b'', **run))\n"
+        "    for version in range(20):\n"
+        "        log = (LogEntry(kind='a', body=str(version)),)\n"
+        "        document = str(version + 1)\n"
+        "        await store.commit('r', version, Commit(document=document, log=log))\n"
+        "    print('committed', flush=True)\n"
+        "    sys.stdin.read()\n"
+        "asyncio.run(main())\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(Path(fedone_sdk.stores.__file__).parents[2])},
+    ) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == b"committed\n"
+            meanwhile(path)
+        finally:
+            process.kill()
+        assert process.wait() == -signal.SIGKILL
