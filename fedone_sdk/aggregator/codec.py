@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from typing import Any
 
@@ -12,16 +13,17 @@ from fedone_sdk.messages import MetricReport
 
 __all__ = ["arrays_of", "decode", "encode_arrays", "encode_document"]
 
-_METHOD, _SERVER = "method", "server"
+_METHOD, _SERVER, _DEFENCE = "method", "server", "defence"
 
 
 def arrays_of(state: RunState) -> dict[str, Any]:
     """Every array of a state under a name of its own; unchanged arrays stay the same objects."""
     arrays = _named(_METHOD, state.method)
     arrays |= {f"{_SERVER}/{key}": value for key, value in state.server_memory.items()}
-    for seat in state.seats:
+    arrays |= {f"{_DEFENCE}/{key}": value for key, value in state.defence.items()}
+    for name, seat in zip(_seat_names(s.slot for s in state.seats), state.seats, strict=True):
         if seat.local is not None:
-            arrays |= _named(f"seat{seat.slot}", seat.local)
+            arrays |= _named(name, seat.local)
     return arrays
 
 
@@ -42,6 +44,9 @@ def encode_document(state: RunState) -> dict[str, Any]:
         "passed": sorted(state.passed),
         "lost": state.lost,
         "fills": state.fills,
+        "rollbacks": state.rollbacks,
+        "quarantined": sorted(state.quarantined),
+        "releases": sorted(state.releases.items()),
         "paused": state.paused,
         "model": state.model,
         "models": state.models,
@@ -69,13 +74,16 @@ def decode(document: dict[str, Any], arrays: bytes) -> RunState:
                 "server_memory": _below(_SERVER, loaded),
                 "account": _load_account(document["account"]),
                 "evaluation": _load_account(document["evaluation"]),
-                "seats": tuple(_load_seat(seat, loaded) for seat in document["seats"]),
+                "seats": _load_seats(document["seats"], loaded),
                 "passed": frozenset(document["passed"]),
+                "quarantined": frozenset(document.get("quarantined", ())),
+                "releases": dict(document.get("releases", ())),
+                "defence": _below(_DEFENCE, loaded),
                 "models": tuple(document["models"]),
                 "metric": MetricReport.model_validate(document["metric"]),
             }
         )
-    except (KeyError, TypeError) as exc:
+    except (ArithmeticError, AttributeError, KeyError, TypeError) as exc:
         raise ValueError(f"not a run's state: {exc}") from exc
 
 
@@ -120,19 +128,41 @@ def _seat(seat: Seat) -> dict[str, Any]:
     return {
         **plain,
         "calls": sorted(seat.calls),
-        "sent": seat.sent.exact(),
+        "sent": {attempt: worst.exact() for attempt, worst in seat.sent.items()},
         "used": seat.used.exact(),
     }
 
 
-def _load_seat(document: dict[str, Any], arrays: Memory) -> Seat:
+def _seat_names(slots: Iterable[int]) -> Iterator[str]:
+    seen = set[int]()
+    for slot in slots:
+        yield f"backup{slot}" if slot in seen else f"seat{slot}"
+        seen.add(slot)
+
+
+def _load_seats(documents: list[dict[str, Any]], arrays: Memory) -> tuple[Seat, ...]:
+    names = _seat_names(document["slot"] for document in documents)
+    return tuple(
+        _load_seat(document, _unnamed(name, arrays))
+        for name, document in zip(names, documents, strict=True)
+    )
+
+
+def _load_seat(document: dict[str, Any], local: State | None) -> Seat:
     return Seat(
         **{
             **document,
             "calls": frozenset(document["calls"]),
-            "sent": Usage.model_validate(document["sent"]),
+            "sent": _load_sent(document["sent"]),
             "used": Usage.model_validate(document["used"]),
             "losses": tuple(tuple(losses) for losses in document["losses"]),
-            "local": _unnamed(f"seat{document['slot']}", arrays),
+            "local": local,
         }
     )
+
+
+def _load_sent(document: dict[str, Any]) -> dict[str, Usage]:
+    if "queries" in document:
+        # Of a version that kept one sum: its process is gone, and nobody will tell the end of it.
+        return {"": Usage.model_validate(document)}
+    return {attempt: Usage.model_validate(worst) for attempt, worst in document.items()}

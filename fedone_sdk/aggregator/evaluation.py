@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Literal
@@ -20,7 +19,7 @@ from fedone_sdk.aggregator.events import (
     RoundFinished,
     RunEnded,
 )
-from fedone_sdk.aggregator.purse import Purse
+from fedone_sdk.aggregator.purse import Purse, attempt_id
 from fedone_sdk.aggregator.run import ServedRun
 from fedone_sdk.algorithms import stream_seed
 from fedone_sdk.backends import (
@@ -68,6 +67,7 @@ class Evaluation:
         backend: The model.
         examples: The dev split.
         score: The user's function, for loss ``score``.
+        replica: Names this process now; what it has under way bears its name.
     """
 
     def __init__(
@@ -76,7 +76,10 @@ class Evaluation:
         backend: LLMBackend,
         examples: Sequence[Example],
         score: ScoreFunction | None = None,
+        *,
+        replica: Callable[[], str],
     ) -> None:
+        self._replica = replica
         self._run = run
         self._backend = backend
         self._examples = examples
@@ -153,7 +156,7 @@ class Evaluation:
         return None
 
     async def _ask(self, queries: Sequence[Query]) -> list[Answer]:
-        run, lease_id = self._run, f"evaluation-{uuid.uuid4().hex}"
+        run, lease_id = self._run, attempt_id(self._replica())
 
         async def set_aside(worst: Usage) -> None:
             await run.apply(EvaluationReserved(lease_id=lease_id, worst=worst))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from fedone_sdk.algorithms import Memory
+from fedone_sdk.algorithms import Memory, State
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.messages import (
     AlphaAssignment,
@@ -33,10 +33,13 @@ __all__ = [
     "MemorySaved",
     "ModelSeen",
     "PauseAsked",
+    "Quarantined",
     "Refused",
+    "Released",
     "Renewed",
     "Restarted",
     "ResumeAsked",
+    "RolledBack",
     "RoundFinished",
     "RunEnded",
     "SeatOffered",
@@ -44,6 +47,7 @@ __all__ = [
     "StopAsked",
     "TimePassed",
     "UpdateArrived",
+    "WentBack",
     "WorkAsked",
 ]
 
@@ -114,23 +118,25 @@ class GatewayAsked:
     Attributes:
         assignment_id: Whose lease pays.
         call: Names the client's request. Its queries count once, however often it is repeated.
-        worst: The most that asking may spend now.
+        attempt: Names this attempt at it, and the replica that makes it.
+        worst: The most that asking may spend now, beside what the attempt set aside before.
     """
 
     assignment_id: str
     call: str
+    attempt: str
     worst: Usage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayAnswered:
-    """The model answered what `worst` was set aside for; `used` is what it really spent.
+    """The model answered an attempt, or failed; `used` is what it really spent.
 
-    Both are without queries, which were counted when they were asked.
+    Without queries, which were counted when they were asked.
     """
 
     assignment_id: str
-    worst: Usage
+    attempt: str
     used: Usage
 
 
@@ -174,7 +180,15 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restarted:
-    """The server was down: what it had under way may have been sent, and is charged in full."""
+    """Replicas are gone: what they had under way may have been sent, and is charged in full.
+
+    Attributes:
+        alive: The replicas that are not gone.
+        down: Whether nobody served the run for a while: its deadlines begin anew.
+    """
+
+    alive: frozenset[str]
+    down: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,6 +202,40 @@ class StopAsked:
 
     status: Literal["stopped", "failed"] = "stopped"
     reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quarantined:
+    """A client is not to be trusted: it gets no more work."""
+
+    client: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Released:
+    """A client may take part again."""
+
+    client: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolledBack:
+    """The run is to be set back to where it stood before a round.
+
+    Attributes:
+        method: Alpha and what the method kept then.
+        server_memory: What the server optimiser remembered then.
+        memories: What clients' methods remembered then, by enrolment index.
+        to_round: Rounds done then.
+        reason: Why, for the log.
+    """
+
+    method: State
+    server_memory: Memory = field(default_factory=dict)
+    memories: Mapping[int, Memory] = field(default_factory=dict)
+    to_round: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,7 +256,10 @@ Event = (
     | EvaluationReserved
     | EvaluationSettled
     | Measured
+    | Quarantined
+    | Released
     | Restarted
+    | RolledBack
     | TimePassed
     | StopAsked
     | ResumeAsked
@@ -281,6 +332,19 @@ class RoundFinished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WentBack:
+    """The run stands again where it stood after `to_round` rounds.
+
+    Attributes:
+        to_round: Rounds that still count.
+        record: For the log.
+    """
+
+    to_round: int
+    record: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunEnded:
     """The run is over."""
 
@@ -288,5 +352,13 @@ class RunEnded:
 
 
 Effect = (
-    SeatOffered | Assigned | Accepted | Refused | Closed | MemorySaved | RoundFinished | RunEnded
+    SeatOffered
+    | Assigned
+    | Accepted
+    | Refused
+    | Closed
+    | MemorySaved
+    | RoundFinished
+    | WentBack
+    | RunEnded
 )

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from fedone_sdk.aggregator.events import GatewayAnswered, GatewayAsked, PauseAsked
-from fedone_sdk.aggregator.purse import Purse
+from fedone_sdk.aggregator.purse import Purse, attempt_id
 from fedone_sdk.aggregator.run import ServedRun
 from fedone_sdk.aggregator.state import Seat
 from fedone_sdk.backends import Answer, LLMBackend, Query, query_for, rows_of, score_all
@@ -36,10 +36,12 @@ class Gateway:
 
     Args:
         backend: The model, which charges each request to its query's payer.
+        replica: Names this process now; what it has under way bears its name.
     """
 
-    def __init__(self, backend: LLMBackend) -> None:
+    def __init__(self, backend: LLMBackend, replica: Callable[[], str]) -> None:
         self.backend = backend
+        self._replica = replica
         self._calls: dict[str, dict[str, asyncio.Task[Scores]]] = defaultdict(dict)
         self._under_way: dict[asyncio.Task[Scores], ServedRun] = {}
 
@@ -153,12 +155,21 @@ class Gateway:
     async def _ask(
         self, run: ServedRun, assignment_id: str, queries: list[Query], call: str
     ) -> Scores:
+        attempt = attempt_id(self._replica())
+
         async def set_aside(worst: Usage) -> None:
-            await run.apply(GatewayAsked(assignment_id=assignment_id, call=call, worst=worst))
+            await run.apply(
+                GatewayAsked(assignment_id=assignment_id, call=call, attempt=attempt, worst=worst)
+            )
+
+        async def settle(used: Usage) -> None:
+            await run.apply(
+                GatewayAnswered(assignment_id=assignment_id, attempt=attempt, used=used)
+            )
 
         purse = Purse(run.run_id, NOTHING, set_aside)
         try:
-            answers = await self._paid(run, assignment_id, queries, purse, set_aside)
+            answers = await self._paid(queries, purse, set_aside, settle)
         except BackendUnavailable as exc:
             raise ProblemError(
                 "backend_unavailable", str(exc), retry_after_s=exc.retry_after_s
@@ -177,11 +188,10 @@ class Gateway:
 
     async def _paid(
         self,
-        run: ServedRun,
-        assignment_id: str,
         queries: list[Query],
         purse: Purse,
         set_aside: Callable[[Usage], Awaitable[None]],
+        settle: Callable[[Usage], Awaitable[None]],
     ) -> list[Answer]:
         """Asks the model out of a purse that is filled before, and settled after."""
         quotes = [await self.backend.quote(query) for query in queries]
@@ -191,9 +201,7 @@ class Gateway:
         try:
             return await score_all(self.backend, (replace(query, payer=purse) for query in queries))
         finally:
-            await run.apply(
-                GatewayAnswered(assignment_id=assignment_id, worst=purse.granted, used=purse.spent)
-            )
+            await settle(purse.spent)
 
 
 def _scores(queries: Sequence[Query], answers: list[Answer], model: str) -> Scores:

@@ -9,7 +9,17 @@ from contextlib import asynccontextmanager
 from fedone_sdk.budget import Account, Lease, Usage
 from fedone_sdk.errors import BudgetExhausted, ProblemError
 
-__all__ = ["Purse"]
+__all__ = ["Purse", "attempt_id", "replica_of"]
+
+
+def attempt_id(replica: str) -> str:
+    """A fresh name for what a replica has under way at a model."""
+    return f"{replica}/{uuid.uuid4().hex}"
+
+
+def replica_of(attempt: str) -> str:
+    """The replica that has this under way."""
+    return attempt.partition("/")[0]
 
 
 class Purse:

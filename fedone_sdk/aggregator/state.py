@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -17,7 +18,7 @@ class Seat:
     """One of a round's K* places, from being offered to a client until its work is done.
 
     Attributes:
-        slot: Which of the K* places.
+        slot: Which of the K* places. Two seats have one slot while one backs the other up.
         client: Enrolment index of the client.
         phase: ``offered`` waits for the client to come, ``working`` for its update.
         due: When the client loses the seat, seconds since the epoch.
@@ -26,13 +27,16 @@ class Seat:
         num_samples: I of the work given out.
         num_steps: E of the work given out.
         calls: Gateway requests whose queries were counted.
-        sent: Worst case of gateway calls that are under way, without queries.
+        sent: Worst case of the gateway calls that are under way, by attempt, without queries.
         used: Queries asked of the gateway, and what finished calls spent.
         queries: Queries settled in this seat's earlier steps.
         local: The client's method state; None while it is still the round's.
         losses: Losses that came back, step by step (the log and the mean).
         weight: Examples that the client holds.
         mean_loss: Over the seat's scored prompts.
+        renewals: How often the work's deadline was put off.
+        backup_due: When a backup for the seat is due, seconds since the epoch; None is not.
+        late: Whether its client is slow, so that a second one is wanted for the same slot.
     """
 
     slot: int
@@ -44,13 +48,21 @@ class Seat:
     num_samples: int = 0
     num_steps: int = 0
     calls: frozenset[str] = frozenset()
-    sent: Usage = NOTHING
+    sent: Mapping[str, Usage] = field(default_factory=dict)
     used: Usage = NOTHING
     queries: int = 0
     local: State | None = None
     losses: tuple[tuple[float, ...], ...] = ()
     weight: int = 1
     mean_loss: float = 0.0
+    renewals: int = 0
+    backup_due: float | None = None
+    late: bool = False
+
+    @property
+    def under_way(self) -> Usage:
+        """The most that gateway calls under way may spend, without queries."""
+        return sum(self.sent.values(), NOTHING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +80,11 @@ class RunState:
         seats: The current round's seats.
         passed: Clients that lost or declined a seat in this round.
         lost: Assignments that came to nothing since the last accepted update.
-        fills: How often seats of this round were drawn; part of the draw's seed.
+        fills: How often clients of this round were drawn; part of the draw's seed.
+        rollbacks: How often the run was set back; part of the seeds of what it draws.
+        quarantined: Clients that get no work.
+        defence: What the defences remember of the clients' updates.
+        releases: How often each client was asked for noised numbers, by enrolment index.
         paused: Whether a stopped run waits for somebody to change something, its work kept.
         model: Fingerprint of the model that scores.
         models: What the provider called the models that answered; a new one pauses the run.
@@ -88,6 +104,10 @@ class RunState:
     passed: frozenset[int] = frozenset()
     lost: int = 0
     fills: int = 0
+    rollbacks: int = 0
+    quarantined: frozenset[int] = frozenset()
+    defence: Memory = field(default_factory=dict)
+    releases: Mapping[int, int] = field(default_factory=dict)
     paused: bool = False
     model: str | None = None
     models: tuple[str, ...] = ()

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedone_sdk.aggregator.codec import arrays_of, decode, encode_arrays, encode_document
+from fedone_sdk.aggregator.machine.spending import charge_lost
 from fedone_sdk.aggregator.state import RunState, Seat
 from fedone_sdk.algorithms import State
 from fedone_sdk.budget import Account, Budget, Usage
@@ -60,7 +61,10 @@ seats = st.builds(
     assignment_id=st.none() | names,
     num_samples=st.integers(0, 99),
     num_steps=st.integers(0, 9),
-    sent=usages,
+    sent=st.dictionaries(names, usages, max_size=3),
+    renewals=st.integers(0, 9),
+    backup_due=st.none() | numbers,
+    late=st.booleans(),
     used=usages,
     queries=counts,
     local=st.none() | states,
@@ -73,6 +77,10 @@ run_states = st.builds(
     status=st.sampled_from(["running", "completed", "failed"]),
     reason=st.none() | st.text(max_size=9),
     round=counts,
+    rollbacks=counts,
+    quarantined=st.frozensets(st.integers(0, 9)),
+    defence=memories,
+    releases=st.dictionaries(st.integers(0, 99), counts, max_size=3),
     method=states,
     server_memory=memories,
     account=accounts,
@@ -132,6 +140,39 @@ def test_seats_keep_their_arrays_apart() -> None:
     assert [seat.local.alpha[0, 0] for seat in again.seats if seat.local] == [1, 2]
 
 
+def test_two_seats_of_one_slot_keep_their_arrays_apart() -> None:
+    """One backs the other up."""
+    local = [State(alpha=np.full((2, 3), value, np.float32)) for value in (1, 2, 3)]
+    held = [(4, 7), (4, 8), (0, 9)]
+    crowded = tuple(
+        Seat(slot=slot, client=client, phase="working", due=0.0, local=state)
+        for (slot, client), state in zip(held, local, strict=True)
+    )
+    state = dataclasses.replace(simple(), seats=crowded)
+    again = decode(encode_document(state), encode_arrays(arrays_of(state)))
+    assert [seat.local.alpha[0, 0] for seat in again.seats if seat.local] == [1, 2, 3]
+
+
+def test_a_document_of_the_version_before_attempts_is_understood() -> None:
+    """It kept one sum of what was under way, and knew nothing of what came later."""
+    state = simple()
+    document = json.loads(json.dumps(encode_document(state)))
+    for later in ("rollbacks", "quarantined", "releases"):
+        del document[later]
+    (seat,) = document["seats"]
+    for later in ("renewals", "backup_due", "late"):
+        del seat[later]
+    under_way = Usage(requests=3, usd=Decimal("0.5"))
+    seat["sent"] = under_way.exact()
+    again = decode(document, encode_arrays(arrays_of(state)))
+    assert [seat.under_way for seat in again.seats] == [under_way]
+    lost = [seat.sent for seat in charge_lost(again, frozenset({"this-replica"})).seats]
+    assert lost == [{}]
+    assert plain(dataclasses.replace(again, seats=())) == plain(
+        dataclasses.replace(state, seats=())
+    )
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -159,7 +200,7 @@ def test_damaged_arrays_are_refused(arrays: bytes) -> None:
 
 
 def test_every_field_is_written() -> None:
-    arrays = {"method", "server_memory"}
+    arrays = {"method", "server_memory", "defence"}
     assert (
         encode_document(simple()).keys()
         == {field.name for field in dataclasses.fields(RunState)} - arrays

@@ -1,0 +1,180 @@
+"""How a run ends, pauses, goes on and is set back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fedone_sdk.aggregator.events import (
+    Effect,
+    Measured,
+    MemorySaved,
+    ModelSeen,
+    PauseAsked,
+    Restarted,
+    ResumeAsked,
+    RolledBack,
+    StopAsked,
+    WentBack,
+)
+from fedone_sdk.aggregator.machine.hedges import backup_due
+from fedone_sdk.aggregator.machine.outcome import Outcome, ended
+from fedone_sdk.aggregator.machine.rounds import finish
+from fedone_sdk.aggregator.machine.rules import Rules
+from fedone_sdk.aggregator.machine.spending import charge_lost, release
+from fedone_sdk.aggregator.state import RunState, Seat
+from fedone_sdk.algorithms import State, alpha_sha256
+from fedone_sdk.errors import ProblemError
+from fedone_sdk.messages import RunStatus
+
+__all__ = [
+    "can_resume",
+    "measured",
+    "model_seen",
+    "paused",
+    "restarted",
+    "resumed",
+    "rolled_back",
+    "stopped",
+    "wind_up",
+]
+
+
+def can_resume(state: RunState) -> bool:
+    """Whether a run was broken off, so that it can go on."""
+    return state.status in ("stopped", "failed")
+
+
+def wind_up(
+    rules: Rules, state: RunState, status: RunStatus, reason: str | None, now: float
+) -> Outcome:
+    """Ends a run amid a round: no work stays open, and local steps that were paid for count."""
+    effects: list[Effect] = []
+    for seat in state.seats:
+        state, seat, closed = release(rules, state, seat, f"the run ended as {status}", None)
+        effects.extend(closed)
+    finished_first = sorted(state.seats, key=lambda seat: seat.phase != "done")
+    kept = tuple(replace(seat, phase="done") for seat in finished_first if seat.step)
+    state = replace(state, seats=kept)
+    if kept:
+        state, finished = finish(rules, state, now)
+        effects.extend(finished)
+    if state.running:
+        state, over = ended(state, status, reason, now)
+        effects.extend(over)
+    return state, tuple(effects)
+
+
+def stopped(rules: Rules, event: StopAsked, state: RunState, now: float) -> Outcome:
+    """Ends a run because somebody wants it."""
+    if state.paused:
+        state = replace(state, status="running")  # so that its open work is wound up
+    if not state.running:
+        raise ProblemError("run_conflict", f"the run has ended: {state.status}")
+    return wind_up(rules, state, event.status, event.reason, now)
+
+
+def resumed(rules: Rules, event: ResumeAsked, state: RunState, now: float) -> Outcome:
+    """Lets a run go on that was broken off."""
+    if not can_resume(state):
+        raise ProblemError("run_conflict", f"a run that is {state.status} cannot be resumed")
+    state = replace(
+        state,
+        status="running",
+        reason=None,
+        ended_at=None,
+        lost=0,
+        paused=False,
+        seats=_with_new_deadlines(rules, state, now),
+        # Whoever resumes a run accepts the model that there is now.
+        model=rules.gateway_model or state.model,
+        metric=state.metric.model_copy(update={"after": None}),
+    )
+    return state, ()
+
+
+def _with_new_deadlines(rules: Rules, state: RunState, now: float) -> tuple[Seat, ...]:
+    part = rules.spec.participation
+    patience = {"offered": part.claim_timeout_s, "working": part.deadline_s, "done": 0.0}
+    return tuple(
+        replace(
+            seat,
+            due=now + patience[seat.phase],
+            backup_due=None if seat.backup_due is None else backup_due(rules, seat, now),
+        )
+        for seat in state.seats
+    )
+
+
+def restarted(rules: Rules, event: Restarted, state: RunState, now: float) -> Outcome:
+    """Charges what was lost; clients cannot help it that nobody served, their work is theirs."""
+    after = charge_lost(state, event.alive)
+    if event.down:
+        after = replace(after, seats=_with_new_deadlines(rules, after, now))
+    return after, ()
+
+
+def paused(rules: Rules, event: PauseAsked, state: RunState, now: float) -> Outcome:
+    """Keeps a run until somebody has changed something."""
+    if state.paused:  # Whoever resumes it shall know of this, too.
+        told = state.reason or ""
+        more = "" if event.reason in told else f"; {event.reason}"
+        return replace(state, reason=told + more), ()
+    if not state.running:
+        return state, ()
+    state, effects = ended(state, "stopped", f"paused: {event.reason}", now)
+    return replace(state, paused=True), effects
+
+
+def model_seen(rules: Rules, event: ModelSeen, state: RunState, now: float) -> Outcome:
+    """Takes note of what the provider calls its model; another one pauses the run."""
+    if event.model in state.models:
+        return state, ()
+    before = state.models[-1] if state.models else None
+    state = replace(state, models=(*state.models, event.model))
+    if before is None:
+        return state, ()
+    reason = f"the provider answers with {event.model!r} now, it was {before!r}"
+    return paused(rules, PauseAsked(reason=f"{reason}; resume the run to accept it"), state, now)
+
+
+def rolled_back(rules: Rules, event: RolledBack, state: RunState, now: float) -> Outcome:
+    """Sets a run back to an earlier round; what it has spent stays spent."""
+    if not (state.running or can_resume(state)):
+        raise ProblemError("run_conflict", f"a run that is {state.status} cannot be rolled back")
+    if not 0 <= event.to_round <= state.round:
+        raise ProblemError(
+            "run_conflict", f"the run has done {state.round} rounds, not {event.to_round}"
+        )
+    effects: list[Effect] = []
+    for seat in state.seats:
+        state, _, closed = release(rules, state, seat, "the run was rolled back", None)
+        effects.extend(closed)
+    state = replace(
+        state,
+        round=event.to_round,
+        method=State(alpha=event.method.alpha, memory=event.method.memory),
+        server_memory=event.server_memory,
+        seats=(),
+        passed=frozenset(),
+        fills=0,
+        lost=0,
+        rollbacks=state.rollbacks + 1,
+        metric=state.metric.model_copy(update={"after": None}),
+    )
+    if rules.remembers_clients:
+        effects.extend(MemorySaved(client=c, memory=m) for c, m in event.memories.items())
+    record = {
+        "round": state.round,
+        "rollbacks": state.rollbacks,
+        "reason": event.reason,
+        "alpha_sha256": alpha_sha256(state.method.alpha),
+    }
+    return state, (*effects, WentBack(to_round=state.round, record=record))
+
+
+def measured(rules: Rules, event: Measured, state: RunState, now: float) -> Outcome:
+    """Takes note of a metric."""
+    if event.which == "after" and state.running:
+        return state, ()  # The run was resumed meanwhile: this prompt was not its last.
+    metric = state.metric.model_copy(update={event.which: event.value})
+    return replace(state, metric=metric), ()

@@ -1,0 +1,168 @@
+"""The end of a round: what its clients found is put together, and alpha moves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from fedone_sdk.aggregator.defence import admitted_seat, contribution, verdict
+from fedone_sdk.aggregator.events import Effect, MemorySaved, RoundFinished
+from fedone_sdk.aggregator.machine.outcome import Outcome, ended, without_seat
+from fedone_sdk.aggregator.machine.rules import Rules
+from fedone_sdk.aggregator.state import RunState, Seat
+from fedone_sdk.algorithms import Memory, State, aggregate, alpha_sha256, median, trimmed_mean
+from fedone_sdk.algorithms.defence import Admitted, Defence, ledger
+from fedone_sdk.algorithms.estimator import drawn_advantage
+from fedone_sdk.messages import RoundReport
+from fedone_sdk.messages.ndarray import memory_to_wire, to_wire
+
+__all__ = ["close", "finish"]
+
+
+def close(rules: Rules, state: RunState, seat: Seat, now: float) -> Outcome:
+    """Puts a finished seat back; the last one ends the round."""
+    # At the end: the log tells in which order seats were finished.
+    state = replace(state, seats=(*without_seat(state, seat).seats, seat))
+    if rules.vacancies(state) or any(s.phase != "done" for s in state.seats):
+        return state, ()
+    return finish(rules, state, now)
+
+
+def _saved(rules: Rules, state: RunState) -> tuple[Effect, ...]:
+    """What the clients remember, to be kept until their next work; a seat that was taken is not."""
+    if not rules.remembers_clients:
+        return ()
+    memories = {s.client: s.local.memory for s in state.seats if s.phase == "done" and s.local}
+    return tuple(MemorySaved(client=client, memory=m) for client, m in memories.items() if m)
+
+
+def finish(rules: Rules, state: RunState, now: float) -> Outcome:
+    """Aggregates the seats that are done, moves alpha, goes on to the next round."""
+    # By enrolment index: a sum's last bit depends on its order.
+    seats = sorted(
+        (seat for seat in state.seats if seat.phase == "done"),
+        key=lambda seat: (seat.client, seat.slot),
+    )
+    weights = (
+        [rules.weight(seat.weight) for seat in seats]
+        if rules.spec.participation.aggregation == "examples"
+        else None
+    )
+    admitted, defence, verdicts = _admitted(rules, state, seats)
+    method, server_memory = _aggregated(rules, state, admitted, weights)
+    report = RoundReport(
+        round=state.round,
+        client_id="",
+        queries=sum(seat.queries for seat in seats),
+        mean_loss=float(np.average([s.mean_loss for s in seats], weights=weights)),
+    )
+    record: dict[str, Any] = {
+        "round": state.round,
+        "fills": state.fills,
+        "seats": [_record(rules, seat) for seat in state.seats if seat.phase == "done"],
+        "alpha_sha256": alpha_sha256(method.alpha),
+    }
+    banned = frozenset[int]()
+    if rules.defence is not None:
+        banned = _banned(rules, rules.defence, state, defence, verdicts)
+        record["defence"] = [verdict(seat, one) for seat, one in zip(seats, verdicts, strict=True)]
+        record["quarantined"] = sorted(banned)
+    finished = RoundFinished(
+        report=report, clients=tuple(seat.client for seat in seats), record=record
+    )
+    over = (*_saved(rules, state), finished)
+    state = replace(
+        state,
+        round=state.round + 1,
+        method=method,
+        server_memory=server_memory,
+        defence=defence,
+        quarantined=state.quarantined | banned,
+        seats=(),
+        passed=frozenset(),
+        fills=0,
+    )
+    if state.round < rules.spec.rounds:
+        return state, over
+    state, effects = ended(state, "completed", None, now)
+    return state, (*over, *effects)
+
+
+def _admitted(
+    rules: Rules, state: RunState, seats: Sequence[Seat]
+) -> tuple[list[Seat], Memory, list[Admitted]]:
+    """The seats with what of their steps counts, and why; without a defence, as they are."""
+    if rules.defence is None:
+        return list(seats), state.defence, []
+    brought = []
+    for seat in seats:
+        # Later steps' prompts come of states that are gone; a pool's alpha says too little.
+        if seat.losses and (len(seat.losses) == 1 or rules.algorithm.shares_memory):
+            first = replace(seat, local=None, step=0, num_samples=len(seat.losses[0]))
+            asked, losses = rules.candidates(state, first), rules.clipped(seat.losses[0])
+            brought.append(contribution(state, seat, drawn_advantage(asked, losses)))
+        else:
+            brought.append(contribution(state, seat, None))
+    verdicts, memory = rules.defence.admit(state.method.alpha, brought, state.defence)
+    kept = [admitted_seat(seat, one) for seat, one in zip(seats, verdicts, strict=True)]
+    return kept, memory, verdicts
+
+
+def _banned(
+    rules: Rules, defence: Defence, state: RunState, memory: Memory, verdicts: Sequence[Admitted]
+) -> frozenset[int]:
+    """Whom this round puts in quarantine."""
+    # Who was let out again goes back at the next outlier, not for the old ones.
+    suspects = {one.client for one in verdicts if one.outlier}
+    found = sorted(defence.quarantined(memory) & suspects)
+    # The usual is what most clients do: half of them cannot be unusual. And rounds must go on.
+    known = [line.client for line in ledger(memory)]
+    staying = max(len(known) // 2 + 1, rules.spec.participation.clients_per_round)
+    room = len(known) - staying - len(state.quarantined.intersection(known))
+    return frozenset(found[: max(room, 0)])
+
+
+def _aggregated(
+    rules: Rules, state: RunState, seats: Sequence[Seat], weights: list[int] | None
+) -> tuple[State, Memory]:
+    """The round's new method state, and the server optimiser's new memory."""
+    if rules.algorithm.shares_memory:
+        if len(seats) == 1:
+            return seats[0].local or state.method, state.server_memory
+        # Pools have no mean: the seats' losses are told one after the other.
+        method = state.method
+        for seat in seats:
+            if seat.local is not None:
+                asked = rules.candidates(state, replace(seat, local=None, step=0))
+                method = rules.algorithm.tell(method, asked, rules.clipped(seat.losses[0]))
+        return method, state.server_memory
+    alphas = [(seat.local or state.method).alpha for seat in seats]
+    part = rules.spec.participation
+    if part.aggregation == "median":
+        middle = median(alphas)
+    elif part.aggregation == "trimmed_mean":
+        middle = trimmed_mean(alphas, part.trim)
+    else:
+        middle = aggregate(alphas, weights)
+    alpha, memory = rules.server_optimizer.apply(state.method.alpha, middle, state.server_memory)
+    return State(alpha=rules.algorithm.project(alpha)), memory
+
+
+def _record(rules: Rules, seat: Seat) -> dict[str, Any]:
+    record: dict[str, Any] = {
+        "slot": seat.slot,
+        "client": seat.client,
+        "num_samples": seat.num_samples,
+        "weight": seat.weight,
+        "queries": seat.queries,
+        "mean_loss": seat.mean_loss,
+    }
+    if rules.losses_exchange:
+        return {**record, "losses": [list(losses) for losses in seat.losses]}
+    if seat.local is None:
+        return record
+    arrays = {"alpha": to_wire(seat.local.alpha), **memory_to_wire(seat.local.memory)}
+    return {**record, **{name: array.model_dump() for name, array in arrays.items()}}

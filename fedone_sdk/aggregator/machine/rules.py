@@ -1,0 +1,247 @@
+"""What is fixed for a run, and what follows from it for a state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedone_sdk.aggregator.defence import defence_of
+from fedone_sdk.aggregator.privacy import Releases
+from fedone_sdk.aggregator.state import RunState, Seat
+from fedone_sdk.algorithms import (
+    Candidates,
+    ServerOptimizer,
+    State,
+    method_from_spec,
+    stream,
+    stream_seed,
+)
+from fedone_sdk.budget import Account, Budget, Usage
+from fedone_sdk.errors import ProblemError
+from fedone_sdk.messages import (
+    MAX_ELEMENTS,
+    AlphaAssignment,
+    Array,
+    LossesAssignment,
+    MetricReport,
+    Step,
+)
+from fedone_sdk.messages.ndarray import memory_to_wire, to_wire
+from fedone_sdk.spec import RunSpec
+
+__all__ = ["MIN_SAMPLES", "ONE_QUERY", "Rules", "working"]
+
+MIN_SAMPLES = 2
+"""The variance-reduced estimator divides by I - 1."""
+
+ONE_QUERY = Usage(queries=1)
+"""The most that one query may spend where nothing but queries can be bounded."""
+
+_STRIDE = 1 << 32
+"""Sets the draws after a rollback apart: more slots and local steps than a run may have."""
+
+
+class Rules:
+    """A run's description, ready to decide with.
+
+    Args:
+        run_id: Names the run in its messages.
+        spec: The run.
+        vocab_size: N.
+        blank: Index of the blank candidate, if there is one.
+        worst_query: The most that one query may spend.
+        gateway_model: Fingerprint of the gateway's model, empty while that is not known; None when
+            clients score themselves.
+
+    Raises:
+        ValueError: Its messages would be too large, or the method cannot work with it.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        spec: RunSpec,
+        *,
+        vocab_size: int,
+        blank: int | None = None,
+        worst_query: Usage = ONE_QUERY,
+        gateway_model: str | None = None,
+    ) -> None:
+        self.run_id = run_id
+        self.spec = spec
+        self.vocab_size = vocab_size
+        self.worst_query = worst_query
+        self.gateway_model = gateway_model
+        sizes = {
+            "alpha": spec.prompt.length * vocab_size,
+            "an answer of the gateway": spec.method.num_samples
+            * spec.method.batch_size
+            * max(len(spec.task.labels), 1),
+        }
+        for what, size in sizes.items():
+            if size > MAX_ELEMENTS:
+                raise ValueError(f"{what} would hold {size} numbers, a message {MAX_ELEMENTS}")
+        self.algorithm = method_from_spec(
+            spec.method,
+            prompt_len=spec.prompt.length,
+            vocab_size=vocab_size,
+            blank=blank,
+            seed=spec.seed,
+        )
+        self.shape = (spec.prompt.length, vocab_size)
+        self.losses_exchange = spec.participation.exchange == "losses"
+        self.defence = defence_of(spec, self.algorithm)
+        self.releases = Releases.of(spec)
+        noised = spec.privacy is not None and spec.privacy.target == "losses"
+        # Devices have clipped what they add noise to; to clip the noise would bend the mean.
+        self.loss_clip = None if noised else spec.defence.loss_clip
+        self.server_optimizer = ServerOptimizer(
+            name=spec.participation.server_optimizer,
+            learning_rate=spec.participation.server_learning_rate,
+        )
+
+    @property
+    def remembers_clients(self) -> bool:
+        """Whether clients' method memory is kept here between their rounds."""
+        return self.losses_exchange and getattr(self.spec.method, "optimizer", "") == "adamw"
+
+    @property
+    def min_clients(self) -> int:
+        """Clients that must be there before the first round starts."""
+        wanted = self.spec.participation.min_clients
+        if wanted is not None:
+            return wanted
+        if self.spec.data is not None:
+            return self.spec.data.num_clients
+        uniform = self.spec.participation.selection == "uniform"
+        return self.spec.participation.clients_per_round if uniform else 1
+
+    def start(self) -> RunState:
+        """The state of a run that has not begun."""
+        evaluation_cap = self.spec.evaluation.queries
+        return RunState(
+            method=self.algorithm.init(),
+            account=Account(cap=self.spec.budget),
+            evaluation=Account(
+                cap=None if evaluation_cap is None else Budget(queries=evaluation_cap)
+            ),
+            model=self.gateway_model or None,
+            metric=MetricReport(name=self.spec.task.metric),
+        )
+
+    def vacancies(self, state: RunState) -> int:
+        """How many of the round's seats nobody has."""
+        if not state.running:
+            return 0
+        taken = {seat.slot for seat in state.seats}
+        return self.spec.participation.clients_per_round - len(taken)
+
+    def starved(self, state: RunState) -> bool:
+        """Whether no more work can be paid for, and no open lease could change that."""
+        return not state.account.leases and not self.affordable_work(state)[0]
+
+    @property
+    def whole_work(self) -> Usage:
+        """The most that the work of a seat may spend."""
+        steps = 1 if self.losses_exchange else self.spec.method.local_steps
+        return self.worst_query * (self.spec.method.num_samples * steps)
+
+    def weight(self, num_examples: int) -> int:
+        """What a client counts that says it holds so many examples."""
+        most = self.spec.participation.max_weight
+        return num_examples if most is None else min(num_examples, most)
+
+    def affordable_work(self, state: RunState) -> tuple[int, int]:
+        """The prompts and local steps that fit under the caps; fewer near the end."""
+        most = self.spec.method.num_samples
+        steps = 1 if self.losses_exchange else self.spec.method.local_steps
+        for count in range(steps, 0, -1):
+            samples = state.account.affordable(self.worst_query * count, most)
+            if samples >= MIN_SAMPLES:
+                return samples, count
+        return 0, 0
+
+    # Draws: from seeds, never stored
+
+    def seed(self, state: RunState, seat: Seat, purpose: str, step: int) -> int:
+        """The seed of what a seat draws in a local step."""
+        # With replacement a client may hold two seats of a round: the slot keeps them apart.
+        position = seat.slot * self.spec.method.local_steps + step
+        return self._seed(state, purpose, seat.client, position)
+
+    def selection_seed(self, state: RunState) -> int:
+        """The seed of the next draw of clients."""
+        return self._seed(state, "selection", 0, state.fills)
+
+    def hedge_seed(self, state: RunState) -> int:
+        """The seed of the next draw of backups."""
+        return self._seed(state, "hedge", 0, state.fills)
+
+    def _seed(self, state: RunState, purpose: str, client: int, position: int) -> int:
+        # What was rolled back shall not come again, with the same client and the same prompts.
+        step = position + state.rollbacks * _STRIDE
+        return stream_seed(self.spec.seed, purpose, state.round, client, step)
+
+    def candidates(self, state: RunState, seat: Seat) -> Candidates:
+        """The prompts of a seat's current step."""
+        rng = stream(self.seed(state, seat, "prompts", seat.step))
+        return self.algorithm.ask(seat.local or state.method, rng, seat.num_samples)
+
+    def learned(self, state: RunState, seat: Seat, losses: Sequence[float]) -> State:
+        """What a seat's client knows once its current step gave `losses` (losses exchange)."""
+        base = seat.local or state.method
+        return self.algorithm.tell(base, self.candidates(state, seat), self.clipped(losses))
+
+    def clipped(self, losses: Sequence[float]) -> NDArray[np.float64]:
+        """Losses as far as they count (losses exchange)."""
+        given = np.array(losses, dtype=np.float64)
+        return given if self.loss_clip is None else np.clip(given, 0.0, self.loss_clip)
+
+    # Messages
+
+    def assignment(
+        self, state: RunState, seat: Seat, now: float
+    ) -> AlphaAssignment | LossesAssignment:
+        """What a working seat's client is sent."""
+        common: dict[str, Any] = {
+            "assignment_id": seat.assignment_id,
+            "run_id": self.run_id,
+            "round": state.round,
+            "deadline_s": round(max(seat.due - now, 0.001), 3),
+            "leased_queries": seat.num_samples * seat.num_steps,
+        }
+        if self.losses_exchange:
+            indices = self.candidates(state, seat).indices
+            return LossesAssignment(
+                **common,
+                prompts=Array.of_indices(indices.ravel().tolist(), indices.shape, self.vocab_size),
+                minibatch_seed=self.seed(state, seat, "minibatch", seat.step),
+            )
+        return AlphaAssignment(
+            **common,
+            alpha=to_wire(state.method.alpha),
+            memory=memory_to_wire(state.method.memory),
+            steps=tuple(
+                Step(
+                    num_samples=seat.num_samples,
+                    minibatch_seed=self.seed(state, seat, "minibatch", step),
+                    prompt_seed=self.seed(state, seat, "prompts", step),
+                )
+                for step in range(seat.num_steps)
+            ),
+        )
+
+
+def working(state: RunState, assignment_id: str) -> Seat:
+    """The seat whose work has this id.
+
+    Raises:
+        ProblemError: ``assignment_expired``.
+    """
+    seat = state.seat_with(assignment_id)
+    if seat is None:
+        raise ProblemError("assignment_expired", f"assignment {assignment_id} has ended")
+    return seat

@@ -1,0 +1,118 @@
+"""Who has the seats of a round: drawing clients, and taking seats from those that are late."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from fedone_sdk.aggregator.events import (
+    Effect,
+    Quarantined,
+    Released,
+    SeatOffered,
+    SeatsVacant,
+    TimePassed,
+)
+from fedone_sdk.aggregator.machine import hedges
+from fedone_sdk.aggregator.machine.lifecycle import wind_up
+from fedone_sdk.aggregator.machine.outcome import Outcome, without_seat
+from fedone_sdk.aggregator.machine.rounds import close
+from fedone_sdk.aggregator.machine.rules import Rules
+from fedone_sdk.aggregator.machine.spending import release
+from fedone_sdk.aggregator.privacy import may_begin
+from fedone_sdk.aggregator.state import RunState, Seat
+from fedone_sdk.algorithms import select, stream
+from fedone_sdk.budget import Usage
+
+__all__ = ["fill", "lose", "quarantined", "released", "time_passed"]
+
+
+def fill(rules: Rules, event: SeatsVacant, state: RunState, now: float) -> Outcome:
+    """Offers vacant seats to clients that are there."""
+    if not state.running:
+        return state, ()
+    if rules.starved(state):
+        return wind_up(rules, state, "budget_exhausted", None, now)
+    available = {
+        client: rules.weight(held)
+        for client, held in event.available.items()
+        if client not in state.quarantined and may_begin(rules.releases, state.releases, client)
+    }
+    state, offers = _fill_vacant(rules, state, available, now)
+    state, backups = hedges.fill(rules, state, available, now)
+    return state, offers + backups
+
+
+def _fill_vacant(
+    rules: Rules, state: RunState, available: Mapping[int, int], now: float
+) -> Outcome:
+    part = rules.spec.participation
+    vacant = rules.vacancies(state)
+    waiting_to_start = state.round == 0 and not state.fills and not state.rollbacks
+    if not vacant or (waiting_to_start and len(available) < rules.min_clients):
+        return state, ()
+    uniform = part.selection == "uniform"
+    if uniform:
+        seated = {seat.client for seat in state.seats}
+        available = {c: held for c, held in available.items() if c not in seated}
+    # Who gave a seat up is asked again only when nobody else is left.
+    fresh = {client: held for client, held in available.items() if client not in state.passed}
+    pool = fresh or available
+    count = min(vacant, len(pool)) if uniform else vacant
+    if not count or not pool:
+        return state, ()
+    chosen = select(pool, count, rng=stream(rules.selection_seed(state)), kind=part.selection)
+    taken = {seat.slot for seat in state.seats}
+    slots = [slot for slot in range(len(taken) + vacant) if slot not in taken]
+    due = now + part.claim_timeout_s
+    seats = tuple(
+        Seat(slot=slot, client=client, phase="offered", due=due, weight=available[client])
+        for slot, client in zip(slots, chosen, strict=False)
+    )
+    state = replace(state, seats=state.seats + seats, fills=state.fills + 1)
+    return state, tuple(SeatOffered(client=seat.client) for seat in seats)
+
+
+def time_passed(rules: Rules, event: TimePassed, state: RunState, now: float) -> Outcome:
+    """Takes the seats whose time is over, and takes note of slow ones."""
+    effects: list[Effect] = []
+    for seat in state.seats:
+        if seat.phase != "done" and seat.due <= now and state.running:
+            state, more = lose(rules, state, seat, "the deadline passed", None, now)
+            effects.extend(more)
+    return hedges.noticed(state, now) if state.running else state, tuple(effects)
+
+
+def lose(
+    rules: Rules, state: RunState, seat: Seat, reason: str, reported: Usage | None, now: float
+) -> Outcome:
+    """Takes a seat from its client; what the client may have spent is spent."""
+    was_working = seat.phase == "working"
+    state, seat, effects = release(rules, state, seat, reason, reported)
+    state = replace(state, lost=state.lost + was_working, passed=state.passed | {seat.client})
+    more: tuple[Effect, ...] = ()
+    if state.lost > rules.spec.participation.max_lost:
+        state, more = wind_up(rules, state, "failed", f"last: {reason}", now)
+    elif seat.step:
+        # Earlier local steps were paid for: the seat closes with what they gave.
+        state, more = close(rules, state, replace(seat, phase="done"), now)
+    else:
+        state = without_seat(state, seat)
+    return state, effects + more
+
+
+def quarantined(rules: Rules, event: Quarantined, state: RunState, now: float) -> Outcome:
+    """Gives a client no more seats, and takes those that it has, with all that it did there."""
+    effects: list[Effect] = []
+    for seat in state.seats:
+        if seat.client == event.client:
+            reason = f"the client was quarantined: {event.reason}"
+            state, seat, closed = release(rules, state, seat, reason, None)
+            effects.extend(closed)
+            state = without_seat(state, seat)
+    return replace(state, quarantined=state.quarantined | {event.client}), tuple(effects)
+
+
+def released(rules: Rules, event: Released, state: RunState, now: float) -> Outcome:
+    """Lets a client take part again."""
+    return replace(state, quarantined=state.quarantined - {event.client}), ()

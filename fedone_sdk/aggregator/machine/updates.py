@@ -1,0 +1,145 @@
+"""Updates: work that comes back done is checked, learnt from and paid for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedone_sdk.aggregator.events import Accepted, Refused, SeatOffered, UpdateArrived
+from fedone_sdk.aggregator.machine import hedges
+from fedone_sdk.aggregator.machine.outcome import Outcome, with_seat
+from fedone_sdk.aggregator.machine.rounds import close
+from fedone_sdk.aggregator.machine.rules import Rules, working
+from fedone_sdk.aggregator.machine.seats import lose
+from fedone_sdk.aggregator.machine.spending import used
+from fedone_sdk.aggregator.state import RunState, Seat
+from fedone_sdk.algorithms import State
+from fedone_sdk.budget import NOTHING
+from fedone_sdk.errors import ProblemError
+from fedone_sdk.messages import MIN_SCORED_SHARE, AlphaUpdate, Array, LossesUpdate, Receipt
+from fedone_sdk.messages.ndarray import from_wire, memory_from_wire
+
+__all__ = ["arrived"]
+
+_MOST = 1e15
+"""No count or sum of losses comes near it, and adding to it is exact."""
+
+
+def arrived(rules: Rules, event: UpdateArrived, state: RunState, now: float) -> Outcome:
+    """Takes a client's update; refused, it leaves everything as it was."""
+    seat = working(state, event.assignment_id)
+    update = event.update
+    if state.model is not None and update.model != state.model:
+        detail = f"the run scores with {state.model!r}, the update with {update.model!r}"
+        state, effects = lose(rules, state, seat, detail, update.usage, now)
+        return state, (*effects, Refused(code="model_mismatch", detail=detail))
+    _check_scored(update)
+    local, losses, mean_loss = _learn(rules, state, seat, update)
+    state, beaten = hedges.beaten(rules, state, seat)
+    spent = used(rules, state, seat, update.usage)
+    lease = state.account.leases[event.assignment_id]
+    if rules.gateway_model is not None and spent.queries < lease.queries:
+        # Scored where the server does not see it: by a model on the device.
+        spent = lease
+    state = replace(
+        state,
+        account=state.account.settle(event.assignment_id, spent),
+        model=update.model,
+        lost=0,
+    )
+    receipt = Receipt(
+        assignment_id=event.assignment_id, round=state.round, body_sha256=event.body_sha256
+    )
+    accepted = Accepted(client=seat.client, receipt=receipt)
+    steps_done = seat.step + seat.num_steps
+    seat = replace(
+        seat,
+        phase="done",
+        assignment_id=None,
+        step=steps_done,
+        local=local,
+        losses=(*seat.losses, losses) if losses else seat.losses,
+        queries=seat.queries + spent.queries,
+        weight=update.num_examples,
+        mean_loss=seat.mean_loss + (mean_loss - seat.mean_loss) * seat.num_steps / steps_done,
+        calls=frozenset(),
+        sent={},
+        used=NOTHING,
+        backup_due=None,
+        late=False,
+    )
+    if rules.losses_exchange and steps_done < rules.spec.method.local_steps:
+        # The next local step is another exchange with the same client.
+        due = now + rules.spec.participation.claim_timeout_s
+        state = with_seat(state, replace(seat, phase="offered", due=due))
+        return state, (accepted, *beaten, SeatOffered(client=seat.client))
+    state, effects = close(rules, state, seat, now)
+    return state, (accepted, *beaten, *effects)
+
+
+def _check_scored(update: AlphaUpdate | LossesUpdate) -> None:
+    counts = update.scored
+    total = counts.scored + counts.failed + counts.vetoed
+    if not total or counts.scored < MIN_SCORED_SHARE * total:
+        raise ProblemError(
+            "invalid_message",
+            f"scored: only {counts.scored} of {total} examples were scored; under "
+            f"{MIN_SCORED_SHARE:.0%} the assignment must be declined",
+        )
+
+
+def _learn(
+    rules: Rules, state: RunState, seat: Seat, update: AlphaUpdate | LossesUpdate
+) -> tuple[State, tuple[float, ...], float]:
+    """The client's method state after its work, its losses and their mean."""
+    if isinstance(update, LossesUpdate) and rules.losses_exchange:
+        if len(update.losses) != seat.num_samples:
+            raise ProblemError(
+                "invalid_message",
+                f"losses: {len(update.losses)} were sent for {seat.num_samples} prompts",
+            )
+        local = rules.learned(state, seat, update.losses)
+        return local, update.losses, float(np.mean(rules.clipped(update.losses)))
+    if isinstance(update, AlphaUpdate) and not rules.losses_exchange:
+        return _local(rules, update), (), update.mean_loss
+    raise ProblemError(
+        "invalid_message",
+        f"exchange: is {update.exchange!r}, the run's is {rules.spec.participation.exchange!r}",
+    )
+
+
+def _local(rules: Rules, update: AlphaUpdate) -> State:
+    """What a client of the alpha exchange has learnt."""
+    array = update.alpha
+    if array.dtype != "float32" or array.shape != rules.shape:
+        raise ProblemError(
+            "invalid_message",
+            f"alpha: is {array.dtype} {list(array.shape)}, the run's is "
+            f"float32 {list(rules.shape)}",
+        )
+    alpha = from_wire(array)
+    if not (alpha >= 0).all() or not alpha.any(axis=1).all():
+        raise ProblemError("invalid_message", "alpha: must be positive")
+    if not np.array_equal(rules.algorithm.project(alpha), alpha):
+        raise ProblemError(
+            "invalid_message", "alpha: lies outside what the method allows (alpha_min)"
+        )
+    return _with_memory(rules, alpha, update.memory)
+
+
+def _with_memory(rules: Rules, alpha: NDArray[np.float32], memory: Mapping[str, Array]) -> State:
+    """A client's alpha together with the run's memory that it took along."""
+    if not rules.algorithm.shares_memory and memory:
+        raise ProblemError("invalid_message", "memory: this method shares none")
+    try:
+        remembered = memory_from_wire(memory)
+        if any(values.size and np.abs(values).max() > _MOST for values in remembered.values()):
+            raise ValueError(f"a number is beyond {_MOST:g}")
+        local = State(alpha=alpha, memory=remembered)
+        rules.algorithm.prompt(local)  # reads the memory, and refuses a malformed one
+    except ValueError as exc:
+        raise ProblemError("invalid_message", f"memory: {exc}") from exc
+    return local

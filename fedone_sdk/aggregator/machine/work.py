@@ -1,0 +1,82 @@
+"""Work that goes out to clients, and comes back undone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fedone_sdk.aggregator.events import Assigned, Declined, Renewed, WorkAsked
+from fedone_sdk.aggregator.machine.hedges import backup_due
+from fedone_sdk.aggregator.machine.outcome import Outcome, with_seat
+from fedone_sdk.aggregator.machine.rules import Rules, working
+from fedone_sdk.aggregator.machine.seats import lose
+from fedone_sdk.aggregator.privacy import counted
+from fedone_sdk.aggregator.state import RunState
+from fedone_sdk.algorithms import State
+from fedone_sdk.errors import ProblemError
+
+__all__ = ["asked", "declined", "renewed"]
+
+
+def asked(rules: Rules, event: WorkAsked, state: RunState, now: float) -> Outcome:
+    """Gives a client the work of its seat, under a lease."""
+    seat = state.seat_of(event.client)
+    if seat is None or not state.running:
+        return state, ()
+    if seat.phase == "offered":
+        samples, steps = rules.affordable_work(state)
+        if not samples:
+            # Somebody else's lease may give something back; the seat waits for that.
+            return state, ()
+        worst = rules.worst_query * (samples * steps)
+        seat = replace(
+            seat,
+            phase="working",
+            due=now + rules.spec.participation.deadline_s,
+            assignment_id=event.assignment_id,
+            num_samples=samples,
+            num_steps=steps,
+            renewals=0,
+            backup_due=backup_due(rules, seat, now),
+            late=False,
+            local=seat.local or _remembered(rules, state, event),
+        )
+        state = replace(
+            with_seat(state, seat),
+            account=state.account.reserve(event.assignment_id, worst),
+            releases=counted(rules.releases, state.releases, seat),
+            started_at=now if state.started_at is None else state.started_at,
+        )
+    # A client that asks again lost the answer: it gets the same work, no second lease.
+    return state, (Assigned(assignment=rules.assignment(state, seat, now)),)
+
+
+def _remembered(rules: Rules, state: RunState, event: WorkAsked) -> State | None:
+    """The client's method state as its last work left it, if it remembers any."""
+    memory = event.memory
+    if rules.remembers_clients:
+        for seat in state.seats:  # in the order in which they were finished
+            if seat.client == event.client and seat.phase == "done" and seat.local is not None:
+                memory = seat.local.memory
+    return replace(state.method, memory=memory) if memory else None
+
+
+def renewed(rules: Rules, event: Renewed, state: RunState, now: float) -> Outcome:
+    """Gives a client that is still at work another full deadline, a number of times."""
+    seat = working(state, event.assignment_id)
+    most = rules.spec.participation.max_renewals
+    if seat.renewals >= most:
+        raise ProblemError(
+            "renewal_refused",
+            f"assignment {event.assignment_id} was renewed {most} times already",
+        )
+    due = now + rules.spec.participation.deadline_s
+    seat = replace(seat, due=due, renewals=seat.renewals + 1)
+    return with_seat(state, seat), (Assigned(assignment=rules.assignment(state, seat, now)),)
+
+
+def declined(rules: Rules, event: Declined, state: RunState, now: float) -> Outcome:
+    """Takes work back that a client cannot do."""
+    seat = working(state, event.assignment_id)
+    if state.paused:
+        raise ProblemError("run_conflict", f"the run is {state.reason}; the work is kept")
+    return lose(rules, state, seat, f"the client declined: {event.reason}", event.usage, now)

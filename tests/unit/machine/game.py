@@ -1,0 +1,325 @@
+"""A round machine to play with, checked at every step."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedone_sdk.aggregator.codec import arrays_of, decode, encode_arrays, encode_document
+from fedone_sdk.aggregator.events import (
+    Accepted,
+    Assigned,
+    Closed,
+    Effect,
+    Event,
+    GatewayAnswered,
+    GatewayAsked,
+    Refused,
+    Restarted,
+    RoundFinished,
+    SeatOffered,
+    SeatsVacant,
+    TimePassed,
+    UpdateArrived,
+    WorkAsked,
+)
+from fedone_sdk.aggregator.machine import ONE_QUERY, RoundMachine
+from fedone_sdk.aggregator.state import RunState
+from fedone_sdk.algorithms import State, stream
+from fedone_sdk.budget import NOTHING, Account, Usage
+from fedone_sdk.messages import (
+    AlphaAssignment,
+    AlphaUpdate,
+    Array,
+    LossesAssignment,
+    LossesUpdate,
+    Scored,
+)
+from fedone_sdk.messages.ndarray import from_wire, memory_from_wire, memory_to_wire, to_wire
+from fedone_sdk.spec import RunSpec
+
+N, LENGTH, SAMPLES, MODEL = 3, 2, 4, "model-a"
+HERE = "this-replica"
+ALL_GONE = Restarted(alive=frozenset({"another"}), down=True)
+GATEWAY_QUERY = Usage(queries=1, requests=2, prompt_tokens=10, usd=Decimal("0.01"))
+
+
+def spec_of(
+    *,
+    rounds: int = 3,
+    budget: Mapping[str, Any] | None = None,
+    participation: Mapping[str, Any] | None = None,
+    evaluation: Mapping[str, Any] | None = None,
+    **method: Any,
+) -> RunSpec:
+    name = method.get("name", "gs-bdpl")
+    few: dict[str, Any] = {"num_samples": SAMPLES, "batch_size": 2}
+    local = {} if name == "evolution" else {"optimizer": "sgd", "learning_rate": 0.01}
+    if name == "gs-bdpl":
+        few["tau"] = 1.0  # at this temperature the prompts of a step differ, so that alpha moves
+    return RunSpec.model_validate(
+        {
+            "task": {"template": "{prompt} {text} {mask}", "labels": {0: " no", 1: " yes"}},
+            "prompt": {
+                "length": LENGTH,
+                "vocabulary": {"kind": "list", "candidates": ["a", "b", "c"]},
+            },
+            "method": {"name": name, **few, **local, **method},
+            "participation": {"deadline_s": 100, "claim_timeout_s": 10, **(participation or {})},
+            "budget": budget,
+            "rounds": rounds,
+            "evaluation": evaluation or {},
+        }
+    )
+
+
+def answered(asked: GatewayAsked, used: Usage) -> GatewayAnswered:
+    """The end of an attempt."""
+    return GatewayAnswered(assignment_id=asked.assignment_id, attempt=asked.attempt, used=used)
+
+
+def plain(value: object) -> Any:
+    """A value with nothing in it that compares by identity: arrays as dtype, shape and bytes."""
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.shape, value.tobytes()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [plain(item) for item in value]
+    return value
+
+
+def saved_and_loaded(state: RunState) -> RunState:
+    return decode(json.loads(json.dumps(encode_document(state))), encode_arrays(arrays_of(state)))
+
+
+class Game:
+    """A machine, its state, and a clock; checks at every step what must hold at every step."""
+
+    def __init__(self, spec: RunSpec, *, gateway: bool = False) -> None:
+        self.machine = RoundMachine(
+            "run",
+            spec,
+            vocab_size=N,
+            worst_query=GATEWAY_QUERY if gateway else ONE_QUERY,
+            gateway_model=MODEL if gateway else None,
+        )
+        self.spec = spec
+        self.state = self.machine.start()
+        self.now = 1000.0
+        self.made = 0
+        self.effects: list[Effect] = []
+        self.over = set[str]()
+        self.check(self.state)
+
+    def apply(self, event: Event) -> tuple[Effect, ...]:
+        before, frozen = self.state, plain(self.state)
+        after, effects = self.machine.step(before, event, self.now)
+        # Pure: the same inputs give the same outputs, and stay as they are; a restart in between
+        # makes no difference.
+        assert plain(before) == frozen
+        again = self.machine.step(saved_and_loaded(before), event, self.now)
+        assert plain(again) == plain((after, effects))
+        self.check(after, before)
+        refusals = [effect for effect in effects if isinstance(effect, Refused)]
+        assert len(refusals) <= 1
+        if refusals and refusals[0].code != "model_mismatch":
+            assert after is before
+        # Work ends once, with its update or without.
+        over = [e.receipt.assignment_id for e in effects if isinstance(e, Accepted)]
+        over += [e.assignment_id for e in effects if isinstance(e, Closed)]
+        assert sorted(over) == sorted(_working(before) - _working(after))
+        assert self.over.isdisjoint(over)
+        self.over.update(over)
+        self.state = after
+        self.effects.extend(effects)
+        return effects
+
+    def check(self, state: RunState, before: RunState | None = None) -> None:
+        assert plain(saved_and_loaded(state)) == plain(state)
+        for account in (state.account, state.evaluation):
+            check_within_cap(account)
+        participation = self.spec.participation
+        assert len({(seat.slot, seat.client) for seat in state.seats}) == len(state.seats)
+        slots = Counter(seat.slot for seat in state.seats)
+        assert all(0 <= slot < participation.clients_per_round for slot in slots)
+        for slot, holders in slots.items():
+            shared = [seat for seat in state.seats if seat.slot == slot]
+            assert holders <= (1 if participation.hedge_after_s is None else 2)
+            # One of them is chosen, whole, by its first update.
+            assert holders == 1 or not any(s.step or s.phase == "done" for s in shared)
+        if participation.selection == "uniform":
+            assert len({seat.client for seat in state.seats}) == len(state.seats)
+        leased = {lease for lease in state.account.leases if "evaluation" not in lease}
+        assert _working(state) == leased
+        assert state.running or state.paused or not state.seats
+        assert 0 <= state.round <= self.spec.rounds
+        if before is not None:
+            back = state.rollbacks - before.rollbacks
+            assert back in (0, 1)
+            assert state.round - before.round in (0, 1) or (back and state.round < before.round)
+            for unit in Usage.model_fields:
+                assert getattr(state.account.spent, unit) >= getattr(before.account.spent, unit)
+        if state.status == "completed":
+            assert state.round == self.spec.rounds
+        assert np.isfinite(state.method.alpha).all()
+        assert (state.method.alpha >= 0).all()
+
+    # What well-behaved clients do
+
+    def seat(self, clients: Iterable[int] = (0, 1, 2), held: int = 5) -> list[int]:
+        """Offers free seats; answers who got one."""
+        effects = self.apply(SeatsVacant(available=dict.fromkeys(clients, held)))
+        return [effect.client for effect in effects if isinstance(effect, SeatOffered)]
+
+    def claim(self, client: int, **more: Any) -> AlphaAssignment | LossesAssignment | None:
+        self.made += 1
+        asked = WorkAsked(client=client, assignment_id=f"work-{self.made}", **more)
+        effects = self.apply(asked)
+        return next((e.assignment for e in effects if isinstance(e, Assigned)), None)
+
+    def take(self, clients: Iterable[int] = (0, 1, 2)) -> AlphaAssignment | LossesAssignment:
+        """Seats a client and gives it its work."""
+        seated = [seat.client for seat in self.state.seats if seat.phase == "offered"]
+        assignment = self.claim((seated or self.seat(clients))[0])
+        assert assignment is not None
+        return assignment
+
+    def update_for(
+        self, work: AlphaAssignment | LossesAssignment, **changes: Any
+    ) -> AlphaUpdate | LossesUpdate:
+        common: dict[str, Any] = {
+            "num_examples": 5,
+            "scored": Scored(scored=2),
+            "usage": NOTHING,
+            "model": MODEL,
+        }
+        if isinstance(work, LossesAssignment):
+            losses = tuple(0.5 + 0.1 * i for i in range(work.prompts.shape[0]))
+            return LossesUpdate(**{**common, "losses": losses, **changes})
+        alpha = np.frombuffer(work.alpha.to_bytes(), "<f4").reshape(work.alpha.shape)
+        packed = Array.from_bytes((alpha * np.float32(1.25)).tobytes(), alpha.shape, "float32")
+        return AlphaUpdate(**{**common, "alpha": packed, "mean_loss": 0.5, **changes})
+
+    def send(
+        self,
+        work: AlphaAssignment | LossesAssignment,
+        update: AlphaUpdate | LossesUpdate | None = None,
+    ) -> tuple[Effect, ...]:
+        return self.apply(
+            UpdateArrived(
+                assignment_id=work.assignment_id,
+                update=self.update_for(work) if update is None else update,
+                body_sha256="ab" * 32,
+            )
+        )
+
+    def gateway(self, work: AlphaAssignment | LossesAssignment, queries: int) -> None:
+        """Asks the model for some queries, which cost half of the worst case."""
+        asked = self.asked(work, self.machine.worst_query * queries)
+        assert self.apply(asked) == ()
+        self.apply(answered(asked, Usage(requests=queries)))
+
+    def asked(
+        self, work: AlphaAssignment | LossesAssignment, worst: Usage, call: str | None = None
+    ) -> GatewayAsked:
+        """The gateway is asked; by a request of its own unless `call` names it."""
+        self.made += 1
+        name = f"call-{self.made}" if call is None else call
+        return GatewayAsked(
+            assignment_id=work.assignment_id,
+            call=name,
+            attempt=f"{HERE}/{self.made}",
+            worst=worst,
+        )
+
+    def play(self, clients: Iterable[int] = (0, 1, 2), most: int = 500) -> None:
+        """Plays on to the end of the run, with clients that do all they are asked."""
+        for _ in range(most):
+            if not self.state.running:
+                return
+            self.advance(11)
+            if self.machine.wants_seating(self.state):
+                self.seat(clients)
+            offered = [seat.client for seat in self.state.seats if seat.phase == "offered"]
+            for client in offered:
+                self.claim(client)
+            for seat in self.state.seats:
+                if self.state.seat_with(seat.assignment_id or "") is not None:
+                    work = self.machine.assignment(self.state, seat, self.now)
+                    if self.machine.gateway_model and not seat.used.queries:
+                        self.gateway(work, work.leased_queries)
+                    self.send(work, answer_to(self, work))
+        pytest.fail(f"the run did not end: {self.state}")
+
+    def advance(self, seconds: float) -> tuple[Effect, ...]:
+        self.now += seconds
+        return self.apply(TimePassed())
+
+    @property
+    def reports(self) -> list[Any]:
+        return [effect.report for effect in self.effects if isinstance(effect, RoundFinished)]
+
+    @property
+    def spent(self) -> Usage:
+        return self.state.account.spent
+
+    @property
+    def leased(self) -> Usage:
+        return self.state.account.leased
+
+    def only(self, kind: type[Any]) -> Any:
+        """The one effect of this kind so far."""
+        (effect,) = [effect for effect in self.effects if isinstance(effect, kind)]
+        return effect
+
+
+def _working(state: RunState) -> set[str]:
+    """The work that is out."""
+    return {str(seat.assignment_id) for seat in state.seats if seat.phase == "working"}
+
+
+def check_within_cap(account: Account) -> None:
+    if account.cap is None:
+        return
+    held = account.held.model_dump()
+    held["tokens"] = held["prompt_tokens"] + held["completion_tokens"]
+    for unit, cap in account.cap.model_dump(exclude_none=True).items():
+        assert held[unit] <= cap, f"{held[unit]} {unit} of {cap}"
+
+
+def refusal(effects: tuple[Effect, ...]) -> Refused:
+    (refused,) = [effect for effect in effects if isinstance(effect, Refused)]
+    return refused
+
+
+both = pytest.mark.parametrize("exchange", ["alpha", "losses"])
+ALPHA, LOSSES = {"exchange": "alpha"}, {"exchange": "losses"}
+
+
+def answer_to(game: Game, work: AlphaAssignment | LossesAssignment) -> AlphaUpdate | LossesUpdate:
+    """What a device answers whose losses depend on prompts and mini-batch only."""
+
+    def losses_of(rows: list[list[float]], seed: int) -> tuple[float, ...]:
+        return tuple((3 * sum(row) + row[0] + seed % 7) / 10 for row in rows)
+
+    if isinstance(work, LossesAssignment):
+        losses = losses_of(work.prompts.rows(), work.minibatch_seed)
+        return game.update_for(work, losses=losses)
+    method = game.machine.algorithm
+    state = State(alpha=from_wire(work.alpha), memory=memory_from_wire(work.memory))
+    for step in work.steps:
+        asked = method.ask(state, stream(step.prompt_seed), step.num_samples)
+        rows = asked.indices.astype(float).tolist()
+        state = method.tell(state, asked, losses_of(rows, step.minibatch_seed))
+    memory = memory_to_wire(state.memory) if method.shares_memory else {}
+    return game.update_for(work, alpha=to_wire(state.alpha), memory=memory)

@@ -1,0 +1,338 @@
+"""What no order of events can break."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any
+
+from hypothesis import HealthCheck, event, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from fedone_sdk.aggregator.events import (
+    Assigned,
+    Declined,
+    Effect,
+    EvaluationReserved,
+    EvaluationSettled,
+    Event,
+    GatewayAsked,
+    Measured,
+    MemorySaved,
+    ModelSeen,
+    PauseAsked,
+    Quarantined,
+    Released,
+    Renewed,
+    Restarted,
+    ResumeAsked,
+    RolledBack,
+    RunEnded,
+    SeatsVacant,
+    StopAsked,
+    TimePassed,
+    WentBack,
+    WorkAsked,
+)
+from fedone_sdk.aggregator.state import RunState
+from fedone_sdk.budget import NOTHING, Usage
+from fedone_sdk.messages import LossesAssignment, Scored
+from tests.unit.machine.game import GATEWAY_QUERY, HERE, MODEL, Game, answer_to, answered, spec_of
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Events in any order; `Game.apply` checks every step."""
+
+    @initialize(
+        method=st.sampled_from(["gs-bdpl", "gs-bdpl", "bdpl", "evolution"]),
+        exchange=st.sampled_from(["alpha", "losses"]),
+        clients_per_round=st.integers(1, 3),
+        local_steps=st.integers(1, 3),
+        selection=st.sampled_from(["uniform", "proportional"]),
+        optimizer=st.sampled_from(["sgd", "adamw"]),
+        server_optimizer=st.sampled_from(["none", "adamw"]),
+        gateway=st.booleans(),
+        trusted=st.booleans(),
+        rounds=st.integers(1, 4),
+        max_lost=st.integers(1, 4),
+        max_renewals=st.integers(0, 3),
+        hedge_after_s=st.none() | st.sampled_from([1, 20, 150]),
+        max_weight=st.none() | st.integers(1, 9),
+        queries=st.none() | st.integers(0, 60),
+        requests=st.none() | st.integers(0, 90),
+        usd=st.none() | st.decimals("0", "0.5", places=3),
+        evaluation=st.none() | st.integers(1, 9),
+    )
+    def begin(
+        self,
+        method: str,
+        exchange: str,
+        clients_per_round: int,
+        local_steps: int,
+        selection: str,
+        optimizer: str,
+        server_optimizer: str,
+        gateway: bool,
+        trusted: bool,
+        rounds: int,
+        max_lost: int,
+        max_renewals: int,
+        hedge_after_s: float | None,
+        max_weight: int | None,
+        queries: int | None,
+        requests: int | None,
+        usd: Decimal | None,
+        evaluation: int | None,
+    ) -> None:
+        options: dict[str, Any] = {"name": method, "local_steps": local_steps}
+        if method != "evolution":
+            options["optimizer"] = optimizer
+        else:
+            server_optimizer = "none"
+            if exchange == "alpha" or local_steps > 1:
+                clients_per_round = 1
+        # Without a gateway the server can bound queries only; the service refuses other caps.
+        caps = {"queries": queries}
+        if gateway:
+            caps |= {"requests": requests, "usd": usd}  # type: ignore[dict-item]
+        budget = {unit: cap for unit, cap in caps.items() if cap is not None}
+        self.game = Game(
+            spec_of(
+                rounds=rounds,
+                budget=budget or None,
+                participation={
+                    "exchange": exchange,
+                    "clients_per_round": clients_per_round,
+                    "selection": selection,
+                    "server_optimizer": server_optimizer,
+                    "trusted_clients": trusted,
+                    "max_lost": max_lost,
+                    "max_renewals": max_renewals,
+                    "hedge_after_s": hedge_after_s,
+                    "max_weight": max_weight,
+                    "min_clients": 1,
+                },
+                evaluation={"queries": evaluation},
+                **options,
+            ),
+            gateway=gateway,
+        )
+        self.memories: dict[int, Any] = {}
+        self.known: list[Any] = []
+        self.calls: list[GatewayAsked] = []
+        self.may_have_been_sent = NOTHING
+        self.evaluations: list[tuple[str, Usage]] = []
+
+    @property
+    def state(self) -> RunState:
+        return self.game.state
+
+    def apply(self, event: Event) -> tuple[Effect, ...]:
+        effects = self.game.apply(event)
+        for effect in effects:
+            if isinstance(effect, MemorySaved):
+                self.memories[effect.client] = effect.memory
+            elif isinstance(effect, Assigned):
+                self.known.append(effect.assignment)
+        return effects
+
+    @rule(clients=st.dictionaries(st.integers(0, 5), st.integers(1, 9), max_size=6))
+    def seats_vacant(self, clients: dict[int, int]) -> None:
+        self.apply(SeatsVacant(available=clients))
+
+    @rule(client=st.integers(0, 5))
+    def work_asked(self, client: int) -> None:
+        before = self.state.account.leases
+        seat = self.state.seat_of(client)
+        self.game.made += 1
+        event = WorkAsked(
+            client=client,
+            assignment_id=f"work-{self.game.made}",
+            memory=self.memories.get(client, {}) if self.game.machine.remembers_clients else {},
+        )
+        effects = self.apply(event)
+        if seat is None or seat.phase == "working":
+            assert self.state.account.leases == before
+            assert bool(effects) == (seat is not None and self.state.running)
+
+    @precondition(lambda self: self.game.spec.participation.hedge_after_s)
+    @rule()
+    def slow_clients_get_backups(self) -> None:
+        self.apply(SeatsVacant(available=dict.fromkeys(range(6), 5)))
+        self.every_seat_works()
+        self.time_passes(self.game.spec.participation.hedge_after_s)
+        self.apply(SeatsVacant(available=dict.fromkeys(range(6), 5)))
+        slots = {seat.slot for seat in self.state.seats}
+        event(f"{len(self.state.seats) - len(slots)} backups")
+
+    @rule()
+    def every_seat_works(self) -> None:
+        for seat in self.state.seats:
+            if seat.phase == "offered":
+                self.work_asked(seat.client)
+
+    @precondition(lambda self: self.known)
+    @rule(
+        data=st.data(),
+        model=st.sampled_from([MODEL, MODEL, MODEL, MODEL, "model-b"]),
+        scored=st.sampled_from([Scored(scored=2), Scored(scored=2), Scored(scored=1, failed=1)]),
+        loss=st.floats(-1e6, 1e6),
+        reported=st.integers(0, 9),
+    )
+    def update(
+        self, data: st.DataObject, model: str, scored: Scored, loss: float, reported: int
+    ) -> None:
+        work = data.draw(st.sampled_from(self.known))
+        changes: dict[str, Any] = {"model": model, "scored": scored}
+        changes["usage"] = Usage(queries=reported, requests=reported)
+        if isinstance(work, LossesAssignment):
+            changes["losses"] = (loss, *([0.25] * (work.prompts.shape[0] - 1)))
+        self.game.send(work, answer_to(self.game, work).model_copy(update=changes))
+
+    @precondition(lambda self: self.known)
+    @rule(data=st.data(), reported=st.integers(0, 9))
+    def declined(self, data: st.DataObject, reported: int) -> None:
+        work = data.draw(st.sampled_from(self.known))
+        usage = Usage(queries=reported)
+        self.apply(Declined(assignment_id=work.assignment_id, reason="tired", usage=usage))
+
+    @precondition(lambda self: self.known)
+    @rule(data=st.data())
+    def renewed(self, data: st.DataObject) -> None:
+        work = data.draw(st.sampled_from(self.known))
+        self.apply(Renewed(assignment_id=work.assignment_id))
+
+    @precondition(lambda self: self.known and self.game.machine.gateway_model)
+    @rule(data=st.data(), queries=st.integers(1, 12), retry=st.booleans())
+    def gateway_asked(self, data: st.DataObject, queries: int, retry: bool) -> None:
+        work = data.draw(st.sampled_from(self.known))
+        worst = GATEWAY_QUERY * queries
+        seat = self.state.seat_with(work.assignment_id)
+        known = sorted(seat.calls) if retry and seat is not None else []
+        call = known[0] if known else None
+        asked = self.game.asked(work, worst, call)
+        if not self.apply(asked):
+            self.calls.append(asked)
+            self.may_have_been_sent += worst.without_queries() if known else worst
+
+    @precondition(lambda self: self.calls)
+    @rule(data=st.data(), share=st.integers(0, 4))
+    def gateway_answered(self, data: st.DataObject, share: int) -> None:
+        position = data.draw(st.integers(0, len(self.calls) - 1))
+        asked = self.calls.pop(position)
+        worst = asked.worst.without_queries()
+        used = Usage(requests=worst.requests * share // 4)
+        seat = self.state.seat_with(asked.assignment_id)
+        in_time = seat is not None and asked.attempt in seat.sent
+        assert self.apply(answered(asked, used)) == ()
+        if in_time:
+            back = {u: getattr(worst, u) - getattr(used, u) for u in Usage.model_fields}
+            sent = self.may_have_been_sent
+            self.may_have_been_sent = Usage(**{u: getattr(sent, u) - back[u] for u in back})
+
+    @rule(queries=st.integers(1, 5))
+    def evaluation_reserved(self, queries: int) -> None:
+        lease_id = f"{HERE}/evaluation-{len(self.evaluations)}-{self.game.made}-{queries}"
+        if lease_id in self.state.evaluation.leases:
+            return
+        worst = GATEWAY_QUERY * queries
+        if not self.apply(EvaluationReserved(lease_id=lease_id, worst=worst)):
+            self.evaluations.append((lease_id, worst))
+
+    @precondition(lambda self: self.evaluations)
+    @rule(data=st.data())
+    def evaluation_settled(self, data: st.DataObject) -> None:
+        position = data.draw(st.integers(0, len(self.evaluations) - 1))
+        lease_id, worst = self.evaluations.pop(position)
+        self.apply(EvaluationSettled(lease_id=lease_id, used=Usage(queries=worst.queries)))
+
+    @rule(seconds=st.sampled_from([1, 10, 60, 100]))
+    def time_passes(self, seconds: float) -> None:
+        self.game.now += seconds
+        self.apply(TimePassed())
+
+    @rule(down=st.booleans())
+    def restarted(self, down: bool) -> None:
+        self.apply(Restarted(alive=frozenset({"another"}), down=down))
+        self.evaluations.clear()
+
+    @rule()
+    def another_replica_restarted(self) -> None:
+        before = self.state.seats
+        self.apply(Restarted(alive=frozenset({HERE}), down=False))
+        assert self.state.seats == before
+
+    @rule(client=st.integers(0, 5))
+    def quarantined(self, client: int) -> None:
+        self.apply(Quarantined(client=client, reason="lies"))
+        assert self.state.seat_of(client) is None
+
+    @rule(client=st.integers(0, 5))
+    def released(self, client: int) -> None:
+        self.apply(Released(client=client))
+
+    @rule(data=st.data())
+    def rolled_back(self, data: st.DataObject) -> None:
+        spent, before = self.game.spent, self.state
+        to_round = data.draw(st.integers(0, before.round))
+        start = self.game.machine.start().method
+        effects = self.apply(RolledBack(method=start, to_round=to_round, reason="a lying client"))
+        if any(isinstance(effect, WentBack) for effect in effects):
+            assert (self.state.round, self.state.seats) == (to_round, ())
+            assert self.state.rollbacks == before.rollbacks + 1
+            assert self.game.spent.queries >= spent.queries
+
+    @rule(model=st.sampled_from(["m-1", "m-2"]))
+    def model_seen(self, model: str) -> None:
+        self.apply(ModelSeen(model=model))
+
+    @rule()
+    def pause(self) -> None:
+        self.apply(PauseAsked(reason="the key was revoked"))
+
+    @rule(status=st.sampled_from(["stopped", "failed"]))
+    def stop(self, status: Any) -> None:
+        self.apply(StopAsked(status=status))
+
+    @rule()
+    def resume(self) -> None:
+        self.apply(ResumeAsked())
+
+    @rule(value=st.floats(0, 1))
+    def measured(self, value: float) -> None:
+        self.apply(Measured(which="before", value=value))
+
+    @invariant()
+    def what_may_have_been_sent_is_held(self) -> None:
+        if not hasattr(self, "game"):
+            return
+        held = self.state.account.held
+        for unit in Usage.model_fields:
+            assert getattr(self.may_have_been_sent, unit) <= getattr(held, unit)
+        reported = sum(report.queries for report in self.game.reports)
+        assert reported <= self.state.account.spent.queries
+
+    def teardown(self) -> None:
+        """However it came here, the run can be played to an end that leaves nothing open."""
+        if not hasattr(self, "game"):
+            return
+        for lease_id, worst in self.evaluations:
+            self.apply(EvaluationSettled(lease_id=lease_id, used=worst))
+        if self.state.status in ("stopped", "failed"):
+            self.apply(ResumeAsked())
+        for client in self.state.quarantined:
+            self.apply(Released(client=client))
+        self.game.play(range(6))
+        assert self.state.status in ("completed", "budget_exhausted", "failed")
+        assert self.state.account.leased == NOTHING
+        ends = [effect for effect in self.game.effects if isinstance(effect, RunEnded)]
+        assert ends[-1].status == self.state.status
+
+
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = settings(
+    max_examples=60,
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)

@@ -1,0 +1,173 @@
+"""Clients that are late, slow or silent."""
+
+from __future__ import annotations
+
+from fedone_sdk.aggregator.events import (
+    Assigned,
+    Closed,
+    Declined,
+    Renewed,
+    RoundFinished,
+    RunEnded,
+)
+from fedone_sdk.aggregator.machine import ONE_QUERY
+from fedone_sdk.budget import NOTHING, Usage
+from tests.unit.machine.game import LOSSES, SAMPLES, Game, both, refusal, spec_of
+
+
+class TestDeadlines:
+    @both
+    def test_a_lost_seat_goes_to_another_client(self, exchange: str) -> None:
+        game = Game(spec_of(participation={"exchange": exchange}))
+        work = game.take([0, 1])
+        loser = game.state.seats[0].client
+        assert game.advance(99) == ()
+        (closed,) = game.advance(1)
+        assert closed == Closed(
+            assignment_id=work.assignment_id, client=loser, reason="the deadline passed"
+        )
+        assert game.state.seats == ()
+        assert game.spent.queries == SAMPLES  # it scores itself, so all of it may be spent
+        assert game.seat([0, 1]) == [1 - loser]
+
+    def test_the_same_client_again_where_nobody_else_is_left(self) -> None:
+        game = Game(spec_of())
+        game.take([3])
+        game.advance(100)
+        assert game.seat([3]) == [3]
+
+    def test_an_offer_that_nobody_takes_up_costs_nothing(self) -> None:
+        game = Game(spec_of(participation={"max_lost": 1}))
+        for _ in range(5):
+            assert len(game.seat([0, 1])) == 1
+            assert game.advance(10) == ()
+        assert game.state.running
+        assert game.spent == NOTHING
+
+    def test_renewal_gives_a_full_deadline(self) -> None:
+        game = Game(spec_of())
+        work = game.take()
+        game.advance(60)
+        (again,) = game.apply(Renewed(assignment_id=work.assignment_id))
+        assert isinstance(again, Assigned)
+        assert again.assignment == work
+        game.advance(99)
+        assert game.state.seat_with(work.assignment_id) is not None
+        assert game.machine.next_deadline(game.state) == game.now + 1
+
+    @both
+    def test_renewals_are_counted(self, exchange: str) -> None:
+        game = Game(spec_of(participation={"exchange": exchange, "max_renewals": 2}))
+        work = game.take()
+        renewed = Renewed(assignment_id=work.assignment_id)
+        for _ in range(2):
+            game.advance(99)
+            assert isinstance(game.apply(renewed)[0], Assigned)
+        game.advance(50)
+        refused = refusal(game.apply(renewed))
+        assert (refused.code, refused.detail) == (
+            "renewal_refused",
+            f"assignment {work.assignment_id} was renewed 2 times already",
+        )
+        game.advance(49)
+        assert game.state.seat_with(work.assignment_id) is not None
+        (closed,) = game.advance(1)
+        assert isinstance(closed, Closed)
+
+    def test_each_piece_of_work_has_renewals_of_its_own(self) -> None:
+        game = Game(spec_of(local_steps=2, participation={**LOSSES, "max_renewals": 1}))
+        for _ in range(2):
+            work = game.take([0])
+            game.apply(Renewed(assignment_id=work.assignment_id))
+            game.send(work)
+        assert game.state.round == 1
+
+    @both
+    def test_a_late_update_spends_and_learns_nothing_after_another_client_s(
+        self, exchange: str
+    ) -> None:
+        game = Game(spec_of(participation={"exchange": exchange}))
+        late = game.take([0, 1])
+        game.advance(100)
+        game.send(game.take([0, 1]))
+        assert game.state.round == 1
+        assert game.spent == Usage(queries=2 * SAMPLES)
+        state = game.state
+        for _ in range(2):
+            assert refusal(game.send(late)).code == "assignment_expired"
+        assert game.state is state
+
+    @both
+    def test_asking_again_gives_the_same_work_and_no_second_lease(self, exchange: str) -> None:
+        game = Game(spec_of(participation={"exchange": exchange}))
+        work = game.take()
+        game.now += 30
+        again = game.claim(game.state.seats[0].client)
+        assert again is not None
+        assert again.deadline_s == 70
+        assert again.model_copy(update={"deadline_s": 100.0}) == work
+        assert game.leased == Usage(queries=SAMPLES)
+
+    @both
+    def test_a_late_update_is_refused(self, exchange: str) -> None:
+        game = Game(spec_of(participation={"exchange": exchange}))
+        work = game.take()
+        game.advance(100)
+        assert refusal(game.send(work)).code == "assignment_expired"
+        for event in (
+            Renewed(assignment_id=work.assignment_id),
+            Declined(assignment_id=work.assignment_id, reason="late"),
+            game.asked(work, ONE_QUERY),
+        ):
+            assert refusal(game.apply(event)).code == "assignment_expired"
+
+    def test_local_steps_before_the_deadline_count(self) -> None:
+        game = Game(spec_of(rounds=2, local_steps=3, participation=LOSSES))
+        game.send(game.take())
+        game.take()
+        game.advance(100)
+        assert game.state.round == 1
+        assert game.only(RoundFinished).report.queries == 2 * SAMPLES  # the lost one was paid too
+        assert game.only(Closed).reason == "the deadline passed"
+
+    @both
+    def test_too_many_lost_in_a_row_fail_the_run(self, exchange: str) -> None:
+        game = Game(
+            spec_of(participation={"exchange": exchange, "max_lost": 2, "clients_per_round": 3})
+        )
+        works = [game.claim(client) for client in game.seat(range(9))]
+        for work in works:
+            assert work is not None
+            game.apply(Declined(assignment_id=work.assignment_id, reason="no battery"))
+            if game.state.running:
+                for client in game.seat(range(9)):
+                    game.claim(client)
+        assert (game.state.status, game.state.reason) == (
+            "failed",
+            "last: the client declined: no battery",
+        )
+        # Nothing is left behind: no lease, no seat, and an answer for whoever is late.
+        assert game.leased == NOTHING
+        assert game.state.seats == ()
+        closed = {effect.assignment_id for effect in game.effects if isinstance(effect, Closed)}
+        assert len(closed) == 5
+        assert works[0] is not None
+        assert refusal(game.send(works[0])).code == "assignment_expired"
+
+    def test_an_accepted_update_ends_the_row(self) -> None:
+        game = Game(spec_of(rounds=9, participation={"max_lost": 2}))
+        for _ in range(6):
+            game.take()
+            game.advance(100)
+            game.take()
+            game.advance(100)
+            game.send(game.take())
+        assert game.state.round == 6
+
+    def test_all_seats_may_be_lost_at_once(self) -> None:
+        game = Game(spec_of(participation={"clients_per_round": 3, "max_lost": 2}))
+        for client in game.seat():
+            game.claim(client)
+        effects = game.advance(100)
+        assert [type(effect) for effect in effects] == [Closed, Closed, Closed, RunEnded]
+        assert game.state.status == "failed"

@@ -1,0 +1,387 @@
+"""The defences and the noise's accounts in the round machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedone_sdk.aggregator.events import Refused, Released, RolledBack, RoundFinished
+from fedone_sdk.aggregator.influence import influences
+from fedone_sdk.aggregator.replay import replay
+from fedone_sdk.algorithms import (
+    State,
+    aggregate,
+    alpha_sha256,
+    dump_memory,
+    median,
+    trimmed_mean,
+)
+from fedone_sdk.algorithms.defence import ledger
+from fedone_sdk.errors import SpecError
+from fedone_sdk.messages import AlphaUpdate, Array, LossesUpdate
+from fedone_sdk.messages.ndarray import from_wire, to_wire
+from fedone_sdk.spec import RunSpec, validate_spec
+from fedone_sdk.stores import LogEntry
+from fedone_sdk.vocabulary import Vocabulary
+from tests.unit.machine.game import Game, answer_to, both, refusal, spec_of
+
+CLIENTS = (0, 1, 2, 3)
+LIAR = 3
+
+
+def defended(exchange: str = "losses", *, defence: Any = "standard", **options: Any) -> RunSpec:
+    participation = {"exchange": exchange, **options.pop("participation", {})}
+    extra = {key: options.pop(key) for key in ("privacy", "data") if key in options}
+    options.setdefault("rounds", 60)
+    plain = spec_of(participation=participation, num_samples=20, learning_rate=1e-3, **options)
+    return RunSpec.model_validate({**plain.model_dump(), "defence": defence, **extra})
+
+
+def ascent(game: Game, work: Any) -> AlphaUpdate | LossesUpdate:
+    """What an honest client would say, turned round and made louder."""
+    honest = answer_to(game, work)
+    if isinstance(honest, LossesUpdate):
+        losses = np.array(honest.losses)
+        turned = losses.mean() - 10 * (losses - losses.mean())
+        return honest.model_copy(update={"losses": tuple(turned.tolist())})
+    before, after = (from_wire(one).astype(float) for one in (work.alpha, honest.alpha))
+    alpha = game.machine.algorithm.project(before - 10 * (after - before))
+    return honest.model_copy(update={"alpha": to_wire(alpha)})
+
+
+def play(game: Game, liars: tuple[int, ...] = (), until: int = 10_000) -> None:
+    """Plays on, with some clients lying, to the end or until so many rounds are done."""
+    while game.state.running and game.state.round < until:
+        game.seat(CLIENTS)
+        for seat in game.state.seats:
+            work = game.claim(seat.client) if seat.phase == "offered" else None
+            if work is not None:
+                lies = seat.client in liars
+                game.send(work, ascent(game, work) if lies else answer_to(game, work))
+
+
+def records(game: Game) -> list[dict[str, Any]]:
+    return [dict(e.record) for e in game.effects if isinstance(e, RoundFinished)]
+
+
+@both
+def test_the_default_changes_nothing(exchange: str) -> None:
+    plain, off = (Game(defended(exchange, defence=kind, rounds=6)) for kind in ("none", {}))
+    for game in (plain, off):
+        play(game)
+        assert game.state.defence == {}
+        assert "defence" not in records(game)[0]
+    assert plain.spec == off.spec
+    assert alpha_sha256(plain.state.method.alpha) == alpha_sha256(off.state.method.alpha)
+
+
+def test_both_exchanges_agree_while_nothing_is_held_back() -> None:
+    """The trust region alone: it looks at steps, which are the same in both."""
+    found = []
+    for exchange in ("alpha", "losses"):
+        game = Game(defended(exchange, defence={"trust_region": 1.5}, rounds=12))
+        play(game)
+        assert any(line["scale"] < 1 for one in records(game) for line in one["defence"])
+        found.append(alpha_sha256(game.state.method.alpha))
+    assert found[0] == found[1]
+
+
+@both
+def test_a_liar_is_held_back_and_put_out_and_the_others_go_on(exchange: str) -> None:
+    game = Game(defended(exchange))
+    play(game, liars=(LIAR,))
+    assert game.state.status == "completed"
+    assert game.state.quarantined == {LIAR}
+    (one,) = [record for record in records(game) if record["quarantined"]]
+    assert one["quarantined"] == [LIAR]
+    after = [r["seats"][0]["client"] for r in records(game) if r["round"] > one["round"]]
+    assert after
+    assert LIAR not in after
+    by_client = {line.client: line for line in ledger(game.state.defence)}
+    assert by_client[LIAR].outliers >= 2
+    assert not any(line.outliers for client, line in by_client.items() if client != LIAR)
+
+
+@both
+def test_honest_clients_are_left_alone(exchange: str) -> None:
+    game = Game(defended(exchange))
+    play(game)
+    assert game.state.quarantined == frozenset()
+
+
+@both
+def test_what_is_held_back_moves_nothing(exchange: str) -> None:
+    game = Game(defended(exchange, defence={"outliers": 3.0}))
+    play(game, liars=(LIAR,))
+    digests = [record["alpha_sha256"] for record in records(game)]
+    held = [r["round"] for r in records(game) if r["defence"][0]["outlier"]]
+    assert held
+    assert all(digests[number] == digests[number - 1] for number in held)
+    assert game.state.quarantined == frozenset()  # nobody asked for that
+
+
+def test_who_is_let_out_goes_back_at_the_next_lie_only() -> None:
+    game = Game(defended())
+    play(game, liars=(LIAR,))
+    resumed = Game(defended(rounds=200))
+    resumed.state = dataclasses.replace(game.state, status="running")
+    resumed.apply(Released(client=LIAR))
+    before = resumed.state.round
+    play(resumed, until=before + 20)
+    assert LIAR in {record["seats"][0]["client"] for record in records(resumed)}
+    assert resumed.state.quarantined == frozenset()
+    play(resumed, liars=(LIAR,), until=before + 120)
+    assert resumed.state.quarantined == {LIAR}
+
+
+def test_a_rollback_keeps_the_ledger() -> None:
+    game = Game(defended())
+    play(game, until=20)
+    before = dict(game.state.defence)
+    game.apply(RolledBack(method=game.machine.start().method, to_round=0, reason="test"))
+    assert game.state.round == 0
+    assert dict(game.state.defence).keys() == before.keys()
+    assert all(game.state.defence[name] is before[name] for name in before)
+
+
+@both
+@pytest.mark.parametrize("method", ["gs-bdpl", "bdpl", "evolution"])
+def test_a_replay_computes_the_same(exchange: str, method: str) -> None:
+    if (method, exchange) == ("evolution", "alpha"):
+        return
+    participation = {"exchange": exchange}
+    options: dict[str, Any] = {"name": method, "num_samples": 20, "rounds": 30}
+    raw = spec_of(participation=participation, **options).model_dump()
+    game = Game(RunSpec.model_validate({**raw, "defence": "standard"}))
+    play(game, liars=(LIAR,))
+    report = [e.report.model_dump() for e in game.effects if isinstance(e, RoundFinished)]
+    entries = [
+        LogEntry(kind="round", body=json.dumps({"report": told, **record}))
+        for told, record in zip(report, records(game), strict=True)
+    ]
+    vocabulary = Vocabulary(candidates=("a", "b", "c"))
+    lines = list(replay(game.spec, vocabulary, entries))
+    assert len(lines) == 30
+    assert all(line.agrees for line in lines)
+    assert dump_memory(lines[-1].state.defence) == dump_memory(game.state.defence)
+    assert any(line["outlier"] for record in records(game) for line in record["defence"])
+
+
+def test_evolution_forgets_what_is_held_back() -> None:
+    raw = spec_of(participation={"exchange": "losses"}, name="evolution", num_samples=20, rounds=60)
+    game = Game(RunSpec.model_validate({**raw.model_dump(), "defence": "standard"}))
+    play(game, liars=(LIAR,))
+    assert game.state.quarantined == {LIAR}
+
+
+# Losses
+
+
+def test_losses_are_clipped_where_they_are_learnt_from_and_logged_as_they_came() -> None:
+    game = Game(defended(defence={"loss_clip": 1.0}, rounds=1))
+    work = game.take(CLIENTS)
+    losses = tuple([-5.0, 500.0] + [0.5] * 18)
+    game.send(work, game.update_for(work, losses=losses))
+    (record,) = records(game)
+    assert record["seats"][0]["losses"] == [list(losses)]
+    assert game.reports[0].mean_loss == pytest.approx((0 + 1 + 9) / 20)
+    other = Game(defended(defence={"loss_clip": 1.0}, rounds=1))
+    work = other.take(CLIENTS)
+    other.send(work, other.update_for(work, losses=(0.0, 1.0, *losses[2:])))
+    assert alpha_sha256(game.state.method.alpha) == alpha_sha256(other.state.method.alpha)
+
+
+@pytest.mark.parametrize("value", [1e16, -1e16])
+def test_a_memory_beyond_all_measure_is_refused(value: float) -> None:
+    raw = spec_of(participation={"exchange": "alpha"}, name="evolution", rounds=5)
+    game = Game(raw)
+    play(game, until=1)
+    work = game.take(CLIENTS)
+    honest = answer_to(game, work)
+    assert isinstance(honest, AlphaUpdate)
+    total = to_wire(np.full(honest.memory["total"].shape, value))
+    bad = honest.model_copy(update={"memory": {**honest.memory, "total": total}})
+    found = refusal(game.send(work, bad))
+    assert isinstance(found, Refused)
+    assert "memory" in found.detail
+
+
+# Many clients
+
+
+@pytest.mark.parametrize("kind", ["plain", "trimmed_mean", "median"])
+def test_aggregates_of_many(kind: str) -> None:
+    part = {"clients_per_round": 4, "aggregation": kind, "trim": 0.25}
+    game = Game(defended("alpha", defence="none", participation=part, rounds=1))
+    play(game, liars=(LIAR,))
+    (record,) = records(game)
+    alphas = []
+    for seat in sorted(record["seats"], key=lambda seat: seat["client"]):
+        alphas.append(from_wire(Array.model_validate(seat["alpha"])))
+    expected = {
+        "plain": aggregate(alphas),
+        "trimmed_mean": trimmed_mean(alphas, 0.25),
+        "median": median(alphas),
+    }[kind]
+    feasible = game.machine.algorithm.project(expected)
+    assert game.state.method.alpha.tobytes() == State(alpha=feasible).alpha.tobytes()
+
+
+@both
+def test_quarantine_leaves_enough_for_a_round(exchange: str) -> None:
+    part = {"clients_per_round": 4, "aggregation": "plain"}
+    game = Game(defended(exchange, participation=part, rounds=12))
+    play(game, liars=(LIAR,))
+    assert game.state.status == "completed"
+    assert {line.client: line.outliers for line in ledger(game.state.defence)}[LIAR] >= 2
+    assert game.state.quarantined == frozenset()
+
+
+def test_a_majority_is_never_put_out() -> None:
+    game = Game(defended())
+    play(game, liars=(1, 2, 3))
+    assert game.state.status == "completed"
+    assert len(game.state.quarantined) <= 1
+
+
+# Specs
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"defence": "strict"}, "defence.kind: "),
+        ({"defence": {"quarantine": 2}}, "defence: quarantine: needs outliers"),
+        ({"defence": {"trust_region": 0}}, "defence.trust_region: "),
+        (
+            {"defence": "standard", "participation": {"selection": "proportional"}},
+            "participation.selection: must be uniform",
+        ),
+        (
+            {"defence": "standard", "participation": {"clients_per_round": 2}},
+            "participation.aggregation: under a defence",
+        ),
+        (
+            {"defence": "standard", "method": {"name": "evolution"}},
+            "defence: needs participation.exchange losses",
+        ),
+        (
+            {
+                "method": {"name": "evolution"},
+                "participation": {"exchange": "losses", "aggregation": "median"},
+            },
+            "participation.aggregation: evolution",
+        ),
+        (
+            {
+                "privacy": {"target": "alpha", "clip": 1, "noise_multiplier": 1},
+                "participation": {"exchange": "losses"},
+            },
+            "privacy.target: alpha needs",
+        ),
+    ],
+)
+def test_impossible_specs(changes: dict[str, Any], line: str) -> None:
+    raw = {
+        "task": "sst2",
+        "prompt": {"vocabulary": {"kind": "list", "candidates": ["a", "b"]}},
+        **changes,
+    }
+    with pytest.raises(SpecError) as caught:
+        validate_spec(RunSpec, raw, source="RUN.yaml")
+    assert caught.value.problems[0].startswith(line), caught.value.problems
+
+
+def test_the_standard_fills_in_what_is_not_named() -> None:
+    spec = defended(defence={"kind": "standard", "outliers": None, "quarantine": None}).defence
+    assert (spec.loss_clip, spec.trust_region, spec.outliers) == (20.0, 1.5, None)
+    again = RunSpec.model_validate_json(defended(defence=spec.model_dump()).model_dump_json())
+    assert again.defence == spec
+    weighted = {"clients_per_round": 2, "max_weight": 100}
+    assert defended(participation=weighted).defence.kind == "standard"
+
+
+# Privacy
+
+
+def noised(**changes: Any) -> RunSpec:
+    privacy = {"clip": 1.0, "noise_multiplier": 2.0, **changes.pop("privacy", {})}
+    return defended(defence="none", privacy=privacy, **changes)
+
+
+def test_work_counts_when_it_is_given_out() -> None:
+    pytest.importorskip("dp_accounting")
+    game = Game(noised(rounds=3))
+    work = game.take(CLIENTS)
+    (client,) = game.state.releases
+    assert dict(game.state.releases) == {client: 1}
+    assert game.claim(client) == work  # the same work, asked for again
+    assert dict(game.state.releases) == {client: 1}
+    game.advance(1000)  # lost: what it did with it is not known
+    assert dict(game.state.releases) == {client: 1}
+
+
+@pytest.mark.parametrize(
+    ("exchange", "target", "each"),
+    [("losses", "losses", 3), ("alpha", "losses", 3), ("alpha", "alpha", 1)],
+)
+def test_each_local_step_is_a_release_of_losses(exchange: str, target: str, each: int) -> None:
+    pytest.importorskip("dp_accounting")
+    game = Game(noised(exchange=exchange, privacy={"target": target}, rounds=2, local_steps=3))
+    play(game)
+    assert sum(game.state.releases.values()) == 2 * each
+    assert game.machine.releases is not None
+    report = game.machine.releases.report(game.state.releases)
+    assert report.unit == ("example" if target == "losses" else "device")
+    assert report.releases == max(game.state.releases.values())
+    assert report.epsilon == game.machine.releases.accountant.epsilon(report.releases)
+
+
+def test_a_device_whose_budget_is_used_up_gets_no_more_seats() -> None:
+    pytest.importorskip("dp_accounting")
+    game = Game(noised(privacy={"max_epsilon": 4.0}, rounds=50))
+    releases = game.machine.releases
+    assert releases is not None
+    assert releases.most == 3
+    play(game, until=4 * 3)
+    assert dict(game.state.releases) == dict.fromkeys(CLIENTS, 3)
+    assert game.seat(CLIENTS) == []
+    assert game.seat((*CLIENTS, 9)) == [9]
+    report = releases.report(game.state.releases)
+    assert report.spent_up == 4
+    assert report.epsilon <= 4.0
+
+
+def test_a_run_that_the_budget_cannot_pay_is_refused() -> None:
+    pytest.importorskip("dp_accounting")
+    data = {"train": "train.jsonl", "num_clients": 4}
+    with pytest.raises(ValueError, match=r"privacy\.max_epsilon: 4 clients may take part 12 times"):
+        Game(noised(privacy={"max_epsilon": 4.0}, rounds=13, data=data))
+    Game(noised(privacy={"max_epsilon": 4.0}, rounds=12, data=data))
+
+
+def test_noised_losses_are_not_clipped_again() -> None:
+    pytest.importorskip("dp_accounting")
+    privacy = {"clip": 1.0, "noise_multiplier": 2.0}
+    assert Game(defended(privacy=privacy)).machine.loss_clip is None
+    assert Game(defended()).machine.loss_clip == 20.0
+
+
+def test_the_ledger_for_people() -> None:
+    pytest.importorskip("dp_accounting")
+    privacy = {"clip": 1.0, "noise_multiplier": 2.0}
+    game = Game(defended(privacy=privacy, rounds=30))
+    play(game, liars=(LIAR,))
+    found = influences(game.machine, game.state)
+    assert set(found) == set(CLIENTS)
+    assert sum(line.share for line in found.values()) == pytest.approx(1.0)
+    assert {client for client, line in found.items() if line.quarantined} == game.state.quarantined
+    for client, line in found.items():
+        assert line.releases == line.rounds == game.state.releases[client]
+        assert line.epsilon is not None
+        assert line.epsilon > 0
+    assert influences(Game(defended()).machine, Game(defended()).state) == {}

@@ -1,0 +1,193 @@
+"""How a run pauses, stops and goes on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from fedone_sdk.aggregator.events import (
+    Closed,
+    Declined,
+    ModelSeen,
+    PauseAsked,
+    ResumeAsked,
+    RoundFinished,
+    RunEnded,
+    StopAsked,
+)
+from fedone_sdk.aggregator.machine import ONE_QUERY
+from fedone_sdk.budget import NOTHING
+from fedone_sdk.messages import AlphaAssignment, LossesAssignment
+from tests.unit.machine.game import LOSSES, SAMPLES, Game, both, refusal, spec_of
+
+
+class TestPauses:
+    def paused(self) -> tuple[Game, AlphaAssignment | LossesAssignment]:
+        """A game that paused amid work whose queries were asked."""
+        game = Game(spec_of(rounds=3), gateway=True)
+        work = game.take()
+        game.gateway(work, SAMPLES)
+        game.apply(PauseAsked(reason="the key was revoked"))
+        return game, work
+
+    def test_a_pause_ends_nothing_but_the_waiting(self) -> None:
+        game, work = self.paused()
+        assert (game.state.status, game.state.paused) == ("stopped", True)
+        assert game.state.reason == "paused: the key was revoked"
+        assert game.only(RunEnded).status == "stopped"
+        assert game.state.seat_with(work.assignment_id) is not None
+        assert game.leased.queries == SAMPLES
+
+    def test_no_deadline_passes_and_nothing_is_asked_meanwhile(self) -> None:
+        game, work = self.paused()
+        game.advance(100_000)
+        assert game.state.seat_with(work.assignment_id) is not None
+        declined = Declined(assignment_id=work.assignment_id, reason="the gateway failed")
+        assert refusal(game.apply(declined)).code == "run_conflict"
+        assert refusal(game.apply(game.asked(work, ONE_QUERY))).code == "run_conflict"
+
+    def test_resumed_the_same_client_gets_the_same_work(self) -> None:
+        game, work = self.paused()
+        game.advance(100_000)
+        game.apply(ResumeAsked())
+        assert (game.state.status, game.state.paused, game.state.reason) == ("running", False, None)
+        again = game.claim(game.state.seats[0].client)
+        assert again == work
+        game.send(again)
+        assert game.state.round == 1
+        assert game.spent.queries == SAMPLES
+
+    def test_an_update_that_was_on_its_way_counts(self) -> None:
+        game, work = self.paused()
+        game.send(work)
+        assert (game.state.round, game.state.status, game.state.paused) == (1, "stopped", True)
+        assert game.leased == NOTHING
+
+    def test_a_paused_run_can_be_stopped_for_good(self) -> None:
+        game, _ = self.paused()
+        game.apply(StopAsked())
+        assert (game.state.status, game.state.paused, game.leased) == ("stopped", False, NOTHING)
+        game.apply(PauseAsked(reason="too late"))
+        assert not game.state.paused
+
+
+class TestModels:
+    def test_the_first_model_is_noted(self) -> None:
+        game = Game(spec_of(), gateway=True)
+        assert game.apply(ModelSeen(model="m-1")) == ()
+        assert game.apply(ModelSeen(model="m-1")) == ()
+        assert (game.state.models, game.state.status) == (("m-1",), "running")
+
+    def test_another_one_pauses_the_run_until_it_is_accepted(self) -> None:
+        game = Game(spec_of(), gateway=True)
+        game.apply(ModelSeen(model="m-1"))
+        game.apply(ModelSeen(model="m-2"))
+        assert game.state.paused
+        assert game.state.reason == (
+            "paused: the provider answers with 'm-2' now, it was 'm-1'; resume the run to accept it"
+        )
+        game.apply(ResumeAsked())
+        game.apply(ModelSeen(model="m-2"))
+        game.apply(ModelSeen(model="m-1"))  # a cache may still hold its answers
+        assert (game.state.models, game.state.status) == (("m-1", "m-2"), "running")
+
+    def test_a_paused_run_tells_of_it_too(self) -> None:
+        game = Game(spec_of(), gateway=True)
+        game.apply(ModelSeen(model="m-1"))
+        game.apply(PauseAsked(reason="the key was revoked"))
+        game.apply(ModelSeen(model="m-2"))
+        assert game.state.reason == (
+            "paused: the key was revoked; the provider answers with 'm-2' now, it was 'm-1'; "
+            "resume the run to accept it"
+        )
+
+    def test_an_ended_run_only_notes_it(self) -> None:
+        game = Game(spec_of(), gateway=True)
+        game.apply(ModelSeen(model="m-1"))
+        game.apply(StopAsked())
+        game.apply(ModelSeen(model="m-2"))
+        assert (game.state.reason, game.state.paused) == (None, False)
+        assert game.state.models == ("m-1", "m-2")
+
+    def test_who_resumes_accepts_the_servers_model(self) -> None:
+        game = Game(spec_of(), gateway=True)
+        game.state = replace(game.state, model="another")
+        game.apply(PauseAsked(reason="the server's model is another"))
+        game.apply(ResumeAsked())
+        assert game.state.model == game.machine.gateway_model
+
+
+class TestStopAndResume:
+    @both
+    def test_stop_settles_and_resume_goes_on(self, exchange: str) -> None:
+        game = Game(spec_of(rounds=2, participation={"exchange": exchange, "clients_per_round": 2}))
+        first, second = game.seat()
+        done, lost = game.claim(first), game.claim(second)
+        assert done is not None
+        assert lost is not None
+        game.send(done)
+        effects = game.apply(StopAsked(reason="enough"))
+        assert [type(effect) for effect in effects] == [Closed, RoundFinished, RunEnded]
+        assert (game.state.status, game.state.reason) == ("stopped", "enough")
+        assert game.state.ended_at == game.now
+        assert game.state.round == 1
+        assert game.leased == NOTHING
+        assert game.seat() == []
+        assert game.claim(first) is None
+        assert refusal(game.send(lost)).code == "assignment_expired"
+        game.apply(ResumeAsked())
+        assert game.state.running
+        assert (game.state.reason, game.state.ended_at) == (None, None)
+        game.play()
+        assert game.state.status == "completed"
+
+    def test_stop_between_local_steps_keeps_them(self) -> None:
+        game = Game(
+            spec_of(rounds=9, local_steps=2, participation={"clients_per_round": 2, **LOSSES})
+        )
+        before = game.state.method.alpha
+        first, second = game.seat()
+        work, other = game.claim(first), game.claim(second)
+        assert work is not None
+        assert other is not None
+        game.send(work)  # is offered its second step now
+        game.apply(StopAsked())
+        assert game.reports[0].queries == SAMPLES
+        assert game.only(RoundFinished).clients == (first,)
+        assert not np.array_equal(game.state.method.alpha, before)
+
+    def test_stopping_is_no_failure_of_the_clients(self) -> None:
+        game = Game(spec_of(participation={"clients_per_round": 3, "max_lost": 1}))
+        for client in game.seat():
+            game.claim(client)
+        effects = game.apply(StopAsked())
+        assert game.state.status == "stopped"
+        assert [type(e) for e in effects] == [Closed] * 3 + [RunEnded]
+
+    def test_a_failed_run_may_go_on_with_a_new_row(self) -> None:
+        game = Game(spec_of(participation={"max_lost": 1}))
+        for _ in range(2):
+            game.take()
+            game.advance(100)
+        assert game.state.status == "failed"
+        game.apply(ResumeAsked())
+        game.take()
+        game.advance(100)
+        assert game.state.running
+
+    def test_only_where_it_makes_sense(self) -> None:
+        game = Game(spec_of())
+        assert refusal(game.apply(ResumeAsked())).code == "run_conflict"
+        game.apply(StopAsked())
+        assert refusal(game.apply(StopAsked())).code == "run_conflict"
+        done = Game(spec_of(rounds=1))
+        done.play()
+        for event in (ResumeAsked(), StopAsked()):
+            refused = refusal(done.apply(event))
+            assert (refused.code, "completed" in refused.detail) == ("run_conflict", True)
+
+    def test_ended_by_whom(self) -> None:
+        game = Game(spec_of())
+        game.apply(StopAsked(status="failed", reason="the disk is full"))
+        assert (game.state.status, game.state.reason) == ("failed", "the disk is full")

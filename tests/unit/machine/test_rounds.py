@@ -1,0 +1,314 @@
+"""Rounds of the machine: who works in them, and what alpha comes to."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedone_sdk.aggregator.events import (
+    Accepted,
+    MemorySaved,
+    RoundFinished,
+    RunEnded,
+    SeatOffered,
+    SeatsVacant,
+)
+from fedone_sdk.aggregator.machine import RoundMachine
+from fedone_sdk.aggregator.state import Seat
+from fedone_sdk.algorithms import alpha_sha256
+from fedone_sdk.budget import NOTHING, Usage
+from fedone_sdk.messages import AlphaAssignment, Array, LossesAssignment
+from tests.unit.machine.game import (
+    ALPHA,
+    LENGTH,
+    LOSSES,
+    SAMPLES,
+    Game,
+    N,
+    answer_to,
+    both,
+    spec_of,
+)
+
+
+class TestRounds:
+    @both
+    def test_one_client_a_round(self, exchange: str) -> None:
+        game = Game(spec_of(participation={"exchange": exchange}))
+        before = game.state.method.alpha
+        work = game.take()
+        assert (work.round, work.leased_queries, work.deadline_s) == (0, SAMPLES, 100)
+        assert game.leased == Usage(queries=SAMPLES)
+        accepted, finished = game.send(work)
+        assert isinstance(accepted, Accepted)
+        assert accepted.receipt.assignment_id == work.assignment_id
+        assert isinstance(finished, RoundFinished)
+        assert finished.report.queries == SAMPLES
+        assert game.state.round == 1
+        assert game.spent == Usage(queries=SAMPLES)
+        assert game.leased == NOTHING
+        assert not np.array_equal(game.state.method.alpha, before)
+        game.play()
+        assert game.state.status == "completed"
+        assert game.only(RunEnded).status == "completed"
+        assert [report.round for report in game.reports] == [0, 1, 2]
+        assert game.spent == Usage(queries=3 * SAMPLES)
+
+    @both
+    def test_a_round_waits_for_all_its_seats(self, exchange: str) -> None:
+        game = Game(spec_of(participation={"exchange": exchange, "clients_per_round": 3}))
+        clients = game.seat(range(5))
+        assert len(set(clients)) == 3
+        works = [game.claim(client) for client in clients]
+        assert game.leased == Usage(queries=3 * SAMPLES)
+        assert len({work.assignment_id for work in works if work}) == 3
+        for number, work in enumerate(works):
+            assert game.state.round == 0
+            assert work is not None
+            effects = game.send(work)
+            assert any(isinstance(e, RoundFinished) for e in effects) == (number == 2)
+        assert game.only(RoundFinished).clients == tuple(sorted(clients))
+        assert game.reports[0].queries == 3 * SAMPLES
+
+    def test_alpha_is_the_weighted_mean(self) -> None:
+        for aggregation, shares in ("examples", (0.25, 0.75)), ("plain", (0.5, 0.5)):
+            game = Game(spec_of(participation={"clients_per_round": 2, "aggregation": aggregation}))
+            clients = sorted(game.seat(range(2)))
+            alphas = [np.full((LENGTH, N), value, np.float32) for value in (0.5, 2.0)]
+            for client, alpha, held in zip(clients, alphas, (10, 30), strict=True):
+                work = game.claim(client)
+                assert work is not None
+                packed = Array.from_bytes(alpha.tobytes(), alpha.shape, "float32")
+                game.send(work, game.update_for(work, alpha=packed, num_examples=held))
+            expected = shares[0] * 0.5 + shares[1] * 2.0
+            np.testing.assert_allclose(game.state.method.alpha, expected, rtol=1e-6)
+
+    def test_a_client_that_claims_much_weighs_no_more_than_the_most(self) -> None:
+        for most, share in ((None, 0.9), (10, 0.5), (30, 0.75)):
+            game = Game(spec_of(participation={"clients_per_round": 2, "max_weight": most}))
+            clients = sorted(game.seat(range(2)))
+            alphas = [np.full((LENGTH, N), value, np.float32) for value in (1.0, 2.0)]
+            for client, alpha, held in zip(clients, alphas, (10, 90), strict=True):
+                work = game.claim(client)
+                assert work is not None
+                packed = Array.from_bytes(alpha.tobytes(), alpha.shape, "float32")
+                game.send(work, game.update_for(work, alpha=packed, num_examples=held))
+            expected = (1 - share) * 1.0 + share * 2.0
+            np.testing.assert_allclose(game.state.method.alpha, expected, rtol=1e-6)
+            # The log has what it said, so that a replay with the same spec gives the same mean.
+            seats = game.only(RoundFinished).record["seats"]
+            assert [seat["weight"] for seat in seats] == [10, 90]
+
+    def test_it_is_not_drawn_more_often_either(self) -> None:
+        drawn = {}
+        for most in (None, 1):
+            part = {"selection": "proportional", "max_weight": most, **LOSSES}
+            game = Game(spec_of(rounds=40, participation=part))
+            for _ in range(40):
+                game.apply(SeatsVacant(available={0: 10**6, 1: 1}))
+                (seat,) = game.state.seats
+                work = game.claim(seat.client)
+                assert work is not None
+                game.send(work)
+            clients = [e.clients[0] for e in game.effects if isinstance(e, RoundFinished)]
+            drawn[most] = clients.count(1)
+        assert drawn[None] == 0
+        assert 10 <= drawn[1] <= 30
+
+    def test_local_steps_of_the_alpha_exchange_are_one_assignment(self) -> None:
+        game = Game(spec_of(rounds=1, local_steps=3, participation=ALPHA))
+        work = game.take()
+        assert isinstance(work, AlphaAssignment)
+        assert work.leased_queries == 3 * SAMPLES
+        assert len(work.steps) == 3
+        seeds = [step.minibatch_seed for step in work.steps]
+        seeds += [step.prompt_seed for step in work.steps]
+        assert len(set(seeds)) == 6
+        game.send(work)
+        assert game.state.status == "completed"
+        assert game.spent.queries == 3 * SAMPLES
+
+    def test_local_steps_of_the_losses_exchange_are_exchanges_with_one_client(self) -> None:
+        game = Game(spec_of(rounds=1, local_steps=3, participation=LOSSES))
+        works = []
+        for step in range(3):
+            assert game.state.round == 0
+            work = game.take()
+            works.append(work)
+            effects = game.send(work)
+            if step < 2:
+                assert effects[1:] == (SeatOffered(client=game.state.seats[0].client),)
+        assert len({work.assignment_id for work in works}) == 3
+        assert len({work.minibatch_seed for work in works}) == 3  # type: ignore[union-attr]
+        assert game.state.status == "completed"
+        assert game.only(RoundFinished).report.queries == 3 * SAMPLES
+        (seat,) = game.only(RoundFinished).record["seats"]
+        assert [len(losses) for losses in seat["losses"]] == [SAMPLES] * 3
+
+    @both
+    def test_replay_from_the_log(self, exchange: str) -> None:
+        """A round's record says what its alpha was made of."""
+        game = Game(
+            spec_of(participation={"exchange": exchange, "clients_per_round": 2}, local_steps=2)
+        )
+        game.play()
+        state = game.machine.start().method
+        for effect in game.effects:
+            if not isinstance(effect, RoundFinished):
+                continue
+            alphas, weights = [], []
+            for record in json.loads(json.dumps(effect.record))["seats"]:
+                weights.append(record["weight"])
+                if exchange == "alpha":
+                    array = Array.model_validate(record["alpha"])
+                    alphas.append(np.frombuffer(array.to_bytes(), "<f4").reshape(array.shape))
+                    continue
+                local = state
+                for step, losses in enumerate(record["losses"]):
+                    seat = Seat(slot=record["slot"], client=record["client"], phase="working",
+                                due=0, step=step, num_samples=record["num_samples"],
+                                local=local)  # fmt: skip
+                    at_round = dataclasses.replace(game.state, round=effect.report.round)
+                    asked = game.machine.candidates(at_round, seat)
+                    local = game.machine.algorithm.tell(local, asked, losses)
+                alphas.append(local.alpha)
+            mean = np.average(np.array(alphas, np.float64), axis=0, weights=weights)
+            state = state.evolve(alpha=mean.astype(np.float32))
+            assert alpha_sha256(state.alpha) == effect.record["alpha_sha256"]
+        assert alpha_sha256(state.alpha) == alpha_sha256(game.state.method.alpha)
+
+    def test_waits_for_enough_clients_before_the_first_round_only(self) -> None:
+        game = Game(spec_of(participation={"min_clients": 3}))
+        assert game.seat([0, 1]) == []
+        assert len(game.seat([0, 1, 2])) == 1
+        work = game.claim(game.state.seats[0].client)
+        assert work is not None
+        game.send(work)
+        assert len(game.seat([1])) == 1
+
+    def test_server_optimizer_keeps_its_memory(self) -> None:
+        game = Game(spec_of(participation={"server_optimizer": "adamw"}))
+        game.send(game.take())
+        memory = dict(game.state.server_memory)
+        assert int(memory["t"]) == 1
+        game.send(game.take())
+        assert int(game.state.server_memory["t"]) == 2
+        assert int(memory["t"]) == 1
+
+    def test_a_client_s_adamw_memory_comes_and_goes_with_its_work(self) -> None:
+        game = Game(spec_of(optimizer="adamw", participation=LOSSES, rounds=2))
+        assert game.machine.remembers_clients
+        game.send(game.take([7]))
+        saved = game.only(MemorySaved)
+        assert saved.client == 7
+        assert int(saved.memory["t"]) == 1
+        (client,) = game.seat([7])
+        work = game.claim(client, memory=saved.memory)
+        assert work is not None
+        game.send(work)
+        newest = [e for e in game.effects if isinstance(e, MemorySaved)][-1]
+        assert int(newest.memory["t"]) == 2
+
+    def test_a_client_s_second_seat_of_a_round_goes_on_from_its_first(self) -> None:
+        part = {"selection": "proportional", "clients_per_round": 2, **LOSSES}
+        game = Game(spec_of(optimizer="adamw", participation=part, rounds=1))
+        assert game.seat([7]) == [7, 7]
+        for _ in range(2):
+            work = game.claim(7)
+            assert work is not None
+            assert game.state.round == 0
+            assert not [effect for effect in game.effects if isinstance(effect, MemorySaved)]
+            game.send(work)
+        assert int(game.only(MemorySaved).memory["t"]) == 2
+
+    def test_one_client_may_hold_two_seats_where_selection_is_with_replacement(self) -> None:
+        game = Game(
+            spec_of(participation={"selection": "proportional", "clients_per_round": 2, **LOSSES})
+        )
+        assert game.seat([4]) == [4, 4]
+        first = game.claim(4)
+        assert isinstance(first, LossesAssignment)
+        game.send(first)
+        second = game.claim(4)
+        assert isinstance(second, LossesAssignment)
+        assert second.minibatch_seed != first.minibatch_seed
+        game.send(second)
+        assert game.only(RoundFinished).clients == (4, 4)
+
+
+class TestSizes:
+    def test_alpha_must_fit_a_message(self) -> None:
+        with pytest.raises(ValueError, match="alpha would hold"):
+            RoundMachine("run", spec_of(), vocab_size=2**22)
+
+    def test_a_gateway_s_answer_must_fit_a_message(self) -> None:
+        with pytest.raises(ValueError, match="answer of the gateway would hold"):
+            RoundMachine("run", spec_of(num_samples=65536, batch_size=1024), vocab_size=N)
+
+
+class TestDeterminism:
+    @given(st.permutations(range(5)), st.permutations(range(5)), st.booleans(), st.booleans())
+    @settings(max_examples=15, deadline=None)
+    def test_the_order_of_clients_does_not_matter(
+        self, arrivals: list[int], answers: list[int], proportional: bool, losses: bool
+    ) -> None:
+        """Whoever comes first, answers first: the same alpha to the last bit."""
+
+        def played(arrivals: list[int], answers: list[int]) -> str:
+            selection = "proportional" if proportional else "uniform"
+            exchange = "losses" if losses else "alpha"
+            game = Game(
+                spec_of(
+                    participation={
+                        "clients_per_round": 3,
+                        "selection": selection,
+                        "exchange": exchange,
+                        "min_clients": 5,
+                    }
+                )
+            )
+            while game.state.running:
+                held = {client: 3 + client for client in arrivals}
+                game.apply(SeatsVacant(available=held))
+                while any(seat.phase != "done" for seat in game.state.seats):
+                    works = []
+                    for client in arrivals:
+                        if game.state.seat_of(client) is not None:
+                            works.append((answers.index(client), game.claim(client)))
+                    for _, work in sorted(works, key=lambda pair: pair[0]):
+                        # What comes back depends on the work alone, as on a real device.
+                        assert work is not None
+                        game.send(work, answer_to(game, work))
+            return alpha_sha256(game.state.method.alpha)
+
+        assert played(arrivals, answers) == played(list(range(5)), list(range(5)))
+
+    def test_both_exchanges_agree(self) -> None:
+        """E = 1 and local SGD: the device's arithmetic is the server's."""
+        for server_optimizer in ("none", "adamw"):
+            hashes = []
+            for exchange in ("alpha", "losses"):
+                game = Game(
+                    spec_of(
+                        rounds=6,
+                        learning_rate=0.003,
+                        participation={
+                            "exchange": exchange,
+                            "server_optimizer": server_optimizer,
+                            "clients_per_round": 2,
+                            "min_clients": 4,
+                        },
+                    )
+                )
+                while game.state.running:
+                    for client in game.seat(range(4)):
+                        work = game.claim(client)
+                        assert work is not None
+                        game.send(work, answer_to(game, work))
+                hashes.append(alpha_sha256(game.state.method.alpha))
+            assert hashes[0] == hashes[1]

@@ -1,0 +1,384 @@
+"""What the machine sets aside, charges and gives back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedone_sdk.aggregator.events import (
+    Declined,
+    EvaluationReserved,
+    EvaluationSettled,
+    GatewayAsked,
+    Measured,
+    MemorySaved,
+    Restarted,
+    ResumeAsked,
+    RoundFinished,
+    SeatOffered,
+    StopAsked,
+)
+from fedone_sdk.budget import NOTHING, Usage
+from fedone_sdk.messages import AlphaAssignment
+from tests.unit.machine.game import (
+    ALL_GONE,
+    ALPHA,
+    GATEWAY_QUERY,
+    LENGTH,
+    LOSSES,
+    SAMPLES,
+    Game,
+    answered,
+    both,
+    refusal,
+    spec_of,
+)
+
+
+class TestBudget:
+    @both
+    def test_no_multiple_of_a_full_round(self, exchange: str) -> None:
+        """The last round asks for fewer prompts."""
+        game = Game(spec_of(rounds=9, budget={"queries": 10}, participation={"exchange": exchange}))
+        game.play()
+        assert [report.queries for report in game.reports] == [4, 4, 2]
+        assert game.state.status == "budget_exhausted"
+        assert game.spent.queries == 10
+
+    @both
+    def test_one_query_left_is_of_no_use(self, exchange: str) -> None:
+        game = Game(spec_of(rounds=9, budget={"queries": 9}, participation={"exchange": exchange}))
+        game.play()
+        assert [report.queries for report in game.reports] == [4, 4]
+        assert (game.state.status, game.spent.queries) == ("budget_exhausted", 8)
+
+    @both
+    def test_the_cap_exactly_on_the_last_round_completes(self, exchange: str) -> None:
+        game = Game(spec_of(rounds=3, budget={"queries": 12}, participation={"exchange": exchange}))
+        game.play()
+        assert (game.state.status, game.spent.queries) == ("completed", 12)
+
+    def test_no_budget_for_anything(self) -> None:
+        game = Game(spec_of(budget={"queries": 1}))
+        game.play()
+        assert (game.state.status, game.reports) == ("budget_exhausted", [])
+
+    def test_an_exhausted_run_has_a_deployable_prompt(self) -> None:
+        game = Game(spec_of(rounds=9, budget={"queries": 8}, participation=LOSSES))
+        game.play()
+        prompt = game.machine.algorithm.prompt(game.state.method)
+        assert prompt.shape == (LENGTH,)
+        assert game.state.round == 2
+
+    @pytest.mark.parametrize(
+        ("cap", "steps", "samples"),
+        [(24, 3, 4), (12, 3, 4), (11, 3, 3), (8, 3, 2), (6, 3, 2), (5, 2, 2), (3, 1, 3)],
+    )
+    def test_fewer_prompts_before_fewer_local_steps(
+        self, cap: int, steps: int, samples: int
+    ) -> None:
+        game = Game(spec_of(local_steps=3, budget={"queries": cap}, participation=ALPHA))
+        work = game.take()
+        assert isinstance(work, AlphaAssignment)
+        assert [step.num_samples for step in work.steps] == [samples] * steps
+        assert work.leased_queries == samples * steps <= cap
+
+    @both
+    def test_seats_that_were_paid_for_are_aggregated(self, exchange: str) -> None:
+        """Two seats and money for one: its work makes the last round."""
+        game = Game(
+            spec_of(
+                rounds=9,
+                budget={"queries": 5},
+                participation={"exchange": exchange, "clients_per_round": 2},
+            )
+        )
+        before = game.state.method.alpha
+        first, second = game.seat()
+        work = game.claim(first)
+        assert work is not None
+        assert game.claim(second) is None  # it waits for what the first may give back
+        game.send(work)
+        assert game.state.running
+        assert game.seat() == []
+        assert game.state.status == "budget_exhausted"
+        assert game.reports[0].queries == 4
+        assert not np.array_equal(game.state.method.alpha, before)
+
+    def test_local_steps_that_were_paid_for_are_aggregated(self) -> None:
+        """The money ends between two local steps of the losses exchange."""
+        game = Game(
+            spec_of(
+                rounds=9,
+                local_steps=2,
+                budget={"queries": 5},
+                optimizer="adamw",
+                participation=LOSSES,
+            )
+        )
+        before = game.state.method.alpha
+        game.send(game.take())
+        assert game.machine.wants_seating(game.state)
+        game.seat()
+        assert game.state.status == "budget_exhausted"
+        assert [report.queries for report in game.reports] == [4]
+        assert not np.array_equal(game.state.method.alpha, before)
+        assert game.only(MemorySaved).client == game.only(RoundFinished).clients[0]
+
+    def test_a_seat_waits_for_what_another_gives_back(self) -> None:
+        game = Game(
+            spec_of(
+                budget={"queries": 5},
+                participation={"clients_per_round": 2, "trusted_clients": True},
+            )
+        )
+        first, second = game.seat()
+        work = game.claim(first)
+        assert work is not None
+        assert game.claim(second) is None
+        assert not game.machine.wants_seating(game.state)
+        effects = game.apply(
+            Declined(assignment_id=work.assignment_id, reason="low battery", usage=NOTHING)
+        )
+        assert SeatOffered(client=second) in effects  # it is woken, and finds work now
+        assert game.claim(second) is not None
+
+    @pytest.mark.parametrize(
+        ("unit", "cap", "samples"), [("requests", 7, 3), ("usd", "0.025", 2), ("tokens", 45, 4)]
+    )
+    def test_other_units_bound_the_work_too(self, unit: str, cap: Any, samples: int) -> None:
+        game = Game(spec_of(budget={unit: cap}), gateway=True)
+        work = game.take()
+        assert work.leased_queries == samples
+
+
+class TestWhatALostSeatCost:
+    def test_through_the_gateway_what_the_server_saw(self) -> None:
+        game = Game(spec_of(), gateway=True)
+        work = game.take()
+        assert game.leased == GATEWAY_QUERY * SAMPLES
+        game.gateway(work, 2)
+        under_way = GATEWAY_QUERY
+        asked = game.asked(work, under_way)
+        game.apply(asked)
+        game.advance(100)
+        assert game.spent == Usage(queries=2, requests=2) + under_way
+        # Its answer comes too late to change anything.
+        assert game.apply(answered(asked, NOTHING)) == ()
+        assert game.spent == Usage(queries=2, requests=2) + under_way
+
+    def test_a_seat_that_asked_nothing_costs_nothing(self) -> None:
+        game = Game(spec_of(), gateway=True)
+        game.take()
+        game.advance(100)
+        assert game.spent == NOTHING
+
+    @pytest.mark.parametrize(
+        ("trusted", "expected"), [(False, Usage(queries=4)), (True, Usage(queries=1, requests=9))]
+    )
+    def test_a_model_on_the_device(self, trusted: bool, expected: Usage) -> None:
+        game = Game(spec_of(participation={"trusted_clients": trusted}))
+        work = game.take()
+        usage = Usage(queries=1, requests=9)
+        game.apply(Declined(assignment_id=work.assignment_id, reason="broken", usage=usage))
+        assert game.spent == expected
+
+    def test_even_trusted_silence_is_charged_in_full(self) -> None:
+        game = Game(spec_of(participation={"trusted_clients": True}))
+        game.take()
+        game.advance(100)
+        assert game.spent == Usage(queries=SAMPLES)
+
+    def test_a_trusted_client_cannot_report_more_queries_than_it_leased(self) -> None:
+        game = Game(spec_of(budget={"queries": 4}, participation={"trusted_clients": True}))
+        work = game.take()
+        game.send(work, game.update_for(work, usage=Usage(queries=400, requests=7)))
+        assert game.spent == Usage(queries=4, requests=7)
+
+
+class TestGatewaySpending:
+    def test_an_update_costs_what_was_used(self) -> None:
+        game = Game(spec_of(), gateway=True)
+        work = game.take()
+        game.gateway(work, SAMPLES)
+        game.send(work)
+        assert game.spent == Usage(queries=SAMPLES, requests=SAMPLES)
+
+    def test_an_update_that_the_gateway_never_scored_costs_its_lease(self) -> None:
+        """A model on the device did: what it spent, nobody saw."""
+        game = Game(spec_of(), gateway=True)
+        work = game.take()
+        game.gateway(work, 1)
+        game.send(work)
+        assert game.spent == GATEWAY_QUERY * SAMPLES
+
+    def test_no_more_queries_than_leased(self) -> None:
+        game = Game(spec_of(), gateway=True)
+        work = game.take()
+        game.gateway(work, SAMPLES - 1)
+        refused = refusal(game.apply(game.asked(work, GATEWAY_QUERY * 2)))
+        assert (refused.code, refused.detail) == (
+            "lease_exhausted",
+            "2 queries asked, 1 left under the lease",
+        )
+
+    def test_a_retry_bills_requests_while_the_cap_allows(self) -> None:
+        game = Game(spec_of(budget={"requests": 10}), gateway=True)
+        work = game.take()  # 4 queries, 8 requests at worst
+        ask = GATEWAY_QUERY * SAMPLES
+        asked = game.asked(work, ask, "call")
+        game.apply(asked)
+        game.apply(answered(asked, ask.without_queries()))
+        again = GATEWAY_QUERY
+        assert game.apply(game.asked(work, again, "call")) == ()
+        assert (game.leased.queries, game.leased.requests) == (SAMPLES, 10)
+        refused = refusal(game.apply(game.asked(work, again, "call")))
+        assert refused.code == "lease_exhausted"
+        assert "budget of 10 requests exhausted" in refused.detail
+
+
+class TestOverruns:
+    def test_what_was_spent_beyond_a_lease_is_held_from_then_on(self) -> None:
+        game = Game(spec_of(budget={"requests": 20}), gateway=True)
+        work = game.take()  # 4 queries, 8 requests at worst
+        asked = game.asked(work, GATEWAY_QUERY * SAMPLES)
+        game.apply(asked)
+        game.apply(answered(asked, Usage(requests=15)))
+        assert (game.leased.queries, game.leased.requests) == (SAMPLES, 15)
+        game.send(work)
+        assert game.spent.requests == 15
+        assert game.state.status == "running"  # 5 requests pay for two more prompts
+
+
+class TestRestarts:
+    def test_what_was_under_way_is_spent_once_and_may_be_asked_again(self) -> None:
+        game = Game(spec_of(rounds=2, budget={"queries": 8}), gateway=True)
+        work = game.take()
+        game.apply(game.asked(work, GATEWAY_QUERY * SAMPLES, "call"))
+        game.advance(99)
+        game.apply(ALL_GONE)
+        game.advance(99)  # a new deadline: the client cannot help it
+        lost = (GATEWAY_QUERY * SAMPLES).without_queries()
+        seat = game.state.seat_with(work.assignment_id)
+        assert seat is not None
+        assert (seat.sent, seat.used) == ({}, lost + Usage(queries=SAMPLES))
+        # The same request again is paid again, but is no new logical query.
+        again = game.asked(work, GATEWAY_QUERY * SAMPLES, "call")
+        assert game.apply(again) == ()
+        game.apply(answered(again, Usage(requests=SAMPLES)))
+        game.send(work)
+        assert game.spent == lost + Usage(queries=SAMPLES, requests=SAMPLES)
+
+    def test_only_what_lost_replicas_had_under_way_is_charged(self) -> None:
+        game = Game(spec_of(), gateway=True)
+        work = game.take()
+        lost, kept = (
+            GatewayAsked(
+                assignment_id=work.assignment_id,
+                call=f"call of {replica}",
+                attempt=f"{replica}/1",
+                worst=GATEWAY_QUERY,
+            )
+            for replica in ("a", "b")
+        )
+        worst = GATEWAY_QUERY.without_queries()
+        for asked in (lost, kept):
+            game.apply(asked)
+        due = game.state.seats[0].due
+        game.advance(1)
+        assert game.machine.has_lost(game.state, frozenset({"b"}))
+        game.apply(Restarted(alive=frozenset({"b"}), down=False))
+        (seat,) = game.state.seats
+        assert (seat.sent, seat.used) == ({"b/1": worst}, worst + Usage(queries=2))
+        assert seat.due == due  # others served it meanwhile
+        assert not game.machine.has_lost(game.state, frozenset({"b"}))
+        # The lost replica was only slow: its call was charged in full.
+        state = game.state
+        assert game.apply(answered(lost, NOTHING)) == ()
+        assert game.state is state
+        game.apply(answered(kept, NOTHING))
+        assert game.state.seats[0].used == worst + Usage(queries=2)
+
+    def test_an_attempt_that_needs_more_is_one_attempt(self) -> None:
+        game = Game(spec_of(), gateway=True)
+        work = game.take()
+        asked = game.asked(work, GATEWAY_QUERY)
+        for _ in range(2):
+            game.apply(asked)
+        (seat,) = game.state.seats
+        worst = GATEWAY_QUERY.without_queries()
+        assert seat.sent == {asked.attempt: worst + worst}
+        assert seat.used == Usage(queries=1)
+        game.apply(answered(asked, worst))
+        assert game.state.seats[0].used == GATEWAY_QUERY
+
+    def test_evaluation_of_a_replica_that_is_there_goes_on(self) -> None:
+        game = Game(spec_of(), gateway=True)
+        worst = Usage(queries=3, requests=5)
+        for replica in ("a", "b"):
+            game.apply(EvaluationReserved(lease_id=f"{replica}/evaluation", worst=worst))
+        game.apply(Restarted(alive=frozenset({"b"}), down=False))
+        assert game.state.evaluation.spent == worst
+        assert set(game.state.evaluation.leases) == {"b/evaluation"}
+        assert set(game.state.account.leases) == {"b/evaluation"}
+
+    def test_evaluation_under_way_is_spent(self) -> None:
+        game = Game(spec_of(), gateway=True)
+        worst = Usage(queries=3, requests=5)
+        game.apply(EvaluationReserved(lease_id="evaluation-1", worst=worst))
+        game.apply(ALL_GONE)
+        assert (game.state.evaluation.spent, game.spent) == (worst, Usage(requests=5))
+        assert game.leased == NOTHING
+
+
+class TestEvaluation:
+    def test_queries_apart_all_else_together(self) -> None:
+        game = Game(
+            spec_of(budget={"queries": 8, "requests": 9}, evaluation={"queries": 3}), gateway=True
+        )
+        worst = Usage(queries=3, requests=5)
+        game.apply(EvaluationReserved(lease_id="evaluation-1", worst=worst))
+        assert game.state.evaluation.leased == worst
+        assert game.leased == Usage(requests=5)
+        assert game.take().leased_queries == 2  # 4 requests are left, a query takes 2 at worst
+        game.apply(EvaluationSettled(lease_id="evaluation-1", used=Usage(queries=3, requests=3)))
+        assert game.state.evaluation.spent == Usage(queries=3, requests=3)
+        assert game.spent == Usage(requests=3)
+        refused = refusal(
+            game.apply(EvaluationReserved(lease_id="evaluation-2", worst=Usage(queries=1)))
+        )
+        assert (refused.code, "3 queries exhausted" in refused.detail) == ("lease_exhausted", True)
+
+    def test_a_cap_on_all_requests_holds_evaluation_back(self) -> None:
+        game = Game(spec_of(budget={"requests": 4}), gateway=True)
+        worst = Usage(queries=1, requests=5)
+        refused = refusal(game.apply(EvaluationReserved(lease_id="evaluation-1", worst=worst)))
+        assert refused.code == "lease_exhausted"
+        assert game.state.evaluation.leased == NOTHING
+
+    def test_training_waits_for_evaluation_before_it_gives_up(self) -> None:
+        game = Game(spec_of(budget={"requests": 4}), gateway=True)
+        game.apply(EvaluationReserved(lease_id="evaluation-1", worst=Usage(requests=4)))
+        assert len(game.seat()) == 1
+        assert game.claim(game.state.seats[0].client) is None
+        assert game.state.running
+        game.apply(EvaluationSettled(lease_id="evaluation-1", used=NOTHING))
+        assert game.take().leased_queries == 2
+
+    def test_an_unknown_lease(self) -> None:
+        game = Game(spec_of())
+        settled = EvaluationSettled(lease_id="evaluation-9", used=NOTHING)
+        assert refusal(game.apply(settled)).code == "not_found"
+
+    def test_measured(self) -> None:
+        game = Game(spec_of())
+        game.apply(Measured(which="before", value=0.5))
+        game.apply(Measured(which="after", value=0.25))  # too early: the run goes on
+        game.apply(StopAsked())
+        game.apply(Measured(which="after", value=0.75))
+        metric = game.state.metric
+        assert (metric.no_prompt, metric.before, metric.after) == (None, 0.5, 0.75)
+        game.apply(ResumeAsked())
+        assert (game.state.metric.before, game.state.metric.after) == (0.5, None)
