@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 
@@ -23,14 +23,17 @@ from fedone_sdk.aggregator.events import (
     Restarted,
     RoundFinished,
     RunEnded,
+    SeatOffered,
     SeatsVacant,
+    WentBack,
 )
 from fedone_sdk.aggregator.machine import RoundMachine
+from fedone_sdk.aggregator.signals import MAX_NAMED, RunMoved
 from fedone_sdk.aggregator.state import RunState
 from fedone_sdk.algorithms import alpha_sha256, dump_memory
 from fedone_sdk.backends import Answer
 from fedone_sdk.clock import Clock
-from fedone_sdk.errors import ProblemError
+from fedone_sdk.errors import FedOneError, ProblemError
 from fedone_sdk.messages import (
     CacheReport,
     Cap,
@@ -42,20 +45,28 @@ from fedone_sdk.messages import (
     Traffic,
 )
 from fedone_sdk.spec import RunSpec
-from fedone_sdk.stores import ClosedWork, Commit, LogEntry, RunRecord, Store
+from fedone_sdk.stores import ClosedWork, Commit, LogEntry, RunRecord, Store, VersionConflict
 from fedone_sdk.vocabulary import Vocabulary
 
-__all__ = ["Listener", "ServedRun"]
+__all__ = ["CaughtUp", "Counters", "Listener", "ServedRun"]
 
 _log = structlog.get_logger(__name__)
 
-Listener = Callable[["ServedRun", Effect], None]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class CaughtUp:
+    """Another replica had moved the run; its state is the newest one again."""
+
+
+Listener = Callable[["ServedRun", Effect | CaughtUp], None]
 """Told of what happens to a run, once it is safe in the store."""
 
 
 @dataclass(slots=True)
-class _Counters:
-    """Traffic since the run began; saved with the next event, so a crash may lose a little."""
+class Counters:
+    """Traffic and cache hits; saved with the next event, so a crash may lose a little."""
 
     communication: Traffic = field(default_factory=Traffic)
     gateway: Traffic = field(default_factory=Traffic)
@@ -63,7 +74,18 @@ class _Counters:
     values: int = 0
     censored: int = 0
 
+    def plus(self, other: Counters) -> Counters:
+        """The sum of both."""
+        return Counters(
+            communication=self.communication.sum(other.communication),
+            gateway=self.gateway.sum(other.gateway),
+            cache_hits=self.cache_hits + other.cache_hits,
+            values=self.values + other.values,
+            censored=self.censored + other.censored,
+        )
+
     def dump(self) -> dict[str, Any]:
+        """As JSON."""
         return {
             "communication": self.communication.model_dump(),
             "gateway": self.gateway.model_dump(),
@@ -73,7 +95,8 @@ class _Counters:
         }
 
     @classmethod
-    def load(cls, document: Mapping[str, Any]) -> _Counters:
+    def load(cls, document: Mapping[str, Any]) -> Counters:
+        """What was dumped."""
         return cls(
             communication=Traffic.model_validate(document["communication"]),
             gateway=Traffic.model_validate(document["gateway"]),
@@ -86,17 +109,20 @@ class _Counters:
 class ServedRun:
     """Applies events to a run: the machine decides, the store keeps, listeners are told.
 
+    Several replicas may serve a run. Each keeps a copy of its state; an event is applied to the
+    copy and committed on top of the version that it was made from. Where another replica was
+    faster, the copy is read anew and the same event applied to that.
+
     Args:
         machine: Decides.
         vocabulary: The run's candidates.
         store: Keeps the state.
         clock: Tells the time.
         available: Who could take a seat now: enrolment index -> examples held.
-        name_of: Client id of an enrolment index, for reports.
+        names: Client ids of enrolment indices, for reports.
         listener: Told of every effect once it is safe in the store.
 
     Attributes:
-        counters: Traffic and cache hits.
         history: One entry per round.
         ended: Set while the run does not run.
         broken_off: Whether it was stopped, paused or failed already when it was taken up.
@@ -110,24 +136,28 @@ class ServedRun:
         store: Store,
         clock: Clock,
         available: Callable[[ServedRun], Mapping[int, int]],
-        name_of: Callable[[int], str],
+        names: Callable[[Sequence[int]], Awaitable[Sequence[str]]],
         listener: Listener,
     ) -> None:
         self.machine = machine
         self.vocabulary = vocabulary
-        self.counters = _Counters()
         self.history: list[RoundReport] = []
         self.ended = asyncio.Event()
         self.broken_off = False
+        self._stored = Counters()
+        self._fresh = Counters()
         self._store = store
         self._clock = clock
         self._available = available
-        self._name_of = name_of
+        self._names = names
         self._listener = listener
         self._lock = asyncio.Lock()
         self._state = machine.start()
         self._arrays = arrays_of(self._state)
         self._version = 0
+        self._newest = 0
+        self._logged = -1
+        self._due: float | None = None
 
     @property
     def run_id(self) -> str:
@@ -141,17 +171,31 @@ class ServedRun:
 
     @property
     def state(self) -> RunState:
-        """Where it stands."""
+        """Where it stands, as far as this replica has seen."""
         return self._state
 
+    @property
+    def counters(self) -> Counters:
+        """Traffic and cache hits."""
+        return self._stored.plus(self._fresh)
+
+    @property
+    def due(self) -> float | None:
+        """When its next deadline is over, seconds since the epoch, whoever set it."""
+        return self._due
+
     async def create(self) -> None:
-        """Stores a new run."""
+        """Stores a new run.
+
+        Raises:
+            ValueError: There is a run of this name.
+        """
         await self._store.add_run(
             RunRecord(
                 run_id=self.run_id,
                 spec=self.spec.model_dump_json(),
                 candidates=json.dumps(self.vocabulary.candidates),
-                document=self._document(self._state),
+                document=self._document(self._state, self._stored),
                 arrays=encode_arrays(self._arrays),
                 version=0,
                 created_at=self._clock.now(),
@@ -159,32 +203,23 @@ class ServedRun:
         )
 
     async def load(self, record: RunRecord) -> None:
-        """Takes up a stored run where it stands.
-
-        What was under way when the process ended may have been sent: it is charged in full.
-        Clients' leases stay open; their owners or their deadlines settle them. A run that was
-        scored by another model pauses.
-        """
-        document = json.loads(record.document)
-        self.counters = _Counters.load(document.pop("counters"))
-        self._state = decode(document, record.arrays)
-        self._arrays = arrays_of(self._state)
-        self._version = record.version
-        metrics = {}
-        for entry in await self._store.log(self.run_id):
-            body = json.loads(entry.body)
-            if entry.kind == "round":
-                self.history.append(RoundReport.model_validate(body["report"]))
-            elif entry.kind == "metric":
-                metrics[body["round"]] = body["value"]
-        self.history = [
-            report.model_copy(update={"metric": metrics.get(report.round)})
-            for report in self.history
-        ]
+        """Takes up a stored run where it stands."""
+        await self._take(record)
         self.broken_off = self.machine.can_resume(self._state)
-        if not self._state.running:
-            self.ended.set()
-        await self.apply(Restarted())
+
+    async def restarted(self, alive: frozenset[str], *, down: bool) -> None:
+        """Charges in full what replicas that are gone had under way; it may have been sent.
+
+        Clients' leases stay open; their owners or their deadlines settle them.
+
+        Args:
+            alive: The replicas that are running.
+            down: Whether nobody served the run for a while, so that its deadlines are renewed.
+        """
+        await self.apply(Restarted(alive=alive, down=down))
+
+    async def check_model(self) -> None:
+        """Pauses the run if it was scored by another model than there is now."""
         before, now = self._state.model, self.machine.gateway_model
         if before and now and before != now:
             reason = (
@@ -196,6 +231,79 @@ class ServedRun:
                 await self.apply(PauseAsked(reason=reason))
                 self.broken_off = False
 
+    # What other replicas did
+
+    def hear(self, moved: RunMoved) -> None:
+        """Takes note of another replica's commit; `catch_up` reads it."""
+        if moved.version > self._newest:
+            self._newest, self._due = moved.version, moved.due
+
+    def hear_version(self, version: int) -> bool:
+        """Takes note that the store holds this version; returns whether that is news."""
+        if version <= self._newest:
+            return False
+        self._newest = version
+        return True
+
+    def doubt(self) -> None:
+        """Signals may have been lost: the next `catch_up` reads the run."""
+        self._newest = self._version + 1
+
+    @property
+    def behind(self) -> bool:
+        """Whether another replica is known to have moved the run."""
+        return self._newest > self._version
+
+    async def catch_up(self) -> None:
+        """Makes sure that the state is the newest that is known to exist."""
+        if self.behind:
+            await _to_the_end(self._catch_up())
+
+    async def _catch_up(self) -> None:
+        async with self._lock:
+            if self.behind:
+                await self._reload()
+
+    async def _reload(self) -> None:
+        record = await self._store.run(self.run_id)
+        if record is None:
+            raise FedOneError(f"run {self.run_id!r} is not in the store any more")
+        await self._take(record)
+        self._listener(self, CaughtUp())
+
+    async def _take(self, record: RunRecord) -> None:
+        document = json.loads(record.document)
+        self._stored = Counters.load(document.pop("counters"))
+        self._state = decode(document, record.arrays)
+        self._arrays = arrays_of(self._state)
+        self._version = self._newest = record.version
+        self._due = self.machine.next_deadline(self._state)
+        self._read_log(await self._store.log(self.run_id, after=self._logged))
+        if self._state.running:
+            self.ended.clear()
+        else:
+            self.ended.set()
+
+    def _read_log(self, entries: Iterable[LogEntry]) -> None:
+        """Adds the rounds, and the metrics measured after them, to the history."""
+        for entry in entries:
+            body = json.loads(entry.body)
+            if entry.kind == "round":
+                self.history.append(RoundReport.model_validate(body["report"]))
+            elif entry.kind == "rollback":
+                del self.history[body["round"] :]
+            elif entry.kind == "metric":
+                self._add_metric(body["round"], body["value"])
+            self._logged = entry.version
+
+    def _add_metric(self, round_number: int, value: float) -> None:
+        self.history = [
+            report.model_copy(update={"metric": value}) if report.round == round_number else report
+            for report in self.history
+        ]
+
+    # Events
+
     async def apply(self, event: Event) -> tuple[Effect, ...]:
         """Applies an event and whatever follows from it in one transaction.
 
@@ -205,8 +313,7 @@ class ServedRun:
         Raises:
             ProblemError: The machine refused the event.
         """
-        # Shielded: a caller that goes away must not leave a transaction half done.
-        effects = await asyncio.shield(asyncio.ensure_future(self._apply(event)))
+        effects = await _to_the_end(self._apply(event))
         for effect in effects:
             if isinstance(effect, Refused):
                 raise ProblemError(effect.code, effect.detail)
@@ -214,17 +321,41 @@ class ServedRun:
 
     async def _apply(self, event: Event) -> tuple[Effect, ...]:
         async with self._lock:
-            now = self._clock.now()
-            state, effects = self.machine.step(self._state, event, now)
-            if self.machine.wants_seating(state) and not isinstance(event, SeatsVacant):
-                seating = SeatsVacant(available=self._available(self))
-                state, more = self.machine.step(state, seating, now)
-                effects += more
-            if state is not self._state:
-                await self._commit(state, effects)
+            while True:
+                if self.behind:
+                    await self._reload()
+                state, effects = self._step(event)
+                if state is self._state:
+                    # An answer that no commit confirms may be that of a state that has passed.
+                    if effects and await self._was_moved():
+                        continue
+                    break
+                try:
+                    await self._commit(state, effects)
+                    break
+                except VersionConflict:
+                    self.doubt()
             for effect in effects:
                 self._tell(effect)
         return effects
+
+    async def _was_moved(self) -> bool:
+        """Whether another replica has moved the run, though nobody said so yet."""
+        if not self._store.shared:
+            return False
+        if (await self._store.versions()).get(self.run_id, 0) <= self._version:
+            return False
+        self.doubt()
+        return True
+
+    def _step(self, event: Event) -> tuple[RunState, tuple[Effect, ...]]:
+        now = self._clock.now()
+        state, effects = self.machine.step(self._state, event, now)
+        if self.machine.wants_seating(state) and not isinstance(event, SeatsVacant):
+            seating = SeatsVacant(available=self._available(self))
+            state, more = self.machine.step(state, seating, now)
+            effects += more
+        return state, effects
 
     async def seat(self) -> None:
         """Gives free seats to clients that are available."""
@@ -234,19 +365,23 @@ class ServedRun:
     async def record_metric(self, round_number: int, value: float) -> None:
         """Adds a point to the metric's curve."""
         body = json.dumps({"round": round_number, "value": value})
-        entry = LogEntry(kind="metric", body=body)
-        await asyncio.shield(asyncio.ensure_future(self._append(entry)))
-        self.history = [
-            report.model_copy(update={"metric": value}) if report.round == round_number else report
-            for report in self.history
-        ]
+        await _to_the_end(self._append(LogEntry(kind="metric", body=body)))
+        self._add_metric(round_number, value)
 
     async def _append(self, entry: LogEntry) -> None:
         async with self._lock:
-            await self._store_commit(self._state, log=(entry,))
+            while True:
+                if self.behind:
+                    await self._reload()
+                try:
+                    await self._store_commit(self._state, (), log=(entry,))
+                    return
+                except VersionConflict:
+                    self.doubt()
 
     async def _commit(self, state: RunState, effects: Sequence[Effect]) -> None:
         closed, log, memories = [], [], []
+        reports = []
         for effect in effects:
             if isinstance(effect, Accepted):
                 receipt = effect.receipt
@@ -270,40 +405,70 @@ class ServedRun:
                     )
                 )
             elif isinstance(effect, RoundFinished):
-                body = {"report": self._report(effect).model_dump(), **effect.record}
+                names = ",".join(await self._names(effect.clients))
+                report = effect.report.model_copy(update={"client_id": names})
+                reports.append(report)
+                body = {"report": report.model_dump(), **effect.record}
                 log.append(LogEntry(kind="round", body=json.dumps(body)))
+            elif isinstance(effect, WentBack):
+                log.append(LogEntry(kind="rollback", body=json.dumps(effect.record)))
             elif isinstance(effect, MemorySaved):
                 memories.append((effect.client, dump_memory(effect.memory)))
         await self._store_commit(
-            state, closed=tuple(closed), log=tuple(log), memories=tuple(memories)
+            state, effects, closed=tuple(closed), log=tuple(log), memories=tuple(memories)
         )
+        for effect in effects:
+            if isinstance(effect, WentBack):
+                del self.history[effect.to_round :]
+        self.history.extend(reports)
 
-    async def _store_commit(self, state: RunState, **changes: Any) -> None:
+    async def _store_commit(
+        self, state: RunState, effects: Sequence[Effect], **changes: Any
+    ) -> None:
         arrays = arrays_of(state)
         same = arrays.keys() == self._arrays.keys() and all(
             arrays[name] is self._arrays[name] for name in arrays
         )
+        counters, fresh = self.counters, self._fresh
+        self._fresh = Counters()
         commit = Commit(
-            document=self._document(state),
+            document=self._document(state, counters),
             arrays=None if same else encode_arrays(arrays),
+            signal=self._signal(state, effects).model_dump_json(exclude_defaults=False),
             **changes,
         )
-        await self._store.commit(self.run_id, self._version, commit)
+        try:
+            await self._store.commit(self.run_id, self._version, commit)
+        except BaseException:
+            self._fresh = fresh.plus(self._fresh)
+            # Whether it was stored is not known where the store went away: read before going on.
+            self.doubt()
+            raise
         self._version += 1
+        self._newest = max(self._newest, self._version)
+        self._stored = counters
         self._state, self._arrays = state, arrays
+        self._due = self.machine.next_deadline(state)
+        if commit.log:
+            self._logged = self._version
 
-    def _document(self, state: RunState) -> str:
-        document = {**encode_document(state), "counters": self.counters.dump()}
+    def _signal(self, state: RunState, effects: Sequence[Effect]) -> RunMoved:
+        offered = tuple(effect.client for effect in effects if isinstance(effect, SeatOffered))
+        return RunMoved(
+            run_id=self.run_id,
+            version=self._version + 1,
+            due=self.machine.next_deadline(state),
+            offered=offered if len(offered) <= MAX_NAMED else None,
+            finished=any(isinstance(effect, RoundFinished) for effect in effects),
+            status=state.status,
+        )
+
+    def _document(self, state: RunState, counters: Counters) -> str:
+        document = {**encode_document(state), "counters": counters.dump()}
         return json.dumps(document, separators=(",", ":"))
 
-    def _report(self, effect: RoundFinished) -> RoundReport:
-        names = ",".join(self._name_of(client) for client in effect.clients)
-        return effect.report.model_copy(update={"client_id": names})
-
     def _tell(self, effect: Effect) -> None:
-        if isinstance(effect, RoundFinished):
-            self.history.append(self._report(effect))
-        elif isinstance(effect, RunEnded):
+        if isinstance(effect, RunEnded):
             self.ended.set()
             _log.info("run ended", run_id=self.run_id, status=effect.status)
         elif isinstance(effect, Closed):
@@ -314,9 +479,9 @@ class ServedRun:
         """Counts what answers say of themselves; a model that the run did not know pauses it."""
         models = dict[str, None]()
         for answer in answers:
-            self.counters.cache_hits += answer.cached
-            self.counters.values += sum(len(row) for row in answer.log_probs if row is not None)
-            self.counters.censored += answer.censored
+            self._fresh.cache_hits += answer.cached
+            self._fresh.values += sum(len(row) for row in answer.log_probs if row is not None)
+            self._fresh.censored += answer.censored
             if answer.model is not None:
                 models[answer.model] = None
         for model in models:
@@ -326,9 +491,9 @@ class ServedRun:
     def count(self, upload: int, download: int, *, gateway: bool) -> None:
         """Adds an exchange of HTTP bodies to the run's report."""
         if gateway:
-            self.counters.gateway = self.counters.gateway.plus(upload, download)
+            self._fresh.gateway = self._fresh.gateway.plus(upload, download)
         else:
-            self.counters.communication = self.counters.communication.plus(upload, download)
+            self._fresh.communication = self._fresh.communication.plus(upload, download)
 
     @property
     def task(self) -> RunTask:
@@ -341,6 +506,8 @@ class ServedRun:
             blank=self.vocabulary.blank,
             vocabulary_sha256=self.vocabulary.sha256,
             gateway=self.machine.gateway_model is not None,
+            loss_clip=self.machine.loss_clip,
+            privacy=self.spec.privacy,
         )
 
     def prompt(self, state: RunState | None = None) -> PromptReport:
@@ -352,7 +519,7 @@ class ServedRun:
 
     def result(self) -> RunResult:
         """Where the run stands, or how it ended."""
-        state = self._state
+        state, counters = self._state, self.counters
         began = state.started_at
         until = state.ended_at if state.ended_at is not None else self._clock.now()
         return RunResult(
@@ -364,17 +531,24 @@ class ServedRun:
             cap=Cap.of(self.spec.budget),
             spent=state.account.spent,
             leased=state.account.leased,
-            cache=CacheReport(hits=self.counters.cache_hits),
-            censoring=CensoringReport(values=self.counters.values, censored=self.counters.censored),
+            cache=CacheReport(hits=counters.cache_hits),
+            censoring=CensoringReport(values=counters.values, censored=counters.censored),
             evaluation=state.evaluation.spent,
-            communication=self.counters.communication,
-            gateway=self.counters.gateway,
+            communication=counters.communication,
+            gateway=counters.gateway,
             metric=state.metric,
             history=tuple(self.history),
             prompt=self.prompt(),
             alpha_sha256=alpha_sha256(state.method.alpha),
             model=state.model,
             models=state.models,
+            privacy=self.machine.releases and self.machine.releases.report(state.releases),
+            quarantined=len(state.quarantined),
             wall_s=0.0 if began is None else round(until - began, 3),
             seed=self.spec.seed,
         )
+
+
+async def _to_the_end(work: Coroutine[Any, Any, T]) -> T:
+    """Awaits `work`; a caller that goes away must not leave a transaction half done."""
+    return await asyncio.shield(asyncio.ensure_future(work))

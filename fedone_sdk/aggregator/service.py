@@ -4,36 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import json
-import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import structlog
 
-from fedone_sdk.aggregator.auth import Authority, digest, new_secret
+from fedone_sdk.aggregator.access import Access
+from fedone_sdk.aggregator.archive import export_run, import_run
+from fedone_sdk.aggregator.auth import Authority, may_see
+from fedone_sdk.aggregator.dispatcher import Dispatcher
 from fedone_sdk.aggregator.evaluation import Evaluation
 from fedone_sdk.aggregator.events import (
     Accepted,
-    Assigned,
     Closed,
-    Declined,
     Effect,
     PauseAsked,
-    Renewed,
+    Quarantined,
+    Released,
     ResumeAsked,
-    RunEnded,
-    SeatOffered,
+    RolledBack,
     StopAsked,
-    TimePassed,
-    UpdateArrived,
-    WorkAsked,
 )
 from fedone_sdk.aggregator.gateway import Gateway
 from fedone_sdk.aggregator.machine import RoundMachine
-from fedone_sdk.aggregator.run import Listener, ServedRun
-from fedone_sdk.aggregator.state import Seat
+from fedone_sdk.aggregator.pool import TurnedAway
+from fedone_sdk.aggregator.replay import at_round
+from fedone_sdk.aggregator.replicas import Replicas
+from fedone_sdk.aggregator.run import CaughtUp, Listener, ServedRun
 from fedone_sdk.aggregator.throttle import Throttle
-from fedone_sdk.algorithms import load_memory
 from fedone_sdk.backends import LLMBackend, query_for, want_of
 from fedone_sdk.backends.wrappers import BudgetedBackend
 from fedone_sdk.clock import Clock
@@ -52,7 +49,7 @@ from fedone_sdk.messages import (
     Scores,
 )
 from fedone_sdk.spec import RunSpec
-from fedone_sdk.stores import ClientRecord, LogEntry, Store
+from fedone_sdk.stores import ClientRecord, LogEntry, RunRecord, Store
 from fedone_sdk.task import Example, ScoreFunction
 from fedone_sdk.vocabulary import Vocabulary
 
@@ -60,26 +57,24 @@ __all__ = ["Service", "check_caps"]
 
 _log = structlog.get_logger(__name__)
 
-_SEEN_LATELY_S = 60.0
-"""A client that asked for work this lately counts as available."""
-
-
-@dataclass(slots=True)
-class _Presence:
-    seen: float
-    num_examples: int
-    run_id: str | None
-    polls: int = 0
-
 
 class Service:
     """The aggregator without HTTP.
 
     Args:
-        store: Keeps everything that must survive.
+        store: Keeps everything that must survive; other replicas may serve the same one.
         clock: Tells the time.
         authority: Checks tokens.
         backend: The gateway's model; None when clients bring their own.
+
+    Attributes:
+        authority: Knows the configured tokens.
+        access: Tokens and clients.
+        runs: The runs, by id, as far as this replica has seen them.
+        listeners: Told of what happens to runs.
+        dispatcher: The clients' side of the runs.
+        replicas: This process among those on the store.
+        draining: Whether it takes leave: nobody waits for work any more.
     """
 
     def __init__(
@@ -91,58 +86,75 @@ class Service:
         backend: LLMBackend | None = None,
     ) -> None:
         self.authority = authority
+        self.access = Access(store=store, authority=authority, clock=clock)
         self.runs: dict[str, ServedRun] = {}
         self.listeners: list[Listener] = []
+        self.draining = False
         self._store = store
         self._clock = clock
         if backend is not None and not backend.metered:
             # Every request must be charged to the run that it is for.
             backend = BudgetedBackend(backend)
         self._backend = backend
-        self._gateway = None if backend is None else Gateway(backend)
+        self._gateway = None if backend is None else Gateway(backend, lambda: store.replica)
         self._throttle = Throttle()
         self._evaluations: dict[str, Evaluation] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._clients: list[ClientRecord] = []
-        self._by_credential: dict[str, ClientRecord] = {}
-        self._presence: dict[int, _Presence] = {}
-        self._wakers: dict[int, asyncio.Event] = {}
-        self._deadlines = asyncio.Event()
         self._adding = asyncio.Lock()
+        self.dispatcher = Dispatcher(store=store, clock=clock, runs=self.runs, refresh=self.refresh)
+        self.access.on_revoked.append(self.dispatcher.shut_out)
+        self.replicas = Replicas(
+            store=store,
+            clock=clock,
+            runs=self.runs,
+            dispatcher=self.dispatcher,
+            access=self.access,
+            refresh=self.refresh,
+        )
 
     # Lifetime
 
     async def start(self) -> None:
         """Opens the store and takes up what it holds."""
         await self._store.open()
-        for client in await self._store.clients():
-            self._remember(client)
+        await self.access.open()
         for record in await self._store.runs():
-            spec = RunSpec.model_validate_json(record.spec)
-            vocabulary = Vocabulary(candidates=tuple(json.loads(record.candidates)))
-            machine = self._machine(record.run_id, spec, vocabulary)
-            trouble = None
-            try:
-                await self._look_at_model(machine)
-            except (BackendError, SpecError) as exc:
-                trouble = _one_line(exc)
-            run = self._serve(machine, vocabulary)
-            await run.load(record)
-            if trouble is not None:
-                await run.apply(PauseAsked(reason=trouble))
-            self.runs[run.run_id] = run
-            _log.info("run taken up", run_id=run.run_id, status=run.state.status)
-        self._tasks["deadlines"] = asyncio.create_task(self._watch_deadlines(), name="deadlines")
+            await self._take_up(record)
+        await self.replicas.start()
+        for run in self.runs.values():
+            await run.check_model()
 
     async def stop(self) -> None:
         """Ends background work and closes the store; runs go on at the next start."""
+        self.drain()
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         self._tasks.clear()
         if self._gateway is not None:
             await self._gateway.stop()
+        await self.replicas.stop()
         await self._store.close()
+
+    def drain(self) -> None:
+        """Lets nobody wait for work any more; work under way can still be returned."""
+        self.draining = True
+        self.dispatcher.drain()
+
+    @property
+    def num_clients(self) -> int:
+        """How many clients are enrolled, as far as this replica knows."""
+        return self.access.num_clients
+
+    @property
+    def num_replicas(self) -> int:
+        """How many replicas serve the store, as far as this one has seen."""
+        return self.replicas.num_alive
+
+    @property
+    def leads(self) -> bool:
+        """Whether this replica does what only one of them should do."""
+        return self.replicas.leads
 
     async def ready(self) -> None:
         """Raises if requests cannot be served now."""
@@ -172,20 +184,69 @@ class Service:
             BackendError: The model cannot be asked.
         """
         async with self._adding:
-            run = self.runs.get(spec.name)
+            run = await self._known(spec.name)
             if run is None:
                 machine = self._machine(spec.name, spec, vocabulary)
                 await self._look_at_model(machine)
                 run = self._serve(machine, vocabulary)
-                await run.create()
-                self.runs[run.run_id] = run
-            elif not run.spec.is_same_run(spec) or run.vocabulary != vocabulary:
+                try:
+                    await run.create()
+                except ValueError:  # Another replica was faster.
+                    run = await self._known(spec.name)
+                    if run is None:
+                        raise
+                else:
+                    self.runs[run.run_id] = run
+                    await self.replicas.tell_added(run)
+            if not run.spec.is_same_run(spec) or run.vocabulary != vocabulary:
                 raise SpecError(f"name: {spec.name!r} is taken by a run with another description")
         if dev and self._backend is not None and run.run_id not in self._evaluations:
-            self._evaluations[run.run_id] = Evaluation(run, self._backend, dev, score)
+            self._evaluations[run.run_id] = Evaluation(
+                run, self._backend, dev, score, replica=lambda: self._store.replica
+            )
             self._evaluate(run)
-        self._wake(self._wakers)
+        self.dispatcher.look_at(run)
+        self.dispatcher.wake()
         return run
+
+    async def _known(self, run_id: str) -> ServedRun | None:
+        """A run that this or another replica serves."""
+        if run_id not in self.runs:
+            record = await self._store.run(run_id)
+            if record is None:
+                return None
+            await self._take_up(record)
+        return self.runs[run_id]
+
+    async def _take_up(self, record: RunRecord) -> None:
+        """Serves a stored run; one whose model cannot be asked pauses."""
+        spec = RunSpec.model_validate_json(record.spec)
+        vocabulary = Vocabulary(candidates=tuple(json.loads(record.candidates)))
+        machine = self._machine(record.run_id, spec, vocabulary)
+        trouble = None
+        try:
+            await self._look_at_model(machine)
+        except (BackendError, SpecError) as exc:
+            trouble = _one_line(exc)
+        run = self._serve(machine, vocabulary)
+        await run.load(record)
+        if record.run_id in self.runs:
+            return  # Somebody else was faster while the model was looked at.
+        self.runs[run.run_id] = run
+        self.dispatcher.look_at(run)
+        if trouble is not None:
+            await run.apply(PauseAsked(reason=trouble))
+        _log.info("run taken up", run_id=run.run_id, status=run.state.status)
+
+    async def refresh(self) -> None:
+        """Reads what other replicas have added or changed."""
+        for run_id, version in (await self._store.versions()).items():
+            run = self.runs.get(run_id)
+            if run is None:
+                await self._known(run_id)
+            else:
+                run.hear_version(version)
+                await run.catch_up()
 
     def _machine(self, run_id: str, spec: RunSpec, vocabulary: Vocabulary) -> RoundMachine:
         try:
@@ -205,8 +266,8 @@ class Service:
             vocabulary=vocabulary,
             store=self._store,
             clock=self._clock,
-            available=self._available,
-            name_of=lambda index: self._clients[index].client_id,
+            available=self.dispatcher.available,
+            names=self.access.names,
             listener=self._on_effect,
         )
 
@@ -248,6 +309,7 @@ class Service:
         """
         if self._backend is not None:
             self._backend.reset()
+        await run.catch_up()
         if run.machine.can_resume(run.state):  # else the machine says why not
             try:
                 await self._look_at_model(run.machine)
@@ -271,7 +333,8 @@ class Service:
                 now=run.state.model,
             )
         self._evaluate(run)
-        self._wake(self._wakers)
+        self.dispatcher.look_at(run)
+        self.dispatcher.wake()
 
     async def wait(self, run: ServedRun) -> None:
         """Returns when a run has ended, what it had asked is answered, and its end is measured."""
@@ -282,16 +345,82 @@ class Service:
         if task is not None:
             await asyncio.shield(task)
 
-    def run(self, run_id: str) -> ServedRun:
-        """The run of this name.
+    async def export_run(self, run: ServedRun, *, with_credentials: bool = False) -> bytes:
+        """A run as an archive; see `archive.export_run`."""
+        return await export_run(self._store, run.run_id, with_credentials=with_credentials)
+
+    async def import_run(self, data: bytes) -> ServedRun:
+        """Takes a run in out of an archive, and serves it; it is stopped until it is resumed.
+
+        Raises:
+            ArchiveError: The archive cannot be used, or not here; nothing was changed.
+        """
+        async with self._adding:
+            record = await import_run(self._store, data, self._clock.now())
+            await self.access.reload()
+            run = await self.run(record.run_id)
+            await self.replicas.tell_added(run)
+            return run
+
+    async def roll_back(self, run: ServedRun, to_round: int, reason: str) -> None:
+        """Sets a run back to where it stood before round `to_round`; what it spent stays spent.
+
+        Raises:
+            ProblemError: ``run_conflict`` when it has not come so far, or has ended for good.
+        """
+        await run.catch_up()
+        if not 0 <= to_round <= run.state.round:
+            raise ProblemError(
+                "run_conflict", f"the run has done {run.state.round} rounds, not {to_round}"
+            )
+        log = await self._store.log(run.run_id)
+        before = await asyncio.to_thread(at_round, run.spec, run.vocabulary, log, to_round)
+        kept = await self._store.memories(run.run_id)
+        await run.apply(
+            RolledBack(
+                method=before.state.method,
+                server_memory=before.state.server_memory,
+                memories={client: before.memories.get(client, {}) for client in kept},
+                to_round=to_round,
+                reason=reason,
+            )
+        )
+
+    async def quarantine(self, run: ServedRun, client_id: str, reason: str) -> None:
+        """Gives a client no more work of a run.
+
+        Raises:
+            ProblemError: ``not_found`` when there is no such client.
+        """
+        client = await self.access.by_name(client_id)
+        await run.apply(Quarantined(client=client.index, reason=reason))
+
+    async def release(self, run: ServedRun, client_id: str) -> None:
+        """Ends a client's quarantine.
+
+        Raises:
+            ProblemError: ``not_found`` when there is no such client.
+        """
+        client = await self.access.by_name(client_id)
+        await run.apply(Released(client=client.index))
+
+    async def run(self, run_id: str) -> ServedRun:
+        """The run of this name, where it stands now.
 
         Raises:
             ProblemError: ``not_found``.
         """
-        try:
-            return self.runs[run_id]
-        except KeyError:
-            raise ProblemError("not_found", f"there is no run {run_id!r}") from None
+        run = self.runs.get(run_id)
+        if run is None:
+            run = await self._known(run_id)
+        if run is None:
+            raise ProblemError("not_found", f"there is no run {run_id!r}")
+        await run.catch_up()
+        return run
+
+    async def log(self, run: ServedRun) -> list[LogEntry]:
+        """A run's log, oldest first."""
+        return await self._store.log(run.run_id)
 
     def _evaluate(self, run: ServedRun) -> None:
         evaluation = self._evaluations.get(run.run_id)
@@ -305,89 +434,44 @@ class Service:
 
     async def enrol(self, token: str | None, message: Enrol) -> Enrolled:
         """Makes a client identity for who holds an enrolment token."""
-        self.authority.check_enrolment(token)
-        client_id, credential = f"client-{uuid.uuid4().hex[:12]}", new_secret("fedone")
-        client = await self._store.add_client(
-            client_id=client_id,
-            credential_sha256=digest(credential),
-            name=message.name,
-            now=self._clock.now(),
-        )
-        self._remember(client)
-        return Enrolled(client_id=client_id, credential=credential)
+        return await self.access.enrol(token, message)
 
-    def client(self, credential: str | None) -> ClientRecord:
+    async def client(self, credential: str | None) -> ClientRecord:
         """The client that this credential belongs to.
 
         Raises:
             ProblemError: ``unauthorized``.
         """
-        # A dictionary of digests: what its timing could tell is the digest, not the secret.
-        known = None if credential is None else self._by_credential.get(digest(credential))
-        if known is None:
-            raise ProblemError("unauthorized", "this needs the credential of an enrolled client")
-        return known
+        return await self.access.client(credential)
 
-    def _remember(self, client: ClientRecord) -> None:
-        # Enrolments may overlap; the index says where each belongs.
-        while len(self._clients) <= client.index:
-            self._clients.append(client)
-        self._clients[client.index] = client
-        self._by_credential[client.credential_sha256] = client
+    async def run_for(self, client: ClientRecord, run_id: str) -> ServedRun:
+        """A run that a client may see.
+
+        Raises:
+            ProblemError: ``not_found``, also where there is one that it may not see.
+        """
+        if not may_see(client.runs, run_id):
+            raise ProblemError("not_found", f"there is no run {run_id!r}")
+        return await self.run(run_id)
 
     # Work
 
     async def claim(
         self, client: ClientRecord, message: Claim
-    ) -> AlphaAssignment | LossesAssignment | None:
-        """Gives work, waiting for it up to the client's ``wait_s``; None when there is none.
+    ) -> AlphaAssignment | LossesAssignment | TurnedAway:
+        """Gives work, waiting for it up to the client's ``wait_s``.
 
         Raises:
             ProblemError: ``run_ended`` when all runs that the client may work for have ended.
         """
-        presence = self._presence.setdefault(
-            client.index, _Presence(seen=0.0, num_examples=0, run_id=None)
+        if message.run_id is not None:
+            runs = [await self.run_for(client, message.run_id)]
+            return await self.dispatcher.claim(client, message, lambda: runs)
+        return await self.dispatcher.claim(
+            client,
+            message,
+            lambda: [run for run in self.runs.values() if may_see(client.runs, run.run_id)],
         )
-        presence.seen = self._clock.now()
-        presence.num_examples, presence.run_id = message.num_examples, message.run_id
-        presence.polls += 1
-        waker = self._wakers.setdefault(client.index, asyncio.Event())
-        patience = asyncio.get_running_loop().time() + message.wait_s
-        try:
-            while True:
-                waker.clear()
-                assignment = await self._find_work(client, message.run_id)
-                if assignment is not None:
-                    return assignment
-                async with asyncio.timeout_at(patience):
-                    await waker.wait()
-        except TimeoutError:
-            return None
-        finally:
-            presence.seen = self._clock.now()
-            presence.polls -= 1
-
-    async def _find_work(
-        self, client: ClientRecord, run_id: str | None
-    ) -> AlphaAssignment | LossesAssignment | None:
-        runs = list(self.runs.values()) if run_id is None else [self.run(run_id)]
-        if runs and not any(run.state.running or run.state.paused for run in runs):
-            raise ProblemError("run_ended", "all runs that you could work for have ended")
-        for run in runs:
-            if not run.state.running:
-                continue
-            await run.seat()
-            if run.state.seat_of(client.index) is None:
-                continue
-            memory = {}
-            if run.machine.remembers_clients:
-                saved = await self._store.memory(run.run_id, client.index)
-                memory = {} if saved is None else dict(load_memory(saved))
-            asked = WorkAsked(client=client.index, assignment_id=uuid.uuid4().hex, memory=memory)
-            for effect in await run.apply(asked):
-                if isinstance(effect, Assigned):
-                    return effect.assignment
-        return None
 
     async def update(
         self,
@@ -396,58 +480,22 @@ class Service:
         message: AlphaUpdate | LossesUpdate,
         body_sha256: str,
     ) -> Receipt:
-        """Takes a client's work; the same body again gets the same receipt.
-
-        Raises:
-            ProblemError: ``assignment_expired``, ``update_conflict``, ``model_mismatch``,
-                ``invalid_message`` or ``not_found``.
-        """
-        held = self._work_of(client, assignment_id)
-        if held is not None:
-            arrived = UpdateArrived(
-                assignment_id=assignment_id, update=message, body_sha256=body_sha256
-            )
-            try:
-                effects = await held[0].apply(arrived)
-            except ValueError as exc:
-                raise ProblemError("invalid_message", str(exc)) from exc
-            except ProblemError as exc:
-                if exc.code != "assignment_expired":
-                    raise
-                # It ended while this one waited its turn: perhaps by the same update, sent twice.
-            else:
-                return next(e.receipt for e in effects if isinstance(e, Accepted))
-        closed = await self._store.closed(assignment_id)
-        if closed is None or closed.client_index != client.index:
-            raise ProblemError("not_found", f"you have no assignment {assignment_id}")
-        if closed.receipt is None:
-            raise ProblemError(
-                "assignment_expired", f"assignment {assignment_id} has ended: {closed.outcome}"
-            )
-        if closed.body_sha256 != body_sha256:
-            raise ProblemError(
-                "update_conflict", f"another update was accepted for assignment {assignment_id}"
-            )
-        return Receipt.model_validate_json(closed.receipt)
+        """Takes a client's work; see `Dispatcher.update`."""
+        return await self.dispatcher.update(client, assignment_id, message, body_sha256)
 
     async def renew(
         self, client: ClientRecord, assignment_id: str
     ) -> AlphaAssignment | LossesAssignment:
         """Gives a client that is still at work another full deadline."""
-        run, _ = await self._working(client, assignment_id)
-        effects = await run.apply(Renewed(assignment_id=assignment_id))
-        return next(e.assignment for e in effects if isinstance(e, Assigned))
+        return await self.dispatcher.renew(client, assignment_id)
 
     async def decline(self, client: ClientRecord, assignment_id: str, message: Decline) -> None:
         """Takes work back that a client cannot do."""
-        run, _ = await self._working(client, assignment_id)
-        await run.apply(
-            Declined(assignment_id=assignment_id, reason=message.reason, usage=message.usage)
-        )
+        await self.dispatcher.decline(client, assignment_id, message)
 
     async def score(self, client: ClientRecord, message: Score, body_sha256: str) -> Scores:
         """The gateway: scores prompts under the client's lease."""
-        run, seat = await self._working(client, message.assignment_id)
+        run, seat = await self.dispatcher.working(client, message.assignment_id)
         if self._gateway is None:
             raise ProblemError("not_found", "this server has no gateway; score on the device")
         policy = run.spec.gateway
@@ -457,26 +505,6 @@ class Service:
             (run.run_id, policy.run_requests_per_minute),
         )
         return await self._gateway.score(run, seat, message, body_sha256)
-
-    def _work_of(self, client: ClientRecord, assignment_id: str) -> tuple[ServedRun, Seat] | None:
-        for run in self.runs.values():
-            seat = run.state.seat_with(assignment_id)
-            if seat is not None and seat.client == client.index:
-                return run, seat
-        return None
-
-    async def _working(self, client: ClientRecord, assignment_id: str) -> tuple[ServedRun, Seat]:
-        held = self._work_of(client, assignment_id)
-        if held is not None:
-            return held
-        closed = await self._store.closed(assignment_id)
-        if closed is None or closed.client_index != client.index:
-            raise ProblemError("not_found", f"you have no assignment {assignment_id}")
-        raise ProblemError("assignment_expired", f"assignment {assignment_id} has ended")
-
-    async def log(self, run: ServedRun) -> list[LogEntry]:
-        """A run's log, oldest first."""
-        return await self._store.log(run.run_id)
 
     def traffic_run(
         self, *, run_id: str | None = None, assignment_id: str | None = None
@@ -492,74 +520,21 @@ class Service:
 
     # What happens by itself
 
-    def _available(self, run: ServedRun) -> Mapping[int, int]:
-        horizon = self._clock.now() - _SEEN_LATELY_S
-        busy = {
-            seat.client
-            for other in self.runs.values()
-            if other is not run
-            for seat in other.state.seats
-            if seat.phase == "working"
-        }
-        return {
-            index: presence.num_examples
-            for index, presence in self._presence.items()
-            if (presence.polls or presence.seen > horizon)
-            and presence.run_id in (None, run.run_id)
-            and index not in busy
-        }
+    async def tick(self) -> None:
+        """Takes seats from clients whose deadline has passed."""
+        await self.replicas.tick()
 
-    def _on_effect(self, run: ServedRun, effect: Effect) -> None:
-        if isinstance(effect, SeatOffered):
-            self._wake([effect.client])
-        elif isinstance(effect, RunEnded):
-            self._wake(self._wakers)
-        elif isinstance(effect, (Accepted, Closed)) and self._gateway is not None:
+    def _on_effect(self, run: ServedRun, effect: Effect | CaughtUp) -> None:
+        self.dispatcher.notice(run, effect)
+        if isinstance(effect, (Accepted, Closed)) and self._gateway is not None:
             ended = effect.receipt if isinstance(effect, Accepted) else effect
             self._gateway.forget(ended.assignment_id)
-        self._deadlines.set()
+        self.replicas.notice()
         evaluation = self._evaluations.get(run.run_id)
-        if evaluation is not None:
+        if evaluation is not None and not isinstance(effect, CaughtUp):
             evaluation.notice(effect)
         for listener in self.listeners:
             listener(run, effect)
-
-    def _wake(self, clients: Sequence[int] | Mapping[int, asyncio.Event]) -> None:
-        for client in clients:
-            waker = self._wakers.get(client)
-            if waker is not None:
-                waker.set()
-
-    async def tick(self) -> None:
-        """Takes seats from clients whose deadline has passed."""
-        now = self._clock.now()
-        for run in list(self.runs.values()):
-            due = run.machine.next_deadline(run.state)
-            if run.state.running and due is not None and due <= now:
-                await run.apply(TimePassed())
-
-    async def _watch_deadlines(self) -> None:
-        while True:
-            self._deadlines.clear()
-            try:
-                await self.tick()
-            except Exception:
-                # A store that fails now may work again; deadlines must not stop being watched.
-                _log.exception("deadlines could not be applied")
-                await asyncio.sleep(1)
-                continue
-            due = [
-                deadline
-                for run in self.runs.values()
-                if run.state.running
-                and (deadline := run.machine.next_deadline(run.state)) is not None
-            ]
-            wait = max(min(due) - self._clock.now(), 0.001) if due else None
-            try:
-                async with asyncio.timeout(wait):
-                    await self._deadlines.wait()
-            except TimeoutError:
-                continue
 
 
 def check_caps(spec: RunSpec, bounds: frozenset[str]) -> None:

@@ -13,7 +13,8 @@ _Count = Annotated[int, Field(ge=0, le=2**53)]
 # Money is added up as Decimal, so that a million small charges still sum to the cent.
 _Usd = Annotated[
     Decimal,
-    Field(ge=0, allow_inf_nan=False),
+    # A bound that no bill comes near: sums stay exact to far below a cent.
+    Field(ge=0, le=2**53, allow_inf_nan=False),
     PlainSerializer(float, return_type=float, when_used="json"),
 ]
 
@@ -80,7 +81,14 @@ class Usage(BaseModel):
 
     def exact(self) -> dict[str, int | str]:
         """For JSON that must come back exactly: the money as text, not through a float."""
-        return {**self.model_dump(), "usd": str(self.usd)}
+        # By hand: this is part of every commit, and pydantic's dump takes ten times as long.
+        return {
+            "queries": self.queries,
+            "requests": self.requests,
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "usd": str(self.usd),
+        }
 
     def without_queries(self) -> Usage:
         """The same amount with no queries: evaluation is billed, but is not training."""

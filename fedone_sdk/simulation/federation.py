@@ -16,8 +16,9 @@ import structlog
 
 from fedone_sdk.aggregator import Aggregator, ServedRun
 from fedone_sdk.aggregator.events import Effect
+from fedone_sdk.aggregator.run import CaughtUp
 from fedone_sdk.backends import LLMBackend
-from fedone_sdk.client import EdgeClient, HttpTransport
+from fedone_sdk.client import EdgeClient, HttpTransport, Transport
 from fedone_sdk.data import Partition, check_examples, load_examples, partition_clients
 from fedone_sdk.errors import DataError, SpecError
 from fedone_sdk.messages import RunResult
@@ -31,8 +32,12 @@ __all__ = ["Federation", "load_score", "simulate"]
 
 _log = structlog.get_logger(__name__)
 
-Watcher = Callable[[ServedRun, Effect | None], None]
+Watcher = Callable[[ServedRun, Effect | CaughtUp | None], None]
 """Told of the run before it begins (no effect yet), and of every effect."""
+
+
+Between = Callable[[int, Transport], Transport]
+"""What stands between client number k and the aggregator, given what reaches that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +170,7 @@ async def simulate(
     state_dir: str | Path | None = None,
     watch: Watcher | None = None,
     stop: asyncio.Event | None = None,
+    between: Between | None = None,
 ) -> RunResult:
     """Runs a federation to its end: a real aggregator, and one edge client per shard.
 
@@ -178,6 +184,7 @@ async def simulate(
             clients.
         watch: Told of progress.
         stop: Ends the run early, with what it has learnt.
+        between: Puts something between a client and the aggregator: a fault, a liar.
 
     Raises:
         SpecError: The run cannot work as described.
@@ -199,6 +206,13 @@ async def simulate(
         if watch is not None:
             aggregator.service.listeners.append(watch)
             watch(run, None)
+
+        def reach(number: int) -> Transport:
+            plain: Transport = (
+                MemoryTransport(aggregator.service) if transport == "memory" else HttpTransport(url)
+            )
+            return plain if between is None else between(number, plain)
+
         clients = [
             await stack.enter_async_context(
                 EdgeClient(
@@ -208,11 +222,7 @@ async def simulate(
                     data=shard,
                     score=federation.score,
                     state_dir=None if state_dir is None else Path(state_dir) / str(number),
-                    transport=(
-                        MemoryTransport(aggregator.service)
-                        if transport == "memory"
-                        else HttpTransport(url)
-                    ),
+                    transport=reach(number),
                 )
             )
             for number, shard in enumerate(federation.shards)

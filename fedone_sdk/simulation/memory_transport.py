@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Awaitable
 from typing import TypeVar
 
+from fedone_sdk.aggregator.pool import TurnedAway
 from fedone_sdk.aggregator.run import ServedRun
 from fedone_sdk.aggregator.service import Service
 from fedone_sdk.client import Idle
@@ -24,6 +25,7 @@ from fedone_sdk.messages import (
     Message,
     Problem,
     Receipt,
+    Rotated,
     RunTask,
     Score,
     Scores,
@@ -50,29 +52,36 @@ class MemoryTransport:
         run = self._service.traffic_run()
         return await self._exchange(run, message, self._service.enrol(token, message))
 
+    def sign_as(self, client_id: str, private_key: str) -> None:
+        """Nothing to sign: there are no requests."""
+
+    async def rotate(self, credential: str) -> Rotated:
+        """Fetches another credential."""
+        client = await self._service.client(credential)
+        answer = await self._service.access.rotate(client, credential)
+        return await self._exchange(self._service.traffic_run(), None, _ready(answer))
+
     async def claim(
         self, credential: str, message: Claim
     ) -> AlphaAssignment | LossesAssignment | Idle:
         """Asks for work."""
-        client = self._service.client(credential)
-        assignment = await self._service.claim(client, message)
-        run = self._service.traffic_run(
-            run_id=message.run_id if assignment is None else assignment.run_id
-        )
-        answer = b"" if assignment is None else assignment.model_dump_json().encode()
-        _count(run, message, answer)
-        return Idle(retry_after_s=0.0) if assignment is None else ASSIGNMENT.validate_json(answer)
+        client = await self._service.client(credential)
+        claimed = await self._service.claim(client, message)
+        if isinstance(claimed, TurnedAway):
+            _count(self._service.traffic_run(run_id=message.run_id), message, b"")
+            return Idle(retry_after_s=claimed.retry_after_s)
+        answer = claimed.model_dump_json().encode()
+        _count(self._service.traffic_run(run_id=claimed.run_id), message, answer)
+        return ASSIGNMENT.validate_json(answer)
 
     async def task(self, credential: str, run_id: str) -> RunTask:
         """Fetches what must be known of a run."""
-        self._service.client(credential)
-        run = self._service.run(run_id)
+        run = await self._service.run_for(await self._service.client(credential), run_id)
         return await self._exchange(run, None, _ready(run.task))
 
     async def vocabulary(self, credential: str, run_id: str) -> VocabularyList:
         """Fetches a run's candidates."""
-        self._service.client(credential)
-        run = self._service.run(run_id)
+        run = await self._service.run_for(await self._service.client(credential), run_id)
         answer = VocabularyList(candidates=run.vocabulary.candidates)
         return await self._exchange(run, None, _ready(answer))
 
@@ -80,7 +89,7 @@ class MemoryTransport:
         """Asks the gateway."""
         body = message.model_dump_json().encode()
         call = self._service.score(
-            self._service.client(credential),
+            await self._service.client(credential),
             Score.model_validate_json(body),
             hashlib.sha256(body).hexdigest(),
         )
@@ -94,7 +103,7 @@ class MemoryTransport:
         body = message.model_dump_json().encode()
         run = self._service.traffic_run(assignment_id=assignment_id)
         call = self._service.update(
-            self._service.client(credential),
+            await self._service.client(credential),
             assignment_id,
             UPDATE.validate_json(body),
             hashlib.sha256(body).hexdigest(),
@@ -104,13 +113,13 @@ class MemoryTransport:
     async def renew(self, credential: str, assignment_id: str) -> None:
         """Asks for another deadline."""
         run = self._service.traffic_run(assignment_id=assignment_id)
-        call = self._service.renew(self._service.client(credential), assignment_id)
+        call = self._service.renew(await self._service.client(credential), assignment_id)
         await self._exchange(run, None, call)
 
     async def decline(self, credential: str, assignment_id: str, message: Decline) -> None:
         """Gives work back."""
         run = self._service.traffic_run(assignment_id=assignment_id)
-        client = self._service.client(credential)
+        client = await self._service.client(credential)
         await self._service.decline(client, assignment_id, message)
         _count(run, message, b"")
 

@@ -18,7 +18,8 @@ from fedone_sdk.aggregator.auth import Authority
 from fedone_sdk.backends import LLMBackend, Query
 from fedone_sdk.budget import Usage
 from fedone_sdk.client import HttpTransport, Idle
-from fedone_sdk.client.identity import StateFolder
+from fedone_sdk.client.identity import shelf_of
+from fedone_sdk.client.outbox import Outbox, Unsent
 from fedone_sdk.errors import (
     BackendError,
     BackendUnavailable,
@@ -531,11 +532,13 @@ class TestState:
                     assert await client.run_once() == "worked"
             async with client_of(service, state_dir=state, token=None) as client:
                 assert await client.run_once() == "worked"
-            assert len(service._clients) == 1
-        file = state / "identity.json"
-        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+            assert len(await service.access.clients()) == 1
+        (folder,) = state.iterdir()
         assert stat.S_IMODE(state.stat().st_mode) == 0o700
-        assert [path.name for path in state.iterdir()] == ["identity.json"]
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        (file,) = folder.iterdir()
+        assert file.name == "identity.json"
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
     async def test_one_identity_per_server(self, tmp_path: Path) -> None:
         for server in ("memory:a", "memory:b", "memory:a"):
@@ -546,14 +549,53 @@ class TestState:
                 )  # fmt: skip
                 async with client:
                     await client.run_once()
-        identities = json.loads((tmp_path / "identity.json").read_text())
-        assert set(identities) == {"memory:a", "memory:b"}
+        kept = [json.loads(file.read_text()) for file in tmp_path.glob("*/identity.json")]
+        assert {identity["server"] for identity in kept} == {"memory:a", "memory:b"}
 
-    @pytest.mark.parametrize("content", ["", "[]", "{", "\0"])
-    async def test_a_damaged_identity(self, tmp_path: Path, content: str) -> None:
-        (tmp_path / "identity.json").write_text(content)
-        with pytest.raises(DataError, match=r"identity\.json: cannot be used"):
-            EdgeClient("http://x", token=TOKEN, data=DATA, state_dir=tmp_path)
+    @pytest.mark.parametrize(
+        "content",
+        [
+            "",
+            "[]",
+            "{",
+            "\0",
+            "{}",
+            '{"client_id": 1, "credential": 2, "nonce": 3, "private_key": 4}',
+            '{"client_id": "a", "credential": "b", "nonce": null, "private_key": "short"}',
+            "[" * 100_000,
+        ],
+        ids=range(8),
+    )
+    async def test_a_damaged_identity_is_put_aside(self, tmp_path: Path, content: str) -> None:
+        """The device enrols again; what was there is kept for a person to look at."""
+        folder = folder_of(tmp_path)
+        (folder / "identity.json").write_text(content)
+        async with serving() as service, client_of(service, state_dir=tmp_path) as client:
+            assert await client.run_once() == "worked"
+        assert (folder / "identity.json.damaged").read_text() == content
+        async with serving() as service:
+            with pytest.raises(SpecError, match="token: is required"):
+                (folder / "identity.json").write_text(content)
+                await client_of(service, state_dir=tmp_path, token=None).run_once()
+
+    async def test_a_folder_that_cannot_be_made(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        with pytest.raises(DataError, match=r"file.*: cannot be used as a state folder"):
+            EdgeClient("http://x", token=TOKEN, data=DATA, state_dir=tmp_path / "file")
+
+    async def test_a_disk_that_is_full(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The device works on, as one without a folder."""
+
+        def full(*_: object) -> int:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr("fedone_sdk.client.shelf.os.open", full)
+        async with serving() as service, client_of(service, state_dir=tmp_path) as client:
+            await worked(client)
+            assert run_of(service).state.status == "completed"
+        assert list(folder_of(tmp_path).iterdir()) == []
 
     @pytest.mark.parametrize("keep", [True, False])
     async def test_adamw_memory_of_the_device(self, tmp_path: Path, keep: bool) -> None:
@@ -570,12 +612,23 @@ class TestState:
                     async with client_of(service, state_dir=folder) as client:
                         assert await client.run_once() == "worked"
                     if not keep:
-                        (folder / "run.memory").unlink()
+                        (folder_of(folder) / "run.memory").unlink()
                 return run_of(service).result().alpha_sha256
 
         assert (await alpha_after(True) == await alpha_after(False)) == keep
-        kept = tmp_path / "False" / "run.memory"
+        kept = folder_of(tmp_path / "False") / "run.memory"
         assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+
+
+def folder_of(state: Path) -> Path:
+    """What a client of `client_of` keeps there."""
+    shelf_of(state, "memory:")
+    (folder,) = state.iterdir()
+    return folder
+
+
+def unsent_in(state: Path) -> list[Unsent]:
+    return Outbox(shelf_of(state, "memory:")).waiting()
 
 
 class DyingTransport(MemoryTransport):
@@ -613,7 +666,7 @@ class TestWorkNotHandedIn:
                             await client.run_once()
                 async with client_of(service, state_dir=folder) as client:
                     await worked(client)
-                assert StateFolder(folder).unsent() is None
+                assert unsent_in(folder) == []
                 return run_of(service).result().alpha_sha256, len(backend.asked)
 
         assert await played(1) == await played(0)
@@ -627,13 +680,14 @@ class TestWorkNotHandedIn:
             await service.stop_run(run_of(service))
             async with client_of(service, state_dir=tmp_path) as client:
                 assert await client.run_once() == "ended"
-        assert StateFolder(tmp_path).unsent() is None
+        assert unsent_in(tmp_path) == []
 
-    async def test_a_damaged_file(self, tmp_path: Path) -> None:
-        (tmp_path / "unsent.json").write_text("{}")
+    @pytest.mark.parametrize("content", ["", "{}", "[]", "\0", '{"update": "{}"}'])
+    async def test_a_damaged_file_is_dropped(self, tmp_path: Path, content: str) -> None:
+        (folder_of(tmp_path) / "unsent-a.json").write_text(content)
         async with serving() as service, client_of(service, state_dir=tmp_path) as client:
-            with pytest.raises(DataError, match=r"unsent\.json: cannot be used"):
-                await client.run_once()
+            assert await client.run_once() == "worked"
+        assert unsent_in(tmp_path) == []
 
 
 class TestStop:
@@ -643,7 +697,7 @@ class TestStop:
             client_of(service) as client,
         ):
             working = asyncio.create_task(client.run_forever())
-            await until(lambda: [p for p in service._presence.values() if p.polls])
+            await until(lambda: service.dispatcher.num_polls)
             client.stop()
             async with asyncio.timeout(5):
                 await working

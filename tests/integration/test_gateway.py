@@ -140,7 +140,7 @@ class Bench:
             await service.add_run(spec, WORDS)
             identity = await service.enrol(TOKEN, Enrol())
             self.credential = identity.credential
-        device = Device(service, service.client(self.credential))
+        device = Device(service, await service.client(self.credential))
         await device.claim()
         return device
 
@@ -320,7 +320,9 @@ class TestRefusals:
         await service.start()
         bench.services.append(service)
         await service.add_run(spec_of(), WORDS)
-        device = Device(service, service.client((await service.enrol(TOKEN, Enrol())).credential))
+        device = Device(
+            service, await service.client((await service.enrol(TOKEN, Enrol())).credential)
+        )
         await device.claim()
         assert (await device.refused()).code == "not_found"
 
@@ -363,7 +365,7 @@ class TestOutages:
         with pytest.raises(ZeroDivisionError):
             await device.score()
         assert bench.run.state.seats[0].used == Usage(queries=4, requests=1, prompt_tokens=2)
-        assert bench.run.state.seats[0].sent == NOTHING
+        assert bench.run.state.seats[0].under_way == NOTHING
 
 
 class TestRestart:

@@ -420,7 +420,7 @@ class TestGateway:
         model = ScriptedBackend()
         async with Bench(spec_of(loss), model) as bench:
             service = bench.service
-            client = service.client((await service.enrol(TOKEN, Enrol())).credential)
+            client = await service.client((await service.enrol(TOKEN, Enrol())).credential)
             work = await service.claim(client, Claim(num_examples=2, wait_s=0))
             assert work is not None
             message = Score(

@@ -109,8 +109,7 @@ class Device:
 
     async def claim(self) -> LossesAssignment | None:
         work = await self.service.claim(self.client, Claim(num_examples=5, wait_s=0))
-        assert work is None or isinstance(work, LossesAssignment)
-        return work
+        return work if isinstance(work, LossesAssignment) else None
 
     async def score(self, work: LossesAssignment) -> Scores:
         message = Score(assignment_id=work.assignment_id, examples=TEXTS)
@@ -149,7 +148,7 @@ async def serving(backend: LLMBackend, store: MemoryStore | None = None) -> Asyn
 
 
 async def device_of(service: Service) -> Device:
-    return Device(service, service.client((await service.enrol(TOKEN, Enrol())).credential))
+    return Device(service, await service.client((await service.enrol(TOKEN, Enrol())).credential))
 
 
 async def working(service: Service) -> tuple[ServedRun, Device, LossesAssignment]:
@@ -207,7 +206,7 @@ class TestWork:
         async with serving(ScriptedBackend(gate=model.gate)) as service:
             run, device, work = await working(service)
             call = asyncio.create_task(device.score(work))
-            await until(lambda: run.state.seats[0].sent.requests == 4)
+            await until(lambda: run.state.seats[0].under_way.requests == 4)
             await run.apply(ModelSeen(model="m-1"))
             await run.apply(ModelSeen(model="m-2"))
             assert run.state.paused
@@ -228,7 +227,7 @@ class TestWork:
         async with serving(ScriptedBackend(gate=model.gate)) as service:
             run, device, work = await working(service)
             call = asyncio.create_task(device.score(work))
-            await until(lambda: run.state.seats[0].sent.requests == 4)
+            await until(lambda: run.state.seats[0].under_way.requests == 4)
             await service.stop_run(run)
             assert model.held is not None
             model.held.set()
@@ -241,7 +240,7 @@ class TestWork:
         async with serving(ScriptedBackend(gate=model.gate)) as service:
             run, device, work = await working(service)
             call = asyncio.create_task(device.score(work))
-            await until(lambda: run.state.seats[0].sent.requests == 4)
+            await until(lambda: run.state.seats[0].under_way.requests == 4)
             await service.stop_run(run)  # forgets the call
         with pytest.raises(asyncio.CancelledError):
             await call
@@ -287,7 +286,7 @@ class TestWork:
         async with serving(backend) as service:
             run, device, work = await working(service)
             call = asyncio.create_task(device.refused(work))
-            await until(lambda: run.state.seats[0].sent.requests == 4)
+            await until(lambda: run.state.seats[0].under_way.requests == 4)
             await run.apply(ModelSeen(model="m-1"))
             await run.apply(ModelSeen(model="m-2"))
             assert await call == "run_conflict"
@@ -308,7 +307,7 @@ class TestWork:
             backend.revoked = True
             assert await device.refused(work) == "run_conflict"
             assert run.state.paused
-            assert run.state.seats[0].used == run.state.seats[0].sent == NOTHING
+            assert run.state.seats[0].used == run.state.seats[0].under_way == NOTHING
 
     async def test_what_a_provider_counts_on_top_is_held_at_once(self) -> None:
         class Dear(ScriptedBackend):
@@ -410,7 +409,7 @@ class TestRestart:
                 "paused: the server's model is 'other', the run was scored by 'scripted'; "
                 "resume the run to accept it"
             )
-            device = Device(service, service._clients[0])
+            device = Device(service, (await service.access.clients())[0])
             assert await device.claim() is None
             assert other.asked == []
             await service.resume_run(run)
@@ -430,7 +429,7 @@ class TestRestart:
         async with serving(Checked(model), store) as service:
             run = service.runs["run"]
             assert run.state.reason == "paused: the key was revoked"
-            device = Device(service, service._clients[0])
+            device = Device(service, (await service.access.clients())[0])
             assert await device.claim() is None
             with pytest.raises(ProblemError, match="the key was revoked") as excinfo:
                 await service.resume_run(run)
@@ -510,7 +509,7 @@ class TestDevices:
             EdgeClient("memory:", token=TOKEN, data=TRAIN, transport=transport) as client,
         ):
             working = asyncio.create_task(client.run_forever())
-            await until(lambda: run.state.seats and run.state.seats[0].sent.requests)
+            await until(lambda: run.state.seats and run.state.seats[0].under_way.requests)
             for _ in range(4):
                 clock.advance(0.9)
                 renewed = clock.now() + 1

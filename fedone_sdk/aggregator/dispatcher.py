@@ -1,0 +1,395 @@
+"""Gives clients their work, waiting for it with them, and takes it back."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+from fedone_sdk.aggregator.auth import may_see
+from fedone_sdk.aggregator.events import (
+    Accepted,
+    Assigned,
+    Declined,
+    Effect,
+    Renewed,
+    RunEnded,
+    SeatOffered,
+    UpdateArrived,
+    WorkAsked,
+)
+from fedone_sdk.aggregator.pool import STAY_S, Pool, TurnedAway
+from fedone_sdk.aggregator.run import CaughtUp, ServedRun
+from fedone_sdk.aggregator.signals import Joined, Left
+from fedone_sdk.aggregator.state import Seat
+from fedone_sdk.algorithms import load_memory
+from fedone_sdk.clock import Clock
+from fedone_sdk.errors import ProblemError
+from fedone_sdk.messages import (
+    AlphaAssignment,
+    AlphaUpdate,
+    Claim,
+    Decline,
+    LossesAssignment,
+    LossesUpdate,
+    Receipt,
+)
+from fedone_sdk.stores import ClientRecord, Member, Store
+
+__all__ = ["Dispatcher"]
+
+_FEWEST_PLACES = 64
+_PLACES_PER_SEAT = 4
+_SOON = TurnedAway(retry_after_s=0.0)
+"""Nobody else wants the place: come back at once."""
+
+
+class _Poll:
+    """A client's open request for work."""
+
+    def __init__(self) -> None:
+        self.news = asyncio.Event()
+        self.over = False
+
+    def end(self) -> None:
+        """Lets it be answered now."""
+        self.over = True
+        self.news.set()
+
+
+class Dispatcher:
+    """The clients' side of the runs: who waits, who works, and what comes back.
+
+    Args:
+        store: Keeps who waits, and how work ended.
+        clock: Tells the time.
+        runs: The runs that are served, by id.
+        refresh: Reads what other replicas may have changed in any run.
+
+    Attributes:
+        pool: Who waits.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        clock: Clock,
+        runs: Mapping[str, ServedRun],
+        refresh: Callable[[], Awaitable[None]],
+    ) -> None:
+        self.pool = Pool()
+        self._store = store
+        self._clock = clock
+        self._runs = runs
+        self._refresh = refresh
+        self._polls: dict[int, _Poll] = {}
+        # Enrolment index -> the runs that may have a seat for this client.
+        self._offers: dict[int, set[str]] = {}
+        self._draining = False
+        self._turn = 0
+
+    @property
+    def num_polls(self) -> int:
+        """How many requests for work are open."""
+        return len(self._polls)
+
+    # Asking for work
+
+    async def claim(
+        self, client: ClientRecord, message: Claim, runs: Callable[[], Sequence[ServedRun]]
+    ) -> AlphaAssignment | LossesAssignment | TurnedAway:
+        """Gives work, waiting for it up to the client's ``wait_s``.
+
+        A client's second request for work ends its first.
+
+        Args:
+            client: Who asks.
+            message: What it says of itself.
+            runs: The runs that it may and wants to work for, as there are now.
+
+        Raises:
+            ProblemError: ``run_ended`` when all of them have ended.
+        """
+        until = asyncio.get_running_loop().time() + message.wait_s
+        with self._polling(client.index) as poll:
+            while True:
+                poll.news.clear()
+                open_to_it = runs()
+                _check_open(open_to_it)
+                assignment = await self._offered(client.index)
+                if assignment is not None:
+                    return assignment
+                if poll.over or self._draining:
+                    return _SOON
+                turned_away = await self._wait_in_pool(client.index, message, open_to_it)
+                if turned_away is not None:
+                    return turned_away
+                if poll.news.is_set():
+                    continue
+                try:
+                    async with asyncio.timeout_at(until):
+                        await poll.news.wait()
+                except TimeoutError:
+                    break
+        tired = self.pool.rest(client.index, self._clock.now())
+        if tired is None:
+            return _SOON
+        await self._left([client.index])
+        return tired
+
+    @contextmanager
+    def _polling(self, client: int) -> Iterator[_Poll]:
+        before = self._polls.get(client)
+        if before is not None:
+            before.end()
+        poll = self._polls[client] = _Poll()
+        try:
+            yield poll
+        finally:
+            if self._polls.get(client) is poll:
+                del self._polls[client]
+
+    async def _wait_in_pool(
+        self, client: int, message: Claim, runs: Sequence[ServedRun]
+    ) -> TurnedAway | None:
+        """Lets a client wait for runs, and gives it a seat that nobody else was there for."""
+        running = {run.run_id: run for run in runs if run.state.running}
+        entered = self.pool.enter(
+            client, message.num_examples, message.run_id, running, self._clock.now()
+        )
+        if isinstance(entered, TurnedAway):
+            return entered
+        if entered is not None:
+            # First in the store: a draw that knows of this client must be the same after a crash.
+            await self._store.join(entered)
+            await self._publish(
+                Joined(
+                    client_index=entered.client_index,
+                    num_examples=entered.num_examples,
+                    run_id=entered.run_id,
+                    until=entered.until,
+                )
+            )
+        # Begun with another run each time: the first ones must not take all.
+        self._turn += 1
+        vacant = [run for run in running.values() if run.machine.wants_seating(run.state)]
+        for at in range(len(vacant)):
+            await vacant[(at + self._turn) % len(vacant)].seat()
+        return None
+
+    async def _offered(self, client: int) -> AlphaAssignment | LossesAssignment | None:
+        """The work of a seat that a run has for this client."""
+        for run_id in tuple(self._offers.get(client, ())):
+            run = self._runs[run_id]
+            await run.catch_up()
+            if run.state.seat_of(client) is None:
+                self._forget(client, run_id)
+                continue
+            if not run.state.running:
+                continue  # paused: the seat is kept
+            memory = {}
+            if run.machine.remembers_clients:
+                saved = await self._store.memory(run_id, client)
+                memory = {} if saved is None else dict(load_memory(saved))
+            asked = WorkAsked(client=client, assignment_id=uuid.uuid4().hex, memory=memory)
+            for effect in await run.apply(asked):
+                if isinstance(effect, Assigned):
+                    self.pool.work(client, run_id)
+                    return effect.assignment
+        return None
+
+    def _forget(self, client: int, run_id: str) -> None:
+        offers = self._offers.get(client, set())
+        offers.discard(run_id)
+        if not offers:
+            self._offers.pop(client, None)
+
+    # Work that is out
+
+    async def update(
+        self,
+        client: ClientRecord,
+        assignment_id: str,
+        message: AlphaUpdate | LossesUpdate,
+        body_sha256: str,
+    ) -> Receipt:
+        """Takes a client's work; the same body again gets the same receipt.
+
+        Raises:
+            ProblemError: ``assignment_expired``, ``update_conflict``, ``model_mismatch``,
+                ``invalid_message`` or ``not_found``.
+        """
+        held = await self._held(client, assignment_id)
+        if held is not None:
+            arrived = UpdateArrived(
+                assignment_id=assignment_id, update=message, body_sha256=body_sha256
+            )
+            try:
+                effects = await held[0].apply(arrived)
+            except ValueError as exc:
+                raise ProblemError("invalid_message", str(exc)) from exc
+            except ProblemError as exc:
+                if exc.code != "assignment_expired":
+                    raise
+                # It ended while this one waited its turn: perhaps by the same update, sent twice.
+            else:
+                if self.pool.served(client.index, self._clock.now()):
+                    await self._left([client.index])
+                return next(e.receipt for e in effects if isinstance(e, Accepted))
+        closed = await self._store.closed(assignment_id)
+        if closed is None or closed.client_index != client.index:
+            raise ProblemError("not_found", f"you have no assignment {assignment_id}")
+        if closed.receipt is None:
+            raise ProblemError(
+                "assignment_expired", f"assignment {assignment_id} has ended: {closed.outcome}"
+            )
+        if closed.body_sha256 != body_sha256:
+            raise ProblemError(
+                "update_conflict", f"another update was accepted for assignment {assignment_id}"
+            )
+        return Receipt.model_validate_json(closed.receipt)
+
+    async def renew(
+        self, client: ClientRecord, assignment_id: str
+    ) -> AlphaAssignment | LossesAssignment:
+        """Gives a client that is still at work another full deadline."""
+        run, _ = await self.working(client, assignment_id)
+        effects = await run.apply(Renewed(assignment_id=assignment_id))
+        return next(e.assignment for e in effects if isinstance(e, Assigned))
+
+    async def decline(self, client: ClientRecord, assignment_id: str, message: Decline) -> None:
+        """Takes work back that a client cannot do."""
+        run, _ = await self.working(client, assignment_id)
+        await run.apply(
+            Declined(assignment_id=assignment_id, reason=message.reason, usage=message.usage)
+        )
+
+    async def working(self, client: ClientRecord, assignment_id: str) -> tuple[ServedRun, Seat]:
+        """The seat in which a client does this work.
+
+        Raises:
+            ProblemError: ``not_found``, or ``assignment_expired``.
+        """
+        held = await self._held(client, assignment_id)
+        if held is not None:
+            return held
+        closed = await self._store.closed(assignment_id)
+        if closed is None or closed.client_index != client.index:
+            raise ProblemError("not_found", f"you have no assignment {assignment_id}")
+        raise ProblemError("assignment_expired", f"assignment {assignment_id} has ended")
+
+    async def _held(
+        self, client: ClientRecord, assignment_id: str
+    ) -> tuple[ServedRun, Seat] | None:
+        found = self._find(client, assignment_id)
+        if found is None and self._store.shared:
+            await self._refresh()  # Another replica may have given it out a moment ago.
+            found = self._find(client, assignment_id)
+        return found
+
+    def _find(self, client: ClientRecord, assignment_id: str) -> tuple[ServedRun, Seat] | None:
+        for run_id in self._offers.get(client.index, ()):
+            run = self._runs[run_id]
+            seat = run.state.seat_with(assignment_id)
+            if seat is not None and seat.client == client.index:
+                return run, seat
+        return None
+
+    # Who waits
+
+    def available(self, run: ServedRun) -> Mapping[int, int]:
+        """Who could take a seat of a run now: enrolment index -> examples held."""
+        busy = {
+            seat.client
+            for other in self._runs.values()
+            if other is not run
+            for seat in other.state.seats
+            if seat.phase == "working"
+        }
+        waiting = self.pool.waiting(run.run_id, self._clock.now())
+        return {client: held for client, held in waiting.items() if client not in busy}
+
+    def take_in(self, member: Member, client: ClientRecord) -> None:
+        """Takes note of a client that waits, as the store or another replica knows."""
+        runs = self._runs if member.run_id is None else [member.run_id]
+        self.pool.take(member, [run_id for run_id in runs if may_see(client.runs, run_id)])
+
+    def presume(self, member: Member) -> Member:
+        """A member after nobody could be reached for a while: its time begins anew."""
+        return replace(member, until=max(member.until, self._clock.now() + STAY_S))
+
+    async def miss(self, run: ServedRun) -> None:
+        """Stops counting on clients that did not come for their seat in time."""
+        now = self._clock.now()
+        missed = [
+            seat.client
+            for seat in run.state.seats
+            if seat.phase == "offered" and seat.due <= now and seat.client not in self._polls
+        ]
+        if missed:
+            self.pool.leave(missed)
+            await self._left(missed)
+
+    def shut_out(self, client: ClientRecord) -> None:
+        """Lets a client that was revoked wait no longer."""
+        self.pool.leave([client.index])
+        poll = self._polls.get(client.index)
+        if poll is not None:
+            poll.end()
+
+    async def _left(self, clients: Sequence[int]) -> None:
+        await self._store.leave(clients)
+        await self._publish(Left(client_indices=tuple(clients)))
+
+    async def _publish(self, signal: Joined | Left) -> None:
+        if self._store.shared:
+            await self._store.publish(signal.model_dump_json())
+
+    # What happens to runs
+
+    def notice(self, run: ServedRun, effect: Effect | CaughtUp) -> None:
+        """Wakes whom an effect concerns."""
+        if isinstance(effect, SeatOffered):
+            self.offer(run.run_id, [effect.client])
+        elif isinstance(effect, (CaughtUp, RunEnded)):
+            self.look_at(run)
+
+    def look_at(self, run: ServedRun) -> None:
+        """Takes note of where a run stands: it was added, taken up, resumed, moved or ended."""
+        if run.state.running and not self.pool.is_open(run.run_id):
+            part = run.spec.participation
+            places = max(
+                run.machine.min_clients, part.clients_per_round * _PLACES_PER_SEAT, _FEWEST_PLACES
+            )
+            self.pool.open(run.run_id, places)
+            self.wake()
+        elif not run.state.running and self.pool.is_open(run.run_id):
+            self.pool.shut(run.run_id)
+            self.wake()
+        self.offer(run.run_id, [s.client for s in run.state.seats if s.phase != "done"])
+
+    def offer(self, run_id: str, clients: Sequence[int]) -> None:
+        """Tells clients that a run may have a seat for them."""
+        for client in clients:
+            self._offers.setdefault(client, set()).add(run_id)
+            poll = self._polls.get(client)
+            if poll is not None:
+                poll.news.set()
+
+    def wake(self) -> None:
+        """Lets everybody who waits look again."""
+        for poll in self._polls.values():
+            poll.news.set()
+
+    def drain(self) -> None:
+        """Answers everybody who waits, and lets nobody wait any more."""
+        self._draining = True
+        self.wake()
+
+
+def _check_open(runs: Sequence[ServedRun]) -> None:
+    if runs and not any(run.state.running or run.state.paused for run in runs):
+        raise ProblemError("run_ended", "all runs that you could work for have ended")

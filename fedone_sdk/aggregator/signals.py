@@ -1,0 +1,83 @@
+"""What the replicas of an aggregator tell each other. A lost signal costs time, never a state."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from fedone_sdk.messages import RunStatus
+
+__all__ = [
+    "ClientChanged",
+    "Joined",
+    "Left",
+    "MAX_NAMED",
+    "RunAdded",
+    "RunMoved",
+    "SIGNAL",
+    "Signal",
+]
+
+MAX_NAMED = 256
+"""A signal names at most so many clients: PostgreSQL carries 8000 bytes."""
+
+
+class _Signal(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class RunMoved(_Signal):
+    """A run was changed by a commit.
+
+    Attributes:
+        run_id: Which run.
+        version: Its version now.
+        due: When its next deadline is over, seconds since the epoch; None has none.
+        offered: Clients that were offered a seat; None is too many to name.
+        finished: Whether a round was finished.
+        status: Whether the run runs, or how it ended.
+    """
+
+    kind: Literal["run"] = "run"
+    run_id: str
+    version: int
+    due: float | None = None
+    offered: tuple[int, ...] | None = ()
+    finished: bool = False
+    status: RunStatus = "running"
+
+
+class RunAdded(_Signal):
+    """There is a new run."""
+
+    kind: Literal["added"] = "added"
+    run_id: str
+
+
+class Joined(_Signal):
+    """A client waits for work."""
+
+    kind: Literal["joined"] = "joined"
+    client_index: int
+    num_examples: int
+    run_id: str | None
+    until: float
+
+
+class Left(_Signal):
+    """Clients do not wait any more."""
+
+    kind: Literal["left"] = "left"
+    client_indices: tuple[int, ...]
+
+
+class ClientChanged(_Signal):
+    """A client's credential was changed or revoked."""
+
+    kind: Literal["client"] = "client"
+    client_index: int
+
+
+Signal = Annotated[RunMoved | RunAdded | Joined | Left | ClientChanged, Field(discriminator="kind")]
+SIGNAL: TypeAdapter[RunMoved | RunAdded | Joined | Left | ClientChanged] = TypeAdapter(Signal)

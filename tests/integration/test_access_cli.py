@@ -1,0 +1,111 @@
+"""`fedone tokens` and `fedone clients`, against a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from typer.testing import CliRunner
+
+from fedone_sdk.aggregator import Aggregator
+from fedone_sdk.cli.app import app
+from fedone_sdk.errors import ProblemError, SpecError
+from fedone_sdk.messages import Enrol
+from fedone_sdk.stores import MemoryStore
+
+ROOT = "root-secret-19ab"
+
+
+class Fedone(NamedTuple):
+    """The commands with the server and its token filled in."""
+
+    aggregator: Aggregator
+    url: str
+    folder: Path
+
+    async def __call__(self, *arguments: str, token: str = ROOT) -> str:
+        result = await asyncio.to_thread(
+            CliRunner().invoke,
+            app,
+            [*arguments, "--server", self.url],
+            env={"FEDONE_ADMIN_TOKEN": token},
+        )
+        if result.exception is not None:
+            raise result.exception
+        return result.output
+
+    async def json(self, *arguments: str) -> object:
+        file = self.folder / "out.json"
+        await self(*arguments, "--json", str(file))
+        return json.loads(file.read_text())
+
+
+@pytest.fixture
+async def fedone(tmp_path: Path) -> AsyncIterator[Fedone]:
+    async with Aggregator(
+        store=MemoryStore(), enrolment_tokens=["fleet-secret"], admin_token=ROOT
+    ) as aggregator:
+        yield Fedone(aggregator, await aggregator.listen(), tmp_path)
+
+
+async def test_a_token_is_made_used_and_revoked(fedone: Fedone) -> None:
+    shown = await fedone(
+        "tokens", "create", "acme", "--run", "acme-*", "--run", "demo", "--uses", "2",
+        "--expires-in", "12h",
+    )  # fmt: skip
+    secret = re.search(r"token +(fedone_enrol_\S+)", shown)[1]
+    assert re.search(r"runs +acme-\* demo\n +uses left +2\n +expires +20\d\d-", shown)
+    enrolled = await fedone.aggregator.service.enrol(secret, Enrol(name="phone"))
+
+    listed = await fedone("tokens", "list")
+    assert re.search(r"config:1 +all +any +never +no\n", listed)
+    assert re.search(r"acme +acme-\* demo +1 +20\d\d-\S+ \S+Z +no\n", listed)
+    assert secret not in listed
+    assert await fedone("tokens", "revoke", "acme") != ""
+    revoked = await fedone.json("tokens", "list")
+    assert [token["revoked_at"] is None for token in revoked] == [True, False]
+
+    clients = await fedone("clients", "list")
+    assert re.search(rf"{enrolled.client_id} +phone +acme +acme-\* demo +no +20", clients)
+    assert enrolled.credential not in clients
+    await fedone("clients", "revoke", enrolled.client_id)
+    with pytest.raises(ProblemError, match="this client was revoked"):
+        await fedone.aggregator.service.client(enrolled.credential)
+    (client,) = await fedone.json("clients", "list")
+    assert client["revoked_at"] is not None
+
+
+async def test_a_token_without_limits(fedone: Fedone) -> None:
+    made = await fedone.json("tokens", "create", "fleet")
+    assert made["token"].startswith("fedone_enrol_")
+    assert (made["runs"], made["uses_left"], made["expires_at"]) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["tokens", "create", "a", "--expires-in", "soon"], "--expires-in: must be a number with"),
+        (["tokens", "create", "a:b"], "name: "),
+        (["tokens", "create", "a", "--run", "a/b"], "runs.0: "),
+    ],
+)
+async def test_mistakes_are_told_before_the_server_is_asked(
+    fedone: Fedone, arguments: list[str], told: str
+) -> None:
+    with pytest.raises(SpecError) as caught:
+        await fedone(*arguments)
+    assert told in str(caught.value)
+    assert len(await fedone.aggregator.service.access.tokens()) == 1
+
+
+async def test_refusals_are_the_server_s(fedone: Fedone) -> None:
+    for arguments in (("tokens", "revoke", "none"), ("clients", "revoke", "client-none")):
+        with pytest.raises(ProblemError, match="not_found: there is no"):
+            await fedone(*arguments)
+    with pytest.raises(ProblemError, match="unauthorized: "):
+        await fedone("tokens", "list", token="wrong")

@@ -1,0 +1,508 @@
+"""The edge client as a part of somebody's app: events, conditions, threads, and clean ends."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import time
+import tracemalloc
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedone_sdk import EdgeClient
+from fedone_sdk.aggregator import Service
+from fedone_sdk.aggregator.auth import Authority
+from fedone_sdk.backends import LLMBackend
+from fedone_sdk.client import ClientEvent, EdgeClientThread, Idle
+from fedone_sdk.client.patience import MAX_WAIT_S, Backoff
+from fedone_sdk.errors import ProblemError, TransportError
+from fedone_sdk.messages import (
+    Array,
+    Claim,
+    Decline,
+    Enrol,
+    Enrolled,
+    LossesAssignment,
+    Receipt,
+    RunTask,
+    Score,
+    Scores,
+    VocabularyList,
+)
+from fedone_sdk.simulation import MemoryTransport
+from fedone_sdk.spec import RunSpec
+from fedone_sdk.stores import MemoryStore
+from fedone_sdk.testing import LoopbackFederation, ManualClock, ScriptedBackend
+from fedone_sdk.vocabulary import Vocabulary
+from tests.virtual_time import now, on_virtual_time
+
+TOKEN = "enrolment-token"
+WORDS = Vocabulary(candidates=(" good", " bad", " fine"))
+DATA: list[dict[str, Any]] = [{"text": f"text {n}", "label": n % 2} for n in range(6)]
+
+
+def spec_of(rounds: int = 2, num_samples: int = 4, **participation: Any) -> RunSpec:
+    return RunSpec.model_validate(
+        {
+            "task": {"template": "{prompt} {text} {mask}", "labels": {0: " no", 1: " yes"}},
+            "prompt": {"length": 2, "vocabulary": {"kind": "list", "candidates": ["x", "y"]}},
+            "method": {"name": "gs-bdpl", "num_samples": num_samples, "batch_size": 5, "tau": 1.0},
+            "participation": {"exchange": "losses", "deadline_s": 100, **participation},
+            "rounds": rounds,
+            "evaluation": {"every": 0},
+        }
+    )
+
+
+@asynccontextmanager
+async def serving(
+    spec: RunSpec, backend: LLMBackend | None = None, clock: ManualClock | None = None
+) -> AsyncIterator[Service]:
+    service = Service(
+        store=MemoryStore(),
+        clock=clock or ManualClock(),
+        authority=Authority(enrolment_tokens=[TOKEN]),
+        backend=backend or ScriptedBackend(),
+    )
+    await service.start()
+    try:
+        await service.add_run(spec, WORDS)
+        yield service
+    finally:
+        await service.stop()
+
+
+def client_of(service: Service, **more: Any) -> EdgeClient:
+    options: dict[str, Any] = {"token": TOKEN, "transport": MemoryTransport(service), **more}
+    return EdgeClient("memory:", data=DATA, **options)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+class TestEvents:
+    async def test_what_an_app_sees_of_a_run(self) -> None:
+        told: list[ClientEvent] = []
+        async with (
+            serving(spec_of()) as service,
+            client_of(service, on_event=told.append) as client,
+        ):
+            await client.run_forever()
+        kinds = [event.kind for event in told]
+        work = ["waiting", "assigned", "scored", "updated"]
+        assert kinds == ["enrolled", *work, *work, "waiting", "ended"]
+        (scored, _) = (event for event in told if event.kind == "scored")
+        assert (scored.run_id, scored.round, scored.done, scored.total) == ("run", 0, 4, 4)
+        assert len({event.assignment_id for event in told if event.round == 1}) == 1
+
+    async def test_an_app_that_fails_at_it_harms_nothing(self) -> None:
+        def broken(event: ClientEvent) -> None:
+            raise RuntimeError(f"no display for {event.kind}")
+
+        async with serving(spec_of()) as service, client_of(service, on_event=broken) as client:
+            await client.run_forever()
+            assert service.runs["run"].state.status == "completed"
+
+    async def test_declined_and_refused(self) -> None:
+        told: list[ClientEvent] = []
+        async with serving(spec_of()) as service:
+            rows = [{"text": "no label"}]
+            client = EdgeClient(
+                "memory:", token=TOKEN, data=rows, on_event=told.append,
+                transport=MemoryTransport(service),
+            )  # fmt: skip
+            async with client:
+                assert await client.run_once() == "declined"
+        assert told[-1].kind == "declined"
+        assert told[-1].reason == "none of this client's examples fits the task"
+
+
+class Flaky(MemoryTransport):
+    """Cannot be reached while `away` says so."""
+
+    away: Callable[[], bool]
+
+    async def claim(self, credential: str, message: Claim) -> Any:
+        if self.away():
+            raise TransportError("no route to host")
+        return await super().claim(credential, message)
+
+
+class TestOffline:
+    @on_virtual_time
+    async def test_it_waits_for_the_network(self) -> None:
+        """Two hours without one: few attempts, and the work goes on by itself."""
+        told: list[ClientEvent] = []
+        tried: list[float] = []
+
+        def away() -> bool:
+            tried.append(now())
+            return now() < 7200
+
+        async with serving(spec_of()) as service:
+            transport = Flaky(service)
+            transport.away = away
+            async with client_of(service, transport=transport, on_event=told.append) as client:
+                await client.run_forever()
+            assert service.runs["run"].state.status == "completed"
+        kinds = [event.kind for event in told]
+        assert kinds.count("offline") == kinds.count("online") == 1
+        assert kinds.index("offline") < kinds.index("online") < kinds.index("assigned")
+        # Five at once, then every five minutes or sooner: not a request a second.
+        assert 30 < sum(at < 7200 for at in tried) < 600
+        assert 7200 <= now() < 7200 + 310
+
+    @on_virtual_time
+    async def test_run_once_comes_back(self) -> None:
+        """For an app that calls it when the system lets it: no wait without end."""
+        async with serving(spec_of()) as service:
+            transport = Flaky(service)
+            transport.away = lambda: True
+            async with client_of(service, transport=transport) as client:
+                assert await client.run_once() == "offline"
+                assert 0 <= client.next_turn_s <= 1
+                assert now() < 60
+
+    @on_virtual_time
+    async def test_the_server_says_when_to_come_back(self) -> None:
+        """Pace steering: an idle device of a large fleet asks again after many minutes."""
+        asked: list[float] = []
+
+        class Pacing(MemoryTransport):
+            async def claim(self, credential: str, message: Claim) -> Any:
+                asked.append(now())
+                return Idle(retry_after_s=2700.0)
+
+        async with serving(spec_of()) as service:
+            async with client_of(service, transport=Pacing(service)) as client:
+                working = asyncio.create_task(client.run_forever())
+                await asyncio.sleep(3 * 2700 + 1)
+                client.stop()  # ends the wait at once
+                await working
+        assert asked == pytest.approx([0, 2700, 5400, 8100], abs=1)
+        assert now() == pytest.approx(3 * 2700 + 1, abs=1)
+
+    def test_the_backoff_grows_with_full_jitter(self) -> None:
+        backoff = Backoff(first_s=1.0, max_s=300.0)
+        waits = [[backoff.next_s() for _ in range(12)] for _ in range(200) if not backoff.reset()]
+        for place, of_place in enumerate(zip(*waits, strict=True)):
+            bound = min(300.0, 2.0**place)
+            assert max(of_place) <= bound
+            # Uniform over the whole span: 200 draws miss neither end by a fifth.
+            assert min(of_place) < bound / 5
+            assert max(of_place) > bound * 4 / 5
+        assert backoff.next_s(asked_s=1e9) <= MAX_WAIT_S + 300.0
+
+
+class TestOnlyWhen:
+    @on_virtual_time
+    async def test_nothing_is_claimed_while_it_does_not_hold(self) -> None:
+        told: list[ClientEvent] = []
+        claims: list[float] = []
+
+        class Watched(MemoryTransport):
+            async def claim(self, credential: str, message: Claim) -> Any:
+                claims.append(now())
+                return await super().claim(credential, message)
+
+        async with serving(spec_of()) as service:
+            client = client_of(
+                service,
+                transport=Watched(service),
+                only_when=lambda: now() >= 1000,
+                on_event=told.append,
+            )
+            async with client:
+                assert await client.run_once() == "paused"
+                await client.run_forever()
+            assert service.runs["run"].state.status == "completed"
+        assert 1000 <= min(claims) <= 1010
+        kinds = [event.kind for event in told]
+        assert kinds[:3] == ["paused", "resumed", "enrolled"]
+        assert kinds.count("paused") == 1
+
+    @pytest.mark.parametrize("kind", ["sync", "async", "broken"])
+    async def test_kinds_of_functions(self, kind: str) -> None:
+        def no() -> bool:
+            if kind == "broken":
+                raise OSError("no battery")
+            return False
+
+        async def no_async() -> bool:
+            return False
+
+        async with serving(spec_of()) as service:
+            async with client_of(service, only_when=no_async if kind == "async" else no) as client:
+                assert await client.run_once() == "paused"
+                assert client.next_turn_s > 0
+            assert service.runs["run"].state.seats == ()
+
+    @on_virtual_time
+    async def test_work_under_way_waits_for_it(self) -> None:
+        """It is lost amid the work and comes back later than the deadline: the lease is kept."""
+        backend = ScriptedBackend()
+        told: list[ClientEvent] = []
+        clock = ManualClock()
+
+        def plugged_in() -> bool:
+            return len(backend.asked) == 0 or now() > 250
+
+        async with serving(spec_of(1, 200), backend, clock) as service:
+            client = client_of(service, only_when=plugged_in, on_event=told.append)
+            async with client:
+                working = asyncio.create_task(client.run_forever())
+                while not working.done():
+                    await asyncio.sleep(10)
+                    clock.advance(10)
+                    await service.tick()
+                await working
+            assert service.runs["run"].state.status == "completed"
+        kinds = [event.kind for event in told]
+        assert kinds.count("assigned") == kinds.count("updated") == 1
+        assert kinds.index("scored") < kinds.index("paused") < kinds.index("resumed")
+        assert len(backend.asked) == 200
+        assert 250 < now() < 300
+
+    @on_virtual_time
+    async def test_work_is_given_back_when_its_time_is_over(self) -> None:
+        backend = ScriptedBackend()
+        told: list[ClientEvent] = []
+        spec = spec_of(1, 200, max_renewals=2)
+        async with serving(spec, backend) as service:
+            client = client_of(service, only_when=lambda: not backend.asked, on_event=told.append)
+            async with client:
+                assert await client.run_once() == "declined"
+            assert told[-1].reason == "the device may not work now, and its time is over"
+            # Two renewals at half time, and the whole of the last deadline but a moment.
+            assert now() == pytest.approx(50 + 50 + 100 - 2, abs=1)
+            assert service.runs["run"].state.account.spent.queries == len(backend.asked) == 100
+
+    @on_virtual_time
+    async def test_stopping_while_it_does_not_hold_keeps_the_work(self) -> None:
+        backend = ScriptedBackend()
+        allowed = True
+        async with serving(spec_of(1, 200), backend) as service:
+            async with client_of(
+                service, only_when=lambda: allowed and not backend.asked
+            ) as client:
+                working = asyncio.create_task(client.run_forever())
+                await asyncio.sleep(20)
+                assert len(backend.asked) == 100
+                client.stop()
+                await working
+                (seat,) = service.runs["run"].state.seats
+                assert seat.assignment_id is not None
+
+
+class TestEnds:
+    @pytest.mark.filterwarnings("error")
+    @pytest.mark.parametrize("turns", range(0, 40, 3))
+    async def test_a_cancellation_anywhere_is_clean(self, tmp_path: Path, turns: int) -> None:
+        """No task is left, nothing is lost: the next client ends the run with the same alpha."""
+
+        async def alpha(folder: Path, break_off: int | None) -> tuple[str, int]:
+            backend = ScriptedBackend(gate=lambda query: asyncio.sleep(0))
+            async with serving(spec_of(3), backend) as service:
+                if break_off is not None:
+                    async with client_of(service, state_dir=folder) as client:
+                        working = asyncio.create_task(client.run_forever())
+                        for _ in range(break_off):
+                            await asyncio.sleep(0)
+                        working.cancel()
+                        await asyncio.gather(working, return_exceptions=True)
+                    left = [task.get_name() for task in asyncio.all_tasks()]
+                    assert [name for name in left if name.startswith("edge client")] == []
+                async with client_of(service, state_dir=folder) as client:
+                    await client.run_forever()
+                return service.runs["run"].result().alpha_sha256, len(backend.asked)
+
+        assert await alpha(tmp_path / "a", turns) == await alpha(tmp_path / "b", None)
+        gc.collect()  # "Task was destroyed" and "exception was never retrieved" come with it
+
+    async def test_in_a_host_s_own_loop(self) -> None:
+        async with serving(spec_of(rounds=1000)) as service, client_of(service) as client:
+            working = asyncio.create_task(client.run_forever())
+            await until(lambda: service.runs["run"].state.round >= 3)
+            client.stop()
+            async with asyncio.timeout(10):
+                await working
+            assert service.runs["run"].state.seats == ()
+
+    async def test_two_turns_at_once_are_one_after_the_other(self) -> None:
+        async with serving(spec_of(rounds=4)) as service, client_of(service) as client:
+            outcomes = await asyncio.gather(*(client.run_once() for _ in range(4)))
+            assert outcomes == ["worked"] * 4
+            assert service.runs["run"].state.status == "completed"
+
+
+class TestThread:
+    async def serve(self, body: Callable[[str, str], Any], **more: Any) -> Any:
+        """A federation in this loop, and a plain synchronous app in a thread."""
+        async with LoopbackFederation(spec_of(**more), WORDS, backend=ScriptedBackend()) as served:
+            found = await asyncio.to_thread(body, served.url, served.token)
+            return found, served.run.state
+
+    async def test_a_whole_run(self) -> None:
+        told: list[tuple[str, str]] = []
+
+        def app(url: str, token: str) -> bool:
+            def note(event: ClientEvent) -> None:
+                told.append((event.kind, threading.current_thread().name))
+
+            working = EdgeClientThread(EdgeClient(url, token=token, data=DATA, on_event=note))
+            working.start()
+            return working.join(30)
+
+        ended, state = await self.serve(app)
+        assert ended
+        assert state.status == "completed"
+        assert {name for _, name in told} == {"fedone edge client"}
+        assert told[-1][0] == "ended"
+
+    async def test_with_a_block(self) -> None:
+        def app(url: str, token: str) -> None:
+            client = EdgeClient(url, token=token, data=DATA, wait_s=30)
+            begun = time.monotonic()
+            with EdgeClientThread(client) as working:
+                assert working.running
+                with pytest.raises(RuntimeError):
+                    working.start()
+                time.sleep(0.3)  # an app does something else
+            assert not working.running
+            assert working.error is None
+            assert working.stop(1)  # twice does no harm
+            assert time.monotonic() - begun < 10  # the long poll was ended
+
+        await self.serve(app, min_clients=2)
+
+    async def test_what_is_not_done_in_time_is_broken_off(self, tmp_path: Path) -> None:
+        begun = threading.Event()
+
+        def app(url: str, token: str) -> None:
+            async def slow(text: str) -> str:
+                begun.set()
+                await asyncio.sleep(3600)
+                return text
+
+            client = EdgeClient(url, token=token, data=DATA, before_send=slow, state_dir=tmp_path)
+            working = EdgeClientThread(client)
+            working.start()
+            assert begun.wait(30)
+            assert not working.stop(0.2)
+            assert not working.running
+            assert working.error is None
+            again = EdgeClientThread(EdgeClient(url, token=token, data=DATA, state_dir=tmp_path))
+            again.start()
+            assert again.join(30)
+
+        _, state = await self.serve(app)
+        assert state.status == "completed"
+
+    async def test_what_ends_it_is_told(self) -> None:
+        def app(url: str, token: str) -> None:
+            working = EdgeClientThread(EdgeClient(url, token="wrong", data=DATA))
+            working.start()
+            assert working.join(30)
+            assert isinstance(working.error, ProblemError)
+            assert working.error.code == "unauthorized"
+
+        await self.serve(app)
+
+    def test_stopped_before_it_was_started(self) -> None:
+        working = EdgeClientThread(EdgeClient("http://127.0.0.1:9", token=TOKEN, data=DATA))
+        assert working.stop(1)
+        working.start()
+        assert working.join(30)
+        assert working.error is None
+
+
+class Endless:
+    """A server that has work for ever, for more and more runs."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        self.rounds = 0
+        self._spec = spec
+
+    def sign_as(self, client_id: str, private_key: str) -> None: ...
+
+    async def enrol(self, token: str, message: Enrol) -> Enrolled:
+        return Enrolled(client_id="client", credential="secret")
+
+    async def claim(self, credential: str, message: Claim) -> LossesAssignment:
+        self.rounds += 1
+        return LossesAssignment(
+            assignment_id=f"a{self.rounds}",
+            run_id=f"run-{self.rounds // 7}",
+            round=self.rounds,
+            deadline_s=100,
+            leased_queries=4,
+            prompts=Array.of_indices([0, 1, 2, 0, 1, 2, 0, 0], (4, 2), 3),
+            minibatch_seed=self.rounds,
+        )
+
+    async def task(self, credential: str, run_id: str) -> RunTask:
+        return RunTask(
+            task=self._spec.task,
+            method=self._spec.method,
+            prompt_len=2,
+            vocab_size=3,
+            vocabulary_sha256="0" * 64,
+            gateway=True,
+        )
+
+    async def vocabulary(self, credential: str, run_id: str) -> VocabularyList:
+        return VocabularyList(candidates=(" good " * 100, " bad", " fine"))
+
+    async def score(self, credential: str, message: Score) -> Scores:
+        shape = (4, len(message.examples), 2)
+        return Scores(
+            log_probs=Array.pack([-0.5] * (8 * len(message.examples)), shape, "float32"), model="m"
+        )
+
+    async def update(self, credential: str, assignment_id: str, message: Any) -> Receipt:
+        return Receipt(assignment_id=assignment_id, round=0, body_sha256="0" * 64)
+
+    async def renew(self, credential: str, assignment_id: str) -> None: ...
+
+    async def decline(self, credential: str, assignment_id: str, message: Decline) -> None: ...
+
+    async def aclose(self) -> None: ...
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["gateway", "own model"])
+@pytest.mark.parametrize("keeps", [False, True], ids=["memory", "folder"])
+async def test_a_thousand_rounds_keep_memory_flat(tmp_path: Path, own: bool, keeps: bool) -> None:
+    backend = ScriptedBackend() if own else None
+    transport: Any = Endless(spec_of())
+    client = EdgeClient(
+        "memory:", token=TOKEN, data=DATA, transport=transport, backend=backend,
+        state_dir=tmp_path if keeps else None,
+    )  # fmt: skip
+
+    async def rounds(count: int) -> int:
+        for _ in range(count):
+            assert await client.run_once() == "worked"
+            if backend is not None:
+                backend.asked.clear()  # the double's own notes
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    async with client:
+        tracemalloc.start()
+        try:
+            before = await rounds(200)
+            after = await rounds(1000)
+        finally:
+            tracemalloc.stop()
+    assert after - before < 64 * 1024
+    if keeps:
+        (folder,) = tmp_path.iterdir()
+        assert [file.name for file in folder.iterdir()] == ["identity.json"]

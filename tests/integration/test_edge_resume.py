@@ -1,0 +1,320 @@
+"""What a device has paid for it does not pay again: it resumes amid its work."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedone_sdk import EdgeClient
+from fedone_sdk.aggregator import Service
+from fedone_sdk.aggregator.auth import Authority
+from fedone_sdk.backends import LLMBackend, Query
+from fedone_sdk.budget import Usage
+from fedone_sdk.client.identity import shelf_of
+from fedone_sdk.client.scoring import cuts
+from fedone_sdk.messages import Decline, RunResult, Score, Scores
+from fedone_sdk.simulation import MemoryTransport
+from fedone_sdk.spec import RunSpec
+from fedone_sdk.stores import MemoryStore
+from fedone_sdk.testing import ManualClock, ScriptedBackend
+from fedone_sdk.vocabulary import Vocabulary
+
+TOKEN = "enrolment-token"
+WORDS = Vocabulary(candidates=tuple(f" word{n}" for n in range(20)))
+DATA: list[dict[str, Any]] = [{"text": f"text {n}", "label": n % 2} for n in range(40)]
+NUM_SAMPLES, BATCH_SIZE = 40, 30
+
+
+def spec_of(exchange: str, *, rounds: int = 1, local_steps: int = 1) -> RunSpec:
+    return RunSpec.model_validate(
+        {
+            "task": {"template": "{prompt} {text} {mask}", "labels": {0: " no", 1: " yes"}},
+            "prompt": {"length": 4, "vocabulary": {"kind": "list", "candidates": ["x", "y"]}},
+            "method": {
+                "name": "gs-bdpl",
+                "num_samples": NUM_SAMPLES,
+                "batch_size": BATCH_SIZE,
+                "tau": 1.0,
+                "optimizer": "sgd",
+                "local_steps": local_steps,
+            },
+            "participation": {"exchange": exchange, "trusted_clients": True},
+            "rounds": rounds,
+            "evaluation": {"every": 0},
+        }
+    )
+
+
+@asynccontextmanager
+async def serving(spec: RunSpec, backend: LLMBackend | None) -> AsyncIterator[Service]:
+    service = Service(
+        store=MemoryStore(),
+        clock=ManualClock(),
+        authority=Authority(enrolment_tokens=[TOKEN]),
+        backend=backend,
+    )
+    await service.start()
+    try:
+        await service.add_run(spec, WORDS)
+        yield service
+    finally:
+        await service.stop()
+
+
+def client_of(service: Service, folder: Path | None, **more: Any) -> EdgeClient:
+    options: dict[str, Any] = {"transport": MemoryTransport(service), "data": DATA, **more}
+    return EdgeClient("memory:", token=TOKEN, state_dir=folder, **options)
+
+
+def result_of(service: Service) -> RunResult:
+    return service.runs["run"].result()
+
+
+class Dying(MemoryTransport):
+    """Its device dies at a request for scores; the server has answered it or not."""
+
+    def __init__(self, service: Service, *, dies_at: int, answered: bool) -> None:
+        super().__init__(service)
+        self.scored: list[Score] = []
+        self._dies_at, self._answered = dies_at, answered
+
+    async def score(self, credential: str, message: Score) -> Scores:
+        self.scored.append(message)
+        dies = len(self.scored) == self._dies_at
+        if dies and not self._answered:
+            raise asyncio.CancelledError
+        answer = await super().score(credential, message)
+        if dies:
+            raise asyncio.CancelledError
+        return answer
+
+
+def test_the_parts_of_a_step() -> None:
+    assert cuts(20, 16) == [range(20)]
+    assert cuts(20, 32) == [range(10), range(10, 20)]
+    assert cuts(3, 100_000) == [range(1), range(1, 2), range(2, 3)]
+    for num_prompts in range(1, 70):
+        for num_examples in (1, 7, 100, 512, 1024):
+            parts = cuts(num_prompts, num_examples)
+            assert [place for part in parts for place in part] == list(range(num_prompts))
+            assert all(len(part) * num_examples <= 2 * 512 or len(part) == 1 for part in parts)
+
+
+@pytest.mark.parametrize("answered", [False, True])
+@pytest.mark.parametrize(("exchange", "local_steps"), [("losses", 1), ("alpha", 1), ("alpha", 2)])
+async def test_through_the_gateway(
+    tmp_path: Path, exchange: str, local_steps: int, answered: bool
+) -> None:
+    """Dying at each request in turn, it asks each but once, and the run is the same."""
+    spec = spec_of(exchange, rounds=2, local_steps=local_steps)
+    num_parts = len(cuts(NUM_SAMPLES, BATCH_SIZE)) * local_steps
+    assert num_parts == 3 * local_steps
+    undisturbed = ScriptedBackend()
+    async with serving(spec, undisturbed) as service, client_of(service, None) as client:
+        await client.run_forever()
+        wanted = result_of(service)
+    for dies_at in range(1, num_parts + 1):
+        backend = ScriptedBackend()
+        folder = tmp_path / str(dies_at)
+        async with serving(spec, backend) as service:
+            dying = Dying(service, dies_at=dies_at, answered=answered)
+            async with client_of(service, folder, transport=dying) as client:
+                with pytest.raises(asyncio.CancelledError):
+                    await client.run_once()
+            again = Dying(service, dies_at=-1, answered=False)
+            async with client_of(service, folder, transport=again) as client:
+                await client.run_once()
+                # What was answered is not asked again; the rest is, in the same words.
+                assert len(again.scored) == num_parts - dies_at + 1
+                assert again.scored[0] == dying.scored[-1]
+                await client.run_forever()
+            assert result_of(service).alpha_sha256 == wanted.alpha_sha256
+            assert result_of(service).spent == wanted.spent
+        assert len(backend.asked) == len(undisturbed.asked)
+        assert list((folder / folder_name(folder)).glob("journal-*")) == []
+
+
+def folder_name(state: Path) -> str:
+    (folder,) = state.iterdir()
+    return folder.name
+
+
+@pytest.mark.parametrize(("exchange", "local_steps"), [("losses", 1), ("alpha", 2)])
+@pytest.mark.parametrize("answered_before", [0, 1, 17])
+async def test_with_a_model_of_its_own(
+    tmp_path: Path, exchange: str, local_steps: int, answered_before: int
+) -> None:
+    """Only what was under way when the device died is asked again, and it counts twice."""
+    spec = spec_of(exchange, local_steps=local_steps)
+    async with serving(spec, None) as service:
+        async with client_of(service, None, backend=ScriptedBackend()) as client:
+            await client.run_forever()
+        wanted = result_of(service)
+
+    second = ScriptedBackend()
+    async with serving(spec, None) as service:
+        first = await died_after(answered_before, service, tmp_path)
+        async with client_of(service, tmp_path, backend=second) as client:
+            assert await client.run_once() == "worked"
+        result = result_of(service)
+    assert result.alpha_sha256 == wanted.alpha_sha256
+    done = {_prompt(query) for query in first.asked[:answered_before]}
+    assert not done & {_prompt(query) for query in second.asked}
+    held_up = len(first.asked) - answered_before
+    unique = wanted.spent.requests
+    assert len(second.asked) == unique - answered_before
+    # What may have been sent when the device died was charged in full.
+    assert result.spent.queries == wanted.spent.queries
+    assert held_up <= result.spent.requests - len(second.asked) - answered_before <= unique
+    assert result.spent.requests >= len(first.asked) + len(second.asked)
+
+
+async def died_after(answers: int, service: Service, folder: Path) -> ScriptedBackend:
+    """A device whose own model answers so many queries and no more, until the device dies."""
+    reached = asyncio.Event()
+
+    async def hangs(query: Query) -> None:
+        if len(own.asked) > answers:
+            reached.set()
+            await asyncio.Event().wait()
+
+    own = ScriptedBackend(gate=hangs)
+    async with client_of(service, folder, backend=own) as client:
+        working = asyncio.create_task(client.run_once())
+        async with asyncio.timeout(10):
+            await reached.wait()
+        for _ in range(100):
+            await asyncio.sleep(0)  # others of the same moment come to their end
+        working.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await working
+    return own
+
+
+def _prompt(query: Query) -> tuple[str, ...]:
+    return tuple(part.text for part in query.inputs[0])
+
+
+async def died_amid(service: Service, folder: Path, **more: Any) -> None:
+    dying = Dying(service, dies_at=3, answered=False)
+    async with client_of(service, folder, transport=dying, **more) as client:
+        with pytest.raises(asyncio.CancelledError):
+            await client.run_once()
+
+
+def _cut(content: bytes) -> bytes:
+    return content[:-30]
+
+
+def _foreign(content: bytes) -> bytes:
+    return b"\x00\xff" * 50 + content
+
+
+def _wrong(content: bytes) -> bytes:
+    return content.replace(b'"row"', b'"raw"', 1)
+
+
+def _deep(content: bytes) -> bytes:
+    return b"[" * 100_000 + b"\n" + content
+
+
+@pytest.mark.parametrize("damage", [_cut, _foreign, _wrong, _deep, lambda content: b""])
+async def test_a_damaged_journal(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    """It costs requests, never the device's life; the server knows them and counts them once."""
+    spec, backend = spec_of("losses"), ScriptedBackend()
+    async with serving(spec, backend) as service:
+        await died_amid(service, tmp_path)
+        (journal,) = (tmp_path / folder_name(tmp_path)).glob("journal-*")
+        journal.write_bytes(damage(journal.read_bytes()))
+        again = Dying(service, dies_at=-1, answered=False)
+        async with client_of(service, tmp_path, transport=again) as client:
+            assert await client.run_once() == "worked"
+        assert 1 < len(again.scored) <= 3
+        assert result_of(service).status == "completed"
+        assert result_of(service).spent.queries == NUM_SAMPLES
+    assert len(backend.asked) == NUM_SAMPLES
+
+
+async def test_losses_on_other_examples_do_not_mix(tmp_path: Path) -> None:
+    """The app's data have changed meanwhile: what was scored is of no use."""
+    spec, own = spec_of("losses"), ScriptedBackend()
+    async with serving(spec, None) as service:
+        await died_after(5, service, tmp_path)
+        others = [{**row, "text": row["text"] + "!"} for row in DATA]
+        async with client_of(service, tmp_path, backend=own, data=others) as client:
+            assert await client.run_once() == "worked"
+    everything = {text for query in own.asked for text in _prompt(query)}
+    assert not everything & {row["text"] for row in DATA}
+    prompts = {_prompt(query)[0] for query in own.asked}
+    assert len(own.asked) == len(prompts)
+
+
+async def test_another_model_than_before(tmp_path: Path) -> None:
+    """Scores of two models are never mixed: the work is given back, with what it has cost."""
+    declined: list[Decline] = []
+
+    class Watched(MemoryTransport):
+        async def decline(self, credential: str, assignment_id: str, message: Decline) -> None:
+            declined.append(message)
+            await super().decline(credential, assignment_id, message)
+
+    spec = spec_of("losses")
+    async with serving(spec, None) as service:
+        await died_after(5, service, tmp_path)
+        other = ScriptedBackend(fingerprint="other")
+        transport = Watched(service)
+        async with client_of(service, tmp_path, backend=other, transport=transport) as client:
+            assert await client.run_once() == "declined"
+    (message,) = declined
+    assert message.reason == "the model changed while the work was under way"
+    assert message.usage.requests >= 5 + len(other.asked)
+    assert list((tmp_path / folder_name(tmp_path)).glob("journal-*")) == []
+
+
+async def test_without_a_folder_it_resumes_after_an_outage() -> None:
+    """The same process goes on where it was, too: nothing is asked twice."""
+    own = ScriptedBackend()
+
+    class Away(MemoryTransport):
+        async def update(self, credential: str, assignment_id: str, message: Any) -> Any:
+            raise asyncio.CancelledError
+
+    async with serving(spec_of("losses"), None) as service:
+        async with client_of(service, None, backend=own, transport=Away(service)) as client:
+            with pytest.raises(asyncio.CancelledError):
+                await client.run_once()
+            asked = len(own.asked)
+            client._transport = MemoryTransport(service)
+            await client.run_forever()
+        assert result_of(service).status == "completed"
+    assert len(own.asked) == asked
+
+
+def test_what_waits_on_disk_is_bounded(tmp_path: Path) -> None:
+    from fedone_sdk.client.journal import Journal
+    from fedone_sdk.client.outbox import Outbox, Unsent
+    from fedone_sdk.messages import LossesUpdate, Scored
+
+    shelf = shelf_of(tmp_path, "memory:")
+    (folder,) = tmp_path.iterdir()
+    update = LossesUpdate(
+        num_examples=1, scored=Scored(scored=1), usage=Usage(), model="m", losses=(1.0, 2.0)
+    )
+    outbox = Outbox(shelf)
+    for number in range(40):
+        outbox.put(Unsent(run_id="run", assignment_id=f"a{number}", round=number, update=update))
+        Journal(shelf, f"a{number}").keep({"key": (0.5, None)}, "m")
+    assert [unsent.round for unsent in outbox.waiting()] == list(range(24, 40))
+    assert len(list(folder.glob("journal-*"))) == 4
+    big = Journal(shelf, "big")
+    row = tuple([0.123456789] * 10_000)
+    for number in range(200):
+        big.keep({f"key {number}": row}, "m")
+    assert (folder / "journal-big.jsonl").stat().st_size <= 8 * 1024 * 1024
+    assert big.row("key 199") == (row, "m")
+    assert Journal(shelf, "big").row("key 0") == (row, "m")

@@ -1,0 +1,296 @@
+"""What can be seen of a service from outside: figures, traces, log lines."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+import structlog
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client.parser import text_string_to_metric_families
+
+from fedone_sdk.aggregator import Aggregator
+from fedone_sdk.aggregator.metrics import Metrics
+from fedone_sdk.aggregator.observers import Observers
+from fedone_sdk.aggregator.tracing import Tracing
+from fedone_sdk.backends import Answer, Query
+from fedone_sdk.backends.wrappers import WatchedBackend
+from fedone_sdk.errors import BackendUnavailable
+from fedone_sdk.spec import RunSpec
+from fedone_sdk.testing import ScriptedBackend
+from fedone_sdk.vocabulary import Vocabulary
+
+TOKEN, ADMIN = "enrolment-token-7f3a", "admin-token-91bc"
+WORDS = Vocabulary(candidates=(" good", " bad", " fine"))
+EXAMPLES = [{"text": "a first text"}, {"text": "a second text"}]
+SPEC = RunSpec.model_validate(
+    {
+        "name": "run",
+        "task": {"template": "{prompt} {text} {mask}", "labels": {0: " no", 1: " yes"}},
+        "prompt": {"length": 2, "vocabulary": {"kind": "list", "candidates": ["x", "y"]}},
+        "method": {"name": "gs-bdpl", "num_samples": 4, "batch_size": 2, "optimizer": "sgd"},
+        "participation": {"exchange": "losses"},
+        "budget": {"queries": 100},
+        "rounds": 3,
+        "evaluation": {"every": 0},
+    }
+)
+
+Figures = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+class Flaky(ScriptedBackend):
+    """Fails the first time."""
+
+    failed = False
+
+    async def score(self, query: Query) -> Answer:
+        if not self.failed:
+            self.failed = True
+            raise BackendUnavailable("busy")
+        return await super().score(query)
+
+
+class Service:
+    """An aggregator that somebody looks on, and a device."""
+
+    def __init__(self, url: str, session: aiohttp.ClientSession, aggregator: Aggregator) -> None:
+        self.url, self.session, self.aggregator = url, session, aggregator
+
+    async def call(
+        self, method: str, path: str, body: object = None, *, token: str | None = None, **more: str
+    ) -> tuple[int, Any]:
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        async with self.session.request(
+            method, f"{self.url}{path}", json=body, headers={**headers, **more}
+        ) as response:
+            return response.status, await response.text()
+
+    async def work(self, **headers: str) -> str:
+        """Enrols a device, which does a round with one failed call of the gateway."""
+        _, text = await self.call("POST", "/v1/clients", {}, token=TOKEN)
+        credential: str = json.loads(text)["credential"]
+        path = "/v1/assignments/claim"
+        _, text = await self.call("POST", path, {"num_examples": 5, "wait_s": 0}, token=credential)
+        work = json.loads(text)
+        score = {"assignment_id": work["assignment_id"], "examples": EXAMPLES}
+        status, _ = await self.call("POST", "/v1/score", score, token=credential)
+        assert status == 503
+        status, _ = await self.call("POST", "/v1/score", score, token=credential, **headers)
+        assert status == 200
+        update = {
+            "exchange": "losses",
+            "num_examples": 5,
+            "scored": {"scored": 2},
+            "usage": {},
+            "model": "scripted",
+            "losses": [0.5, 0.25, 0.75, 0.5],
+        }
+        path = f"/v1/assignments/{work['assignment_id']}/update"
+        assert (await self.call("POST", path, update, token=credential))[0] == 200
+        return credential
+
+    async def figures(self) -> Figures:
+        status, text = await self.call("GET", "/metrics", token=ADMIN)
+        assert status == 200
+        return figures_in(text)
+
+
+def figures_in(text: str) -> Figures:
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+@asynccontextmanager
+async def serving(observers: Observers, **more: Any) -> AsyncIterator[Service]:
+    backend = WatchedBackend(Flaky(), observers.model_request)
+    async with (
+        Aggregator(
+            backend=backend, enrolment_tokens=[TOKEN], admin_token=ADMIN, observers=observers
+        ) as aggregator,
+        aiohttp.ClientSession() as session,
+    ):
+        url = await aggregator.listen(**more)
+        await aggregator.add_run(SPEC, WORDS)
+        yield Service(url, session, aggregator)
+
+
+class TestMetrics:
+    async def test_the_figures_of_a_round(self) -> None:
+        async with serving(Observers(metrics=Metrics())) as service:
+            await service.work()
+            found = await service.figures()
+
+        def figure(name: str, **labels: str) -> float:
+            return found[f"fedone_{name}", tuple(sorted(labels.items()))]
+
+        assert figure("clients_enrolled") == 1
+        assert figure("clients_waiting") <= 1
+        assert figure("replicas") == 1
+        assert figure("leader") == 1
+        assert figure("runs", status="running") == 1
+        assert figure("run_rounds_total", run="run") == 1
+        assert figure("run_spent_total", run="run", unit="queries") == 4
+        assert figure("run_left", run="run", unit="queries") == 96
+        assert figure("run_leased", run="run", unit="queries") == 0
+        assert figure("run_mean_loss", run="run") == 0.5
+        assert figure("run_label_values_total", run="run") == 16
+        assert figure("claim_wait_seconds_count", outcome="assigned") == 1
+        assert figure("updates_total", outcome="accepted") == 1
+        assert figure("http_problems_total", code="backend_unavailable") == 1
+        assert figure("llm_request_duration_seconds_count", outcome="unavailable") >= 1
+        assert figure("llm_request_duration_seconds_count", outcome="ok") >= 3
+        assert figure("store_commit_duration_seconds_count", outcome="ok") >= 4
+        scored = {"method": "POST", "route": "/v1/score"}
+        assert figure("http_request_duration_seconds_count", status="200", **scored) == 1
+
+    async def test_labels_are_bounded(self) -> None:
+        """Whatever strangers ask for, and whoever asks, makes no new series."""
+        async with serving(Observers(metrics=Metrics())) as service:
+            await service.call("GET", "/v1/nothing", token=ADMIN)
+            before = set(await service.figures())
+            for number in range(20):
+                await service.call("GET", f"/{number}", token=ADMIN)
+                await service.call(f"M{number}", f"/{number}")
+                await service.call("GET", f"/v1/nothing/{number}")
+            after = await service.figures()
+            credential = await service.work()
+            rest = await service.figures()
+        new = {key for key in set(after) - before if "/metrics" not in str(key)}
+        assert new == set()
+        assert credential not in str(rest)
+        assert "client-" not in str(rest)
+
+    async def test_who_may_read_them(self) -> None:
+        async with serving(Observers(metrics=Metrics())) as service:
+            assert (await service.call("GET", "/metrics"))[0] == 401
+            assert (await service.call("GET", "/metrics", token=TOKEN))[0] == 401
+            url = await service.aggregator.listen_metrics()
+            async with service.session.get(f"{url}/metrics") as response:
+                assert response.headers["Content-Type"].startswith("text/plain; version=")
+                assert ("fedone_runs", (("status", "running"),)) in figures_in(
+                    await response.text()
+                )
+            async with service.session.get(f"{url}/v1/runs") as response:
+                assert response.status == 404
+        async with serving(Observers(metrics=Metrics()), public_metrics=True) as service:
+            assert (await service.call("GET", "/metrics"))[0] == 200
+            _, text = await service.call("GET", "/openapi.json")
+            assert json.loads(text)["paths"]["/metrics"]["get"]["security"] == []
+
+    async def test_where_none_are_kept(self) -> None:
+        async with serving(Observers()) as service:
+            assert (await service.call("GET", "/metrics", token=ADMIN))[0] == 404
+            with pytest.raises(ValueError, match="no metrics"):
+                await service.aggregator.listen_metrics()
+
+
+class TestTracing:
+    async def test_spans(self) -> None:
+        """A caller's trace goes on through the gateway's task to the model and the store."""
+        exporter, provider = InMemorySpanExporter(), TracerProvider()
+        provider.add_span_processor(SimpleSpanProcessor(exporter))
+        trace, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+        async with serving(Observers(tracing=Tracing(provider))) as service:
+            await service.work(traceparent=f"00-{trace}-{parent}-01")
+        spans = exporter.get_finished_spans()
+        asked = [span for span in spans if span.name == "POST /v1/score"]
+        assert [attribute(span, "http.response.status_code") for span in asked] == [503, 200]
+        failed, answered = asked
+        assert not failed.status.is_ok
+        assert attribute(failed, "error.type") == "backend_unavailable"
+        assert format(answered.context.trace_id, "032x") == trace
+        assert answered.parent is not None
+        assert format(answered.parent.span_id, "016x") == parent
+        assert attribute(answered, "fedone.run_id") == "run"
+        assert attribute(answered, "fedone.round") == 0
+        assert str(attribute(answered, "fedone.client_id")).startswith("client-")
+        inside = [
+            span for span in spans if span.parent and span.parent.span_id == answered_id(answered)
+        ]
+        names = {span.name for span in inside}
+        assert names == {"model request", "store commit"}
+        for span in inside:
+            assert attribute(span, "fedone.run_id") == "run"
+        model = [span for span in inside if span.name == "model request"]
+        assert {attribute(span, "fedone.round") for span in model} == {0}
+        assert {attribute(span, "fedone.model") for span in model} == {"scripted"}
+        text = "".join(span.to_json() for span in spans)
+        assert "busy" not in text  # what errors say stays here
+        assert TOKEN not in text
+
+    def test_nothing_is_loaded_when_it_is_off(self) -> None:
+        code = (
+            "import fedone_sdk.aggregator, fedone_sdk.cli.serve, sys;"
+            "print(*(n for n in sys.modules if n.startswith(('opentelemetry', 'prometheus'))))"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        )
+        assert done.stdout.strip() == ""
+
+
+def attribute(span: ReadableSpan, name: str) -> object:
+    return (span.attributes or {}).get(name)
+
+
+def answered_id(span: ReadableSpan) -> int:
+    assert span.context is not None
+    return span.context.span_id
+
+
+async def test_log_lines() -> None:
+    """Each line says which request, run, round and client it is about, and never a secret."""
+    lines: list[dict[str, Any]] = []
+
+    def keep(_: Any, __: str, event: dict[str, Any]) -> str:
+        lines.append(event)
+        raise structlog.DropEvent
+
+    structlog.configure(processors=[structlog.contextvars.merge_contextvars, keep])
+    try:
+        async with serving(Observers(request_level="info")) as service:
+            credential = await service.work(**{"X-Request-ID": "my-request"})
+            await service.call("GET", "/v1/nothing")
+    finally:
+        structlog.reset_defaults()
+    requests = [line for line in lines if line["event"] == "request"]
+    mine = next(line for line in requests if line["request_id"] == "my-request")
+    assert mine["client_id"].startswith("client-")
+    assert (mine["run_id"], mine["round"]) == ("run", 0)
+    assert (mine["method"], mine["path"], mine["status"]) == ("POST", "/v1/score", 200)
+    assert mine["wall_s"] >= 0
+    nothing = requests[-1]
+    assert (nothing["status"], nothing["code"]) == (404, "not_found")
+    assert "client_id" not in nothing  # the connection's last request is forgotten
+    assert "run_id" not in nothing
+    assert len({line["request_id"] for line in requests}) == len(requests)
+    for secret in (credential, TOKEN, ADMIN):
+        assert secret not in str(lines)
+
+
+async def test_streams_end_when_the_service_takes_leave() -> None:
+    async with serving(Observers()) as service, asyncio.timeout(10):
+        headers = {"Authorization": f"Bearer {ADMIN}"}
+        url = f"{service.url}/v1/runs/run/events"
+        async with service.session.get(url, headers=headers) as response:
+            assert "X-Request-ID" in response.headers
+            reading = asyncio.create_task(response.text())
+            while not service.aggregator.service.listeners:
+                await asyncio.sleep(0.001)
+            service.aggregator.drain()
+            assert "event: end" not in await reading
+        assert (await service.call("GET", "/readyz"))[0] == 503
+        assert (await service.call("GET", "/healthz"))[0] == 200

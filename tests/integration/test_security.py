@@ -1,0 +1,585 @@
+"""The aggregator facing strangers, over real HTTP: scopes, signatures, limits, and what leaks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import io
+import json
+import logging
+import tracemalloc
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+import aiohttp
+import pytest
+import structlog
+
+from fedone_sdk.aggregator import Aggregator
+from fedone_sdk.aggregator.auth import AdminToken, EnrolmentToken, digest
+from fedone_sdk.aggregator.limits import NO_LIMITS, Limits
+from fedone_sdk.client.signing import Signer
+from fedone_sdk.errors import PROBLEMS
+from fedone_sdk.messages import Problem
+from fedone_sdk.spec import RunSpec
+from fedone_sdk.stores import MemoryStore
+from fedone_sdk.testing import ManualClock, ScriptedBackend
+from fedone_sdk.vocabulary import Vocabulary
+
+FLEET, ACME = "fleet-secret-5b1e", "acme-secret-77d0"
+ROOT, OPS, LOOK = "root-secret-19ab", "ops-secret-c4f2", "look-secret-e06d"
+WORDS = Vocabulary(candidates=(" good", " bad", " fine"))
+CLAIM = {"num_examples": 5, "wait_s": 0}
+
+
+def spec_of(name: str) -> RunSpec:
+    return RunSpec.model_validate(
+        {
+            "name": name,
+            "task": {"template": "{prompt} {text} {mask}", "labels": {0: " no", 1: " yes"}},
+            "prompt": {"length": 2, "vocabulary": {"kind": "list", "candidates": ["x", "y"]}},
+            "method": {"name": "gs-bdpl", "num_samples": 4, "batch_size": 2, "optimizer": "sgd"},
+            "participation": {"exchange": "losses", "deadline_s": 100},
+            "rounds": 3,
+            "evaluation": {"every": 0},
+        }
+    )
+
+
+@dataclass(slots=True)
+class Server:
+    aggregator: Aggregator
+    url: str
+    session: aiohttp.ClientSession
+    store: MemoryStore
+    clock: ManualClock
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        token: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> tuple[int, Any, aiohttp.ClientResponse]:
+        """Status, the body that was parsed, and the response."""
+        raw = body if isinstance(body, (bytes, type(None))) else json.dumps(body).encode()
+        sent: dict[str, str] = {} if raw is None else {"Content-Type": "application/json"}
+        sent |= {} if token is None else {"Authorization": f"Bearer {token}"}
+        async with self.session.request(
+            method,
+            f"{self.url}{path}",
+            data=raw and io.BytesIO(raw),
+            headers={**sent, **(headers or {})},
+        ) as response:
+            text = await response.text()
+            return response.status, json.loads(text) if text else None, response
+
+    async def refused(self, method: str, path: str, body: Any = None, **more: Any) -> str:
+        """The code of a refusal, which is a well-formed problem."""
+        status, document, response = await self.call(method, path, body, **more)
+        assert response.content_type == "application/problem+json"
+        problem = Problem.model_validate(document)
+        assert problem.status == status == PROBLEMS[problem.code][0]
+        return problem.code
+
+    async def ok(self, method: str, path: str, body: Any = None, **more: Any) -> Any:
+        status, document, _ = await self.call(method, path, body, **more)
+        assert status in (200, 201, 204), document
+        return document
+
+    async def enrol(self, token: str = FLEET, **message: Any) -> tuple[str, str]:
+        """Client id and credential."""
+        document = await self.ok("POST", "/v1/clients", message, token=token)
+        return document["client_id"], document["credential"]
+
+
+@contextlib.asynccontextmanager
+async def serving(*, limits: Limits = NO_LIMITS, **settings: Any) -> AsyncIterator[Server]:
+    store, clock = MemoryStore(), ManualClock()
+    aggregator = Aggregator(
+        backend=ScriptedBackend(),
+        store=store,
+        enrolment_tokens=[
+            FLEET,
+            EnrolmentToken(token_sha256=digest(ACME), name="acme", runs=("acme-*",)),
+        ],
+        admin_token=ROOT,
+        admin_tokens=[
+            AdminToken(token_sha256=digest(OPS), name="ops", role="operator", runs=("acme-*",)),
+            AdminToken(token_sha256=digest(LOOK), name="look", role="viewer"),
+        ],
+        clock=clock,
+        limits=limits,
+        **settings,
+    )
+    async with aggregator:
+        url = await aggregator.listen()
+        for name in ("acme-1", "other"):
+            await aggregator.add_run(spec_of(name), WORDS)
+        async with aiohttp.ClientSession() as session:
+            yield Server(aggregator, url, session, store, clock)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    async with serving() as server:
+        yield server
+
+
+OF_A_RUN = ["", "/task", "/vocabulary", "/prompt", "/events"]
+
+
+class TestScopes:
+    @pytest.mark.parametrize("what", OF_A_RUN)
+    async def test_a_run_of_others_is_not_there(self, server: Server, what: str) -> None:
+        _, credential = await server.enrol(ACME)
+        path = f"/v1/runs/other{what}"
+        _, hidden, _ = await server.call("GET", path, token=credential)
+        _, missing, _ = await server.call("GET", f"/v1/runs/nobody{what}", token=credential)
+        assert hidden["code"] == "not_found"
+        # Nothing tells a run that is hidden from one that is not there.
+        assert hidden == json.loads(json.dumps(missing).replace("nobody", "other"))
+
+    @pytest.mark.parametrize("what", [what for what in OF_A_RUN if what != "/events"])
+    async def test_its_own_is(self, server: Server, what: str) -> None:
+        _, credential = await server.enrol(ACME)
+        await server.ok("GET", f"/v1/runs/acme-1{what}", token=credential)
+
+    async def test_only_its_own_are_listed_and_given_as_work(self, server: Server) -> None:
+        _, credential = await server.enrol(ACME)
+        listed = await server.ok("GET", "/v1/runs", token=credential)
+        assert [run["run_id"] for run in listed] == ["acme-1"]
+        body = {**CLAIM, "run_id": "other"}
+        path = "/v1/assignments/claim"
+        assert await server.refused("POST", path, body, token=credential) == "not_found"
+        work = await server.ok("POST", path, CLAIM, token=credential)
+        assert work["run_id"] == "acme-1"
+
+    async def test_a_device_steers_nothing(self, server: Server) -> None:
+        _, credential = await server.enrol(FLEET)
+        for method, path in [
+            ("POST", "/v1/runs/other/stop"),
+            ("GET", "/v1/runs/other/log"),
+            ("POST", "/v1/enrolment-tokens"),
+            ("GET", "/v1/clients"),
+        ]:
+            assert await server.refused(method, path, token=credential) == "unauthorized"
+
+    async def test_people_have_scopes_too(self, server: Server) -> None:
+        listed = await server.ok("GET", "/v1/runs", token=OPS)
+        assert [run["run_id"] for run in listed] == ["acme-1"]
+        assert await server.refused("POST", "/v1/runs/other/stop", token=OPS) == "not_found"
+        assert await server.refused("GET", "/v1/runs/other/log", token=OPS) == "not_found"
+        await server.ok("POST", "/v1/runs/acme-1/stop", token=OPS)
+
+    @pytest.mark.parametrize(
+        ("method", "path"),
+        [
+            ("POST", "/v1/enrolment-tokens"),
+            ("GET", "/v1/enrolment-tokens"),
+            ("DELETE", "/v1/enrolment-tokens/config:acme"),
+            ("GET", "/v1/clients"),
+            ("POST", "/v1/clients/client-1/revoke"),
+        ],
+    )
+    async def test_only_admins_let_in(self, server: Server, method: str, path: str) -> None:
+        for token in (OPS, LOOK):
+            assert await server.refused(method, path, {"name": "a"}, token=token) == "forbidden"
+        for token in (None, FLEET, "wrong"):
+            assert await server.refused(method, path, {"name": "a"}, token=token) == "unauthorized"
+
+    async def test_a_viewer_only_looks(self, server: Server) -> None:
+        await server.ok("GET", "/v1/runs/other", token=LOOK)
+        assert await server.refused("POST", "/v1/runs/other/stop", token=LOOK) == "forbidden"
+
+
+class TestTokensAndClients:
+    async def test_a_token_is_made_used_up_listed_and_revoked(self, server: Server) -> None:
+        asked = {"name": "one", "runs": ["acme-*"], "uses": 1, "expires_in_s": 60}
+        made = await server.ok("POST", "/v1/enrolment-tokens", asked, token=ROOT)
+        client_id, credential = await server.enrol(made["token"])
+        assert await server.refused("GET", "/v1/runs/other", token=credential) == "not_found"
+        path = "/v1/clients"
+        assert await server.refused("POST", path, {}, token=made["token"]) == "unauthorized"
+        listed = await server.ok("GET", "/v1/enrolment-tokens", token=ROOT)
+        assert [token["name"] for token in listed["tokens"]] == ["config:acme", "config:1", "one"]
+        assert listed["tokens"][-1] == {
+            "name": "one",
+            "runs": ["acme-*"],
+            "uses_left": 0,
+            "expires_at": server.clock.now() + 60,
+            "created_at": server.clock.now(),
+            "revoked_at": None,
+        }
+        for secret in (FLEET, ACME, made["token"]):
+            assert secret not in json.dumps(listed)
+            assert digest(secret) not in json.dumps(listed)
+        again = await server.refused("POST", "/v1/enrolment-tokens", asked, token=ROOT)
+        assert again == "token_conflict"
+        revoked = await server.ok("DELETE", "/v1/enrolment-tokens/one", token=ROOT)
+        assert revoked["revoked_at"] == server.clock.now()
+        listed = await server.ok("GET", "/v1/clients", token=ROOT)
+        assert [(client["client_id"], client["token"]) for client in listed["clients"]] == [
+            (client_id, "one")
+        ]
+        assert digest(credential) not in json.dumps(listed)
+
+    async def test_a_revoked_client_is_shut_out_at_once(self, server: Server) -> None:
+        client_id, credential = await server.enrol()
+        await server.ok("GET", "/v1/runs/other/task", token=credential)
+        await server.ok("POST", f"/v1/clients/{client_id}/revoke", token=ROOT)
+        for method, path, body in [
+            ("GET", "/v1/runs/other/task", None),
+            ("POST", "/v1/assignments/claim", CLAIM),
+            ("POST", "/v1/clients/me/credential", None),
+        ]:
+            assert await server.refused(method, path, body, token=credential) == "unauthorized"
+
+    async def test_a_device_renews_its_secret(self, server: Server) -> None:
+        _, old = await server.enrol()
+        path = "/v1/clients/me/credential"
+        lost = (await server.ok("POST", path, token=old))["credential"]
+        new = (await server.ok("POST", path, token=old))["credential"]
+        await server.ok("GET", "/v1/runs/other/task", token=new)
+        for credential in (old, lost):
+            code = await server.refused("GET", "/v1/runs/other/task", token=credential)
+            assert code == "unauthorized"
+
+
+class TestSignatures:
+    async def enrolled(self, server: Server) -> tuple[Signer, str, str]:
+        signer = Signer.generate()
+        return signer, *await server.enrol(public_key=signer.public_key)
+
+    async def test_what_is_signed_is_let_in_once(self, server: Server) -> None:
+        signer, client_id, credential = await self.enrolled(server)
+        for method, path, body in [
+            ("GET", "/v1/runs/other/task", b""),
+            ("GET", "/v1/runs/other/task?a=%20b", b""),
+            ("POST", "/v1/assignments/claim", json.dumps(CLAIM).encode()),
+            ("POST", "/v1/clients/me/credential", b""),
+        ]:
+            headers = signer.headers(
+                method, path, body, client_id=client_id, now=server.clock.now()
+            )
+            sent: dict[str, Any] = {"token": credential, "headers": headers}
+            await server.ok(method, path, body or None, **sent)
+            code = await server.refused(method, path, body or None, **sent)
+            assert code == "invalid_signature"
+
+    async def test_the_credential_alone_is_not_enough(self, server: Server) -> None:
+        _, _, credential = await self.enrolled(server)
+        code = await server.refused("GET", "/v1/runs/other/task", token=credential)
+        assert code == "invalid_signature"
+
+    async def test_what_was_changed_on_the_way_is_refused(self, server: Server) -> None:
+        signer, client_id, credential = await self.enrolled(server)
+        body = json.dumps(CLAIM).encode()
+
+        async def sent(method: str, path: str, body: bytes) -> str:
+            headers = signer.headers(
+                "POST",
+                "/v1/assignments/claim",
+                body_signed,
+                client_id=client_id,
+                now=server.clock.now(),
+            )
+            return await server.refused(method, path, body, token=credential, headers=headers)
+
+        body_signed = body
+        changed = json.dumps({**CLAIM, "num_examples": 6}).encode()
+        assert await sent("POST", "/v1/assignments/claim", changed) == "invalid_signature"
+        assert await sent("POST", "/v1/assignments/claim?a=1", body) == "invalid_signature"
+        assert await sent("POST", "/v1/assignments/x/decline", body) == "invalid_signature"
+        assert server.store._members == {}
+
+    async def test_a_clock_that_is_off_can_be_set_right(self, server: Server) -> None:
+        signer, client_id, credential = await self.enrolled(server)
+        path = "/v1/runs/other/task"
+        headers = signer.headers("GET", path, b"", client_id=client_id, now=1.0)
+        status, problem, response = await server.call(
+            "GET", path, token=credential, headers=headers
+        )
+        assert (status, problem["code"]) == (401, "clock_skew")
+        assert parsedate_to_datetime(response.headers["Date"]).tzinfo is not None
+
+    async def test_a_server_can_require_them(self) -> None:
+        async with serving(require_signatures=True) as server:
+            code = await server.refused("POST", "/v1/clients", {}, token=FLEET)
+            assert code == "forbidden"
+            signer, client_id, credential = await self.enrolled(server)
+            path = "/v1/runs/other/task"
+            code = await server.refused("GET", path, token=credential)
+            assert code == "invalid_signature"
+            headers = signer.headers("GET", path, b"", client_id=client_id, now=server.clock.now())
+            await server.ok("GET", path, token=credential, headers=headers)
+
+
+class TestProtocol:
+    @pytest.mark.parametrize("version", [None, "1"])
+    async def test_what_is_spoken_is_served(self, server: Server, version: str | None) -> None:
+        headers = {} if version is None else {"FedOne-Protocol": version}
+        status, _, response = await server.call("GET", "/v1/runs", token=ROOT, headers=headers)
+        assert status == 200
+        assert response.headers["FedOne-Protocol"] == "1"
+
+    @pytest.mark.parametrize(
+        "version", ["0", "2", "99", "-1", "1.0", "one", "", "9" * 30, "\u00b2"]
+    )
+    async def test_what_is_not_is_told_clearly(self, server: Server, version: str) -> None:
+        headers = {"FedOne-Protocol": version}
+        status, problem, response = await server.call(
+            "POST", "/v1/assignments/claim", CLAIM, headers=headers
+        )
+        assert (status, problem["code"]) == (426, "upgrade_required")
+        assert "version 1 of the protocol" in problem["detail"]
+        assert response.headers["Upgrade"] == "fedone/1"
+        assert response.headers["FedOne-Protocol"] == "1"
+
+    async def test_every_answer_says_it(self, server: Server) -> None:
+        for path in ("/healthz", "/nothing", "/v1/runs"):
+            _, _, response = await server.call("GET", path)
+            assert response.headers["FedOne-Protocol"] == "1"
+            assert response.headers["X-Content-Type-Options"] == "nosniff"
+
+
+class TestLimits:
+    async def test_clients_have_a_rate(self) -> None:
+        async with serving(
+            limits=NO_LIMITS.model_copy(update={"requests_per_minute_per_client": 3.0})
+        ) as server:
+            (_, one), (_, two) = await server.enrol(), await server.enrol()
+            for _ in range(3):
+                await server.ok("GET", "/v1/runs", token=one)
+            status, problem, response = await server.call("GET", "/v1/runs", token=one)
+            assert (status, problem["code"]) == (429, "rate_limited")
+            assert 1 <= int(response.headers["Retry-After"]) <= 20
+            await server.ok("GET", "/v1/runs", token=two)
+
+    async def test_strangers_of_one_address_have_one_rate_and_clients_are_heard(self) -> None:
+        async with serving(
+            limits=NO_LIMITS.model_copy(update={"requests_per_minute_per_ip": 5.0})
+        ) as server:
+            _, credential = await server.enrol()
+            codes = [await server.refused("GET", "/v1/runs", token="wrong") for _ in range(8)]
+            assert codes == ["unauthorized"] * 4 + ["rate_limited"] * 4
+            assert await server.refused("GET", "/v1/runs", token=ROOT) == "rate_limited"
+            await server.ok("GET", "/v1/runs", token=credential)
+            await server.ok("GET", "/healthz")
+
+    async def test_who_guesses_is_not_heard_soon(self) -> None:
+        async with serving(
+            limits=NO_LIMITS.model_copy(update={"failures_per_minute_per_ip": 3.0})
+        ) as server:
+            _, credential = await server.enrol()
+            for token in ("one", "two", "three"):
+                assert await server.refused("GET", "/v1/runs", token=token) == "unauthorized"
+            # Also with the right token: a guess must not show that it is.
+            assert await server.refused("GET", "/v1/runs", token=ROOT) == "rate_limited"
+            await server.ok("GET", "/v1/runs", token=credential)
+
+    async def test_proxies_are_believed_only_if_named(self) -> None:
+        async def heard(server: Server) -> list[str]:
+            return [
+                await server.refused(
+                    "GET", "/v1/runs", headers={"X-Forwarded-For": f"198.51.100.{number}"}
+                )
+                for number in range(3)
+            ]
+
+        limits = NO_LIMITS.model_copy(update={"requests_per_minute_per_ip": 1.0})
+        async with serving(limits=limits) as server:
+            assert await heard(server) == ["unauthorized", "rate_limited", "rate_limited"]
+        limits = limits.model_copy(update={"trusted_proxies": ("127.0.0.1",)})
+        async with serving(limits=limits) as server:
+            assert await heard(server) == ["unauthorized"] * 3
+
+    async def test_bodies_are_as_large_as_their_route_needs(self, server: Server) -> None:
+        _, credential = await server.enrol()
+        path, more = "/v1/assignments/claim", {"token": credential}
+        body = json.dumps({**CLAIM, "run_id": "x" * 70_000}).encode()
+        assert await server.refused("POST", path, body, **more) == "body_too_large"
+
+        async def slowly() -> AsyncIterator[bytes]:
+            for start in range(0, len(body), 1000):
+                yield body[start : start + 1000]
+
+        headers = {"Authorization": f"Bearer {credential}", "Content-Type": "application/json"}
+        async with server.session.post(
+            f"{server.url}{path}", data=slowly(), headers=headers
+        ) as response:
+            assert (await response.json(content_type=None))["code"] == "body_too_large"
+
+    @pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "GZIP", "gzip, gzip"])
+    async def test_nothing_is_unpacked(self, server: Server, encoding: str) -> None:
+        _, credential = await server.enrol()
+        bomb = gzip.compress(bytes(64 * 1024 * 1024), 9)
+        assert len(bomb) < 70_000
+        tracemalloc.start()
+        try:
+            for body in (bomb[:60_000], b"no gzip at all"):
+                status, problem, response = await server.call(
+                    "POST",
+                    "/v1/assignments/claim",
+                    body,
+                    token=credential,
+                    headers={"Content-Encoding": encoding},
+                )
+                assert (status, problem["code"]) == (415, "unsupported_encoding")
+                assert response.headers["Accept-Encoding"] == "identity"
+            assert tracemalloc.get_traced_memory()[1] < 4 * 1024 * 1024
+        finally:
+            tracemalloc.stop()
+
+    @pytest.mark.parametrize(
+        "body",
+        [
+            b'{"num_examples":5,"num_examples":6,"wait_s":0}',
+            b'{"num_examples":NaN,"wait_s":0}',
+            b'{"num_examples":5,"wait_s":Infinity}',
+            b'{"num_examples":5,"wait_s":0,"run_id":"\xff"}',
+            b"[" * 50_000,
+            b'{"a":' * 10_000 + b"1" + b"}" * 10_000,
+            b"",
+            b"\x00",
+        ],
+    )
+    async def test_json_that_is_not_plain_is_refused(self, server: Server, body: bytes) -> None:
+        _, credential = await server.enrol()
+        path = "/v1/assignments/claim"
+        code = await server.refused(
+            "POST",
+            path,
+            body,
+            token=credential,
+            headers={"Content-Type": "application/json"},
+        )
+        assert code == "invalid_message"
+        assert server.store._members == {}
+
+
+class TestSlowness:
+    @contextlib.asynccontextmanager
+    async def raw(
+        self, server: Server
+    ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        host, _, port = server.url.removeprefix("http://").rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        try:
+            async with asyncio.timeout(10):
+                yield reader, writer
+        finally:
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+    async def test_a_connection_that_asks_nothing_is_closed(self) -> None:
+        limits = NO_LIMITS.model_copy(update={"first_request_s": 0.1})
+        async with serving(limits=limits) as server, self.raw(server) as (reader, writer):
+            _, credential = await server.enrol()
+            body = {**CLAIM, "wait_s": 1, "run_id": "acme-1"}
+            asked = asyncio.create_task(
+                server.call("POST", "/v1/assignments/claim", body, token=credential)
+            )
+            with contextlib.suppress(ConnectionError):
+                for byte in b"GET /healthz HTTP/1.1\r\n":
+                    writer.write(bytes([byte]))
+                    await writer.drain()
+                    await asyncio.sleep(0.02)
+                assert await reader.read() == b""
+            # Who has asked may wait for its answer, and ask again.
+            assert (await asked)[0] in (200, 204)
+            assert (await server.call("GET", "/healthz"))[0] == 200
+
+    async def test_a_body_that_does_not_come_is_given_up(
+        self, server: Server, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("fedone_sdk.aggregator.http._READ_TIMEOUT_S", 0.05)
+        _, credential = await server.enrol()
+        async with self.raw(server) as (reader, writer):
+            writer.write(
+                b"POST /v1/assignments/claim HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n"
+                b"Content-Type: application/json\r\n"
+                + f"Authorization: Bearer {credential}\r\n\r\n{{".encode()
+            )
+            answer = await reader.readuntil(b"}")
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert b"request_timeout" in answer
+
+    async def test_a_body_that_is_cut_wrongly_is_no_failure_of_ours(self, server: Server) -> None:
+        _, credential = await server.enrol()
+        async with self.raw(server) as (reader, writer):
+            writer.write(
+                b"POST /v1/assignments/claim HTTP/1.1\r\nHost: x\r\n"
+                b"Transfer-Encoding: chunked\r\nContent-Type: application/json\r\n"
+                + f"Authorization: Bearer {credential}\r\n\r\nzz\r\n".encode()
+            )
+            answer = await reader.read(200)
+        assert answer.split()[1] in (b"400", b"422")
+
+    async def test_too_many_headers_are_refused(self, server: Server) -> None:
+        lines = b"".join(b"X-%d: 1\r\n" % number for number in range(100))
+        async with self.raw(server) as (reader, writer):
+            writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n" + lines + b"\r\n")
+            assert (await reader.read(12)).endswith(b" 400")
+
+    async def test_what_is_no_http_does_not_fill_the_log(
+        self, server: Server, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        for raw in (b"nonsense\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"\x16\x03\x01\x00\xa5"):
+            async with self.raw(server) as (reader, writer):
+                writer.write(raw)
+                writer.write_eof()
+                await reader.read()
+        assert [record for record in caplog.records if record.exc_info] == []
+
+
+async def test_no_secret_is_ever_told(caplog: pytest.LogCaptureFixture) -> None:
+    """Everything that is logged or answered while secrets are used in all ways."""
+    caplog.set_level(logging.DEBUG)
+    answers: list[str] = []
+    with structlog.testing.capture_logs() as logs:
+        async with serving() as server:
+            signer = Signer.generate()
+            nonce = "nonce-that-is-a-secret-0001"
+            document = await server.ok(
+                "POST",
+                "/v1/clients",
+                {"nonce": nonce, "public_key": signer.public_key},
+                token=FLEET,
+            )
+            client_id, credential = document["client_id"], document["credential"]
+            made = await server.ok("POST", "/v1/enrolment-tokens", {"name": "a"}, token=ROOT)
+            _, plain = await server.enrol(made["token"])
+            rotated = await server.ok("POST", "/v1/clients/me/credential", token=plain)
+            secrets = [FLEET, ACME, ROOT, OPS, LOOK, nonce, credential, plain, made["token"]]
+            secrets += [rotated["credential"], signer.private_key]
+            for secret in secrets:
+                for method, path, body in [
+                    ("GET", "/v1/runs", None),
+                    ("GET", "/v1/clients", None),
+                    ("GET", "/v1/enrolment-tokens", None),
+                    ("GET", "/v1/runs/none", None),
+                    ("POST", "/v1/clients", {"nonce": 7, "name": secret * 50}),
+                    ("POST", "/v1/clients", {secret: secret}),
+                    ("POST", "/v1/enrolment-tokens", {"name": f"{secret}!"}),
+                    ("POST", "/v1/assignments/claim", {"wait_s": secret}),
+                    ("POST", "/v1/runs", {"name": "a", "method": secret}),
+                ]:
+                    _, problem, _ = await server.call(method, path, body, token=secret)
+                    # What somebody sends in the wrong place may be shown to them, nowhere else.
+                    if secret not in json.dumps(body):
+                        answers.append(json.dumps(problem))
+            await server.ok("POST", f"/v1/clients/{client_id}/revoke", token=ROOT)
+            await server.call("GET", "/v1/runs", token=credential)
+            answers += [repr(server.aggregator.service.access.authority.enrolment_tokens)]
+            answers += [repr(await server.store.clients()), repr(await server.store.tokens())]
+    told = "\n".join([*answers, repr(logs), caplog.text])
+    assert "enrolled" in told  # It was listened to.
+    for secret in secrets:
+        assert secret not in told

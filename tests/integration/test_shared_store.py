@@ -1,0 +1,225 @@
+"""Several services on one PostgreSQL: one run, whoever is asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+
+from fedone_sdk.aggregator.auth import Authority
+from fedone_sdk.aggregator.pool import TurnedAway
+from fedone_sdk.aggregator.run import ServedRun
+from fedone_sdk.aggregator.service import Service
+from fedone_sdk.algorithms import alpha_sha256
+from fedone_sdk.budget import Usage
+from fedone_sdk.clock import SystemClock
+from fedone_sdk.errors import ProblemError
+from fedone_sdk.messages import Claim, Enrol, LossesAssignment, LossesUpdate, Scored
+from fedone_sdk.spec import RunSpec
+from fedone_sdk.stores import MemoryStore, SqlStore, Store
+from fedone_sdk.vocabulary import Vocabulary
+from tests.postgres import Cluster
+
+TOKEN = "an-enrolment-token"
+WORDS = Vocabulary(candidates=("x", "y"))
+ROUNDS = 12
+
+
+def spec_of(**participation: Any) -> RunSpec:
+    return RunSpec.model_validate(
+        {
+            "name": "run",
+            "task": {"template": "{prompt} {text} {mask}", "labels": {0: " no", 1: " yes"}},
+            "prompt": {"length": 2, "vocabulary": {"kind": "list", "candidates": ["x", "y"]}},
+            "method": {"name": "gs-bdpl", "num_samples": 2, "optimizer": "sgd", "tau": 1.0},
+            "participation": {"exchange": "losses", "min_clients": 4, **participation},
+            "budget": {"queries": 2 * ROUNDS},
+            "rounds": ROUNDS,
+            "evaluation": {"every": 0},
+        }
+    )
+
+
+@asynccontextmanager
+async def replicas(
+    number: int, store: Callable[[], Store], **participation: Any
+) -> AsyncIterator[list[Service]]:
+    async with AsyncExitStack() as stack:
+        services = []
+        for _ in range(number):
+            service = Service(
+                store=store(), clock=SystemClock(), authority=Authority(enrolment_tokens=[TOKEN])
+            )
+            await service.start()
+            stack.push_async_callback(service.stop)
+            services.append(service)
+        await services[0].add_run(spec_of(**participation), WORDS)
+        yield services
+
+
+class Device:
+    """Asks another replica each time."""
+
+    def __init__(self, services: list[Service], number: int) -> None:
+        self.services, self.at = services, number
+        self.credential = ""
+        self.worked = 0
+
+    @property
+    def service(self) -> Service:
+        self.at += 1
+        return self.services[self.at % len(self.services)]
+
+    async def enrol(self) -> None:
+        self.credential = (await self.service.enrol(TOKEN, Enrol())).credential
+
+    async def claim(self, wait_s: float = 5.0) -> LossesAssignment | None:
+        service = self.service
+        claim = Claim(num_examples=5, wait_s=wait_s)
+        found = await service.claim(await service.client(self.credential), claim)
+        assert not isinstance(found, TurnedAway) or found.retry_after_s == 0
+        return found if isinstance(found, LossesAssignment) else None
+
+    async def send(self, work: LossesAssignment, body: str = "ab") -> None:
+        prompts = work.prompts.to_bytes()
+        losses = tuple(0.1 + 0.1 * prompts[at] + work.round / 100 for at in range(2))
+        update = LossesUpdate(
+            num_examples=5, scored=Scored(scored=2), usage=Usage(), model="m", losses=losses
+        )
+        service = self.service
+        client = await service.client(self.credential)
+        receipt = await service.update(client, work.assignment_id, update, body * 32)
+        assert receipt.round == work.round
+        self.worked += 1
+
+    async def work(self) -> None:
+        """Works until the run has ended."""
+        with pytest.raises(ProblemError, match="run_ended"):
+            while True:
+                work = await self.claim()
+                if work is not None:
+                    await self.send(work)
+
+
+async def devices_of(services: list[Service], count: int = 4) -> list[Device]:
+    devices = [Device(services, number) for number in range(count)]
+    for device in devices:
+        await device.enrol()
+    return devices
+
+
+async def finish(services: list[Service]) -> tuple[ServedRun, list[Device]]:
+    devices = await devices_of(services)
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        for device in devices:
+            group.create_task(device.work())
+    return await services[-1].run("run"), devices
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(10):
+        while not await condition():
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def shared(postgres: Cluster, database: str) -> Callable[[], Store]:
+    return lambda: SqlStore(postgres.url(database))
+
+
+class TestThreeReplicas:
+    async def test_end_where_one_ends(self, shared: Callable[[], Store]) -> None:
+        async with replicas(1, MemoryStore) as services:
+            alone, _ = await finish(services)
+        async with replicas(3, shared) as services:
+            together, devices = await finish(services)
+            assert [s.runs["run"].state.status for s in services]
+            results = [(await s.run("run")).result() for s in services]
+        assert alpha_sha256(together.state.method.alpha) == alpha_sha256(alone.state.method.alpha)
+        assert [(r.round, r.mean_loss) for r in together.history] == [
+            (r.round, r.mean_loss) for r in alone.history
+        ]
+        assert sum(device.worked for device in devices) == ROUNDS
+        for result in results:
+            assert (result.status, result.rounds) == ("completed", ROUNDS)
+            assert (result.spent.queries, result.leased.queries) == (2 * ROUNDS, 0)
+            assert len(result.history) == ROUNDS
+
+    async def test_a_long_poll_is_woken_by_what_happens_elsewhere(
+        self, shared: Callable[[], Store]
+    ) -> None:
+        async with replicas(2, shared, min_clients=2) as services:
+            devices = await devices_of(services, 2)
+            first = asyncio.create_task(devices[0].claim(wait_s=30))
+            await asyncio.sleep(0.2)
+            assert not first.done()
+            devices[1].at = devices[0].at  # so that it asks the other one
+            second = asyncio.create_task(devices[1].claim(wait_s=30))
+            async with asyncio.timeout(2):
+                done, waiting = await asyncio.wait(
+                    {first, second}, return_when=asyncio.FIRST_COMPLETED
+                )
+            assert all(isinstance(task.result(), LossesAssignment) for task in done)
+            for task in waiting:
+                task.cancel()
+
+    async def test_the_same_update_sent_to_two_is_one(self, shared: Callable[[], Store]) -> None:
+        async with replicas(2, shared, min_clients=1) as services:
+            (device,) = await devices_of(services, 1)
+            work = await device.claim()
+            assert work is not None
+            await asyncio.gather(device.send(work), device.send(work))
+            run = await services[0].run("run")
+            assert (run.state.round, run.result().spent.queries) == (1, 2)
+            with pytest.raises(ProblemError, match="another update"):
+                await device.send(work, body="cd")
+
+    async def test_deadlines_pass_though_another_gave_the_work_out(
+        self, shared: Callable[[], Store]
+    ) -> None:
+        async with replicas(3, shared, min_clients=1, deadline_s=0.3) as services:
+            (device,) = await devices_of(services, 1)
+            work = await device.claim()
+            assert work is not None
+
+            async def lost() -> bool:
+                return (await services[2].run("run")).result().spent.queries == 2
+
+            await until(lost)
+            with pytest.raises(ProblemError, match="assignment_expired"):
+                await device.send(work)
+
+    async def test_a_revoked_client_is_shut_out_everywhere(
+        self, shared: Callable[[], Store]
+    ) -> None:
+        async with replicas(2, shared) as services:
+            enrolled = await services[0].enrol(TOKEN, Enrol())
+            for service in services:
+                assert (await service.client(enrolled.credential)).client_id == enrolled.client_id
+            await services[1].access.revoke_client(enrolled.client_id)
+
+            async def refused() -> bool:
+                try:
+                    await services[0].client(enrolled.credential)
+                except ProblemError as exc:
+                    return exc.code == "unauthorized"
+                return False
+
+            await until(refused)
+
+    async def test_a_run_that_is_stopped_and_resumed_elsewhere(
+        self, shared: Callable[[], Store]
+    ) -> None:
+        async with replicas(2, shared, min_clients=1) as services:
+            await services[0].stop_run(await services[0].run("run"), "enough")
+
+            async def ended() -> bool:
+                return services[1].runs["run"].ended.is_set()
+
+            await until(ended)
+            await services[1].resume_run(await services[1].run("run"))
+            run, _ = await finish(services)
+            assert run.state.status == "completed"

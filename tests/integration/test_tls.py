@@ -1,0 +1,303 @@
+"""https with real certificates and real connections: who is served, and what changes."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import os
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import structlog
+from aiohttp import web
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from pydantic import ValidationError
+
+from fedone_sdk.aggregator.http import listening, problems
+from fedone_sdk.aggregator.tls import ServerTls, TlsConfig
+from fedone_sdk.errors import SpecError
+
+
+@dataclass(frozen=True)
+class Issued:
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey
+
+    def write(self, folder: Path, name: str) -> tuple[Path, Path]:
+        certificate, key = folder / f"{name}.pem", folder / f"{name}.key"
+        certificate.write_bytes(self.certificate.public_bytes(serialization.Encoding.PEM))
+        key.write_bytes(
+            self.key.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.NoEncryption(),
+            )
+        )
+        return certificate, key
+
+
+def issue(name: str, by: Issued | None = None) -> Issued:
+    """A certificate for localhost, or, without `by`, an authority."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = dt.datetime.now(dt.UTC)
+    signing = key if by is None else by.key
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject if by is None else by.certificate.subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - dt.timedelta(hours=1))
+        .not_valid_after(now + dt.timedelta(days=1))
+        .add_extension(x509.BasicConstraints(ca=by is None, path_length=None), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(signing.public_key()),
+            critical=False,
+        )
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .add_extension(
+            x509.KeyUsage(
+                digital_signature=True,
+                key_cert_sign=by is None,
+                crl_sign=by is None,
+                content_commitment=False,
+                key_encipherment=False,
+                data_encipherment=False,
+                key_agreement=False,
+                encipher_only=False,
+                decipher_only=False,
+            ),
+            critical=True,
+        )
+    )
+    return Issued(builder.sign(signing, hashes.SHA256()), key)
+
+
+@dataclass
+class Setting:
+    """Authorities and certificates in a folder, and a server that has them."""
+
+    folder: Path
+
+    def __post_init__(self) -> None:
+        self.authority = issue("authority")
+        self.authority.write(self.folder, "authority")
+        self.devices = issue("devices")
+        self.devices.write(self.folder, "devices")
+        issue("localhost", self.authority).write(self.folder, "server")
+
+    def tls(self, **changes: Any) -> ServerTls:
+        config = {"certificate": "server.pem", "key": "server.key", **changes}
+        return TlsConfig.model_validate(config).open(self.folder)
+
+    def trust(self, device: Issued | None = None) -> ssl.SSLContext:
+        """What a device connects with."""
+        context = ssl.create_default_context(cafile=self.folder / "authority.pem")
+        if device is not None:
+            context.load_cert_chain(*device.write(self.folder, "device"))
+        return context
+
+    def replace(self, issued: Issued, name: str = "server") -> None:
+        """Writes new files, with a time that no clock is too coarse to see."""
+        for file in issued.write(self.folder, name):
+            os.utime(file, ns=(later := file.stat().st_mtime_ns + 1_000_000_000, later))
+
+
+@pytest.fixture
+def setting(tmp_path: Path) -> Setting:
+    return Setting(tmp_path)
+
+
+@asynccontextmanager
+async def serving(tls: ServerTls) -> AsyncIterator[str]:
+    async def hello(request: web.Request) -> web.Response:
+        return web.Response(text="hello")
+
+    app = web.Application(middlewares=[problems])
+    app.router.add_get("/", hello)
+    async with listening(app, ssl_context=tls.context) as url:
+        yield url.replace("127.0.0.1", "localhost")
+
+
+async def ask(url: str, trust: ssl.SSLContext) -> str:
+    async with (
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(family=2)) as session,
+        session.get(url, ssl=trust) as response,
+    ):
+        return await response.text()
+
+
+async def serial(url: str, trust: ssl.SSLContext) -> int:
+    """The serial number of the certificate that a new connection is shown."""
+    port = int(url.rpartition(":")[2])
+    _, writer = await asyncio.open_connection(
+        "127.0.0.1", port, ssl=trust, server_hostname="localhost"
+    )
+    shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    writer.close()
+    await writer.wait_closed()
+    return x509.load_der_x509_certificate(shown).serial_number
+
+
+async def test_https_is_served(setting: Setting) -> None:
+    async with serving(setting.tls()) as url:
+        assert url.startswith("https://")
+        assert await ask(url, setting.trust()) == "hello"
+
+
+async def test_nothing_older_than_tls_1_2_is_spoken(setting: Setting) -> None:
+    tls = setting.tls()
+    assert tls.context.minimum_version == ssl.TLSVersion.TLSv1_2
+    async with serving(tls) as url:
+        for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
+            trust = setting.trust()
+            trust.minimum_version = trust.maximum_version = version
+            assert await ask(url, trust) == "hello"
+
+
+class TestDevicesWithCertificates:
+    async def test_who_has_one_is_served(self, setting: Setting) -> None:
+        async with serving(setting.tls(client_ca="devices.pem")) as url:
+            trust = setting.trust(issue("device", setting.devices))
+            assert await ask(url, trust) == "hello"
+
+    async def test_who_has_none_is_refused(self, setting: Setting) -> None:
+        async with serving(setting.tls(client_ca="devices.pem")) as url:
+            with pytest.raises(aiohttp.ClientError):
+                await ask(url, setting.trust())
+
+    @pytest.mark.parametrize("required", [True, False])
+    async def test_one_of_a_stranger_is_refused(self, setting: Setting, required: bool) -> None:
+        tls = setting.tls(client_ca="devices.pem", require_client_certificate=required)
+        async with serving(tls) as url:
+            for stranger in (issue("stranger"), issue("device", setting.authority)):
+                with pytest.raises(aiohttp.ClientError):
+                    await ask(url, setting.trust(stranger))
+
+    async def test_it_may_be_left_to_the_device(self, setting: Setting) -> None:
+        tls = setting.tls(client_ca="devices.pem", require_client_certificate=False)
+        async with serving(tls) as url:
+            assert await ask(url, setting.trust()) == "hello"
+            trust = setting.trust(issue("device", setting.devices))
+            assert await ask(url, trust) == "hello"
+
+    async def test_an_authority_that_is_taken_out_lets_nobody_in(self, setting: Setting) -> None:
+        tls = setting.tls(client_ca="devices.pem")
+        before = setting.trust(issue("device", setting.devices))
+        async with serving(tls) as url:
+            assert await ask(url, before) == "hello"
+            new = issue("new devices")
+            setting.replace(new, "devices")
+            assert tls.reload()
+            # The same context: a session taken up again would show no certificate.
+            with pytest.raises(aiohttp.ClientError):
+                await ask(url, before)
+            assert await ask(url, setting.trust(issue("device", new))) == "hello"
+
+    async def test_no_session_outlives_an_authority(self, setting: Setting) -> None:
+        trust = setting.trust(issue("device", setting.devices))
+        async with serving(setting.tls(client_ca="devices.pem")) as url:
+            _, session = await asyncio.to_thread(greet, url, trust, None)
+            assert not session.has_ticket
+            reused, _ = await asyncio.to_thread(greet, url, trust, session)
+            assert not reused
+            trust.maximum_version = ssl.TLSVersion.TLSv1_2  # It has sessions of another kind.
+            with pytest.raises(ssl.SSLError):
+                await asyncio.to_thread(greet, url, trust, None)
+
+
+def greet(
+    url: str, trust: ssl.SSLContext, session: ssl.SSLSession | None
+) -> tuple[bool | None, ssl.SSLSession]:
+    """Asks over a connection that takes up an earlier session, if there is one."""
+    port = int(url.rpartition(":")[2])
+    with (
+        socket.create_connection(("127.0.0.1", port)) as plain,
+        trust.wrap_socket(plain, server_hostname="localhost", session=session) as connection,
+    ):
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        assert connection.recv(1000).startswith(b"HTTP/1.1 200")
+        return connection.session_reused, connection.session
+
+
+class TestChangedFiles:
+    async def test_new_connections_see_the_new_certificate(self, setting: Setting) -> None:
+        tls = setting.tls()
+        async with (
+            serving(tls) as url,
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(family=2)) as session,
+        ):
+            trust = setting.trust()
+            first = await serial(url, trust)
+            async with session.get(url, ssl=trust) as response:
+                assert await response.text() == "hello"
+            assert not tls.reload()
+            setting.replace(second := issue("localhost", setting.authority))
+            assert tls.reload()
+            assert await serial(url, trust) == second.certificate.serial_number != first
+            assert not tls.reload()
+            # A connection that is open stays open.
+            async with session.get(url, ssl=trust) as response:
+                assert await response.text() == "hello"
+
+    async def test_files_that_do_not_fit_are_passed_over(self, setting: Setting) -> None:
+        tls = setting.tls()
+        async with serving(tls) as url:
+            first = await serial(url, setting.trust())
+            second = issue("localhost", setting.authority)
+            key = (setting.folder / "server.key").read_bytes()
+            setting.replace(second)
+            good = (setting.folder / "server.key").read_bytes()
+            for half in (key, b"", b"no key"):
+                (setting.folder / "server.key").write_bytes(half)
+                with structlog.testing.capture_logs() as logs:
+                    assert not tls.reload()
+                assert "cannot be used" in logs[0]["event"]
+                assert await serial(url, setting.trust()) == first
+            (setting.folder / "server.key").unlink()
+            assert not tls.reload()
+            (setting.folder / "server.key").write_bytes(good)
+            assert tls.reload()
+            assert await serial(url, setting.trust()) == second.certificate.serial_number
+
+    async def test_they_are_seen_without_being_told(self, setting: Setting) -> None:
+        tls = setting.tls()
+        async with serving(tls) as url, tls.watching(every_s=0.01):
+            setting.replace(second := issue("localhost", setting.authority))
+            async with asyncio.timeout(10):
+                while await serial(url, setting.trust()) != second.certificate.serial_number:
+                    await asyncio.sleep(0.01)
+
+
+class TestConfig:
+    @pytest.mark.parametrize(
+        ("changes", "told"),
+        [
+            ({"key": "missing.key"}, "tls: the certificate or key cannot be used"),
+            ({"key": "authority.key"}, "tls: the certificate or key cannot be used"),
+            ({"client_ca": "missing.pem"}, "tls.client_ca: cannot be used"),
+            ({"client_ca": "server.key"}, "tls.client_ca: cannot be used"),
+        ],
+    )
+    def test_files_that_cannot_be_used(
+        self, setting: Setting, changes: dict[str, str], told: str
+    ) -> None:
+        with pytest.raises(SpecError, match=told):
+            setting.tls(**changes)
+
+    def test_certificates_of_devices_need_an_authority(self) -> None:
+        document = {"certificate": "c", "key": "k", "require_client_certificate": True}
+        with pytest.raises(ValidationError, match="needs client_ca"):
+            TlsConfig.model_validate(document)
