@@ -3,6 +3,7 @@
 FedOneError
 ├── SpecError              a RUN.yaml, config or argument says something impossible
 ├── DataError              a data file or example cannot be used
+├── ArchiveError           a run's archive cannot be used, or not here
 ├── MissingExtraError      an optional dependency is not installed
 ├── BudgetError
 │   ├── BudgetExhausted    a reservation does not fit under the cap
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from fedone_sdk.budget import Usage
 
 __all__ = [
+    "ArchiveError",
     "BackendBlocked",
     "BackendError",
     "BackendUnavailable",
@@ -63,6 +65,10 @@ class SpecError(FedOneError):
 
 class DataError(FedOneError):
     """A data file or an example cannot be used."""
+
+
+class ArchiveError(FedOneError):
+    """A run's archive is damaged, or its run cannot be taken in here."""
 
 
 class MissingExtraError(FedOneError, ImportError):
@@ -190,19 +196,27 @@ PROBLEMS: dict[str, tuple[int, str]] = {
     "invalid_run": (422, "The run cannot be started as described"),
     "label_word": (422, "A label word is not one token of the language model"),
     "unauthorized": (401, "The credential is missing or not valid"),
+    "invalid_signature": (401, "The request is not signed by the client"),
+    "clock_skew": (401, "The clock of the client is too far off"),
     "budget_exhausted": (402, "The budget has nothing left for this"),
     "forbidden": (403, "The credential does not allow this"),
     "not_found": (404, "There is no such resource"),
     "method_not_allowed": (405, "The resource does not support this method"),
+    "request_timeout": (408, "The request came too slowly"),
     "assignment_expired": (409, "The assignment has ended; its seat was given up"),
+    "renewal_refused": (409, "The assignment was renewed as often as the run allows"),
     "update_conflict": (409, "Another update was already accepted for this assignment"),
     "model_mismatch": (409, "The update was scored by another model than the run's"),
     "lease_exhausted": (409, "The assignment's lease has no queries left for this"),
+    "token_conflict": (409, "There is an enrolment token of this name already"),
     "run_conflict": (409, "The run is not in a state that allows this"),
     "run_ended": (410, "The run has ended"),
     "body_too_large": (413, "The body is larger than allowed"),
     "not_json": (415, "The body must be application/json"),
+    "unsupported_encoding": (415, "The body must not be compressed"),
+    "not_gzip": (415, "The body must be application/gzip"),
     "backend_blocked": (424, "The language model cannot be asked until somebody changes something"),
+    "upgrade_required": (426, "The protocol version is not spoken here"),
     "rate_limited": (429, "Too many requests"),
     "internal": (500, "The server failed"),
     "backend_failed": (502, "The language model refused the request"),
@@ -229,5 +243,5 @@ class ProblemError(FedOneError):
 def is_retryable(error: BaseException) -> bool:
     """Whether the same call, sent again later, may succeed."""
     if isinstance(error, ProblemError):
-        return error.status == 429 or (error.status >= 500 and error.code != "backend_failed")
+        return error.status in (408, 429) or (error.status >= 500 and error.code != "backend_failed")
     return isinstance(error, (TransportError, BackendUnavailable))

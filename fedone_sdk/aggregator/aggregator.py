@@ -8,15 +8,20 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
 
-from fedone_sdk.aggregator.auth import Authority
+from fedone_sdk.aggregator.auth import AdminToken, Authority, EnrolmentToken
+from fedone_sdk.aggregator.drain import Drain
+from fedone_sdk.aggregator.health import Readiness
 from fedone_sdk.aggregator.http import listening
-from fedone_sdk.aggregator.routes import build_app
+from fedone_sdk.aggregator.limits import NO_LIMITS, Limits
+from fedone_sdk.aggregator.observers import NOBODY, Observers
+from fedone_sdk.aggregator.routes import build_app, build_metrics_app
 from fedone_sdk.aggregator.run import ServedRun
 from fedone_sdk.aggregator.service import Service
 from fedone_sdk.backends import LLMBackend
 from fedone_sdk.clock import Clock, SystemClock
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore, Store
+from fedone_sdk.stores.watched import watched
 from fedone_sdk.task import Example, ScoreFunction
 from fedone_sdk.vocabulary import Vocabulary
 
@@ -38,9 +43,16 @@ class Aggregator:
     Args:
         backend: The gateway's model; None when clients bring their own. Stays the caller's.
         store: Keeps runs and clients; in memory by default.
-        enrolment_tokens: Secrets that let a device enrol.
-        admin_token: Secret that lets a person steer runs over HTTP; None shuts these routes.
+        enrolment_tokens: Let a device enrol: secrets, or more than a secret.
+        admin_token: Secret of a person in role admin. Without any such person, the routes for
+            people are shut.
+        admin_tokens: More people, in their roles.
+        require_signatures: Whether every device must sign its requests.
+        signature_window_s: How far the clock of a device that signs may be off, seconds.
+        limits: How often callers may ask, by default as often as they like.
         clock: Tells the time.
+        observers: Metrics and traces.
+        drain_s: How long requests under way may take at the end, seconds.
     """
 
     def __init__(
@@ -48,17 +60,39 @@ class Aggregator:
         *,
         backend: LLMBackend | None = None,
         store: Store | None = None,
-        enrolment_tokens: Iterable[str] = (),
+        enrolment_tokens: Iterable[str | EnrolmentToken] = (),
         admin_token: str | None = None,
+        admin_tokens: Iterable[AdminToken] = (),
+        require_signatures: bool = False,
+        signature_window_s: float = 300.0,
+        limits: Limits = NO_LIMITS,
         clock: Clock | None = None,
+        observers: Observers = NOBODY,
+        drain_s: float = 1.0,
     ) -> None:
+        store = store or MemoryStore()
+        if observers.metrics is not None or observers.tracing is not None:
+            store = watched(store, observers.commit)
         self.service = Service(
-            store=store or MemoryStore(),
+            store=store,
             clock=clock or SystemClock(),
-            authority=Authority(enrolment_tokens=enrolment_tokens, admin_token=admin_token),
+            authority=Authority(
+                enrolment_tokens=enrolment_tokens,
+                admin_token=admin_token,
+                admin_tokens=admin_tokens,
+                require_signatures=require_signatures,
+                signature_window_s=signature_window_s,
+            ),
             backend=backend,
         )
+        self._limits = limits
+        self._observers = observers
+        self._drain_s = drain_s
+        self._drain = Drain()
+        self._readiness = Readiness(self.service, backend=backend)
         self._stack = AsyncExitStack()
+        if observers.metrics is not None:
+            observers.metrics.watch(self.service)
 
     async def __aenter__(self) -> Self:
         await self.service.start()
@@ -71,11 +105,25 @@ class Aggregator:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self.drain()
         # In reverse: no new requests, then the service, then the store.
         await self._stack.aclose()
 
+    def drain(self) -> None:
+        """Takes leave: not ready any more, nobody waits for work, streams of events end.
+
+        Requests are still answered, until the end of the ``async with``.
+        """
+        self.service.drain()
+        self._drain.begin()
+
     async def listen(
-        self, *, host: str = "127.0.0.1", port: int = 0, ssl_context: ssl.SSLContext | None = None
+        self,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        ssl_context: ssl.SSLContext | None = None,
+        public_metrics: bool = False,
     ) -> str:
         """Starts to accept requests.
 
@@ -83,21 +131,50 @@ class Aggregator:
             host: Address to listen on.
             port: 0 picks a free one.
             ssl_context: Serves ``https``.
+            public_metrics: Whether anybody may read ``/metrics``, and not viewers only.
 
         Returns:
             The base URL.
         """
         return await self._stack.enter_async_context(
             listening(
-                build_app(self.service),
+                build_app(
+                    self.service,
+                    drain=self._drain,
+                    readiness=self._readiness,
+                    observers=self._observers,
+                    limits=self._limits,
+                    public_metrics=public_metrics,
+                ),
                 host=host,
                 port=port,
                 ssl_context=ssl_context,
+                grace_s=self._drain_s,
+                keepalive_s=self._limits.keepalive_s,
+                first_request_s=self._limits.first_request_s,
                 # A device that hangs up must not keep its long poll, nor its place among those
                 # available.
                 handler_cancellation=True,
             )
         )
+
+    async def listen_metrics(self, *, host: str = "127.0.0.1", port: int = 0) -> str:
+        """Serves ``/metrics`` to everybody who reaches a port of its own.
+
+        Args:
+            host: Address to listen on.
+            port: 0 picks a free one.
+
+        Returns:
+            The base URL.
+
+        Raises:
+            ValueError: There are no metrics among the observers.
+        """
+        if self._observers.metrics is None:
+            raise ValueError("there are no metrics to serve")
+        app = build_metrics_app(self._observers.metrics)
+        return await self._stack.enter_async_context(listening(app, host=host, port=port))
 
     async def add_run(
         self,

@@ -2,52 +2,48 @@
 
 from __future__ import annotations
 
-import os
-import ssl
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, SecretStr, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
+from pydantic_settings import NoDecode
 
+from fedone_sdk.aggregator.auth_config import MAKE_A_TOKEN, AuthConfig, Token
+from fedone_sdk.aggregator.environment import load_settings
+from fedone_sdk.aggregator.limits import Limits
+from fedone_sdk.aggregator.tls import ServerTls, TlsConfig
 from fedone_sdk.data import check_examples, load_examples
-from fedone_sdk.errors import DataError, SpecError
-from fedone_sdk.spec import BackendSpec, OnnxSpec, RunSpec, Spec, load_yaml, validate_spec
+from fedone_sdk.errors import DataError, FedOneError, SpecError
+from fedone_sdk.spec import BackendSpec, OnnxSpec, RunSpec, Spec
 from fedone_sdk.stores import SqlStore
 from fedone_sdk.vocabulary import PmiVocabulary, TopVocabulary, Vocabulary, build_vocabulary
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import URL
 
 __all__ = [
     "Address",
     "AuthConfig",
+    "LogConfig",
     "MAKE_A_TOKEN",
+    "MetricsConfig",
     "RunToServe",
     "ServeConfig",
+    "StoreConfig",
     "TlsConfig",
     "Token",
+    "TracingConfig",
     "host_and_port",
 ]
 
-MAKE_A_TOKEN = """python3 -c "import secrets; print(secrets.token_urlsafe(32))\""""
-"""How a person makes one, for messages."""
 
-
-def _token(value: object) -> object:
-    # Every mistake is a ValueError of our own: pydantic's would print what it was given.
-    if isinstance(value, dict) and value.keys() == {"env"} and isinstance(value["env"], str):
-        if value["env"] not in os.environ:
-            raise ValueError(f"the environment variable {value['env']} is not set")
-        value = os.environ[value["env"]]
-    if not isinstance(value, str):
-        raise ValueError("must be a token in quotes, or {env: NAME} to read it from NAME")
-    if not value.isascii() or not value or any(c.isspace() for c in value):
-        raise ValueError("a token is not empty, and has neither spaces nor non-ASCII characters")
+def _store(value: object) -> object:
+    if isinstance(value, str) or (isinstance(value, dict) and value.keys() == {"env"}):
+        return {"url": value}
+    if not isinstance(value, (dict, StoreConfig)):
+        raise ValueError("must be a file, a URL, {env: NAME}, or a mapping with url and password")
     return value
-
-
-def _tokens(value: object) -> object:
-    if not isinstance(value, (list, tuple)):
-        raise ValueError("must be a list of tokens")
-    return tuple(value)
 
 
 def _mapping(value: object) -> object:
@@ -72,54 +68,125 @@ def host_and_port(address: str) -> tuple[str, int]:
 Address = Annotated[str, AfterValidator(_address)]
 """``HOST:PORT``; port 0 picks a free one."""
 
-Token = Annotated[SecretStr, BeforeValidator(_token)]
-"""A secret: text, or ``{env: NAME}`` to keep it out of the file. No error ever shows it."""
 
-
-class AuthConfig(Spec):
-    """Who may come in. A token is text, or ``{env: NAME}`` to keep it out of the file.
+class StoreConfig(Spec):
+    """Where runs and clients are kept.
 
     Attributes:
-        enrolment_tokens: Secrets that let a device enrol.
-        admin_token: Secret that lets a person steer runs over HTTP; null shuts these routes.
+        url: SQLite file, or a SQLAlchemy URL of a PostgreSQL database.
+        password: Goes into the URL, so that it need not stand in the file.
     """
 
-    enrolment_tokens: Annotated[tuple[Token, ...], BeforeValidator(_tokens)] = ()
-    admin_token: Token | None = None
+    url: Token = SecretStr("fedone.db")
+    password: Token | None = None
 
-    @model_validator(mode="after")
-    def _check_apart(self) -> Self:
-        if self.admin_token in self.enrolment_tokens:
-            raise ValueError("admin_token must not be one that devices enrol with")
-        return self
+    @property
+    def is_file(self) -> bool:
+        """Whether it is a SQLite file."""
+        return "://" not in self.url.get_secret_value()
 
-
-class TlsConfig(Spec):
-    """Serves ``https``.
-
-    Attributes:
-        certificate: PEM file with the certificate and its chain.
-        key: PEM file with its private key.
-    """
-
-    certificate: str
-    key: str
-
-    def context(self, folder: Path) -> ssl.SSLContext:
-        """What serves ``https``.
+    def build(self, folder: Path) -> SqlStore:
+        """The store, not opened yet.
 
         Args:
             folder: Where relative paths start.
 
         Raises:
-            SpecError: The files cannot be used.
+            SpecError: The URL is not one of a supported database.
         """
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        if self.is_file:
+            if self.password is not None:
+                raise SpecError("store.password: a SQLite file has none; name a URL")
+            return SqlStore.sqlite(folder / self.url.get_secret_value())
         try:
-            context.load_cert_chain(folder / self.certificate, folder / self.key)
-        except (OSError, ssl.SSLError) as exc:
-            raise SpecError(f"tls: the certificate or key cannot be used: {exc}") from exc
-        return context
+            return SqlStore(self._sql_url())
+        except SpecError as exc:
+            raise SpecError([f"store: {problem}" for problem in exc.problems]) from exc
+
+    async def check(self, folder: Path) -> str:
+        """Sees whether the store can be used, and changes nothing.
+
+        Args:
+            folder: Where relative paths start.
+
+        Returns:
+            What serving would begin with, for people; never the password.
+
+        Raises:
+            SpecError: It cannot be used.
+        """
+        from fedone_sdk.stores.sql.probe import probe_file, probe_server
+
+        self.build(folder)
+        try:
+            if self.is_file:
+                return probe_file(folder / self.url.get_secret_value())
+            return await probe_server(self._sql_url())
+        except FedOneError as exc:
+            raise SpecError(f"store: {exc}") from exc
+
+    def __str__(self) -> str:
+        """The file or URL, with stars for a password."""
+        return self.url.get_secret_value() if self.is_file else str(self._sql_url())
+
+    def _sql_url(self) -> URL:
+        from sqlalchemy.engine import make_url
+        from sqlalchemy.exc import ArgumentError
+
+        try:
+            url = make_url(self.url.get_secret_value())
+        except (ArgumentError, ValueError):
+            # Not from it: it quotes the URL.
+            raise SpecError(
+                "store: must be a file, or a URL such as postgresql://user@host/database"
+            ) from None
+        if self.password is not None:
+            url = url.set(password=self.password.get_secret_value())
+        return url
+
+
+class MetricsConfig(Spec):
+    """Who may read ``/metrics``.
+
+    Attributes:
+        enabled: Whether figures are kept.
+        public: Whether anybody may read them; else a viewer's token is needed.
+        listen: ``HOST:PORT`` of a port of their own, without tokens and TLS, for a network that
+            only Prometheus reaches; null serves them with everything else.
+    """
+
+    enabled: bool = True
+    public: bool = False
+    listen: Address | None = None
+
+    @model_validator(mode="after")
+    def _check_one_place(self) -> Self:
+        if self.listen is not None and self.public:
+            raise ValueError("listen and public exclude each other: with listen they are public")
+        return self
+
+
+class TracingConfig(Spec):
+    """OpenTelemetry traces.
+
+    Attributes:
+        endpoint: URL that they are posted to (OTLP/HTTP); null is what the environment variables
+            of OpenTelemetry say.
+    """
+
+    endpoint: Annotated[str, Field(pattern=r"^https?://")] | None = None
+
+
+class LogConfig(Spec):
+    """What is logged.
+
+    Attributes:
+        level: Lines of this level and worse.
+        requests: Level of the line that each request gets; ``off`` writes none.
+    """
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    requests: Literal["off", "debug", "info"] = "debug"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,63 +209,71 @@ class ServeConfig(Spec):
 
     Attributes:
         listen: ``HOST:PORT``; port 0 picks a free one.
-        store: SQLite file, or a SQLAlchemy URL, that keeps runs and clients.
+        store: SQLite file, or a URL of a PostgreSQL database, that keeps runs and clients.
         auth: Tokens.
+        limits: How often callers may ask.
         tls: Certificate; null serves plain HTTP, for loopback or behind a proxy.
         backend: The gateway's model; null when clients bring their own.
         runs: RUN.yaml files.
+        metrics: Figures for Prometheus.
+        tracing: Traces; null makes none, unless OpenTelemetry's environment variables name where
+            they go.
+        log: What is logged.
+        drain_s: How long requests under way may take after SIGTERM, seconds.
+        drain_notice_s: How long, before that, requests are still accepted while ``/readyz`` says
+            503, so that a load balancer takes notice, seconds.
     """
 
     listen: Address = "127.0.0.1:8080"
-    store: str = "fedone.db"
+    store: Annotated[StoreConfig, NoDecode, BeforeValidator(_store)] = StoreConfig()
     auth: Annotated[AuthConfig, BeforeValidator(_mapping)] = AuthConfig()
+    limits: Limits = Limits()
     tls: TlsConfig | None = None
     backend: BackendSpec | None = OnnxSpec()
     runs: tuple[str, ...] = ()
+    metrics: MetricsConfig = MetricsConfig()
+    tracing: TracingConfig | None = None
+    log: LogConfig = LogConfig()
+    drain_s: Annotated[float, Field(ge=0, le=3600)] = 20.0
+    drain_notice_s: Annotated[float, Field(ge=0, le=600)] = 0.0
 
     @model_validator(mode="after")
     def _check_reachable(self) -> Self:
-        if not self.auth.enrolment_tokens:
+        people = (self.auth.admin_token, *(p for p in self.auth.admin_tokens if p.role == "admin"))
+        if not self.auth.enrolment_tokens and not any(people):
             raise ValueError(
                 "auth.enrolment_tokens: needs at least one, or no device can enrol; "
-                f"make one with: {MAKE_A_TOKEN}"
+                f"make one with: {MAKE_A_TOKEN} (or name an admin, who can make them later)"
             )
         return self
 
     @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """Reads a CONFIG.yaml.
+    def load(cls, path: str | Path | None = None) -> Self:
+        """Reads a CONFIG.yaml, and over it the environment: ``FEDONE_AUTH__ADMIN_TOKEN`` ...
+
+        Args:
+            path: The file; None takes everything from the environment.
 
         Raises:
-            SpecError: One line per mistake: file, key, what is allowed; never a token.
+            SpecError: One line per mistake: file or variable, key, what is allowed; never a token.
         """
-        return validate_spec(cls, load_yaml(path), source=str(path))
+        return load_settings(cls, path)
 
     @property
     def address(self) -> tuple[str, int]:
         """Host and port of `listen`."""
         return host_and_port(self.listen)
 
-    def build_store(self, folder: Path) -> SqlStore:
-        """The store, not opened yet.
-
-        Raises:
-            SpecError: The URL is not one of a supported database.
-        """
-        if "://" not in self.store:
-            return SqlStore.sqlite(folder / self.store)
-        try:
-            return SqlStore(self.store)
-        except SpecError as exc:
-            raise SpecError([f"store: {problem}" for problem in exc.problems]) from exc
-
-    def ssl_context(self, folder: Path) -> ssl.SSLContext | None:
+    def server_tls(self, folder: Path) -> ServerTls | None:
         """What serves ``https``, if it is configured.
+
+        Args:
+            folder: Where relative paths start.
 
         Raises:
             SpecError: The files cannot be used.
         """
-        return None if self.tls is None else self.tls.context(folder)
+        return None if self.tls is None else self.tls.open(folder)
 
     def load_runs(self, folder: Path) -> list[RunToServe]:
         """Reads the runs and builds their vocabularies.

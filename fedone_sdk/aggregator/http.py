@@ -2,35 +2,53 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import math
 import ssl
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
+from weakref import WeakSet
 
 import structlog
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.web_protocol import RequestHandler
 from pydantic import ValidationError
 
+from fedone_sdk.aggregator.documents import check_json
+from fedone_sdk.aggregator.signing import SignedRequest
 from fedone_sdk.errors import ProblemError
-from fedone_sdk.messages import Message, Problem
+from fedone_sdk.messages import PROTOCOL_HEADER, PROTOCOL_VERSION, Message, Problem
 
 __all__ = [
     "Handler",
     "RETRY_AFTER_S",
     "answer",
     "bearer_token",
+    "body_of",
     "listening",
     "problem",
     "problems",
     "read",
+    "signed_request",
+    "stamp_headers",
 ]
 
 _log = structlog.get_logger(__name__)
 
 RETRY_AFTER_S = 1
 """What a caller is told to wait where nothing says more."""
+
+_READ_TIMEOUT_S = 60.0
+"""How long a request's body may take to arrive, seconds."""
+
+_BODY: Any = web.RequestKey("body", bytes) if hasattr(web, "RequestKey") else "body"
+"""Where a body that was read is kept; aiohttp before 3.14 knows text only."""
+_HEARD: WeakSet[asyncio.Transport] = WeakSet()
+"""Connections over which a request has come."""
 
 T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -39,13 +57,14 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 @web.middleware
 async def problems(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Every refusal leaves as problem+json with a stable code."""
+    if request.transport is not None:
+        _HEARD.add(request.transport)
     try:
         return await handler(request)
     except ProblemError as exc:
         return problem(exc)
     except web.HTTPRequestEntityTooLarge:
-        limit = request.client_max_size
-        return problem(ProblemError("body_too_large", f"the limit is {limit} bytes"))
+        return problem(_too_large(request.client_max_size))
     except web.HTTPNotFound:
         return problem(ProblemError("not_found", f"there is nothing at {request.path}"))
     except web.HTTPMethodNotAllowed as exc:
@@ -76,6 +95,11 @@ def problem(error: ProblemError, document: Problem | None = None) -> web.Respons
     headers = {}
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
+    if error.code == "unsupported_encoding":
+        headers["Accept-Encoding"] = "identity"
+    if error.status == 426:
+        headers["Upgrade"] = f"fedone/{PROTOCOL_VERSION}"
+        headers["Connection"] = "Upgrade"
     if error.status in (429, 503):
         headers["Retry-After"] = str(max(math.ceil(error.retry_after_s or 0), RETRY_AFTER_S))
     return web.Response(
@@ -86,21 +110,77 @@ def problem(error: ProblemError, document: Problem | None = None) -> web.Respons
     )
 
 
+async def stamp_headers(request: web.Request, response: web.StreamResponse) -> None:
+    """What every answer says; for ``on_response_prepare``."""
+    response.headers[PROTOCOL_HEADER] = str(PROTOCOL_VERSION)
+    response.headers["X-Content-Type-Options"] = "nosniff"
+    # Answers hold credentials and states of runs; none is worth a copy in a proxy.
+    response.headers.setdefault("Cache-Control", "no-store")
+
+
 def bearer_token(request: web.Request) -> str | None:
     """The token that a request carries, if any."""
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" and token else None
 
 
-async def read(request: web.Request, parse: Callable[[bytes], T]) -> tuple[T, bytes]:
-    """The message in a request's body, and the body.
+async def body_of(request: web.Request, *, max_bytes: int | None = None) -> bytes:
+    """A request's body, read once.
+
+    Args:
+        request: Whose.
+        max_bytes: The largest; the application's limit by default.
 
     Raises:
-        ProblemError: ``not_json`` or ``invalid_message``.
+        ProblemError: ``unsupported_encoding``, ``body_too_large``, ``request_timeout``, or
+            ``invalid_message`` where it ends early.
+    """
+    known = request.get(_BODY)
+    if isinstance(known, bytes):
+        return known
+    if request.headers.get("Content-Encoding", "identity").strip().lower() != "identity":
+        # What a small body grows to is not known before it has.
+        raise ProblemError("unsupported_encoding", "send the body as it is")
+    limit = request.client_max_size if max_bytes is None else max_bytes
+    if (request.content_length or 0) > limit:
+        raise _too_large(limit)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(_READ_TIMEOUT_S):
+            while chunk := await request.content.readany():
+                body += chunk
+                if len(body) > limit:
+                    raise _too_large(limit)
+    except TimeoutError:
+        raise ProblemError(
+            "request_timeout", f"the body did not arrive within {_READ_TIMEOUT_S:g} s"
+        ) from None
+    except web.RequestPayloadError:
+        raise ProblemError("invalid_message", "the body ends early or is cut wrongly") from None
+    request[_BODY] = found = bytes(body)
+    return found
+
+
+async def read(
+    request: web.Request, parse: Callable[[bytes], T], *, max_bytes: int | None = None
+) -> tuple[T, bytes]:
+    """The message in a request's body, and the body.
+
+    Args:
+        request: Whose.
+        parse: Makes a message of JSON; pydantic's errors are refusals.
+        max_bytes: The largest body; the application's limit by default.
+
+    Raises:
+        ProblemError: ``not_json``, ``invalid_message``, or one of `body_of`.
     """
     if request.content_type != "application/json":
         raise ProblemError("not_json", f"the body is {request.content_type}")
-    body = await request.read()
+    body = await body_of(request, max_bytes=max_bytes)
+    try:
+        check_json(body)
+    except ValueError as exc:
+        raise ProblemError("invalid_message", str(exc)) from None
     try:
         return parse(body), body
     except ValidationError as exc:
@@ -112,6 +192,26 @@ def _first_error(exc: ValidationError) -> str:
     error = exc.errors(include_url=False, include_input=False, include_context=False)[0]
     where = ".".join(str(step) for step in error["loc"])
     return f"{where}: {error['msg']}" if where else error["msg"]
+
+
+def _too_large(limit: int) -> ProblemError:
+    return ProblemError("body_too_large", f"the limit is {limit} bytes")
+
+
+async def signed_request(request: web.Request, *, max_bytes: int | None = None) -> SignedRequest:
+    """What of a request a signature covers.
+
+    Raises:
+        ProblemError: One of `body_of`.
+    """
+    body = await body_of(request, max_bytes=max_bytes)
+    names = ("content-digest", "signature", "signature-input")
+    return SignedRequest(
+        method=request.method,
+        target=request.raw_path,
+        body=body,
+        headers={name: tuple(request.headers.getall(name, ())) for name in names},
+    )
 
 
 def answer(message: Message, status: int = 200) -> web.Response:
@@ -130,16 +230,21 @@ async def listening(
     ssl_context: ssl.SSLContext | None = None,
     handler_cancellation: bool = False,
     grace_s: float = 1.0,
+    keepalive_s: float = 75.0,
+    first_request_s: float = 20.0,
 ) -> AsyncIterator[str]:
     """Accepts requests while the body runs.
 
     Args:
-        app: What answers them.
+        app: What answers them; `problems` is among its middlewares.
         host: Address to listen on.
         port: 0 picks a free one.
         ssl_context: Serves ``https``.
         handler_cancellation: Whether the work for a caller ends when the caller hangs up.
         grace_s: How long requests under way may take at the end, seconds.
+        keepalive_s: How long a connection may be idle between requests, seconds.
+        first_request_s: How long a new connection may take to send the head of a request,
+            seconds.
 
     Yields:
         The base URL.
@@ -152,6 +257,11 @@ async def listening(
         handler_cancellation=handler_cancellation,
         access_log=None,
         shutdown_timeout=grace_s,
+        keepalive_timeout=keepalive_s,
+        # `body_of` refuses what is compressed; nothing may unpack it before.
+        auto_decompress=False,
+        max_headers=64,
+        logger=_quiet(),
     )
     await runner.setup()
     try:
@@ -159,6 +269,40 @@ async def listening(
         await site.start()
         bound = runner.addresses[0][1]
         scheme = "http" if ssl_context is None else "https"
-        yield f"{scheme}://{f'[{host}]' if ':' in host else host}:{bound}"
+        sweeper = asyncio.create_task(_sweep(runner, first_request_s), name="slow connections")
+        try:
+            yield f"{scheme}://{f'[{host}]' if ':' in host else host}:{bound}"
+        finally:
+            sweeper.cancel()
     finally:
         await runner.cleanup()
+
+
+async def _sweep(runner: web.AppRunner, first_request_s: float) -> None:
+    """Closes connections whose first request does not come: aiohttp would wait for ever.
+
+    Later requests are under its keep-alive timeout.
+    """
+    waiting: set[RequestHandler] = set()
+    while True:
+        await asyncio.sleep(first_request_s)
+        silent = {
+            connection
+            for connection in (runner.server.connections if runner.server else ())
+            if connection.transport is not None and connection.transport not in _HEARD
+        }
+        for connection in silent & waiting:
+            connection.force_close()
+        waiting = silent - waiting
+
+
+def _quiet() -> logging.Logger:
+    """Without a traceback for each request that is no HTTP: strangers must not fill the log."""
+    logger = logging.getLogger("fedone_sdk.http")
+    if not logger.filters:
+        logger.addFilter(_is_ours)
+    return logger
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)

@@ -1,154 +1,191 @@
-"""The HTTP contract as OpenAPI 3.1, from the same pydantic models that parse the messages."""
+"""The HTTP contract as OpenAPI 3.1, from the routes and the models that parse their messages."""
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any
+import inspect
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal
+
+from pydantic import TypeAdapter
 
 from fedone_sdk import __version__
-from fedone_sdk.messages import json_schemas
+from fedone_sdk.aggregator.routes.route import PARAMETERS, Access, Route
+from fedone_sdk.errors import PROBLEMS
+from fedone_sdk.messages import Problem
 
 __all__ = ["openapi_document"]
 
-# (method, path, summary, request message, answer status, answer message, problem statuses)
-_ROUTES: tuple[tuple[str, str, str, str | None, int, str | None, tuple[int, ...]], ...] = (
-    ("post", "/v1/clients", "Enrol a device", "Enrol", 201, "Enrolled", (401, 413, 415, 422)),
-    (
-        "post",
-        "/v1/assignments/claim",
-        "Ask for work (long poll)",
-        "Claim",
-        200,
-        "Assignment",
-        (401, 404, 410, 413, 415, 422),
-    ),
-    (
-        "post",
-        "/v1/assignments/{assignment_id}/update",
-        "Return finished work",
-        "Update",
-        200,
-        "Receipt",
-        (401, 404, 409, 413, 415, 422),
-    ),
-    (
-        "post",
-        "/v1/assignments/{assignment_id}/renew",
-        "Ask for another deadline",
-        None,
-        200,
-        "Assignment",
-        (401, 404, 409),
-    ),
-    (
-        "post",
-        "/v1/assignments/{assignment_id}/decline",
-        "Give work back",
-        "Decline",
-        204,
-        None,
-        (401, 404, 409, 413, 415, 422),
-    ),
-    (
-        "post",
-        "/v1/score",
-        "Score prompts through the gateway",
-        "Score",
-        200,
-        "Scores",
-        (401, 404, 409, 413, 415, 422, 429, 502, 503),
-    ),
-    ("get", "/v1/runs/{run_id}/task", "What a client must know", None, 200, "RunTask", (401, 404)),
-    (
-        "get",
-        "/v1/runs/{run_id}/vocabulary",
-        "The candidates, in index order",
-        None,
-        200,
-        "VocabularyList",
-        (401, 404),
-    ),
-    ("get", "/v1/runs/{run_id}", "Where a run stands", None, 200, "RunResult", (401, 404)),
-    ("get", "/v1/runs/{run_id}/prompt", "The prompt", None, 200, "PromptReport", (401, 404)),
-    ("post", "/v1/runs/{run_id}/stop", "End a run", None, 200, "RunResult", (401, 403, 404, 409)),
-    (
-        "post",
-        "/v1/runs/{run_id}/resume",
-        "Let a stopped run go on",
-        None,
-        200,
-        "RunResult",
-        (401, 403, 404, 409),
-    ),
-)
-
-_UNIONS = {
-    "Assignment": ("AlphaAssignment", "LossesAssignment"),
-    "Update": ("AlphaUpdate", "LossesUpdate"),
+_SECURITY: dict[Access, tuple[str, ...]] = {
+    "public": (),
+    "enrolment": ("enrolment",),
+    "device": ("device",),
+    "member": ("device", "person"),
+    "viewer": ("person",),
+    "operator": ("person",),
+    "admin": ("person",),
 }
 
+_SCHEMES = {
+    "enrolment": "An enrolment token",
+    "device": "The credential that a device got when it enrolled",
+    "person": "The token of a person, with the role that the call needs",
+}
 
-@cache
-def openapi_document() -> dict[str, Any]:
-    """The OpenAPI document of the service."""
-    schemas = json_schemas(ref_template="#/components/schemas/{model}")
-    for name, members in _UNIONS.items():
-        schemas[name] = {
-            "oneOf": [_ref(member) for member in members],
-            "discriminator": {"propertyName": "exchange"},
-        }
+_TAGS = {
+    "devices": "What edge clients call",
+    "runs": "What people call to start, watch and steer runs",
+    "access": "Who may come in",
+    "machines": "Health, metrics and this contract",
+}
+
+_PROBLEM_HEADERS = {
+    401: {"WWW-Authenticate": "How to come in"},
+    429: {"Retry-After": "Whole seconds after which to ask again"},
+    503: {"Retry-After": "Whole seconds after which to ask again"},
+}
+
+_ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n {5,}.*)*)", re.MULTILINE)
+
+_Key = tuple[Any, Literal["validation", "serialization"]]
+
+
+def openapi_document(routes: Iterable[Route]) -> dict[str, Any]:
+    """The OpenAPI document of the routes."""
+    routes = tuple(routes)
+    schemas, components = _schemas(routes)
     paths: dict[str, Any] = {}
-    for method, path, summary, request, status, answer, problems in _ROUTES:
-        paths.setdefault(path, {})[method] = _operation(
-            path, summary, request, status, answer, problems
-        )
+    for route in routes:
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, schemas)
+    used = {route.tag for route in routes}
     return {
         "openapi": "3.1.0",
-        "info": {"title": "FedOne aggregator", "version": __version__},
+        "info": {
+            "title": "FedOne aggregator",
+            "version": __version__,
+            "description": "Devices ask, the server never calls them. Every refusal is an "
+            "RFC 9457 problem with a stable `code`.",
+        },
+        "servers": [{"url": "/"}],
+        "tags": [
+            {"name": name, "description": text} for name, text in _TAGS.items() if name in used
+        ],
         "paths": paths,
         "components": {
-            "schemas": schemas,
-            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
+            "schemas": components,
+            "securitySchemes": {
+                name: {"type": "http", "scheme": "bearer", "description": text}
+                for name, text in _SCHEMES.items()
+            },
         },
-        "security": [{"bearer": []}],
     }
 
 
-def _operation(
-    path: str,
-    summary: str,
-    request: str | None,
-    status: int,
-    answer: str | None,
-    problems: tuple[int, ...],
-) -> dict[str, Any]:
-    responses: dict[str, Any] = {
-        str(status): {"description": "Done"}
-        if answer is None
-        else {"description": "Done", "content": _content(answer)}
+def _schemas(routes: Iterable[Route]) -> tuple[dict[_Key, Any], dict[str, Any]]:
+    """The schema of each message, and what they refer to.
+
+    A request may leave out what has a default; an answer never does. Where that makes a
+    difference, pydantic calls the two ``-Input`` and ``-Output``.
+    """
+    keys = dict.fromkeys(key for route in routes for key in _messages(route))
+    found, document = TypeAdapter.json_schemas(
+        [(index, mode, TypeAdapter(model)) for index, (model, mode) in enumerate(keys)],
+        ref_template="#/components/schemas/{model}",
+    )
+    by_key = {key: found[index, key[1]] for index, key in enumerate(keys)}
+    components = document["$defs"]
+    for schema in components.values():
+        _describe(schema)
+    return by_key, dict(sorted(components.items()))
+
+
+def _describe(schema: dict[str, Any]) -> None:
+    """Moves what a docstring says of attributes to the properties."""
+    text, _, attributes = schema.get("description", "").partition("\n\nAttributes:\n")
+    properties = schema.get("properties", {})
+    for name, description in _ATTRIBUTE.findall(attributes):
+        if name in properties:
+            properties[name]["description"] = " ".join(description.split())
+    if text:
+        schema["description"] = text
+
+
+def _messages(route: Route) -> Iterator[_Key]:
+    yield Problem, "serialization"
+    if _is_message(route.request):
+        yield route.request, "validation"
+    for answer in route.answers.values():
+        if _is_message(answer):
+            yield answer, "serialization"
+
+
+def _is_message(answer: object) -> bool:
+    return answer is not None and not isinstance(answer, (str, tuple))
+
+
+def _operation(route: Route, schemas: dict[_Key, Any]) -> dict[str, Any]:
+    operation: dict[str, Any] = {
+        "operationId": route.handler.__name__,
+        "tags": [route.tag],
+        "summary": route.summary,
+        "description": inspect.getdoc(route.handler),
+        "security": [{scheme: []} for scheme in _SECURITY[route.access]],
     }
-    if path.endswith("/claim"):
-        responses["204"] = {"description": "No work now; ask again after Retry-After seconds"}
-    for code in problems:
-        responses[str(code)] = {
-            "description": "Refused",
-            "content": {"application/problem+json": {"schema": _ref("Problem")}},
-        }
-    operation: dict[str, Any] = {"summary": summary, "responses": responses}
-    if request is not None:
-        operation["requestBody"] = {"required": True, "content": _content(request)}
-    names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
-    if names:
-        operation["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-            for name in names
-        ]
+    if route.access in ("viewer", "operator", "admin"):
+        operation["x-fedone-role"] = route.access
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": PARAMETERS[name]}
+        for name in route.names
+    ] + [
+        {"name": name, "in": "query", "required": False, "schema": schema}
+        for name, schema in route.query.items()
+    ]
+    if parameters:
+        operation["parameters"] = parameters
+    if route.request is not None:
+        content: dict[str, Any] = {str(route.request): {"schema": {"type": "string"}}}
+        if _is_message(route.request):
+            content = {"application/json": {"schema": schemas[route.request, "validation"]}}
+        operation["requestBody"] = {"required": True, "content": content}
+    operation["responses"] = _responses(route, schemas)
     return operation
 
 
-def _content(name: str) -> dict[str, Any]:
-    return {"application/json": {"schema": _ref(name)}}
+def _responses(route: Route, schemas: dict[_Key, Any]) -> dict[str, Any]:
+    responses: dict[int, dict[str, Any]] = {}
+    for status, model in route.answers.items():
+        content: dict[str, Any] = {}
+        if _is_message(model):
+            content = {"application/json": {"schema": schemas[model, "serialization"]}}
+        elif model is not None:
+            types = (model,) if isinstance(model, str) else model
+            content = {media_type: {"schema": {"type": "string"}} for media_type in types}
+        responses[status] = _response("Done" if status < 300 else "Not now", content)
+        _add_headers(responses[status], route.headers.get(status, {}))
+    problem = schemas[Problem, "serialization"]
+    by_status: dict[int, list[str]] = {}
+    for code in route.refusals:
+        by_status.setdefault(PROBLEMS[code][0], []).append(code)
+    for status, codes in by_status.items():
+        text = "; ".join(f"`{code}`: {PROBLEMS[code][1]}" for code in codes)
+        schema = {"allOf": [problem, {"properties": {"code": {"enum": codes}}}]}
+        content = {"application/problem+json": {"schema": schema}}
+        if status in responses:  # the status has an answer of another type too
+            responses[status]["content"] |= content
+            responses[status]["description"] += f"; {text}"
+        else:
+            responses[status] = _response(text, content)
+        _add_headers(responses[status], _PROBLEM_HEADERS.get(status, {}))
+    return {str(status): responses[status] for status in sorted(responses)}
 
 
-def _ref(name: str) -> dict[str, str]:
-    return {"$ref": f"#/components/schemas/{name}"}
+def _response(description: str, content: dict[str, Any]) -> dict[str, Any]:
+    return {"description": description} | ({"content": content} if content else {})
+
+
+def _add_headers(response: dict[str, Any], headers: Any) -> None:
+    for name, text in headers.items():
+        response.setdefault("headers", {})[name] = {
+            "description": text,
+            "schema": {"type": "integer" if name == "Retry-After" else "string"},
+        }

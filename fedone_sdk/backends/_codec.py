@@ -81,11 +81,15 @@ def load_answer(found: dict[str, Any]) -> Answer:
     Raises:
         KeyError, TypeError, ValueError: It is something else.
     """
-    return Answer(
-        log_probs=tuple(
+    try:
+        rows = tuple(
             None if row is None else tuple(float(value) for value in row)
             for row in found["log_probs"]
-        ),
+        )
+    except OverflowError as exc:
+        raise ValueError("a log-probability is too large") from exc
+    return Answer(
+        log_probs=rows,
         texts=tuple(found["texts"]),
         censored=found["censored"],
         cached=found["cached"],

@@ -144,6 +144,11 @@ class LLMBackend(ABC):
         """The most that this query may spend: at least what it will, at most its `worst_case`."""
         return self.worst_case(len(query.inputs), query.max_tokens)
 
+    @property
+    def trouble(self) -> str | None:
+        """Why it is known that the model cannot be asked now; None while it may be asked."""
+        return None
+
     def reset(self) -> None:  # noqa: B027 (optional)
         """Forgets that the model failed: somebody says that it can be asked again."""
 

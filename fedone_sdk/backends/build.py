@@ -15,6 +15,8 @@ from fedone_sdk.backends.wrappers import (
     RecordingBackend,
     RetryingBackend,
     SplitBackend,
+    Watch,
+    WatchedBackend,
 )
 from fedone_sdk.budget import FREE, BudgetGuard, Price, known_price
 from fedone_sdk.errors import SpecError
@@ -31,7 +33,11 @@ __all__ = ["build_adapter", "build_backend"]
 
 
 def build_backend(
-    spec: BackendSpec, folder: str | Path = ".", *, guard: BudgetGuard | None = None
+    spec: BackendSpec,
+    folder: str | Path = ".",
+    *,
+    guard: BudgetGuard | None = None,
+    watch: Watch | None = None,
 ) -> LLMBackend:
     """A backend as a run describes it.
 
@@ -49,6 +55,7 @@ def build_backend(
         spec: The description.
         folder: Where its relative paths start.
         guard: A budget of the caller's own, beside each query's payer.
+        watch: Told of every request that is sent, each attempt anew.
 
     Raises:
         SpecError: The description cannot be met: a missing file, key or model.
@@ -57,6 +64,8 @@ def build_backend(
     folder = Path(folder)
     with _about("model"):
         backend = build_adapter(spec, folder)
+    if watch is not None:
+        backend = WatchedBackend(backend, watch)
     if spec.record is not None:
         with _about("record"):
             backend = RecordingBackend(backend, _path(folder, spec.record))

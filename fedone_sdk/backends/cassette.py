@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from fedone_sdk.backends._codec import load_answer, load_error, load_query, query_key
-from fedone_sdk.backends.base import Answer, LLMBackend, Query
+from fedone_sdk.backends.base import Answer, LLMBackend, Query, Want
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import BackendError, SpecError
 
@@ -51,8 +51,17 @@ class CassetteBackend(LLMBackend):
             try:
                 found = json.loads(line.decode("utf-8", "surrogatepass"))
                 query, outcome = load_query(found), _outcome(found)
+                if query.want not in get_args(Want):
+                    raise ValueError(f"want is {query.want!r}")
                 fingerprint = str(found["fingerprint"])
-            except (AttributeError, KeyError, TypeError, ValueError) as exc:
+            except (
+                ArithmeticError,
+                AttributeError,
+                KeyError,
+                RecursionError,
+                TypeError,
+                ValueError,
+            ) as exc:
                 raise SpecError(
                     f"line {number}: is not a line of a cassette ({exc!r:.100}); "
                     "remove it where a crash has cut it short",

@@ -10,7 +10,7 @@ from fedone_sdk.errors import DataError, FedOneError, LabelWordError, SpecError
 
 __all__ = ["naming", "told"]
 
-_EXTRAS = {"numpy", "onnxruntime", "sqlalchemy", "tokenizers"}
+_EXTRAS = {"alembic", "numpy", "onnxruntime", "sqlalchemy", "tokenizers"}
 """Packages that only some extras bring, and that some modules import at their top."""
 
 

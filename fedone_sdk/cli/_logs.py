@@ -25,17 +25,29 @@ def quiet_logs() -> None:
     )
 
 
-def json_logs() -> None:
-    """Everything from info on, to stdout, one JSON object a line."""
+def json_logs(level: str = "info", **always: str) -> None:
+    """One JSON object a line, to stdout.
+
+    Args:
+        level: Lines of this level and worse.
+        always: What every line says beside its own.
+    """
+
+    def add(_: Any, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+        return {**always, **event}
+
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
+            add,
             structlog.stdlib.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
             structlog.processors.JSONRenderer(),
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        wrapper_class=structlog.make_filtering_bound_logger(
+            logging.getLevelNamesMapping()[level.upper()]
+        ),
         logger_factory=structlog.PrintLoggerFactory(sys.stdout),
     )
 

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
@@ -13,7 +14,7 @@ from rich.text import Text
 
 from fedone_sdk.errors import SpecError
 
-__all__ = ["Output", "size", "terminal"]
+__all__ = ["Output", "moment", "size", "terminal"]
 
 
 def terminal(*, stderr: bool = False) -> Console:
@@ -100,3 +101,8 @@ def size(num_bytes: int) -> str:
             break
         value, unit = value / 1000, larger
     return f"{value:.1f} {unit}"
+
+
+def moment(seconds: float) -> str:
+    """A time since the epoch for people, in UTC."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")

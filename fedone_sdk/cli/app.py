@@ -7,7 +7,19 @@ from typing import Annotated
 import typer
 
 from fedone_sdk import __version__
-from fedone_sdk.cli import client, gateway, plan, quickstart, runs, score, serve, tune
+from fedone_sdk.cli import (
+    client,
+    clients,
+    db,
+    gateway,
+    plan,
+    quickstart,
+    runs,
+    score,
+    serve,
+    tokens,
+    tune,
+)
 
 __all__ = ["app"]
 
@@ -49,3 +61,6 @@ app.command(
     "--data reviews.jsonl --state ~/.fedone"
 )(client.client)
 app.add_typer(runs.app, name="runs")
+app.add_typer(tokens.app, name="tokens")
+app.add_typer(clients.app, name="clients")
+app.add_typer(db.app, name="db")

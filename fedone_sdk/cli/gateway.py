@@ -77,7 +77,9 @@ async def _serve(config: GatewayConfig, folder: Path, *, check: bool) -> None:
             generated_text=config.generated_text,
             attempts=config.attempts,
         )
-        ssl_context = config.ssl_context(folder)
+        tls = config.server_tls(folder)
+        if tls is not None:
+            await stack.enter_async_context(tls.watching())
         try:
             await served.start()
         except BackendUnavailable as exc:
@@ -96,7 +98,7 @@ async def _serve(config: GatewayConfig, folder: Path, *, check: bool) -> None:
                     build_app(served),
                     host=host,
                     port=port,
-                    ssl_context=ssl_context,
+                    ssl_context=None if tls is None else tls.context,
                     grace_s=_GRACE_S,
                 )
             )

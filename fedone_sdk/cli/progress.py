@@ -18,6 +18,7 @@ from fedone_sdk.cli._output import size, terminal
 if TYPE_CHECKING:
     from fedone_sdk.aggregator import ServedRun
     from fedone_sdk.aggregator.events import Effect
+    from fedone_sdk.aggregator.run import CaughtUp
 
 __all__ = ["Progress", "progress"]
 
@@ -43,7 +44,7 @@ class Progress:
         self._seen = 0
         self._began: tuple[float, float] | None = None
 
-    def __call__(self, run: ServedRun, effect: Effect | None) -> None:
+    def __call__(self, run: ServedRun, effect: Effect | CaughtUp | None) -> None:
         """Takes note of what happened; cheap, it is called for every message."""
         from fedone_sdk.aggregator.events import RoundFinished, RunEnded
 

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from typing import Annotated, TypeVar
+from collections.abc import AsyncIterator
+from typing import Annotated
 
 import aiohttp
 import typer
 from pydantic import ValidationError
-from yarl import URL
 
+from fedone_sdk.cli import archives
+from fedone_sdk.cli._http import Server, Token, call, parse, request
 from fedone_sdk.cli._options import JsonFile
 from fedone_sdk.cli._output import Output
 from fedone_sdk.cli._report import print_result
 from fedone_sdk.cli._signals import stopping
-from fedone_sdk.errors import MessageError, SpecError, TransportError
-from fedone_sdk.messages import Problem, RoundReport, RunResult
+from fedone_sdk.errors import SpecError, TransportError
+from fedone_sdk.messages import RollBack, RoundReport, RunResult
 
 __all__ = ["app"]
 
@@ -29,19 +29,6 @@ app = typer.Typer(
     epilog="Example: fedone runs watch sst2 --server https://fedone.example",
 )
 
-Server = Annotated[str, typer.Option(metavar="URL", help="The aggregator.")]
-Token = Annotated[
-    str,
-    typer.Option(
-        "--admin-token",
-        metavar="T",
-        envvar="FEDONE_ADMIN_TOKEN",
-        show_default=False,
-        help="The server's admin token.",
-    ),
-]
-T = TypeVar("T")
-
 RunId = Annotated[str, typer.Argument(metavar="RUN_ID", show_default=False)]
 
 
@@ -49,7 +36,7 @@ RunId = Annotated[str, typer.Argument(metavar="RUN_ID", show_default=False)]
 def list_runs(server: Server, token: Token, json_file: JsonFile = None) -> None:
     """List the runs."""
     output = Output(json_file)
-    runs = json.loads(_call(server, token, "GET", "/v1/runs"))
+    runs = json.loads(call(server, token, "GET", "/v1/runs"))
     output.table(
         ["run", "status", "rounds"],
         ([run["run_id"], run["status"], str(run["round"])] for run in runs),
@@ -60,25 +47,67 @@ def list_runs(server: Server, token: Token, json_file: JsonFile = None) -> None:
 @app.command(epilog="Example: fedone runs show sst2 --server https://fedone.example")
 def show(run_id: RunId, server: Server, token: Token, json_file: JsonFile = None) -> None:
     """Show where a run stands, or how it ended."""
-    _show(Output(json_file), _call(server, token, "GET", f"/v1/runs/{run_id}"))
+    _show(Output(json_file), call(server, token, "GET", f"/v1/runs/{run_id}"))
 
 
 @app.command(epilog="Example: fedone runs stop sst2 --server https://fedone.example")
 def stop(run_id: RunId, server: Server, token: Token, json_file: JsonFile = None) -> None:
     """End a run with what it has learnt."""
-    _show(Output(json_file), _call(server, token, "POST", f"/v1/runs/{run_id}/stop"))
+    _show(Output(json_file), call(server, token, "POST", f"/v1/runs/{run_id}/stop"))
 
 
 @app.command(epilog="Example: fedone runs resume sst2 --server https://fedone.example")
 def resume(run_id: RunId, server: Server, token: Token, json_file: JsonFile = None) -> None:
     """Let a stopped or failed run go on."""
-    _show(Output(json_file), _call(server, token, "POST", f"/v1/runs/{run_id}/resume"))
+    _show(Output(json_file), call(server, token, "POST", f"/v1/runs/{run_id}/resume"))
+
+
+@app.command(
+    epilog="Example: fedone runs rollback sst2 --to-round 40 --reason 'a client lied' "
+    "--server https://fedone.example"
+)
+def rollback(
+    run_id: RunId,
+    server: Server,
+    token: Token,
+    to_round: Annotated[
+        int,
+        typer.Option(
+            "--to-round",
+            metavar="N",
+            min=0,
+            show_default=False,
+            help="The round to do again first; later ones count as not done.",
+        ),
+    ],
+    reason: Annotated[
+        str, typer.Option("--reason", metavar="TEXT", show_default=False, help="For the log.")
+    ],
+    json_file: JsonFile = None,
+) -> None:
+    """Set a run back to an earlier round; what it spent stays spent."""
+    output = Output(json_file)
+    try:
+        message = RollBack(to_round=to_round, reason=reason)
+    except ValidationError as exc:
+        raise SpecError("--reason: needs 1 to 500 characters", source="arguments") from exc
+    body = message.model_dump_json().encode()
+    _show(output, call(server, token, "POST", f"/v1/runs/{run_id}/rollback", body=body))
+
+
+app.command(epilog="Example: fedone runs replay sst2 --store fedone.db")(archives.replay)
+app.command("export", epilog="Example: fedone runs export sst2 -o sst2.fedone --store fedone.db")(
+    archives.export_run
+)
+app.command("import", epilog="Example: fedone runs import sst2.fedone --store other.db")(
+    archives.import_run
+)
 
 
 @app.command(epilog="Example: fedone runs log sst2 --server https://fedone.example > sst2.jsonl")
 def log(run_id: RunId, server: Server, token: Token) -> None:
     """Print a run's log: one JSON object per round."""
-    typer.echo(_call(server, token, "GET", f"/v1/runs/{run_id}/log"), nl=False)
+    typer.echo(call(server, token, "GET", f"/v1/runs/{run_id}/log"), nl=False)
 
 
 @app.command(epilog="Example: fedone runs watch sst2 --server https://fedone.example")
@@ -95,11 +124,11 @@ def watch(run_id: RunId, server: Server, token: Token, json_file: JsonFile = Non
 
 async def _watch(output: Output, server: str, token: str, run_id: str) -> RunResult | None:
     async def follow() -> RunResult:
-        async with _request(server, token, "GET", f"/v1/runs/{run_id}/events") as response:
+        async with request(server, token, "GET", f"/v1/runs/{run_id}/events") as response:
             async for name, data in _events(response.content):
                 if name == "end":
-                    return _parse(RunResult.model_validate_json, data)
-                report = _parse(RoundReport.model_validate_json, data)
+                    return parse(RunResult.model_validate_json, data)
+                report = parse(RoundReport.model_validate_json, data)
                 metric = "" if report.metric is None else f", metric {report.metric:.3f}"
                 output.console.print(
                     f"round {report.round + 1}, loss {report.mean_loss:.3f}, "
@@ -124,52 +153,12 @@ async def _events(stream: aiohttp.StreamReader) -> AsyncIterator[tuple[str, byte
         for line in lines:
             field, _, value = line.partition(b": ")
             if field == b"event":
-                name = value.decode()
+                name = value.decode("utf-8", "replace")
             elif field == b"data":
                 yield name, value
 
 
 def _show(output: Output, body: bytes) -> None:
-    result = _parse(RunResult.model_validate_json, body)
+    result = parse(RunResult.model_validate_json, body)
     print_result(output, result)
     output.write_json(result.model_dump(mode="json"))
-
-
-def _call(server: str, token: str, method: str, path: str) -> bytes:
-    async def call() -> bytes:
-        async with _request(server, token, method, path) as response:
-            return await response.read()
-
-    return asyncio.run(call())
-
-
-@asynccontextmanager
-async def _request(
-    server: str, token: str, method: str, path: str
-) -> AsyncIterator[aiohttp.ClientResponse]:
-    base = URL(server)
-    if base.scheme not in ("http", "https") or not base.host:
-        raise SpecError(f"--server: {server!r} is not an http(s) URL", source="arguments")
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=60)
-    headers = {"Authorization": f"Bearer {token}"}
-    try:
-        async with (
-            aiohttp.ClientSession(timeout=timeout) as session,
-            # A redirect would carry the token elsewhere.
-            session.request(
-                method, base.joinpath(path.lstrip("/")), headers=headers, allow_redirects=False
-            ) as response,
-        ):
-            if response.status >= 300:
-                problem = _parse(Problem.model_validate_json, await response.read())
-                raise problem.error()
-            yield response
-    except (aiohttp.ClientError, TimeoutError, OSError) as exc:
-        raise TransportError(f"{server}: cannot be reached: {exc or type(exc).__name__}") from exc
-
-
-def _parse(parse: Callable[[bytes], T], body: bytes) -> T:
-    try:
-        return parse(body)
-    except ValidationError as exc:
-        raise MessageError("the server does not answer as an aggregator does") from exc

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+import os
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,72 +18,157 @@ from fedone_sdk.cli._signals import stopping
 from fedone_sdk.errors import SpecError
 
 if TYPE_CHECKING:
+    from fedone_sdk.aggregator import Aggregator
     from fedone_sdk.aggregator.config import RunToServe, ServeConfig
+    from fedone_sdk.aggregator.observers import Observers
+    from fedone_sdk.backends import LLMBackend
 
 __all__ = ["serve"]
 
 _log = structlog.get_logger(__name__)
 
+_TRACES_GO = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+"""OpenTelemetry's own variables that name where traces go."""
+
 
 def serve(
     config_path: Annotated[
-        Path, typer.Argument(metavar="CONFIG.yaml", help="The service.", show_default=False)
-    ],
+        Path | None,
+        typer.Argument(metavar="CONFIG.yaml", help="The service.", show_default=False),
+    ] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Only say whether it would start; touch no store.")
+        bool, typer.Option("--check", help="Only say whether it would start; change nothing.")
     ] = False,
 ) -> None:
     """Serve tuning runs to edge clients, until SIGTERM or Ctrl-C.
 
-    CONFIG.yaml: {listen: HOST:PORT, store: FILE, auth: {enrolment_tokens: [...], admin_token: ...},
-    tls: {certificate: FILE, key: FILE}, backend: {kind: onnx} or null, runs: [RUN.yaml ...]}. A
-    token is text or {env: NAME}. Logs are JSON lines on standard output.
+    CONFIG.yaml: {listen: HOST:PORT, store: FILE or URL, auth: {enrolment_tokens: [...],
+    admin_token: ...}, tls: {certificate: FILE, key: FILE}, backend: {kind: onnx} or null, runs:
+    [RUN.yaml ...], metrics: {...}, tracing: {...}, log: {...}, drain_s: 20}. A token is text or
+    {env: NAME}. Every key can be set by a variable too, which has the last word:
+    FEDONE_AUTH__ADMIN_TOKEN is auth.admin_token. Logs are JSON lines on standard output.
     """
     from fedone_sdk.aggregator.config import ServeConfig
 
+    config = ServeConfig.load(config_path)
     if check:
         quiet_logs()
     else:
-        json_logs()
-    config = ServeConfig.load(config_path)
-    with naming(str(config_path)):
-        runs = config.load_runs(config_path.parent)
-        asyncio.run(_serve(config, config_path, runs, check=check))
-    if check:
-        typer.echo(f"{config_path}: would serve {len(runs)} runs at {config.listen}")
+        json_logs(config.log.level)
+    name = "environment" if config_path is None else str(config_path)
+    folder = Path() if config_path is None else config_path.parent
+    with naming(name):
+        runs = config.load_runs(folder)
+        if check:
+            store = asyncio.run(_check(config, folder, runs))
+            typer.echo(f"{name}: would serve {len(runs)} runs at {config.listen}; {store}")
+        else:
+            asyncio.run(_serve(config, folder, runs))
 
 
-async def _serve(config: ServeConfig, path: Path, runs: list[RunToServe], *, check: bool) -> None:
+async def _check(config: ServeConfig, folder: Path, runs: list[RunToServe]) -> str:
+    """Does all that serving does before it listens, on a store in memory."""
     from fedone_sdk.aggregator import Aggregator
-    from fedone_sdk.backends.build import build_backend
+
+    config.server_tls(folder)
+    store = await config.store.check(folder)
+    async with AsyncExitStack() as stack:
+        if _traced(config):
+            from fedone_sdk.aggregator import tracing  # noqa: F401 (it says what is missing)
+        backend = await _backend(config, folder, None, stack)
+        aggregator = Aggregator(backend=backend, **config.auth.arguments())
+        await stack.enter_async_context(aggregator)
+        await _add_runs(aggregator, runs)
+    return store
+
+
+async def _serve(config: ServeConfig, folder: Path, runs: list[RunToServe]) -> None:
+    from fedone_sdk.aggregator import Aggregator
+    from fedone_sdk.aggregator.config import host_and_port
 
     stopped = asyncio.Event()
-    admin = config.auth.admin_token
     async with AsyncExitStack() as stack:
         stack.enter_context(stopping(stopped.set))
-        backend = None
-        if config.backend is not None:
-            backend = build_backend(config.backend, path.parent)
-            await stack.enter_async_context(backend)
-        store = config.build_store(path.parent)
-        ssl_context = config.ssl_context(path.parent)
+        observers = _observers(config, stack)
+        backend = await _backend(config, folder, observers, stack)
+        tls = config.server_tls(folder)
+        if tls is not None:
+            await stack.enter_async_context(tls.watching())
+        store = config.store.build(folder)
         aggregator = Aggregator(
             backend=backend,
-            store=None if check else store,
-            enrolment_tokens=[token.get_secret_value() for token in config.auth.enrolment_tokens],
-            admin_token=None if admin is None else admin.get_secret_value(),
+            store=store,
+            observers=observers,
+            drain_s=config.drain_s,
+            limits=config.limits,
+            **config.auth.arguments(),
         )
         await stack.enter_async_context(aggregator)
-        for run in runs:
-            with naming(str(run.path)):
-                await aggregator.add_run(run.spec, run.vocabulary)
-        if check:
-            return
-        host, port = config.address
-        try:
-            url = await aggregator.listen(host=host, port=port, ssl_context=ssl_context)
-        except OSError as exc:
-            raise SpecError(f"listen: {config.listen}: {exc.strerror or exc}") from exc
-        _log.info("serving", url=url, runs=[run.spec.name for run in runs])
+        json_logs(config.log.level, replica=store.replica)
+        await _add_runs(aggregator, runs)
+        with _listening("listen", config.listen):
+            host, port = config.address
+            url = await aggregator.listen(
+                host=host,
+                port=port,
+                ssl_context=None if tls is None else tls.context,
+                public_metrics=config.metrics.public,
+            )
+        if config.metrics.listen is not None:
+            with _listening("metrics.listen", config.metrics.listen):
+                host, port = host_and_port(config.metrics.listen)
+                await aggregator.listen_metrics(host=host, port=port)
+        _log.info("serving", url=url, runs=[run.spec.name for run in runs], store=str(config.store))
         await stopped.wait()
-        _log.info("stopping")
+        _log.info("stopping", notice_s=config.drain_notice_s, drain_s=config.drain_s)
+        aggregator.drain()
+        await asyncio.sleep(config.drain_notice_s)
+    _log.info("stopped")
+
+
+async def _backend(
+    config: ServeConfig, folder: Path, observers: Observers | None, stack: AsyncExitStack
+) -> LLMBackend | None:
+    from fedone_sdk.backends.build import build_backend
+
+    if config.backend is None:
+        return None
+    watch = None if observers is None else observers.model_request
+    return await stack.enter_async_context(build_backend(config.backend, folder, watch=watch))
+
+
+async def _add_runs(aggregator: Aggregator, runs: list[RunToServe]) -> None:
+    for run in runs:
+        with naming(str(run.path)):
+            await aggregator.add_run(run.spec, run.vocabulary)
+
+
+def _observers(config: ServeConfig, stack: AsyncExitStack) -> Observers:
+    from fedone_sdk.aggregator.observers import Observers
+
+    metrics = tracing = None
+    if config.metrics.enabled:
+        from fedone_sdk.aggregator.metrics import Metrics
+
+        metrics = Metrics()
+    if _traced(config):
+        from fedone_sdk.aggregator.tracing import Tracing
+
+        tracing = Tracing.otlp(None if config.tracing is None else config.tracing.endpoint)
+        stack.callback(tracing.close)
+    return Observers(metrics=metrics, tracing=tracing, request_level=config.log.requests)
+
+
+def _traced(config: ServeConfig) -> bool:
+    if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return False
+    return config.tracing is not None or any(map(os.environ.get, _TRACES_GO))
+
+
+@contextmanager
+def _listening(key: str, address: str) -> Iterator[None]:
+    """Says which key names an address that cannot be listened on."""
+    try:
+        yield
+    except OSError as exc:
+        raise SpecError(f"{key}: {address}: {exc.strerror or exc}") from exc

@@ -1,5 +1,13 @@
 """The wire contract: every message between edge clients and an aggregator, as pydantic models."""
 
+from fedone_sdk.messages.access import (
+    ClientInfo,
+    ClientList,
+    CreatedToken,
+    NewToken,
+    TokenInfo,
+    TokenList,
+)
 from fedone_sdk.messages.array import MAX_ELEMENTS, Array
 from fedone_sdk.messages.assignment import (
     ASSIGNMENT,
@@ -12,7 +20,7 @@ from fedone_sdk.messages.assignment import (
     VocabularyList,
 )
 from fedone_sdk.messages.base import Message
-from fedone_sdk.messages.enrolment import Enrol, Enrolled
+from fedone_sdk.messages.enrolment import Enrol, Enrolled, Rotated
 from fedone_sdk.messages.model import (
     MAX_INPUT_CHARS,
     MAX_INPUTS,
@@ -23,11 +31,19 @@ from fedone_sdk.messages.model import (
     ModelQuery,
 )
 from fedone_sdk.messages.problem import Problem
+from fedone_sdk.messages.protocol import (
+    OLDEST_PROTOCOL,
+    PROTOCOL_HEADER,
+    PROTOCOL_VERSION,
+    check_protocol,
+)
 from fedone_sdk.messages.run import (
     CacheReport,
     Cap,
     CensoringReport,
+    ClientInfluence,
     MetricReport,
+    PrivacyReport,
     PromptReport,
     RoundReport,
     RunResult,
@@ -36,6 +52,14 @@ from fedone_sdk.messages.run import (
 )
 from fedone_sdk.messages.schema import json_schemas
 from fedone_sdk.messages.score import MAX_TEXT_CHARS, MAX_WRITTEN_CHARS, Score, Scores
+from fedone_sdk.messages.steering import (
+    About,
+    Check,
+    Health,
+    Quarantine,
+    RollBack,
+    RunSummary,
+)
 from fedone_sdk.messages.update import (
     MIN_SCORED_SHARE,
     UPDATE,
@@ -49,6 +73,7 @@ from fedone_sdk.messages.update import (
 
 __all__ = [
     "ASSIGNMENT",
+    "About",
     "AlphaAssignment",
     "AlphaUpdate",
     "Array",
@@ -56,10 +81,16 @@ __all__ = [
     "CacheReport",
     "Cap",
     "CensoringReport",
+    "Check",
     "Claim",
+    "ClientInfluence",
+    "ClientInfo",
+    "ClientList",
+    "CreatedToken",
     "Decline",
     "Enrol",
     "Enrolled",
+    "Health",
     "LabelWords",
     "LossesAssignment",
     "LossesUpdate",
@@ -75,20 +106,32 @@ __all__ = [
     "ModelInfo",
     "ModelProblem",
     "ModelQuery",
+    "NewToken",
+    "OLDEST_PROTOCOL",
+    "PROTOCOL_HEADER",
+    "PROTOCOL_VERSION",
+    "PrivacyReport",
     "Problem",
     "PromptReport",
+    "Quarantine",
     "Receipt",
+    "RollBack",
+    "Rotated",
     "RoundReport",
     "RunResult",
     "RunStatus",
+    "RunSummary",
     "RunTask",
     "Score",
     "Scored",
     "Scores",
     "Step",
+    "TokenInfo",
+    "TokenList",
     "Traffic",
     "UPDATE",
     "Update",
     "VocabularyList",
+    "check_protocol",
     "json_schemas",
 ]

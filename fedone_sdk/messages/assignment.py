@@ -8,7 +8,7 @@ from pydantic import Field, TypeAdapter
 
 from fedone_sdk.messages.array import Array, SharedMemory
 from fedone_sdk.messages.base import Id, Message, Seed
-from fedone_sdk.spec import MethodSpec, RunName
+from fedone_sdk.spec import MethodSpec, PrivacySpec, RunName
 from fedone_sdk.task import TaskSpec
 
 __all__ = [
@@ -112,6 +112,8 @@ class RunTask(Message):
         blank: Index of the blank candidate, if there is one.
         vocabulary_sha256: Names the vocabulary; its texts are a separate resource.
         gateway: Whether the server scores prompts for clients (``POST /v1/score``).
+        loss_clip: In the ``alpha`` exchange the client clips its mean losses to [0, `loss_clip`].
+        privacy: What noise the client adds to what it returns.
     """
 
     task: TaskSpec
@@ -121,6 +123,8 @@ class RunTask(Message):
     blank: int | None = None
     vocabulary_sha256: str
     gateway: bool
+    loss_clip: float | None = None
+    privacy: PrivacySpec | None = None
 
 
 class VocabularyList(Message):

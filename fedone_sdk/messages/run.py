@@ -11,7 +11,9 @@ __all__ = [
     "CacheReport",
     "Cap",
     "CensoringReport",
+    "ClientInfluence",
     "MetricReport",
+    "PrivacyReport",
     "PromptReport",
     "RoundReport",
     "RunResult",
@@ -62,6 +64,14 @@ class Traffic(Message):
             upload_bytes=self.upload_bytes + upload,
             download_bytes=self.download_bytes + download,
             messages=self.messages + bool(upload) + bool(download),
+        )
+
+    def sum(self, other: Traffic) -> Traffic:
+        """Both together."""
+        return Traffic(
+            upload_bytes=self.upload_bytes + other.upload_bytes,
+            download_bytes=self.download_bytes + other.download_bytes,
+            messages=self.messages + other.messages,
         )
 
 
@@ -124,6 +134,56 @@ class PromptReport(Message):
     tokens: tuple[str, ...]
 
 
+class PrivacyReport(Message):
+    """What devices' noise has cost the device that gave away most.
+
+    Attributes:
+        target: What is noised.
+        unit: What is protected: one ``example``, or all that a ``device`` holds.
+        epsilon: Of that device so far, over all its releases in this run.
+        delta: At which.
+        releases: How often it was asked for noised numbers.
+        clients: Devices that were asked at all.
+        spent_up: Devices that get no more work, because it would pass ``max_epsilon``.
+    """
+
+    target: Literal["losses", "alpha"]
+    unit: Literal["example", "device"]
+    epsilon: float
+    delta: float
+    releases: int
+    clients: int
+    spent_up: int
+
+
+class ClientInfluence(Message):
+    """What one client has done to a run.
+
+    Attributes:
+        rounds: Its accepted updates that the defences looked at.
+        movement: The sum of its steps' norms, as far as they counted.
+        share: Of the movement of all clients.
+        scaled: Steps that were scaled down.
+        outliers: Updates that were held back.
+        score: Mean agreement with the run in robust standard deviations; negative disagrees.
+        loss_residual: Mean difference of its losses from the run's median.
+        quarantined: Whether it gets no more work.
+        releases: How often it was asked for noised numbers.
+        epsilon: What they have cost it; null where no noise is asked for.
+    """
+
+    rounds: int = 0
+    movement: float = 0.0
+    share: float = 0.0
+    scaled: int = 0
+    outliers: int = 0
+    score: float = 0.0
+    loss_residual: float = 0.0
+    quarantined: bool = False
+    releases: int = 0
+    epsilon: float | None = None
+
+
 class RunResult(Message):
     """Where a run stands, or how it ended.
 
@@ -147,6 +207,8 @@ class RunResult(Message):
         alpha_sha256: Digest of alpha's bytes.
         model: Fingerprint of the model that scored, once known.
         models: What the provider called the models that answered.
+        privacy: What devices' noise has cost; null where none is asked for.
+        quarantined: Clients that get no work.
         wall_s: Seconds from the first assignment to the end (or now).
         seed: The run's seed.
     """
@@ -170,5 +232,7 @@ class RunResult(Message):
     alpha_sha256: str
     model: str | None
     models: tuple[str, ...] = ()
+    privacy: PrivacyReport | None = None
+    quarantined: int = 0
     wall_s: float
     seed: int

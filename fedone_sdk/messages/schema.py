@@ -6,6 +6,14 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from fedone_sdk.messages.access import (
+    ClientInfo,
+    ClientList,
+    CreatedToken,
+    NewToken,
+    TokenInfo,
+    TokenList,
+)
 from fedone_sdk.messages.assignment import (
     AlphaAssignment,
     Claim,
@@ -13,7 +21,7 @@ from fedone_sdk.messages.assignment import (
     RunTask,
     VocabularyList,
 )
-from fedone_sdk.messages.enrolment import Enrol, Enrolled
+from fedone_sdk.messages.enrolment import Enrol, Enrolled, Rotated
 from fedone_sdk.messages.model import (
     LabelWords,
     ModelAnswer,
@@ -31,6 +39,7 @@ __all__ = ["json_schemas"]
 _MESSAGES = (
     Enrol,
     Enrolled,
+    Rotated,
     Claim,
     AlphaAssignment,
     LossesAssignment,
@@ -43,6 +52,12 @@ _MESSAGES = (
     Decline,
     Receipt,
     RunResult,
+    NewToken,
+    CreatedToken,
+    TokenInfo,
+    TokenList,
+    ClientInfo,
+    ClientList,
     Problem,
     LabelWords,
     ModelInfo,

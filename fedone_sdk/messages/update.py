@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import AfterValidator, Field, TypeAdapter
 
 from fedone_sdk.budget import Usage
 from fedone_sdk.messages.array import Array, SharedMemory
@@ -28,6 +28,19 @@ _Loss = Annotated[float, Field(ge=-1e6, le=1e6)]
 # Far beyond any real loss, and near enough that sums and gradients of it stay finite.
 
 _Count = Annotated[int, Field(ge=0, le=2**31)]
+
+
+_MOST_REPORTED = 2**40
+
+
+def _plausible(usage: Usage) -> Usage:
+    """Bounds what a client may report, so that the sum of all that is reported has a bound."""
+    if any(amount > _MOST_REPORTED for amount in usage.model_dump().values()):
+        raise ValueError(f"no client can have spent more than {_MOST_REPORTED} of anything")
+    return usage
+
+
+_Reported = Annotated[Usage, AfterValidator(_plausible)]
 
 
 class Scored(Message):
@@ -54,7 +67,7 @@ class Scored(Message):
 class _Update(Message):
     num_examples: Annotated[int, Field(ge=1, le=2**31)]
     scored: Scored
-    usage: Usage
+    usage: _Reported
     model: Annotated[str, Field(min_length=1, max_length=300)]
 
 
@@ -119,4 +132,4 @@ class Decline(Message):
     """
 
     reason: Annotated[str, Field(max_length=500)]
-    usage: Usage = Usage()
+    usage: _Reported = Usage()

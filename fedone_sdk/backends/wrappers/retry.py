@@ -80,6 +80,13 @@ class RetryingBackend(Wrapper):
         # A copy, because tenacity keeps statistics on the instance.
         return await self._retrying.copy()(self._attempt, query)
 
+    @property
+    def trouble(self) -> str | None:
+        """Why the breaker is open; None once the pause is over and the model may be tried."""
+        if self._refusal is not None and asyncio.get_running_loop().time() < self._refuse_until:
+            return self._refusal
+        return super().trouble
+
     def reset(self) -> None:
         """Lets the next query try whether the model can be asked again, without a pause before."""
         self._refuse_until = 0.0

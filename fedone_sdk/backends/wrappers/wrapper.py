@@ -49,6 +49,11 @@ class Wrapper(LLMBackend):
         """The inner backend's."""
         return await self.inner.quote(query)
 
+    @property
+    def trouble(self) -> str | None:
+        """The inner backend's."""
+        return self.inner.trouble
+
     def reset(self) -> None:
         """Resets the inner backend."""
         self.inner.reset()

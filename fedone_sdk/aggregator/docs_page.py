@@ -1,0 +1,72 @@
+"""The page at ``/docs``: Swagger UI over the served contract, without a file from elsewhere."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+from fedone_sdk.errors import ProblemError
+
+__all__ = ["ASSETS", "FILES", "PAGE", "PAGE_HEADERS", "asset_file"]
+
+FILES = ("favicon-32x32.png", "swagger-ui-bundle.js", "swagger-ui.css")
+"""What is served of Swagger UI, which the package swagger-ui-py brings."""
+
+# Paths are relative, so that the page also works behind a proxy that adds a prefix.
+PAGE = """\
+<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>FedOne aggregator</title>
+<link rel="icon" href="docs/favicon-32x32.png">
+<link rel="stylesheet" href="docs/swagger-ui.css">
+</head>
+<body>
+<div id="contract"></div>
+<script src="docs/swagger-ui-bundle.js"></script>
+<script src="docs/start.js"></script>
+</body>
+</html>
+"""
+
+ASSETS = {
+    "start.js": """\
+SwaggerUIBundle({
+  url: "openapi.json",
+  dom_id: "#contract",
+  deepLinking: true,
+  validatorUrl: null,
+  presets: [SwaggerUIBundle.presets.apis],
+});
+"""
+}
+"""What the page loads beside Swagger UI: a script of its own file needs no exception in the
+policy."""
+
+PAGE_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+
+
+def asset_file(name: str) -> Path:
+    """A file of Swagger UI.
+
+    Raises:
+        ProblemError: ``not_found``: it is none that the page needs, or the package is missing.
+    """
+    # Found without being imported: the package would load a template engine that nobody needs.
+    package = importlib.util.find_spec("swagger_ui")
+    if package is None or package.origin is None:
+        raise ProblemError(
+            "not_found", "this page needs an extra on the server: pip install 'fedone-sdk[server]'"
+        )
+    if name not in FILES:
+        raise ProblemError("not_found", f"the page has no file {name!r}")
+    return Path(package.origin).parent / "static" / name

@@ -1,0 +1,111 @@
+"""Settings from a YAML file and the environment, which has the last word."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from pydantic import BaseModel
+
+from fedone_sdk.errors import MissingExtraError, SpecError
+from fedone_sdk.spec import load_yaml, validate_spec
+
+__all__ = ["PREFIX", "load_settings"]
+
+PREFIX = "FEDONE_"
+"""What the names of all variables begin with."""
+
+_DELIMITER = "__"
+_FIELD = re.compile(r'field "(\w+)"')
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+def load_settings(model: type[ModelT], path: str | Path | None) -> ModelT:
+    """Reads a file, and over it the environment.
+
+    ``FEDONE_AUTH__ADMIN_TOKEN`` is the key ``auth.admin_token``; lists and mappings are JSON.
+    Mappings are merged key by key, everything else is replaced. Variables that name no key of the
+    model are none of its business.
+
+    Args:
+        model: What the settings are.
+        path: The YAML file; None is none.
+
+    Raises:
+        SpecError: One line per mistake: file, key, variable, what is allowed; never a value of the
+            environment.
+    """
+    document = {} if path is None else load_yaml(path)
+    source = "environment" if path is None else str(path)
+    given = _from_environment(model)
+    if given:
+        if not isinstance(document, dict):
+            raise SpecError("must be a mapping", source=source)
+        document = _merged(document, given)
+    try:
+        return validate_spec(model, document, source=source)
+    except SpecError as exc:
+        variables = _variables(model)
+        problems = [_naming_variable(problem, variables) for problem in exc.problems]
+        raise SpecError(problems, source=source) from None
+
+
+def _from_environment(model: type[BaseModel]) -> dict[str, Any]:
+    try:
+        from pydantic_settings import EnvSettingsSource, SettingsError
+    except ImportError as exc:
+        raise MissingExtraError("settings from the environment", extra="server") from exc
+
+    source = EnvSettingsSource(
+        cast(Any, model),  # It asks for nothing but the fields.
+        env_prefix=PREFIX,
+        env_nested_delimiter=_DELIMITER,
+        env_parse_none_str="null",
+    )
+    try:
+        return source()
+    except SettingsError as exc:
+        # Neither its text nor its cause is shown: they may quote a secret.
+        found = _FIELD.search(str(exc))
+        names = [
+            name
+            for name, key in _variables(model).items()
+            if found is None or key.partition(".")[0] == found[1]
+        ]
+        raise SpecError(
+            f'{", ".join(names)}: a list or mapping must be JSON, such as ["one", "two"]',
+            source="environment",
+        ) from None
+
+
+def _variables(model: type[BaseModel]) -> dict[str, str]:
+    """The variables that are set and name keys of the model: variable -> key."""
+    keys = {
+        name: name.upper().removeprefix(PREFIX).lower().replace(_DELIMITER, ".")
+        for name in os.environ
+        if name.upper().startswith(PREFIX)
+    }
+    return {name: key for name, key in keys.items() if key.partition(".")[0] in model.model_fields}
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        before = merged.get(key)
+        if isinstance(value, Mapping) and isinstance(before, Mapping):
+            value = _merged(before, value)
+        merged[key] = value
+    return merged
+
+
+def _naming_variable(problem: str, variables: Mapping[str, str]) -> str:
+    """The problem, with the variable that its key comes from."""
+    key, colon, rest = problem.partition(": ")
+    for name, given in variables.items():
+        if colon and (key == given or key.startswith(f"{given}.")):
+            return f"{key} (from {name}): {rest}"
+    return problem

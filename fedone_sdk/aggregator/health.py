@@ -1,0 +1,73 @@
+"""Whether the service can do its work now, told truly."""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from fedone_sdk.aggregator.service import Service
+from fedone_sdk.backends import LLMBackend
+from fedone_sdk.messages import Check, Health
+
+__all__ = ["Readiness"]
+
+_log = structlog.get_logger(__name__)
+
+_PATIENCE_S = 2.0
+"""How long the store may take to answer."""
+
+
+class Readiness:
+    """Looks at what the service needs: its store, its model, and that it is not about to end.
+
+    Args:
+        service: The service.
+        backend: The gateway's model.
+        patience_s: How long the store may take to answer, seconds.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        *,
+        backend: LLMBackend | None = None,
+        patience_s: float = _PATIENCE_S,
+    ) -> None:
+        self._service = service
+        self._backend = backend
+        self._patience_s = patience_s
+        self._was_ok = True
+
+    async def look(self) -> Health:
+        """What works and what does not; details are in the log, anybody may read this."""
+        checks = {"serving": self._serving(), "store": await self._store(), "model": self._model()}
+        ok = all(check.ok for check in checks.values())
+        if ok and not self._was_ok:
+            _log.info("ready again")
+        self._was_ok = ok
+        return Health(status="ok" if ok else "unavailable", checks=checks)
+
+    def _serving(self) -> Check:
+        if self._service.draining:
+            return Check(ok=False, detail="this process is about to end")
+        return Check(ok=True)
+
+    async def _store(self) -> Check:
+        try:
+            async with asyncio.timeout(self._patience_s):
+                await self._service.ready()
+        except TimeoutError:
+            _log.error("not ready: the store does not answer", patience_s=self._patience_s)
+            return Check(ok=False, detail=f"no answer within {self._patience_s:g} s")
+        except Exception as exc:
+            _log.error("not ready: the store cannot be used", error=type(exc).__name__)
+            return Check(ok=False, detail="it cannot be used; see the server's log")
+        return Check(ok=True)
+
+    def _model(self) -> Check:
+        trouble = None if self._backend is None else self._backend.trouble
+        if trouble is None:
+            return Check(ok=True)
+        _log.warning("not ready: the model is not asked", reason=trouble)
+        return Check(ok=False, detail="it is not asked at the moment; see the server's log")

@@ -1,0 +1,373 @@
+"""Replay: a run's alpha computed again, round by round, from nothing but its log."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from fedone_sdk.aggregator.codec import decode
+from fedone_sdk.aggregator.events import Refused, RolledBack
+from fedone_sdk.aggregator.machine import RoundMachine
+from fedone_sdk.aggregator.state import RunState, Seat
+from fedone_sdk.algorithms import Memory, State, alpha_sha256, dump_memory, load_memory
+from fedone_sdk.errors import FedOneError
+from fedone_sdk.messages import Array
+from fedone_sdk.messages.ndarray import from_wire
+from fedone_sdk.spec import RunSpec
+from fedone_sdk.stores import LogEntry, RunSnapshot
+from fedone_sdk.vocabulary import Vocabulary
+
+__all__ = [
+    "Difference",
+    "ReplayReport",
+    "Replayed",
+    "at_round",
+    "compare",
+    "machine_of",
+    "replay",
+]
+
+_Index = Annotated[int, Field(ge=0, lt=2**53)]
+
+
+class _SeatRecord(BaseModel):
+    """A finished seat as the log has it; arrays stand under names of their own."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
+
+    slot: _Index
+    client: _Index
+    num_samples: Annotated[int, Field(ge=0)]
+    weight: Annotated[int, Field(ge=1)]
+    queries: _Index = 0
+    mean_loss: float = 0.0
+    losses: tuple[tuple[float, ...], ...] = ()
+
+    def arrays(self) -> dict[str, Any]:
+        """Alpha and what else the method keeps, by name."""
+        return {
+            name: from_wire(Array.model_validate(value))
+            for name, value in (self.model_extra or {}).items()
+            if isinstance(value, dict) and "dtype" in value
+        }
+
+
+class _RoundRecord(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+    round: _Index
+    seats: Annotated[tuple[_SeatRecord, ...], Field(min_length=1)]
+    alpha_sha256: str
+
+
+class _RollbackRecord(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    round: _Index
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """Where the run stood after a line of its log.
+
+    Attributes:
+        entry: The line; None where no round was done yet.
+        state: The run; only what rounds change is filled in: alpha, memories, the round.
+        memories: What clients' methods remember, by client index (losses exchange).
+        logged_sha256: Digest of alpha that the line names.
+    """
+
+    entry: LogEntry | None
+    state: RunState
+    memories: Mapping[int, Memory]
+    logged_sha256: str
+
+    @property
+    def alpha_sha256(self) -> str:
+        """Digest of the alpha that was computed."""
+        return alpha_sha256(self.state.method.alpha)
+
+    @property
+    def agrees(self) -> bool:
+        """Whether it is the alpha that the run had."""
+        return self.alpha_sha256 == self.logged_sha256
+
+
+def machine_of(snapshot: RunSnapshot) -> RoundMachine:
+    """The machine of a stored run.
+
+    Raises:
+        ValueError: Its description is damaged.
+    """
+    record = snapshot.record
+    spec = RunSpec.model_validate_json(record.spec)
+    vocabulary = Vocabulary(candidates=tuple(json.loads(record.candidates)))
+    return _machine(record.run_id, spec, vocabulary)
+
+
+def _machine(run_id: str, spec: RunSpec, vocabulary: Vocabulary) -> RoundMachine:
+    return RoundMachine(run_id, spec, vocab_size=len(vocabulary), blank=vocabulary.blank)
+
+
+def replay(
+    spec: RunSpec, vocabulary: Vocabulary, entries: Iterable[LogEntry]
+) -> Iterator[Replayed]:
+    """Computes a run again from its log, with the code that computed it first.
+
+    Lines that change no alpha are passed over. After a line that does not agree the replay goes
+    on from the alpha that it has computed itself.
+
+    Args:
+        spec: The run.
+        vocabulary: Its candidates.
+        entries: Its log, oldest line first.
+
+    Yields:
+        One for each round and each rollback.
+
+    Raises:
+        ValueError: A line is damaged, or is not of this run; the message names its place.
+    """
+    return _replay(_machine(spec.name, spec, vocabulary), entries)
+
+
+def _replay(machine: RoundMachine, entries: Iterable[LogEntry]) -> Iterator[Replayed]:
+    lines = [
+        (number, entry, _parse(entry, number))
+        for number, entry in enumerate(entries)
+        if entry.kind in ("round", "rollback")
+    ]
+    targets = {line.round for _, _, line in lines if isinstance(line, _RollbackRecord)}
+    state, memories = machine.start(), dict[int, Memory]()
+    kept = {0: (state, memories)}
+    for number, entry, line in lines:
+        try:
+            if isinstance(line, _RollbackRecord):
+                if line.round not in kept or line.round > state.round:
+                    raise ValueError(f"there is no round {line.round} to go back to")
+                back, memories = kept[line.round]
+                state = _rolled_back(machine, state, back)
+                logged = alpha_sha256(back.method.alpha)
+            else:
+                if line.round != state.round:
+                    raise ValueError(f"it is of round {line.round}, not {state.round}")
+                state, memories = _round(machine, state, memories, line)
+                logged = line.alpha_sha256
+        except ValueError as exc:
+            raise ValueError(f"line {number + 1} of the log: {exc}") from exc
+        if state.round in targets:
+            kept[state.round] = state, memories
+        yield Replayed(entry=entry, state=state, memories=memories, logged_sha256=logged)
+
+
+def at_round(
+    spec: RunSpec, vocabulary: Vocabulary, entries: Iterable[LogEntry], to_round: int
+) -> Replayed:
+    """Where a run stood when it had done `to_round` rounds, on the way to where it stands now.
+
+    Raises:
+        FedOneError: Its log does not lead there, or gives another alpha than it had.
+        ValueError: Its log is damaged.
+    """
+    machine = _machine(spec.name, spec, vocabulary)
+    start = machine.start()
+    found = Replayed(
+        entry=None, state=start, memories={}, logged_sha256=alpha_sha256(start.method.alpha)
+    )
+    for line in _replay(machine, entries):
+        if not line.agrees:
+            raise FedOneError(
+                f"the log of run {spec.name!r} gives another alpha after {line.state.round} rounds"
+            )
+        if line.state.round == to_round:
+            found = line
+    if found.state.round != to_round:
+        raise FedOneError(f"run {spec.name!r} has not done {to_round} rounds")
+    return found
+
+
+def _rolled_back(machine: RoundMachine, state: RunState, back: RunState) -> RunState:
+    event = RolledBack(
+        method=back.method,
+        server_memory=back.server_memory,
+        to_round=back.round,
+        reason="",
+    )
+    state, effects = machine.step(state, event, 0.0)
+    for effect in effects:
+        if isinstance(effect, Refused):
+            raise ValueError(effect.detail)
+    return state
+
+
+def _parse(entry: LogEntry, number: int) -> _RoundRecord | _RollbackRecord:
+    model = _RoundRecord if entry.kind == "round" else _RollbackRecord
+    try:
+        return model.model_validate_json(entry.body)
+    except ValueError as exc:
+        raise ValueError(f"line {number + 1} of the log is no {entry.kind}: {exc}") from exc
+
+
+def _round(
+    machine: RoundMachine, state: RunState, memories: Mapping[int, Memory], record: _RoundRecord
+) -> tuple[RunState, dict[int, Memory]]:
+    """A round, from what its clients returned."""
+    memories = dict(memories)
+    seats: list[Seat] = []
+    # In the order in which they were finished: a client may have had two of them.
+    for line in record.seats:
+        seat = Seat(
+            slot=line.slot,
+            client=line.client,
+            phase="done",
+            due=0.0,
+            num_samples=line.num_samples,
+            queries=line.queries,
+            weight=line.weight,
+            mean_loss=line.mean_loss,
+        )
+        if line.losses:
+            seat = _told(machine, state, seat, line.losses, memories.get(line.client))
+            if machine.remembers_clients and seat.local is not None and seat.local.memory:
+                memories[line.client] = seat.local.memory
+        elif arrays := line.arrays():
+            if "alpha" not in arrays:
+                raise ValueError(f"seat {line.slot} has no alpha")
+            seat = replace(seat, local=State(alpha=arrays.pop("alpha"), memory=arrays))
+        seats.append(seat)
+    state, _ = machine.finish_round(replace(state, seats=tuple(seats)), 0.0)
+    return state, memories
+
+
+def _told(
+    machine: RoundMachine,
+    state: RunState,
+    seat: Seat,
+    losses: Sequence[tuple[float, ...]],
+    memory: Memory | None,
+) -> Seat:
+    """A seat after its local steps gave these losses."""
+    if memory:
+        seat = replace(seat, local=replace(state.method, memory=memory))
+    most = machine.spec.method.num_samples
+    for values in losses:
+        if len(values) > most:
+            raise ValueError(f"seat {seat.slot} has {len(values)} losses, at most {most} are asked")
+        seat = replace(seat, num_samples=len(values))
+        local = machine.learned(state, seat, values)
+        seat = replace(seat, step=seat.step + 1, local=local, losses=(*seat.losses, values))
+    return seat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """Where a replay and the run part.
+
+    Attributes:
+        round: Rounds done by then.
+        what: What differs: ``alpha`` after a round, or a part of the newest state.
+        stored: Digest of what the run has.
+        replayed: Digest of what was computed.
+    """
+
+    round: int
+    what: str
+    stored: str
+    replayed: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.what} differs after {self.round} rounds: the run has {self.stored}, "
+            f"the replay {self.replayed}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayReport:
+    """What a replay of a stored run found.
+
+    Attributes:
+        run_id: The run.
+        rounds: Rounds that were computed again, those among them that were rolled back later.
+        rollbacks: How often the run went back to an earlier round.
+        alpha_sha256: Digest of the newest alpha that was computed.
+        difference: The first difference; None if there is none.
+    """
+
+    run_id: str
+    rounds: int
+    rollbacks: int
+    alpha_sha256: str
+    difference: Difference | None
+
+    @property
+    def agrees(self) -> bool:
+        """Whether all of it is what the run has."""
+        return self.difference is None
+
+
+def compare(snapshot: RunSnapshot) -> ReplayReport:
+    """Computes a stored run again and compares: alpha after every round, and the newest state.
+
+    The newest state is more than its alpha: the round, what the method and the server's
+    optimiser remember, and what is kept of the clients' optimisers.
+
+    Raises:
+        ValueError: The log or the state is damaged.
+    """
+    machine = machine_of(snapshot)
+    document = json.loads(snapshot.record.document)
+    document.pop("counters", None)
+    stored = decode(document, snapshot.record.arrays)
+    state, memories = machine.start(), dict[int, Memory]()
+    counts = {"round": 0, "rollback": 0}
+    difference: Difference | None = None
+    for line in _replay(machine, snapshot.log):
+        state, memories = line.state, dict(line.memories)
+        if line.entry is not None:
+            counts[line.entry.kind] += 1
+        if not line.agrees:
+            difference = Difference(
+                round=state.round,
+                what="alpha",
+                stored=line.logged_sha256,
+                replayed=line.alpha_sha256,
+            )
+            break
+    else:
+        kept = {client: load_memory(value) for client, value in snapshot.memories}
+        for what, theirs, ours in (
+            ("the number of rounds", str(stored.round), str(state.round)),
+            ("alpha", alpha_sha256(stored.method.alpha), alpha_sha256(state.method.alpha)),
+            ("the method's memory", _sha256(stored.method.memory), _sha256(state.method.memory)),
+            ("the server's memory", _sha256(stored.server_memory), _sha256(state.server_memory)),
+            ("the defences' memory", _sha256(stored.defence), _sha256(state.defence)),
+            ("the clients' memory", _sha256(_flat(kept)), _sha256(_flat(memories))),
+        ):
+            if theirs != ours:
+                difference = Difference(round=state.round, what=what, stored=theirs, replayed=ours)
+                break
+    return ReplayReport(
+        run_id=snapshot.record.run_id,
+        rounds=counts["round"],
+        rollbacks=counts["rollback"],
+        alpha_sha256=alpha_sha256(state.method.alpha),
+        difference=difference,
+    )
+
+
+def _flat(memories: Mapping[int, Memory]) -> Memory:
+    return {
+        f"{client}/{name}": values
+        for client, memory in memories.items()
+        for name, values in memory.items()
+    }
+
+
+def _sha256(memory: Memory) -> str:
+    return hashlib.sha256(dump_memory(memory)).hexdigest()

@@ -1,0 +1,82 @@
+"""Whole runs, out of one store and into another."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from fedone_sdk.aggregator.http import answer, body_of
+from fedone_sdk.aggregator.routes.exchange import EXCHANGE, SERVICE, run_of
+from fedone_sdk.aggregator.routes.route import Route
+from fedone_sdk.errors import ArchiveError, ProblemError
+from fedone_sdk.messages import RunResult
+
+__all__ = ["ARCHIVES"]
+
+_GZIP = "application/gzip"
+_MAX_ARCHIVE_BYTES = 256 * 1024 * 1024
+
+
+async def export_run(request: web.Request) -> web.Response:
+    """All that the store holds of a run, as one file.
+
+    With `credentials=true` also the digests of its clients' credentials, so that the devices can
+    go on working for it elsewhere.
+    """
+    given = request.query.get("credentials", "false")
+    if given not in ("true", "false"):
+        raise ProblemError("invalid_message", "credentials: must be true or false")
+    run = await run_of(request)
+    data = await request.app[SERVICE].export_run(run, with_credentials=given == "true")
+    name = f'attachment; filename="{run.run_id}.fedone.gz"'
+    return web.Response(body=data, content_type=_GZIP, headers={"Content-Disposition": name})
+
+
+async def import_run(request: web.Request) -> web.Response:
+    """Takes in a run that was exported elsewhere; there must be none of its name.
+
+    It takes a token that is for all runs.
+    """
+    person = EXCHANGE.get().person
+    if person is None or person.runs is not None:
+        # Which run it is stands inside.
+        raise ProblemError("forbidden", "your token is not for all runs")
+    if request.content_type != _GZIP:
+        raise ProblemError("not_gzip", f"the body is {request.content_type}")
+    try:
+        run = await request.app[SERVICE].import_run(
+            await body_of(request, max_bytes=_MAX_ARCHIVE_BYTES)
+        )
+    except ArchiveError as exc:
+        raise ProblemError("invalid_run", str(exc)) from exc
+    response = answer(run.result(), status=201)
+    response.headers["Location"] = f"/v1/runs/{run.run_id}"
+    return response
+
+
+ARCHIVES = (
+    Route(
+        method="GET",
+        path="/v1/runs/{run_id}/export",
+        handler=export_run,
+        access="admin",
+        tag="runs",
+        summary="Take a run out",
+        query={"credentials": {"type": "boolean", "default": False}},
+        answers={200: _GZIP},
+        headers={200: {"Content-Disposition": "A name for the file"}},
+        problems=("invalid_message",),
+    ),
+    Route(
+        method="POST",
+        path="/v1/runs/import",
+        handler=import_run,
+        access="admin",
+        tag="runs",
+        summary="Take a run in",
+        request=_GZIP,
+        max_body=_MAX_ARCHIVE_BYTES,
+        answers={201: RunResult},
+        headers={201: {"Location": "Path of the run"}},
+        problems=("not_gzip", "invalid_run"),
+    ),
+)

@@ -1,0 +1,210 @@
+"""What devices call: enrol, ask for work, return it, and score prompts through the gateway."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+from aiohttp import web
+
+from fedone_sdk.aggregator.http import answer, bearer_token
+from fedone_sdk.aggregator.pool import TurnedAway
+from fedone_sdk.aggregator.routes.exchange import (
+    EXCHANGE,
+    SERVICE,
+    client_of,
+    message_of,
+    run_of,
+)
+from fedone_sdk.aggregator.routes.route import MAX_BODY_BYTES, Route
+from fedone_sdk.messages import (
+    UPDATE,
+    Assignment,
+    Claim,
+    Decline,
+    Enrol,
+    Enrolled,
+    Receipt,
+    RunTask,
+    Score,
+    Scores,
+    Update,
+    VocabularyList,
+)
+
+__all__ = ["DEVICES"]
+
+_RETRY_AFTER = "Whole seconds after which to ask again"
+
+
+async def enrol(request: web.Request) -> web.Response:
+    """Makes a client identity for a device that holds an enrolment token.
+
+    The credential is told once; the server keeps its digest only.
+    """
+    service = request.app[SERVICE]
+    EXCHANGE.get().concerns(service.traffic_run())
+    message, _ = await message_of(request, Enrol.model_validate_json)
+    return answer(await service.enrol(bearer_token(request), message), status=201)
+
+
+async def claim(request: web.Request) -> web.Response:
+    """Gives work, waiting for it up to `wait_s` seconds.
+
+    Asked again, it gives the same open assignment. 204 means that there is none now.
+    """
+    service, client = request.app[SERVICE], client_of(request)
+    message, _ = await message_of(request, Claim.model_validate_json)
+    EXCHANGE.get().concerns(service.traffic_run(run_id=message.run_id))
+    found = await service.claim(client, message)
+    if isinstance(found, TurnedAway):
+        # At least one: who is told nothing else asks in a loop.
+        after_s = max(math.ceil(found.retry_after_s), 1)
+        return web.Response(status=204, headers={"Retry-After": str(after_s)})
+    EXCHANGE.get().concerns(service.traffic_run(run_id=found.run_id))
+    return answer(found)
+
+
+async def update(request: web.Request) -> web.Response:
+    """Takes finished work. The same body again gets the same receipt."""
+    service, client = request.app[SERVICE], client_of(request)
+    assignment_id = request.match_info["assignment_id"]
+    EXCHANGE.get().concerns(service.traffic_run(assignment_id=assignment_id))
+    message, body = await message_of(request, UPDATE.validate_json)
+    body_sha256 = hashlib.sha256(body).hexdigest()
+    return answer(await service.update(client, assignment_id, message, body_sha256))
+
+
+async def renew(request: web.Request) -> web.Response:
+    """Gives a device that is still at work another full deadline."""
+    service, client = request.app[SERVICE], client_of(request)
+    assignment_id = request.match_info["assignment_id"]
+    EXCHANGE.get().concerns(service.traffic_run(assignment_id=assignment_id))
+    return answer(await service.renew(client, assignment_id))
+
+
+async def decline(request: web.Request) -> web.Response:
+    """Takes work back that a device cannot do."""
+    service, client = request.app[SERVICE], client_of(request)
+    assignment_id = request.match_info["assignment_id"]
+    EXCHANGE.get().concerns(service.traffic_run(assignment_id=assignment_id))
+    message, _ = await message_of(request, Decline.model_validate_json)
+    await service.decline(client, assignment_id, message)
+    return web.Response(status=204)
+
+
+async def score(request: web.Request) -> web.Response:
+    """Scores prompts by the server's model, under the lease of the device's assignment."""
+    service, client = request.app[SERVICE], client_of(request)
+    message, body = await message_of(request, Score.model_validate_json)
+    EXCHANGE.get().concerns(service.traffic_run(assignment_id=message.assignment_id))
+    return answer(await service.score(client, message, hashlib.sha256(body).hexdigest()))
+
+
+async def task(request: web.Request) -> web.Response:
+    """Template, label words, loss and method: fetched once."""
+    return answer((await run_of(request)).task)
+
+
+async def vocabulary(request: web.Request) -> web.Response:
+    """The texts that indices in prompts stand for: fetched once."""
+    run = await run_of(request)
+    return answer(VocabularyList(candidates=run.vocabulary.candidates))
+
+
+DEVICES = (
+    Route(
+        method="POST",
+        path="/v1/clients",
+        handler=enrol,
+        access="enrolment",
+        tag="devices",
+        summary="Enrol a device",
+        request=Enrol,
+        answers={201: Enrolled},
+    ),
+    Route(
+        method="POST",
+        path="/v1/assignments/claim",
+        handler=claim,
+        access="device",
+        tag="devices",
+        summary="Ask for work (long poll)",
+        request=Claim,
+        answers={200: Assignment, 204: None},
+        headers={204: {"Retry-After": _RETRY_AFTER}},
+        problems=("not_found", "run_ended"),
+    ),
+    Route(
+        method="POST",
+        path="/v1/assignments/{assignment_id}/update",
+        handler=update,
+        access="device",
+        tag="devices",
+        summary="Return finished work",
+        request=Update,
+        max_body=MAX_BODY_BYTES,
+        answers={200: Receipt},
+        problems=("assignment_expired", "update_conflict", "model_mismatch"),
+    ),
+    Route(
+        method="POST",
+        path="/v1/assignments/{assignment_id}/renew",
+        handler=renew,
+        access="device",
+        tag="devices",
+        summary="Ask for another deadline",
+        answers={200: Assignment},
+        problems=("assignment_expired", "renewal_refused"),
+    ),
+    Route(
+        method="POST",
+        path="/v1/assignments/{assignment_id}/decline",
+        handler=decline,
+        access="device",
+        tag="devices",
+        summary="Give work back",
+        request=Decline,
+        answers={204: None},
+        problems=("assignment_expired",),
+    ),
+    Route(
+        method="POST",
+        path="/v1/score",
+        handler=score,
+        access="device",
+        tag="devices",
+        summary="Score prompts through the gateway",
+        request=Score,
+        max_body=MAX_BODY_BYTES,
+        answers={200: Scores},
+        problems=(
+            "not_found",
+            "assignment_expired",
+            "lease_exhausted",
+            "budget_exhausted",
+            "run_conflict",
+            "rate_limited",
+            "backend_failed",
+            "backend_unavailable",
+        ),
+    ),
+    Route(
+        method="GET",
+        path="/v1/runs/{run_id}/task",
+        handler=task,
+        access="member",
+        tag="devices",
+        summary="What a client must know of a run",
+        answers={200: RunTask},
+    ),
+    Route(
+        method="GET",
+        path="/v1/runs/{run_id}/vocabulary",
+        handler=vocabulary,
+        access="member",
+        tag="devices",
+        summary="The candidates, in index order",
+        answers={200: VocabularyList},
+    ),
+)

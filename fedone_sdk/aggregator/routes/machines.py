@@ -1,0 +1,144 @@
+"""What programs and passers-by call: health, metrics, the contract and a page that shows it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from aiohttp import web
+
+from fedone_sdk import __version__
+from fedone_sdk.aggregator.docs_page import ASSETS, PAGE, PAGE_HEADERS, asset_file
+from fedone_sdk.aggregator.http import answer
+from fedone_sdk.aggregator.routes.exchange import DOCUMENT, METRICS, READINESS
+from fedone_sdk.aggregator.routes.route import Route
+from fedone_sdk.errors import ProblemError
+from fedone_sdk.messages import About, Health
+
+__all__ = ["MACHINES", "metrics_route"]
+
+_TYPES = {".css": "text/css", ".js": "text/javascript", ".png": "image/png"}
+
+
+async def about(request: web.Request) -> web.Response:
+    """Says what answers here, and where it is described."""
+    return answer(
+        About(name="FedOne aggregator", version=__version__, docs="/docs", openapi="/openapi.json")
+    )
+
+
+async def healthz(request: web.Request) -> web.Response:
+    """200 as long as the process answers at all: restart it when it does not."""
+    return answer(Health(status="ok"))
+
+
+async def readyz(request: web.Request) -> web.Response:
+    """Whether requests can be served: the store answers, the model is asked, no end is near."""
+    health = await request.app[READINESS].look()
+    return answer(health, status=200 if health.status == "ok" else 503)
+
+
+async def metrics(request: web.Request) -> web.Response:
+    """Figures in the text format of Prometheus, of this process and of all runs."""
+    found = request.app[METRICS]
+    if found is None:
+        raise ProblemError("not_found", "this server keeps no metrics here")
+    text, content_type = found.exposition()
+    return web.Response(body=text, headers={"Content-Type": content_type})
+
+
+async def openapi(request: web.Request) -> web.Response:
+    """This contract, as OpenAPI 3.1."""
+    return web.json_response(request.app[DOCUMENT])
+
+
+async def docs(request: web.Request) -> web.Response:
+    """The contract as a page; loads nothing from anywhere else."""
+    asset_file("swagger-ui-bundle.js")
+    return web.Response(text=PAGE, content_type="text/html", headers=PAGE_HEADERS)
+
+
+async def docs_asset(request: web.Request) -> web.StreamResponse:
+    """A file that the page loads."""
+    name = request.match_info["asset"]
+    if name in ASSETS:
+        return web.Response(text=ASSETS[name], content_type="text/javascript")
+    path = asset_file(name)
+    # Not as a `FileResponse`, which also answers ranges and conditions: there is no use for them.
+    body = await asyncio.to_thread(path.read_bytes)
+    return web.Response(
+        body=body, content_type=_TYPES[path.suffix], headers={"Cache-Control": "max-age=3600"}
+    )
+
+
+MACHINES = (
+    Route(
+        method="GET",
+        path="/",
+        handler=about,
+        access="public",
+        tag="machines",
+        summary="What answers here",
+        answers={200: About},
+    ),
+    Route(
+        method="GET",
+        path="/healthz",
+        handler=healthz,
+        access="public",
+        tag="machines",
+        summary="Is it alive?",
+        answers={200: Health},
+    ),
+    Route(
+        method="GET",
+        path="/readyz",
+        handler=readyz,
+        access="public",
+        tag="machines",
+        summary="Can it serve?",
+        answers={200: Health, 503: Health},
+    ),
+    Route(
+        method="GET",
+        path="/openapi.json",
+        handler=openapi,
+        access="public",
+        tag="machines",
+        summary="The contract",
+        answers={200: dict[str, Any]},
+    ),
+    Route(
+        method="GET",
+        path="/docs",
+        handler=docs,
+        access="public",
+        tag="machines",
+        summary="The contract for people",
+        answers={200: "text/html"},
+        problems=("not_found",),
+    ),
+    Route(
+        method="GET",
+        path="/docs/{asset}",
+        handler=docs_asset,
+        access="public",
+        tag="machines",
+        summary="Files of the page",
+        answers={200: ("text/javascript", "text/css", "image/png")},
+    ),
+)
+
+
+def metrics_route(*, public: bool) -> Route:
+    """The route of the metrics; a viewer's unless they are public."""
+    return Route(
+        method="GET",
+        path="/metrics",
+        handler=metrics,
+        access="public" if public else "viewer",
+        tag="machines",
+        summary="Figures for Prometheus",
+        answers={200: "text/plain"},
+        problems=("not_found",),
+    )

@@ -1,0 +1,291 @@
+"""What people call: post, read, watch and steer runs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from aiohttp import web
+from pydantic import TypeAdapter
+
+from fedone_sdk.aggregator.events import Effect, RoundFinished, RunEnded
+from fedone_sdk.aggregator.http import answer
+from fedone_sdk.aggregator.routes.exchange import (
+    DRAIN,
+    EXCHANGE,
+    SERVICE,
+    message_of,
+    run_of,
+)
+from fedone_sdk.aggregator.routes.route import MAX_BODY_BYTES, Route
+from fedone_sdk.aggregator.run import CaughtUp, ServedRun
+from fedone_sdk.errors import BackendError, DataError, ProblemError, SpecError
+from fedone_sdk.messages import (
+    Message,
+    PromptReport,
+    Quarantine,
+    RollBack,
+    RunResult,
+    RunSummary,
+)
+from fedone_sdk.spec import RunSpec, validate_spec
+from fedone_sdk.vocabulary import ListVocabulary, build_vocabulary
+
+__all__ = ["PEOPLE"]
+
+_JSON: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
+_SUMMARIES: TypeAdapter[list[RunSummary]] = TypeAdapter(list[RunSummary])
+
+_STILL_HERE_S = 15.0
+"""A comment keeps proxies from closing a quiet stream."""
+
+
+async def add_run(request: web.Request) -> web.Response:
+    """Starts a run. Its vocabulary must be a list, and its backend is the server's."""
+    service = request.app[SERVICE]
+    document, _ = await message_of(request, _JSON.validate_json)
+    try:
+        spec = validate_spec(RunSpec, document, source="run")
+        if spec.data is not None:
+            raise SpecError("data: clients bring their own; leave it out", source="run")
+        if not isinstance(spec.prompt.vocabulary, ListVocabulary):
+            # A path in a posted run would read the server's files for a stranger.
+            raise SpecError("prompt.vocabulary.kind: must be list in a posted run", source="run")
+        if spec.backend != RunSpec.model_fields["backend"].default:
+            raise SpecError("backend: is the server's; leave it out", source="run")
+        if not EXCHANGE.get().may_see(spec.name):
+            raise ProblemError("forbidden", f"your token is not for runs called {spec.name!r}")
+        if spec.name in service.runs:
+            raise ProblemError("run_conflict", f"there is a run {spec.name!r} already")
+        run = await service.add_run(spec, build_vocabulary(spec.prompt.vocabulary, ()))
+    except (SpecError, DataError, BackendError) as exc:
+        raise ProblemError("invalid_run", str(exc)) from exc
+    response = answer(run.result(), status=201)
+    response.headers["Location"] = f"/v1/runs/{run.run_id}"
+    return response
+
+
+async def runs(request: web.Request) -> web.Response:
+    """All runs that the caller may see, in the order they were added."""
+    exchange = EXCHANGE.get()
+    summaries = [
+        RunSummary(run_id=run.run_id, status=run.state.status, round=run.state.round)
+        for run in request.app[SERVICE].runs.values()
+        if exchange.may_see(run.run_id)
+    ]
+    return web.Response(body=_SUMMARIES.dump_json(summaries), content_type="application/json")
+
+
+async def run(request: web.Request) -> web.Response:
+    """Where a run stands, or how it ended."""
+    return answer((await run_of(request)).result())
+
+
+async def prompt(request: web.Request) -> web.Response:
+    """The prompt that a user would get if the run stopped now."""
+    return answer((await run_of(request)).prompt())
+
+
+async def log(request: web.Request) -> web.Response:
+    """All that the run has written down, one JSON object a line, oldest first."""
+    entries = await request.app[SERVICE].log(await run_of(request))
+    lines = [json.dumps({"kind": entry.kind, **json.loads(entry.body)}) for entry in entries]
+    return web.Response(
+        text="".join(f"{line}\n" for line in lines), content_type="application/jsonl"
+    )
+
+
+async def events(request: web.Request) -> web.StreamResponse:
+    """Server-sent events: one `round` for every round, also earlier ones, and `end` at the end.
+
+    A stream that ends without `end` was cut; whoever connects again gets all rounds again.
+    """
+    service, drain = request.app[SERVICE], request.app[DRAIN]
+    watched = await run_of(request)
+    queue: asyncio.Queue[Effect | CaughtUp] = asyncio.Queue()
+
+    def listen(source: ServedRun, effect: Effect | CaughtUp) -> None:
+        if source is watched and isinstance(effect, (CaughtUp, RoundFinished, RunEnded)):
+            queue.put_nowait(effect)
+
+    response = web.StreamResponse(headers={"Cache-Control": "no-cache"})
+    response.content_type = "text/event-stream"
+    service.listeners.append(listen)
+    try:
+        await response.prepare(request)
+        sent = 0
+        while True:
+            sent = min(sent, len(watched.history))  # A rollback makes it shorter.
+            for report in watched.history[sent:]:
+                await _event(response, "round", report)
+                sent += 1
+            if sent < len(watched.history):
+                continue
+            if not watched.state.running:
+                await _event(response, "end", watched.result())
+                return response
+            try:
+                async with asyncio.timeout(_STILL_HERE_S):
+                    if await drain.unless_begun(queue.get()) is None:
+                        return response
+            except TimeoutError:
+                await response.write(b": still here\n\n")
+    finally:
+        service.listeners.remove(listen)
+
+
+async def _event(response: web.StreamResponse, name: str, message: Message) -> None:
+    await response.write(f"event: {name}\ndata: {message.model_dump_json()}\n\n".encode())
+
+
+async def stop(request: web.Request) -> web.Response:
+    """Ends a run with what it has learnt."""
+    stopped = await run_of(request)
+    await request.app[SERVICE].stop_run(stopped)
+    return answer(stopped.result())
+
+
+async def resume(request: web.Request) -> web.Response:
+    """Lets a stopped or paused run go on, with the model that there is now."""
+    resumed = await run_of(request)
+    await request.app[SERVICE].resume_run(resumed)
+    return answer(resumed.result())
+
+
+async def roll_back(request: web.Request) -> web.Response:
+    """Takes a run back to an earlier round. What later rounds spent stays spent."""
+    rolled = await run_of(request)
+    message, _ = await message_of(request, RollBack.model_validate_json)
+    await request.app[SERVICE].roll_back(rolled, message.to_round, message.reason)
+    return answer(rolled.result())
+
+
+async def quarantine(request: web.Request) -> web.Response:
+    """Gives a client no more seats in a run; work that it holds is not accepted."""
+    watched = await run_of(request)
+    message, _ = await message_of(request, Quarantine.model_validate_json)
+    client_id = request.match_info["client_id"]
+    await request.app[SERVICE].quarantine(watched, client_id, message.reason)
+    return web.Response(status=204)
+
+
+async def release(request: web.Request) -> web.Response:
+    """Lets a client that was in quarantine take seats again."""
+    client_id = request.match_info["client_id"]
+    await request.app[SERVICE].release(await run_of(request), client_id)
+    return web.Response(status=204)
+
+
+PEOPLE = (
+    Route(
+        method="POST",
+        path="/v1/runs",
+        handler=add_run,
+        access="operator",
+        tag="runs",
+        summary="Start a run",
+        request=RunSpec,
+        max_body=MAX_BODY_BYTES,
+        answers={201: RunResult},
+        headers={201: {"Location": "Path of the run"}},
+        problems=("invalid_run", "run_conflict"),
+    ),
+    Route(
+        method="GET",
+        path="/v1/runs",
+        handler=runs,
+        access="member",
+        tag="runs",
+        summary="List runs",
+        answers={200: list[RunSummary]},
+    ),
+    Route(
+        method="GET",
+        path="/v1/runs/{run_id}",
+        handler=run,
+        access="member",
+        tag="runs",
+        summary="Where a run stands",
+        answers={200: RunResult},
+    ),
+    Route(
+        method="GET",
+        path="/v1/runs/{run_id}/prompt",
+        handler=prompt,
+        access="member",
+        tag="runs",
+        summary="The deployable prompt",
+        answers={200: PromptReport},
+    ),
+    Route(
+        method="GET",
+        path="/v1/runs/{run_id}/log",
+        handler=log,
+        access="viewer",
+        tag="runs",
+        summary="The log of a run",
+        answers={200: "application/jsonl"},
+    ),
+    Route(
+        method="GET",
+        path="/v1/runs/{run_id}/events",
+        handler=events,
+        access="member",
+        tag="runs",
+        summary="Watch a run",
+        answers={200: "text/event-stream"},
+    ),
+    Route(
+        method="POST",
+        path="/v1/runs/{run_id}/stop",
+        handler=stop,
+        access="operator",
+        tag="runs",
+        summary="End a run",
+        answers={200: RunResult},
+        problems=("run_conflict",),
+    ),
+    Route(
+        method="POST",
+        path="/v1/runs/{run_id}/resume",
+        handler=resume,
+        access="operator",
+        tag="runs",
+        summary="Let a stopped run go on",
+        answers={200: RunResult},
+        problems=("run_conflict", "backend_blocked", "backend_unavailable"),
+    ),
+    Route(
+        method="POST",
+        path="/v1/runs/{run_id}/rollback",
+        handler=roll_back,
+        access="operator",
+        tag="runs",
+        summary="Go back to an earlier round",
+        request=RollBack,
+        answers={200: RunResult},
+        problems=("run_conflict",),
+    ),
+    Route(
+        method="POST",
+        path="/v1/runs/{run_id}/clients/{client_id}/quarantine",
+        handler=quarantine,
+        access="operator",
+        tag="runs",
+        summary="Shut a client out of a run",
+        request=Quarantine,
+        answers={204: None},
+        problems=("run_conflict",),
+    ),
+    Route(
+        method="POST",
+        path="/v1/runs/{run_id}/clients/{client_id}/release",
+        handler=release,
+        access="operator",
+        tag="runs",
+        summary="Let a client back into a run",
+        answers={204: None},
+        problems=("run_conflict",),
+    ),
+)

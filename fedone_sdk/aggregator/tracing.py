@@ -1,0 +1,133 @@
+"""OpenTelemetry traces: a span for each request, each commit, each request to the model.
+
+Nothing else imports this module, so that OpenTelemetry is loaded only where traces are wanted.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Self
+
+import structlog
+
+from fedone_sdk import __version__
+from fedone_sdk.errors import MissingExtraError
+
+try:
+    from opentelemetry.context import Context
+    from opentelemetry.propagate import extract
+    from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.trace import Span, SpanKind, Status, StatusCode
+except ImportError as exc:
+    raise MissingExtraError("tracing", extra="tracing") from exc
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+    from fedone_sdk.aggregator.routes.exchange import Exchange
+    from fedone_sdk.backends import LLMBackend, Query
+
+__all__ = ["Tracing"]
+
+
+class Tracing:
+    """Makes spans. A caller's W3C ``traceparent`` is taken over.
+
+    Args:
+        provider: Exports them; shut down together with this.
+    """
+
+    def __init__(self, provider: TracerProvider) -> None:
+        self._provider = provider
+        self._tracer = provider.get_tracer("fedone_sdk", __version__)
+
+    @classmethod
+    def otlp(cls, endpoint: str | None = None) -> Self:
+        """Exports over OTLP/HTTP.
+
+        Args:
+            endpoint: URL that traces are posted to, such as ``http://127.0.0.1:4318/v1/traces``;
+                None takes it from OpenTelemetry's own environment variables, as everything else.
+        """
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+        named = {} if "OTEL_SERVICE_NAME" in os.environ else {SERVICE_NAME: "fedone"}
+        resource = Resource.create({**named, SERVICE_VERSION: __version__})
+        provider = TracerProvider(resource=resource)
+        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
+        return cls(provider)
+
+    def close(self) -> None:
+        """Exports what is left; waits for it a few seconds."""
+        self._provider.shutdown()
+
+    @contextmanager
+    def _span(self, name: str, kind: SpanKind, parent: Context | None = None) -> Iterator[Span]:
+        with self._tracer.start_as_current_span(
+            name,
+            context=parent,
+            kind=kind,
+            # An error's text may hold what only the server may know.
+            record_exception=False,
+            set_status_on_exception=False,
+        ) as span:
+            try:
+                yield span
+            except BaseException as exc:
+                span.set_attribute("error.type", type(exc).__name__)
+                span.set_status(Status(StatusCode.ERROR))
+                raise
+
+    @contextmanager
+    def request(self, request: web.Request, exchange: Exchange) -> Iterator[None]:
+        """The span of a request to this server."""
+        parent = extract(request.headers)
+        with self._span(request.method, SpanKind.SERVER, parent) as span:
+            trace_id = format(span.get_span_context().trace_id, "032x")
+            structlog.contextvars.bind_contextvars(trace_id=trace_id)
+            span.set_attribute("http.request.method", request.method)
+            span.set_attribute("url.path", request.path)
+            span.set_attribute("fedone.request_id", exchange.request_id)
+            try:
+                yield
+            finally:
+                if exchange.route is not None:
+                    span.update_name(f"{request.method} {exchange.route.path}")
+                    span.set_attribute("http.route", exchange.route.path)
+                if exchange.client is not None:
+                    span.set_attribute("fedone.client_id", exchange.client.client_id)
+                if exchange.run is not None:
+                    span.set_attribute("fedone.run_id", exchange.run.run_id)
+                    span.set_attribute("fedone.round", exchange.run.state.round)
+                if exchange.problem is not None:
+                    span.set_attribute("error.type", exchange.problem)
+                if exchange.status is not None:
+                    span.set_attribute("http.response.status_code", exchange.status)
+                    if exchange.status >= 500:
+                        span.set_status(Status(StatusCode.ERROR))
+
+    @contextmanager
+    def commit(self, run_id: str) -> Iterator[None]:
+        """The span of a transaction."""
+        with self._span("store commit", SpanKind.CLIENT) as span:
+            span.set_attribute("fedone.run_id", run_id)
+            yield
+
+    @contextmanager
+    def model_request(self, backend: LLMBackend, query: Query) -> Iterator[None]:
+        """The span of a request to the model."""
+        from fedone_sdk.aggregator.routes.exchange import EXCHANGE
+
+        with self._span("model request", SpanKind.CLIENT) as span:
+            span.set_attribute("fedone.model", backend.fingerprint)
+            span.set_attribute("fedone.inputs", len(query.inputs))
+            if query.payer is not None:
+                span.set_attribute("fedone.run_id", query.payer.name)
+            exchange = EXCHANGE.get(None)
+            if exchange is not None and exchange.run is not None:
+                span.set_attribute("fedone.round", exchange.run.state.round)
+            yield

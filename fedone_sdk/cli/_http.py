@@ -1,0 +1,113 @@
+"""How commands ask a server: its people's routes, with an admin token."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Annotated, TypeVar
+
+import aiohttp
+import typer
+from pydantic import ValidationError
+from yarl import URL
+
+from fedone_sdk.errors import MessageError, SpecError, TransportError
+from fedone_sdk.messages import PROTOCOL_HEADER, PROTOCOL_VERSION, Problem
+
+__all__ = ["Server", "Token", "call", "parse", "request"]
+
+T = TypeVar("T")
+
+Server = Annotated[str, typer.Option(metavar="URL", help="The aggregator.")]
+Token = Annotated[
+    str,
+    typer.Option(
+        "--admin-token",
+        metavar="T",
+        envvar="FEDONE_ADMIN_TOKEN",
+        show_default=False,
+        help="The server's admin token.",
+    ),
+]
+
+
+def call(
+    server: str,
+    token: str,
+    method: str,
+    path: str,
+    *,
+    params: Mapping[str, str] | None = None,
+    body: bytes | None = None,
+    content_type: str = "application/json",
+) -> bytes:
+    """The body of an answer; see `request`."""
+
+    async def ask() -> bytes:
+        asked = request(
+            server, token, method, path, params=params, body=body, content_type=content_type
+        )
+        async with asked as response:
+            return await response.read()
+
+    return asyncio.run(ask())
+
+
+@asynccontextmanager
+async def request(
+    server: str,
+    token: str,
+    method: str,
+    path: str,
+    *,
+    params: Mapping[str, str] | None = None,
+    body: bytes | None = None,
+    content_type: str = "application/json",
+) -> AsyncIterator[aiohttp.ClientResponse]:
+    """Asks a server; the answer is a success, and its body is still to be read.
+
+    Raises:
+        SpecError: The URL is none.
+        TransportError: The server cannot be reached.
+        ProblemError: It refused.
+        MessageError: It is no aggregator.
+    """
+    base = URL(server)
+    if base.scheme not in ("http", "https") or not base.host:
+        raise SpecError(f"--server: {server!r} is not an http(s) URL", source="arguments")
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=60)
+    headers = {"Authorization": f"Bearer {token}", PROTOCOL_HEADER: str(PROTOCOL_VERSION)}
+    if body is not None:
+        headers["Content-Type"] = content_type
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as session,
+            # A redirect would carry the token elsewhere.
+            session.request(
+                method,
+                base.joinpath(path.lstrip("/")),
+                params=params,
+                data=body,
+                headers=headers,
+                allow_redirects=False,
+            ) as response,
+        ):
+            if response.status >= 300:
+                problem = parse(Problem.model_validate_json, await response.read())
+                raise problem.error()
+            yield response
+    except (aiohttp.ClientError, TimeoutError, OSError) as exc:
+        raise TransportError(f"{server}: cannot be reached: {exc or type(exc).__name__}") from exc
+
+
+def parse(parser: Callable[[bytes], T], body: bytes) -> T:
+    """What a body says.
+
+    Raises:
+        MessageError: Nothing that an aggregator would say.
+    """
+    try:
+        return parser(body)
+    except ValidationError as exc:
+        raise MessageError("the server does not answer as an aggregator does") from exc

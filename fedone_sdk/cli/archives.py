@@ -1,0 +1,234 @@
+"""`fedone runs replay, export, import`: a run computed again, or moved to another store."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from fedone_sdk.cli._failures import naming
+from fedone_sdk.cli._http import call, parse
+from fedone_sdk.cli._options import JsonFile
+from fedone_sdk.cli._output import Output, size
+from fedone_sdk.errors import ArchiveError, SpecError
+
+if TYPE_CHECKING:
+    from fedone_sdk.stores import RunSnapshot, SqlStore
+
+__all__ = ["export_run", "import_run", "replay"]
+
+T = TypeVar("T")
+
+RunId = Annotated[str, typer.Argument(metavar="RUN_ID", show_default=False)]
+Server = Annotated[
+    str | None, typer.Option(metavar="URL", show_default=False, help="The aggregator.")
+]
+Token = Annotated[
+    str | None,
+    typer.Option(
+        "--admin-token",
+        metavar="T",
+        envvar="FEDONE_ADMIN_TOKEN",
+        show_default=False,
+        help="The server's admin token.",
+    ),
+]
+StoreUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        metavar="STORE",
+        show_default=False,
+        help="The store itself: a SQLite file, or postgresql://USER@HOST/DATABASE.",
+    ),
+]
+
+
+def replay(
+    run_id: RunId,
+    server: Server = None,
+    token: Token = None,
+    store: StoreUrl = None,
+    archive: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", show_default=False, help="What `fedone runs export` wrote."),
+    ] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Compute a run's alpha again from its log, and compare it after every round.
+
+    Exits with 1 at the first difference.
+    """
+    from fedone_sdk.aggregator.replay import compare
+
+    output = Output(json_file)
+    if archive is not None:
+        _one_of({"--server": server, "--store": store, "--archive": str(archive)})
+        data = _read(archive)
+    else:
+        data = _exported(run_id, server, token, store, with_credentials=False)
+    snapshot = _snapshot(data)
+    if snapshot.record.run_id != run_id:
+        raise ArchiveError(f"{archive}: holds run {snapshot.record.run_id!r}, not {run_id!r}")
+    try:
+        report = compare(snapshot)
+    except ValueError as exc:
+        raise ArchiveError(f"run {run_id!r} cannot be computed again: {exc}") from exc
+    output.heading(f"{run_id}: {'the same' if report.agrees else 'another'} alpha")
+    facts = {"rounds": str(report.rounds), "rollbacks": str(report.rollbacks)}
+    if report.difference is not None:
+        facts |= {
+            "first difference": f"{report.difference.what}, {report.difference.round} rounds done",
+            "stored": report.difference.stored,
+            "replayed": report.difference.replayed,
+        }
+    output.facts({**facts, "alpha_sha256": report.alpha_sha256})
+    output.write_json({"agrees": report.agrees, **dataclasses.asdict(report)})
+    raise typer.Exit(int(not report.agrees))
+
+
+def export_run(
+    run_id: RunId,
+    target: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", show_default=False, help="RUN_ID.fedone by default."
+        ),
+    ] = None,
+    server: Server = None,
+    token: Token = None,
+    store: StoreUrl = None,
+    with_credentials: Annotated[
+        bool,
+        typer.Option(
+            "--with-credentials",
+            help="Take the digests of its clients' credentials along: they can then go on "
+            "elsewhere. Keep the file as you keep the store.",
+        ),
+    ] = False,
+) -> None:
+    """Write a run with its log, state and open work to one file.
+
+    A run may go on in one place only: its budget does not know of the other.
+    """
+    target = target or Path(f"{run_id}.fedone")
+    data = _exported(run_id, server, token, store, with_credentials=with_credentials)
+    draft = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(data)
+        draft.replace(target)
+    except OSError as exc:
+        draft.unlink(missing_ok=True)
+        raise SpecError(f"--output: {target}: {exc.strerror or exc}", source="arguments") from exc
+    typer.echo(f"{target}: run {run_id}, {size(len(data))}")
+
+
+def import_run(
+    source: Annotated[
+        Path, typer.Argument(metavar="FILE", show_default=False, help="The archive.")
+    ],
+    server: Server = None,
+    token: Token = None,
+    store: StoreUrl = None,
+) -> None:
+    """Take a run in that `fedone runs export` wrote; it is stopped, and can be resumed.
+
+    All of the file is checked, and the run computed again, before anything is written.
+    """
+    from fedone_sdk.aggregator import archive
+    from fedone_sdk.clock import SystemClock
+    from fedone_sdk.messages import RunResult
+
+    data = _read(source)
+    _one_of({"--server": server, "--store": store})
+    if server is not None:
+        body = call(
+            server,
+            _required(token),
+            "POST",
+            "/v1/runs/import",
+            body=data,
+            content_type="application/gzip",
+        )
+        result = parse(RunResult.model_validate_json, body)
+        typer.echo(f"run {result.run_id}: {result.status}, {result.rounds} rounds")
+        return
+    # As a server: none may serve a SQLite file meanwhile, for it would not see the run.
+    record = _in_store(
+        store or "", True, lambda opened: archive.import_run(opened, data, SystemClock().now())
+    )
+    typer.echo(f"run {record.run_id}: taken in")
+
+
+def _exported(
+    run_id: str,
+    server: str | None,
+    token: str | None,
+    store: str | None,
+    *,
+    with_credentials: bool,
+) -> bytes:
+    from fedone_sdk.aggregator import archive
+
+    _one_of({"--server": server, "--store": store})
+    if server is not None:
+        params = {"credentials": str(with_credentials).lower()}
+        path = f"/v1/runs/{run_id}/export"
+        return call(server, _required(token), "GET", path, params=params)
+    return _in_store(
+        store or "",
+        False,
+        lambda opened: archive.export_run(opened, run_id, with_credentials=with_credentials),
+    )
+
+
+def _in_store(where: str, serving: bool, work: Callable[[SqlStore], Awaitable[T]]) -> T:
+    from fedone_sdk.stores import SqlStore
+
+    if "://" not in where:
+        if not serving and not Path(where).is_file():
+            raise SpecError(f"--store: there is no file {where}", source="arguments")
+        store = SqlStore.sqlite(where, serving=serving)
+    else:
+        with naming("arguments"):
+            store = SqlStore(where, serving=serving)
+
+    async def opened() -> T:
+        await store.open()
+        try:
+            return await work(store)
+        finally:
+            await store.close()
+
+    return asyncio.run(opened())
+
+
+def _snapshot(data: bytes) -> RunSnapshot:
+    """An archive's run, which may differ from what its log gives."""
+    from fedone_sdk.aggregator.archive import read_archive
+
+    return read_archive(data, computes=False).snapshot
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as exc:
+        raise ArchiveError(f"{path}: {exc.strerror or exc}") from exc
+
+
+def _required(token: str | None) -> str:
+    if token is None:
+        raise SpecError("--admin-token: is required with --server", source="arguments")
+    return token
+
+
+def _one_of(options: dict[str, str | None]) -> None:
+    if sum(value is not None for value in options.values()) != 1:
+        raise SpecError(f"give one of {', '.join(options)}", source="arguments")

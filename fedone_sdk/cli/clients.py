@@ -1,0 +1,61 @@
+"""`fedone clients`: the devices that have enrolled."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from fedone_sdk.cli._http import Server, Token, call, parse
+from fedone_sdk.cli._options import JsonFile
+from fedone_sdk.cli._output import Output, moment
+from fedone_sdk.messages import ClientInfo, ClientList
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    help="Look at the devices that have enrolled, and shut them out.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    epilog="Example: fedone clients list --server https://fedone.example",
+)
+
+
+@app.command("list", epilog="Example: fedone clients list --server https://fedone.example")
+def list_clients(server: Server, token: Token, json_file: JsonFile = None) -> None:
+    """List the clients."""
+    output = Output(json_file)
+    found = parse(ClientList.model_validate_json, call(server, token, "GET", "/v1/clients")).clients
+    output.table(
+        ["client", "name", "token", "runs", "signs", "enrolled", "revoked"],
+        ([client.client_id, *_facts(client).values()] for client in found),
+    )
+    output.write_json([client.model_dump(mode="json") for client in found])
+
+
+@app.command(
+    epilog="Example: fedone clients revoke client-4f1d2c3b5a69 --server https://fedone.example"
+)
+def revoke(
+    client_id: Annotated[str, typer.Argument(metavar="CLIENT_ID", show_default=False)],
+    server: Server,
+    token: Token,
+    json_file: JsonFile = None,
+) -> None:
+    """Shut a client out for good."""
+    output = Output(json_file)
+    path = f"/v1/clients/{client_id}/revoke"
+    revoked = parse(ClientInfo.model_validate_json, call(server, token, "POST", path))
+    output.facts(_facts(revoked))
+    output.write_json(revoked.model_dump(mode="json"))
+
+
+def _facts(client: ClientInfo) -> dict[str, str]:
+    return {
+        "name": client.name or "-",
+        "token": client.token or "-",
+        "runs": "all" if client.runs is None else " ".join(client.runs),
+        "signs": "yes" if client.signs else "no",
+        "enrolled": moment(client.enrolled_at),
+        "revoked": "no" if client.revoked_at is None else moment(client.revoked_at),
+    }

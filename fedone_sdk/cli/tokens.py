@@ -1,0 +1,112 @@
+"""`fedone tokens`: what devices enrol with."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+import typer
+
+from fedone_sdk.cli._http import Server, Token, call, parse
+from fedone_sdk.cli._options import JsonFile
+from fedone_sdk.cli._output import Output, moment
+from fedone_sdk.errors import SpecError
+from fedone_sdk.messages import CreatedToken, NewToken, TokenInfo, TokenList
+from fedone_sdk.spec import validate_spec
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    help="Make and revoke the tokens that devices enrol with.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    epilog="Example: fedone tokens create fleet --run 'acme-*' --server https://fedone.example",
+)
+
+_PATH = "/v1/enrolment-tokens"
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+Name = Annotated[str, typer.Argument(metavar="NAME", show_default=False)]
+
+
+@app.command(
+    epilog="Example: fedone tokens create one-phone --uses 1 --expires-in 7d "
+    "--server https://fedone.example"
+)
+def create(
+    name: Name,
+    server: Server,
+    token: Token,
+    run: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN",
+            show_default=False,
+            help="A run that its devices may see; * is any text. May be given again. All, if none.",
+        ),
+    ] = None,
+    uses: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, show_default=False, help="Let N devices enrol with it."),
+    ] = None,
+    expires_in: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", show_default=False, help="How long it works: 90m, 12h, 30d."),
+    ] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Make a token, and show its secret: it cannot be shown again."""
+    output = Output(json_file)
+    asked = {
+        "name": name,
+        "runs": tuple(run) if run else None,
+        "uses": uses,
+        "expires_in_s": _seconds(expires_in),
+    }
+    message = validate_spec(NewToken, asked, source="arguments")
+    body = message.model_dump_json().encode()
+    made = parse(CreatedToken.model_validate_json, call(server, token, "POST", _PATH, body=body))
+    output.facts({"token": made.token, **_facts(made)})
+    output.write_json(made.model_dump(mode="json"))
+
+
+@app.command("list", epilog="Example: fedone tokens list --server https://fedone.example")
+def list_tokens(server: Server, token: Token, json_file: JsonFile = None) -> None:
+    """List the tokens, without their secrets."""
+    output = Output(json_file)
+    found = parse(TokenList.model_validate_json, call(server, token, "GET", _PATH)).tokens
+    output.table(
+        ["token", "runs", "uses left", "expires", "revoked"],
+        ([one.name, *_facts(one).values()] for one in found),
+    )
+    output.write_json([one.model_dump(mode="json") for one in found])
+
+
+@app.command(epilog="Example: fedone tokens revoke fleet --server https://fedone.example")
+def revoke(name: Name, server: Server, token: Token, json_file: JsonFile = None) -> None:
+    """Revoke a token for good; devices that came with it stay."""
+    output = Output(json_file)
+    revoked = parse(TokenInfo.model_validate_json, call(server, token, "DELETE", f"{_PATH}/{name}"))
+    output.facts(_facts(revoked))
+    output.write_json(revoked.model_dump(mode="json"))
+
+
+def _facts(token: TokenInfo) -> dict[str, str]:
+    return {
+        "runs": "all" if token.runs is None else " ".join(token.runs),
+        "uses left": "any" if token.uses_left is None else str(token.uses_left),
+        "expires": "never" if token.expires_at is None else moment(token.expires_at),
+        "revoked": "no" if token.revoked_at is None else moment(token.revoked_at),
+    }
+
+
+def _seconds(text: str | None) -> float | None:
+    if text is None:
+        return None
+    found = re.fullmatch(r"([0-9]{1,9})([smhd])", text)
+    if found is None:
+        raise SpecError(
+            f"--expires-in: must be a number with s, m, h or d, such as 30d (got {text!r})",
+            source="arguments",
+        )
+    return float(int(found[1]) * _SECONDS[found[2]])

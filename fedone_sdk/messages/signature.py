@@ -1,0 +1,43 @@
+"""How a request is signed: HTTP Message Signatures (RFC 9421) over a digest of the body (RFC 9530).
+
+Of the RFC only one form is used: ed25519 over method, path, query and body, with time, nonce and
+client id as parameters. No proxy changes these; it may change the host.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+
+__all__ = ["COVERED", "SIGNATURE_LABEL", "content_digest", "signature_base"]
+
+SIGNATURE_LABEL = "fedone"
+"""Names the signature in its two headers."""
+
+COVERED = ("@method", "@path", "@query", "content-digest")
+"""What is signed, in this order."""
+
+
+def content_digest(body: bytes) -> str:
+    """The header ``Content-Digest`` of a body; a request without one has that of no bytes."""
+    encoded = base64.b64encode(hashlib.sha256(body).digest()).decode("ascii")
+    return f"sha-256=:{encoded}:"
+
+
+def signature_base(method: str, target: str, digest: str, params: str) -> bytes:
+    """The bytes that are signed (RFC 9421, section 2.5).
+
+    Args:
+        method: HTTP method, in capitals.
+        target: Path and query as they stand in the request line, still percent-encoded.
+        digest: The header ``Content-Digest``.
+        params: The value of ``@signature-params``, as in ``Signature-Input``.
+    """
+    path, _, query = target.partition("?")
+    return (
+        f'"@method": {method}\n'
+        f'"@path": {path or "/"}\n'
+        f'"@query": ?{query}\n'
+        f'"content-digest": {digest}\n'
+        f'"@signature-params": {params}'
+    ).encode("ascii")

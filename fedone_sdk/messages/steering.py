@@ -1,0 +1,92 @@
+"""What people tell a run, and what the service says of itself."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from fedone_sdk.messages.base import Message
+from fedone_sdk.messages.run import RunStatus
+from fedone_sdk.spec import RunName
+
+__all__ = ["About", "Check", "Health", "Quarantine", "RollBack", "RunSummary"]
+
+Reason = Annotated[str, Field(min_length=1, max_length=500)]
+"""Why, for the log and for other people."""
+
+
+class RollBack(Message):
+    """``POST /v1/runs/{id}/rollback``: a run goes on from an earlier round.
+
+    Attributes:
+        to_round: The round to do again first; later ones count as not done.
+        reason: Why.
+    """
+
+    to_round: Annotated[int, Field(ge=0, le=2**31)]
+    reason: Reason
+
+
+class Quarantine(Message):
+    """``POST /v1/runs/{id}/clients/{client_id}/quarantine``: a client gets no more of its seats.
+
+    Attributes:
+        reason: Why.
+    """
+
+    reason: Reason
+
+
+class RunSummary(Message):
+    """A line of ``GET /v1/runs``.
+
+    Attributes:
+        run_id: The run.
+        status: ``running`` or how it ended.
+        round: Rounds done.
+    """
+
+    run_id: RunName
+    status: RunStatus
+    round: int
+
+
+class Check(Message):
+    """One thing that the service needs.
+
+    Attributes:
+        ok: Whether it can be used now.
+        detail: What is wrong; holds nothing secret, since anybody may read it.
+    """
+
+    ok: bool
+    detail: str | None = None
+
+
+class Health(Message):
+    """``GET /healthz`` and ``GET /readyz``.
+
+    Attributes:
+        status: ``ok``, or ``unavailable`` when a check failed.
+        checks: What was looked at, by name.
+    """
+
+    status: Literal["ok", "unavailable"]
+    checks: dict[str, Check] = Field(default_factory=dict)
+
+
+class About(Message):
+    """``GET /``: what answers here.
+
+    Attributes:
+        name: The service.
+        version: Of the SDK that it runs.
+        docs: Path of the page for people.
+        openapi: Path of the contract.
+    """
+
+    name: str
+    version: str
+    docs: str
+    openapi: str
