@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .aggregation import aggregate
+from .aggregation import aggregate, median, trimmed_mean
 from .bdpl import BDPL
 from .evolution import Evolution
 from .gs_bdpl import GumbelSoftmaxBDPL
@@ -44,10 +44,12 @@ __all__ = [
     "load_state",
     "make_method",
     "make_optimizer",
+    "median",
     "method_from_spec",
     "method_options",
     "project_to_simplex",
     "select",
     "stream",
     "stream_seed",
+    "trimmed_mean",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -144,6 +145,9 @@ def _unpack(data: bytes, *, what: str) -> dict[str, NDArray[Any]]:
     if hashlib.sha256(payload).digest() != digest:
         raise ValueError(f"not a saved {what}, or a damaged one")
     try:
+        with zipfile.ZipFile(io.BytesIO(payload)) as members:
+            if any(each.compress_type != zipfile.ZIP_STORED for each in members.infolist()):
+                raise ValueError("compressed arrays could unpack to anything")
         with np.load(io.BytesIO(payload), allow_pickle=False) as archive:
             return {key: archive[key] for key in archive.files}
     # zipfile and NumPy's header parser answer damaged bytes with a dozen exception types.

@@ -12,7 +12,9 @@ from fedone_sdk.spec.backends import (
     VllmSpec,
 )
 from fedone_sdk.spec.base import Spec, load_yaml, validate_spec
+from fedone_sdk.spec.defence import DefenceSpec
 from fedone_sdk.spec.methods import BdplSpec, EvolutionSpec, GsBdplSpec, MethodSpec
+from fedone_sdk.spec.privacy import PrivacySpec
 from fedone_sdk.spec.run import (
     DataSpec,
     DirichletSpec,
@@ -29,6 +31,7 @@ __all__ = [
     "BackendSpec",
     "BdplSpec",
     "DataSpec",
+    "DefenceSpec",
     "DirichletSpec",
     "EvaluationSpec",
     "EvolutionSpec",
@@ -42,6 +45,7 @@ __all__ = [
     "OpenAISpec",
     "ParticipationSpec",
     "PriceSpec",
+    "PrivacySpec",
     "PromptSpec",
     "RetrySpec",
     "RunName",

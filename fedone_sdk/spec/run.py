@@ -10,7 +10,9 @@ from pydantic import Field, field_validator, model_validator
 from fedone_sdk.budget import Budget
 from fedone_sdk.spec.backends import BackendSpec, OnnxSpec
 from fedone_sdk.spec.base import Spec, load_yaml, validate_spec
+from fedone_sdk.spec.defence import DefenceSpec
 from fedone_sdk.spec.methods import EvolutionSpec, GsBdplSpec, MethodSpec, Rate
+from fedone_sdk.spec.privacy import PrivacySpec
 from fedone_sdk.task import TaskSpec, glue_task
 from fedone_sdk.vocabulary import VocabularySpec
 
@@ -83,13 +85,23 @@ class ParticipationSpec(Spec):
         exchange: What travels: ``alpha`` (the paper's) or ``losses``.
         selection: ``uniform`` without replacement, or ``proportional`` to examples held, with
             replacement (the paper's proof).
-        aggregation: Mean of the clients' alpha, weighted by ``examples`` held or ``plain``.
+        aggregation: Mean of the clients' alpha, weighted by ``examples`` held or ``plain``; or
+            ``trimmed_mean`` or ``median`` of each entry, which count clients alike.
+        trim: Share of the clients that a trimmed mean leaves out at each end.
         server_optimizer: ``none`` takes the mean; ``adamw`` treats alpha minus the mean as a
             gradient and keeps its state on the server (FedOpt).
         server_learning_rate: Of the server optimiser.
         min_clients: Enrolled clients before the first round starts.
         deadline_s: Seconds until a silent client loses its seat.
+        max_renewals: How often a client that is still at work may ask for another deadline.
+        hedge_after_s: Seconds of work after which a slow seat is given to a second client as well;
+            the first update counts, and the other's lease is settled as that of a lost client.
+            Only the first local step of a seat, and only while the caps allow whole work. Null is
+            never.
         claim_timeout_s: Seconds that a chosen client has to come for its work.
+        max_weight: The most examples that count of those that a client says it holds, in the mean
+            and in the draw: nobody can check them, and more would be more influence. Null is no
+            limit.
         max_lost: Assignments in a row that may come to nothing before the run ends as failed.
         trusted_clients: Whether the usage that clients with a model of their own report is
             believed, so that their unused lease is given back.
@@ -98,12 +110,16 @@ class ParticipationSpec(Spec):
     clients_per_round: Annotated[int, Field(ge=1, le=10_000)] = 1
     exchange: Literal["alpha", "losses"] = "alpha"
     selection: Literal["uniform", "proportional"] = "uniform"
-    aggregation: Literal["examples", "plain"] = "examples"
+    aggregation: Literal["examples", "plain", "trimmed_mean", "median"] = "examples"
+    trim: Annotated[float, Field(gt=0, lt=0.5)] = 0.1
     server_optimizer: Literal["none", "adamw"] = "none"
     server_learning_rate: Rate = 1e-2
     min_clients: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     deadline_s: Annotated[float, Field(gt=0, le=86_400)] = 120.0
+    max_renewals: Annotated[int, Field(ge=0, le=10_000)] = 10
+    hedge_after_s: Annotated[float, Field(gt=0, le=86_400)] | None = None
     claim_timeout_s: Annotated[float, Field(gt=0, le=86_400)] = 10.0
+    max_weight: Annotated[int, Field(ge=1, le=2**31)] | None = None
     max_lost: Annotated[int, Field(ge=1)] = 50
     trusted_clients: bool = False
 
@@ -149,6 +165,8 @@ class RunSpec(Spec):
         prompt: Length and vocabulary.
         method: The black-box method.
         participation: Who works in a round.
+        defence: What is done against clients that lie; ``standard`` where devices are not yours.
+        privacy: What noise devices add to what they return.
         budget: Caps.
         rounds: T.
         evaluation: How progress is measured.
@@ -163,6 +181,8 @@ class RunSpec(Spec):
     prompt: PromptSpec
     method: MethodSpec = GsBdplSpec()
     participation: ParticipationSpec = ParticipationSpec()
+    defence: DefenceSpec = DefenceSpec()
+    privacy: PrivacySpec | None = None
     budget: Budget | None = None
     rounds: Annotated[int, Field(ge=1, le=10_000_000)] = 100
     evaluation: EvaluationSpec = EvaluationSpec()
@@ -192,6 +212,8 @@ class RunSpec(Spec):
             )
         if isinstance(self.method, EvolutionSpec):
             self._check_evolution()
+        self._check_defence()
+        self._check_privacy()
         return self
 
     def _check_evolution(self) -> None:
@@ -203,6 +225,36 @@ class RunSpec(Spec):
             raise ValueError(
                 "participation.clients_per_round: evolution takes more than 1 only with exchange "
                 "losses and one local step (pools cannot be averaged)"
+            )
+        if part.aggregation in ("trimmed_mean", "median"):
+            raise ValueError("participation.aggregation: evolution has no alphas to trim")
+
+    def _check_defence(self) -> None:
+        part = self.participation
+        if not self.defence.judges:
+            return
+        if isinstance(self.method, EvolutionSpec) and part.exchange == "alpha":
+            raise ValueError(
+                "defence: needs participation.exchange losses for evolution, whose pool a client "
+                "could replace"
+            )
+        # How many examples a client holds is its own word.
+        weighted = part.aggregation == "examples" and part.max_weight is None
+        if part.clients_per_round > 1 and weighted:
+            raise ValueError(
+                "participation.aggregation: under a defence must be plain, trimmed_mean or median "
+                "with more than 1 client per round, or examples with max_weight"
+            )
+        if part.selection == "proportional":
+            raise ValueError("participation.selection: must be uniform under a defence")
+
+    def _check_privacy(self) -> None:
+        if self.privacy is None or self.privacy.target == "losses":
+            return
+        if self.participation.exchange == "losses" or isinstance(self.method, EvolutionSpec):
+            raise ValueError(
+                "privacy.target: alpha needs participation.exchange alpha and a method without a "
+                "pool; losses works everywhere"
             )
 
     def is_same_run(self, other: RunSpec) -> bool:

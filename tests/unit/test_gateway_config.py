@@ -121,5 +121,5 @@ def test_a_ledger_that_is_none(tmp_path: Path) -> None:
 def test_a_certificate_that_is_not_there(tmp_path: Path) -> None:
     config = config_of(tls={"certificate": "no.pem", "key": "no.key"})
     with pytest.raises(SpecError, match=r"tls: the certificate or key cannot be used"):
-        config.ssl_context(tmp_path)
-    assert config_of().ssl_context(tmp_path) is None
+        config.server_tls(tmp_path)
+    assert config_of().server_tls(tmp_path) is None

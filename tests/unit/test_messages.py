@@ -85,8 +85,8 @@ class TestGoldenMessages:
             setattr(message, field, None)
 
     def test_every_message_has_a_vector(self) -> None:
-        parts = {"Array", "CacheReport", "Cap", "CensoringReport", "MetricReport", "PromptReport",
-                 "RoundReport", "Scored", "Step", "Traffic", "Message"}  # fmt: skip
+        parts = {"Array", "CacheReport", "Cap", "CensoringReport", "ClientInfluence",
+                 "MetricReport", "PrivacyReport", "PromptReport", "RoundReport", "Scored", "Step", "Traffic", "Message"}  # fmt: skip
         classes = {
             name
             for name in messages.__all__

@@ -102,8 +102,8 @@ def test_tasks_by_name(name: str) -> None:
         ("participation.deadline_s", 0, "participation.deadline_s: "),
         ("evaluation.examples", 0, "evaluation.examples: "),
         ("evaluation.queries", 0, "evaluation.queries: "),
-        ("roudns", 3, "roudns: unknown key (allowed: backend, budget, data, evaluation, "
-         "gateway, method, name, participation, prompt, rounds, seed, task)"),
+        ("roudns", 3, "roudns: unknown key (allowed: backend, budget, data, defence, "
+         "evaluation, gateway, method, name, participation, privacy, prompt, rounds, seed, task)"),
     ],
 )  # fmt: skip
 def test_one_line_names_key_and_reason(path: str, value: object, line: str) -> None:

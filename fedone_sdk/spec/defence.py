@@ -1,0 +1,69 @@
+"""How a run is kept from clients that lie, as RUN.yaml says it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from fedone_sdk.spec.base import Spec
+
+__all__ = ["DefenceSpec"]
+
+_Positive = Annotated[float, Field(gt=0, le=1e6)]
+
+_STANDARD: dict[str, Any] = {
+    "loss_clip": 20.0,
+    "trust_region": 1.5,
+    "outliers": 3.0,
+    "quarantine": 2,
+}
+
+
+class DefenceSpec(Spec):
+    """Defences against lying clients (docs/explanation/defences.md); ``standard`` for short.
+
+    Attributes:
+        kind: ``none``, or ``standard`` for devices that are not yours: what is not named below
+            then has its standard value. Every value may be named, and null switches it off.
+        loss_clip: G: mean losses are clipped to [0, G], by the server in the ``losses`` exchange
+            and by the client in the ``alpha`` exchange. Standard is 20; null for losses that may
+            honestly be larger, such as ``nll`` of long texts.
+        trust_region: The longest step of alpha, in medians of the run's last steps; a longer one
+            is scaled down. Standard is 1.5.
+        outliers: Robust standard deviations of disagreement from which on an update is held back.
+            Standard is 3.
+        quarantine: A client gets no more work when at least so many of its updates, and more than
+            half of them, were held back. Standard is 2.
+        max_influence: The largest share of the run's movement that one client may have, once 2
+            over this share updates are in. Standard has none.
+    """
+
+    kind: Literal["none", "standard"] = "none"
+    loss_clip: _Positive | None = None
+    trust_region: Annotated[float, Field(ge=0.1, le=1e6)] | None = None
+    outliers: Annotated[float, Field(ge=1, le=1e6)] | None = None
+    quarantine: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    max_influence: Annotated[float, Field(gt=0, le=1)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, value: object) -> object:
+        if isinstance(value, str):
+            value = {"kind": value}
+        if isinstance(value, dict) and value.get("kind") == "standard":
+            return {**_STANDARD, **value}
+        return value
+
+    @model_validator(mode="after")
+    def _check(self) -> DefenceSpec:
+        if self.quarantine is not None and self.outliers is None:
+            raise ValueError("quarantine: needs outliers, which it counts")
+        return self
+
+    @property
+    def judges(self) -> bool:
+        """Whether updates are looked at beyond their losses' size."""
+        return any(
+            value is not None for value in (self.trust_region, self.outliers, self.max_influence)
+        )

@@ -1,0 +1,461 @@
+"""What lying clients cost, with and without defences: accuracy of the deployable prompt.
+
+Real protocol, real model, real sentences: the quickstart's federation (40 clients of 16 sentences,
+416 dev sentences) with prompts of 2 tokens out of 30, so that the model's answers to all 900
+prompts fit a file that is computed once (12 minutes on one core) and every run looks them up. A
+liar is an honest client whose update is changed on its way. Runs are paired by seed: the seed
+draws clients, prompts, mini-batches and who lies.
+
+    python tests/benchmarks/liars.py --table FILE [--model FOLDER] [--only sgd/losses/1]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import json
+import random
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from fedone_sdk import OnnxBackend, RunSpec, assets
+from fedone_sdk.algorithms import method_from_spec
+from fedone_sdk.backends import Answer, LLMBackend, Query
+from fedone_sdk.backends.asking import query_for
+from fedone_sdk.budget import Usage
+from fedone_sdk.client import Transport
+from fedone_sdk.messages import AlphaUpdate, LossesUpdate
+from fedone_sdk.messages.ndarray import from_wire, to_wire
+from fedone_sdk.simulation import Federation, simulate
+
+CLIENTS, LENGTH, WORDS, ROUNDS = 40, 2, 30, 150
+ALPHA_MIN = 1e-3
+STANDARD, OFF = "standard", "none"
+
+Losses = NDArray[np.float64]
+Alpha = NDArray[np.float64]
+
+METHODS: dict[str, dict[str, Any]] = {
+    "sgd": {
+        "name": "gs-bdpl",
+        "tau": 1.0,
+        "optimizer": "sgd",
+        "learning_rate": 3e-3,
+        "alpha_min": ALPHA_MIN,
+        "batch_size": 16,
+    },
+    "adamw": {
+        "name": "gs-bdpl",
+        "tau": 1.0,
+        "optimizer": "adamw",
+        "learning_rate": 3e-3,
+        "alpha_min": ALPHA_MIN,
+        "batch_size": 16,
+    },
+    "evolution": {"name": "evolution", "batch_size": 16},
+}
+
+
+# The model: all of its answers, computed once
+
+
+class TableBackend(LLMBackend):
+    """Looks answers up."""
+
+    def __init__(self, file: Path) -> None:
+        with np.load(file) as loaded:
+            self.log_probs = loaded["log_probs"]
+            self.rows = {text: row for row, text in enumerate(loaded["texts"].tolist())}
+            self.prompts = {text: row for row, text in enumerate(loaded["prompts"].tolist())}
+        self._fingerprint = f"table:{hashlib.sha256(self.log_probs.tobytes()).hexdigest()[:16]}"
+
+    @property
+    def fingerprint(self) -> str:
+        return self._fingerprint
+
+    async def score(self, query: Query) -> Answer:
+        rows = []
+        for rendered in query.inputs:
+            parts = {part.kind: part.text for part in rendered}
+            found = self.log_probs[self.prompts[parts.get("prompt", "")], self.rows[parts["field"]]]
+            rows.append(tuple(float(value) for value in found))
+        return Answer(log_probs=tuple(rows), usage=Usage(requests=1))
+
+
+async def build_table(file: Path, model: Path | None) -> None:
+    """Asks the model about every sentence under every prompt."""
+    federation = federation_of(0, {})
+    examples = [one for part in (*federation.shards, federation.dev) for one in part]
+    texts = sorted({str(one["text"]) for one in examples}, key=lambda text: (len(text), text))
+    pairs = [(i, j) for i in range(WORDS) for j in range(WORDS)]
+    prompts = list(dict.fromkeys(federation.vocabulary.text(pair) for pair in pairs))
+    log_probs = np.empty((len(prompts), len(texts), 2), dtype=np.float32)
+    async with OnnxBackend(model, threads=1) as backend:
+        for row, prompt in enumerate(prompts):
+            for at in range(0, len(texts), 64):
+                batch = [{"text": text} for text in texts[at : at + 64]]
+                query = query_for(federation.spec.task, prompt, batch, backend=backend)
+                log_probs[row, at : at + 64] = (await backend.score(query)).log_probs
+            if row % 50 == 0:
+                print(f"table: {row} of {len(prompts)} prompts", file=sys.stderr, flush=True)
+    np.savez(file, log_probs=log_probs, texts=np.array(texts), prompts=np.array(prompts))
+
+
+# The liars
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lie:
+    """What liars do, knowing all that a client knows, and each other.
+
+    Attributes:
+        losses: Losses, and which prompts hold the bad tokens, into other losses.
+        alpha: Alpha before and after honest work, and the bad tokens, into another alpha.
+    """
+
+    losses: Callable[[Losses, NDArray[np.bool_], np.random.Generator], Losses] | None = None
+    alpha: Callable[[Alpha, Alpha, list[int], np.random.Generator], Alpha] | None = None
+
+
+def pushed(alpha: Alpha, bad: list[int], amount: float) -> Alpha:
+    moved = alpha.copy()
+    moved[np.arange(LENGTH), bad] += amount
+    return moved
+
+
+def quiet_push(losses: Losses, has_bad: NDArray[np.bool_], rng: np.random.Generator) -> Losses:
+    """With honest mean and spread, but ordered by the bad tokens alone."""
+    wish = has_bad - has_bad.mean()
+    if not has_bad.any() or has_bad.all():
+        return losses
+    return losses.mean() - losses.std() * wish / wish.std()
+
+
+def quiet_alpha_push(
+    before: Alpha, after: Alpha, bad: list[int], rng: np.random.Generator
+) -> Alpha:
+    """A step of honest length, straight to the bad tokens."""
+    return pushed(before, bad, float(np.linalg.norm(after - before)) / LENGTH**0.5)
+
+
+def noise(before: Alpha, after: Alpha, bad: list[int], rng: np.random.Generator) -> Alpha:
+    drawn = rng.normal(size=before.shape)
+    return before + drawn * np.linalg.norm(after - before) / np.linalg.norm(drawn)
+
+
+LIES: dict[str, Lie] = {
+    "random": Lie(
+        losses=lambda losses, bad, rng: rng.uniform(0.0, 2.0 * losses.mean(), len(losses)),
+        alpha=noise,
+    ),
+    "ascent": Lie(
+        losses=lambda losses, bad, rng: 2.0 * losses.mean() - losses,
+        alpha=lambda before, after, bad, rng: 2.0 * before - after,
+    ),
+    "ascent x10": Lie(
+        losses=lambda losses, bad, rng: losses.mean() - 10.0 * (losses - losses.mean()),
+        alpha=lambda before, after, bad, rng: before - 10.0 * (after - before),
+    ),
+    "huge": Lie(
+        losses=lambda losses, bad, rng: rng.uniform(0.0, 1e6, len(losses)),
+        alpha=lambda before, after, bad, rng: rng.uniform(0.0, 1e6, before.shape),
+    ),
+    "push": Lie(
+        losses=lambda losses, bad, rng: np.where(bad, 0.0, losses + 2.0),
+        alpha=lambda before, after, bad, rng: pushed(before, bad, 1.0),
+    ),
+    "quiet push": Lie(losses=quiet_push, alpha=quiet_alpha_push),
+    "replace": Lie(alpha=lambda before, after, bad, rng: pushed(0.0 * before, bad, 1.0)),
+}
+
+
+class Lying:
+    """A transport that changes what its client returns; all else passes."""
+
+    def __init__(self, inner: Transport, lie: Lie, bad: list[int], method: Any, seed: int) -> None:
+        self._inner, self._lie, self._bad, self._method = inner, lie, bad, method
+        self._rng = np.random.default_rng(seed)
+        self._claimed: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def claim(self, credential: str, message: Any, **options: Any) -> Any:
+        self._claimed = await self._inner.claim(credential, message, **options)
+        return self._claimed
+
+    async def update(
+        self, credential: str, assignment_id: str, message: Any, **options: Any
+    ) -> Any:
+        lie = self._changed(message)
+        return await self._inner.update(credential, assignment_id, lie, **options)
+
+    def _changed(self, message: AlphaUpdate | LossesUpdate) -> AlphaUpdate | LossesUpdate:
+        if isinstance(message, LossesUpdate):
+            assert self._lie.losses is not None
+            prompts = np.array([list(row) for row in self._claimed.prompts.rows()], dtype=int)
+            has_bad = (prompts == self._bad).any(axis=1)
+            told = self._lie.losses(np.array(message.losses), has_bad, self._rng)
+            told = np.clip(told, -1e6, 1e6)
+            return message.model_copy(update={"losses": tuple(float(one) for one in told)})
+        assert self._lie.alpha is not None
+        before, after = (
+            from_wire(one).astype(float) for one in (self._claimed.alpha, message.alpha)
+        )
+        alpha = self._method.project(self._lie.alpha(before, after, self._bad, self._rng))
+        return message.model_copy(update={"alpha": to_wire(alpha)})
+
+
+# The runs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One kind of run."""
+
+    method: str = "sgd"
+    exchange: str = "losses"
+    clients_per_round: int = 1
+    aggregation: str = "plain"
+    defence: str = OFF
+    lie: str | None = None
+    share: float = 0.0
+    partition: float | None = None
+
+    def changes(self) -> dict[str, Any]:
+        """What it changes in the quickstart's RUN.yaml."""
+        data: dict[str, Any] = {"num_clients": CLIENTS}
+        if self.partition is not None:
+            data |= {"shots": None, "partition": {"kind": "dirichlet", "alpha": self.partition}}
+        return {
+            "method": METHODS[self.method],
+            "participation": {
+                "exchange": self.exchange,
+                "clients_per_round": self.clients_per_round,
+                "aggregation": self.aggregation,
+                "trim": 0.2,
+            },
+            "defence": self.defence,
+            "data": data,
+        }
+
+
+def federation_of(seed: int, changes: dict[str, Any]) -> Federation:
+    """The quickstart's federation, changed."""
+    path = assets.path("quickstart.yaml")
+    raw = RunSpec.load(path).model_dump(mode="json")
+    raw |= {
+        "prompt": {"length": LENGTH, "vocabulary": {**raw["prompt"]["vocabulary"], "size": WORDS}},
+        "seed": seed,
+        "rounds": ROUNDS,
+        "budget": None,
+        "evaluation": {"every": 0},
+        **{key: value for key, value in changes.items() if key != "data"},
+        "data": {**raw["data"], **changes.get("data", {})},
+    }
+    return Federation.load(RunSpec.model_validate(raw), path.parent)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a run ended: accuracy on dev, and whom the defences put out."""
+
+    accuracy: float
+    caught: int
+    wronged: int
+
+
+async def outcome(setting: Setting, seed: int, backend: TableBackend) -> Outcome:
+    """One run."""
+    federation = federation_of(seed, setting.changes())
+    spec = federation.spec
+    method = method_from_spec(
+        spec.method,
+        prompt_len=LENGTH,
+        vocab_size=WORDS,
+        blank=federation.vocabulary.blank,
+        seed=seed,
+    )
+    liars = set(random.Random(seed).sample(range(CLIENTS), round(setting.share * CLIENTS)))
+    bad = worst_prompt(federation, backend)
+    runs = []
+
+    def between(number: int, plain: Transport) -> Transport:
+        if number not in liars or setting.lie is None:
+            return plain
+        return Lying(plain, LIES[setting.lie], bad, method, seed * 1000 + number)  # type: ignore[return-value]
+
+    result = await simulate(
+        federation,
+        backend=backend,
+        transport="memory",
+        between=between,
+        watch=lambda run, effect: runs.append(run) if effect is None else None,
+    )
+    assert result.status == "completed", result
+    assert result.metric.after is not None
+    out = runs[0].state.quarantined
+    return Outcome(accuracy=result.metric.after, caught=len(out & liars), wronged=len(out - liars))
+
+
+def worst_prompt(federation: Federation, backend: TableBackend) -> list[int]:
+    """The prompt with the largest loss on all clients' sentences: where the liars want to go."""
+    examples = [one for shard in federation.shards for one in shard]
+    rows = [backend.rows[str(one["text"])] for one in examples]
+    log_probs = backend.log_probs[:, rows].astype(float)
+    right = np.array([int(one["label"]) for one in examples])
+    picked = np.take_along_axis(log_probs, right[None, :, None], axis=2)[..., 0]
+    losses = (np.logaddexp(log_probs[..., 0], log_probs[..., 1]) - picked).mean(axis=1)
+    text = list(backend.prompts)[int(losses.argmax())]
+    pairs = ((i, j) for i in range(WORDS) for j in range(WORDS))
+    return list(next(pair for pair in pairs if federation.vocabulary.text(pair) == text))
+
+
+def settings() -> list[Setting]:
+    """All that is run: each attack against its honest twin."""
+    found = []
+    for method, exchange, shares in (
+        ("sgd", "losses", (0.2, 0.1, 0.3)),
+        ("sgd", "alpha", (0.2, 0.1, 0.3)),
+        ("evolution", "losses", (0.2, 0.1, 0.3)),
+        ("adamw", "alpha", (0.2,)),
+    ):
+        lies = [(lie, share) for share in shares for lie in lies_for(exchange, share)]
+        found += [
+            Setting(method=method, exchange=exchange, defence=one, lie=lie, share=share)
+            for lie, share in [(None, 0.0), *lies]
+            for one in (OFF, STANDARD)
+        ]
+    for exchange in ("losses", "alpha"):
+        found += [
+            Setting(
+                exchange=exchange,
+                clients_per_round=5,
+                defence=one,
+                aggregation=kind,
+                lie=lie,
+                share=0.2 if lie else 0.0,
+            )
+            for lie in (None, *lies_for(exchange, 0.2))
+            for one, kind in (
+                (OFF, "plain"),
+                (STANDARD, "plain"),
+                (OFF, "trimmed_mean"),
+                (OFF, "median"),
+            )
+        ]
+        found += [
+            Setting(exchange=exchange, defence=one, partition=alpha)
+            for alpha in (0.3, 1.0)
+            for one in (OFF, STANDARD)
+        ]
+    return found
+
+
+def lies_for(exchange: str, share: float) -> list[str]:
+    """All lies at 20 %, a gross, an obvious and a quiet one at other shares."""
+    return [
+        name
+        for name, lie in LIES.items()
+        if getattr(lie, exchange) is not None
+        and (share == 0.2 or name in ("ascent x10", "push", "quiet push"))
+    ]
+
+
+def main() -> None:
+    """Runs what is not in the results file yet, and prints Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--table", type=Path, required=True, help="the model's answers; made if absent"
+    )
+    parser.add_argument(
+        "--results", type=Path, help="JSON lines; what stands there is not run again"
+    )
+    parser.add_argument("--model", type=Path, help="folder of the model; else the embedded one")
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument(
+        "--only", default="", help="METHOD/EXCHANGE/CLIENTS, or the beginning of it"
+    )
+    args = parser.parse_args()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    if not args.table.exists():
+        asyncio.run(build_table(args.table, args.model))
+    with TemporaryDirectory() as folder:
+        results = Results(args.results or Path(folder) / "results.jsonl")
+        backend = TableBackend(args.table)
+        chosen = [one for one in settings() if group(one).startswith(args.only)]
+        for setting in chosen:
+            for seed in range(args.seeds):
+                if (setting, seed) not in results.known:
+                    results.add(setting, seed, asyncio.run(outcome(setting, seed, backend)))
+        report(chosen, results, args.seeds)
+
+
+def group(setting: Setting) -> str:
+    return f"{setting.method}/{setting.exchange}/{setting.clients_per_round}"
+
+
+class Results:
+    """Outcomes on the disk."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self.known: dict[tuple[Setting, int], Outcome] = {}
+        for line in file.read_text().splitlines() if file.exists() else ():
+            row = json.loads(line)
+            self.known[Setting(**row["setting"]), row["seed"]] = Outcome(**row["outcome"])
+
+    def add(self, setting: Setting, seed: int, found: Outcome) -> None:
+        self.known[setting, seed] = found
+        row = {
+            "setting": {name: getattr(setting, name) for name in Setting.__slots__},
+            "seed": seed,
+            "outcome": {name: getattr(found, name) for name in Outcome.__slots__},
+        }
+        with self._file.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+def report(chosen: list[Setting], results: Results, seeds: int) -> None:
+    """Differences to the honest run without a defence, in points."""
+    columns = "run", "liars", "attack", "aggregation", "defence", "accuracy", "difference"
+    print("| " + " | ".join((*columns, "caught", "wronged")) + " |")
+    print("|" + "---|" * (len(columns) + 2))
+    for setting in chosen:
+        twin = Setting(
+            method=setting.method,
+            exchange=setting.exchange,
+            clients_per_round=setting.clients_per_round,
+            partition=setting.partition,
+        )
+        ours = [results.known[setting, seed] for seed in range(seeds)]
+        theirs = [results.known[twin, seed] for seed in range(seeds)]
+        differences = 100 * np.array(
+            [one.accuracy - other.accuracy for one, other in zip(ours, theirs, strict=True)]
+        )
+        error = differences.std(ddof=1) / seeds**0.5 if seeds > 1 else float("nan")
+        skew = "" if setting.partition is None else f", Dirichlet {setting.partition}"
+        print(
+            f"| {group(setting)}{skew} | {setting.share:.0%} | {setting.lie or 'none'} "
+            f"| {setting.aggregation} | {setting.defence} "
+            f"| {np.mean([one.accuracy for one in ours]):.3f} "
+            f"| {differences.mean():+.1f} ± {error:.1f} "
+            f"| {np.mean([one.caught for one in ours]):.1f} of {round(setting.share * CLIENTS)} "
+            f"| {np.mean([one.wronged for one in ours]):.1f} |"
+        )
+
+
+if __name__ == "__main__":
+    started = time.monotonic()
+    main()
+    print(f"{time.monotonic() - started:.0f} s", file=sys.stderr)

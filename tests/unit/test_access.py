@@ -1,0 +1,455 @@
+"""Enrolment tokens and clients: who gets in, for how long, and who is shut out at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from fedone_sdk.aggregator import auth
+from fedone_sdk.aggregator.access import Access, may_see
+from fedone_sdk.aggregator.auth import AdminToken, Authority, EnrolmentToken, digest
+from fedone_sdk.errors import ProblemError, SpecError
+from fedone_sdk.messages import Enrol, NewToken
+from fedone_sdk.stores import ClientRecord, MemoryStore, TokenRecord
+from fedone_sdk.testing import ManualClock
+
+NONCE = "a-nonce-of-22-letters-x"
+
+
+class CountedStore(MemoryStore):
+    """Counts the reads that strangers can cause."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = 0
+        self.most_at_once = 0
+        self._at_once = 0
+        self.published: list[str] = []
+        self.several = False
+
+    @property
+    def shared(self) -> bool:
+        return self.several
+
+    async def publish(self, signal: str) -> None:
+        self.published.append(signal)
+
+    async def client(self, credential_sha256: str) -> ClientRecord | None:
+        self.reads += 1
+        self._at_once += 1
+        self.most_at_once = max(self.most_at_once, self._at_once)
+        await asyncio.sleep(0)
+        self._at_once -= 1
+        return await super().client(credential_sha256)
+
+
+def authority_of(*tokens: str | EnrolmentToken) -> Authority:
+    return Authority(enrolment_tokens=tokens or ["fleet-secret"])
+
+
+async def access_of(
+    store: MemoryStore | None = None,
+    *tokens: str | EnrolmentToken,
+    clock: ManualClock | None = None,
+    capacity: int = 100,
+    **settings: bool,
+) -> Access:
+    authority = Authority(enrolment_tokens=tokens or ["fleet-secret"], **settings)
+    access = Access(
+        store=store or MemoryStore(),
+        authority=authority,
+        clock=clock or ManualClock(),
+        capacity=capacity,
+    )
+    await access.open()
+    return access
+
+
+async def refused(access: Access, credential: str | None) -> str:
+    with pytest.raises(ProblemError) as caught:
+        await access.client(credential)
+    assert caught.value.code == "unauthorized"
+    return caught.value.detail
+
+
+class TestConfiguredTokens:
+    async def test_a_device_enrols_and_is_known_by_its_credential(self) -> None:
+        access = await access_of()
+        enrolled = await access.enrol("fleet-secret", Enrol(name="phone"))
+        client = await access.client(enrolled.credential)
+        assert (client.client_id, client.name) == (enrolled.client_id, "phone")
+        assert (client.index, client.token, client.runs) == (0, "config:1", None)
+        assert access.num_clients == 1
+        assert await access.names([0, 7]) == [client.client_id, "unknown"]
+
+    async def test_a_client_gets_the_runs_of_its_token(self) -> None:
+        token = EnrolmentToken(token_sha256=digest("acme"), name="acme", runs=("acme-*",))
+        access = await access_of(None, token)
+        client = await access.client((await access.enrol("acme", Enrol())).credential)
+        assert client.runs == ("acme-*",)
+        assert client.token == "config:acme"
+
+    async def test_another_order_is_no_other_token(self) -> None:
+        store = MemoryStore()
+        await access_of(store, "one", "two")
+        await access_of(store, "two", "three", "one")
+        assert [
+            (t.name, t.token_sha256 == digest(s), t.revoked_at)
+            for t, s in zip(await store.tokens(), ("one", "two", "three"), strict=True)
+        ] == [("config:1", True, None), ("config:2", True, None), ("config:3", True, None)]
+
+    async def test_a_token_that_is_not_configured_any_more_is_revoked_for_good(self) -> None:
+        store = MemoryStore()
+        access = await access_of(store, "one", "two")
+        enrolled = await access.enrol("two", Enrol())
+        access = await access_of(store, "one")
+        with pytest.raises(ProblemError, match="was revoked"):
+            await access.enrol("two", Enrol())
+        assert (await access.client(enrolled.credential)).client_id == enrolled.client_id
+        access = await access_of(store, "one", "two")
+        with pytest.raises(ProblemError, match="was revoked"):
+            await access.enrol("two", Enrol())
+        # A new one does not get its number: it would be revoked, too.
+        await access_of(store, "one", "other")
+        assert [token.name for token in await store.tokens()] == [
+            "config:1",
+            "config:2",
+            "config:3",
+        ]
+
+    async def test_tokens_that_people_made_outlive_a_configuration(self) -> None:
+        store = MemoryStore()
+        access = await access_of(store)
+        _, secret = await access.create_token(NewToken(name="fleet"))
+        access = await access_of(store, "another")
+        await access.enrol(secret, Enrol())
+
+    async def test_uses_are_counted_over_restarts(self) -> None:
+        store = MemoryStore()
+        token = EnrolmentToken(token_sha256=digest("once"), name="once", uses=1)
+        await (await access_of(store, token)).enrol("once", Enrol())
+        access = await access_of(store, token)
+        with pytest.raises(ProblemError, match="used up"):
+            await access.enrol("once", Enrol())
+
+    async def test_an_expired_token_lets_nobody_in(self) -> None:
+        clock = ManualClock()
+        token = EnrolmentToken(token_sha256=digest("t"), expires_at=clock.now() + 10)
+        access = await access_of(None, token, clock=clock)
+        await access.enrol("t", Enrol())
+        clock.advance(10)
+        with pytest.raises(ProblemError, match="has expired") as caught:
+            await access.enrol("t", Enrol())
+        assert caught.value.code == "unauthorized"
+
+    @pytest.mark.parametrize(
+        "tokens",
+        [
+            ["same", "same"],
+            [
+                EnrolmentToken(token_sha256="a", name="n"),
+                EnrolmentToken(token_sha256="b", name="n"),
+            ],
+        ],
+    )
+    async def test_two_tokens_must_not_be_one(self, tokens: Sequence[EnrolmentToken]) -> None:
+        with pytest.raises(SpecError, match=r"auth\.enrolment_tokens: two tokens have the same"):
+            await access_of(None, *tokens)
+
+    async def test_the_secret_of_another_token_is_told_without_it(self) -> None:
+        store = MemoryStore()
+        await store.put_token(
+            TokenRecord(name="made", token_sha256=digest("fleet-secret"), created_at=0)
+        )
+        with pytest.raises(SpecError, match=r"auth\.enrolment_tokens: config:1: ") as caught:
+            await access_of(store)
+        assert "fleet-secret" not in str(caught.value)
+
+
+class TestMadeTokens:
+    async def test_a_token_is_made_listed_and_revoked(self) -> None:
+        clock = ManualClock()
+        access = await access_of(clock=clock)
+        asked = NewToken(name="acme", runs=("acme-*",), uses=2, expires_in_s=60)
+        token, secret = await access.create_token(asked)
+        assert (token.runs, token.uses_left) == (("acme-*",), 2)
+        assert token.expires_at == clock.now() + 60
+        await access.check_token(secret)
+        await access.enrol(secret, Enrol())
+        assert [token.name for token in await access.tokens()] == ["config:1", "acme"]
+        assert (await access.revoke_token("acme")).revoked_at == clock.now()
+        with pytest.raises(ProblemError, match="was revoked"):
+            await access.enrol(secret, Enrol())
+
+    async def test_a_name_is_taken_once(self) -> None:
+        access = await access_of()
+        _, secret = await access.create_token(NewToken(name="acme"))
+        with pytest.raises(ProblemError) as caught:
+            await access.create_token(NewToken(name="acme"))
+        assert caught.value.code == "token_conflict"
+        await access.enrol(secret, Enrol())
+
+    async def test_only_what_exists_is_revoked(self) -> None:
+        with pytest.raises(ProblemError) as caught:
+            await (await access_of()).revoke_token("nobody")
+        assert caught.value.code == "not_found"
+
+    async def test_a_token_of_another_replica_is_found(self) -> None:
+        store = MemoryStore()
+        here, there = await access_of(store), await access_of(store)
+        _, secret = await there.create_token(NewToken(name="acme"))
+        await here.check_token(secret)
+
+    @pytest.mark.parametrize("token", [None, "", "wrong", "fleet-secret ", "\udcff"])
+    async def test_strangers_are_refused(self, token: str | None) -> None:
+        access = await access_of()
+        for attempt in (access.check_token(token), access.enrol(token, Enrol())):
+            with pytest.raises(ProblemError) as caught:
+                await attempt
+            assert caught.value.code == "unauthorized"
+
+
+class TestEnrolment:
+    async def test_asked_again_with_its_nonce_it_is_the_same_client(self) -> None:
+        token = EnrolmentToken(token_sha256=digest("once"), uses=1)
+        access = await access_of(None, token)
+        lost = await access.enrol("once", Enrol(nonce=NONCE))
+        await access.client(lost.credential)
+        kept = await access.enrol("once", Enrol(nonce=NONCE))
+        assert kept.client_id == lost.client_id
+        assert kept.credential != lost.credential
+        assert (await access.client(kept.credential)).index == 0
+        await refused(access, lost.credential)
+        assert access.num_clients == 1
+
+    async def test_where_requests_are_signed_it_needs_a_key(self) -> None:
+        access = await access_of(require_signatures=True)
+        with pytest.raises(ProblemError, match="enrol with a public_key") as caught:
+            await access.enrol("fleet-secret", Enrol())
+        assert caught.value.code == "forbidden"
+        enrolled = await access.enrol("fleet-secret", Enrol(public_key="A" * 43 + "="))
+        assert access.signs(await access.client(enrolled.credential))
+
+
+class TestClients:
+    async def test_a_revoked_client_is_shut_out_at_once(self) -> None:
+        clock, told = ManualClock(), []
+        access = await access_of(clock=clock)
+        access.on_revoked.append(told.append)
+        enrolled = await access.enrol("fleet-secret", Enrol())
+        await access.client(enrolled.credential)
+        revoked = await access.revoke_client(enrolled.client_id)
+        assert revoked.revoked_at == clock.now()
+        assert told == [revoked]
+        assert not access.known(enrolled.credential)
+        for _ in range(2):
+            assert await refused(access, enrolled.credential) == "this client was revoked"
+
+    async def test_only_what_exists_is_revoked(self) -> None:
+        with pytest.raises(ProblemError) as caught:
+            await (await access_of()).revoke_client("client-none")
+        assert caught.value.code == "not_found"
+
+    async def test_what_another_replica_did_is_known_when_it_says_so(self) -> None:
+        store, told = CountedStore(), []
+        store.several = True
+        here, there = await access_of(store), await access_of(store)
+        here.on_revoked.append(told.append)
+        enrolled = await there.enrol("fleet-secret", Enrol())
+        client = await here.client(enrolled.credential)
+        await there.revoke_client(enrolled.client_id)
+        assert store.published == ['{"kind":"client","client_index":0}']
+        await here.reload(client.index)
+        await refused(here, enrolled.credential)
+        assert [revoked.client_id for revoked in told] == [enrolled.client_id]
+
+    async def test_after_lost_signals_everything_is_read_again(self) -> None:
+        store = MemoryStore()
+        here, there = await access_of(store), await access_of(store)
+        enrolled = await there.enrol("fleet-secret", Enrol())
+        await here.client(enrolled.credential)
+        await there.revoke_client(enrolled.client_id)
+        await here.reload()
+        await refused(here, enrolled.credential)
+
+    async def test_a_read_that_a_change_overtakes_is_not_kept(self) -> None:
+        class SlowStore(MemoryStore):
+            async def client(self, credential_sha256: str) -> ClientRecord | None:
+                found = await super().client(credential_sha256)
+                await passed.wait()
+                return found
+
+        store, passed = SlowStore(), asyncio.Event()
+        access = await access_of(store, capacity=1)
+        enrolled = await access.enrol("fleet-secret", Enrol())
+        await access.enrol("fleet-secret", Enrol())  # takes its place at hand
+        reading = asyncio.create_task(access.client(enrolled.credential))
+        await asyncio.sleep(0)
+        await access.revoke_client(enrolled.client_id)
+        passed.set()
+        await reading  # It was in time.
+        await refused(access, enrolled.credential)
+
+    async def test_clients_that_are_not_at_hand_are_read(self) -> None:
+        store = CountedStore()
+        access = await access_of(store, capacity=2)
+        credentials = [
+            (await access.enrol("fleet-secret", Enrol(name=str(number)))).credential
+            for number in range(5)
+        ]
+        assert [access.known(credential) for credential in credentials] == [False] * 3 + [True] * 2
+        for number, credential in enumerate(credentials):
+            assert (await access.client(credential)).name == str(number)
+        assert [(await access.record(number)).name for number in range(5)] == list("01234")
+        assert access.num_clients == 5
+
+    async def test_a_restart_knows_its_clients(self) -> None:
+        store = CountedStore()
+        enrolled = await (await access_of(store)).enrol("fleet-secret", Enrol())
+        access = await access_of(store)
+        assert access.known(enrolled.credential)
+        assert (await access.client(enrolled.credential)).client_id == enrolled.client_id
+        assert (store.reads, access.num_clients) == (0, 1)
+
+    async def test_guessing_does_not_take_the_store(self) -> None:
+        store = CountedStore()
+        access = await access_of(store)
+        await asyncio.gather(*(refused(access, f"guess {number}") for number in range(50)))
+        assert store.most_at_once <= 4
+        await refused(access, None)
+        assert store.reads == 50
+
+
+class TestRotation:
+    async def test_the_new_credential_ends_the_old_one_when_it_is_used(self) -> None:
+        store = MemoryStore()
+        access = await access_of(store)
+        enrolled = await access.enrol("fleet-secret", Enrol())
+        client = await access.client(enrolled.credential)
+        new = (await access.rotate(client, enrolled.credential)).credential
+        for _ in range(2):  # The answer may be lost on its way.
+            assert (await access.client(enrolled.credential)).index == client.index
+        assert (await access.client(new)).index == client.index
+        await refused(access, enrolled.credential)
+        assert (await access.client(new)).previous_sha256 is None
+
+    async def test_lost_answers_lock_nobody_out(self) -> None:
+        access = await access_of()
+        old = (await access.enrol("fleet-secret", Enrol())).credential
+        client = await access.client(old)
+        lost = [(await access.rotate(client, old)).credential for _ in range(3)]
+        kept = (await access.rotate(await access.client(old), old)).credential
+        await access.client(kept)
+        for credential in [old, *lost]:
+            await refused(access, credential)
+
+    async def test_another_replica_forgets_the_old_one_too(self) -> None:
+        store = CountedStore()
+        store.several = True
+        here, there = await access_of(store), await access_of(store)
+        old = (await here.enrol("fleet-secret", Enrol())).credential
+        new = (await here.rotate(await here.client(old), old)).credential
+        await there.client(old)
+        await here.client(new)
+        assert len(store.published) == 2
+        await there.reload(0)
+        await refused(there, old)
+
+    async def test_what_was_replaced_cannot_be_rotated(self) -> None:
+        access = await access_of()
+        old = (await access.enrol("fleet-secret", Enrol())).credential
+        client = await access.client(old)
+        new = (await access.rotate(client, old)).credential
+        await access.client(new)
+        with pytest.raises(ProblemError) as caught:
+            await access.rotate(replace(client), old)
+        assert caught.value.code == "unauthorized"
+        await access.client(new)
+
+
+class TestPeople:
+    def authority(self) -> Authority:
+        return Authority(
+            admin_token="root-secret",
+            admin_tokens=[
+                AdminToken(token_sha256=digest("v"), name="v", role="viewer", runs=("acme-*",)),
+                AdminToken(token_sha256=digest("o"), name="o", role="operator"),
+            ],
+        )
+
+    @pytest.mark.parametrize(
+        ("token", "role", "code"),
+        [
+            ("v", "viewer", None),
+            ("v", "operator", "forbidden"),
+            ("v", "admin", "forbidden"),
+            ("o", "viewer", None),
+            ("o", "operator", None),
+            ("o", "admin", "forbidden"),
+            ("root-secret", "viewer", None),
+            ("root-secret", "admin", None),
+            ("nobody", "viewer", "unauthorized"),
+            ("", "viewer", "unauthorized"),
+            (None, "viewer", "unauthorized"),
+        ],
+    )
+    def test_a_role_allows_what_lesser_ones_do(
+        self, token: str | None, role: auth.Role, code: str | None
+    ) -> None:
+        if code is None:
+            assert self.authority().check(token, role) == self.authority().person(token)
+        else:
+            with pytest.raises(ProblemError) as caught:
+                self.authority().check(token, role)
+            assert caught.value.code == code
+
+    def test_without_people_it_is_forbidden(self) -> None:
+        with pytest.raises(ProblemError, match="no admin token configured"):
+            Authority().check("any", "viewer")
+
+    def test_people_and_devices_are_apart(self) -> None:
+        with pytest.raises(ValueError, match="must not be one that devices enrol with"):
+            Authority(enrolment_tokens=["same"], admin_token="same")
+        with pytest.raises(ValueError, match="all runs"):
+            AdminToken(token_sha256="", name="a", role="admin", runs=("acme-*",))
+
+    def test_every_secret_is_compared_in_constant_time(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        compared: list[tuple[str, str]] = []
+
+        def compare(given: str, known: str) -> bool:
+            compared.append((given, known))
+            return given == known
+
+        monkeypatch.setattr(auth.hmac, "compare_digest", compare)
+        people = {digest("v"), digest("o"), digest("root-secret")}
+        for token in ("v", "nobody"):
+            compared.clear()
+            self.authority().person(token)
+            assert {known for _, known in compared} == people
+            assert {given for given, _ in compared} == {digest(token)}
+
+    def test_no_secret_is_kept(self) -> None:
+        authority = self.authority()
+        assert "root-secret" not in repr(vars(authority))
+
+
+@pytest.mark.parametrize(
+    ("patterns", "run_id", "seen"),
+    [
+        (None, "any", True),
+        (("acme-*",), "acme-1", True),
+        (("acme-*",), "acme", False),
+        (("acme-*",), "other-acme-1", False),
+        (("a", "b"), "b", True),
+        (("a",), "A", False),
+        (("*",), "any", True),
+        ((), "any", False),
+    ],
+)
+def test_patterns_name_runs(patterns: tuple[str, ...] | None, run_id: str, seen: bool) -> None:
+    assert may_see(patterns, run_id) is seen

@@ -1,0 +1,126 @@
+"""`auth` of CONFIG.yaml: what is allowed, and that no mistake shows a token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fedone_sdk.aggregator.auth import Authority, digest
+from fedone_sdk.aggregator.auth_config import AuthConfig
+from fedone_sdk.errors import SpecError
+from fedone_sdk.spec import validate_spec
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEST_FLEET", "fleet-secret")
+    monkeypatch.setenv("TEST_ROOT", "root-secret")
+    monkeypatch.delenv("NOPE", raising=False)
+
+
+def config_of(document: Any) -> AuthConfig:
+    return validate_spec(AuthConfig, document, source="c.yaml")
+
+
+def test_tokens_are_text_or_mappings() -> None:
+    config = config_of(
+        {
+            "enrolment_tokens": [
+                "plain-secret",
+                {"env": "TEST_FLEET"},
+                {
+                    "token": "acme-secret",
+                    "name": "acme",
+                    "runs": ["acme-*"],
+                    "expires": "2030-01-02T03:04:05+01:00",
+                    "uses": 3,
+                },
+                {"env": "TEST_ROOT", "name": "other"},
+            ],
+            "admin_tokens": [
+                {"token": "ops-secret", "name": "ops", "role": "operator", "runs": ["acme-*"]},
+                {"token": {"env": "PATH"}, "name": "path", "role": "viewer"},
+            ],
+            "require_signatures": True,
+            "signature_window_s": 60,
+        }
+    )
+    plain, fleet, acme, other = config.arguments()["enrolment_tokens"]
+    assert (plain.token_sha256, plain.name, plain.runs) == (digest("plain-secret"), None, None)
+    assert fleet.token_sha256 == digest("fleet-secret")
+    assert (acme.name, acme.runs, acme.uses) == ("acme", ("acme-*",), 3)
+    assert acme.expires_at == 1893549845
+    assert (other.token_sha256, other.name) == (digest("root-secret"), "other")
+    authority = Authority(**config.arguments())
+    assert authority.check("ops-secret", "operator").runs == ("acme-*",)
+    assert authority.require_signatures
+    assert authority.signature_window_s == 60
+    assert "secret" not in repr(config).replace("SecretStr", "")
+
+
+def test_the_admin_token_is_a_person_of_role_admin() -> None:
+    config = config_of({"admin_token": {"env": "TEST_ROOT"}})
+    assert Authority(**config.arguments()).check("root-secret", "admin").name == "admin_token"
+
+
+@pytest.mark.parametrize(
+    ("document", "told"),
+    [
+        ({"enrolment_tokens": "s3cret"}, "enrolment_tokens: must be a list of tokens"),
+        ({"enrolment_tokens": [7]}, "enrolment_tokens.0.token: must be a token in quotes"),
+        ({"enrolment_tokens": ["a s3cret"]}, "enrolment_tokens.0.token: a token is not empty"),
+        ({"enrolment_tokens": [{"env": "NOPE"}]}, "the environment variable NOPE is not set"),
+        ({"enrolment_tokens": [{"env": "NOPE", "name": "a"}]}, "NOPE is not set"),
+        (
+            {"enrolment_tokens": [{"token": "s3cret", "env": "TEST_FLEET"}]},
+            "enrolment_tokens: has both token and env",
+        ),
+        ({"enrolment_tokens": [{"name": "a"}]}, "enrolment_tokens.0.token: "),
+        ({"enrolment_tokens": [{"token": "s3cret", "nmae": "a"}]}, "enrolment_tokens.0.nmae: "),
+        ({"enrolment_tokens": [{"token": "s3cret", "name": "a:b"}]}, "enrolment_tokens.0.name: "),
+        ({"enrolment_tokens": [{"token": "s3cret", "runs": []}]}, "at least one run"),
+        ({"enrolment_tokens": [{"token": "s3cret", "runs": "acme"}]}, "must be a list of names"),
+        ({"enrolment_tokens": [{"token": "s3cret", "runs": ["a/b"]}]}, "a pattern of runs is"),
+        ({"enrolment_tokens": [{"token": "s3cret", "uses": 0}]}, "enrolment_tokens.0.uses: "),
+        (
+            {"enrolment_tokens": [{"token": "s3cret", "expires": "2030-01-02T03:04:05"}]},
+            "enrolment_tokens.0.expires: ",
+        ),
+        ({"enrolment_tokens": ["s3cret", "s3cret"]}, "enrolment_tokens: two of them are the same"),
+        (
+            {"enrolment_tokens": ["s3cret"], "admin_token": "s3cret"},
+            "admin_token must not be one that devices enrol with",
+        ),
+        (
+            {
+                "enrolment_tokens": ["s3cret"],
+                "admin_tokens": [{"token": "s3cret", "name": "a", "role": "admin"}],
+            },
+            "admin_tokens: must not be one that devices enrol with",
+        ),
+        (
+            {
+                "admin_token": "s3cret",
+                "admin_tokens": [{"token": "s3cret", "name": "a", "role": "viewer"}],
+            },
+            "admin_tokens: two of them are the same",
+        ),
+        ({"admin_tokens": ["s3cret"]}, "admin_tokens.0.name: "),
+        ({"admin_tokens": {"a": "s3cret"}}, "admin_tokens: must be a list of mappings"),
+        (
+            {"admin_tokens": [{"token": "s3cret", "name": "a", "role": "boss"}]},
+            "admin_tokens.0.role: ",
+        ),
+        (
+            {"admin_tokens": [{"token": "s3cret", "name": "a", "role": "admin", "runs": ["b"]}]},
+            "role admin is for all runs",
+        ),
+        ({"signature_window_s": 1}, "signature_window_s: "),
+    ],
+)
+def test_mistakes_are_told_without_the_token(document: Any, told: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        config_of(document)
+    assert told in str(caught.value)
+    assert "s3cret" not in str(caught.value)

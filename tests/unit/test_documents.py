@@ -1,0 +1,107 @@
+"""What no JSON body may be, whatever message it should have been."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedone_sdk.aggregator.documents import MAX_DEPTH, MAX_TOKENS, check_json
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=20,
+)
+
+
+@given(VALUES, st.booleans(), st.sampled_from([None, 2]))
+def test_what_a_writer_writes_is_let_through(
+    value: Any, ensure_ascii: bool, indent: int | None
+) -> None:
+    text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+    if not any("\ud800" <= char <= "\udfff" for char in text):
+        check_json(text.encode())
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{}",
+        b'{"a":"NaN, Infinity and ]}]}"}',
+        b'{"a":{"b":1},"b":2,"c":[{"a":1},{"a":1}]}',
+        b'{"a":"\\"a\\":1, \\"a\\":2"}',
+        b'["a","a","a"]',
+        b'{"a" : "b", "b" : "a"}',
+        b"[" * MAX_DEPTH + b"]" * MAX_DEPTH,
+        # Not JSON: that is for the reader to say.
+        b"{{{",
+        b"]]]",
+        b'"open',
+        b'{"a"',
+    ],
+)
+def test_the_rest_is_its_reader_s(body: bytes) -> None:
+    check_json(body)
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (b'{"a":"\xff"}', "not UTF-8"),
+        (b"\xff\xfe{\x00}\x00", "not UTF-8"),
+        (b"[" * (MAX_DEPTH + 1), "more than 32 deep"),
+        (b'{"a":' * 100_000, "more than 32 deep"),
+        (b'{"a":1,"a":2}', "same key twice"),
+        (b'{"a":1,"b":{"c":1,"c":1}}', "same key twice"),
+        (b'{"a" \n:1,"a"\t:2}', "same key twice"),
+        (b'{"a":1,"\\u0061":2}', "same key twice"),
+        (b'[{"a":{"x":1},"b":[{"x":1}],"a":1}]', "same key twice"),
+        (b'{"a":NaN}', "no JSON numbers"),
+        (b"[Infinity]", "no JSON numbers"),
+        (b"[-Infinity]", "no JSON numbers"),
+        (b"[" + b"[]," * MAX_TOKENS, "more than 200000 strings"),
+        (b"[" + b'"",' * MAX_TOKENS, "more than 200000 strings"),
+    ],
+)
+def test_what_readers_understand_differently_is_refused(body: bytes, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        check_json(body)
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_break_it(body: bytes) -> None:
+    try:
+        check_json(body)
+    except ValueError:
+        return
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"data":"' + b"A" * 30_000_000 + b'"}',
+        b'{"data":"' + b"\\n" * 15_000_000 + b'"}',
+        b"[" + b"0.125," * 5_000_000 + b"1]",
+        b'"' * 1_000_001,
+        b'{"a":"' + b"\\" * 10_000_001,
+    ],
+    ids=["base64", "escapes", "numbers", "quotes", "backslashes"],
+)
+def test_the_largest_bodies_are_looked_at_quickly(body: bytes) -> None:
+    began = time.process_time()
+    try:
+        check_json(body)
+    except ValueError as exc:
+        assert "more than" in str(exc)  # noqa: PT017 (either is right, time is what matters)
+    # Generous: what must not happen is minutes, from going back and forth.
+    assert time.process_time() - began < 10

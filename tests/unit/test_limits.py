@@ -1,0 +1,172 @@
+"""Rates and addresses: who is counted, and for whom."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from aiohttp.test_utils import make_mocked_request
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedone_sdk.aggregator.limits import NO_LIMITS, Limiter, Limits
+from fedone_sdk.aggregator.throttle import Bucket
+from fedone_sdk.errors import ProblemError
+from fedone_sdk.testing import ManualClock
+
+
+def limiter_of(**limits: Any) -> Limiter:
+    return Limiter(NO_LIMITS.model_copy(update=limits), now=ManualClock().now)
+
+
+class TestBuckets:
+    def test_a_minute_s_worth_may_come_at_once_and_then_evenly(self) -> None:
+        bucket = Bucket(60)
+        for _ in range(60):
+            assert bucket.wait_s("a", 0.0) == 0
+            bucket.take("a", 0.0)
+        assert bucket.wait_s("a", 0.0) == pytest.approx(1)
+        assert bucket.wait_s("a", 0.5) == pytest.approx(0.5)
+        assert bucket.wait_s("a", 1.0) == pytest.approx(0)
+        bucket.take("a", 1.0)
+        assert bucket.wait_s("a", 1.0) == pytest.approx(1)
+        assert bucket.wait_s("b", 1.0) == 0
+
+    def test_less_than_one_a_minute_is_one_in_longer(self) -> None:
+        bucket = Bucket(0.5)
+        assert bucket.wait_s("a", 0.0) == 0
+        bucket.take("a", 0.0)
+        assert bucket.wait_s("a", 0.0) == pytest.approx(120)
+
+    @given(
+        st.floats(0.1, 600),
+        st.lists(st.floats(0, 30, allow_nan=False), min_size=1, max_size=100),
+    )
+    def test_no_span_sees_more_than_its_share(self, per_minute: float, gaps: list[float]) -> None:
+        bucket, now, taken = Bucket(per_minute), 0.0, []
+        for gap in gaps:
+            now += gap
+            if bucket.wait_s("a", now) <= 0:
+                bucket.take("a", now)
+                taken.append(now)
+        burst = max(per_minute, 1)
+        for first, start in enumerate(taken):
+            for last in range(first, len(taken)):
+                span = taken[last] - start
+                assert last - first + 1 <= burst + span * per_minute / 60 + 1e-6
+
+    def test_who_waits_as_told_is_let_in(self) -> None:
+        bucket, now = Bucket(7), 0.0
+        for _ in range(50):
+            now += bucket.wait_s("a", now)
+            assert bucket.wait_s("a", now) <= 1e-9
+            bucket.take("a", now)
+
+    def test_those_that_are_full_again_are_forgotten(self) -> None:
+        bucket = Bucket(60, capacity=10)
+        for number in range(100):
+            bucket.take(number, 0.0)
+        assert len(bucket._full_at) == 10
+        bucket.take("later", 2.0)
+        assert list(bucket._full_at) == ["later"]
+
+    def test_none_is_no_limit(self) -> None:
+        bucket = Bucket(None)
+        bucket.take("a", 0.0)
+        assert bucket.wait_s("a", 0.0) == 0
+
+
+class TestAddresses:
+    def address(self, peer: str | None, *forwarded: str, proxies: tuple[str, ...] = ()) -> str:
+        request = make_mocked_request(
+            "GET", "/", headers=[("X-Forwarded-For", value) for value in forwarded]
+        ).clone(remote=peer)
+        return limiter_of(trusted_proxies=proxies).address(request)
+
+    @pytest.mark.parametrize(
+        ("peer", "counted"),
+        [
+            ("192.0.2.7", "192.0.2.7"),
+            ("::ffff:192.0.2.7", "192.0.2.7"),
+            ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+            ("2001:db8:1:2::9", "2001:db8:1:2::/64"),
+            ("fe80::1%eth0", "fe80::/64"),
+            (None, ""),
+            ("", ""),
+        ],
+    )
+    def test_who_is_counted_as_one(self, peer: str | None, counted: str) -> None:
+        assert self.address(peer) == counted
+
+    def test_a_stranger_is_not_believed(self) -> None:
+        assert self.address("192.0.2.7", "198.51.100.1") == "192.0.2.7"
+        assert self.address("192.0.2.7", "198.51.100.1", proxies=("10.0.0.0/8",)) == "192.0.2.7"
+
+    @pytest.mark.parametrize(
+        ("forwarded", "counted"),
+        [
+            (("198.51.100.1",), "198.51.100.1"),
+            (("6.6.6.6, 198.51.100.1",), "198.51.100.1"),
+            (("6.6.6.6", "198.51.100.1, 10.0.0.2"), "198.51.100.1"),
+            (("198.51.100.1, 10.0.0.9, 10.0.0.2",), "198.51.100.1"),
+            (("10.0.0.9",), "10.0.0.9"),
+            (("6.6.6.6, nonsense, 10.0.0.2",), "10.0.0.2"),
+            (("",), "10.0.0.1"),
+            ((), "10.0.0.1"),
+            (("2001:db8::1",), "2001:db8::/64"),
+        ],
+    )
+    def test_a_proxy_of_ours_is_believed_as_far_as_it_saw(
+        self, forwarded: tuple[str, ...], counted: str
+    ) -> None:
+        assert self.address("10.0.0.1", *forwarded, proxies=("10.0.0.0/8",)) == counted
+
+
+class TestLimiter:
+    def test_strangers_of_one_address_share_its_rate(self) -> None:
+        limiter = limiter_of(requests_per_minute_per_ip=2.0)
+        for _ in range(2):
+            limiter.stranger("a")
+        with pytest.raises(ProblemError, match="more than 2 requests a minute") as caught:
+            limiter.stranger("a")
+        assert caught.value.code == "rate_limited"
+        assert caught.value.retry_after_s == pytest.approx(30)
+        limiter.stranger("b")
+
+    def test_clients_have_rates_of_their_own(self) -> None:
+        limiter = limiter_of(requests_per_minute_per_client=1.0)
+        limiter.client(0)
+        limiter.client(1)
+        with pytest.raises(ProblemError) as caught:
+            limiter.client(0)
+        assert caught.value.code == "rate_limited"
+
+    def test_who_fails_often_is_not_heard(self) -> None:
+        limiter = limiter_of(failures_per_minute_per_ip=3.0)
+        for _ in range(3):
+            limiter.stranger("a")
+            limiter.failed("a")
+        with pytest.raises(ProblemError, match="too many failed authentications"):
+            limiter.stranger("a")
+        limiter.stranger("b")
+
+    def test_nothing_is_limited_by_default_in_one_process(self) -> None:
+        limiter = Limiter(NO_LIMITS)
+        for _ in range(10_000):
+            limiter.failed("a")
+            limiter.stranger("a")
+            limiter.client(0)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"trusted_proxies": ["nonsense"]},
+        {"trusted_proxies": ["10.0.0.1/8"]},
+        {"requests_per_minute_per_ip": 0},
+        {"keepalive_s": 0},
+    ],
+)
+def test_impossible_limits_are_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(given))):
+        Limits.model_validate(given)

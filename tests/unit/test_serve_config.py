@@ -1,0 +1,229 @@
+"""CONFIG.yaml and the environment: which has the last word, and what mistakes are told as."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedone_sdk.aggregator.config import ServeConfig, StoreConfig
+from fedone_sdk.errors import SpecError
+from fedone_sdk.spec import OpenAISpec
+from fedone_sdk.stores import SqlStore
+from tests.postgres import Cluster
+
+SECRET = "s3cret-4711"
+FILE = f"""\
+listen: 127.0.0.1:1
+store: fedone.db
+auth: {{enrolment_tokens: [enrol-me], admin_token: {SECRET}}}
+runs: [run.yaml]
+log: {{level: debug}}
+"""
+
+Set = pytest.MonkeyPatch
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "config.yaml"
+    path.write_text(FILE)
+    return path
+
+
+class TestPrecedence:
+    def test_the_file_alone(self, file: Path) -> None:
+        config = ServeConfig.load(file)
+        assert (config.listen, config.runs, config.log.level) == (
+            "127.0.0.1:1",
+            ("run.yaml",),
+            "debug",
+        )
+        assert (config.drain_s, config.log.requests) == (20, "debug")
+
+    def test_the_environment_has_the_last_word(self, file: Path, monkeypatch: Set) -> None:
+        monkeypatch.setenv("FEDONE_LISTEN", "0.0.0.0:2")
+        monkeypatch.setenv("FEDONE_RUNS", '["other.yaml", "more.yaml"]')
+        monkeypatch.setenv("FEDONE_LOG__REQUESTS", "info")
+        monkeypatch.setenv("FEDONE_DRAIN_S", "1.5")
+        monkeypatch.setenv("FEDONE_AUTH__ADMIN_TOKEN", "another")
+        config = ServeConfig.load(file)
+        assert (config.listen, config.runs, config.drain_s) == (
+            "0.0.0.0:2",
+            ("other.yaml", "more.yaml"),
+            1.5,
+        )
+        # Mappings are merged: what the variables do not name stays.
+        assert (config.log.level, config.log.requests) == ("debug", "info")
+        assert config.auth.admin_token is not None
+        assert config.auth.admin_token.get_secret_value() == "another"
+        assert len(config.auth.enrolment_tokens) == 1
+
+    def test_the_environment_alone(self, monkeypatch: Set) -> None:
+        monkeypatch.setenv("FEDONE_AUTH__ENROLMENT_TOKENS", '["one", "two"]')
+        monkeypatch.setenv("FEDONE_BACKEND__KIND", "openai")
+        monkeypatch.setenv("FEDONE_BACKEND__MODEL", "gpt-4o-mini")
+        monkeypatch.setenv("FEDONE_BACKEND__RETRY__ATTEMPTS", "3")
+        config = ServeConfig.load()
+        assert isinstance(config.backend, OpenAISpec)
+        assert config.backend.retry.attempts == 3
+        assert len(config.auth.enrolment_tokens) == 2
+
+    def test_no_backend(self, file: Path, monkeypatch: Set) -> None:
+        monkeypatch.setenv("FEDONE_BACKEND", "null")
+        assert ServeConfig.load(file).backend is None
+
+    def test_other_variables_of_ours(self, file: Path, monkeypatch: Set) -> None:
+        """Commands have variables of their own that name no key."""
+        monkeypatch.setenv("FEDONE_TOKEN", "x")
+        monkeypatch.setenv("FEDONE_ADMIN_TOKEN", "x")
+        assert ServeConfig.load(file).listen == "127.0.0.1:1"
+
+
+class TestMistakes:
+    @pytest.mark.parametrize(
+        ("name", "value", "told"),
+        [
+            ("FEDONE_LISTEN", "here", "listen (from FEDONE_LISTEN): must be HOST:PORT"),
+            ("FEDONE_DRAIN_S", "-1", "drain_s (from FEDONE_DRAIN_S): "),
+            ("FEDONE_LOG__LEVEL", "loud", "log.level (from FEDONE_LOG__LEVEL): "),
+            ("FEDONE_LOG__LEVLE", "info", "log.levle (from FEDONE_LOG__LEVLE): unknown key"),
+            ("FEDONE_AUTH__ADMIN_TOKEN", f"{SECRET} x", "auth.admin_token (from FEDONE_AUTH__"),
+            (
+                "FEDONE_AUTH__ENROLMENT_TOKENS",
+                f'["{SECRET} x"]',
+                "auth.enrolment_tokens.0.token (from",
+            ),
+        ],
+    )
+    def test_they_name_the_variable(
+        self, file: Path, monkeypatch: Set, name: str, value: str, told: str
+    ) -> None:
+        monkeypatch.setenv(name, value)
+        with pytest.raises(SpecError) as caught:
+            ServeConfig.load(file)
+        assert str(caught.value).startswith(f"{file}: {told}")
+        assert len(caught.value.problems) == 1
+        assert SECRET not in str(caught.value)
+
+    def test_what_is_no_json(self, file: Path, monkeypatch: Set) -> None:
+        monkeypatch.setenv("FEDONE_AUTH__ENROLMENT_TOKENS", SECRET)
+        with pytest.raises(SpecError) as caught:
+            ServeConfig.load(file)
+        assert str(caught.value).startswith("environment: FEDONE_AUTH__ENROLMENT_TOKENS: a list")
+        assert SECRET not in str(caught.value)
+        assert caught.value.__cause__ is None
+
+    def test_without_a_file_the_environment_is_named(self) -> None:
+        with pytest.raises(SpecError, match=r"^environment: .*needs at least one"):
+            ServeConfig.load()
+
+    @pytest.mark.parametrize(
+        ("line", "told"),
+        [
+            ("metrics: {listen: here}", "metrics.listen: must be HOST:PORT"),
+            ("metrics: {listen: 127.0.0.1:1, public: true}", "metrics: listen and public exclude"),
+            ("tracing: {endpoint: here}", "tracing.endpoint: "),
+            ("log: {level: loud}", "log.level: "),
+            ("drain_notice_s: 5000", "drain_notice_s: "),
+        ],
+    )
+    def test_in_the_file(self, file: Path, line: str, told: str) -> None:
+        file.write_text(f"auth: {{enrolment_tokens: [{SECRET}]}}\n{line}\n")
+        with pytest.raises(SpecError) as caught:
+            ServeConfig.load(file)
+        assert str(caught.value).startswith(f"{file}: {told}")
+        assert SECRET not in str(caught.value)
+
+
+class TestStore:
+    def load(self, file: Path, store: object) -> StoreConfig:
+        file.write_text(f"auth: {{enrolment_tokens: [a]}}\nstore: {json.dumps(store)}\n")
+        return ServeConfig.load(file).store
+
+    def test_a_file(self, file: Path) -> None:
+        store = self.load(file, "here.db")
+        assert store.is_file
+        assert str(store) == "here.db"
+        assert isinstance(store.build(file.parent), SqlStore)
+
+    @pytest.mark.parametrize(
+        "store",
+        [
+            f"postgresql://fedone:{SECRET}@db.example/fedone",
+            {"url": "postgresql://fedone@db.example/fedone", "password": SECRET},
+            {"url": "postgresql://fedone@db.example/fedone", "password": {"env": "THE_PASSWORD"}},
+            {"env": "THE_URL"},
+        ],
+        ids=str,
+    )
+    def test_a_server(self, file: Path, monkeypatch: Set, store: object) -> None:
+        monkeypatch.setenv("THE_PASSWORD", SECRET)
+        monkeypatch.setenv("THE_URL", f"postgresql://fedone:{SECRET}@db.example/fedone")
+        found = self.load(file, store)
+        assert not found.is_file
+        assert str(found) == "postgresql://fedone:***@db.example/fedone"
+        assert SECRET not in repr(found)
+        assert SECRET in found._sql_url().render_as_string(hide_password=False)
+        assert SECRET not in repr(found.build(file.parent))
+
+    def test_a_password_from_its_variable(self, file: Path, monkeypatch: Set) -> None:
+        monkeypatch.setenv("FEDONE_STORE__PASSWORD", "p@ss/word:1")
+        found = self.load(file, {"url": "postgresql://fedone@db.example/fedone"})
+        assert found._sql_url().password == "p@ss/word:1"
+
+    @pytest.mark.parametrize(
+        ("store", "told"),
+        [
+            (f"mysql://fedone:{SECRET}@x/y", "store: mysql is not supported"),
+            (f"postgresql://fedone:{SECRET}@x:port/y", "store: must be a file, or a URL such as"),
+            ({"url": "fedone.db", "password": SECRET}, "store.password: a SQLite file has none"),
+        ],
+    )
+    def test_mistakes(self, file: Path, store: object, told: str) -> None:
+        with pytest.raises(SpecError) as caught:
+            self.load(file, store).build(file.parent)
+        assert told in str(caught.value)
+        assert SECRET not in str(caught.value)
+
+    async def test_a_look_at_a_file_changes_nothing(self, tmp_path: Path) -> None:
+        store = StoreConfig.model_validate({"url": "fedone.db"})
+        assert await store.check(tmp_path) == f"would make {tmp_path}/fedone.db"
+        assert contents(tmp_path) == {}
+        made = SqlStore.sqlite(tmp_path / "fedone.db")
+        await made.open()
+        await made.close()
+        before = contents(tmp_path)
+        assert await store.check(tmp_path) == f"would use {tmp_path}/fedone.db"
+        assert contents(tmp_path) == before
+        with pytest.raises(SpecError, match=r"store: .*no folder to write to"):
+            await store.check(tmp_path / "nowhere")
+        (tmp_path / "fedone.db").write_text("not a database, but long enough to be looked at")
+        with pytest.raises(SpecError, match="is not a database that can be used"):
+            await store.check(tmp_path)
+
+    async def test_a_server_that_is_not_there(self) -> None:
+        url = f"postgresql://fedone:{SECRET}@127.0.0.1:9/fedone"
+        with pytest.raises(SpecError, match=r"store: 127\.0\.0\.1/fedone: cannot be reached") as e:
+            await StoreConfig.model_validate({"url": url}).check(Path())
+        assert SECRET not in str(e.value)
+
+    async def test_a_server_that_is_there(self, postgres: Cluster, database: str) -> None:
+        config = StoreConfig.model_validate({"url": postgres.tcp_url(database)})
+        assert (await config.check(Path())) == f"would make its tables in 127.0.0.1/{database}"
+        store = SqlStore(postgres.url(database))
+        await store.open()
+        await store.close()
+        assert (await config.check(Path())) == f"would use 127.0.0.1/{database}"
+        wrong = StoreConfig.model_validate({"url": postgres.tcp_url(database, password=SECRET)})
+        with pytest.raises(SpecError, match=r"cannot be reached: .*password") as caught:
+            await wrong.check(Path())
+        assert SECRET not in str(caught.value)
+        postgres.execute("UPDATE alembic_version SET version_num = '0001'", database)
+        with pytest.raises(SpecError, match=r"has schema 0001 .*; run `fedone db upgrade`"):
+            await config.check(Path())
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
