@@ -1,0 +1,658 @@
+"""What one aggregator bears: thousands of connected devices, many runs at once.
+
+The server is a process of its own: real HTTP, real store, SQLite on disk with
+``synchronous=FULL``. The devices are one lean process that keeps a TCP connection for each of
+them, does what the protocol says (``Retry-After`` to the letter) and answers with scripted losses,
+so no model is asked. They are enrolled straight in the store. Each process keeps to its own core.
+
+    python -m tests.benchmarks.devices [--devices 10000 --runs 100 --seconds 60 --store sqlite]
+
+Without ``--think`` every device answers at once: that is the most that the server can do, and its
+latencies are those of a queue. With ``--think 0.5 2.0`` a device works that long: latencies then
+are what a device would see. Both are measured by default.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import hashlib
+import itertools
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+TOKEN = "benchmark-enrolment-token"
+CALM_S = 20.0
+"""From the last device's arrival to the start of the measurement."""
+
+
+def main() -> None:
+    """Runs the bench and prints a table, or plays one of its parts."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--devices", type=int, default=10_000)
+    parser.add_argument("--runs", type=int, default=100)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--store", default="sqlite", help="memory, sqlite, postgres or a URL")
+    parser.add_argument("--folder", help="where the database lies; a disk, not memory")
+    parser.add_argument("--think", type=float, nargs=2, metavar=("LOW", "HIGH"))
+    parser.add_argument("--bound", action="store_true", help="each device works for one run only")
+    parser.add_argument("--profile", metavar="FILE", help="py-spy's flame graph of the server")
+    parser.add_argument("--tracemalloc", action="store_true", help="where the memory is")
+    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--role", choices=["server", "devices", "enrol"], help=argparse.SUPPRESS)
+    parser.add_argument("--url", default="", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    raise_file_limit(2 * args.devices + 500)
+    if args.role == "server":
+        asyncio.run(serve(args))
+    elif args.role == "devices":
+        asyncio.run(drive(args))
+    elif args.role == "enrol":
+        asyncio.run(enrol(args))
+    else:
+        report(args)
+
+
+def report(args: argparse.Namespace) -> None:
+    """Measures and prints Markdown."""
+    print(
+        f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
+        f"{args.devices} devices, {args.runs} runs, {args.store}, {args.seconds:.0f} s\n",
+        flush=True,
+    )
+    thinks: list[tuple[float, float]] = [(0.0, 0.0), (0.5, 2.0)]
+    if args.think is not None:
+        thinks = [(args.think[0], args.think[1])]
+    columns = [measure(args, think) for think in thinks]
+    if args.json:
+        Path(args.json).write_text(json.dumps(columns, indent=1), encoding="utf-8")
+    print("| |" + "".join(f" {column['load']} |" for column in columns))
+    print("|---|" + "---|" * len(columns))
+    for key in columns[0]:
+        if key != "load":
+            print(f"| {key} |" + "".join(f" {column[key]} |" for column in columns))
+
+
+def measure(args: argparse.Namespace, think: tuple[float, float]) -> dict[str, Any]:
+    """Figures of one load."""
+    with tempfile.TemporaryDirectory(dir=args.folder) as folder, store_url(args, folder) as store:
+        common = ["--devices", str(args.devices), "--runs", str(args.runs), "--store", store]
+        if store != "memory":
+            subprocess.run(
+                [sys.executable, "-m", "tests.benchmarks.devices", "--role", "enrol", *common],
+                check=True,
+            )
+        flags = ["--tracemalloc"] if args.tracemalloc else []
+        server = start("server", [*common, *flags], core=0)
+        assert server.stdout is not None
+        assert server.stdin is not None
+        url = server.stdout.readline().strip()
+        process = psutil.Process(server.pid)
+        empty = process.memory_info().rss
+        options = ["--url", url, "--think", str(think[0]), str(think[1])]
+        options += ["--seconds", str(args.seconds)]
+        if args.bound:
+            options.append("--bound")
+        devices = start("devices", [*common, *options], core=1)
+        assert devices.stdout is not None
+        assert devices.stdout.readline() == "connected\n"
+        connected = process.memory_info().rss
+        time.sleep(CALM_S)
+        profiler = profile(args.profile, server.pid, args.seconds)
+        steady = Sampler(process)
+        cpu = psutil.Process(devices.pid).cpu_times()
+        waited = waited_s(server.pid)
+        began = time.perf_counter()
+        time.sleep(args.seconds)
+        ended = time.perf_counter()
+        waited = waited_s(server.pid) - waited
+        steady.stop()
+        after = psutil.Process(devices.pid).cpu_times()
+        if profiler is not None:
+            profiler.wait(timeout=60)
+        server.stdin.write(f"{began} {ended}\n")
+        server.stdin.flush()
+        served = json.loads(server.stdout.readline())
+        seen = json.loads(devices.communicate(timeout=120)[0])
+        server.stdin.close()
+        server.wait(timeout=60)
+    return figures(args, think, served, seen, (began, ended)) | {
+        "server CPU": share(steady.cpu_share, 1.0),
+        "devices' CPU": share(sum(after[:2]) - sum(cpu[:2]), ended - began),
+        "RSS before any device": mb(empty),
+        "RSS with all connected": mb(connected),
+        "RSS steady (median)": mb(statistics.median(steady.rss)),
+        "RSS peak": mb(1024 * served["peak_kb"]),
+        "server's longest pauses to collect garbage": f"{served['gc_ms']} ms",
+        "server waited for its core": f"{100 * waited / (ended - began):.1f} % of the time",
+        "load average": f"{os.getloadavg()[0]:.1f}",
+    }
+
+
+def figures(
+    args: argparse.Namespace,
+    think: tuple[float, float],
+    served: dict[str, Any],
+    seen: dict[str, Any],
+    window: tuple[float, float],
+) -> dict[str, Any]:
+    """What the two logs say about the time between `window`'s ends."""
+    began, ended = window
+    seconds = ended - began
+    offers: dict[int, list[float]] = {}
+    for client, at in served["offers"]:
+        offers.setdefault(client, []).append(at)
+
+    claims: list[float] = []
+    wakes: list[float] = []
+    rounds: list[float] = []
+    updates: list[float] = []
+    given: dict[int, float] = {}
+    polls = away = 0
+    for kind, index, sent, received, *more in seen["calls"]:
+        if not began <= sent <= received <= ended:
+            continue
+        if kind == "update":
+            updates.append(received - sent)
+            if index in given:
+                rounds.append(received - given[index] - more[0])
+        elif kind == "away":
+            away += 1
+            claims.append(received - sent)
+        elif kind == "poll":
+            polls += 1
+        else:
+            # The newest seat that was offered to it while it waited; else it was there before.
+            woken = max((at for at in offers.get(index, ()) if sent < at < received), default=None)
+            if woken is None:
+                claims.append(received - sent)
+            else:
+                wakes.append(received - woken)
+            given[index] = sent if woken is None else woken
+    idle = seen["idle"]
+    per_day = 86400 / seconds
+    return {
+        "load": "no think time" if think[1] == 0 else f"think {think[0]:g} to {think[1]:g} s",
+        "rounds/s": f"{sum(began <= at <= ended for at in served['rounds']) / seconds:.0f}",
+        "requests/s": f"{(len(claims) + len(wakes) + len(updates) + polls) / seconds:.0f}",
+        "claim answered at once, p50 / p99": quantiles(claims),
+        "seat offered to claim answered, p50 / p99": quantiles(wakes),
+        "update, p50 / p99": quantiles(updates),
+        "durable round (claim or offer to receipt, without think time), p50 / p99": quantiles(
+            rounds
+        ),
+        "claims sent away": f"{away / seconds:.0f}/s",
+        "long polls that ended in vain": f"{polls / seconds:.1f}/s",
+        "devices that worked": seen["worked"],
+        "idle device": f"{idle['bytes'] * per_day / 1e6:.2f} MB a day, "
+        f"{idle['requests'] * per_day:.0f} requests ({idle['devices']} devices)",
+        "mean Retry-After": f"{seen['retry_after_s']:.1f} s",
+        "connections made anew": seen["reconnects"],
+        "errors": json.dumps(seen["errors"]),
+    }
+
+
+def quantiles(values: list[float]) -> str:
+    """Median and 99th percentile, milliseconds, and of how many."""
+    if len(values) < 2:
+        return "none"
+    p99 = statistics.quantiles(values, n=100)[98]
+    return f"{1000 * statistics.median(values):.1f} / {1000 * p99:.1f} ms ({len(values)})"
+
+
+def waited_s(pid: int) -> float:
+    """How long a process's main thread could run but others had its core; what they spoil."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
+
+
+def share(cpu_s: float, seconds: float) -> str:
+    """CPU time for people."""
+    return f"{100 * cpu_s / seconds:.0f} % of a core"
+
+
+def mb(size: float) -> str:
+    """Bytes for people."""
+    return f"{size / 2**20:.0f} MiB"
+
+
+class Sampler:
+    """Watches a process's memory and CPU from another thread."""
+
+    def __init__(self, process: psutil.Process) -> None:
+        self.rss: list[int] = []
+        self.cpu_share = 0.0
+        self._process = process
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="sampler")
+        self._thread.start()
+
+    def _watch(self) -> None:
+        began, before = time.perf_counter(), sum(self._process.cpu_times()[:2])
+        while not self._done.wait(0.5):
+            self.rss.append(self._process.memory_info().rss)
+        spent = sum(self._process.cpu_times()[:2]) - before
+        self.cpu_share = spent / (time.perf_counter() - began)
+
+    def stop(self) -> None:
+        """Ends the watch."""
+        self._done.set()
+        self._thread.join()
+
+
+def start(role: str, options: list[str], *, core: int) -> subprocess.Popen[str]:
+    """Starts a part of the bench as a process that keeps to one core."""
+    cores = sorted(os.sched_getaffinity(0))
+    command = [sys.executable, "-m", "tests.benchmarks.devices", "--role", role, *options]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    os.sched_setaffinity(process.pid, {cores[core % len(cores)]})
+    return process
+
+
+def profile(path: str | None, pid: int, seconds: float) -> subprocess.Popen[bytes] | None:
+    """Starts py-spy where it is asked for."""
+    if path is None:
+        return None
+    form = "raw" if path.endswith(".txt") else "flamegraph"
+    options = ["--pid", str(pid), "--duration", str(int(seconds)), "--rate", "100"]
+    return subprocess.Popen(["py-spy", "record", "-f", form, "-o", path, *options])
+
+
+def raise_file_limit(wanted: int) -> None:
+    """Lets this process, and those that it starts, hold as many sockets as are allowed."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+
+
+@contextmanager
+def store_url(args: argparse.Namespace, folder: str) -> Iterator[str]:
+    """The store of a measurement: ``memory``, the path of a file or a URL."""
+    if args.store == "sqlite":
+        yield str(Path(folder) / "bench.db")
+    elif args.store == "postgres":
+        from tests.postgres import cluster
+
+        with cluster() as server:
+            yield server.url(server.create())
+    else:
+        yield args.store
+
+
+# The server
+
+
+def build_store(target: str) -> Any:
+    """The store that `store_url` means."""
+    from fedone_sdk.stores import MemoryStore, SqlStore
+
+    if target == "memory":
+        return MemoryStore()
+    return SqlStore(target) if "://" in target else SqlStore.sqlite(target)
+
+
+def credential(index: int) -> str:
+    """The secret of a device of the bench."""
+    return f"fedone_benchmark-device-{index:06d}"
+
+
+async def enrol(args: argparse.Namespace) -> None:
+    """Enrols all devices straight in a store that lasts."""
+    store = build_store(args.store)
+    await store.open()
+    await enrol_in(store, args.devices)
+    await store.close()
+
+
+async def enrol_in(store: Any, count: int) -> None:
+    """Enrols devices 0 to `count` - 1, in that order."""
+    from fedone_sdk.stores import ClientRecord, TokenRecord
+
+    now, token_sha256 = time.time(), hashlib.sha256(b"benchmark-own-token").hexdigest()
+    await store.put_token(TokenRecord(name="bench", token_sha256=token_sha256, created_at=now))
+    for index in range(count):
+        record = ClientRecord(
+            index=-1,
+            client_id=f"client-{index:06d}",
+            credential_sha256=hashlib.sha256(credential(index).encode()).hexdigest(),
+            enrolled_at=now,
+        )
+        await store.enrol(record, token_sha256, now)
+
+
+async def serve(args: argparse.Namespace) -> None:
+    """The aggregator's process: prints its URL, then on demand what it saw."""
+    import structlog
+
+    from fedone_sdk import Aggregator, RunSpec, Vocabulary
+    from fedone_sdk.aggregator.events import Effect, RoundFinished, SeatOffered
+    from fedone_sdk.cli.serve import collect_rarely
+
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    offers: list[tuple[int, float]] = []
+    rounds: list[float] = []
+
+    def note(run: object, effect: Effect) -> None:
+        if isinstance(effect, SeatOffered):
+            offers.append((effect.client, time.perf_counter()))
+        elif isinstance(effect, RoundFinished):
+            rounds.append(time.perf_counter())
+
+    pauses: list[tuple[float, float]] = []
+    gc.callbacks.append(lambda phase, info: pauses.append((time.perf_counter(), phase == "start")))
+    store = build_store(args.store)
+    if args.store == "memory":
+        await store.open()
+        await enrol_in(store, args.devices)
+        await store.close()
+    vocabulary = Vocabulary(candidates=tuple(f" w{number}" for number in range(200)))
+    min_clients = max(1, min(16, args.devices // (2 * args.runs)))
+    async with Aggregator(store=store, enrolment_tokens=[TOKEN]) as aggregator:
+        aggregator.service.listeners.append(note)
+        for number in range(args.runs):
+            spec = RunSpec.model_validate(
+                {
+                    "name": f"bench-{number}",
+                    "task": {"template": "{prompt} {text}", "labels": {0: " no", 1: " yes"}},
+                    "prompt": {
+                        "length": 20,
+                        "vocabulary": {"kind": "list", "candidates": ["a", "b"]},
+                    },
+                    "method": {"name": "gs-bdpl", "optimizer": "sgd", "learning_rate": 1e-4},
+                    "participation": {"exchange": "losses", "min_clients": min_clients},
+                    "evaluation": {"every": 0},
+                    "rounds": 1_000_000,
+                    "seed": number,
+                }
+            )
+            await aggregator.add_run(spec, vocabulary)
+        collect_rarely()  # as `fedone serve` does
+        if args.tracemalloc:
+            import tracemalloc
+
+            tracemalloc.start(12)
+        print(await aggregator.listen(), flush=True)
+        window = await asyncio.to_thread(sys.stdin.readline)
+        began, ended = map(float, window.split())
+        if args.tracemalloc:
+            print_memory()
+        found = {
+            "offers": [entry for entry in offers if began - 60 <= entry[1] <= ended],
+            "rounds": [at for at in rounds if began <= at <= ended],
+            "gc_ms": sorted(
+                (
+                    round(1000 * (stopped - started), 1)
+                    for (started, first), (stopped, _) in itertools.pairwise(pauses)
+                    if first and began <= started <= ended
+                ),
+                reverse=True,
+            )[:5],
+            "peak_kb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+        }
+        print(json.dumps(found), flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+
+
+def print_memory() -> None:
+    """Which lines hold memory that was taken since the server began to listen."""
+    import tracemalloc
+
+    snapshot = tracemalloc.take_snapshot().filter_traces(
+        [tracemalloc.Filter(False, tracemalloc.__file__)]
+    )
+    total = sum(trace.size for trace in snapshot.traces)
+    print(f"tracemalloc: {mb(total)} since the start", file=sys.stderr)
+    for line in snapshot.statistics("lineno")[:40]:
+        print(f"  {mb(line.size):>8} {line.count:>8} {line.traceback[0]}", file=sys.stderr)
+
+
+# The devices
+
+
+@dataclass(slots=True)
+class Fleet:
+    """What all devices share."""
+
+    host: str
+    port: int
+    think: tuple[float, float]
+    loop: asyncio.AbstractEventLoop
+    calls: list[tuple[Any, ...]]
+    errors: dict[str, int]
+    connected: int = 0
+    reconnects: int = 0
+    connecting: set[asyncio.Task[Any]] = field(default_factory=set)
+    measuring: bool = False
+    random_state: int = 1
+
+    def connect(self, device: Device) -> asyncio.Task[Any]:
+        """Opens a device's connection; it asks for work at once."""
+        made = self.loop.create_connection(lambda: device, self.host, self.port)
+        task = self.loop.create_task(made)
+        self.connecting.add(task)
+        task.add_done_callback(self.connecting.discard)
+        return task
+
+    def think_s(self) -> float:
+        """How long the next device works."""
+        low, high = self.think
+        self.random_state = (self.random_state * 6364136223846793005 + 1) % 2**64
+        return low + (high - low) * (self.random_state >> 32) / 2**32
+
+    def fail(self, what: str) -> None:
+        """Counts what must not happen."""
+        self.errors[what] = self.errors.get(what, 0) + 1
+
+
+class Device(asyncio.Protocol):
+    """An edge device as a state machine on one connection."""
+
+    __slots__ = (
+        "buffer",
+        "bytes",
+        "claim",
+        "fleet",
+        "head",
+        "index",
+        "requests",
+        "sent",
+        "think",
+        "transport",
+        "updating",
+        "waits",
+        "waits_for_answer",
+        "worked",
+    )
+
+    def __init__(self, fleet: Fleet, index: int, run: str | None) -> None:
+        self.fleet, self.index = fleet, index
+        # What aiohttp's client sends.
+        self.head = (
+            f"Host: {fleet.host}:{fleet.port}\r\nAuthorization: Bearer {credential(index)}\r\n"
+            "Content-Type: application/json\r\nAccept: */*\r\nAccept-Encoding: gzip, deflate\r\n"
+            "User-Agent: Python/3.11 aiohttp/3.14.5\r\n"
+        )
+        body = json.dumps({"num_examples": 32, "wait_s": 25.0, "run_id": run})
+        self.claim = self._post("/v1/assignments/claim", body)
+        self.buffer = b""
+        self.transport: asyncio.Transport | None = None
+        self.updating = self.worked = self.waits_for_answer = False
+        self.sent = self.think = 0.0
+        self.bytes = self.requests = 0
+        self.waits: list[float] = []
+
+    def _post(self, path: str, body: str) -> bytes:
+        size = f"Content-Length: {len(body)}\r\n\r\n"
+        return f"POST {path} HTTP/1.1\r\n{self.head}{size}{body}".encode()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.waits_for_answer = False
+        self.transport, self.buffer = transport, b""
+        self.fleet.connected += 1
+        self.ask()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.fleet.connected -= 1
+        self.transport = None
+        if self.waits_for_answer:
+            self.fleet.fail(f"connection lost: {type(exc).__name__}")
+            self.fleet.loop.call_later(1.0, self.ask)
+
+    def ask(self) -> None:
+        """Asks for work, over a new connection where the server has closed the idle one."""
+        self.updating = False
+        if self.transport is None:
+            self.fleet.reconnects += 1
+            self.fleet.connect(self)
+            return
+        self.send(self.claim)
+
+    def send(self, request: bytes) -> None:
+        """Sends a request."""
+        assert self.transport is not None
+        self.bytes += len(request)
+        self.requests += 1
+        self.waits_for_answer = True
+        self.sent = time.perf_counter()
+        self.transport.write(request)
+
+    def data_received(self, data: bytes) -> None:
+        self.bytes += len(data)
+        self.buffer = self.buffer + data if self.buffer else data
+        end = self.buffer.find(b"\r\n\r\n")
+        if end < 0:
+            return
+        status = int(self.buffer[9:12])
+        size = 0
+        if status != 204:
+            at = self.buffer.find(b"Content-Length: ", 0, end) + 16
+            size = int(self.buffer[at : self.buffer.find(b"\r\n", at)])
+        if len(self.buffer) < end + 4 + size:
+            return
+        self.waits_for_answer = False
+        head, body, self.buffer = self.buffer[:end], self.buffer[end + 4 :], b""
+        self.answered(status, head, body)
+
+    def answered(self, status: int, head: bytes, body: bytes) -> None:
+        """Goes on after an answer."""
+        fleet, now = self.fleet, time.perf_counter()
+        if self.updating:
+            if status != 200:
+                fleet.fail(f"update {status}")
+            elif fleet.measuring:
+                record = ("update", self.index, self.sent, now, self.think)
+                fleet.calls.append(record)
+            self.ask()
+        elif status == 200:
+            if fleet.measuring:
+                fleet.calls.append(("work", self.index, self.sent, now))
+            self.worked = True
+            self.think = fleet.think_s()
+            if self.think:
+                fleet.loop.call_later(self.think, self.work, body)
+            else:
+                self.work(body)
+        elif status == 204:
+            at = head.find(b"Retry-After: ") + 13
+            wait_s = float(head[at:].split(b"\r\n", 1)[0])
+            self.waits.append(wait_s)
+            if fleet.measuring:
+                # A long poll may end a little early where a run's pool changes.
+                kind = "away" if now - self.sent < 20.0 else "poll"
+                fleet.calls.append((kind, self.index, self.sent, now))
+            fleet.loop.call_later(wait_s, self.ask)
+        else:
+            fleet.fail(f"claim {status} {body[:200]!r}")
+            fleet.loop.call_later(1.0, self.ask)
+
+    def work(self, body: bytes) -> None:
+        """Answers an assignment with scripted losses."""
+        assignment = json.loads(body)
+        seed, count = assignment["minibatch_seed"], assignment["prompts"]["shape"][0]
+        losses = [0.5 + ((seed >> at) & 7) / 64 for at in range(count)]
+        update = {
+            "exchange": "losses",
+            "num_examples": 32,
+            "scored": {"scored": 32},
+            "usage": {},
+            "model": "bench",
+            "losses": losses,
+        }
+        self.updating = True
+        path = f"/v1/assignments/{assignment['assignment_id']}/update"
+        self.send(self._post(path, json.dumps(update)))
+
+
+async def drive(args: argparse.Namespace) -> None:
+    """The devices' process."""
+    loop = asyncio.get_running_loop()
+    host, port = args.url.removeprefix("http://").split(":")
+    low, high = args.think
+    fleet = Fleet(host=host, port=int(port), think=(low, high), loop=loop, calls=[], errors={})
+    devices = [
+        Device(fleet, index, f"bench-{index % args.runs}" if args.bound else None)
+        for index in range(args.devices)
+    ]
+    gc.collect()
+    gc.freeze()
+    gc.disable()  # a pause here would look like one of the server's
+    for batch in batches(devices, 50):
+        await asyncio.gather(*map(fleet.connect, batch))
+        await asyncio.sleep(0.02)
+    print("connected", flush=True)
+    await asyncio.sleep(CALM_S - 1.0)
+    fleet.measuring = True
+    before = {device.index: (device.bytes, device.requests) for device in devices}
+    for device in devices:
+        device.waits.clear()
+    busy_before = {device.index for device in devices if device.worked}
+    await asyncio.sleep(args.seconds + 2.0)
+    idle = [device for device in devices if not device.worked]
+    waits = [wait for device in devices for wait in device.waits]
+    span = args.seconds / (args.seconds + 2.0)
+    found = {
+        "calls": fleet.calls,
+        "errors": fleet.errors,
+        "reconnects": fleet.reconnects,
+        "worked": sum(device.worked for device in devices),
+        "worked_before": len(busy_before),
+        "retry_after_s": statistics.mean(waits) if waits else 0.0,
+        "idle": {
+            "devices": len(idle),
+            "bytes": span * mean(device.bytes - before[device.index][0] for device in idle),
+            "requests": span * mean(device.requests - before[device.index][1] for device in idle),
+        },
+    }
+    print(json.dumps(found), flush=True)
+
+
+def batches(devices: list[Device], size: int) -> Iterator[list[Device]]:
+    """The devices, so many at a time."""
+    for at in range(0, len(devices), size):
+        yield devices[at : at + size]
+
+
+def mean(values: Iterable[float]) -> float:
+    """The mean, or 0 of nothing."""
+    found = list(values)
+    return sum(found) / len(found) if found else 0.0
+
+
+if __name__ == "__main__":
+    main()

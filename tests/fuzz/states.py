@@ -1,0 +1,39 @@
+"""A run's state as a store keeps it, with everything in it that there can be."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+from fedone_sdk.aggregator.codec import arrays_of, encode_arrays, encode_document
+from fedone_sdk.aggregator.events import SeatsVacant, WorkAsked
+from fedone_sdk.aggregator.machine import RoundMachine
+from fedone_sdk.spec import RunSpec
+
+__all__ = ["working_state"]
+
+
+@cache
+def _stored() -> tuple[str, bytes]:
+    spec = RunSpec.model_validate(
+        {
+            "name": "run",
+            "task": {"template": "{prompt} {text} {mask}", "labels": {0: " no", 1: " yes"}},
+            "prompt": {"length": 2, "vocabulary": {"kind": "list", "candidates": ["x", "y"]}},
+            "method": {"name": "gs-bdpl", "num_samples": 4, "batch_size": 2},
+            "participation": {"exchange": "losses", "clients_per_round": 2, "min_clients": 2},
+            "budget": {"queries": 1000, "usd": "12.5"},
+            "rounds": 3,
+        }
+    )
+    machine = RoundMachine("run", spec, vocab_size=2)
+    state, _ = machine.step(machine.start(), SeatsVacant(available={0: 5, 1: 7}), 1_000.0)
+    state, _ = machine.step(state, WorkAsked(client=0, assignment_id="work-0", memory={}), 1_001.0)
+    return json.dumps(encode_document(state)), encode_arrays(arrays_of(state))
+
+
+def working_state() -> tuple[dict[str, Any], bytes]:
+    """The document and the arrays of a run with one seat offered and one at work."""
+    document, arrays = _stored()
+    return json.loads(document), arrays
