@@ -10,7 +10,7 @@ __all__ = ["MAX_DEPTH", "MAX_TOKENS", "check_json"]
 MAX_DEPTH = 32
 """How deep lists and objects may lie in each other; messages need 6."""
 
-MAX_TOKENS = 500_000
+MAX_TOKENS = 200_000
 """The most strings, lists and objects of one document."""
 
 # Numbers, commas and blanks are passed over at the speed of the regex. Possessive, so that a

@@ -113,6 +113,7 @@ def problem(error: ProblemError, document: Problem | None = None) -> web.Respons
 async def stamp_headers(request: web.Request, response: web.StreamResponse) -> None:
     """What every answer says; for ``on_response_prepare``."""
     response.headers[PROTOCOL_HEADER] = str(PROTOCOL_VERSION)
+    response.headers["Server"] = "FedOne"  # Strangers need no version numbers.
     response.headers["X-Content-Type-Options"] = "nosniff"
     # Answers hold credentials and states of runs; none is worth a copy in a proxy.
     response.headers.setdefault("Cache-Control", "no-store")

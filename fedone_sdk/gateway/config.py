@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sqlite3
-import ssl
 from collections.abc import Mapping
 from ipaddress import ip_address
 from pathlib import Path
@@ -12,7 +11,9 @@ from typing import Annotated, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from fedone_sdk.aggregator.config import MAKE_A_TOKEN, Address, TlsConfig, Token, host_and_port
+from fedone_sdk.aggregator.auth_config import MAKE_A_TOKEN, Token
+from fedone_sdk.aggregator.config import Address, host_and_port
+from fedone_sdk.aggregator.tls import ServerTls, TlsConfig
 from fedone_sdk.budget import Budget, BudgetGuard, SqliteLedger
 from fedone_sdk.errors import SpecError
 from fedone_sdk.messages import MAX_INPUTS
@@ -138,13 +139,13 @@ class GatewayConfig(Spec):
         """The callers' tokens by name."""
         return {name: token.get_secret_value() for name, token in self.tokens.items()}
 
-    def ssl_context(self, folder: Path) -> ssl.SSLContext | None:
+    def server_tls(self, folder: Path) -> ServerTls | None:
         """What serves ``https``, if it is configured.
 
         Raises:
             SpecError: The files cannot be used.
         """
-        return None if self.tls is None else self.tls.context(folder)
+        return None if self.tls is None else self.tls.open(folder)
 
     def build_guard(self, folder: Path) -> BudgetGuard | None:
         """What pays for everything that is asked, if there is a ledger.

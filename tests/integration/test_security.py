@@ -193,6 +193,10 @@ class TestScopes:
         for token in (None, FLEET, "wrong"):
             assert await server.refused(method, path, {"name": "a"}, token=token) == "unauthorized"
 
+    async def test_metrics_are_of_all_runs(self, server: Server) -> None:
+        assert await server.refused("GET", "/metrics", token=OPS) == "forbidden"
+        assert await server.refused("GET", "/metrics", token=LOOK) == "not_found"  # keeps none
+
     async def test_a_viewer_only_looks(self, server: Server) -> None:
         await server.ok("GET", "/v1/runs/other", token=LOOK)
         assert await server.refused("POST", "/v1/runs/other/stop", token=LOOK) == "forbidden"
@@ -239,6 +243,22 @@ class TestTokensAndClients:
             ("POST", "/v1/clients/me/credential", None),
         ]:
             assert await server.refused(method, path, body, token=credential) == "unauthorized"
+
+    async def test_a_revoked_client_follows_no_run(
+        self, server: Server, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("fedone_sdk.aggregator.routes.people._STILL_HERE_S", 0.05)
+        client_id, credential = await server.enrol()
+        async with (
+            asyncio.timeout(10),
+            server.session.get(
+                f"{server.url}/v1/runs/other/events",
+                headers={"Authorization": f"Bearer {credential}"},
+            ) as stream,
+        ):
+            await server.ok("POST", f"/v1/clients/{client_id}/revoke", token=ROOT)
+            told = await stream.text()
+        assert "event: end" not in told
 
     async def test_a_device_renews_its_secret(self, server: Server) -> None:
         _, old = await server.enrol()
@@ -346,6 +366,7 @@ class TestProtocol:
             _, _, response = await server.call("GET", path)
             assert response.headers["FedOne-Protocol"] == "1"
             assert response.headers["X-Content-Type-Options"] == "nosniff"
+            assert response.headers["Server"] == "FedOne"
 
 
 class TestLimits:

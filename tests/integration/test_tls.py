@@ -23,9 +23,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from pydantic import ValidationError
 
+from fedone_sdk.aggregator import Aggregator
 from fedone_sdk.aggregator.http import listening, problems
 from fedone_sdk.aggregator.tls import ServerTls, TlsConfig
-from fedone_sdk.errors import SpecError
+from fedone_sdk.client import HttpTransport
+from fedone_sdk.client.network import Network
+from fedone_sdk.errors import ProblemError, SpecError, TransportError
+from fedone_sdk.messages import Enrol
 
 
 @dataclass(frozen=True)
@@ -216,6 +220,27 @@ class TestDevicesWithCertificates:
             trust.maximum_version = ssl.TLSVersion.TLSv1_2  # It has sessions of another kind.
             with pytest.raises(ssl.SSLError):
                 await asyncio.to_thread(greet, url, trust, None)
+
+    async def test_a_device_of_ours_gets_through(self, setting: Setting) -> None:
+        certificate, key = issue("device", setting.devices).write(setting.folder, "device")
+        known = Network(
+            ca_file=setting.folder / "authority.pem", cert_file=certificate, key_file=key
+        )
+        unknown = Network(ca_file=setting.folder / "authority.pem")
+        tls = setting.tls(client_ca="devices.pem")
+        async with Aggregator(enrolment_tokens=["fleet-secret"]) as aggregator:
+            url = await aggregator.listen(ssl_context=tls.context)
+            url = url.replace("127.0.0.1", "localhost")
+            transport = HttpTransport(url, network=known)
+            # The certificate comes on top of the token, never instead of it.
+            with pytest.raises(ProblemError, match="unauthorized"):
+                await transport.enrol("wrong", Enrol())
+            await transport.enrol("fleet-secret", Enrol())
+            await transport.aclose()
+            transport = HttpTransport(url, network=unknown)
+            with pytest.raises(TransportError):
+                await transport.enrol("fleet-secret", Enrol())
+            await transport.aclose()
 
 
 def greet(
