@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import fields
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,7 +20,7 @@ from fedone_sdk.spec import BackendSpec, Spec, validate_spec
 
 if TYPE_CHECKING:
     from fedone_sdk.backends import LLMBackend
-    from fedone_sdk.client import EdgeClient
+    from fedone_sdk.client import ClientEvent, EdgeClient
 
 __all__ = ["client"]
 
@@ -66,28 +67,75 @@ def client(
     ] = None,
     state: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Keep the identity here, so that a restart is known."),
+        typer.Option(
+            metavar="DIR",
+            help="Keep identity, unsent updates and paid losses here, so that a restart goes on.",
+        ),
     ] = None,
     run_id: Annotated[
         str | None, typer.Option("--run", metavar="RUN_ID", help="Work only for this run.")
     ] = None,
+    sign: Annotated[
+        bool, typer.Option("--sign", help="Make a key when enrolling, and sign all requests.")
+    ] = False,
+    proxy: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            envvar="FEDONE_PROXY",
+            show_default=False,
+            show_envvar=True,
+            help="http://[user:password@]host:port; else HTTPS_PROXY, HTTP_PROXY and NO_PROXY.",
+        ),
+    ] = None,
+    ca: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Trust these authorities (PEM), not the system's."),
+    ] = None,
+    cert: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="This device's certificate (PEM), for mTLS.")
+    ] = None,
+    key: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Its private key (PEM), if not in --cert.")
+    ] = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Log warnings and errors only.")
+    ] = False,
 ) -> None:
     """Take part in prompt tuning with this machine's data, until the run has ended.
 
-    Logs are JSON lines on standard output.
+    Ctrl-C or SIGTERM finishes the work under way; a second one breaks it off. Logs are JSON lines
+    on standard output.
     """
-    json_logs()
+    json_logs("warning" if quiet else "info")
     if backend is None and (model is not None or base_url is not None):
         raise SpecError("--model and --base-url go with --backend", source="arguments")
     examples = load_examples(data)
     own = None if backend is None else _own(backend, model, base_url)
 
-    from fedone_sdk.client import EdgeClient
+    from fedone_sdk.client import EdgeClient, Network
 
     edge = EdgeClient(
-        server, token=token, data=examples, backend=own, state_dir=state, run_id=run_id
+        server,
+        token=token,
+        data=examples,
+        backend=own,
+        on_event=_log_event,
+        state_dir=state,
+        sign=sign,
+        run_id=run_id,
+        network=Network(proxy=proxy, ca_file=ca, cert_file=cert, key_file=key),
     )
     asyncio.run(_work(edge, own))
+
+
+def _log_event(event: ClientEvent) -> None:
+    facts = {
+        item.name: value
+        for item in fields(event)
+        if item.name != "kind" and (value := getattr(event, item.name)) is not None
+    }
+    _log.info(event.kind, **facts)
 
 
 def _own(kind: BackendName, model: str | None, url: str | None) -> LLMBackend:

@@ -1,6 +1,22 @@
 """The edge side: a device that scores prompts on its own data. Needs no NumPy."""
 
+from fedone_sdk.client.condition import OnlyWhen
 from fedone_sdk.client.edge_client import EdgeClient, Outcome
+from fedone_sdk.client.events import ClientEvent, EventKind, OnEvent
+from fedone_sdk.client.network import Network
+from fedone_sdk.client.thread import EdgeClientThread
 from fedone_sdk.client.transport import HttpTransport, Idle, Transport
 
-__all__ = ["EdgeClient", "HttpTransport", "Idle", "Outcome", "Transport"]
+__all__ = [
+    "ClientEvent",
+    "EdgeClient",
+    "EdgeClientThread",
+    "EventKind",
+    "HttpTransport",
+    "Idle",
+    "Network",
+    "OnEvent",
+    "OnlyWhen",
+    "Outcome",
+    "Transport",
+]

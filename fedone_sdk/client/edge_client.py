@@ -4,73 +4,62 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
-import itertools
-import ssl
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
 import structlog
-import tenacity
 
 from fedone_sdk.backends.base import LLMBackend
 from fedone_sdk.budget import NOTHING
-from fedone_sdk.client.identity import StateFolder, Unsent
-from fedone_sdk.client.scoring import (
-    BeforeSend,
-    Declining,
-    Losses,
-    Minibatch,
-    backend_losses,
-    gateway_losses,
-    usable,
+from fedone_sdk.client.batch import BeforeSend, Declining, Minibatch, usable
+from fedone_sdk.client.condition import (
+    CONDITION_POLL_S,
+    Condition,
+    Gate,
+    OnlyWhen,
+    PutOff,
 )
-from fedone_sdk.client.transport import HttpTransport, Idle, Transport
-from fedone_sdk.data.minibatch import draw_minibatch
+from fedone_sdk.client.events import OnEvent, Teller
+from fedone_sdk.client.identity import Identity, shelf_of
+from fedone_sdk.client.journal import Journal
+from fedone_sdk.client.known_runs import KnownRuns
+from fedone_sdk.client.lease import Lease
+from fedone_sdk.client.link import Link
+from fedone_sdk.client.memories import Memories
+from fedone_sdk.client.network import Network
+from fedone_sdk.client.outbox import Outbox, Unsent
+from fedone_sdk.client.patience import MAX_WAIT_S, Backoff
+from fedone_sdk.client.scoring import GatewayOracle, Losses, Oracle, OwnOracle, Step, score_step
+from fedone_sdk.client.source import Data, Source
+from fedone_sdk.client.transport import (
+    HttpTransport,
+    Idle,
+    Transport,
+)
+from fedone_sdk.client.work import Assigned, Work
 from fedone_sdk.errors import (
     BackendError,
-    DataError,
+    MessageError,
     MissingExtraError,
     ProblemError,
     SpecError,
     TransportError,
     is_retryable,
 )
-from fedone_sdk.messages import (
-    UPDATE,
-    AlphaAssignment,
-    AlphaUpdate,
-    Array,
-    Claim,
-    Decline,
-    Enrol,
-    LossesAssignment,
-    LossesUpdate,
-    RunTask,
-    Scored,
-)
+from fedone_sdk.messages import Array, Claim, Decline, RunTask
 from fedone_sdk.task import Example, ScoreFunction
 
 __all__ = ["EdgeClient", "Outcome"]
 
 _log = structlog.get_logger(__name__)
 
-Examples = Iterable[Example]
-Data = Examples | AsyncIterable[Example] | Callable[[], "Examples | Awaitable[Examples]"]
-
-Outcome = Literal["worked", "declined", "refused", "idle", "ended"]
+Outcome = Literal["worked", "declined", "refused", "idle", "paused", "offline", "ended"]
 """What one turn came to."""
 
-_NOT_DECLINED = ("assignment_expired", "run_conflict")
+_NOT_DECLINED = ("assignment_expired", "run_conflict", "unauthorized")
 """Refusals that leave nothing to give back: the work is gone, or kept while the run is paused."""
-
-_GATEWAY_ATTEMPTS = 5
-_MAX_EXAMPLES = 100_000
-_MAX_WAIT_S = 120.0
-"""The longest that a server's ``Retry-After`` is honoured, seconds."""
-_JITTER = tenacity.wait_random_exponential(multiplier=0.2, max=20)
 
 T = TypeVar("T")
 
@@ -88,6 +77,8 @@ class EdgeClient:
     sees each of them first. Labels never do, but for the loss ``nll``: its reference texts are
     what the model is asked about, and pass `before_send` too.
 
+    It belongs to one event loop. `EdgeClientThread` runs it beside an app without one.
+
     Args:
         server: Base URL of the aggregator.
         token: Enrolment token; needed until the device has an identity.
@@ -97,12 +88,27 @@ class EdgeClient:
         score: ``score(generated, example)`` from 0 to 1, for runs whose loss is ``score``.
         before_send: Sees every text before it is scored; returns it, a redacted form, or None to
             hold the example back. Plain or async.
-        state_dir: Folder that keeps the identity across restarts; None forgets it.
+        only_when: Whether the device may work now: it charges, is idle, its network costs
+            nothing. Asked before work is claimed and before each request for scores. Plain or
+            async; work under way waits while its lease can be kept, and is given back then.
+        on_event: Told of progress, in the client's thread; it should return at once.
+        state_dir: Folder that keeps identity, unsent updates and paid losses across restarts, for
+            one process at a time; None forgets them.
+        sign: Whether the device makes a key when it enrols and signs its requests from then on
+            (extra ``signing``).
         name: What people may call this device.
         run_id: Work only for this run.
         wait_s: How long a request for work may stay open, seconds.
-        ssl_context: Trust for ``https``.
+        network: Proxy, trusted authorities, the device's certificate.
         transport: How to reach the aggregator; HTTP by default.
+
+    Attributes:
+        next_turn_s: How long to wait before the next `run_once`, seconds: what the server asks
+            idle devices for, or the backoff after a failure.
+
+    Raises:
+        DataError: `data` is empty, or the state folder cannot be made.
+        SpecError: The URL, the proxy or a certificate cannot be used.
     """
 
     def __init__(
@@ -114,41 +120,54 @@ class EdgeClient:
         backend: LLMBackend | None = None,
         score: ScoreFunction | None = None,
         before_send: BeforeSend | None = None,
+        only_when: OnlyWhen | None = None,
+        on_event: OnEvent | None = None,
         state_dir: str | Path | None = None,
+        sign: bool = False,
         name: str | None = None,
         run_id: str | None = None,
         wait_s: float = 25.0,
-        ssl_context: ssl.SSLContext | None = None,
+        network: Network | None = None,
         transport: Transport | None = None,
     ) -> None:
         self._server = server
-        self._token = token
+        self._source = Source(data)
         self._backend = backend
         self._score = score
         self._before_send = before_send
-        self._name = name
+        self._teller = Teller(on_event)
+        self._condition = Condition(only_when, self._teller)
         self._run_id = run_id
         self._wait_s = wait_s
-        self._transport = transport or HttpTransport(server, ssl_context=ssl_context)
-        self._state = None if state_dir is None else StateFolder(state_dir)
-        self._credential = None if self._state is None else self._state.credential(server)
-        self._source = data
-        self._examples: list[Example] = []
-        self._reader: asyncio.Task[None] | None = None
-        self._tasks: dict[str, RunTask] = {}
-        self._vocabularies: dict[str, tuple[str, ...]] = {}
-        self._memories: dict[str, bytes] = {}
         self._stopping = asyncio.Event()
-        if not callable(data) and not isinstance(data, AsyncIterable):
-            self._examples = list(data)
-            if not self._examples:
-                raise DataError("data: this client has no examples; it needs at least one")
+        self._shelf = shelf_of(state_dir, server)
+        self._link = Link(
+            transport or HttpTransport(server, network=network),
+            Identity(self._shelf, server),
+            token=token,
+            name=name,
+            sign=sign,
+            teller=self._teller,
+            pause=lambda seconds: self._pause(seconds),
+            stopping=self._stopping.is_set,
+        )
+        self._outbox = Outbox(self._shelf)
+        self._memories = Memories(self._shelf)
+        self._known = KnownRuns(self._fetch_task, self._link.vocabulary)
+        self._backoff = Backoff()
+        # One turn at a time, also where an app calls `run_once` beside `run_forever`.
+        self._turns = asyncio.Lock()
+        self.next_turn_s = 0.0
+
+    @property
+    def _credential(self) -> str:
+        return self._link.credential
+
+    def __repr__(self) -> str:
+        return f"EdgeClient({self._server!r}, client_id={self._link.identity.client_id!r})"
 
     async def __aenter__(self) -> Self:
-        if isinstance(self._source, AsyncIterable):
-            self._reader = asyncio.create_task(
-                self._read(aiter(self._source)), name="edge client data"
-            )
+        self._source.open()
         return self
 
     async def __aexit__(
@@ -157,30 +176,31 @@ class EdgeClient:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._reader is not None:
-            self._reader.cancel()
-            await asyncio.gather(self._reader, return_exceptions=True)
-        await self._transport.aclose()
+        await self._source.aclose()
+        await self._link.aclose()
 
     # Turns
 
     async def run_forever(self) -> None:
         """Works until the aggregator says that its runs have ended, or `stop` is called.
 
-        The aggregator may restart or be out of reach meanwhile; the client asks again.
+        The aggregator may restart or be out of reach meanwhile, and the network may come and go;
+        the client asks again.
 
         Raises:
-            ProblemError: The aggregator does not know this device, and it has no token to enrol.
+            ProblemError: The aggregator does not let this device in, or not this version.
+            SpecError: There is neither an identity nor a token.
         """
         while not self._stopping.is_set():
-            # Only `stop` ends the patience with a server that cannot be reached; work that an
-            # outage has broken off is asked for again.
-            with contextlib.suppress(TransportError):
-                if await self.run_once() == "ended":
-                    return
+            if await self.run_once() == "ended":
+                return
+            await self._pause(self.next_turn_s)
 
     def stop(self) -> None:
-        """Asks `run_forever` to return; work under way is finished first."""
+        """Asks `run_forever` to return; work under way is finished first.
+
+        From another thread: ``loop.call_soon_threadsafe(client.stop)``, or an `EdgeClientThread`.
+        """
         self._stopping.set()
 
     async def enrol(self) -> None:
@@ -189,318 +209,251 @@ class EdgeClient:
         Raises:
             ProblemError: The token is not valid.
             SpecError: There is neither an identity nor a token.
+            TransportError: The aggregator cannot be reached.
         """
-        if self._credential is not None:
-            return
-        token = self._token
-        if token is None:
-            raise SpecError("token: is required until the device has enrolled", source="arguments")
-        enrolled = await self._persist(lambda: self._transport.enrol(token, Enrol(name=self._name)))
-        self._credential = enrolled.credential
-        if self._state is not None:
-            self._state.keep_credential(self._server, enrolled.credential)
+        async with self._turns:
+            await self._link.enrol()
+
+    async def rotate_credential(self) -> None:
+        """Exchanges the device's credential for a new one; the old one ends with its first use.
+
+        Raises:
+            ProblemError: The aggregator refuses.
+            TransportError: The aggregator cannot be reached; the old credential stays valid.
+        """
+        async with self._turns:
+            await self._link.enrol()
+            await self._link.rotate()
 
     async def run_once(self) -> Outcome:
-        """Asks for work once, and does it.
+        """Hands in what waits, asks for work once, and does it.
 
         Returns:
             ``worked`` when an update was accepted, ``declined`` when the work was given back,
             ``refused`` when the update came too late or did not fit, ``idle`` when there was no
-            work, ``ended`` when there will be none.
+            work, ``paused`` when the app's condition does not hold, ``offline`` when the
+            aggregator could not be reached or not answer, ``ended`` when there will be no more
+            work. `next_turn_s` says when to call it again.
+
+        Raises:
+            ProblemError: The aggregator does not let this device in, or not this version.
+            SpecError: There is neither an identity nor a token.
         """
-        await self.enrol()
-        await self._hand_in_unsent()
-        held = await self._held_examples()
+        async with self._turns:
+            self.next_turn_s = 0.0
+            try:
+                outcome = await self._turn()
+            except PutOff:
+                outcome = "paused"
+            except (TransportError, MessageError, ProblemError) as exc:
+                outcome = self._broken_off(exc)
+        if outcome in ("declined", "refused"):
+            self.next_turn_s = self._backoff.next_s()
+        if outcome == "ended":
+            self._teller.tell("ended", run_id=self._run_id)
+        return outcome
+
+    def _broken_off(self, exc: TransportError | MessageError | ProblemError) -> Outcome:
+        """Decides what ends a turn, and what ends the client."""
+        if isinstance(exc, ProblemError) and not is_retryable(exc):
+            if exc.code != "unauthorized" or not self._link.may_enrol_again:
+                raise exc
+            # The server has lost its clients, or revoked this one: enrol as a new one.
+            _log.warning("the server does not know this device any more")
+            self._link.identity.forget()
+            self._known.forget()
+            for unsent in self._outbox.waiting():
+                self._outbox.drop(unsent.assignment_id)
+            self.next_turn_s = self._backoff.next_s()
+            return "idle"
+        # An answer that is none of an aggregator's is a hotel's login page, say: offline.
+        self._link.is_down(exc)
+        asked_s = None if isinstance(exc, MessageError) else exc.retry_after_s
+        self.next_turn_s = self._backoff.next_s(asked_s)
+        return "offline"
+
+    async def _turn(self) -> Outcome:
+        if not await self._condition.holds():
+            self.next_turn_s = CONDITION_POLL_S
+            return "paused"
+        await self._link.enrol()
+        await self._hand_in_waiting()
+        held = await self._source.held()
         if not held:
-            await self._pause(self._wait_s)
+            self.next_turn_s = self._wait_s
             return "idle"
         message = Claim(num_examples=len(held), wait_s=self._wait_s, run_id=self._run_id)
+        self._teller.tell("waiting", run_id=self._run_id)
         try:
-            claimed = await self._unless_stopping(
-                self._persist(lambda: self._transport.claim(self._credential or "", message))
-            )
+            claimed = await self._unless_stopping(self._link.claim(message))
         except ProblemError as exc:
             if exc.code == "run_ended":
                 return "ended"
-            if exc.code == "unauthorized" and self._token is not None:
-                # The server has lost its clients, or revoked this one: enrol as a new one.
-                self._forget()
-                return "idle"
             raise
         if claimed is None:
             return "idle"
         if isinstance(claimed, Idle):
-            await self._pause(claimed.retry_after_s)
+            self._backoff.reset()
+            self.next_turn_s = min(claimed.retry_after_s, MAX_WAIT_S)
+            self._teller.tell("waiting", run_id=self._run_id, retry_after_s=self.next_turn_s)
             return "idle"
         return await self._work(claimed, held)
 
-    def _forget(self) -> None:
-        self._credential = None
-        if self._state is not None:
-            self._state.keep_credential(self._server, None)
+    # Work
 
-    async def _work(
-        self, assignment: AlphaAssignment | LossesAssignment, held: Sequence[Example]
-    ) -> Outcome:
+    async def _work(self, assignment: Assigned, held: Sequence[Example]) -> Outcome:
         log = _log.bind(run_id=assignment.run_id, round=assignment.round)
-        renewing = asyncio.create_task(self._renew(assignment), name="edge client renewal")
+        facts = _facts(assignment)
+        self._teller.tell("assigned", **facts)
+        journal = Journal(self._shelf, assignment.assignment_id)
         try:
-            try:
-                run = await self._task(assignment.run_id)
-                if run.task.loss == "score" and self._score is None:
-                    raise Declining("loss score needs a score function, and this client has none")
-                examples = [example for example in held if usable(run.task, example)]
-                if not examples:
-                    raise Declining("none of this client's examples fits the task")
-                update: AlphaUpdate | LossesUpdate
-                memory = b""  # in the losses exchange the server remembers
-                if isinstance(assignment, AlphaAssignment):
-                    update, memory = await self._alpha_update(run, assignment, examples)
-                else:
-                    update = await self._losses_update(run, assignment, examples)
-            except (Declining, BackendError, MissingExtraError, ProblemError, SpecError) as exc:
-                if isinstance(exc, ProblemError) and exc.code in _NOT_DECLINED:
-                    raise
-                usage = exc.usage if isinstance(exc, Declining) else NOTHING
-                log.warning("assignment declined", reason=str(exc))
-                message = Decline(reason=str(exc)[:500], usage=usage)
-                await self._persist(
-                    lambda: self._transport.decline(
-                        self._credential or "", assignment.assignment_id, message
-                    )
-                )
-                return "declined"
-            unsent = Unsent(
-                run_id=assignment.run_id,
-                assignment_id=assignment.assignment_id,
-                update=update.model_dump_json(),
-                memory=memory,
-            )
-            if self._state is not None:
-                self._state.keep_unsent(unsent)
-            return await self._hand_in(unsent, update)
+            async with Lease(
+                assignment.deadline_s, lambda: self._link.renew(assignment.assignment_id)
+            ) as lease:
+                try:
+                    unsent = await self._done(assignment, held, journal, lease)
+                except (Declining, BackendError, MissingExtraError, ProblemError, SpecError) as exc:
+                    if isinstance(exc, ProblemError) and _is_kept(exc):
+                        raise
+                    usage = exc.usage if isinstance(exc, Declining) else NOTHING
+                    log.warning("assignment declined", reason=str(exc))
+                    # Also what it cost before a restart.
+                    usage = usage.at_least(journal.total)
+                    message = Decline(reason=str(exc)[:500], usage=usage)
+                    await self._link.decline(assignment.assignment_id, message)
+                    journal.drop()
+                    self._teller.tell("declined", reason=message.reason, **facts)
+                    return "declined"
+                # Kept before it is sent, and the losses only then given up: a device that dies
+                # here has one of them.
+                self._outbox.put(unsent)
+                journal.drop()
+                await self._hand_in(unsent)
         except ProblemError as exc:
+            if is_retryable(exc) or exc.code == "unauthorized":
+                raise
             log.warning("work refused", code=exc.code, detail=exc.detail)
+            if exc.code != "run_conflict":
+                journal.drop()
+            self._teller.tell("refused", reason=str(exc), **facts)
             return "refused"
-        finally:
-            renewing.cancel()
-            await asyncio.gather(renewing, return_exceptions=True)
+        self._backoff.reset()
+        return "worked"
 
-    async def _hand_in_unsent(self) -> None:
-        """Hands in what was finished before this device stopped: it was paid for."""
-        unsent = None if self._state is None else self._state.unsent()
-        if unsent is not None:
-            with contextlib.suppress(ProblemError):
-                await self._hand_in(unsent, UPDATE.validate_json(unsent.update))
+    async def _done(
+        self, assignment: Assigned, held: Sequence[Example], journal: Journal, lease: Lease
+    ) -> Unsent:
+        """Scores what the assignment asks for."""
+        run = await self._known.task(assignment.run_id)
+        if run.task.loss == "score" and self._score is None:
+            raise Declining("loss score needs a score function, and this client has none")
+        examples = [example for example in held if usable(run.task, example)]
+        if not examples:
+            raise Declining("none of this client's examples fits the task")
+        oracle = await self._oracle(run, assignment, lease)
+        scored = 0
 
-    async def _hand_in(self, unsent: Unsent, update: AlphaUpdate | LossesUpdate) -> Outcome:
+        async def score(number: int, batch: Minibatch, prompts: Array) -> Losses:
+            def told(count: int) -> None:
+                nonlocal scored
+                scored += count
+                if count:
+                    total = work.num_prompts
+                    self._teller.tell("scored", done=scored, total=total, **_facts(assignment))
+
+            step = Step(
+                number=number,
+                task=run.task,
+                batch=batch,
+                prompts=prompts,
+                journal=journal,
+                told=told,
+                score=self._score,
+            )
+            return await score_step(step, oracle, run.privacy)
+
+        work = Work(
+            run=run,
+            assignment=assignment,
+            examples=examples,
+            before_send=self._before_send,
+            score=score,
+        )
+        update, memory = await work.update(lambda: self._memories.of(assignment.run_id))
+        return Unsent(update=update, memory=memory, **_facts(assignment))
+
+    async def _oracle(self, run: RunTask, assignment: Assigned, lease: Lease) -> Oracle:
+        ready = Gate(
+            self._condition,
+            lease,
+            pause=lambda seconds: self._pause(seconds),
+            stopping=self._stopping.is_set,
+        ).ready
+        if self._backend is not None:
+            candidates = await self._known.candidates(assignment.run_id)
+            if len(candidates) != run.vocab_size:
+                raise Declining("the vocabulary does not fit its run")
+            return OwnOracle(self._backend, candidates=candidates, ready=ready)
+        if not run.gateway:
+            raise Declining("this server has no gateway, and the client has no backend")
+        return GatewayOracle(
+            assignment.assignment_id,
+            ask=self._link.score,
+            ready=ready,
+            known=assignment.exchange == "losses",
+        )
+
+    # Handing in
+
+    async def _hand_in_waiting(self) -> None:
+        """Hands in what was finished before this device stopped or went offline."""
+        for unsent in self._outbox.waiting():
+            try:
+                await self._hand_in(unsent)
+            except ProblemError as exc:
+                if is_retryable(exc) or exc.code == "unauthorized":
+                    raise
+                self._teller.tell("refused", reason=str(exc), **_facts(unsent))
+
+    async def _hand_in(self, unsent: Unsent) -> None:
         """Returns finished work; sent again, it gets the same receipt.
 
         Raises:
-            ProblemError: The server does not take it.
+            ProblemError: The server does not take it, now or ever.
+            TransportError: The server cannot be reached; the work waits.
         """
         try:
-            await self._persist(
-                lambda: self._transport.update(self._credential or "", unsent.assignment_id, update)
-            )
-        except ProblemError:
-            if self._state is not None:
-                self._state.keep_unsent(None)
+            await self._link.update(unsent)
+        except ProblemError as exc:
+            if not is_retryable(exc) and exc.code not in ("unauthorized", "run_conflict"):
+                self._outbox.drop(unsent.assignment_id)
             raise
         if unsent.memory:
-            self._keep_memory(unsent.run_id, unsent.memory)
-        if self._state is not None:
-            self._state.keep_unsent(None)
-        return "worked"
-
-    async def _renew(self, assignment: AlphaAssignment | LossesAssignment) -> None:
-        """Keeps the seat while the work takes longer than its deadline allows."""
-        while True:
-            await asyncio.sleep(assignment.deadline_s / 2)
-            with contextlib.suppress(ProblemError):
-                await self._persist(
-                    lambda: self._transport.renew(self._credential or "", assignment.assignment_id)
-                )
-
-    # Exchanges
-
-    async def _losses_update(
-        self, run: RunTask, assignment: LossesAssignment, examples: Sequence[Example]
-    ) -> LossesUpdate:
-        losses = await self._losses(
-            run, assignment, examples, assignment.minibatch_seed, assignment.prompts
-        )
-        return LossesUpdate(
-            num_examples=len(examples),
-            scored=losses.scored,
-            usage=losses.usage,
-            model=losses.model,
-            losses=losses.values,
-        )
-
-    async def _alpha_update(
-        self, run: RunTask, assignment: AlphaAssignment, examples: Sequence[Example]
-    ) -> tuple[AlphaUpdate, bytes]:
-        try:
-            from fedone_sdk.algorithms import (
-                State,
-                dump_memory,
-                load_memory,
-                method_from_spec,
-                stream,
-            )
-            from fedone_sdk.messages.ndarray import (
-                from_wire,
-                memory_from_wire,
-                memory_to_wire,
-                to_wire,
-            )
-        except ImportError as exc:
-            raise MissingExtraError("the alpha exchange", extra="alpha") from exc
-        method = method_from_spec(
-            run.method, prompt_len=run.prompt_len, vocab_size=run.vocab_size, blank=run.blank
-        )
-        # What a method remembers is the run's, and travels, or this client's, and stays.
-        saved = None if method.shares_memory else self._memory(assignment.run_id)
-        memory = load_memory(saved) if saved else memory_from_wire(assignment.memory)
-        state = State(alpha=from_wire(assignment.alpha), memory=memory)
-        usage, scored = NOTHING, Scored(scored=0)
-        values: list[float] = []
-        for step in assignment.steps:
-            candidates = method.ask(state, stream(step.prompt_seed), step.num_samples)
-            indices = candidates.indices
-            try:
-                losses = await self._losses(
-                    run,
-                    assignment,
-                    examples,
-                    step.minibatch_seed,
-                    Array.of_indices(indices.ravel().tolist(), indices.shape, run.vocab_size),
-                )
-            except Declining as exc:
-                raise Declining(exc.reason, usage + exc.usage) from exc
-            state = method.tell(state, candidates, losses.values)
-            usage += losses.usage
-            scored += losses.scored
-            values.extend(losses.values)
-        update = AlphaUpdate(
-            num_examples=len(examples),
-            scored=scored,
-            usage=usage,
-            model=losses.model,
-            alpha=to_wire(state.alpha),
-            memory=memory_to_wire(state.memory) if method.shares_memory else {},
-            mean_loss=sum(values) / len(values),
-        )
-        keep = bool(state.memory) and not method.shares_memory
-        return update, dump_memory(state.memory) if keep else b""
-
-    async def _losses(
-        self,
-        run: RunTask,
-        assignment: AlphaAssignment | LossesAssignment,
-        examples: Sequence[Example],
-        minibatch_seed: int,
-        prompts: Array,
-    ) -> Losses:
-        drawn = draw_minibatch(len(examples), run.method.batch_size, minibatch_seed)
-        batch = await Minibatch.of(
-            run.task, [examples[index] for index in drawn], self._before_send
-        )
-        if self._backend is not None:
-            candidates = await self._vocabulary(assignment.run_id)
-            texts = ["".join(candidates[int(index)] for index in row) for row in prompts.rows()]
-            return await backend_losses(
-                run.task, batch, prompts=texts, backend=self._backend, score=self._score
-            )
-        if not run.gateway:
-            raise Declining("this server has no gateway, and the client has no backend")
-        return await gateway_losses(
-            run.task,
-            batch,
-            assignment_id=assignment.assignment_id,
-            # The server knows the prompts that it drew itself.
-            prompts=None if isinstance(assignment, LossesAssignment) else prompts,
-            ask=lambda message: self._persist(
-                lambda: self._transport.score(self._credential or "", message),
-                attempts=_GATEWAY_ATTEMPTS,
-            ),
-            score=self._score,
-        )
+            self._memories.keep(unsent.run_id, unsent.memory)
+        self._outbox.drop(unsent.assignment_id)
+        self._teller.tell("updated", **_facts(unsent))
 
     # What is known of runs
 
-    async def _task(self, run_id: str) -> RunTask:
-        if run_id not in self._tasks:
-            run = await self._persist(lambda: self._transport.task(self._credential or "", run_id))
-            if self._backend is not None:
-                await self._backend.check(run.task.label_words)
-            self._tasks[run_id] = run
-        return self._tasks[run_id]
-
-    async def _vocabulary(self, run_id: str) -> tuple[str, ...]:
-        if run_id not in self._vocabularies:
-            message = await self._persist(
-                lambda: self._transport.vocabulary(self._credential or "", run_id)
-            )
-            self._vocabularies[run_id] = message.candidates
-        return self._vocabularies[run_id]
-
-    def _memory(self, run_id: str) -> bytes | None:
-        return self._memories.get(run_id) or (self._state.memory(run_id) if self._state else None)
-
-    def _keep_memory(self, run_id: str, memory: bytes) -> None:
-        if self._state is None:
-            self._memories[run_id] = memory
-        else:
-            self._state.keep_memory(run_id, memory)
-
-    # Data
-
-    async def _held_examples(self) -> Sequence[Example]:
-        if not callable(self._source):
-            return self._examples
-        found: Any = self._source()
-        if inspect.isawaitable(found):
-            found = await found
-        return list(itertools.islice(found, _MAX_EXAMPLES))
-
-    async def _read(self, examples: AsyncIterator[Example]) -> None:
-        async for example in examples:
-            self._examples.append(example)
-            # A stream that never ends must not fill a device's memory.
-            del self._examples[:-_MAX_EXAMPLES]
+    async def _fetch_task(self, run_id: str) -> RunTask:
+        run = await self._link.task(run_id)
+        if self._backend is not None:
+            await self._backend.check(run.task.label_words)
+        return run
 
     # Patience
 
-    async def _persist(self, call: Callable[[], Awaitable[T]], *, attempts: int | None = None) -> T:
-        """Repeats a call while it fails for reasons that pass."""
-        retrying = tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception(is_retryable),
-            wait=_wait_s,
-            stop=lambda state: state.attempt_number == attempts or self._stopping.is_set(),
-            sleep=self._pause,  # `stop` ends the wait between two attempts
-            before_sleep=_log_retry,
-            reraise=True,
-        )
-        async for attempt in retrying:
-            with attempt:
-                return await call()
-        raise AssertionError("unreachable: retrying ends by returning or raising")
-
     async def _unless_stopping(self, call: Awaitable[T]) -> T | None:
         """The call's result, or None if `stop` was called first."""
-        task = asyncio.ensure_future(call)
+        working = asyncio.ensure_future(call)
         stopping = asyncio.create_task(self._stopping.wait())
         try:
-            await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            return task.result() if task.done() else None
+            await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            return working.result() if working.done() else None
         finally:
-            for pending in (task, stopping):
-                pending.cancel()
-            await asyncio.gather(stopping, return_exceptions=True)
-            if task.cancelled() or not task.done():
-                await asyncio.gather(task, return_exceptions=True)
+            working.cancel()
+            stopping.cancel()
+            await asyncio.gather(working, stopping, return_exceptions=True)
 
     async def _pause(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
@@ -508,12 +461,16 @@ class EdgeClient:
                 await self._stopping.wait()
 
 
-def _wait_s(state: tenacity.RetryCallState) -> float:
-    failure = state.outcome.exception() if state.outcome else None
-    asked = failure.retry_after_s if isinstance(failure, (ProblemError, TransportError)) else None
-    return min(asked or 0.0, _MAX_WAIT_S) + _JITTER(state)
+def _is_kept(refusal: ProblemError) -> bool:
+    """Whether work that met this refusal is gone or goes on later; else it is given back."""
+    passes = is_retryable(refusal) and refusal.code != "backend_unavailable"
+    return passes or refusal.code in _NOT_DECLINED
 
 
-def _log_retry(state: tenacity.RetryCallState) -> None:
-    failure = state.outcome.exception() if state.outcome else None
-    _log.info("trying again", attempt=state.attempt_number, reason=str(failure))
+def _facts(work: Assigned | Unsent) -> dict[str, Any]:
+    """Which work it is."""
+    return {
+        "run_id": work.run_id,
+        "assignment_id": work.assignment_id,
+        "round": work.round,
+    }

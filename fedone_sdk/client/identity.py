@@ -1,103 +1,117 @@
-"""Who a device is and what it has not handed in yet, kept in a folder across restarts."""
+"""Who a device is to one server."""
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
-import os
-from dataclasses import dataclass
+import secrets
 from pathlib import Path
 
-from fedone_sdk.errors import DataError
+import structlog
 
-__all__ = ["StateFolder", "Unsent"]
+from fedone_sdk.client.shelf import Shelf
+from fedone_sdk.messages import Enrolled
 
+__all__ = ["Identity", "shelf_of"]
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unsent:
-    """Finished work on its way to the server.
+_log = structlog.get_logger(__name__)
 
-    Attributes:
-        run_id: Of which run.
-        assignment_id: Which work.
-        update: The message, JSON.
-        memory: What the method remembers once the update is accepted; empty for nothing.
-    """
-
-    run_id: str
-    assignment_id: str
-    update: str
-    memory: bytes = b""
+_FILE = "identity.json"
 
 
-class StateFolder:
-    """A device's small state: its identity, what its method remembers, and work not handed in.
+def shelf_of(state_dir: str | Path | None, server: str) -> Shelf:
+    """Where a device keeps what concerns one server; None keeps it in memory.
 
     Args:
-        path: The folder; created readable by its owner only.
+        state_dir: The app's folder for the SDK.
+        server: The server's URL or name.
+    """
+    if state_dir is None:
+        return Shelf(None)
+    return Shelf(Path(state_dir) / hashlib.sha256(server.encode()).hexdigest()[:16])
+
+
+class Identity:
+    """Credential, enrolment nonce and signing key, kept across restarts.
+
+    A damaged file is put aside, and the device enrols again.
+
+    Args:
+        shelf: Keeps it.
+        server: The server that it is for; stands in the file for people.
+
+    Attributes:
+        client_id: The device's public name; None until it has enrolled.
+        credential: Its secret; None until it has enrolled.
+        private_key: Signs its requests; None where it does not sign.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        self._path = Path(path)
-        self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    def __init__(self, shelf: Shelf, server: str) -> None:
+        self._shelf = shelf
+        self._server = server
+        self._nonce: str | None = None
+        self.client_id: str | None = None
+        self.credential: str | None = None
+        self.private_key: str | None = None
+        content = shelf.read(_FILE)
+        if content is not None:
+            self._load(content)
 
-    def credential(self, server: str) -> str | None:
-        """The credential for a server, or None."""
+    def __repr__(self) -> str:
+        return f"Identity(server={self._server!r}, client_id={self.client_id!r})"
+
+    def _load(self, content: bytes) -> None:
         try:
-            identities = json.loads((self._path / "identity.json").read_text(encoding="utf-8"))
-            known = identities.get(server)
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, AttributeError) as exc:
-            raise DataError(f"{self._path / 'identity.json'}: cannot be used: {exc}") from exc
-        return known if isinstance(known, str) else None
-
-    def keep_credential(self, server: str, credential: str | None) -> None:
-        """Remembers the credential for a server; None forgets it."""
-        file = self._path / "identity.json"
-        identities = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-        identities[server] = credential
-        self._write("identity.json", json.dumps(identities).encode())
-
-    def memory(self, run_id: str) -> bytes | None:
-        """What the method remembers of a run."""
-        file = self._path / f"{run_id}.memory"
-        return file.read_bytes() if file.exists() else None
-
-    def keep_memory(self, run_id: str, memory: bytes) -> None:
-        """Remembers what the method knows after an accepted update."""
-        self._write(f"{run_id}.memory", memory)
-
-    def unsent(self) -> Unsent | None:
-        """Finished work of which nobody knows whether the server has it."""
-        try:
-            found = json.loads((self._path / "unsent.json").read_text(encoding="utf-8"))
-            return Unsent(**{**found, "memory": base64.b64decode(found["memory"])})
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, TypeError, KeyError) as exc:
-            raise DataError(f"{self._path / 'unsent.json'}: cannot be used: {exc}") from exc
-
-    def keep_unsent(self, unsent: Unsent | None) -> None:
-        """Keeps finished work until the server has taken or refused it; None forgets it."""
-        if unsent is None:
-            (self._path / "unsent.json").unlink(missing_ok=True)
+            kept = json.loads(content)
+            found = [kept[name] for name in ("client_id", "credential", "nonce", "private_key")]
+            if not all(value is None or isinstance(value, str) for value in found):
+                raise TypeError("not text")
+            if found[3] is not None and len(base64.b64decode(found[3], validate=True)) != 32:
+                raise ValueError("not a key")
+        except (ValueError, TypeError, KeyError, RecursionError) as exc:
+            _log.warning("damaged identity put aside", file=_FILE, error=type(exc).__name__)
+            self._shelf.write(f"{_FILE}.damaged", content)
+            self._shelf.remove(_FILE)
             return
-        memory = base64.b64encode(unsent.memory).decode("ascii")
-        document = {
-            "run_id": unsent.run_id,
-            "assignment_id": unsent.assignment_id,
-            "update": unsent.update,
-            "memory": memory,
-        }
-        self._write("unsent.json", json.dumps(document).encode())
+        self.client_id, self.credential, self._nonce, self.private_key = found
 
-    def _write(self, name: str, content: bytes) -> None:
-        # Whole or not at all, and never readable by others, not even for a moment.
-        draft = self._path / f".{name}.new"
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(self._path / name)
+    def _save(self) -> None:
+        document = {
+            "server": self._server,
+            "client_id": self.client_id,
+            "credential": self.credential,
+            "nonce": self._nonce,
+            "private_key": self.private_key,
+        }
+        self._shelf.write(_FILE, json.dumps(document).encode())
+
+    def nonce(self, private_key: str | None) -> str:
+        """The secret to enrol with, kept before it is used.
+
+        Sent again with it, after an answer that was lost or a restart, the enrolment gives the
+        same client.
+
+        Args:
+            private_key: Signs the requests of the client that enrols; None where it does not.
+        """
+        if self._nonce is None or self.private_key != private_key:
+            self._nonce = secrets.token_urlsafe(32)
+            self.private_key = private_key
+            self._save()
+        return self._nonce
+
+    def enrolled(self, message: Enrolled) -> None:
+        """Keeps a new identity."""
+        self.client_id, self._nonce = message.client_id, None
+        self.renew(message.credential)
+
+    def renew(self, credential: str) -> None:
+        """Keeps another credential of the same client; it is written before it is used."""
+        self.credential = credential
+        self._save()
+
+    def forget(self) -> None:
+        """Forgets an identity that the server does not know any more."""
+        self.client_id = self.credential = self.private_key = self._nonce = None
+        self._save()

@@ -2,42 +2,45 @@
 
 from __future__ import annotations
 
-import inspect
+import itertools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Protocol
 
 import structlog
 
 from fedone_sdk.backends.asking import query_for, rows_of, score_all
-from fedone_sdk.backends.base import LLMBackend
-from fedone_sdk.backends.wrappers import BudgetedBackend
+from fedone_sdk.backends.base import Answer, LLMBackend, Query
+from fedone_sdk.backends.wrappers import BudgetedBackend, Wrapper
 from fedone_sdk.budget import NOTHING, BudgetGuard, Usage
-from fedone_sdk.errors import BackendError, BudgetError, FedOneError, SpecError
-from fedone_sdk.messages import MAX_TEXT_CHARS, MIN_SCORED_SHARE, Array, Score, Scored, Scores
+from fedone_sdk.client.batch import Declining, Minibatch
+from fedone_sdk.client.journal import Journal, Row, prompt_key
+from fedone_sdk.client.noise import private_losses
+from fedone_sdk.errors import BackendError, BudgetError, SpecError
+from fedone_sdk.messages import Array, Score, Scored, Scores
+from fedone_sdk.spec.privacy import PrivacySpec
 from fedone_sdk.task import (
-    Example,
     LogProbs,
     ScoreFunction,
     TaskSpec,
     example_loss,
-    references_of,
 )
 
-__all__ = ["BeforeSend", "Declining", "Losses", "Minibatch", "backend_losses", "gateway_losses"]
+__all__ = [
+    "GatewayOracle",
+    "Losses",
+    "Oracle",
+    "OwnOracle",
+    "Step",
+    "cuts",
+    "score_step",
+]
 
 _log = structlog.get_logger(__name__)
 
-BeforeSend = Callable[[str], "str | Awaitable[str | None] | None"]
-"""Sees every text before it leaves the device; returns it, a redacted form, or None to veto."""
-
-
-class Declining(FedOneError):
-    """The work cannot be done well enough to be worth sending."""
-
-    def __init__(self, reason: str, usage: Usage = NOTHING) -> None:
-        self.reason, self.usage = reason, usage
-        super().__init__(reason)
+_PAIRS = 512
+"""(prompt, example) pairs of one request to the gateway: what a device that dies meanwhile may
+have to ask again. The texts travel with each request, so that small ones cost traffic."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +48,7 @@ class Losses:
     """What scoring gave.
 
     Attributes:
-        values: One mean loss per prompt.
+        values: One mean loss per prompt, with the noise that the run asks for.
         scored: What became of the examples.
         usage: What a backend of the client's own spent.
         model: Fingerprint of the model.
@@ -58,214 +61,343 @@ class Losses:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Minibatch:
-    """The examples of one step that may leave the device.
+class Step:
+    """One local step: prompts to score on one mini-batch.
 
     Attributes:
-        texts: Text fields of each, after the hook.
-        references: Reference text of each, after the hook, for loss ``nll``; else none.
-        examples: The same examples whole; their labels stay on the device when the gateway scores.
-        vetoed: Examples that the hook held back.
+        number: Which step of the work, from 0.
+        task: The run's task.
+        batch: What may be sent.
+        prompts: Shape (P, n), candidate indices.
+        journal: Keeps the losses as they come.
+        told: Told how many more prompts have their losses.
+        score: The user's function, for loss ``score``.
     """
 
-    texts: tuple[dict[str, str], ...]
-    references: tuple[str, ...]
-    examples: tuple[Example, ...]
-    vetoed: int
+    number: int
+    task: TaskSpec
+    batch: Minibatch
+    prompts: Array
+    journal: Journal
+    told: Callable[[int], None]
+    score: ScoreFunction | None = None
 
-    @classmethod
-    async def of(
-        cls, task: TaskSpec, examples: Sequence[Example], before_send: BeforeSend | None
-    ) -> Minibatch:
-        """Applies the hook to the examples of a step.
+    def keys(self) -> list[str]:
+        """The prompts' names in the journal."""
+        digest = self.batch.sha256
+        return [
+            prompt_key(self.number, position, row, digest)
+            for position, row in enumerate(self.prompts.rows())
+        ]
 
-        Raises:
-            Declining: The hook held too many back.
-        """
-        # What the model must see passes the hook: for a reference text that is the label too.
-        names = (*task.fields, task.label_field) if task.loss == "nll" else task.fields
-        texts, kept_examples = [], []
-        for example in examples:
-            fields: dict[str, str | None] = {name: example[name] for name in names}
-            if before_send is not None:
-                fields = {name: await _passed(before_send, text) for name, text in fields.items()}
-            kept = {name: text for name, text in fields.items() if text is not None}
-            if len(kept) == len(fields):
-                texts.append({name: kept[name] for name in task.fields})
-                kept_examples.append({**example, **kept})
-        batch = cls(
-            texts=tuple(texts),
-            references=references_of(task, kept_examples),
-            examples=tuple(kept_examples),
-            vetoed=len(examples) - len(texts),
-        )
-        batch.check(frozenset(), NOTHING)
-        return batch
-
-    def check(self, failed: frozenset[int], usage: Usage) -> Scored:
-        """Counts what became of the examples.
-
-        Raises:
-            Declining: Too few were scored.
-        """
-        total = len(self.texts) + self.vetoed
-        scored = len(self.texts) - len(failed)
-        if not scored or scored < MIN_SCORED_SHARE * total:
-            raise Declining(
-                f"only {scored} of {total} examples could be scored "
-                f"({len(failed)} failed, {self.vetoed} vetoed)",
-                usage,
-            )
-        return Scored(scored=scored, failed=len(failed), vetoed=self.vetoed)
-
-    def mean_loss(
+    def keep(
         self,
-        task: TaskSpec,
-        rows: Sequence[LogProbs | str | None],
-        failed: frozenset[int],
-        score: ScoreFunction | None,
-        usage: Usage,
-    ) -> float:
-        """Mean loss of one prompt over the examples that every prompt was scored on.
+        rows: Mapping[str, Sequence[LogProbs | str | None]],
+        model: str,
+        spent: Usage | None = None,
+    ) -> None:
+        """Turns what the model answered into losses, and keeps them.
+
+        Args:
+            rows: By the prompt's name, per example what the model answered; None where it failed.
+            model: Fingerprint of the model.
+            spent: What the step has cost the device by now.
 
         Raises:
             Declining: The user's score function is broken.
         """
+        losses = {key: self._losses(found) for key, found in rows.items()}
+        self.journal.keep(losses, model, None if spent is None else (self.number, spent))
+        self.told(len(rows))
+
+    def _losses(self, answers: Sequence[LogProbs | str | None]) -> Row:
         try:
-            losses = [
-                example_loss(task, row, example, score)
-                for index, (row, example) in enumerate(zip(rows, self.examples, strict=True))
-                if index not in failed and row is not None
-            ]
+            return tuple(
+                None if answer is None else example_loss(self.task, answer, example, self.score)
+                for answer, example in zip(answers, self.batch.examples, strict=True)
+            )
         except SpecError as exc:
             _log.warning("score function failed", reason=str(exc))
             cause = exc.__cause__
             # The server learns only the kind: what a function says may quote private text.
-            reason = (
+            raise Declining(
                 exc.problems[0]
                 if cause is None
                 else f"task.score: the score function failed with {type(cause).__name__}"
-            )
-            raise Declining(reason, usage) from exc
-        return sum(losses) / len(losses)
+            ) from exc
 
 
-async def _passed(before_send: BeforeSend, text: Any) -> str | None:
-    result = before_send(text)
-    return await result if inspect.isawaitable(result) else result
+class Oracle(Protocol):
+    """Who answers what a step asks."""
+
+    async def ask(self, step: Step, missing: Sequence[int]) -> None:
+        """Scores the prompts at these positions, and keeps their losses as they come.
+
+        Raises:
+            Declining: The model failed.
+        """
+        ...
+
+    async def usage(self, step: Step) -> Usage:
+        """What the client's own model spent on a step, up to now."""
+        ...
 
 
-async def gateway_losses(
-    task: TaskSpec,
-    batch: Minibatch,
-    *,
-    assignment_id: str,
-    prompts: Array | None,
-    ask: Callable[[Score], Awaitable[Scores]],
-    score: ScoreFunction | None = None,
-) -> Losses:
-    """Scores prompts through the aggregator's gateway.
+async def score_step(step: Step, oracle: Oracle, privacy: PrivacySpec | None = None) -> Losses:
+    """The losses of a step's prompts; what the journal knows already is not asked again.
 
     Args:
-        task: The run's task.
-        batch: What may be sent.
-        assignment_id: Whose lease pays.
-        prompts: Shape (P, n); None means the assignment's own.
-        ask: Sends the request.
-        score: The user's function, for loss ``score``.
+        step: What is asked.
+        oracle: Who is asked.
+        privacy: The noise that the run asks for.
 
     Raises:
         Declining: The model failed on too many examples, or the score function did.
+        SpecError: The backend cannot answer what the task's loss needs.
     """
-    scores = await ask(
-        Score(
-            assignment_id=assignment_id,
-            prompts=prompts,
-            examples=batch.texts,
-            references=batch.references,
-        )
-    )
+    keys = step.keys()
+    missing = [place for place, key in enumerate(keys) if step.journal.row(key) is None]
+    step.told(len(keys) - len(missing))
+    if missing:
+        try:
+            await oracle.ask(step, missing)
+        except Declining as exc:
+            raise Declining(exc.reason, exc.usage + await oracle.usage(step)) from exc
+    usage = await oracle.usage(step)
+    found = [row for row in map(step.journal.row, keys) if row is not None]
+    models = {model for _, model in found}
+    if len(models) != 1:
+        raise Declining("the model changed while the work was under way", usage)
+    rows = [row for row, _ in found]
     # An example counts for all prompts or for none: otherwise they would be compared on
     # different examples.
-    failed = frozenset(example for _, example in scores.failed)
-    counts = batch.check(failed, NOTHING)
-    values = tuple(batch.mean_loss(task, rows, failed, score, NOTHING) for rows in _rows(scores))
-    return Losses(values=values, scored=counts, usage=NOTHING, model=scores.model)
-
-
-def _rows(scores: Scores) -> Sequence[Sequence[LogProbs | str]]:
-    """Per prompt what the model answered to each example."""
-    if scores.log_probs is None:
-        return scores.texts
-    num_prompts, batch_size, num_values = scores.log_probs.shape
-    flat = scores.log_probs.values().tolist()
-    width = batch_size * num_values
-    return [
-        [flat[at : at + num_values] for at in range(start, start + width, num_values)]
-        for start in range(0, num_prompts * width, width)
+    failed = frozenset(index for row in rows for index, loss in enumerate(row) if loss is None)
+    counts = step.batch.check(failed, usage)
+    losses = [
+        [loss for index, loss in enumerate(row) if index not in failed and loss is not None]
+        for row in rows
     ]
+    if privacy is not None and privacy.target == "losses":
+        noise = privacy
+        values = step.journal.release(keys, lambda: private_losses(losses, noise))
+    else:
+        values = tuple(sum(row) / len(row) for row in losses)
+    return Losses(values=values, scored=counts, usage=usage, model=models.pop())
 
 
-async def backend_losses(
-    task: TaskSpec,
-    batch: Minibatch,
-    *,
-    prompts: Sequence[str],
-    backend: LLMBackend,
-    score: ScoreFunction | None = None,
-) -> Losses:
-    """Scores prompts with a backend on the device.
+class GatewayOracle:
+    """The aggregator's gateway.
+
+    Args:
+        assignment_id: Whose lease pays.
+        ask: Sends a request.
+        ready: Awaited before each request.
+        known: Whether the server drew the prompts itself, and need not be told them.
+    """
+
+    def __init__(
+        self,
+        assignment_id: str,
+        *,
+        ask: Callable[[Score], Awaitable[Scores]],
+        ready: Callable[[], Awaitable[None]],
+        known: bool,
+    ) -> None:
+        self._assignment_id = assignment_id
+        self._ask = ask
+        self._ready = ready
+        self._known = known
+
+    async def ask(self, step: Step, missing: Sequence[int]) -> None:
+        """Scores the parts that hold these prompts.
+
+        The parts do not hang on what is missing: a part that is asked again, after a restart, is
+        the same request, which the server counts once.
+
+        Raises:
+            Declining: The score function is broken.
+        """
+        keys, wanted = step.keys(), set(missing)
+        count, length = step.prompts.shape
+        parts = cuts(count, len(step.batch.texts))
+        size = len(step.prompts.to_bytes()) // max(count, 1)
+        for part in parts:
+            if wanted.isdisjoint(part):
+                continue
+            await self._ready()
+            raw = step.prompts.to_bytes()[part.start * size : part.stop * size]
+            prompts = Array.from_bytes(raw, (len(part), length), step.prompts.dtype)
+            scores = await self._ask(
+                Score(
+                    assignment_id=self._assignment_id,
+                    prompts=None if self._known and len(parts) == 1 else prompts,
+                    examples=step.batch.texts,
+                    references=step.batch.references,
+                )
+            )
+            answers = _answers(scores, len(part), len(step.batch.texts))
+            fresh = {
+                keys[place]: row
+                for place, row in zip(part, answers, strict=True)
+                if place in wanted
+            }
+            step.keep(fresh, scores.model)
+
+    async def usage(self, step: Step) -> Usage:
+        """Nothing: the server sees by itself what was spent."""
+        return NOTHING
+
+
+def cuts(num_prompts: int, num_examples: int) -> list[range]:
+    """The requests that a step becomes at the gateway: equal parts of its prompts.
+
+    Args:
+        num_prompts: P.
+        num_examples: B.
+    """
+    num_parts = -(-num_prompts * num_examples // _PAIRS)
+    num_parts = min(max(num_parts, 1), num_prompts)
+    bounds = [num_prompts * part // num_parts for part in range(num_parts + 1)]
+    return [range(start, stop) for start, stop in itertools.pairwise(bounds)]
+
+
+def _answers(
+    scores: Scores, num_prompts: int, num_examples: int
+) -> list[list[LogProbs | str | None]]:
+    """Per prompt and example what the model answered; None where it failed.
+
+    Raises:
+        Declining: The answer is to another question.
+    """
+    rows: list[list[LogProbs | str | None]]
+    if scores.log_probs is None:
+        rows = [list(row) for row in scores.texts]
+    else:
+        if len(scores.log_probs.shape) != 3:
+            raise Declining("the server's answer does not fit what was asked")
+        _, batch_size, num_values = scores.log_probs.shape
+        flat = scores.log_probs.values().tolist()
+        width = max(batch_size * num_values, 1)
+        rows = [
+            [tuple(flat[at : at + num_values]) for at in range(start, start + width, num_values)]
+            for start in range(0, len(flat), width)
+        ]
+    if len(rows) != num_prompts or any(len(row) != num_examples for row in rows):
+        raise Declining("the server's answer does not fit what was asked")
+    for prompt, example in scores.failed:
+        if 0 <= prompt < num_prompts and 0 <= example < num_examples:
+            rows[prompt][example] = None
+    return rows
+
+
+class OwnOracle:
+    """A backend on the device.
 
     A prompt that stands twice is asked once; it counts as two queries all the same.
 
     Args:
-        task: The run's task.
-        batch: What may be scored.
-        prompts: The prompts' texts.
         backend: The device's model.
-        score: The user's function, for loss ``score``.
-
-    Raises:
-        Declining: The model failed, or on too many examples, or the score function did.
-        SpecError: The backend cannot answer what the task's loss needs.
+        candidates: The run's candidates, of which prompts are made.
+        ready: Awaited before each query.
     """
-    queries = {
-        prompt: query_for(task, prompt, batch.texts, backend=backend, references=batch.references)
-        for prompt in prompts
-    }
-    # Counts every attempt, also of calls that fail, for the report to the server.
-    bill = BudgetGuard(None, name="client")
-    if not backend.metered:
-        backend = BudgetedBackend(backend)
-    usage = Usage(queries=len(prompts))
-    try:
-        answers = await score_all(
-            backend, (replace(query, payer=bill) for query in queries.values())
+
+    def __init__(
+        self,
+        backend: LLMBackend,
+        *,
+        candidates: Sequence[str],
+        ready: Callable[[], Awaitable[None]],
+    ) -> None:
+        # Counts every attempt, also of calls that fail, for the report to the server.
+        self._backend = backend if backend.metered else BudgetedBackend(backend)
+        self._candidates = candidates
+        self._ready = ready
+        self._bills: dict[int, tuple[Usage, BudgetGuard]] = {}
+
+    async def ask(self, step: Step, missing: Sequence[int]) -> None:
+        """Asks the model, many queries at a time; keeps the losses of each as it comes.
+
+        Raises:
+            Declining: The model failed, or the score function is broken.
+            SpecError: The backend cannot answer what the task's loss needs.
+        """
+        keys, rows = step.keys(), step.prompts.rows()
+        bill = BudgetGuard(None, name="client")
+        before = step.journal.spent(step.number)
+        self._bills[step.number] = before, bill
+        places: dict[str, list[str]] = {}
+        for place in missing:
+            text = "".join(self._candidates[int(index)] for index in rows[place])
+            places.setdefault(text, []).append(keys[place])
+        queries = {
+            text: replace(
+                query_for(
+                    step.task,
+                    text,
+                    step.batch.texts,
+                    backend=self._backend,
+                    references=step.batch.references,
+                ),
+                payer=bill,
+            )
+            for text in places
+        }
+        # What may have been sent when the device dies counts as spent.
+        at_risk = {
+            text: (await self._backend.quote(query)).without_queries()
+            for text, query in queries.items()
+        }
+
+        async def spent() -> Usage:
+            return sum(at_risk.values(), before + (await bill.account()).spent)
+
+        async def answered(query: Query, text: str, answer: Answer) -> None:
+            found = rows_of(query, answer)
+            at_risk.pop(text)
+            rows = {key: found for key in places[text]}
+            step.keep(rows, self._backend.fingerprint, await spent())
+
+        step.journal.charge(step.number, await spent())
+        texts = {id(query): text for text, query in queries.items()}
+        noting = _Noting(
+            self._backend,
+            ready=self._ready,
+            answered=lambda query, answer: answered(query, texts[id(query)], answer),
         )
-    except (BackendError, BudgetError) as exc:
-        raise Declining(str(exc), usage + (await bill.account()).held) from exc
-    usage += (await bill.account()).held
-    rows = {
-        prompt: rows_of(query, answer)
-        for (prompt, query), answer in zip(queries.items(), answers, strict=True)
-    }
-    failed = frozenset(
-        index for found in rows.values() for index, row in enumerate(found) if row is None
-    )
-    counts = batch.check(failed, usage)
-    values = tuple(batch.mean_loss(task, rows[prompt], failed, score, usage) for prompt in prompts)
-    return Losses(values=values, scored=counts, usage=usage, model=backend.fingerprint)
+        try:
+            await score_all(noting, queries.values())
+        except (BackendError, BudgetError) as exc:
+            raise Declining(str(exc)) from exc
+        finally:
+            at_risk.clear()
+            held = (await bill.account()).held
+            step.journal.charge(step.number, before + held)
+
+    async def usage(self, step: Step) -> Usage:
+        """Queries, and what all attempts at them cost."""
+        queries = Usage(queries=step.prompts.shape[0])
+        if step.number not in self._bills:
+            return queries + step.journal.spent(step.number)
+        before, bill = self._bills[step.number]
+        return queries + before + (await bill.account()).held
 
 
-def usable(task: TaskSpec, example: Mapping[str, Any]) -> bool:
-    """Whether an example has the task's text fields, of a fit length, and what its loss needs."""
-    if not all(_fits(example.get(name)) for name in task.fields):
-        return False
-    label = example.get(task.label_field)
-    if task.generates:
-        return task.loss == "score" or (_fits(label) and label != "")
-    return str(label) in task.labels
+class _Noting(Wrapper):
+    """Waits for leave before each query, and notes each answer."""
 
+    def __init__(
+        self,
+        inner: LLMBackend,
+        *,
+        ready: Callable[[], Awaitable[None]],
+        answered: Callable[[Query, Answer], Awaitable[None]],
+    ) -> None:
+        super().__init__(inner)
+        self._ready = ready
+        self._answered = answered
 
-def _fits(text: object) -> bool:
-    return isinstance(text, str) and len(text) <= MAX_TEXT_CHARS
+    async def score(self, query: Query) -> Answer:
+        await self._ready()
+        answer = await self.inner.score(query)
+        await self._answered(query, answer)
+        return answer

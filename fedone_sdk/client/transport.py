@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-import ssl
+import email.utils
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import aiohttp
+import structlog
 from pydantic import ValidationError
 from yarl import URL
 
-from fedone_sdk.errors import MessageError, SpecError, TransportError
+from fedone_sdk.client.network import Network
+from fedone_sdk.clock import Clock, SystemClock
+from fedone_sdk.errors import (
+    MessageError,
+    MissingExtraError,
+    ProblemError,
+    SpecError,
+    TransportError,
+)
 from fedone_sdk.messages import (
     ASSIGNMENT,
+    PROTOCOL_HEADER,
+    PROTOCOL_VERSION,
     AlphaAssignment,
     AlphaUpdate,
     Claim,
@@ -24,17 +35,27 @@ from fedone_sdk.messages import (
     Message,
     Problem,
     Receipt,
+    Rotated,
     RunTask,
     Score,
     Scores,
     VocabularyList,
 )
 
-__all__ = ["HttpTransport", "Idle", "Transport"]
+if TYPE_CHECKING:
+    from fedone_sdk.client.signing import Signer
+
+__all__ = ["HttpTransport", "Idle", "Transport", "new_private_key", "public_key_of"]
+
+_log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
-_MAX_ANSWER_BYTES = 64 * 1024 * 1024
+_MAX_ANSWER_BYTES = 32 * 1024 * 1024
+"""The longest answer that carries arrays or a vocabulary: `MAX_ELEMENTS` of float32 in base64."""
+_MAX_SHORT_BYTES = 1024 * 1024
+_MAX_PROBLEM_BYTES = 64 * 1024
+_MAX_RETRY_AFTER_S = 3600.0
 
 
 class Idle(Message):
@@ -52,6 +73,19 @@ class Transport(Protocol):
 
     async def enrol(self, token: str, message: Enrol) -> Enrolled:
         """Makes an identity."""
+        ...
+
+    def sign_as(self, client_id: str, private_key: str) -> None:
+        """Signs all further requests.
+
+        Args:
+            client_id: Who signs.
+            private_key: Its key (`fedone_sdk.client.signing`).
+        """
+        ...
+
+    async def rotate(self, credential: str) -> Rotated:
+        """Fetches another credential; this one is valid until the new one is used."""
         ...
 
     async def claim(
@@ -96,24 +130,51 @@ class HttpTransport:
 
     Args:
         server: Base URL of the aggregator.
-        ssl_context: Trust for ``https``; the system's by default.
-        timeout_s: Longest wait for an answer, on top of what a long poll asks for.
+        network: Proxy and trust.
+        clock: The device's clock, by which requests are signed; it may be wrong.
+
+    Raises:
+        SpecError: The URL, the proxy or a certificate cannot be used.
     """
 
     def __init__(
-        self, server: str, *, ssl_context: ssl.SSLContext | None = None, timeout_s: float = 60.0
+        self, server: str, *, network: Network | None = None, clock: Clock | None = None
     ) -> None:
-        self._base = URL(server)
+        try:
+            self._base = URL(server)
+        except ValueError:
+            self._base = URL()
         if self._base.scheme not in ("http", "https") or not self._base.host:
             raise SpecError(f"server: {server!r} is not an http(s) URL", source="arguments")
-        self._ssl = ssl_context
-        self._timeout_s = timeout_s
+        if self._base.user is not None or self._base.password is not None:
+            # aiohttp would send them in the place of the credential.
+            raise SpecError("server: must not hold a user or password", source="arguments")
+        network = network or Network()
+        self._timeout_s = network.timeout_s
+        self._ssl = network.context()
+        self._proxy = network.proxy_for(self._base)
+        self._clock = clock or SystemClock()
+        self._skew_s = 0.0
+        self._signer: tuple[str, Signer] | None = None
         self._session: aiohttp.ClientSession | None = None
+
+    def sign_as(self, client_id: str, private_key: str) -> None:
+        """Signs all further requests.
+
+        Raises:
+            MissingExtraError: The extra ``signing`` is not installed.
+        """
+        self._signer = client_id, _signer_class()(private_key)
 
     async def enrol(self, token: str, message: Enrol) -> Enrolled:
         """Makes an identity."""
-        body = await self._call("POST", "/v1/clients", token, message)
+        body = await self._call("POST", "/v1/clients", token, message, signed=False)
         return _parse(Enrolled.model_validate_json, body)
+
+    async def rotate(self, credential: str) -> Rotated:
+        """Fetches another credential."""
+        body = await self._call("POST", "/v1/clients/me/credential", credential)
+        return _parse(Rotated.model_validate_json, body)
 
     async def claim(
         self, credential: str, message: Claim
@@ -121,7 +182,12 @@ class HttpTransport:
         """Asks for work."""
         path = "/v1/assignments/claim"
         status, headers, body = await self._request(
-            "POST", path, credential, message, patience_s=message.wait_s
+            "POST",
+            path,
+            credential,
+            message,
+            patience_s=message.wait_s,
+            max_bytes=_MAX_ANSWER_BYTES,
         )
         if status == 204:
             return Idle(retry_after_s=_retry_after_s(headers))
@@ -134,13 +200,22 @@ class HttpTransport:
 
     async def vocabulary(self, credential: str, run_id: str) -> VocabularyList:
         """Fetches a run's candidates."""
-        body = await self._call("GET", f"/v1/runs/{run_id}/vocabulary", credential)
+        _, _, body = await self._request(
+            "GET", f"/v1/runs/{run_id}/vocabulary", credential, max_bytes=_MAX_ANSWER_BYTES
+        )
         return _parse(VocabularyList.model_validate_json, body)
 
     async def score(self, credential: str, message: Score) -> Scores:
         """Asks the gateway."""
         # A model takes its time; the assignment's own deadline bounds it.
-        _, _, body = await self._request("POST", "/v1/score", credential, message, patience_s=600.0)
+        _, _, body = await self._request(
+            "POST",
+            "/v1/score",
+            credential,
+            message,
+            patience_s=600.0,
+            max_bytes=_MAX_ANSWER_BYTES,
+        )
         return _parse(Scores.model_validate_json, body)
 
     async def update(
@@ -154,21 +229,34 @@ class HttpTransport:
 
     async def renew(self, credential: str, assignment_id: str) -> None:
         """Asks for another deadline."""
-        await self._call("POST", f"/v1/assignments/{assignment_id}/renew", credential)
+        # The answer is the assignment again.
+        await self._request(
+            "POST",
+            f"/v1/assignments/{assignment_id}/renew",
+            credential,
+            max_bytes=_MAX_ANSWER_BYTES,
+        )
 
     async def decline(self, credential: str, assignment_id: str, message: Decline) -> None:
         """Gives work back."""
         await self._call("POST", f"/v1/assignments/{assignment_id}/decline", credential, message)
 
     async def aclose(self) -> None:
-        """Closes the connections."""
-        if self._session is not None:
-            await self._session.close()
+        """Closes the connections; the next call opens new ones."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
 
     async def _call(
-        self, method: str, path: str, token: str, message: Message | None = None
+        self,
+        method: str,
+        path: str,
+        token: str,
+        message: Message | None = None,
+        *,
+        signed: bool = True,
     ) -> bytes:
-        _, _, body = await self._request(method, path, token, message)
+        _, _, body = await self._request(method, path, token, message, signed=signed)
         return body
 
     async def _request(
@@ -178,38 +266,121 @@ class HttpTransport:
         token: str,
         message: Message | None = None,
         *,
+        signed: bool = True,
         patience_s: float = 0.0,
+        max_bytes: int = _MAX_SHORT_BYTES,
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        url = self._base.joinpath(path.lstrip("/"), encoded=True)
+        content = b"" if message is None else message.model_dump_json().encode()
+        headers = {
+            "Authorization": f"Bearer {token}",
+            # What a server sends is never unpacked: a small answer stays a small answer.
+            "Accept-Encoding": "identity",
+            PROTOCOL_HEADER: str(PROTOCOL_VERSION),
+        }
+        if message is not None:
+            headers["Content-Type"] = "application/json"
+        timeout_s = self._timeout_s + patience_s
+        signer = self._signer if signed else None
+        for corrected in (False, True):
+            # Each attempt anew: a signature works once.
+            signature = {} if signer is None else self._signature(signer, method, url, content)
+            status, answered, body = await self._send(
+                method, url, content, headers | signature, timeout_s, max_bytes
+            )
+            if status < 300:
+                break
+            refusal = _refusal(path, status, answered, body)
+            skewed = isinstance(refusal, ProblemError) and refusal.code == "clock_skew"
+            if corrected or not skewed or signer is None or not self._correct(answered):
+                raise refusal
+        return status, answered, body
+
+    def _signature(
+        self, signer: tuple[str, Signer], method: str, url: URL, content: bytes
+    ) -> dict[str, str]:
+        client_id, by = signer
+        now = self._clock.now() + self._skew_s
+        return by.headers(method, url.raw_path_qs, content, client_id=client_id, now=now)
+
+    def _correct(self, headers: Mapping[str, str]) -> bool:
+        """Takes the time from the server, for signatures alone."""
+        theirs = _http_date(headers.get("Date"))
+        if theirs is None:
+            return False
+        self._skew_s = theirs - self._clock.now()
+        _log.warning("the device's clock is wrong", seconds=round(self._skew_s))
+        return True
+
+    async def _send(
+        self,
+        method: str,
+        url: URL,
+        content: bytes,
+        headers: Mapping[str, str],
+        timeout_s: float,
+        max_bytes: int,
     ) -> tuple[int, Mapping[str, str], bytes]:
         if self._session is None:
             # Created here, not in __init__: a session belongs to the loop that uses it.
             self._session = aiohttp.ClientSession(
-                timeout=aiohttp.ClientTimeout(total=None), trust_env=True
+                timeout=aiohttp.ClientTimeout(total=None), auto_decompress=False
             )
-        headers = {"Authorization": f"Bearer {token}"}
-        if message is not None:
-            headers["Content-Type"] = "application/json"
         options: dict[str, Any] = {} if self._ssl is None else {"ssl": self._ssl}
+        if self._proxy is not None:
+            options["proxy"] = self._proxy.url
+            if self._proxy.authorization is not None:
+                secret = {"Proxy-Authorization": self._proxy.authorization}
+                if url.scheme == "https":
+                    options["proxy_headers"] = secret
+                else:
+                    headers = {**headers, **secret}
         try:
             async with self._session.request(
                 method,
-                self._base.joinpath(path.lstrip("/"), encoded=True),
-                data=None if message is None else message.model_dump_json().encode(),
+                url,
+                data=content or None,
                 headers=headers,
-                timeout=aiohttp.ClientTimeout(total=self._timeout_s + patience_s),
+                timeout=aiohttp.ClientTimeout(total=timeout_s),
                 allow_redirects=False,  # a redirect would carry the credential elsewhere
                 **options,
             ) as response:
+                most = max_bytes if response.status < 300 else _MAX_PROBLEM_BYTES
                 body = bytearray()
                 async for chunk in response.content.iter_any():
                     body += chunk
-                    if len(body) > _MAX_ANSWER_BYTES:
-                        raise MessageError(f"{path}: the answer is over {_MAX_ANSWER_BYTES} bytes")
-                if response.status >= 300:
-                    raise _refusal(path, response.status, response.headers, bytes(body))
+                    if len(body) > most:
+                        raise MessageError(f"{url.path}: the answer is over {most} bytes")
                 return response.status, response.headers, bytes(body)
         except (aiohttp.ClientError, TimeoutError, OSError) as exc:
             reason = str(exc) or type(exc).__name__
             raise TransportError(f"{self._base}: cannot be reached: {reason}") from exc
+
+
+def new_private_key() -> str:
+    """A new key to sign with.
+
+    Raises:
+        MissingExtraError: The extra ``signing`` is not installed.
+    """
+    return _signer_class().generate().private_key
+
+
+def public_key_of(private_key: str) -> str:
+    """What a server checks the signatures with.
+
+    Raises:
+        MissingExtraError: The extra ``signing`` is not installed.
+    """
+    return _signer_class()(private_key).public_key
+
+
+def _signer_class() -> type[Signer]:
+    try:
+        from fedone_sdk.client.signing import Signer
+    except ImportError as exc:
+        raise MissingExtraError("signing requests", extra="signing") from exc
+    return Signer
 
 
 def _refusal(path: str, status: int, headers: Mapping[str, str], body: bytes) -> Exception:
@@ -229,11 +400,28 @@ def _parse(parse: Callable[[bytes], T], body: bytes) -> T:
     try:
         return parse(body)
     except ValidationError as exc:
-        raise MessageError(f"the aggregator's answer is malformed: {exc}") from exc
+        # Without the input: it may hold a credential.
+        first = exc.errors(include_url=False, include_input=False, include_context=False)[0]
+        where = ".".join(str(step) for step in first["loc"])[:100]
+        raise MessageError(
+            f"the aggregator's answer is malformed: {where}: {first['msg'][:200]}"
+        ) from None
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float:
+    asked = headers.get("Retry-After", "")
     try:
-        return min(max(float(headers["Retry-After"]), 0.0), 3600.0)
-    except (KeyError, ValueError):
-        return 1.0
+        seconds = float(asked)
+    except ValueError:
+        # A date, as proxies may send it: by the clock of who sent it, not by this device's.
+        until, now = _http_date(asked), _http_date(headers.get("Date"))
+        seconds = 1.0 if until is None or now is None else until - now
+    # Also keeps NaN out.
+    return min(max(seconds, 0.0), _MAX_RETRY_AFTER_S) if seconds == seconds else 1.0
+
+
+def _http_date(text: str | None) -> float | None:
+    try:
+        return email.utils.parsedate_to_datetime(text or "").timestamp()
+    except (ValueError, TypeError, OverflowError):
+        return None

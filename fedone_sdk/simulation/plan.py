@@ -15,6 +15,7 @@ from fedone_sdk.aggregator.state import RunState
 from fedone_sdk.algorithms import stream, stream_seed
 from fedone_sdk.backends import LLMBackend, Query, prediction_queries, query_for
 from fedone_sdk.budget import NOTHING, Account, Usage
+from fedone_sdk.client.scoring import cuts
 from fedone_sdk.data import draw_minibatch
 from fedone_sdk.errors import (
     BackendBlocked,
@@ -420,13 +421,18 @@ def _exchange(
     claim = Claim(num_examples=len(shard))
     update = _update(assignment, len(shard), len(batch), model)
     receipt = Receipt(assignment_id=_HEX, round=0, body_sha256=_SHA256)
-    score = Score(
-        assignment_id=_HEX,
-        prompts=_indices(federation) if exchange == "alpha" else None,
-        examples=tuple({name: str(row[name]) for name in spec.task.fields} for row in batch),
-        references=references_of(spec.task, batch),
-    )
-    scores = _scores(federation, len(batch), model)
+    parts = [len(part) for part in cuts(spec.method.num_samples, len(batch))]
+    told = exchange == "alpha" or len(parts) > 1
+    score = [
+        Score(
+            assignment_id=_HEX,
+            prompts=_indices(federation, num_prompts) if told else None,
+            examples=tuple({name: str(row[name]) for name in spec.task.fields} for row in batch),
+            references=references_of(spec.task, batch),
+        )
+        for num_prompts in parts
+    ]
+    scores = [_scores(federation, num_prompts, len(batch), model) for num_prompts in parts]
 
     times = math.ceil(queries / assignment.leased_queries)
     steps = len(assignment.steps) if isinstance(assignment, AlphaAssignment) else 1
@@ -438,12 +444,12 @@ def _exchange(
             download_bytes=work.download_bytes + joining.download_bytes,
             messages=work.messages + joining.messages,
         ),
-        gateway=_traffic([score], [scores], times * steps),
+        gateway=_traffic(score, scores, times * steps),
     )
 
 
-def _scores(federation: Federation, batch_size: int, model: str) -> Scores:
-    task, num_prompts = federation.spec.task, federation.spec.method.num_samples
+def _scores(federation: Federation, num_prompts: int, batch_size: int, model: str) -> Scores:
+    task = federation.spec.task
     if task.loss == "score":
         # Nobody knows how long they will be; these are the longest.
         text = " " * (task.max_tokens * _CHARS_PER_TOKEN)
@@ -466,7 +472,7 @@ def _joining(federation: Federation, assignments: int) -> Traffic:
         vocabulary_sha256=federation.vocabulary.sha256,
         gateway=True,
     )
-    everybody = _traffic([Enrol(), claim], [enrolled, ended], count)
+    everybody = _traffic([Enrol(nonce=_SHA256[:43]), claim], [enrolled, ended], count)
     # Only who is chosen asks what the task is: expected distinct clients of uniform draws.
     chosen = round(count * (1 - (1 - 1 / count) ** assignments))
     asking = _traffic([], [task], chosen)
@@ -494,8 +500,8 @@ def _update(
     return LossesUpdate(num_examples=held, scored=counts, usage=usage, model=model, losses=losses)
 
 
-def _indices(federation: Federation) -> Array:
-    shape = (federation.spec.method.num_samples, federation.spec.prompt.length)
+def _indices(federation: Federation, num_prompts: int) -> Array:
+    shape = (num_prompts, federation.spec.prompt.length)
     return Array.of_indices([0] * math.prod(shape), shape, len(federation.vocabulary))
 
 

@@ -17,8 +17,9 @@ from fedone_sdk.backends import LLMBackend, Query
 from fedone_sdk.budget import Usage
 from fedone_sdk.client.identity import shelf_of
 from fedone_sdk.client.scoring import cuts
+from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import Decline, RunResult, Score, Scores
-from fedone_sdk.simulation import MemoryTransport
+from fedone_sdk.simulation import Federation, MemoryTransport, plan_run, simulate
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore
 from fedone_sdk.testing import ManualClock, ScriptedBackend
@@ -103,6 +104,24 @@ def test_the_parts_of_a_step() -> None:
             parts = cuts(num_prompts, num_examples)
             assert [place for part in parts for place in part] == list(range(num_prompts))
             assert all(len(part) * num_examples <= 2 * 512 or len(part) == 1 for part in parts)
+
+
+@pytest.mark.parametrize("exchange", ["losses", "alpha"])
+async def test_a_plan_counts_the_parts(exchange: Any) -> None:
+    part = {"exchange": exchange, "trusted_clients": True, "min_clients": 2}
+    spec = RunSpec.model_validate(
+        {**spec_of(exchange, rounds=2).model_dump(mode="json"), "participation": part}
+    )
+    shards = (tuple(DATA), tuple(DATA))
+    federation = Federation(
+        spec=spec, vocabulary=WORDS, shards=shards, dev=tuple(DATA), reused_rows=True
+    )
+    plan = await plan_run(federation, backend=ScriptedBackend())
+    result = await simulate(federation, backend=ScriptedBackend())
+    planned = plan.exchanges[exchange].gateway
+    assert planned.messages == result.gateway.messages == 2 * 2 * 3
+    assert planned.upload_bytes == pytest.approx(result.gateway.upload_bytes, rel=0.05)
+    assert planned.download_bytes == pytest.approx(result.gateway.download_bytes, rel=0.05)
 
 
 @pytest.mark.parametrize("answered", [False, True])
@@ -276,6 +295,46 @@ async def test_another_model_than_before(tmp_path: Path) -> None:
     assert list((tmp_path / folder_name(tmp_path)).glob("journal-*")) == []
 
 
+async def test_work_that_cannot_go_on_after_a_restart(tmp_path: Path) -> None:
+    """The examples are gone: the server still learns what was spent."""
+    spec = spec_of("losses")
+    async with serving(spec, None) as service:
+        await died_after(5, service, tmp_path)
+        others = [{"text": "no label"}]
+        own = ScriptedBackend()
+        async with client_of(service, tmp_path, backend=own, data=others) as client:
+            assert await client.run_once() == "declined"
+        assert own.asked == []
+        assert result_of(service).spent.requests >= 5
+
+
+async def test_a_server_that_is_overloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The work is kept for later, and what was scored with it."""
+
+    class Busy(Dying):
+        busy = True
+
+        async def score(self, credential: str, message: Score) -> Scores:
+            if self.busy and len(self.scored) == 1:
+                raise ProblemError("rate_limited", "too many requests")
+            return await super().score(credential, message)
+
+    async def turn(self: EdgeClient, seconds: float) -> None:
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(EdgeClient, "_pause", turn)
+    backend = ScriptedBackend()
+    async with serving(spec_of("losses"), backend) as service:
+        transport = Busy(service, dies_at=-1, answered=False)
+        async with client_of(service, None, transport=transport) as client:
+            assert await client.run_once() == "offline"
+            assert len(backend.asked) == len(cuts(NUM_SAMPLES, BATCH_SIZE)[0])
+            transport.busy = False
+            await client.run_forever()
+        assert result_of(service).status == "completed"
+    assert len(backend.asked) == NUM_SAMPLES
+
+
 async def test_without_a_folder_it_resumes_after_an_outage() -> None:
     """The same process goes on where it was, too: nothing is asked twice."""
     own = ScriptedBackend()
@@ -289,10 +348,61 @@ async def test_without_a_folder_it_resumes_after_an_outage() -> None:
             with pytest.raises(asyncio.CancelledError):
                 await client.run_once()
             asked = len(own.asked)
-            client._transport = MemoryTransport(service)
+            client._link.transport = MemoryTransport(service)
             await client.run_forever()
         assert result_of(service).status == "completed"
     assert len(own.asked) == asked
+
+
+class TestPrivacy:
+    def spec(self, exchange: str, target: str, clip: float) -> RunSpec:
+        document = spec_of(exchange, rounds=1).model_dump(mode="json")
+        noise = {"target": target, "clip": clip, "noise_multiplier": 0.01}
+        return RunSpec.model_validate({**document, "privacy": noise})
+
+    @pytest.mark.parametrize("exchange", ["losses", "alpha"])
+    async def test_losses_are_clipped_and_noised(self, exchange: str) -> None:
+        """Nearly every loss is over the clip: what is left of it is the clip and the noise."""
+        sent = await self.sent(self.spec(exchange, "losses", 0.05))
+        values = sent.losses if exchange == "losses" else (sent.mean_loss,)
+        assert values == pytest.approx([0.05] * len(values), abs=0.01)
+        assert all(value != 0.05 for value in values)
+
+    async def test_a_restart_draws_no_noise_anew(self, tmp_path: Path) -> None:
+        """What the second step asks depends on the noise of the first: it is the same again."""
+        document = spec_of("alpha", local_steps=2).model_dump(mode="json")
+        noise = {"clip": 1.0, "noise_multiplier": 100.0}
+        spec = RunSpec.model_validate({**document, "privacy": noise})
+        async with serving(spec, ScriptedBackend()) as service:
+            dying = Dying(service, dies_at=5, answered=False)
+            async with client_of(service, tmp_path, transport=dying) as client:
+                with pytest.raises(asyncio.CancelledError):
+                    await client.run_once()
+            again = Dying(service, dies_at=-1, answered=False)
+            async with client_of(service, tmp_path, transport=again) as client:
+                assert await client.run_once() == "worked"
+        assert again.scored[0] == dying.scored[4]
+        assert len(again.scored) == 2
+
+    async def test_a_step_is_clipped_and_noised(self) -> None:
+        sent = await self.sent(self.spec("alpha", "alpha", 0.05))
+        assert sent.mean_loss == 0.0
+        assert len(set(sent.alpha.values())) == len(sent.alpha.values())
+
+    async def sent(self, spec: RunSpec) -> Any:
+        updates: list[Any] = []
+
+        class Watched(MemoryTransport):
+            async def update(self, credential: str, assignment_id: str, message: Any) -> Any:
+                updates.append(message)
+                return await super().update(credential, assignment_id, message)
+
+        async with (
+            serving(spec, ScriptedBackend()) as service,
+            client_of(service, None, transport=Watched(service)) as client,
+        ):
+            assert await client.run_once() == "worked"
+        return updates[0]
 
 
 def test_what_waits_on_disk_is_bounded(tmp_path: Path) -> None:

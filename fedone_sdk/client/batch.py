@@ -1,0 +1,116 @@
+"""The examples of one step that may leave the device."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedone_sdk.budget import NOTHING, Usage
+from fedone_sdk.errors import FedOneError
+from fedone_sdk.messages import MAX_TEXT_CHARS, MIN_SCORED_SHARE, Scored
+from fedone_sdk.task import Example, TaskSpec, references_of
+
+__all__ = ["BeforeSend", "Declining", "Minibatch", "usable"]
+
+BeforeSend = Callable[[str], "str | Awaitable[str | None] | None"]
+"""Sees every text before it leaves the device; returns it, a redacted form, or None to veto."""
+
+
+class Declining(FedOneError):
+    """The work cannot be done well enough to be worth sending."""
+
+    def __init__(self, reason: str, usage: Usage = NOTHING) -> None:
+        self.reason, self.usage = reason, usage
+        super().__init__(reason)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Minibatch:
+    """The examples of one step that may leave the device.
+
+    Attributes:
+        texts: Text fields of each, after the hook.
+        references: Reference text of each, after the hook, for loss ``nll``; else none.
+        examples: The same examples whole; their labels stay on the device when the gateway scores.
+        vetoed: Examples that the hook held back.
+    """
+
+    texts: tuple[dict[str, str], ...]
+    references: tuple[str, ...]
+    examples: tuple[Example, ...]
+    vetoed: int
+
+    @classmethod
+    async def of(
+        cls, task: TaskSpec, examples: Sequence[Example], before_send: BeforeSend | None
+    ) -> Minibatch:
+        """Applies the hook to the examples of a step.
+
+        Raises:
+            Declining: The hook held too many back.
+        """
+        # What the model must see passes the hook: for a reference text that is the label too.
+        names = (*task.fields, task.label_field) if task.loss == "nll" else task.fields
+        texts, kept_examples = [], []
+        for example in examples:
+            fields: dict[str, str | None] = {name: example[name] for name in names}
+            if before_send is not None:
+                fields = {name: await _passed(before_send, text) for name, text in fields.items()}
+            kept = {name: text for name, text in fields.items() if text is not None}
+            if len(kept) == len(fields):
+                texts.append({name: kept[name] for name in task.fields})
+                kept_examples.append({**example, **kept})
+        batch = cls(
+            texts=tuple(texts),
+            references=references_of(task, kept_examples),
+            examples=tuple(kept_examples),
+            vetoed=len(examples) - len(texts),
+        )
+        batch.check(frozenset(), NOTHING)
+        return batch
+
+    @property
+    def sha256(self) -> str:
+        """Names texts and labels, so that what is known of other ones is not taken for theirs."""
+        content = [self.texts, self.examples]
+        text = json.dumps(content, sort_keys=True, default=repr, ensure_ascii=False)
+        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+    def check(self, failed: frozenset[int], usage: Usage) -> Scored:
+        """Counts what became of the examples.
+
+        Raises:
+            Declining: Too few were scored.
+        """
+        total = len(self.texts) + self.vetoed
+        scored = len(self.texts) - len(failed)
+        if not scored or scored < MIN_SCORED_SHARE * total:
+            raise Declining(
+                f"only {scored} of {total} examples could be scored "
+                f"({len(failed)} failed, {self.vetoed} vetoed)",
+                usage,
+            )
+        return Scored(scored=scored, failed=len(failed), vetoed=self.vetoed)
+
+
+async def _passed(before_send: BeforeSend, text: Any) -> str | None:
+    result = before_send(text)
+    return await result if inspect.isawaitable(result) else result
+
+
+def usable(task: TaskSpec, example: Mapping[str, Any]) -> bool:
+    """Whether an example has the task's text fields, of a fit length, and what its loss needs."""
+    if not all(_fits(example.get(name)) for name in task.fields):
+        return False
+    label = example.get(task.label_field)
+    if task.generates:
+        return task.loss == "score" or (_fits(label) and label != "")
+    return str(label) in task.labels
+
+
+def _fits(text: object) -> bool:
+    return isinstance(text, str) and len(text) <= MAX_TEXT_CHARS

@@ -1,0 +1,30 @@
+"""What a method remembers of each run on this device: AdamW's moments in the alpha exchange."""
+
+from __future__ import annotations
+
+from fedone_sdk.client.shelf import Shelf
+
+__all__ = ["Memories"]
+
+_MOST = 32
+"""Runs that are remembered; the one that was worked for least lately makes room."""
+
+
+class Memories:
+    """Bytes by run.
+
+    Args:
+        shelf: Keeps them.
+    """
+
+    def __init__(self, shelf: Shelf) -> None:
+        self._shelf = shelf
+
+    def of(self, run_id: str) -> bytes | None:
+        """What is remembered of a run."""
+        return self._shelf.read(f"{run_id}.memory")
+
+    def keep(self, run_id: str, memory: bytes) -> None:
+        """Remembers it, after an accepted update."""
+        self._shelf.write(f"{run_id}.memory", memory)
+        self._shelf.keep_newest("*.memory", _MOST)

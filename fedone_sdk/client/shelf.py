@@ -1,0 +1,114 @@
+"""Where a device keeps its small files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import structlog
+
+from fedone_sdk.errors import DataError
+
+__all__ = ["Shelf"]
+
+_log = structlog.get_logger(__name__)
+
+
+class Shelf:
+    """Small files in one folder, each written whole or not at all.
+
+    A full or broken disk is no reason for a device to stop: what cannot be written is kept in
+    memory, and said in the log.
+
+    Args:
+        path: The folder, made with the one above it, both readable by their owner only; None keeps
+            everything in memory.
+
+    Raises:
+        DataError: The folder cannot be made.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._in_memory: dict[str, bytes] = {}
+        if path is not None:
+            try:
+                for folder in (path.parent, path):
+                    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            except OSError as exc:
+                raise DataError(f"{path}: cannot be used as a state folder: {exc}") from exc
+
+    def read(self, name: str) -> bytes | None:
+        """A file's content, or None."""
+        if name in self._in_memory or self._path is None:
+            return self._in_memory.get(name)
+        try:
+            return (self._path / name).read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as exc:
+            _log.warning("state file cannot be read", file=name, reason=str(exc))
+            return None
+
+    def write(self, name: str, content: bytes) -> None:
+        """Writes a file."""
+        if self._path is None:
+            self._in_memory[name] = content
+            return
+        draft = self._path / f".{name}.new"
+        try:
+            # Never readable by others, not even for a moment.
+            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            _written(descriptor, content)
+            draft.replace(self._path / name)
+            self._in_memory.pop(name, None)
+        except OSError as exc:
+            self._in_memory[name] = content
+            _log.warning("state file cannot be written", file=name, reason=str(exc))
+
+    def append(self, name: str, content: bytes) -> None:
+        """Adds to a file's end; a crash amid it may leave a part of `content` there."""
+        if self._path is None or name in self._in_memory:
+            self._in_memory[name] = self._in_memory.get(name, b"") + content
+            return
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+            _written(os.open(self._path / name, flags, 0o600), content)
+        except OSError as exc:
+            self._in_memory[name] = (self.read(name) or b"") + content
+            _log.warning("state file cannot be written", file=name, reason=str(exc))
+
+    def remove(self, name: str) -> None:
+        """Removes a file, if it is there."""
+        self._in_memory.pop(name, None)
+        if self._path is not None:
+            try:
+                (self._path / name).unlink(missing_ok=True)
+            except OSError as exc:
+                _log.warning("state file cannot be removed", file=name, reason=str(exc))
+
+    def names(self, pattern: str) -> list[str]:
+        """Names of files that fit a pattern such as ``unsent-*.json``, the oldest first."""
+        found: list[tuple[int, str]] = []
+        if self._path is not None:
+            for file in self._path.glob(pattern):
+                try:
+                    found.append((file.stat().st_mtime_ns, file.name))
+                except OSError:
+                    continue  # it was removed meanwhile
+        kept = [name for name in self._in_memory if Path(name).match(pattern)]
+        return [name for _, name in sorted(found) if name not in self._in_memory] + kept
+
+    def keep_newest(self, pattern: str, count: int) -> list[str]:
+        """Removes the oldest files of a pattern beyond `count`; returns their names."""
+        surplus = self.names(pattern)[:-count]
+        for name in surplus:
+            self.remove(name)
+        return surplus
+
+
+def _written(descriptor: int, content: bytes) -> None:
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())

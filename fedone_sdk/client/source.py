@@ -1,0 +1,77 @@
+"""Where a device's examples come from."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import itertools
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from typing import Any
+
+from fedone_sdk.errors import DataError
+from fedone_sdk.task import Example
+
+__all__ = ["Data", "Source"]
+
+Data = (
+    Iterable[Example]
+    | AsyncIterable[Example]
+    | Callable[[], "Iterable[Example] | Awaitable[Iterable[Example]]"]
+)
+
+_MOST = 100_000
+"""Examples that a device holds at most; of a stream, the latest."""
+
+
+class Source:
+    """The examples that a device holds now.
+
+    Args:
+        data: An iterable; an async iterable, read as it yields; or a callable, plain or async.
+
+    Raises:
+        DataError: An iterable without examples.
+    """
+
+    def __init__(self, data: Data) -> None:
+        self._data = data
+        self._examples: list[Example] = []
+        self._reader: asyncio.Task[None] | None = None
+        if not callable(data) and not isinstance(data, AsyncIterable):
+            self._examples = list(itertools.islice(data, _MOST))
+            if not self._examples:
+                raise DataError("data: this client has no examples; it needs at least one")
+
+    def open(self) -> None:
+        """Begins to read an async iterable."""
+        if isinstance(self._data, AsyncIterable) and self._reader is None:
+            reading = self._read(aiter(self._data))
+            self._reader = asyncio.create_task(reading, name="edge client data")
+
+    async def aclose(self) -> None:
+        """Ends the reading."""
+        if self._reader is not None:
+            self._reader.cancel()
+            await asyncio.gather(self._reader, return_exceptions=True)
+            self._reader = None
+
+    async def held(self) -> Sequence[Example]:
+        """The examples of this moment.
+
+        Raises:
+            Exception: What the app's own iterator or function raises.
+        """
+        if not callable(self._data):
+            if self._reader is not None and self._reader.done() and not self._reader.cancelled():
+                self._reader.result()
+            return self._examples
+        found: Any = self._data()
+        if inspect.isawaitable(found):
+            found = await found
+        return list(itertools.islice(found, _MOST))
+
+    async def _read(self, examples: AsyncIterator[Example]) -> None:
+        async for example in examples:
+            self._examples.append(example)
+            # A stream that never ends must not fill a device's memory.
+            del self._examples[:-_MOST]

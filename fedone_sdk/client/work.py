@@ -1,0 +1,187 @@
+"""One assignment, from its mini-batches to the update."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from fedone_sdk.budget import NOTHING
+from fedone_sdk.client.batch import BeforeSend, Declining, Minibatch
+from fedone_sdk.client.scoring import Losses
+from fedone_sdk.data.minibatch import draw_minibatch
+from fedone_sdk.errors import MissingExtraError
+from fedone_sdk.messages import (
+    AlphaAssignment,
+    AlphaUpdate,
+    Array,
+    LossesAssignment,
+    LossesUpdate,
+    RunTask,
+    Scored,
+)
+from fedone_sdk.task import Example
+
+__all__ = ["Assigned", "Work"]
+
+_log = structlog.get_logger(__name__)
+
+Assigned = AlphaAssignment | LossesAssignment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What one assignment asks of a device.
+
+    Attributes:
+        run: What must be known of its run.
+        assignment: The work.
+        examples: The device's examples that fit the task.
+        before_send: Sees every text before it leaves the device.
+        score: Scores the prompts of a local step (its number, its mini-batch, shape (P, n)).
+    """
+
+    run: RunTask
+    assignment: Assigned
+    examples: Sequence[Example]
+    before_send: BeforeSend | None
+    score: Callable[[int, Minibatch, Array], Awaitable[Losses]]
+
+    @property
+    def num_prompts(self) -> int:
+        """How many prompts are to be scored, over all local steps."""
+        if isinstance(self.assignment, AlphaAssignment):
+            return sum(step.num_samples for step in self.assignment.steps)
+        return self.assignment.prompts.shape[0]
+
+    def check(self) -> None:
+        """Looks whether the assignment fits the run: a server may be broken, or lie.
+
+        Raises:
+            Declining: It does not.
+        """
+        run, assignment = self.run, self.assignment
+        if isinstance(assignment, AlphaAssignment):
+            wanted: tuple[int, ...] = (run.prompt_len, run.vocab_size)
+            fits = assignment.alpha.shape == wanted and assignment.alpha.dtype == "float32"
+        else:
+            prompts = assignment.prompts
+            fits = (
+                not prompts.dtype.startswith("float")
+                and len(prompts.shape) == 2
+                and prompts.shape[1] == run.prompt_len
+                and math.prod(prompts.shape) > 0
+                and 0 <= min(prompts.values()) <= max(prompts.values()) < run.vocab_size
+            )
+        if not fits:
+            raise Declining("the assignment does not fit its run")
+
+    async def update(
+        self, remembered: Callable[[], bytes | None]
+    ) -> tuple[AlphaUpdate | LossesUpdate, bytes]:
+        """Does the work.
+
+        Args:
+            remembered: What the method remembers on this device.
+
+        Returns:
+            The update, and what the method remembers once it is accepted (empty for nothing).
+
+        Raises:
+            Declining: It cannot be done well enough.
+            MissingExtraError: The alpha exchange without NumPy.
+        """
+        self.check()
+        if isinstance(self.assignment, LossesAssignment):
+            return await self._losses_update(self.assignment), b""  # the server remembers
+        return await self._alpha_update(self.assignment, remembered)
+
+    async def _losses_update(self, assignment: LossesAssignment) -> LossesUpdate:
+        losses = await self._losses(0, assignment.minibatch_seed, assignment.prompts)
+        return LossesUpdate(
+            num_examples=len(self.examples),
+            scored=losses.scored,
+            usage=losses.usage,
+            model=losses.model,
+            losses=losses.values,
+        )
+
+    async def _alpha_update(
+        self, assignment: AlphaAssignment, remembered: Callable[[], bytes | None]
+    ) -> tuple[AlphaUpdate, bytes]:
+        try:
+            from fedone_sdk.algorithms import (
+                Memory,
+                State,
+                dump_memory,
+                load_memory,
+                method_from_spec,
+                stream,
+            )
+            from fedone_sdk.client.noise import private_step
+            from fedone_sdk.messages.ndarray import (
+                from_wire,
+                memory_from_wire,
+                memory_to_wire,
+                to_wire,
+            )
+        except ImportError as exc:
+            raise MissingExtraError("the alpha exchange", extra="alpha") from exc
+        run = self.run
+        method = method_from_spec(
+            run.method, prompt_len=run.prompt_len, vocab_size=run.vocab_size, blank=run.blank
+        )
+        # What a method remembers is the run's, and travels, or this client's, and stays.
+        saved = None if method.shares_memory else remembered()
+        memory: Memory = memory_from_wire(assignment.memory)
+        if saved:
+            try:
+                memory = load_memory(saved)
+            except (ValueError, KeyError) as exc:
+                _log.warning("damaged memory of a run dropped", error=type(exc).__name__)
+        before = from_wire(assignment.alpha)
+        state = State(alpha=before, memory=memory)
+        usage, scored = NOTHING, Scored(scored=0)
+        values: list[float] = []
+        for number, step in enumerate(assignment.steps):
+            candidates = method.ask(state, stream(step.prompt_seed), step.num_samples)
+            indices = candidates.indices
+            prompts = Array.of_indices(indices.ravel().tolist(), indices.shape, run.vocab_size)
+            try:
+                losses = await self._losses(number, step.minibatch_seed, prompts)
+            except Declining as exc:
+                raise Declining(exc.reason, usage + exc.usage) from exc
+            state = method.tell(state, candidates, self._clipped(losses.values))
+            usage += losses.usage
+            scored += losses.scored
+            values.extend(losses.values)
+        alpha, mean_loss = state.alpha, sum(values) / len(values)
+        if run.privacy is not None and run.privacy.target == "alpha":
+            alpha = method.project(private_step(before, alpha, run.privacy))
+            mean_loss = 0.0  # the mean of the plain losses would be a release without noise
+        update = AlphaUpdate(
+            num_examples=len(self.examples),
+            scored=scored,
+            usage=usage,
+            model=losses.model,
+            alpha=to_wire(alpha),
+            memory=memory_to_wire(state.memory) if method.shares_memory else {},
+            mean_loss=mean_loss,
+        )
+        keep = bool(state.memory) and not method.shares_memory
+        return update, dump_memory(state.memory) if keep else b""
+
+    def _clipped(self, losses: tuple[float, ...]) -> tuple[float, ...]:
+        highest = self.run.loss_clip
+        if highest is None:
+            return losses
+        return tuple(min(max(loss, 0.0), highest) for loss in losses)
+
+    async def _losses(self, number: int, minibatch_seed: int, prompts: Array) -> Losses:
+        drawn = draw_minibatch(len(self.examples), self.run.method.batch_size, minibatch_seed)
+        batch = await Minibatch.of(
+            self.run.task, [self.examples[index] for index in drawn], self.before_send
+        )
+        return await self.score(number, batch, prompts)

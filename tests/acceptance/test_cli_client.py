@@ -1,0 +1,110 @@
+"""`fedone client` as a process: its options, its log, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedone_sdk.aggregator import Aggregator
+from fedone_sdk.spec import RunSpec
+from fedone_sdk.testing import ScriptedBackend
+from fedone_sdk.vocabulary import Vocabulary
+from tests.integration.test_edge_network import SECRET, Authority, HttpProxy, server_context
+
+ROOT = Path(__file__).parents[2]
+TOKEN = "enrolment-token"
+ROWS = "".join(json.dumps({"text": f"text {n}", "label": n % 2}) + "\n" for n in range(6))
+
+
+def spec_of(rounds: int, **participation: Any) -> RunSpec:
+    return RunSpec.model_validate(
+        {
+            "task": {"template": "{prompt} {text} {mask}", "labels": {0: " no", 1: " yes"}},
+            "prompt": {"length": 2, "vocabulary": {"kind": "list", "candidates": ["x", "y"]}},
+            "method": {"name": "gs-bdpl", "num_samples": 4, "batch_size": 5, "tau": 1.0},
+            "participation": {"exchange": "losses", **participation},
+            "rounds": rounds,
+            "evaluation": {"every": 0},
+        }
+    )
+
+
+@asynccontextmanager
+async def fedone_client(
+    folder: Path, url: str, *options: str, **environment: str
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    (folder / "rows.jsonl").write_text(ROWS)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "fedone_sdk.cli", "client", "--server", url),
+        *("--data", "rows.jsonl", "--state", "state", *options),
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "FEDONE_TOKEN": TOKEN, **environment},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def test_through_a_proxy_with_a_private_authority_and_a_certificate(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    certificate, key = authority.issue("device")
+    async with (
+        asyncio.timeout(60),
+        HttpProxy() as proxy,
+        Aggregator(
+            backend=ScriptedBackend(), enrolment_tokens=[TOKEN], require_signatures=True
+        ) as served,
+    ):
+        run = await served.add_run(spec_of(2), Vocabulary(candidates=(" good", " bad")))
+        url = await served.listen(ssl_context=server_context(authority, clients=True))
+        files = ("--ca", str(authority.file), "--cert", str(certificate), "--key", str(key))
+        options = ("--sign", *files)
+        async with fedone_client(tmp_path, url, *options, FEDONE_PROXY=proxy.url) as process:
+            out, err = await process.communicate()
+        assert (process.returncode, err) == (0, b"")
+        assert run.state.status == "completed"
+        assert proxy.seen
+    events = [json.loads(line)["event"] for line in out.decode().splitlines()]
+    work = ["waiting", "assigned", "scored", "updated"]
+    assert events == ["working", "enrolled", *work, *work, "waiting", "ended", "done"]
+    assert SECRET.encode() not in out
+    assert TOKEN.encode() not in out
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_signals_end_it_in_good_order(tmp_path: Path, number: signal.Signals) -> None:
+    async with (
+        asyncio.timeout(60),
+        Aggregator(backend=ScriptedBackend(), enrolment_tokens=[TOKEN]) as served,
+    ):
+        # It waits for work that does not come: the run needs two.
+        await served.add_run(spec_of(2, min_clients=2), Vocabulary(candidates=(" good", " bad")))
+        url = await served.listen()
+        async with fedone_client(tmp_path, url, "--quiet") as process:
+            while not served.service.dispatcher.num_polls:
+                await asyncio.sleep(0.01)
+            process.send_signal(number)
+            out, err = await process.communicate()
+    assert (process.returncode, out, err) == (0, b"", b"")
+
+
+async def test_a_proxy_that_is_none(tmp_path: Path) -> None:
+    async with fedone_client(tmp_path, "http://x", "--proxy", "socks5://a:s3cret@b:1") as process:
+        out, err = await process.communicate()
+    assert process.returncode == 2
+    assert b"proxy: is not a proxy; allowed is http://" in out + err
+    assert b"s3cret" not in out + err

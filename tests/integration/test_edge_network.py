@@ -1,0 +1,476 @@
+"""The way from a device to its server: proxies, authorities, wrong clocks, hostile answers."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import datetime as dt
+import gzip
+import ipaddress
+import ssl
+import tracemalloc
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+from aiohttp import web
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from structlog.testing import capture_logs
+from yarl import URL
+
+from fedone_sdk import EdgeClient
+from fedone_sdk.aggregator import Aggregator
+from fedone_sdk.aggregator.http import listening
+from fedone_sdk.client import ClientEvent, HttpTransport, Network
+from fedone_sdk.client.identity import Identity, shelf_of
+from fedone_sdk.client.network import Proxy
+from fedone_sdk.client.transport import _retry_after_s
+from fedone_sdk.errors import MessageError, ProblemError, SpecError, TransportError
+from fedone_sdk.messages import Claim, Enrol, Enrolled, Problem
+from fedone_sdk.spec import RunSpec
+from fedone_sdk.testing import ManualClock, ScriptedBackend
+from fedone_sdk.vocabulary import Vocabulary
+
+TOKEN = "enrolment-token"
+SECRET = "pr0xy-passw0rd"
+WORDS = Vocabulary(candidates=(" good", " bad", " fine"))
+DATA: list[dict[str, Any]] = [{"text": f"text {n}", "label": n % 2} for n in range(6)]
+
+
+def spec_of(rounds: int = 2) -> RunSpec:
+    return RunSpec.model_validate(
+        {
+            "task": {"template": "{prompt} {text} {mask}", "labels": {0: " no", 1: " yes"}},
+            "prompt": {"length": 2, "vocabulary": {"kind": "list", "candidates": ["x", "y"]}},
+            "method": {"name": "gs-bdpl", "num_samples": 4, "batch_size": 5, "tau": 1.0},
+            "participation": {"exchange": "losses"},
+            "rounds": rounds,
+            "evaluation": {"every": 0},
+        }
+    )
+
+
+class Authority:
+    """A private authority, as a company has one."""
+
+    def __init__(self, folder: Path, name: str = "ca") -> None:
+        self._folder = folder
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        basic = x509.BasicConstraints(ca=True, path_length=None)
+        certificate = self._sign(self._name, self._key, [(basic, True)])
+        self.file = self._write(f"{name}.pem", certificate)
+
+    def issue(self, name: str) -> tuple[Path, Path]:
+        """A certificate for this machine, and its key."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        names = x509.SubjectAlternativeName([address, x509.DNSName("localhost")])
+        certificate = self._write(f"{name}.pem", self._sign(subject, key, [(names, False)]))
+        file = self._folder / f"{name}.key"
+        form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8)
+        file.write_bytes(key.private_bytes(*form, serialization.NoEncryption()))
+        return certificate, file
+
+    def _sign(
+        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, extensions: list[Any]
+    ) -> x509.Certificate:
+        now = dt.datetime.now(dt.UTC)
+        identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+        issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self._name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - dt.timedelta(days=1))
+            .not_valid_after(now + dt.timedelta(days=1))
+        )
+        for extension, critical in [*extensions, (identifier, False), (issuer, False)]:
+            builder = builder.add_extension(extension, critical=critical)
+        return builder.sign(self._key, hashes.SHA256())
+
+    def _write(self, name: str, certificate: x509.Certificate) -> Path:
+        file = self._folder / name
+        file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+        return file
+
+
+class HttpProxy:
+    """A proxy that asks for a password: tunnels (CONNECT), and forwards plain requests."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+        self.refused = 0
+
+    async def __aenter__(self) -> HttpProxy:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        self.url = f"http://user:{SECRET}@127.0.0.1:{self.port}"
+        self._tasks: set[asyncio.Task[None]] = set()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError), contextlib.closing(writer):
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+            line, *fields = head.split("\r\n")
+            method, target, _ = line.split(" ")
+            wanted = base64.b64encode(f"user:{SECRET}".encode()).decode()
+            if f"Proxy-Authorization: Basic {wanted}" not in fields:
+                self.refused += 1
+                writer.write(b"HTTP/1.1 407 Proxy Authentication Required\r\n")
+                writer.write(b"Content-Length: 0\r\nConnection: close\r\n\r\n")
+                await writer.drain()
+                return
+            self.seen.append(method)
+            url = URL(f"//{target}" if method == "CONNECT" else target)
+            assert url.host is not None
+            upstream, onwards = await asyncio.open_connection(url.host, url.port)
+            with contextlib.closing(onwards):
+                if method == "CONNECT":
+                    writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+                else:
+                    kept = [field for field in fields if not field.startswith("Proxy-")]
+                    onwards.write(
+                        "\r\n".join([f"{method} {url.raw_path} HTTP/1.1", *kept]).encode()
+                    )
+                await asyncio.gather(_pipe(reader, onwards), _pipe(upstream, writer))
+
+
+async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(65536):
+        writer.write(data)
+        await writer.drain()
+    writer.close()
+
+
+@asynccontextmanager
+async def aggregator(
+    tls: ssl.SSLContext | None = None, **options: Any
+) -> AsyncIterator[tuple[Aggregator, str]]:
+    async with Aggregator(backend=ScriptedBackend(), enrolment_tokens=[TOKEN], **options) as served:
+        await served.add_run(spec_of(), WORDS)
+        yield served, await served.listen(ssl_context=tls)
+
+
+def server_context(authority: Authority, *, clients: bool = False) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=authority.file)
+    context.load_cert_chain(*authority.issue("server"))
+    context.verify_mode = ssl.CERT_REQUIRED if clients else ssl.CERT_NONE
+    return context
+
+
+async def works(served: Aggregator, client: EdgeClient) -> None:
+    async with asyncio.timeout(30), client:
+        await client.run_forever()
+    assert served.service.runs["run"].state.status == "completed"
+
+
+class TestTls:
+    async def test_a_private_authority(self, tmp_path: Path) -> None:
+        authority = Authority(tmp_path)
+        async with aggregator(server_context(authority)) as (served, url):
+            async with EdgeClient(url, token=TOKEN, data=DATA) as client:
+                assert await client.run_once() == "offline"  # the system does not know it
+            network = Network(ca_file=authority.file)
+            await works(served, EdgeClient(url, token=TOKEN, data=DATA, network=network))
+
+    async def test_the_device_s_own_certificate(self, tmp_path: Path) -> None:
+        authority = Authority(tmp_path)
+        certificate, key = authority.issue("device")
+        async with aggregator(server_context(authority, clients=True)) as (served, url):
+            network = Network(ca_file=authority.file)
+            async with EdgeClient(url, token=TOKEN, data=DATA, network=network) as client:
+                assert await client.run_once() == "offline"
+            network = Network(ca_file=authority.file, cert_file=certificate, key_file=key)
+            await works(served, EdgeClient(url, token=TOKEN, data=DATA, network=network))
+
+    @pytest.mark.parametrize(
+        ("wrong", "told"),
+        [
+            ({"ca_file": "none.pem"}, "ca_file: none.pem cannot be used"),
+            ({"ca_file": __file__}, "ca_file: .* cannot be used"),
+            ({"cert_file": __file__}, "cert_file: .* cannot be used"),
+            ({"key_file": "key.pem"}, "key_file: goes with cert_file"),
+            ({"proxy": "127.0.0.1:8080"}, "proxy: is not a proxy"),
+            ({"proxy": "socks5://a:b@c:1"}, "proxy: is not a proxy"),
+        ],
+    )
+    def test_mistakes_are_one_line(self, wrong: dict[str, Any], told: str) -> None:
+        with pytest.raises(SpecError, match=told) as excinfo:
+            HttpTransport("https://fedone.example", network=Network(**wrong))
+        assert "\n" not in str(excinfo.value)
+        assert "a:b" not in str(excinfo.value)
+
+    def test_a_context_stands_alone(self) -> None:
+        context = ssl.create_default_context()
+        assert Network(ssl_context=context).context() is context
+        with pytest.raises(SpecError, match="stands alone"):
+            Network(ssl_context=context, ca_file="ca.pem").context()
+
+    @pytest.mark.parametrize("url", ["https://user:secret@fedone.example", "https://[", "x"])
+    def test_a_url_that_will_not_do(self, url: str) -> None:
+        with pytest.raises(SpecError):
+            HttpTransport(url)
+
+
+class TestProxy:
+    @pytest.mark.parametrize("secure", [True, False])
+    @pytest.mark.parametrize("by", ["argument", "environment"])
+    async def test_a_whole_run(
+        self, tmp_path: Path, secure: bool, by: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        authority = Authority(tmp_path)
+        context = server_context(authority) if secure else None
+        async with HttpProxy() as proxy, aggregator(context) as (served, url):
+            monkeypatch.setenv("NO_PROXY", "")
+            monkeypatch.setenv("no_proxy", "")
+            if by == "environment":
+                monkeypatch.setenv("HTTPS_PROXY" if secure else "HTTP_PROXY", proxy.url)
+            network = Network(
+                proxy=proxy.url if by == "argument" else None,
+                ca_file=authority.file if secure else None,
+            )
+            with capture_logs() as logs:
+                client = EdgeClient(url, token=TOKEN, data=DATA, network=network)
+                await works(served, client)
+            # Connections stay open: only the first request of each is seen.
+            assert set(proxy.seen) == ({"CONNECT"} if secure else {"POST"})
+            assert proxy.refused == 0
+            assert SECRET not in f"{logs}{network}{network!r}{client!r}"
+
+    async def test_a_wrong_password_is_not_told(self, tmp_path: Path) -> None:
+        told: list[ClientEvent] = []
+        authority = Authority(tmp_path)
+        async with HttpProxy() as proxy, aggregator(server_context(authority)) as (_, url):
+            wrong = proxy.url.replace(SECRET, "wr0ng-passw0rd")
+            network = Network(proxy=wrong, ca_file=authority.file)
+            client = EdgeClient(url, token=TOKEN, data=DATA, network=network, on_event=told.append)
+            with capture_logs() as logs:
+                async with client:
+                    client.stop()
+                    assert await client.run_once() == "offline"
+            assert proxy.refused == 1
+        assert "407" in str(told[-1].reason)
+        assert "wr0ng" not in f"{told}{logs}{network!r}"
+
+    def test_hosts_that_need_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example:3128")
+        monkeypatch.setenv("NO_PROXY", "inside.example")
+        outside, inside = URL("https://outside.example"), URL("https://inside.example")
+        assert Network().proxy_for(outside) == Proxy(url=URL("http://proxy.example:3128"))
+        assert Network().proxy_for(inside) is None
+        assert Network(trust_env=False).proxy_for(outside) is None
+
+    async def test_a_password_of_the_server_s_in_netrc(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It is somebody else's: the credential goes, and nothing breaks."""
+        (tmp_path / "netrc").write_text("machine 127.0.0.1 login a password b\n")
+        monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+        async with aggregator() as (served, url):
+            await works(served, EdgeClient(url, token=TOKEN, data=DATA))
+
+
+class TestSigning:
+    @pytest.mark.parametrize("skew_s", [0, -86_400 * 365, 86_400])
+    async def test_a_wrong_clock_corrects_itself(self, skew_s: float) -> None:
+        """Nothing but signatures goes by the device's clock, and they take the server's time."""
+        import time
+
+        async with aggregator(require_signatures=True) as (served, url):
+            clock = ManualClock(time.time() + skew_s)
+            transport = HttpTransport(url, clock=clock)
+            with capture_logs() as logs:
+                await works(
+                    served,
+                    EdgeClient(url, token=TOKEN, data=DATA, sign=True, transport=transport),
+                )
+        wrong = [entry for entry in logs if entry["event"] == "the device's clock is wrong"]
+        assert len(wrong) == (skew_s != 0)
+
+    async def test_the_key_survives_a_restart(self, tmp_path: Path) -> None:
+        async with aggregator(require_signatures=True) as (served, url):
+            options: dict[str, Any] = {"data": DATA, "state_dir": tmp_path}
+            async with EdgeClient(url, token=TOKEN, sign=True, **options) as client:
+                assert await client.run_once() == "worked"
+            kept = Identity(shelf_of(tmp_path, url), url)
+            assert kept.private_key
+            assert kept.private_key not in repr(kept)
+            await works(served, EdgeClient(url, **options))  # it signs: it has a key
+
+    async def test_a_device_that_does_not_sign_is_told(self) -> None:
+        async with (
+            aggregator(require_signatures=True) as (_, url),
+            EdgeClient(url, token=TOKEN, data=DATA) as client,
+        ):
+            with pytest.raises(ProblemError):
+                await client.run_once()
+
+
+class TestIdentity:
+    async def test_an_enrolment_whose_answer_is_lost(self, tmp_path: Path) -> None:
+        """Asked again, also after a restart, it is the same device."""
+
+        class Lossy(HttpTransport):
+            async def enrol(self, token: str, message: Enrol) -> Enrolled:
+                await super().enrol(token, message)
+                raise asyncio.CancelledError
+
+        async with aggregator() as (served, url):
+            for _ in range(3):
+                lossy = Lossy(url)
+                client = EdgeClient(
+                    url, token=TOKEN, data=DATA, state_dir=tmp_path, transport=lossy
+                )
+                async with client:
+                    with pytest.raises(asyncio.CancelledError):
+                        await client.run_once()
+            await works(served, EdgeClient(url, token=TOKEN, data=DATA, state_dir=tmp_path))
+            assert len(await served.service.access.clients()) == 1
+
+    async def test_another_credential(self, tmp_path: Path) -> None:
+        async with aggregator() as (served, url):
+            client = EdgeClient(url, token=TOKEN, data=DATA, state_dir=tmp_path)
+            async with client:
+                assert await client.run_once() == "worked"
+                before = client._credential
+                await client.rotate_credential()
+                assert client._credential != before
+                assert Identity(shelf_of(tmp_path, url), url).credential == client._credential
+                await client.run_forever()
+            assert served.service.runs["run"].state.status == "completed"
+            transport = HttpTransport(url)
+            with pytest.raises(ProblemError, match="unauthorized"):
+                await transport.claim(before, Claim(num_examples=1))
+            await transport.aclose()
+
+
+@asynccontextmanager
+async def answering(
+    status: int, body: bytes, headers: dict[str, str] | None = None, *, times: int = 1
+) -> AsyncIterator[str]:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(status=status, headers=headers)
+        await response.prepare(request)
+        with contextlib.suppress(OSError):
+            for _ in range(times):
+                await response.write(body)
+        return response
+
+    app = web.Application(client_max_size=2**30)
+    app.router.add_route("*", "/{tail:.*}", handler)
+    async with listening(app) as url:
+        yield url
+
+
+class TestHostileAnswers:
+    @pytest.mark.parametrize(
+        ("status", "body", "headers"),
+        [
+            (200, b"<html>Welcome to our hotel</html>", {"Content-Type": "text/html"}),
+            (302, b"", {"Location": "http://login.example"}),
+            (403, b"blocked by your provider", {}),
+            (200, b"[" * 1_000_000, {}),
+            (200, b'{"client_id": "a", "credential": "b", "more": 1}', {}),
+            (502, b"bad gateway", {}),
+            (200, b"{" + b" " * 2_000_000, {}),
+        ],
+        ids=["login page", "redirect", "block page", "deep", "unknown key", "bad gateway", "large"],
+    )
+    async def test_a_device_waits(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+        """A hotel's login page is no reason to give up: the device is offline."""
+        told: list[ClientEvent] = []
+        async with answering(status, body, headers) as url:
+            client = EdgeClient(url, token=TOKEN, data=DATA, on_event=told.append)
+            async with client:
+                client.stop()  # one attempt
+                assert await client.run_once() == "offline"
+        assert [event.kind for event in told] == ["offline"]
+
+    async def test_a_server_that_wants_a_newer_client(self) -> None:
+        """Waiting does not help: the app is told."""
+        body = Problem.of(ProblemError("upgrade_required", "speak version 9")).model_dump_json()
+        async with (
+            answering(426, body.encode()) as url,
+            EdgeClient(url, token=TOKEN, data=DATA) as client,
+        ):
+            with pytest.raises(ProblemError, match="speak version 9"):
+                await client.run_forever()
+
+    @pytest.mark.parametrize("packed", [False, True])
+    async def test_an_answer_without_end_is_cut_off(self, packed: bool) -> None:
+        """64 MiB, or 64 MiB packed into 64 KiB: the device holds neither."""
+        body, times, headers = b" " * 65536, 1024, {}
+        if packed:
+            body, times = gzip.compress(body * times), 1
+            headers = {"Content-Encoding": "gzip"}
+        async with answering(200, body, headers, times=times) as url:
+            transport = HttpTransport(url)
+            tracemalloc.start()
+            try:
+                with pytest.raises((MessageError, TransportError)):
+                    await transport.task("credential", "run")
+                peak = tracemalloc.get_traced_memory()[1]
+            finally:
+                tracemalloc.stop()
+                await transport.aclose()
+        assert peak < 8 * 1024 * 1024
+
+    async def test_a_secret_in_a_malformed_answer_is_not_told(self) -> None:
+        body = b'{"client_id": "a", "credential": "s3cret", "more": "s3cret"}'
+        async with answering(200, body) as url:
+            transport = HttpTransport(url)
+            with pytest.raises(MessageError, match="malformed: more") as excinfo:
+                await transport.enrol(TOKEN, Enrol())
+            await transport.aclose()
+        assert "s3cret" not in str(excinfo.value)
+
+
+class TestRetryAfter:
+    @pytest.mark.parametrize(
+        ("headers", "seconds"),
+        [
+            ({"Retry-After": "7"}, 7.0),
+            ({"Retry-After": "86400"}, 3600.0),
+            ({"Retry-After": "-1"}, 0.0),
+            ({"Retry-After": "nan"}, 1.0),
+            ({"Retry-After": "soon"}, 1.0),
+            ({}, 1.0),
+            # By the server's clock, however wrong the device's is.
+            (
+                {
+                    "Date": "Tue, 01 Jan 2030 00:00:00 GMT",
+                    "Retry-After": "Tue, 01 Jan 2030 00:30:00 GMT",
+                },
+                1800.0,
+            ),
+            ({"Retry-After": "Tue, 01 Jan 2030 00:30:00 GMT"}, 1.0),
+        ],
+    )
+    def test_forms(self, headers: dict[str, str], seconds: float) -> None:
+        assert _retry_after_s(headers) == seconds
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_stay() -> Any:
+    yield
+    structlog.reset_defaults()
