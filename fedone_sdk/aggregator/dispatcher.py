@@ -15,6 +15,7 @@ from fedone_sdk.aggregator.events import (
     Declined,
     Effect,
     Renewed,
+    RoundFinished,
     RunEnded,
     SeatOffered,
     UpdateArrived,
@@ -22,9 +23,8 @@ from fedone_sdk.aggregator.events import (
 )
 from fedone_sdk.aggregator.pool import STAY_S, Pool, TurnedAway
 from fedone_sdk.aggregator.run import CaughtUp, ServedRun
-from fedone_sdk.aggregator.signals import Joined, Left
+from fedone_sdk.aggregator.signals import MAX_NAMED, Joined, Left
 from fedone_sdk.aggregator.state import Seat
-from fedone_sdk.algorithms import load_memory
 from fedone_sdk.clock import Clock
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import (
@@ -88,6 +88,7 @@ class Dispatcher:
         self._polls: dict[int, _Poll] = {}
         # Enrolment index -> the runs that may have a seat for this client.
         self._offers: dict[int, set[str]] = {}
+        self._offered_by: dict[str, set[int]] = {}
         self._draining = False
         self._turn = 0
 
@@ -119,10 +120,12 @@ class Dispatcher:
                 poll.news.clear()
                 open_to_it = runs()
                 _check_open(open_to_it)
+                if poll.over:
+                    return _SOON  # It asks again elsewhere, or may not ask any more.
                 assignment = await self._offered(client.index)
                 if assignment is not None:
                     return assignment
-                if poll.over or self._draining:
+                if self._draining:
                     return _SOON
                 turned_away = await self._wait_in_pool(client.index, message, open_to_it)
                 if turned_away is not None:
@@ -133,7 +136,8 @@ class Dispatcher:
                     async with asyncio.timeout_at(until):
                         await poll.news.wait()
                 except TimeoutError:
-                    break
+                    if not poll.news.is_set():
+                        break
         tired = self.pool.rest(client.index, self._clock.now())
         if tired is None:
             return _SOON
@@ -156,15 +160,19 @@ class Dispatcher:
         self, client: int, message: Claim, runs: Sequence[ServedRun]
     ) -> TurnedAway | None:
         """Lets a client wait for runs, and gives it a seat that nobody else was there for."""
-        running = {run.run_id: run for run in runs if run.state.running}
+        eligible = [run.run_id for run in runs]
         entered = self.pool.enter(
-            client, message.num_examples, message.run_id, running, self._clock.now()
+            client, message.num_examples, message.run_id, eligible, self._clock.now()
         )
         if isinstance(entered, TurnedAway):
             return entered
         if entered is not None:
             # First in the store: a draw that knows of this client must be the same after a crash.
-            await self._store.join(entered)
+            try:
+                await self._store.join(entered)
+            except Exception:
+                self.pool.leave([client])
+                raise
             await self._publish(
                 Joined(
                     client_index=entered.client_index,
@@ -175,7 +183,7 @@ class Dispatcher:
             )
         # Begun with another run each time: the first ones must not take all.
         self._turn += 1
-        vacant = [run for run in running.values() if run.machine.wants_seating(run.state)]
+        vacant = [run for run in runs if run.machine.wants_seating(run.state)]
         for at in range(len(vacant)):
             await vacant[(at + self._turn) % len(vacant)].seat()
         return None
@@ -190,11 +198,7 @@ class Dispatcher:
                 continue
             if not run.state.running:
                 continue  # paused: the seat is kept
-            memory = {}
-            if run.machine.remembers_clients:
-                saved = await self._store.memory(run_id, client)
-                memory = {} if saved is None else dict(load_memory(saved))
-            asked = WorkAsked(client=client, assignment_id=uuid.uuid4().hex, memory=memory)
+            asked = WorkAsked(client=client, assignment_id=uuid.uuid4().hex)
             for effect in await run.apply(asked):
                 if isinstance(effect, Assigned):
                     self.pool.work(client, run_id)
@@ -204,6 +208,7 @@ class Dispatcher:
     def _forget(self, client: int, run_id: str) -> None:
         offers = self._offers.get(client, set())
         offers.discard(run_id)
+        self._offered_by.get(run_id, set()).discard(client)
         if not offers:
             self._offers.pop(client, None)
 
@@ -342,7 +347,16 @@ class Dispatcher:
 
     async def _left(self, clients: Sequence[int]) -> None:
         await self._store.leave(clients)
-        await self._publish(Left(client_indices=tuple(clients)))
+        for at in range(0, len(clients), MAX_NAMED):
+            await self._publish(Left(client_indices=tuple(clients[at : at + MAX_NAMED])))
+
+    def left(self, clients: Sequence[int]) -> None:
+        """Takes note of clients that do not wait at another replica any more."""
+        self.pool.leave(clients)
+        for client in clients:
+            poll = self._polls.get(client)
+            if poll is not None:
+                poll.news.set()  # It waits here now, and takes its place again.
 
     async def _publish(self, signal: Joined | Left) -> None:
         if self._store.shared:
@@ -356,17 +370,21 @@ class Dispatcher:
             self.offer(run.run_id, [effect.client])
         elif isinstance(effect, (CaughtUp, RunEnded)):
             self.look_at(run)
+        if isinstance(effect, (CaughtUp, RoundFinished, RunEnded)):
+            self._forget_offers(run)
 
     def look_at(self, run: ServedRun) -> None:
         """Takes note of where a run stands: it was added, taken up, resumed, moved or ended."""
-        if run.state.running and not self.pool.is_open(run.run_id):
+        # Whoever waits for a paused run is drawn from as soon as it goes on.
+        waited_for = run.state.running or run.state.paused
+        if waited_for and not self.pool.is_open(run.run_id):
             part = run.spec.participation
             places = max(
                 run.machine.min_clients, part.clients_per_round * _PLACES_PER_SEAT, _FEWEST_PLACES
             )
             self.pool.open(run.run_id, places)
             self.wake()
-        elif not run.state.running and self.pool.is_open(run.run_id):
+        elif not waited_for and self.pool.is_open(run.run_id):
             self.pool.shut(run.run_id)
             self.wake()
         self.offer(run.run_id, [s.client for s in run.state.seats if s.phase != "done"])
@@ -375,9 +393,18 @@ class Dispatcher:
         """Tells clients that a run may have a seat for them."""
         for client in clients:
             self._offers.setdefault(client, set()).add(run_id)
+            self._offered_by.setdefault(run_id, set()).add(client)
             poll = self._polls.get(client)
             if poll is not None:
                 poll.news.set()
+
+    def _forget_offers(self, run: ServedRun) -> None:
+        """Drops who had a seat and has none any more: most of them are not heard of for long."""
+        if run.behind:
+            return  # A seat may have been heard of that this state does not know yet.
+        seated = {seat.client for seat in run.state.seats if seat.phase != "done"}
+        for client in self._offered_by.get(run.run_id, set()) - seated:
+            self._forget(client, run.run_id)
 
     def wake(self) -> None:
         """Lets everybody who waits look again."""

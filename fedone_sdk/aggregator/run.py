@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
 import structlog
@@ -19,6 +19,7 @@ from fedone_sdk.aggregator.events import (
     MemorySaved,
     ModelSeen,
     PauseAsked,
+    PutOut,
     Refused,
     Restarted,
     RoundFinished,
@@ -26,11 +27,13 @@ from fedone_sdk.aggregator.events import (
     SeatOffered,
     SeatsVacant,
     WentBack,
+    WorkAsked,
 )
+from fedone_sdk.aggregator.influence import influences
 from fedone_sdk.aggregator.machine import RoundMachine
 from fedone_sdk.aggregator.signals import MAX_NAMED, RunMoved
 from fedone_sdk.aggregator.state import RunState
-from fedone_sdk.algorithms import alpha_sha256, dump_memory
+from fedone_sdk.algorithms import alpha_sha256, dump_memory, load_memory
 from fedone_sdk.backends import Answer
 from fedone_sdk.clock import Clock
 from fedone_sdk.errors import FedOneError, ProblemError
@@ -38,6 +41,7 @@ from fedone_sdk.messages import (
     CacheReport,
     Cap,
     CensoringReport,
+    ClientInfluence,
     PromptReport,
     RoundReport,
     RunResult,
@@ -119,6 +123,7 @@ class ServedRun:
         store: Keeps the state.
         clock: Tells the time.
         available: Who could take a seat now: enrolment index -> examples held.
+        enrolled: How many clients there are.
         names: Client ids of enrolment indices, for reports.
         listener: Told of every effect once it is safe in the store.
 
@@ -136,6 +141,7 @@ class ServedRun:
         store: Store,
         clock: Clock,
         available: Callable[[ServedRun], Mapping[int, int]],
+        enrolled: Callable[[], int],
         names: Callable[[Sequence[int]], Awaitable[Sequence[str]]],
         listener: Listener,
     ) -> None:
@@ -149,6 +155,7 @@ class ServedRun:
         self._store = store
         self._clock = clock
         self._available = available
+        self._enrolled = enrolled
         self._names = names
         self._listener = listener
         self._lock = asyncio.Lock()
@@ -156,6 +163,7 @@ class ServedRun:
         self._arrays = arrays_of(self._state)
         self._version = 0
         self._newest = 0
+        self._doubtful = False
         self._logged = -1
         self._due: float | None = None
 
@@ -236,23 +244,28 @@ class ServedRun:
     def hear(self, moved: RunMoved) -> None:
         """Takes note of another replica's commit; `catch_up` reads it."""
         if moved.version > self._newest:
+            # Where one was not heard of, nobody knows whom it offered a seat.
+            self._doubtful |= moved.version > self._newest + 1
             self._newest, self._due = moved.version, moved.due
 
-    def hear_version(self, version: int) -> bool:
-        """Takes note that the store holds this version; returns whether that is news."""
-        if version <= self._newest:
-            return False
-        self._newest = version
-        return True
+    def hear_version(self, version: int) -> None:
+        """Takes note that the store holds this version."""
+        if version > self._newest:
+            self._newest, self._doubtful = version, True
 
     def doubt(self) -> None:
         """Signals may have been lost: the next `catch_up` reads the run."""
-        self._newest = self._version + 1
+        self._doubtful = True
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether something may have happened of which nobody told."""
+        return self._doubtful
 
     @property
     def behind(self) -> bool:
-        """Whether another replica is known to have moved the run."""
-        return self._newest > self._version
+        """Whether the run may have moved on from this copy."""
+        return self._doubtful or self._newest > self._version
 
     async def catch_up(self) -> None:
         """Makes sure that the state is the newest that is known to exist."""
@@ -265,20 +278,34 @@ class ServedRun:
                 await self._reload()
 
     async def _reload(self) -> None:
-        record = await self._store.run(self.run_id)
-        if record is None:
-            raise FedOneError(f"run {self.run_id!r} is not in the store any more")
-        await self._take(record)
+        # Cleared first: what is heard while the store reads may be newer than what it reads.
+        self._doubtful = False
+        try:
+            record = await self._store.run(self.run_id)
+            if record is None:
+                raise FedOneError(f"run {self.run_id!r} is not in the store any more")
+            await self._take(record)
+        except BaseException:
+            self.doubt()
+            raise
         self._listener(self, CaughtUp())
 
     async def _take(self, record: RunRecord) -> None:
+        # Whatever fails, fails before anything is changed.
+        log = await self._store.log(self.run_id, after=self._logged)
         document = json.loads(record.document)
-        self._stored = Counters.load(document.pop("counters"))
-        self._state = decode(document, record.arrays)
-        self._arrays = arrays_of(self._state)
-        self._version = self._newest = record.version
-        self._due = self.machine.next_deadline(self._state)
-        self._read_log(await self._store.log(self.run_id, after=self._logged))
+        stored = Counters.load(document.pop("counters"))
+        state = decode(document, record.arrays)
+        self._stored, self._state, self._arrays = stored, state, arrays_of(state)
+        self._version = record.version
+        self._moved()
+        self._read_log(entry for entry in log if entry.version <= record.version)
+
+    def _moved(self) -> None:
+        """What follows from the state when it has become another one."""
+        self._newest = max(self._newest, self._version)
+        if self._newest == self._version:  # else a newer deadline was heard of
+            self._due = self.machine.next_deadline(self._state)
         if self._state.running:
             self.ended.clear()
         else:
@@ -324,7 +351,7 @@ class ServedRun:
             while True:
                 if self.behind:
                     await self._reload()
-                state, effects = self._step(event)
+                state, effects = self._step(await self._completed(event))
                 if state is self._state:
                     # An answer that no commit confirms may be that of a state that has passed.
                     if effects and await self._was_moved():
@@ -339,6 +366,19 @@ class ServedRun:
                 self._tell(effect)
         return effects
 
+    async def _completed(self, event: Event) -> Event:
+        """Reads what an event needs of the store, and must not be older than the state is.
+
+        A client that asks for work does so with what its method remembers in this very state. And
+        a replica that came since it was looked who is alive may have something under way by now.
+        """
+        if isinstance(event, Restarted):
+            return replace(event, alive=event.alive | await self._store.alive())
+        if not (isinstance(event, WorkAsked) and self.machine.remembers_clients):
+            return event
+        saved = await self._store.memory(self.run_id, event.client)
+        return event if saved is None else replace(event, memory=load_memory(saved))
+
     async def _was_moved(self) -> bool:
         """Whether another replica has moved the run, though nobody said so yet."""
         if not self._store.shared:
@@ -352,15 +392,26 @@ class ServedRun:
         now = self._clock.now()
         state, effects = self.machine.step(self._state, event, now)
         if self.machine.wants_seating(state) and not isinstance(event, SeatsVacant):
-            seating = SeatsVacant(available=self._available(self))
-            state, more = self.machine.step(state, seating, now)
+            state, more = self.machine.step(state, self._seating(), now)
             effects += more
         return state, effects
 
     async def seat(self) -> None:
         """Gives free seats to clients that are available."""
         if self.machine.wants_seating(self._state):
-            await self.apply(SeatsVacant(available=self._available(self)))
+            await self.apply(self._seating())
+
+    def _seating(self) -> SeatsVacant:
+        return SeatsVacant(available=self._available(self), enrolled=self._enrolled())
+
+    async def clients(self) -> list[ClientInfluence]:
+        """What each client has done to the run, by enrolment index."""
+        lines = influences(self.machine, self._state)
+        names = await self._names(list(lines))
+        return [
+            line.model_copy(update={"client_id": name})
+            for line, name in zip(lines.values(), names, strict=True)
+        ]
 
     async def record_metric(self, round_number: int, value: float) -> None:
         """Adds a point to the metric's curve."""
@@ -445,10 +496,9 @@ class ServedRun:
             self.doubt()
             raise
         self._version += 1
-        self._newest = max(self._newest, self._version)
         self._stored = counters
         self._state, self._arrays = state, arrays
-        self._due = self.machine.next_deadline(state)
+        self._moved()
         if commit.log:
             self._logged = self._version
 
@@ -469,10 +519,11 @@ class ServedRun:
 
     def _tell(self, effect: Effect) -> None:
         if isinstance(effect, RunEnded):
-            self.ended.set()
             _log.info("run ended", run_id=self.run_id, status=effect.status)
         elif isinstance(effect, Closed):
             _log.info("assignment closed", run_id=self.run_id, **asdict(effect))
+        elif isinstance(effect, PutOut):
+            _log.warning("client quarantined", run_id=self.run_id, **asdict(effect))
         self._listener(self, effect)
 
     async def note(self, answers: Iterable[Answer]) -> None:

@@ -39,8 +39,13 @@ runs: [run.yaml]
 
 COMMANDS = [
     [],
-    *([name] for name in ("client", "plan", "quickstart", "runs", "score", "serve", "tune")),
-    *(["runs", name] for name in ("list", "log", "resume", "show", "stop", "watch")),
+    *([name] for name in ("client", "gateway", "plan", "quickstart", "score", "serve", "tune")),
+    *([name] for name in ("clients", "db", "runs", "tokens")),
+    *(["clients", name] for name in ("list", "revoke")),
+    *(["db", name] for name in ("current", "upgrade")),
+    *(["runs", name] for name in ("clients", "export", "import", "list", "log", "replay")),
+    *(["runs", name] for name in ("resume", "rollback", "show", "stop", "watch")),
+    *(["tokens", name] for name in ("create", "list", "revoke")),
 ]
 
 
@@ -381,20 +386,29 @@ def test_paths_start_at_the_run_file(fedone: Fedone, folder: Path) -> None:
     ("old", "new", "told"),
     [
         (
-            "enrolment_tokens: [enrol-me-please], ",
+            "enrolment_tokens: [enrol-me-please], admin_token: {env: TEST_ADMIN_TOKEN}",
             "",
             "config.yaml: auth.enrolment_tokens: needs at least one, or no device can enrol; "
             "make one with: python3 -c",
         ),
         ("[enrol-me-please]", "enrol-me-please", "config.yaml: auth.enrolment_tokens: must be a"),
-        ("enrol-me-please", "[enrol-me-please]", "config.yaml: auth.enrolment_tokens.0: must be"),
+        (
+            "enrol-me-please",
+            "[enrol-me-please]",
+            "config.yaml: auth.enrolment_tokens.0.token: must",
+        ),
         ("TEST_ADMIN_TOKEN", "NOPE", "config.yaml: auth.admin_token: the environment variable"),
         ("{env: TEST_ADMIN_TOKEN}", "enrol-me-please", "config.yaml: auth: admin_token must not"),
         ("listen:", "tls: {certificate: no.pem, key: no.key}\nlisten:", "config.yaml: tls: "),
         ("127.0.0.1:", "", "config.yaml: listen: "),
         ("fedone.db", "other.db", None),
         ("[run.yaml]", "[run.yaml, run.yaml]", "config.yaml: runs.1: run.yaml and run.yaml share"),
-        ("fedone.db", "postgresql://x/y", "config.yaml: store: postgresql is not supported"),
+        ("fedone.db", "mysql://x/y", "config.yaml: store: mysql is not supported"),
+        (
+            "fedone.db",
+            "postgresql://x:hunter2@127.0.0.1:9/y",
+            "config.yaml: store: 127.0.0.1/y: cannot be reached: ",
+        ),
         ("[run.yaml]", "[nope.yaml]", "nope.yaml: cannot be read"),
         ("runs:", "run:", "config.yaml: run: unknown key (allowed: auth, backend, "),
         (
@@ -418,13 +432,15 @@ def test_serve_check(
     code, out, err = fedone("serve", "config.yaml", "--check")
     if told is None:
         assert (code, err) == (0, "")
-        assert out == "config.yaml: would serve 1 runs at 127.0.0.1:8080\n"
+        store = "other.db" if new == "other.db" else "fedone.db"
+        assert out == f"config.yaml: would serve 1 runs at 127.0.0.1:8080; would make {store}\n"
     else:
         assert (code, out) == (2, "")
         assert err.startswith(told)
         assert len(err.splitlines()) == 1
     assert not (folder / "fedone.db").exists()
     assert "enrol-me-please" not in out + err
+    assert "hunter2" not in out + err
 
 
 def test_a_counted_vocabulary_needs_public_text(

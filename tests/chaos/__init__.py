@@ -1,5 +1,6 @@
-"""Programs that kill processes at random moments and let the provider count.
+"""Programs that kill processes at random moments, and compare or let the provider count.
 
-``python -m tests.chaos.killed_runs`` and ``python -m tests.chaos.shared_budget`` print their
-figures, and fail on any violation.
+``python -m tests.chaos.killed_runs`` and ``shared_budget`` watch what a provider is asked;
+``journal``, ``served_runs`` and ``replicas`` kill aggregators. Each prints its figures, and fails
+on any violation.
 """

@@ -460,7 +460,7 @@ def _answers(path: Path) -> dict[bytes, tuple[float, ...]]:
 
 def _under_way(state: RunState) -> int:
     """The most requests of the calls that a run has set something aside for."""
-    sent = sum(seat.sent.requests for seat in state.seats)
+    sent = sum(worst.requests for seat in state.seats for worst in seat.sent.values())
     return sent + state.evaluation.leased.requests
 
 

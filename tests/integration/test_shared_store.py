@@ -13,7 +13,7 @@ from fedone_sdk.aggregator.auth import Authority
 from fedone_sdk.aggregator.pool import TurnedAway
 from fedone_sdk.aggregator.run import ServedRun
 from fedone_sdk.aggregator.service import Service
-from fedone_sdk.algorithms import alpha_sha256
+from fedone_sdk.algorithms import alpha_sha256, dump_memory
 from fedone_sdk.budget import Usage
 from fedone_sdk.clock import SystemClock
 from fedone_sdk.errors import ProblemError
@@ -98,10 +98,13 @@ class Device:
     async def work(self) -> None:
         """Works until the run has ended."""
         with pytest.raises(ProblemError, match="run_ended"):
-            while True:
-                work = await self.claim()
-                if work is not None:
-                    await self.send(work)
+            await self._work_for_ever()
+
+    async def _work_for_ever(self) -> None:
+        while True:
+            work = await self.claim()
+            if work is not None:
+                await self.send(work)
 
 
 async def devices_of(services: list[Service], count: int = 4) -> list[Device]:
@@ -223,3 +226,56 @@ class TestThreeReplicas:
             await services[1].resume_run(await services[1].run("run"))
             run, _ = await finish(services)
             assert run.state.status == "completed"
+
+
+class _Shared(MemoryStore):
+    """A store in memory, as one of several processes sees it."""
+
+    shared = True
+
+    def __init__(self, other: MemoryStore | None = None) -> None:
+        super().__init__()
+        if other is not None:
+            self.__dict__ = other.__dict__
+
+
+async def test_a_client_remembers_what_it_did_last_and_not_what_was_read_before() -> None:
+    class Slow(_Shared):
+        async def memory(self, run_id: str, client_index: int) -> bytes | None:
+            found = await super().memory(run_id, client_index)
+            while meanwhile:
+                await meanwhile.pop()()
+            return found
+
+    meanwhile: list[Callable[[], Awaitable[None]]] = []
+    store = _Shared()
+    here, there = (
+        Service(store=s, clock=SystemClock(), authority=Authority(enrolment_tokens=[TOKEN]))
+        for s in (store, Slow(store))
+    )
+    spec = spec_of(min_clients=1)
+    method = spec.method.model_copy(update={"optimizer": "adamw"})
+    async with AsyncExitStack() as stack:
+        for service in (here, there):
+            await service.start()
+            stack.push_async_callback(service.stop)
+        await here.add_run(spec.model_copy(update={"method": method}), WORDS)
+        (device,) = await devices_of([here], 1)
+
+        async def work_here() -> None:
+            work = await device.claim()
+            assert work is not None
+            await device.send(work)
+
+        await work_here()
+        await there.refresh()
+        meanwhile.append(work_here)
+        client = await there.client(device.credential)
+        work = await there.claim(client, Claim(num_examples=5, wait_s=0))
+        assert isinstance(work, LossesAssignment)
+        assert work.round == 2
+        (seat,) = there.runs["run"].state.seats
+        saved = await store.memory("run", client.index)
+        assert saved is not None
+        assert seat.local is not None
+        assert dump_memory(seat.local.memory) == saved
