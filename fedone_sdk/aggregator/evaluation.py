@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 import structlog
@@ -19,8 +19,8 @@ from fedone_sdk.aggregator.events import (
     RoundFinished,
     RunEnded,
 )
-from fedone_sdk.aggregator.purse import Purse, attempt_id
-from fedone_sdk.aggregator.run import ServedRun
+from fedone_sdk.aggregator.purse import Attempts, Purse
+from fedone_sdk.aggregator.run import CaughtUp, ServedRun
 from fedone_sdk.algorithms import stream_seed
 from fedone_sdk.backends import (
     Answer,
@@ -36,6 +36,7 @@ from fedone_sdk.errors import (
     BackendBlocked,
     BackendError,
     BudgetExhausted,
+    FedOneError,
     ProblemError,
     SpecError,
 )
@@ -45,6 +46,8 @@ from fedone_sdk.task import Example, ScoreFunction
 __all__ = ["Evaluation", "curve_examples"]
 
 _log = structlog.get_logger(__name__)
+
+_PATIENCE_S = 1.0
 
 
 def curve_examples(spec: RunSpec, examples: Sequence[Example]) -> list[Example]:
@@ -86,15 +89,19 @@ class Evaluation:
         self._score = score
         self._subset = curve_examples(run.spec, examples)
         # The prompt is taken when its round ends; training does not wait for the measurement.
-        self._points: asyncio.Queue[tuple[int, str] | None] = asyncio.Queue()
+        self._points: asyncio.Queue[tuple[int, str, int] | None] = asyncio.Queue()
+        self._waits = False
 
-    def notice(self, effect: Effect) -> None:
+    def notice(self, effect: Effect | CaughtUp) -> None:
         """Takes note of what happened to the run."""
         every = self._run.spec.evaluation.every
         if isinstance(effect, RoundFinished) and every and (effect.report.round + 1) % every == 0:
-            self._points.put_nowait((effect.report.round, self._run.prompt().text))
-        elif isinstance(effect, RunEnded):
-            self._points.put_nowait(None)
+            prompt, rollbacks = self._run.prompt().text, self._run.state.rollbacks
+            self._points.put_nowait((effect.report.round, prompt, rollbacks))
+        elif isinstance(effect, RunEnded) or (
+            isinstance(effect, CaughtUp) and not self._run.state.running and self._waits
+        ):
+            self._points.put_nowait(None)  # The run has ended, here or on another replica.
 
     async def follow(self) -> None:
         """Measures no prompt and the untrained prompt, then the curve, at last the final prompt.
@@ -108,7 +115,9 @@ class Evaluation:
         await self._measure_whole("before", run.prompt(run.machine.start()).text)
         while not run.state.paused:
             if run.state.running or not self._points.empty():
+                self._waits = True
                 point = await self._points.get()
+                self._waits = False
                 if point is not None:  # else the run has ended, or had before it was resumed
                     await self._measure_point(*point)
             else:
@@ -116,12 +125,16 @@ class Evaluation:
                 if not run.state.running:
                     return
 
-    async def _measure_point(self, round_number: int, prompt: str) -> None:
+    async def _measure_point(self, round_number: int, prompt: str, rollbacks: int) -> None:
+        if self._run.state.rollbacks != rollbacks:
+            return
         value = await self._measure(prompt, self._subset)
         if value is not None:
-            await self._run.record_metric(round_number, value)
+            # After a rollback, there is or will be another round of this number.
+            if self._run.state.rollbacks == rollbacks:
+                await self._kept(partial(self._run.record_metric, round_number, value))
         elif self._run.state.paused:
-            self._points.put_nowait((round_number, prompt))
+            self._points.put_nowait((round_number, prompt, rollbacks))
 
     async def _measure_whole(
         self, which: Literal["no_prompt", "before", "after"], prompt: str
@@ -130,7 +143,7 @@ class Evaluation:
             return
         value = await self._measure(prompt, self._examples)
         if value is not None:
-            await self._run.apply(Measured(which=which, value=value))
+            await self._kept(partial(self._run.apply, Measured(which=which, value=value)))
 
     async def _measure(self, prompt: str, examples: Sequence[Example]) -> float | None:
         """The metric of a prompt, or None where the budget or the model does not allow it."""
@@ -156,10 +169,13 @@ class Evaluation:
         return None
 
     async def _ask(self, queries: Sequence[Query]) -> list[Answer]:
-        run, lease_id = self._run, attempt_id(self._replica())
+        run, attempts = self._run, Attempts(self._replica)
 
         async def set_aside(worst: Usage) -> None:
-            await run.apply(EvaluationReserved(lease_id=lease_id, worst=worst))
+            await attempts.set_aside(
+                worst,
+                lambda lease_id: run.apply(EvaluationReserved(lease_id=lease_id, worst=worst)),
+            )
 
         quotes = [await self._backend.quote(query) for query in queries]
         worst = sum((quote.without_queries() for quote in quotes), NOTHING)
@@ -173,6 +189,23 @@ class Evaluation:
             # The run's own budget, or one behind the model?
             raise purse.refusal or exc from None
         finally:
-            # Also after a cancellation amid `set_aside`, which may have opened the lease.
-            with suppress(ProblemError):  # There is no such lease: it was refused.
-                await run.apply(EvaluationSettled(lease_id=lease_id, used=purse.spent + counted))
+            # Also after a cancellation amid `set_aside`, which may have opened a lease.
+            for lease_id, used in attempts.shares(purse.spent + counted):
+                settled = EvaluationSettled(lease_id=lease_id, used=used)
+                await self._kept(partial(run.apply, settled))
+
+    async def _kept(self, keep: Callable[[], Awaitable[object]]) -> None:
+        """Stores something, however long the store is away: an open lease holds the budget back."""
+        while True:
+            try:
+                await keep()
+            except ProblemError:
+                return  # There is no such lease: it was refused, or charged in full.
+            except FedOneError:
+                _log.exception("an evaluation cannot be stored", run_id=self._run.run_id)
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    return  # Whoever starts next charges it in full.
+                await asyncio.sleep(_PATIENCE_S)
+            else:
+                return

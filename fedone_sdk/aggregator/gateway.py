@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from fedone_sdk.aggregator.events import GatewayAnswered, GatewayAsked, PauseAsked
-from fedone_sdk.aggregator.purse import Purse, attempt_id
+from fedone_sdk.aggregator.purse import Attempts, Purse
 from fedone_sdk.aggregator.run import ServedRun
 from fedone_sdk.aggregator.state import Seat
 from fedone_sdk.backends import Answer, LLMBackend, Query, query_for, rows_of, score_all
@@ -42,7 +41,8 @@ class Gateway:
     def __init__(self, backend: LLMBackend, replica: Callable[[], str]) -> None:
         self.backend = backend
         self._replica = replica
-        self._calls: dict[str, dict[str, asyncio.Task[Scores]]] = defaultdict(dict)
+        self._calls: dict[str, dict[str, asyncio.Task[Scores]]] = {}
+        self._runs_of: dict[str, ServedRun] = {}
         self._under_way: dict[asyncio.Task[Scores], ServedRun] = {}
 
     async def score(self, run: ServedRun, seat: Seat, message: Score, body_sha256: str) -> Scores:
@@ -51,11 +51,13 @@ class Gateway:
         Raises:
             ProblemError: The request does not fit the assignment, or the model failed.
         """
-        calls = self._calls[message.assignment_id]
+        calls = self._calls.get(message.assignment_id, {})
         task = calls.get(body_sha256)
         # No await from here to the task: the same request sent twice at once is one call.
         if task is None or _failed(task):
             queries = self._queries(run, self._prompts(run, seat, message), message)
+            self._calls[message.assignment_id] = calls
+            self._runs_of[message.assignment_id] = run
             task = calls[body_sha256] = asyncio.create_task(
                 self._ask(run, message.assignment_id, queries, body_sha256),
                 name=f"gateway {message.assignment_id}",
@@ -68,6 +70,13 @@ class Gateway:
     def forget(self, assignment_id: str) -> None:
         """Drops what is remembered for work that has ended."""
         self._calls.pop(assignment_id, None)
+        self._runs_of.pop(assignment_id, None)
+
+    def tidy(self, run: ServedRun) -> None:
+        """Drops what is remembered for a run's work that has ended on another replica."""
+        for assignment_id in [work for work, of in self._runs_of.items() if of is run]:
+            if run.state.seat_with(assignment_id) is None:
+                self.forget(assignment_id)
 
     async def wait(self, run: ServedRun) -> None:
         """Returns when no call of a run is under way."""
@@ -155,17 +164,23 @@ class Gateway:
     async def _ask(
         self, run: ServedRun, assignment_id: str, queries: list[Query], call: str
     ) -> Scores:
-        attempt = attempt_id(self._replica())
+        attempts = Attempts(self._replica)
 
         async def set_aside(worst: Usage) -> None:
-            await run.apply(
-                GatewayAsked(assignment_id=assignment_id, call=call, attempt=attempt, worst=worst)
+            await attempts.set_aside(
+                worst.without_queries(),
+                lambda attempt: run.apply(
+                    GatewayAsked(
+                        assignment_id=assignment_id, call=call, attempt=attempt, worst=worst
+                    )
+                ),
             )
 
-        async def settle(used: Usage) -> None:
-            await run.apply(
-                GatewayAnswered(assignment_id=assignment_id, attempt=attempt, used=used)
-            )
+        async def settle(spent: Usage) -> None:
+            for attempt, used in attempts.shares(spent):
+                await run.apply(
+                    GatewayAnswered(assignment_id=assignment_id, attempt=attempt, used=used)
+                )
 
         purse = Purse(run.run_id, NOTHING, set_aside)
         try:
@@ -196,9 +211,9 @@ class Gateway:
         """Asks the model out of a purse that is filled before, and settled after."""
         quotes = [await self.backend.quote(query) for query in queries]
         worst = sum((quote.without_queries() for quote in quotes), NOTHING)
-        await set_aside(worst + Usage(queries=len(queries)))
-        purse.granted = worst
         try:
+            await set_aside(worst + Usage(queries=len(queries)))
+            purse.granted = worst
             return await score_all(self.backend, (replace(query, payer=purse) for query in queries))
         finally:
             await settle(purse.spent)

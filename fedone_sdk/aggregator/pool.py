@@ -26,6 +26,8 @@ _HOLD_S = 25.0
 STAY_S = 600.0
 """How long a client that is not heard of stays in the pool, seconds."""
 _RATE_WINDOW_S = 30.0
+_HEARD_S = 10.0
+"""How long what another replica said of its clients counts, seconds."""
 _LOBBY = 64
 """Clients that may wait while there is no run for them."""
 
@@ -55,7 +57,10 @@ class Pool:
         # Who was sent away, and when it should be back.
         self._away: dict[int, float] = {}
         self._swept = 0.0
-        self._served: set[int] = set()
+        # Who made room after its work, and when that is forgotten.
+        self._served: dict[int, float] = {}
+        # Other replicas: clients sent away there, places that become free, until when that counts.
+        self._elsewhere: dict[str, tuple[int, float, float]] = {}
         self._opened: float | None = None
         self._rate = 0.0
         self._rate_at = 0.0
@@ -70,6 +75,25 @@ class Pool:
     def away(self) -> int:
         """How many clients were sent away and are expected back."""
         return len(self._away)
+
+    def rate(self, now: float) -> float:
+        """Pieces of work that ended here a second, about."""
+        return self._rate_now(now)
+
+    def hear(self, replica: str, away: int, rate: float, now: float) -> None:
+        """Takes note of who waits outside at another replica: those have the same right to places.
+
+        Args:
+            replica: Which one.
+            away: Clients that it has sent away and expects back.
+            rate: Pieces of work that ended there a second.
+            now: Seconds since the epoch.
+        """
+        self._elsewhere[replica] = (away, rate, now + _HEARD_S)
+
+    @property
+    def _num_outside(self) -> int:
+        return len(self._away) + sum(away for away, _, _ in self._elsewhere.values())
 
     def open(self, run_id: str, capacity: int) -> None:
         """Gives a run its places."""
@@ -107,7 +131,7 @@ class Pool:
             client: Its enrolment index.
             num_examples: Examples that it holds now.
             run_id: The only run that it wants to work for; None is any.
-            eligible: The running runs that it may work for.
+            eligible: The runs that it may work for; only those with places count.
             now: Seconds since the epoch.
 
         Returns:
@@ -122,7 +146,7 @@ class Pool:
         if known is None:
             came_back = self._away.pop(client, None) is not None
             has_worked = client in self._served
-            self._served.discard(client)
+            self._served.pop(client, None)
             free = [r for r in may if self._has_place(r, has_worked and not came_back)]
             if not free and (may or len(self._members) >= _LOBBY):
                 return self._send_away(client, now)
@@ -143,7 +167,7 @@ class Pool:
         # Whoever has just worked steps back for the others, unless too few are here to draw from.
         capacity = self._capacities.get(run_id, 0)
         room = capacity - len(self._places.get(run_id, ()))
-        return room > (capacity // 2 if has_worked and self._away else 0)
+        return room > (capacity // 2 if has_worked and self._num_outside else 0)
 
     def _take_places(self, member: Member, run_ids: Iterable[str]) -> None:
         self.leave([member.client_index])
@@ -171,7 +195,7 @@ class Pool:
     def rest(self, client: int, now: float) -> TurnedAway | None:
         """A client has waited in vain: it makes room where others wait for its place."""
         self._forget_lost(now)
-        if not self._away:
+        if not self._num_outside:
             return None
         self.leave([client])
         return self._send_away(client, now)
@@ -180,10 +204,10 @@ class Pool:
         """A client has worked; returns whether it has made room for others."""
         self._count(now)
         self._forget_lost(now)
-        if not self._away or client not in self._members:
+        if not self._num_outside or client not in self._members:
             return False
         self.leave([client])
-        self._served.add(client)
+        self._served[client] = now + MAX_RETRY_AFTER_S
         return True
 
     # Pace
@@ -197,8 +221,9 @@ class Pool:
         """Seconds after which those who are away come back as fast as places become free."""
         capacity = sum(self._capacities.values())
         # Half as many again: some come for nothing, and too few would make rounds wait.
-        wanted = 1.5 * max(capacity / _HOLD_S, self._rate_now(now))
-        pause = (len(self._away) + 1) / wanted if wanted else MAX_RETRY_AFTER_S
+        rate = self._rate_now(now) + sum(rate for _, rate, _ in self._elsewhere.values())
+        wanted = 1.5 * max(capacity / _HOLD_S, rate)
+        pause = (self._num_outside + 1) / wanted if wanted else MAX_RETRY_AFTER_S
         # The rate is known as well as it was watched long.
         watched = now - (now if self._opened is None else self._opened) + 10.0
         return max(min(pause, watched, MAX_RETRY_AFTER_S / 1.5), _MIN_RETRY_AFTER_S)
@@ -213,8 +238,11 @@ class Pool:
 
     def _forget_lost(self, now: float) -> None:
         """Stops counting on those who are not heard of: they have gone, or ask another replica."""
+        if self._elsewhere:
+            self._elsewhere = {r: told for r, told in self._elsewhere.items() if told[2] > now}
         if now > self._swept + 10.0:
             self._swept = now
             self.leave([c for c, member in self._members.items() if member.until <= now])
             late = MAX_RETRY_AFTER_S / 10
             self._away = {c: back for c, back in self._away.items() if back + late > now}
+            self._served = {c: until for c, until in self._served.items() if until > now}

@@ -3,23 +3,61 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 
-from fedone_sdk.budget import Account, Lease, Usage
+from fedone_sdk.budget import NOTHING, Account, Lease, Usage
 from fedone_sdk.errors import BudgetExhausted, ProblemError
 
-__all__ = ["Purse", "attempt_id", "replica_of"]
-
-
-def attempt_id(replica: str) -> str:
-    """A fresh name for what a replica has under way at a model."""
-    return f"{replica}/{uuid.uuid4().hex}"
+__all__ = ["Attempts", "Purse", "replica_of"]
 
 
 def replica_of(attempt: str) -> str:
     """The replica that has this under way."""
     return attempt.partition("/")[0]
+
+
+class Attempts:
+    """What a call has set aside: each amount under a name of its own, so that it is settled once.
+
+    The others charge in full what a replica had under way that they take for dead. One that lives
+    gets another name, and asks for more under that: what was charged already is not reserved any
+    more, and must not be charged again.
+
+    Args:
+        replica: Names this process now.
+    """
+
+    def __init__(self, replica: Callable[[], str]) -> None:
+        self._replica = replica
+        self._granted: dict[str, Usage] = {}
+        self._unknown: list[str] = []
+
+    async def set_aside(self, worst: Usage, reserve: Callable[[str], Awaitable[object]]) -> None:
+        """Has `worst` reserved under a fresh name.
+
+        Raises:
+            ProblemError: It was refused.
+        """
+        attempt = f"{self._replica()}/{uuid.uuid4().hex}"
+        self._unknown.append(attempt)  # Where the store goes away, it may be there or not.
+        try:
+            await reserve(attempt)
+        except ProblemError:
+            self._unknown.remove(attempt)
+            raise
+        self._unknown.remove(attempt)
+        self._granted[attempt] = worst
+
+    def shares(self, spent: Usage) -> Iterator[tuple[str, Usage]]:
+        """What each name has to bear of all that was spent, never more than it has if possible."""
+        for attempt in self._unknown:
+            yield attempt, NOTHING
+        last = next(reversed(self._granted), None)
+        for attempt, granted in self._granted.items():
+            share = spent if attempt == last else spent - spent.beyond(granted)
+            spent -= share
+            yield attempt, share
 
 
 class Purse:

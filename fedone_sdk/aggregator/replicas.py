@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 import structlog
 from pydantic import ValidationError
@@ -11,10 +11,12 @@ from pydantic import ValidationError
 from fedone_sdk.aggregator.access import Access
 from fedone_sdk.aggregator.dispatcher import Dispatcher
 from fedone_sdk.aggregator.events import TimePassed
+from fedone_sdk.aggregator.pool import STAY_S
 from fedone_sdk.aggregator.run import ServedRun
 from fedone_sdk.aggregator.signals import (
     SIGNAL,
     ClientChanged,
+    Crowd,
     Joined,
     Left,
     RunAdded,
@@ -30,6 +32,8 @@ _log = structlog.get_logger(__name__)
 
 _LOOK_S = 1.0
 """How often replicas look whether the leader or others are gone, seconds."""
+_MOST_SIGNALS = 10_000
+"""So many may wait to be followed; beyond that it is cheaper to read everything anew."""
 
 
 class Replicas:
@@ -68,6 +72,8 @@ class Replicas:
         self._tasks: list[asyncio.Task[None]] = []
         self._alive: frozenset[str] = frozenset()
         self._leads = False
+        self._looked = -_LOOK_S
+        self._told = (0, 0.0)
 
     @property
     def num_alive(self) -> int:
@@ -81,11 +87,20 @@ class Replicas:
 
     async def start(self) -> None:
         """Takes up what was under way, and begins to listen and to watch."""
-        self._store.listen(self._signals.put_nowait)
+        self._store.listen(self._listen)
         self._alive = await self._store.alive()
-        down = self._alive <= {self._store.replica}
-        for member in await self._store.members():
-            await self._take_in(self._dispatcher.presume(member) if down else member)
+        # Whoever serves leads or sees at once that nobody does; who starts beside this one has
+        # served nobody yet.
+        self._leads = down = await self._store.lead()
+        members = await self._store.members()
+        # The last one that was heard of tells until when somebody served, at least.
+        served = max((member.until for member in members), default=0.0) - STAY_S
+        gone = [member.client_index for member in members if member.until <= served]
+        for member in members:
+            if member.until > served:
+                await self._take_in(self._dispatcher.presume(member) if down else member)
+        if down and gone:
+            await self._store.leave(gone)
         for run in list(self._runs.values()):
             await run.restarted(self._alive, down=down)
         self._tasks = [
@@ -114,48 +129,91 @@ class Replicas:
     async def tick(self) -> None:
         """Takes seats from late clients, and charges what lost replicas had under way."""
         if self._store.shared:
-            await self._look_for_lost()
+            await self._look_who_lives()
+            await self._for_each(list(self._runs.values()), self._look_at)
+        await self._pass_all()
+
+    async def _pass_deadlines(self) -> None:
+        if not self._store.shared:
+            self._leads = await self._store.lead()
+        if self._leads:
+            await self._pass_all()
+
+    async def _pass_all(self) -> None:
         now = self._clock.now()
-        for run in list(self._runs.values()):
-            if run.due is not None and run.due <= now:
-                await run.catch_up()
-                if run.state.running:
-                    await self._dispatcher.miss(run)
-                    await run.apply(TimePassed())
+        runs = list(self._runs.values())
+        due = [run for run in runs if run.doubtful or (run.due is not None and run.due <= now)]
+        await self._for_each(due, self._pass_deadline)
 
-    async def _look_for_lost(self) -> None:
-        self._alive = await self._store.alive()
-        for run in list(self._runs.values()):
-            if run.machine.has_lost(run.state, self._alive):
-                await run.restarted(self._alive, down=False)
+    async def _pass_deadline(self, run: ServedRun) -> None:
+        await run.catch_up()
+        now = self._clock.now()
+        if run.state.running and run.due is not None and run.due <= now:
+            await self._dispatcher.miss(run)
+            await run.apply(TimePassed())
 
-    async def _look_for_unheard(self) -> None:
-        """Reads runs of whose commits nobody told: a replica may die between both."""
-        for run_id, version in (await self._store.versions()).items():
-            run = self._runs.get(run_id)
-            if run is None:
-                await self._refresh()
-            elif run.hear_version(version):
-                await run.catch_up()
+    async def _for_each(
+        self, runs: Iterable[ServedRun], work: Callable[[ServedRun], Awaitable[object]]
+    ) -> None:
+        """Does something with runs, all at once: none waits for one that is slow or broken.
+
+        Raises:
+            ExceptionGroup: Of what failed, once all the others are done.
+        """
+        done = await asyncio.gather(*map(work, runs), return_exceptions=True)
+        failed = [result for result in done if isinstance(result, Exception)]
+        if failed:
+            raise ExceptionGroup("runs that could not be worked on", failed)
+
+    async def _look(self) -> None:
+        """Looks who leads, who is gone, and for commits that nobody told of."""
+        now = asyncio.get_running_loop().time()
+        # Not at every event: it costs the store more than the event does.
+        if not self._store.shared or now < self._looked + _LOOK_S:
+            return
+        self._looked = now
+        self._leads = await self._store.lead()
+        await self._look_who_lives()
+        versions = await self._store.versions()
+        if versions.keys() - self._runs.keys():
+            await self._refresh()
+        for run_id, version in versions.items():
+            if run_id in self._runs:
+                self._runs[run_id].hear_version(version)
+        await self._tell_crowd()
+        await self._for_each(list(self._runs.values()), self._look_at)
+
+    async def _look_who_lives(self) -> None:
+        before, self._alive = self._alive, await self._store.alive()
+        if before - self._alive:
+            # What they had under way may be newer than the copies here.
+            for run in self._runs.values():
+                run.doubt()
+
+    async def _look_at(self, run: ServedRun) -> None:
+        # A replica may die between a commit and its signal, and a signal may be lost.
+        if run.doubtful:
+            await run.catch_up()
+        if self._leads and run.machine.has_lost(run.state, self._alive):
+            await run.restarted(self._alive, down=False)
+
+    async def _tell_crowd(self) -> None:
+        now, pool = self._clock.now(), self._dispatcher.pool
+        before, self._told = self._told, (pool.away, round(pool.rate(now), 3))
+        if (before, self._told) != ((0, 0.0), (0, 0.0)):
+            away, rate = self._told
+            crowd = Crowd(replica=self._store.replica, away=away, rate=rate)
+            await self._store.publish(crowd.model_dump_json())
 
     async def _watch(self) -> None:
         while True:
             self._changed.clear()
-            try:
-                self._leads = await self._store.lead()
-                wait = None
-                if self._leads:
-                    await self.tick()
-                    wait = self._until_due()
-                elif self._store.shared:
-                    self._alive = await self._store.alive()
-                if self._store.shared:
-                    await self._look_for_unheard()
-            except Exception:
-                # A store that fails now may work again; deadlines must not stop being watched.
-                _log.exception("deadlines could not be applied")
+            # What one cannot do must not keep the other from being done.
+            tried = [await self._tried(self._look), await self._tried(self._pass_deadlines)]
+            if not all(tried):
                 await asyncio.sleep(1)
                 continue
+            wait = self._until_due() if self._leads else None
             if self._store.shared:
                 wait = _LOOK_S if wait is None else min(wait, _LOOK_S)
             try:
@@ -164,11 +222,27 @@ class Replicas:
             except TimeoutError:
                 continue
 
+    async def _tried(self, work: Callable[[], Awaitable[None]]) -> bool:
+        try:
+            await work()
+        except Exception:
+            # A store that fails now may work again; deadlines must not stop being watched.
+            _log.exception("deadlines could not be applied")
+            return False
+        return True
+
     def _until_due(self) -> float | None:
         due = [run.due for run in self._runs.values() if run.state.running and run.due is not None]
         return max(min(due) - self._clock.now(), 0.001) if due else None
 
     # What others say
+
+    def _listen(self, text: str | None) -> None:
+        if self._signals.qsize() >= _MOST_SIGNALS:
+            while not self._signals.empty():
+                self._signals.get_nowait()
+            text = None
+        self._signals.put_nowait(text)
 
     async def _hear(self) -> None:
         while True:
@@ -200,7 +274,11 @@ class Replicas:
                     )
                 )
             case Left():
-                self._dispatcher.pool.leave(signal.client_indices)
+                self._dispatcher.left(signal.client_indices)
+            case Crowd():
+                self._dispatcher.pool.hear(
+                    signal.replica, signal.away, signal.rate, self._clock.now()
+                )
             case ClientChanged():
                 await self._access.reload(signal.client_index)
 
@@ -221,16 +299,18 @@ class Replicas:
 
     async def _take_in(self, member: Member) -> None:
         client = await self._access.record(member.client_index)
-        if client is not None:
+        if client is not None and client.revoked_at is None:
             self._dispatcher.take_in(member, client)
 
     async def _doubt_all(self) -> None:
         """Signals were lost: reads everything that they may have told of."""
-        await self._access.reload()
         for run in self._runs.values():
-            run.doubt()
-        await self._refresh()
-        for member in await self._store.members():
-            await self._take_in(member)
-        self._dispatcher.wake()
-        self._changed.set()
+            run.doubt()  # First: should the store be away, the next look reads them.
+        try:
+            await self._access.reload()
+            await self._refresh()
+            for member in await self._store.members():
+                await self._take_in(member)
+        finally:
+            self._dispatcher.wake()
+            self._changed.set()

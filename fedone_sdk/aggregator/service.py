@@ -242,11 +242,15 @@ class Service:
         """Reads what other replicas have added or changed."""
         for run_id, version in (await self._store.versions()).items():
             run = self.runs.get(run_id)
-            if run is None:
-                await self._known(run_id)
-            else:
-                run.hear_version(version)
-                await run.catch_up()
+            try:
+                if run is None:
+                    await self._known(run_id)
+                else:
+                    run.hear_version(version)
+                    await run.catch_up()
+            except Exception:
+                # Such as one of a newer version: the others must not suffer from it.
+                _log.exception("a run cannot be read", run_id=run_id)
 
     def _machine(self, run_id: str, spec: RunSpec, vocabulary: Vocabulary) -> RoundMachine:
         try:
@@ -267,6 +271,7 @@ class Service:
             store=self._store,
             clock=self._clock,
             available=self.dispatcher.available,
+            enrolled=lambda: self.num_clients,
             names=self.access.names,
             listener=self._on_effect,
         )
@@ -318,13 +323,7 @@ class Service:
                 code = "backend_unavailable" if passes else "backend_blocked"
                 raise ProblemError(code, _one_line(exc)) from exc
         model = run.state.model
-        run.ended.clear()
-        try:
-            await run.apply(ResumeAsked())
-        except ProblemError:
-            if not run.state.running:
-                run.ended.set()
-            raise
+        await run.apply(ResumeAsked())
         if model is not None and run.state.model != model:
             _log.warning(
                 "the run goes on with another model",
@@ -334,6 +333,7 @@ class Service:
             )
         self._evaluate(run)
         self.dispatcher.look_at(run)
+        self.replicas.notice()  # Its seats have new deadlines.
         self.dispatcher.wake()
 
     async def wait(self, run: ServedRun) -> None:
@@ -394,6 +394,7 @@ class Service:
         """
         client = await self.access.by_name(client_id)
         await run.apply(Quarantined(client=client.index, reason=reason))
+        _log.warning("client quarantined", run_id=run.run_id, client=client.index, reason=reason)
 
     async def release(self, run: ServedRun, client_id: str) -> None:
         """Ends a client's quarantine.
@@ -403,6 +404,7 @@ class Service:
         """
         client = await self.access.by_name(client_id)
         await run.apply(Released(client=client.index))
+        _log.info("client released", run_id=run.run_id, client=client.index)
 
     async def run(self, run_id: str) -> ServedRun:
         """The run of this name, where it stands now.
@@ -529,9 +531,11 @@ class Service:
         if isinstance(effect, (Accepted, Closed)) and self._gateway is not None:
             ended = effect.receipt if isinstance(effect, Accepted) else effect
             self._gateway.forget(ended.assignment_id)
+        if isinstance(effect, CaughtUp) and self._gateway is not None:
+            self._gateway.tidy(run)
         self.replicas.notice()
         evaluation = self._evaluations.get(run.run_id)
-        if evaluation is not None and not isinstance(effect, CaughtUp):
+        if evaluation is not None:
             evaluation.notice(effect)
         for listener in self.listeners:
             listener(run, effect)

@@ -10,6 +10,7 @@ from fedone_sdk.messages import RunStatus
 
 __all__ = [
     "ClientChanged",
+    "Crowd",
     "Joined",
     "Left",
     "MAX_NAMED",
@@ -79,5 +80,21 @@ class ClientChanged(_Signal):
     client_index: int
 
 
-Signal = Annotated[RunMoved | RunAdded | Joined | Left | ClientChanged, Field(discriminator="kind")]
-SIGNAL: TypeAdapter[RunMoved | RunAdded | Joined | Left | ClientChanged] = TypeAdapter(Signal)
+class Crowd(_Signal):
+    """How many clients a replica has sent away, and how fast places become free there.
+
+    Attributes:
+        replica: Which one.
+        away: Clients that are expected back.
+        rate: Pieces of work that ended, per second.
+    """
+
+    kind: Literal["crowd"] = "crowd"
+    replica: str
+    away: int
+    rate: float
+
+
+_Any = RunMoved | RunAdded | Joined | Left | ClientChanged | Crowd
+Signal = Annotated[_Any, Field(discriminator="kind")]
+SIGNAL: TypeAdapter[_Any] = TypeAdapter(Signal)

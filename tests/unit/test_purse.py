@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from fedone_sdk.aggregator.purse import Purse
+from fedone_sdk.aggregator.purse import Attempts, Purse, replica_of
 from fedone_sdk.budget import NOTHING, Usage
-from fedone_sdk.errors import BudgetExhausted, ProblemError
+from fedone_sdk.errors import BudgetExhausted, FedOneError, ProblemError
 
 ONE = Usage(requests=1, prompt_tokens=10)
 
@@ -101,3 +101,42 @@ async def test_a_provider_that_counts_more_is_paid_before_the_next_request() -> 
     async with purse.reserve(ONE) as lease:
         lease.settle(ONE)
     assert run.asked == Usage(prompt_tokens=15)
+
+
+async def test_each_amount_has_a_name_of_its_own_and_bears_no_more_than_that() -> None:
+    names = iter(["before", "after", "after"])
+    attempts = Attempts(lambda: next(names))
+    reserved: list[str] = []
+
+    async def reserve(attempt: str) -> None:
+        reserved.append(attempt)
+
+    for worst in (ONE * 2, ONE, ONE):
+        await attempts.set_aside(worst, reserve)
+    assert [replica_of(attempt) for attempt in reserved] == ["before", "after", "after"]
+    spent = Usage(requests=3, prompt_tokens=45)  # more tokens than anybody had bounded it by
+    shares = dict(attempts.shares(spent))
+    assert list(shares) == reserved
+    assert list(shares.values()) == [ONE * 2, ONE, Usage(prompt_tokens=15)]
+
+
+async def test_what_was_refused_bears_nothing_and_what_nobody_knows_is_given_back() -> None:
+    attempts = Attempts(lambda: "replica")
+    asked: list[str] = []
+
+    async def grant(attempt: str) -> None:
+        asked.append(attempt)
+
+    async def refuse(attempt: str) -> None:
+        raise ProblemError("lease_exhausted", "no more requests")
+
+    async def fail(attempt: str) -> None:
+        asked.append(attempt)
+        raise FedOneError("the store went away")
+
+    await attempts.set_aside(ONE, grant)
+    with pytest.raises(ProblemError):
+        await attempts.set_aside(ONE, refuse)
+    with pytest.raises(FedOneError, match="went away"):
+        await attempts.set_aside(ONE, fail)
+    assert dict(attempts.shares(ONE * 2)) == {asked[0]: ONE * 2, asked[1]: NOTHING}

@@ -1,0 +1,633 @@
+"""Replicas in one process, on a store that loses signals, fails and answers late when told to."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from fedone_sdk.aggregator import Service
+from fedone_sdk.aggregator.auth import Authority
+from fedone_sdk.aggregator.events import EvaluationReserved, SeatOffered
+from fedone_sdk.aggregator.pool import TurnedAway
+from fedone_sdk.backends import Query
+from fedone_sdk.backends.wrappers import BudgetedBackend, RetryingBackend
+from fedone_sdk.budget import NOTHING, Usage
+from fedone_sdk.errors import BackendUnavailable, FedOneError, ProblemError
+from fedone_sdk.messages import Claim, Enrol, LossesAssignment, LossesUpdate, Score, Scored
+from fedone_sdk.spec import RunSpec
+from fedone_sdk.stores import ClientRecord, Commit, Member, MemoryStore, RunRecord
+from fedone_sdk.stores.base import Signals
+from fedone_sdk.testing import ManualClock, ScriptedBackend
+from fedone_sdk.vocabulary import Vocabulary
+
+TOKEN = "enrolment-token"
+WORDS = Vocabulary(candidates=("x", "y"))
+TEXTS = ({"text": "a first text"}, {"text": "a second text"})
+
+
+def spec_of(
+    name: str = "run",
+    *,
+    rounds: int = 50,
+    budget: Mapping[str, Any] | None = None,
+    **participation: Any,
+) -> RunSpec:
+    method = {"name": "gs-bdpl", "num_samples": 2, "batch_size": 2, "optimizer": "sgd", "tau": 1.0}
+    patience = {"deadline_s": 100, "claim_timeout_s": 10}
+    return RunSpec.model_validate(
+        {
+            "name": name,
+            "task": {"template": "{prompt} {text} {mask}", "labels": {0: " no", 1: " yes"}},
+            "prompt": {"length": 2, "vocabulary": {"kind": "list", "candidates": ["x", "y"]}},
+            "method": method,
+            "participation": {"exchange": "losses", **patience, **participation},
+            "budget": budget,
+            "rounds": rounds,
+            "evaluation": {"every": 0},
+        }
+    )
+
+
+class Hub:
+    """What the stores of several replicas share, and what is wrong with it.
+
+    Attributes:
+        deaf: Whether signals are lost.
+    """
+
+    def __init__(self) -> None:
+        self.data = MemoryStore()
+        self.stores: list[Shared] = []
+        self.deaf = False
+
+    def store(self) -> Shared:
+        return Shared(self)
+
+
+class Shared(MemoryStore):
+    """One replica's view of a hub.
+
+    Attributes:
+        name: The replica.
+        alive_now: Whether the others can see it.
+        broken: How commits fail; ``late`` ones fail though they were stored.
+        broken_log: Whether the log cannot be read.
+    """
+
+    def __init__(self, hub: Hub) -> None:
+        super().__init__()
+        self.__dict__.update(hub.data.__dict__)
+        self.hub = hub
+        self.name = f"replica{len(hub.stores)}"
+        self.alive_now = True
+        self.broken: str | None = None
+        self.broken_log = False
+        self.signals: Signals = lambda text: None
+        hub.stores.append(self)
+
+    async def open(self) -> None:
+        """Stays who it is."""
+
+    async def commit(self, run_id: str, version: int, commit: Commit) -> None:
+        if self.broken == "early":
+            raise FedOneError("the store is away")
+        await super().commit(run_id, version, commit)
+        await self.publish(commit.signal or "")
+        if self.broken == "late once":
+            self.broken = None
+            raise FedOneError("the store went away")
+        if self.broken == "late":
+            raise FedOneError("the store went away")
+
+    async def log(self, run_id: str, kind: str | None = None, after: int = -1) -> list[Any]:
+        if self.broken_log:
+            raise FedOneError("the store is away")
+        return await super().log(run_id, kind, after)
+
+    @property
+    def shared(self) -> bool:
+        return True
+
+    @property
+    def replica(self) -> str:
+        return self.name
+
+    async def alive(self) -> frozenset[str]:
+        alive = {store.name for store in self.hub.stores if store.alive_now}
+        return frozenset(alive | {self.name})
+
+    async def lead(self) -> bool:
+        return next(store for store in self.hub.stores if store.alive_now) is self
+
+    async def publish(self, signal: str) -> None:
+        if signal and not self.hub.deaf:
+            for store in self.hub.stores:
+                if store is not self:
+                    store.signals(signal)
+
+    def listen(self, signals: Signals) -> None:
+        self.signals = signals
+
+
+@asynccontextmanager
+async def serving(
+    *stores: MemoryStore, clock: ManualClock | None = None, backend: Any = None
+) -> AsyncIterator[list[Service]]:
+    clock = clock or ManualClock()
+    services = []
+    try:
+        for store in stores:
+            service = Service(
+                store=store,
+                clock=clock,
+                authority=Authority(enrolment_tokens=[TOKEN]),
+                backend=backend,
+            )
+            await service.start()
+            services.append(service)
+        yield services
+    finally:
+        for service in reversed(services):
+            await service.stop()
+
+
+async def enrol(service: Service, count: int = 1) -> list[ClientRecord]:
+    identities = [await service.enrol(TOKEN, Enrol()) for _ in range(count)]
+    return [await service.client(identity.credential) for identity in identities]
+
+
+async def claim(
+    service: Service, client: ClientRecord, wait_s: float = 0, run_id: str | None = None
+) -> LossesAssignment | TurnedAway:
+    found = await service.claim(client, Claim(num_examples=5, wait_s=wait_s, run_id=run_id))
+    assert isinstance(found, LossesAssignment | TurnedAway)
+    return found
+
+
+async def work_of(service: Service, client: ClientRecord, wait_s: float = 0) -> LossesAssignment:
+    found = await claim(service, client, wait_s)
+    assert isinstance(found, LossesAssignment)
+    return found
+
+
+async def update(service: Service, client: ClientRecord, work: LossesAssignment) -> None:
+    message = LossesUpdate(
+        num_examples=5, scored=Scored(scored=2), usage=Usage(), model="scripted", losses=(0.5, 0.4)
+    )
+    await service.update(client, work.assignment_id, message, "ab" * 32)
+
+
+async def until(condition: Callable[[], object], seconds: float = 5.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+class TestSignals:
+    async def test_a_seat_that_nobody_told_of_is_found(self) -> None:
+        """The one who offered it dies before it has told; then another tells of what follows."""
+        hub = Hub()
+        async with serving(hub.store(), hub.store()) as (one, two):
+            await one.add_run(spec_of(clients_per_round=2), WORDS)
+            first, second = await enrol(one, 2)
+            await until(lambda: "run" in two.runs)
+            waits = asyncio.create_task(claim(one, first, wait_s=30))
+            await until(lambda: first.index in two.dispatcher.pool)
+            hub.deaf = True
+            await work_of(two, second)  # the round begins there
+            hub.deaf = False
+            # A commit that offers nothing, and whose signal is heard.
+            await two.runs["run"].record_metric(0, 0.5)
+            async with asyncio.timeout(5):
+                assert isinstance(await waits, LossesAssignment)
+
+    async def test_what_is_heard_while_the_store_reads_is_not_forgotten(self) -> None:
+        hub = Hub()
+        store, other = hub.store(), hub.store()
+        async with serving(store, other) as (one, two):
+            run = await one.add_run(spec_of(), WORDS)
+            await until(lambda: "run" in two.runs)
+            read = store.run
+
+            async def late(run_id: str) -> RunRecord | None:
+                found = await read(run_id)
+                await two.runs["run"].record_metric(0, 0.1)
+                await asyncio.sleep(0.02)
+                return found
+
+            store.run = late  # type: ignore[method-assign]
+            run.doubt()
+            await run.catch_up()
+            store.run = read  # type: ignore[method-assign]
+            assert run.behind
+            await run.catch_up()
+            assert (run.behind, run._version) == (False, two.runs["run"]._version)
+
+    async def test_a_client_that_waits_here_is_not_lost_for_what_it_left_there(self) -> None:
+        hub = Hub()
+        async with serving(hub.store(), hub.store()) as (one, two):
+            await one.add_run(spec_of(min_clients=2), WORDS)
+            (client,) = await enrol(one)
+            await until(lambda: "run" in two.runs)
+            waits = asyncio.create_task(claim(two, client, wait_s=30))
+            await until(lambda: 0 in two.dispatcher.pool)
+            await one.dispatcher._left([0])
+            await until(lambda: not two.replicas._signals.qsize())
+            await until(lambda: 0 in two.dispatcher.pool)
+            assert [m.client_index for m in await hub.stores[0].members()] == [0]
+            waits.cancel()
+
+    async def test_a_flood_of_signals_is_read_as_one_doubt(self) -> None:
+        hub = Hub()
+        store = hub.store()
+        async with serving(store) as (one,):
+            for _ in range(20_000):
+                store.signals('{"kind": "left", "client_indices": []}')
+            assert one.replicas._signals.qsize() <= 10_001
+
+
+class TestBrokenRuns:
+    async def test_the_others_deadlines_pass(self) -> None:
+        class Broken(MemoryStore):
+            broken = False
+
+            async def commit(self, run_id: str, version: int, commit: Commit) -> None:
+                if self.broken and run_id == "a":
+                    raise FedOneError("the disk has a hole")
+                await super().commit(run_id, version, commit)
+
+        store, clock = Broken(), ManualClock()
+        async with serving(store, clock=clock) as (service,):
+            clients = await enrol(service, 2)
+            for name, client in zip("ab", clients, strict=True):
+                await service.add_run(spec_of(name), WORDS)
+                await claim(service, client, run_id=name)
+            store.broken = True
+            clock.advance(101)
+            with pytest.raises(ExceptionGroup):
+                await service.tick()
+            assert service.runs["b"].state.lost == 1
+            store.broken = False
+            await service.tick()
+            assert service.runs["a"].state.lost == 1
+
+    async def test_one_that_cannot_be_read_stops_nobody(self) -> None:
+        hub = Hub()
+        async with serving(hub.store(), hub.store()) as (one, two):
+            await one.add_run(spec_of("a"), WORDS)
+            record = hub.data._runs["a"]
+            hub.data._runs["of-the-future"] = RunRecord(
+                run_id="of-the-future",
+                spec='{"version": "next"}',
+                candidates=record.candidates,
+                document=record.document,
+                arrays=record.arrays,
+                version=0,
+                created_at=0.0,
+            )
+            hub.data._logs["of-the-future"] = []
+            hub.deaf = True
+            await one.add_run(spec_of("b"), WORDS)
+            (client,) = await enrol(one)
+            work = await work_of(one, client)
+            await update(two, client, work)
+            assert two.runs[work.run_id].state.round == 1
+
+
+class TestStoreFailures:
+    async def test_a_reload_that_fails_half_way_leaves_nothing_out(self) -> None:
+        hub = Hub()
+        stores = hub.store(), hub.store()
+        async with serving(*stores) as (one, two):
+            run = await one.add_run(spec_of(), WORDS)
+            (client,) = await enrol(one)
+            await until(lambda: "run" in two.runs)
+            stores[1].broken_log = True
+            await update(one, client, await work_of(one, client))
+            two.runs["run"].doubt()
+            with pytest.raises(FedOneError, match="away"):
+                await two.runs["run"].catch_up()
+            stores[1].broken_log = False
+            work = await work_of(two, client)
+            await update(two, client, work)
+            assert [report.round for report in two.runs["run"].history] == [0, 1]
+            await run.catch_up()
+            assert [report.round for report in run.history] == [0, 1]
+
+    async def test_a_commit_of_which_nobody_knows_whether_it_happened(self) -> None:
+        hub = Hub()
+        store = hub.store()
+        async with serving(store) as (service,):
+            run = await service.add_run(spec_of(), WORDS)
+            (client,) = await enrol(service)
+            work = await work_of(service, client)
+            store.broken = "late"
+            with pytest.raises(FedOneError, match="went away"):
+                await update(service, client, work)
+            store.broken = None
+            await update(service, client, work)  # the receipt
+            assert (run.state.round, len(run.history)) == (1, 1)
+            assert run.state.account.spent.queries == 2
+
+    async def test_a_client_that_could_not_be_kept_is_not_drawn(self) -> None:
+        class Away(MemoryStore):
+            async def join(self, member: Member) -> None:
+                raise FedOneError("the store is away")
+
+        async with serving(Away()) as (service,):
+            await service.add_run(spec_of(min_clients=2), WORDS)
+            (client,) = await enrol(service)
+            with pytest.raises(FedOneError):
+                await claim(service, client)
+            assert len(service.dispatcher.pool) == 0
+            assert service.dispatcher.num_polls == 0
+
+
+class TestHangUps:
+    @pytest.mark.parametrize("after", range(24))
+    async def test_whenever_a_client_goes_nothing_is_lost(self, after: int) -> None:
+        class Slow(MemoryStore):
+            async def join(self, member: Member) -> None:
+                await asyncio.sleep(0)
+                await super().join(member)
+
+            async def commit(self, run_id: str, version: int, commit: Commit) -> None:
+                await asyncio.sleep(0)
+                await super().commit(run_id, version, commit)
+                await asyncio.sleep(0)
+
+        async with serving(Slow()) as (service,):
+            run = await service.add_run(spec_of(budget={"queries": 2}), WORDS)
+            (client,) = await enrol(service)
+            asks = asyncio.create_task(claim(service, client, wait_s=30))
+            for _ in range(after):
+                await asyncio.sleep(0)
+            asks.cancel()
+            await asyncio.gather(asks, return_exceptions=True)
+            assert service.dispatcher.num_polls == 0
+            await update(service, client, await work_of(service, client))
+            assert run.state.status == "budget_exhausted"
+            assert run.state.account.held.queries == 2
+
+
+class TestEnds:
+    async def test_resumed_by_one_that_is_behind(self) -> None:
+        hub = Hub()
+        async with serving(hub.store(), hub.store()) as (one, two):
+            run = await one.add_run(spec_of(), WORDS)
+            await until(lambda: "run" in two.runs)
+            await two.stop_run(await two.run("run"))
+            await until(lambda: run.ended.is_set())
+            hub.deaf = True
+            await two.runs["run"].record_metric(0, 0.5)  # so that the first commit conflicts
+            await one.resume_run(run)
+            assert run.state.running
+            assert not run.ended.is_set()
+
+    async def test_a_revoked_client_s_poll_gives_it_no_work(self) -> None:
+        async with serving(MemoryStore()) as (service,):
+            run = await service.add_run(spec_of(clients_per_round=2), WORDS)
+            first, second = await enrol(service, 2)
+            waits = asyncio.create_task(claim(service, first, wait_s=30))
+            await until(lambda: service.dispatcher.num_polls)
+
+            def revoke(run: object, effect: object) -> None:
+                if effect == SeatOffered(client=first.index):
+                    service.dispatcher.shut_out(first)
+
+            service.listeners.append(revoke)
+            await work_of(service, second)
+            assert isinstance(await waits, TurnedAway)
+            phases = {seat.client: seat.phase for seat in run.state.seats}
+            assert phases == {first.index: "offered", second.index: "working"}
+
+    async def test_a_revoked_client_does_not_wait_after_a_restart(self) -> None:
+        store = MemoryStore()
+        async with serving(store) as (service,):
+            await service.add_run(spec_of(min_clients=2), WORDS)
+            (client,) = await enrol(service)
+            await claim(service, client)
+            await service.access.revoke_client(client.client_id)
+        async with serving(store) as (service,):
+            assert len(service.dispatcher.pool) == 0
+
+    async def test_who_had_gone_long_before_a_restart_is_not_waited_for(self) -> None:
+        store, clock = MemoryStore(), ManualClock()
+        async with serving(store, clock=clock) as (service,):
+            await service.add_run(spec_of(min_clients=3), WORDS)
+            first, second = await enrol(service, 2)
+            await claim(service, first)
+            clock.advance(3600)
+            await claim(service, second)
+        clock.advance(3600)
+        async with serving(store, clock=clock) as (service,):
+            assert [0 in service.dispatcher.pool, 1 in service.dispatcher.pool] == [False, True]
+            assert [member.client_index for member in await store.members()] == [1]
+
+    async def test_replicas_that_start_at_once_renew_deadlines(self) -> None:
+        hub, clock = Hub(), ManualClock()
+        async with serving(hub.store(), clock=clock) as (one,):
+            await one.add_run(spec_of(), WORDS)
+            (client,) = await enrol(one)
+            work = await work_of(one, client)
+        hub.stores[0].alive_now = False
+        clock.advance(3600)
+        stores = hub.store(), hub.store()  # both are there before either has started
+        async with serving(*stores, clock=clock) as (one, two):
+            await one.tick()
+            await update(two, client, work)
+
+    async def test_what_ends_elsewhere_leaves_nothing_behind(self) -> None:
+        hub = Hub()
+        backend = ScriptedBackend()
+        async with serving(hub.store(), hub.store(), backend=backend) as (one, two):
+            await one.add_run(spec_of(), WORDS)
+            (client,) = await enrol(one)
+            await until(lambda: "run" in two.runs)
+            work = await work_of(one, client)
+            await score(one, client, work)
+            gateway = one._gateway
+            assert gateway is not None
+            assert gateway._calls
+            await update(two, client, work)
+            await until(lambda: not gateway._calls)
+            await until(lambda: one.runs["run"].state.round == 1)
+
+    async def test_offers_are_forgotten_with_the_round(self) -> None:
+        clock = ManualClock()
+        async with serving(MemoryStore(), clock=clock) as (service,):
+            await service.add_run(spec_of(max_lost=99), WORDS)
+            for client in await enrol(service, 5):
+                await update(service, client, await work_of(service, client))
+                service.dispatcher.pool.leave([client.index])  # It never comes again.
+                clock.advance(11)
+                await service.tick()
+            assert list(service.dispatcher._offers) == [4]
+
+
+class TestFairness:
+    async def test_those_outside_of_one_replica_get_the_places_of_another(self) -> None:
+        hub, clock = Hub(), ManualClock()
+        async with serving(hub.store(), hub.store(), clock=clock) as (one, two):
+            await one.add_run(spec_of(min_clients=64), WORDS)
+            clients = await enrol(one, 66)
+            await until(lambda: "run" in two.runs)
+            for client in clients[:64]:
+                await one.dispatcher._wait_in_pool(
+                    client.index, Claim(num_examples=5), [one.runs["run"]]
+                )
+            await until(lambda: len(two.dispatcher.pool) == 64)
+            found = await claim(two, clients[64])
+            assert isinstance(found, TurnedAway)
+            assert found.retry_after_s > 0
+            await until(lambda: one.dispatcher.pool._num_outside == 1)
+            tired = one.dispatcher.pool.rest(clients[0].index, clock.now())
+            assert tired is not None
+            assert clients[0].index not in one.dispatcher.pool
+
+
+async def score(service: Service, client: ClientRecord, work: LossesAssignment) -> None:
+    message = Score(assignment_id=work.assignment_id, examples=TEXTS)
+    digest = hashlib.sha256(message.model_dump_json().encode()).hexdigest()
+    await service.score(client, message, digest)
+
+
+class TestBudget:
+    async def test_one_that_is_taken_for_dead_amid_a_call_stays_under_the_cap(self) -> None:
+        """It is charged in full by the other, then goes on under a new name."""
+        hub = Hub()
+        stores = hub.store(), hub.store()
+        services: list[Service] = []
+        failures = 2
+
+        async def gate(query: Query) -> None:
+            nonlocal failures
+            if failures:
+                failures -= 1
+                # Its session is lost and comes back; the other sees that before it does.
+                stores[1].name += "-anew"
+                await until(lambda: services[0].runs["run"].behind)
+                await services[0].tick()
+                raise BackendUnavailable("busy", retry_after_s=0.0)
+
+        backend = RetryingBackend(BudgetedBackend(ScriptedBackend(gate=gate)), max_wait_s=0.001)
+        async with serving(*stores, backend=backend) as served:
+            services += served
+            one, two = served
+            run = await one.add_run(spec_of(budget={"requests": 5}), WORDS)
+            (client,) = await enrol(one)
+            await until(lambda: "run" in two.runs)
+            work = await work_of(two, client)
+            await score(two, client, work)
+            await run.catch_up()
+            (seat,) = run.state.seats
+            held = run.state.account.leases[work.assignment_id]
+            assert not seat.sent
+            # Two prompts and two retries.
+            assert seat.used.requests == held.requests == 4
+
+    async def test_who_came_after_the_look_is_not_taken_for_dead(self) -> None:
+        hub = Hub()
+        store = hub.store()
+        async with serving(store) as (service,):
+            run = await service.add_run(spec_of(), WORDS)
+            before = await store.alive()
+            hub.store()  # comes now
+            await run.apply(EvaluationReserved(lease_id="replica1/a", worst=Usage(requests=3)))
+            await run.apply(EvaluationReserved(lease_id="gone/b", worst=Usage(requests=5)))
+            await run.restarted(before, down=False)
+            assert set(run.state.evaluation.leases) == {"replica1/a"}
+            assert run.state.account.spent == Usage(requests=5)
+
+    async def test_what_was_set_aside_but_never_asked_is_free_again(self) -> None:
+        hub = Hub()
+        store = hub.store()
+        async with serving(store, backend=ScriptedBackend()) as (service,):
+            run = await service.add_run(spec_of(), WORDS)
+            (client,) = await enrol(service)
+            work = await work_of(service, client)
+            store.broken = "late once"
+            with pytest.raises(FedOneError, match="went away"):
+                await score(service, client, work)
+            await run.catch_up()
+            assert run.state.seats[0].under_way == NOTHING
+            assert run.state.seats[0].used.requests == 0
+            await score(service, client, work)
+            await run.catch_up()
+            assert run.state.seats[0].used == Usage(queries=2, requests=2) + Usage(
+                prompt_tokens=run.state.seats[0].used.prompt_tokens,
+                completion_tokens=run.state.seats[0].used.completion_tokens,
+            )
+
+    async def test_what_a_dead_one_had_under_way_is_charged_by_one_that_was_behind(self) -> None:
+        hub = Hub()
+        stores = hub.store(), hub.store()
+        async with serving(*stores) as (one, two):
+            run = await one.add_run(spec_of(), WORDS)
+            await until(lambda: "run" in two.runs)
+            await one.tick()
+            lease = EvaluationReserved(lease_id="replica1/a", worst=Usage(requests=3))
+            await two.runs["run"].apply(lease)
+            await until(lambda: run.behind)
+            assert not run.doubtful  # It was told of that; it only did not look.
+            stores[1].alive_now = False
+            await one.tick()
+            assert run.state.account.spent == Usage(requests=3)
+
+
+class TestEvaluation:
+    async def test_the_end_is_seen_by_who_measures(self) -> None:
+        hub, backend = Hub(), ScriptedBackend()
+        async with serving(hub.store(), hub.store(), backend=backend) as (one, two):
+            dev = [{"text": "a dev text", "label": 0}]
+            run = await one.add_run(spec_of(), WORDS, dev=dev)
+            await until(lambda: "run" in two.runs)
+            await until(lambda: run.state.metric.before is not None)
+            await two.stop_run(await two.run("run"))
+            async with asyncio.timeout(5):
+                await one.wait(run)
+            assert run.state.metric.after is not None
+
+    async def test_a_lease_is_settled_though_the_store_was_away(self) -> None:
+        class Flaky(MemoryStore):
+            failures = 0
+
+            async def commit(self, run_id: str, version: int, commit: Commit) -> None:
+                leases = json.loads(self._runs[run_id].document)["evaluation"]["leases"]
+                if leases and self.failures:
+                    self.failures -= 1
+                    raise FedOneError("the store is away")
+                await super().commit(run_id, version, commit)
+
+        store = Flaky()
+        async with serving(store, backend=ScriptedBackend()) as (service,):
+            store.failures = 1
+            dev = [{"text": "a dev text", "label": 0}]
+            run = await service.add_run(spec_of(), WORDS, dev=dev)
+            await until(lambda: run.state.metric.before is not None)
+            assert not run.state.evaluation.leases
+            assert not store.failures
+
+
+async def test_not_found_for_what_is_another_s() -> None:
+    hub = Hub()
+    async with serving(hub.store(), hub.store()) as (one, two):
+        await one.add_run(spec_of(), WORDS)
+        mine, other = await enrol(one, 2)
+        await until(lambda: "run" in two.runs)
+        work = await work_of(one, mine)
+        for service in (one, two):
+            with pytest.raises(ProblemError) as excinfo:
+                await update(service, other, work)
+            assert excinfo.value.code == "not_found"
+        await two.stop_run(await two.run("run"))
+        for service in (one, two):
+            with pytest.raises(ProblemError) as excinfo:
+                await update(service, mine, work)
+            assert excinfo.value.code == "assignment_expired"
