@@ -42,7 +42,8 @@ def contribution(
         advantage: Per token how much worse it looked in the seat's first local step; None looks
             at the step of alpha itself.
     """
-    spreads = [float(np.std(step)) for step in seat.losses]
+    # The mean of equal numbers may be rounded: their spread is none nevertheless.
+    spreads = [float(np.std(step)) if np.ptp(step) else 0.0 for step in seat.losses]
     return Contribution(
         client=seat.client,
         alpha=(seat.local or state.method).alpha,

@@ -33,6 +33,7 @@ __all__ = [
     "MemorySaved",
     "ModelSeen",
     "PauseAsked",
+    "PutOut",
     "Quarantined",
     "Refused",
     "Released",
@@ -60,9 +61,11 @@ class SeatsVacant:
 
     Attributes:
         available: Enrolment index -> examples held, of the clients seen lately.
+        enrolled: How many clients there are, seen lately or not; None is not known.
     """
 
     available: Mapping[int, int]
+    enrolled: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -332,6 +335,21 @@ class RoundFinished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PutOut:
+    """The defences have put a client in quarantine.
+
+    Attributes:
+        client: Its enrolment index.
+        round: At the end of which round.
+        reason: What it did.
+    """
+
+    client: int
+    round: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WentBack:
     """The run stands again where it stood after `to_round` rounds.
 
@@ -359,6 +377,7 @@ Effect = (
     | Closed
     | MemorySaved
     | RoundFinished
+    | PutOut
     | WentBack
     | RunEnded
 )

@@ -211,12 +211,19 @@ class _ServiceFigures(Collector):
             name: family(f"fedone_run_{name}", text, labels=("run", *labels))
             for name, family, text, labels in _RUN_FIGURES
         }
+        quarantined = GaugeMetricFamily(
+            "fedone_clients_quarantined",
+            "Devices that get no work of a run, put out by its defences or by a person",
+            labels=("run",),
+        )
         recently = time.time() - _AN_HOUR_S
         for run in runs:
             ended_at = run.state.ended_at
             if run.state.running or run.state.paused or ended_at is None or ended_at > recently:
+                quarantined.add_metric((run.run_id,), len(run.state.quarantined))
                 for name, labels, value in _figures_of(run):
                     families[name].add_metric((run.run_id, *labels), value)
+        yield quarantined
         yield from families.values()
 
 

@@ -121,8 +121,12 @@ class Releases:
             epsilon=self.accountant.epsilon(most),
             releases=most,
             clients=len(counts),
-            spent_up=sum(not self.has_room(count) for count in counts.values()),
+            spent_up=len(self.spent_up(counts)),
         )
+
+    def spent_up(self, counts: Mapping[int, int]) -> frozenset[int]:
+        """The devices that get no more work, because it would pass ``max_epsilon``."""
+        return frozenset(client for client, count in counts.items() if not self.has_room(count))
 
     def has_room(self, count: int) -> bool:
         """Whether a device with so many releases may take another seat."""

@@ -166,7 +166,7 @@ class Defence:
         known = _Known(memory, alpha.shape)
         looks = [_Look.at(one, alpha, known) for one in contributions]
         # Two that came together cannot say which of them is too long; three can.
-        usual = [*known.steps, *(look.norm for look in looks if len(looks) > 2)]
+        usual = [*known.steps, *(look.norm for look in looks if len(looks) > 2 and look.norm)]
         verdicts = [self._judge(alpha, look, known, usual) for look in looks]
         for look, verdict in zip(looks, verdicts, strict=True):
             known.add(look, verdict)
@@ -210,7 +210,7 @@ class Defence:
         if look.agreement is not None and len(known.agreements) >= WARM_UP:
             chance = 1.0 / math.sqrt(self.num_samples - 1)
             score = _robust_score(look.agreement, known.agreements, chance)
-        if len(known.sizes) >= WARM_UP:
+        if look.size is not None and len(known.sizes) >= WARM_UP:
             # Only what is too large: losses that hardly differ move nothing.
             too_large = _robust_score(look.size, known.sizes, _SIZE_FLOOR)
             score = min(score, -too_large)
@@ -240,7 +240,7 @@ class _Look:
     step: NDArray[np.float64]
     norm: float
     evidence: NDArray[np.float64]
-    size: float
+    size: float | None
     agreement: float | None
     mean_loss: float
 
@@ -257,7 +257,7 @@ class _Look:
             step=step,
             norm=norm,
             evidence=evidence,
-            size=math.log(max(spread, 1e-30)),
+            size=math.log(spread) if spread else None,
             agreement=known.agreement(evidence),
             mean_loss=one.mean_loss,
         )
@@ -328,9 +328,13 @@ class _Known:
         self.entries[look.client] = [
             float(old + new) for old, new in zip(self.entry(look.client), changes, strict=True)
         ]
-        self.steps.append(verdict.measure)
-        self.sizes.append(look.size)
         self.losses.append(look.mean_loss)
+        # What moves nothing says nothing of how far others may go: once most prompts of a step
+        # are the same, the usual step would be none.
+        if look.norm:
+            self.steps.append(verdict.measure)
+        if look.size is not None:
+            self.sizes.append(look.size)
         if look.agreement is not None:
             self.agreements.append(look.agreement)
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import aiohttp
 import typer
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from fedone_sdk.cli import archives
 from fedone_sdk.cli._http import Server, Token, call, parse, request
@@ -18,7 +18,7 @@ from fedone_sdk.cli._output import Output
 from fedone_sdk.cli._report import print_result
 from fedone_sdk.cli._signals import stopping
 from fedone_sdk.errors import SpecError, TransportError
-from fedone_sdk.messages import RollBack, RoundReport, RunResult
+from fedone_sdk.messages import ClientInfluence, RollBack, RoundReport, RunResult
 
 __all__ = ["app"]
 
@@ -28,6 +28,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     epilog="Example: fedone runs watch sst2 --server https://fedone.example",
 )
+
+_INFLUENCES: TypeAdapter[list[ClientInfluence]] = TypeAdapter(list[ClientInfluence])
 
 RunId = Annotated[str, typer.Argument(metavar="RUN_ID", show_default=False)]
 
@@ -48,6 +50,35 @@ def list_runs(server: Server, token: Token, json_file: JsonFile = None) -> None:
 def show(run_id: RunId, server: Server, token: Token, json_file: JsonFile = None) -> None:
     """Show where a run stands, or how it ended."""
     _show(Output(json_file), call(server, token, "GET", f"/v1/runs/{run_id}"))
+
+
+@app.command(epilog="Example: fedone runs clients sst2 --server https://fedone.example")
+def clients(run_id: RunId, server: Server, token: Token, json_file: JsonFile = None) -> None:
+    """Show what each client has done to a run.
+
+    Known are the clients that the run's defences judged, that its privacy counts, or that are in
+    quarantine.
+    """
+    output = Output(json_file)
+    body = call(server, token, "GET", f"/v1/runs/{run_id}/clients")
+    found = parse(_INFLUENCES.validate_json, body)
+    output.table(
+        ["client", "updates", "share", "scaled", "held back", "score", "epsilon", "quarantined"],
+        (
+            [
+                line.client_id,
+                str(line.rounds),
+                f"{line.share:.1%}",
+                str(line.scaled),
+                str(line.outliers),
+                f"{line.score:+.1f}",
+                "-" if line.epsilon is None else f"{line.epsilon:.2f}",
+                "yes" if line.quarantined else "no",
+            ]
+            for line in found
+        ),
+    )
+    output.write_json([line.model_dump(mode="json") for line in found])
 
 
 @app.command(epilog="Example: fedone runs stop sst2 --server https://fedone.example")

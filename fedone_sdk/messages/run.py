@@ -160,6 +160,7 @@ class ClientInfluence(Message):
     """What one client has done to a run.
 
     Attributes:
+        client_id: Which.
         rounds: Its accepted updates that the defences looked at.
         movement: The sum of its steps' norms, as far as they counted.
         share: Of the movement of all clients.
@@ -172,6 +173,7 @@ class ClientInfluence(Message):
         epsilon: What they have cost it; null where no noise is asked for.
     """
 
+    client_id: str = ""
     rounds: int = 0
     movement: float = 0.0
     share: float = 0.0

@@ -32,6 +32,7 @@ from fedone_sdk.messages.model import (
 from fedone_sdk.messages.problem import Problem
 from fedone_sdk.messages.run import RunResult
 from fedone_sdk.messages.score import Score, Scores
+from fedone_sdk.messages.steering import About, Health, Quarantine, RollBack, RunSummary
 from fedone_sdk.messages.update import AlphaUpdate, Decline, LossesUpdate, Receipt
 
 __all__ = ["json_schemas"]
@@ -51,7 +52,10 @@ _MESSAGES = (
     LossesUpdate,
     Decline,
     Receipt,
+    RunSummary,
     RunResult,
+    RollBack,
+    Quarantine,
     NewToken,
     CreatedToken,
     TokenInfo,
@@ -64,6 +68,8 @@ _MESSAGES = (
     ModelQuery,
     ModelAnswer,
     ModelProblem,
+    Health,
+    About,
 )
 
 

@@ -85,8 +85,9 @@ class TestGoldenMessages:
             setattr(message, field, None)
 
     def test_every_message_has_a_vector(self) -> None:
-        parts = {"Array", "CacheReport", "Cap", "CensoringReport", "ClientInfluence",
-                 "MetricReport", "PrivacyReport", "PromptReport", "RoundReport", "Scored", "Step", "Traffic", "Message"}  # fmt: skip
+        parts = {"Array", "CacheReport", "Cap", "CensoringReport", "Check", "ClientInfluence",
+                 "Message", "MetricReport", "PrivacyReport", "PromptReport", "RoundReport",
+                 "Scored", "Step", "Traffic"}  # fmt: skip
         classes = {
             name
             for name in messages.__all__

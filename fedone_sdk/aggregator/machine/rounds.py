@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedone_sdk.aggregator.defence import admitted_seat, contribution, verdict
-from fedone_sdk.aggregator.events import Effect, MemorySaved, RoundFinished
+from fedone_sdk.aggregator.events import Effect, MemorySaved, PutOut, RoundFinished
 from fedone_sdk.aggregator.machine.outcome import Outcome, ended, without_seat
 from fedone_sdk.aggregator.machine.rules import Rules
 from fedone_sdk.aggregator.state import RunState, Seat
@@ -65,22 +65,22 @@ def finish(rules: Rules, state: RunState, now: float) -> Outcome:
         "seats": [_record(rules, seat) for seat in state.seats if seat.phase == "done"],
         "alpha_sha256": alpha_sha256(method.alpha),
     }
-    banned = frozenset[int]()
+    banned: tuple[PutOut, ...] = ()
     if rules.defence is not None:
         banned = _banned(rules, rules.defence, state, defence, verdicts)
         record["defence"] = [verdict(seat, one) for seat, one in zip(seats, verdicts, strict=True)]
-        record["quarantined"] = sorted(banned)
+        record["quarantined"] = [{"client": one.client, "reason": one.reason} for one in banned]
     finished = RoundFinished(
         report=report, clients=tuple(seat.client for seat in seats), record=record
     )
-    over = (*_saved(rules, state), finished)
+    over = (*_saved(rules, state), finished, *banned)
     state = replace(
         state,
         round=state.round + 1,
         method=method,
         server_memory=server_memory,
         defence=defence,
-        quarantined=state.quarantined | banned,
+        quarantined=state.quarantined.union(one.client for one in banned),
         seats=(),
         passed=frozenset(),
         fills=0,
@@ -113,16 +113,23 @@ def _admitted(
 
 def _banned(
     rules: Rules, defence: Defence, state: RunState, memory: Memory, verdicts: Sequence[Admitted]
-) -> frozenset[int]:
+) -> tuple[PutOut, ...]:
     """Whom this round puts in quarantine."""
     # Who was let out again goes back at the next outlier, not for the old ones.
     suspects = {one.client for one in verdicts if one.outlier}
     found = sorted(defence.quarantined(memory) & suspects)
     # The usual is what most clients do: half of them cannot be unusual. And rounds must go on.
-    known = [line.client for line in ledger(memory)]
+    known = {line.client: line for line in ledger(memory)}
     staying = max(len(known) // 2 + 1, rules.spec.participation.clients_per_round)
     room = len(known) - staying - len(state.quarantined.intersection(known))
-    return frozenset(found[: max(room, 0)])
+    return tuple(
+        PutOut(
+            client=client,
+            round=state.round,
+            reason=f"{known[client].outliers} of its {known[client].rounds} updates were held back",
+        )
+        for client in found[: max(room, 0)]
+    )
 
 
 def _aggregated(

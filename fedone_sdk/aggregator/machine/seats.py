@@ -33,6 +33,12 @@ def fill(rules: Rules, event: SeatsVacant, state: RunState, now: float) -> Outco
         return state, ()
     if rules.starved(state):
         return wind_up(rules, state, "budget_exhausted", None, now)
+    if event.enrolled is not None and (spent := _spent_up(rules, state, event.enrolled)):
+        reason = (
+            f"privacy.max_epsilon: {spent} devices have spent it, and no other is there; "
+            "enrol more, then resume the run"
+        )
+        return wind_up(rules, state, "stopped", reason, now)
     available = {
         client: rules.weight(held)
         for client, held in event.available.items()
@@ -41,6 +47,18 @@ def fill(rules: Rules, event: SeatsVacant, state: RunState, now: float) -> Outco
     state, offers = _fill_vacant(rules, state, available, now)
     state, backups = hedges.fill(rules, state, available, now)
     return state, offers + backups
+
+
+def _spent_up(rules: Rules, state: RunState, enrolled: int) -> int:
+    """How many devices have spent their epsilon, if for that no seat can be filled any more."""
+    if rules.releases is None or any(seat.phase != "done" for seat in state.seats):
+        return 0
+    spent = rules.releases.spent_up(state.releases)
+    out = spent | state.quarantined
+    if rules.spec.participation.selection == "uniform":  # Nobody gets two seats of a round.
+        out |= {seat.client for seat in state.seats}
+    expected = max(enrolled, rules.min_clients)
+    return len(spent) if rules.vacancies(state) and len(out) >= expected else 0
 
 
 def _fill_vacant(

@@ -122,6 +122,7 @@ DEVICES = (
         summary="Enrol a device",
         request=Enrol,
         answers={201: Enrolled},
+        problems=("forbidden",),
     ),
     Route(
         method="POST",

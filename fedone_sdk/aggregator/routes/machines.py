@@ -10,7 +10,7 @@ from aiohttp import web
 from fedone_sdk import __version__
 from fedone_sdk.aggregator.docs_page import ASSETS, PAGE, PAGE_HEADERS, asset_file
 from fedone_sdk.aggregator.http import answer
-from fedone_sdk.aggregator.routes.exchange import DOCUMENT, METRICS, READINESS
+from fedone_sdk.aggregator.routes.exchange import DOCUMENT, EXCHANGE, METRICS, READINESS
 from fedone_sdk.aggregator.routes.route import Route
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import About, Health
@@ -40,7 +40,9 @@ async def readyz(request: web.Request) -> web.Response:
 
 async def metrics(request: web.Request) -> web.Response:
     """Figures in the text format of Prometheus, of this process and of all runs."""
-    found = request.app[METRICS]
+    found, exchange = request.app[METRICS], EXCHANGE.get(None)
+    if exchange is not None and exchange.person is not None and exchange.person.runs is not None:
+        raise ProblemError("forbidden", "metrics are of all runs; the token is for some")
     if found is None:
         raise ProblemError("not_found", "this server keeps no metrics here")
     text, content_type = found.exposition()

@@ -20,8 +20,10 @@ from fedone_sdk.aggregator.routes.exchange import (
 )
 from fedone_sdk.aggregator.routes.route import MAX_BODY_BYTES, Route
 from fedone_sdk.aggregator.run import CaughtUp, ServedRun
+from fedone_sdk.aggregator.service import Service
 from fedone_sdk.errors import BackendError, DataError, ProblemError, SpecError
 from fedone_sdk.messages import (
+    ClientInfluence,
     Message,
     PromptReport,
     Quarantine,
@@ -36,6 +38,7 @@ __all__ = ["PEOPLE"]
 
 _JSON: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
 _SUMMARIES: TypeAdapter[list[RunSummary]] = TypeAdapter(list[RunSummary])
+_INFLUENCES: TypeAdapter[list[ClientInfluence]] = TypeAdapter(list[ClientInfluence])
 
 _STILL_HERE_S = 15.0
 """A comment keeps proxies from closing a quiet stream."""
@@ -115,7 +118,7 @@ async def events(request: web.Request) -> web.StreamResponse:
     try:
         await response.prepare(request)
         sent = 0
-        while True:
+        while await _is_welcome(service):
             sent = min(sent, len(watched.history))  # A rollback makes it shorter.
             for report in watched.history[sent:]:
                 await _event(response, "round", report)
@@ -131,8 +134,16 @@ async def events(request: web.Request) -> web.StreamResponse:
                         return response
             except TimeoutError:
                 await response.write(b": still here\n\n")
+        return response
     finally:
         service.listeners.remove(listen)
+
+
+async def _is_welcome(service: Service) -> bool:
+    """Whether the device that asked was not revoked meanwhile."""
+    asked = EXCHANGE.get().client
+    client = None if asked is None else await service.access.record(asked.index)
+    return client is None or client.revoked_at is None
 
 
 async def _event(response: web.StreamResponse, name: str, message: Message) -> None:
@@ -159,6 +170,12 @@ async def roll_back(request: web.Request) -> web.Response:
     message, _ = await message_of(request, RollBack.model_validate_json)
     await request.app[SERVICE].roll_back(rolled, message.to_round, message.reason)
     return answer(rolled.result())
+
+
+async def run_clients(request: web.Request) -> web.Response:
+    """What each client has done to a run, as far as its defences and its noise are counted."""
+    found = await (await run_of(request)).clients()
+    return web.Response(body=_INFLUENCES.dump_json(found), content_type="application/json")
 
 
 async def quarantine(request: web.Request) -> web.Response:
@@ -266,6 +283,15 @@ PEOPLE = (
         request=RollBack,
         answers={200: RunResult},
         problems=("run_conflict",),
+    ),
+    Route(
+        method="GET",
+        path="/v1/runs/{run_id}/clients",
+        handler=run_clients,
+        access="viewer",
+        tag="runs",
+        summary="What clients did to a run",
+        answers={200: list[ClientInfluence]},
     ),
     Route(
         method="POST",

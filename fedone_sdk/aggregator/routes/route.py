@@ -80,6 +80,13 @@ class Route:
             codes.add("unauthorized")
         if self.access in ("device", "member"):
             codes |= {"clock_skew", "invalid_signature"}
+            # Of those that sign, the body is read, also where none is wanted.
+            codes |= {
+                "body_too_large",
+                "invalid_message",
+                "request_timeout",
+                "unsupported_encoding",
+            }
         if self.access in ("viewer", "operator", "admin"):
             codes.add("forbidden")
         if self.names:

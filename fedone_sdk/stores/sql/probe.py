@@ -63,6 +63,9 @@ async def probe_server(url: URL) -> str:
     Raises:
         FedOneError: It cannot be reached, or its schema cannot be used; never shows the password.
     """
+    # SQLAlchemy lets some of the driver's errors through. A function's import: it is PostgreSQL's.
+    from asyncpg import InterfaceError, PostgresError
+
     where = f"{url.host or url.query.get('host') or 'localhost'}/{url.database or ''}"
     query = dict(url.query)
     if "sslmode" in query:  # as libpq calls it
@@ -77,7 +80,7 @@ async def probe_server(url: URL) -> str:
             found = await connection.run_sync(_current)
     except schema.SchemaRefused as exc:
         raise FedOneError(f"{where}: {exc}") from exc
-    except (SQLAlchemyError, OSError, TimeoutError) as exc:
+    except (SQLAlchemyError, PostgresError, InterfaceError, OSError, TimeoutError) as exc:
         reason = getattr(exc, "orig", None) or exc
         raise FedOneError(f"{where}: cannot be reached: {_short(reason)}") from exc
     finally:

@@ -108,6 +108,18 @@ def test_a_liar_among_the_first_does_not_set_the_measure(place: int) -> None:
             assert admitted.scale == 1.0
 
 
+@pytest.mark.parametrize("spread", [None, 0.0])
+def test_updates_that_say_nothing_are_not_what_is_usual(spread: float | None) -> None:
+    """Most prompts of a run that has nearly converged are the same."""
+    memory = honest(STANDARD, 10)
+    nothing = told(50, np.zeros(SHAPE), spread=spread)
+    for _ in range(WINDOW):
+        (admitted,), memory = STANDARD.admit(ALPHA, [nothing], memory)
+        assert not admitted.outlier
+    after = one(STANDARD, told(99, step(np.random.default_rng(77))), memory)
+    assert (after.scale, after.outlier) == (1.0, False)
+
+
 def test_tiny_steps_cannot_stop_the_run() -> None:
     """Silent liars among the first shrink steps for as long as they are the majority."""
     memory: Memory = {}

@@ -159,6 +159,7 @@ class Game:
             assert holders == 1 or not any(s.step or s.phase == "done" for s in shared)
         if participation.selection == "uniform":
             assert len({seat.client for seat in state.seats}) == len(state.seats)
+        assert state.quarantined.isdisjoint(seat.client for seat in state.seats)
         leased = {lease for lease in state.account.leases if "evaluation" not in lease}
         assert _working(state) == leased
         assert state.running or state.paused or not state.seats

@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedone_sdk.aggregator.events import Refused, Released, RolledBack, RoundFinished
+from fedone_sdk.aggregator.events import (
+    PutOut,
+    Refused,
+    Released,
+    ResumeAsked,
+    RolledBack,
+    RoundFinished,
+    SeatsVacant,
+)
 from fedone_sdk.aggregator.influence import influences
 from fedone_sdk.aggregator.replay import replay
 from fedone_sdk.algorithms import (
@@ -97,11 +105,13 @@ def test_a_liar_is_held_back_and_put_out_and_the_others_go_on(exchange: str) -> 
     assert game.state.status == "completed"
     assert game.state.quarantined == {LIAR}
     (one,) = [record for record in records(game) if record["quarantined"]]
-    assert one["quarantined"] == [LIAR]
+    by_client = {line.client: line for line in ledger(game.state.defence)}
+    reason = f"{by_client[LIAR].outliers} of its {by_client[LIAR].rounds} updates were held back"
+    assert one["quarantined"] == [{"client": LIAR, "reason": reason}]
+    assert game.only(PutOut) == PutOut(client=LIAR, round=one["round"], reason=reason)
     after = [r["seats"][0]["client"] for r in records(game) if r["round"] > one["round"]]
     assert after
     assert LIAR not in after
-    by_client = {line.client: line for line in ledger(game.state.defence)}
     assert by_client[LIAR].outliers >= 2
     assert not any(line.outliers for client, line in by_client.items() if client != LIAR)
 
@@ -232,6 +242,32 @@ def test_aggregates_of_many(kind: str) -> None:
 
 
 @both
+def test_who_is_put_out_holds_no_seat_any_more(exchange: str) -> None:
+    """Two a round, and a slow one may have a backup: `Game` looks at the seats at every step."""
+    part = {"clients_per_round": 2, "aggregation": "plain", "hedge_after_s": 5}
+    game = Game(defended(exchange, participation=part))
+    while game.state.running:
+        game.seat(CLIENTS)
+        works = {seat.client: game.claim(seat.client) for seat in game.state.seats}
+        game.advance(6)
+        game.seat(CLIENTS)  # backups
+        works |= {
+            seat.client: game.claim(seat.client)
+            for seat in game.state.seats
+            if seat.phase == "offered"
+        }
+        for client, work in works.items():
+            if work is not None and game.state.seat_with(work.assignment_id) is not None:
+                game.send(work, ascent(game, work) if client == LIAR else answer_to(game, work))
+    assert game.state.status == "completed"
+    assert game.state.quarantined == {LIAR}
+    put_out = game.only(PutOut)
+    later = [record for record in records(game) if record["round"] > put_out.round]
+    assert later
+    assert LIAR not in {seat["client"] for record in later for seat in record["seats"]}
+
+
+@both
 def test_quarantine_leaves_enough_for_a_round(exchange: str) -> None:
     part = {"clients_per_round": 4, "aggregation": "plain"}
     game = Game(defended(exchange, participation=part, rounds=12))
@@ -354,6 +390,49 @@ def test_a_device_whose_budget_is_used_up_gets_no_more_seats() -> None:
     report = releases.report(game.state.releases)
     assert report.spent_up == 4
     assert report.epsilon <= 4.0
+
+
+def test_a_run_ends_when_every_device_has_spent_its_epsilon() -> None:
+    pytest.importorskip("dp_accounting")
+    game = Game(noised(privacy={"max_epsilon": 4.0}, rounds=50))
+    play(game, until=4 * 3)
+    there = dict.fromkeys(CLIENTS, 5)
+    for enrolled in (None, len(CLIENTS) + 1):  # Perhaps somebody else comes.
+        assert game.apply(SeatsVacant(available=there, enrolled=enrolled)) == ()
+        assert game.state.running
+    game.apply(SeatsVacant(available={}, enrolled=len(CLIENTS)))
+    assert game.state.status == "stopped"
+    assert game.state.reason == (
+        "privacy.max_epsilon: 4 devices have spent it, and no other is there; "
+        "enrol more, then resume the run"
+    )
+    game.apply(ResumeAsked())
+    game.apply(SeatsVacant(available={**there, 9: 5}, enrolled=len(CLIENTS) + 1))
+    assert [seat.client for seat in game.state.seats] == [9]
+
+
+def test_no_work_is_lost_when_epsilon_is_spent() -> None:
+    """Three of four may take part once, two a round: the third one's work counts."""
+    pytest.importorskip("dp_accounting")
+    part = {"clients_per_round": 2, "min_clients": 3}
+    game = Game(noised(privacy={"max_epsilon": 2.2}, rounds=50, participation=part))
+    assert game.machine.releases is not None
+    assert game.machine.releases.most == 1
+    three = (0, 1, 2)
+    for _ in range(2):
+        assert game.state.running
+        game.apply(SeatsVacant(available=dict.fromkeys(three, 5), enrolled=3))
+        for seat in game.state.seats:
+            work = game.claim(seat.client)
+            assert work is not None
+            game.apply(SeatsVacant(available=dict.fromkeys(three, 5), enrolled=3))
+            assert game.state.running
+            game.send(work)
+    game.apply(SeatsVacant(available={}, enrolled=3))
+    assert game.state.status == "stopped"
+    assert game.state.round == 2
+    seats = [len(record["seats"]) for record in records(game)]
+    assert seats == [2, 1]
 
 
 def test_a_run_that_the_budget_cannot_pay_is_refused() -> None:

@@ -1,0 +1,197 @@
+"""Who lies is put out, and seen; who has given away enough is not asked again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import structlog
+from prometheus_client.parser import text_string_to_metric_families
+from typer.testing import CliRunner
+
+from fedone_sdk import EdgeClient
+from fedone_sdk.aggregator import Aggregator
+from fedone_sdk.aggregator.auth import AdminToken, digest
+from fedone_sdk.aggregator.metrics import Metrics
+from fedone_sdk.aggregator.observers import Observers
+from fedone_sdk.cli.app import app
+from fedone_sdk.messages import ClientInfluence, LossesUpdate, RunResult
+from fedone_sdk.simulation import Federation, MemoryTransport, simulate
+from fedone_sdk.spec import RunSpec
+from fedone_sdk.task import Example
+from fedone_sdk.testing import ScriptedBackend
+from fedone_sdk.vocabulary import Vocabulary
+
+TOKEN, VIEWER = "enrolment-token-7f3a", "viewer-token-33d0"
+WORDS = Vocabulary(candidates=(" good", " bad", " fine"))
+DATA: tuple[Example, ...] = tuple({"text": f"text {n}", "label": n % 2} for n in range(4))
+CLIENTS, LIAR = 5, 4
+
+
+def spec_of(rounds: int, **more: Any) -> RunSpec:
+    participation = {"exchange": "losses", "min_clients": CLIENTS, **more.pop("participation", {})}
+    return RunSpec.model_validate(
+        {
+            "name": "run",
+            "task": {"template": "{prompt} {text} {mask}", "labels": {0: " no", 1: " yes"}},
+            "prompt": {"length": 2, "vocabulary": {"kind": "list", "candidates": ["x", "y"]}},
+            "method": {
+                "name": "gs-bdpl",
+                "tau": 1.0,
+                "num_samples": 8,
+                "batch_size": 4,
+                "optimizer": "sgd",
+            },
+            "participation": participation,
+            "rounds": rounds,
+            "evaluation": {"every": 0},
+            **more,
+        }
+    )
+
+
+class Loud(MemoryTransport):
+    """Tells losses that are a hundred times as far apart."""
+
+    async def update(self, credential: str, assignment_id: str, message: Any) -> Any:
+        assert isinstance(message, LossesUpdate)
+        told = tuple(100 * loss for loss in message.losses)
+        lie = message.model_copy(update={"losses": told})
+        return await super().update(credential, assignment_id, lie)
+
+
+async def test_a_liar_is_put_out_and_everybody_can_see_it(tmp_path: Path) -> None:
+    aggregator = Aggregator(
+        backend=ScriptedBackend(),
+        enrolment_tokens=[TOKEN],
+        admin_tokens=[AdminToken(token_sha256=digest(VIEWER), name="eyes", role="viewer")],
+        observers=Observers(metrics=Metrics()),
+    )
+    async with aggregator, aiohttp.ClientSession() as session, AsyncExitStack() as stack:
+        url = await aggregator.listen()
+        run = await aggregator.add_run(spec_of(40, defence="standard"), WORDS)
+        clients = [
+            await stack.enter_async_context(
+                EdgeClient(
+                    "memory:",
+                    token=TOKEN,
+                    data=DATA,
+                    transport=(Loud if number == LIAR else MemoryTransport)(aggregator.service),
+                )
+            )
+            for number in range(CLIENTS)
+        ]
+        for client in clients:
+            await client.enrol()
+        with structlog.testing.capture_logs() as lines:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(client.run_forever()) for client in clients]
+                await run.ended.wait()
+                for task in tasks:
+                    task.cancel()
+        assert run.state.status == "completed"
+        assert run.state.quarantined == {LIAR}
+
+        liar = (await run.clients())[LIAR].client_id
+        (line,) = [line for line in lines if line["event"] == "client quarantined"]
+        assert (line["client"], line["log_level"]) == (LIAR, "warning")
+        reason = line["reason"]
+        assert re.fullmatch(r"2 of its [23] updates were held back", reason)
+        entries = [json.loads(entry.body) for entry in await aggregator.service.log(run)]
+        (entry,) = [entry for entry in entries if entry["quarantined"]]
+        assert entry["quarantined"] == [{"client": LIAR, "reason": reason}]
+        assert entry["round"] == line["round"]
+
+        async def get(path: str, token: str) -> tuple[int, str]:
+            headers = {"Authorization": f"Bearer {token}"}
+            async with session.get(f"{url}{path}", headers=headers) as response:
+                return response.status, await response.text()
+
+        status, text = await get("/v1/runs/run/clients", VIEWER)
+        assert status == 200
+        found = [ClientInfluence.model_validate(one) for one in json.loads(text)]
+        assert found == await run.clients()
+        assert sum(one.rounds for one in found) == 40
+        assert [one.client_id for one in found if one.quarantined] == [liar]
+        assert min(found, key=lambda one: one.score).client_id == liar
+        assert {one.epsilon for one in found} == {None}
+        assert (await get("/v1/runs/run/clients", TOKEN))[0] == 401
+        assert (await get("/v1/runs/other/clients", VIEWER))[0] == 404
+
+        _, text = await get("/metrics", VIEWER)
+        (sample,) = [
+            sample
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if sample.name == "fedone_clients_quarantined"
+        ]
+        assert (sample.labels, sample.value) == ({"run": "run"}, 1)
+
+        file = tmp_path / "clients.json"
+        shown = await asyncio.to_thread(
+            CliRunner().invoke,
+            app,
+            ["runs", "clients", "run", "--server", url, "--json", str(file)],
+            env={"FEDONE_ADMIN_TOKEN": VIEWER},
+        )
+        assert shown.exit_code == 0, shown.output
+        assert re.search(rf"{liar} .* -\d+\.\d +- +yes\n", shown.output)
+        assert json.loads(file.read_text()) == [one.model_dump(mode="json") for one in found]
+
+
+# Noise on the device
+
+
+async def noised(exchange: str, target: str, rounds: int, **privacy: Any) -> RunResult:
+    pytest.importorskip("dp_accounting")
+    noise = {"target": target, "clip": 1.0, "noise_multiplier": 2.0, **privacy}
+    federation = Federation(
+        spec=spec_of(rounds, privacy=noise, participation={"exchange": exchange}),
+        shards=(DATA,) * CLIENTS,
+        dev=DATA,
+        vocabulary=WORDS,
+        reused_rows=False,
+        score=None,
+    )
+    async with asyncio.timeout(60):
+        return await simulate(federation, backend=ScriptedBackend(), transport="memory")
+
+
+EXCHANGES = pytest.mark.parametrize(
+    ("exchange", "target"), [("losses", "losses"), ("alpha", "losses"), ("alpha", "alpha")]
+)
+
+
+@EXCHANGES
+async def test_the_report_says_what_the_noise_is_worth(exchange: str, target: str) -> None:
+    result = await noised(exchange, target, 6)
+    assert result.status == "completed"
+    assert result.privacy is not None
+    assert result.privacy.unit == ("example" if target == "losses" else "device")
+    assert result.privacy.spent_up == 0
+    assert 6 / CLIENTS <= result.privacy.releases <= 6
+    # One release of multiplier 2 costs 1.97 at a delta of 1e-5.
+    assert result.privacy.epsilon >= 1.96
+    assert all(report.metric is None for report in result.history)
+
+
+@EXCHANGES
+async def test_a_run_whose_devices_have_spent_their_epsilon_ends(
+    exchange: str, target: str
+) -> None:
+    """Two rounds each, and then nobody is left: it says so, and waits for nobody."""
+    result = await noised(exchange, target, 50, max_epsilon=3.0)
+    assert result.status == "stopped"
+    assert result.reason is not None
+    assert result.reason.startswith("privacy.max_epsilon: 5 devices have spent it")
+    assert result.rounds == 2 * CLIENTS
+    assert result.privacy is not None
+    assert (result.privacy.releases, result.privacy.spent_up) == (2, CLIENTS)
+    assert result.privacy.epsilon <= 3.0
+    assert result.metric.after is not None
