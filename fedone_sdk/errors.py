@@ -243,5 +243,6 @@ class ProblemError(FedOneError):
 def is_retryable(error: BaseException) -> bool:
     """Whether the same call, sent again later, may succeed."""
     if isinstance(error, ProblemError):
-        return error.status in (408, 429) or (error.status >= 500 and error.code != "backend_failed")
+        passes = error.status >= 500 and error.code != "backend_failed"
+        return passes or error.status in (408, 429)
     return isinstance(error, (TransportError, BackendUnavailable))

@@ -330,7 +330,7 @@ def settings() -> list[Setting]:
         ("evolution", "losses", (0.2, 0.1, 0.3)),
         ("adamw", "alpha", (0.2,)),
     ):
-        lies = [(lie, share) for share in shares for lie in lies_for(exchange, share)]
+        lies = [(lie, share) for share in shares for lie in lies_for(exchange)]
         found += [
             Setting(method=method, exchange=exchange, defence=one, lie=lie, share=share)
             for lie, share in [(None, 0.0), *lies]
@@ -346,7 +346,7 @@ def settings() -> list[Setting]:
                 lie=lie,
                 share=0.2 if lie else 0.0,
             )
-            for lie in (None, *lies_for(exchange, 0.2))
+            for lie in (None, *lies_for(exchange))
             for one, kind in (
                 (OFF, "plain"),
                 (STANDARD, "plain"),
@@ -362,14 +362,9 @@ def settings() -> list[Setting]:
     return found
 
 
-def lies_for(exchange: str, share: float) -> list[str]:
-    """All lies at 20 %, a gross, an obvious and a quiet one at other shares."""
-    return [
-        name
-        for name, lie in LIES.items()
-        if getattr(lie, exchange) is not None
-        and (share == 0.2 or name in ("ascent x10", "push", "quiet push"))
-    ]
+def lies_for(exchange: str) -> list[str]:
+    """The lies that can be told in an exchange."""
+    return [name for name, lie in LIES.items() if getattr(lie, exchange) is not None]
 
 
 def main() -> None:
@@ -383,6 +378,7 @@ def main() -> None:
     )
     parser.add_argument("--model", type=Path, help="folder of the model; else the embedded one")
     parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument(
         "--only", default="", help="METHOD/EXCHANGE/CLIENTS, or the beginning of it"
     )
@@ -390,15 +386,16 @@ def main() -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     if not args.table.exists():
         asyncio.run(build_table(args.table, args.model))
+    seeds = range(args.first_seed, args.first_seed + args.seeds)
     with TemporaryDirectory() as folder:
         results = Results(args.results or Path(folder) / "results.jsonl")
         backend = TableBackend(args.table)
         chosen = [one for one in settings() if group(one).startswith(args.only)]
         for setting in chosen:
-            for seed in range(args.seeds):
+            for seed in seeds:
                 if (setting, seed) not in results.known:
                     results.add(setting, seed, asyncio.run(outcome(setting, seed, backend)))
-        report(chosen, results, args.seeds)
+        report(chosen, results, seeds)
 
 
 def group(setting: Setting) -> str:
@@ -426,7 +423,7 @@ class Results:
             file.write(json.dumps(row) + "\n")
 
 
-def report(chosen: list[Setting], results: Results, seeds: int) -> None:
+def report(chosen: list[Setting], results: Results, seeds: range) -> None:
     """Differences to the honest run without a defence, in points."""
     columns = "run", "liars", "attack", "aggregation", "defence", "accuracy", "difference"
     print("| " + " | ".join((*columns, "caught", "wronged")) + " |")
@@ -438,12 +435,12 @@ def report(chosen: list[Setting], results: Results, seeds: int) -> None:
             clients_per_round=setting.clients_per_round,
             partition=setting.partition,
         )
-        ours = [results.known[setting, seed] for seed in range(seeds)]
-        theirs = [results.known[twin, seed] for seed in range(seeds)]
+        ours = [results.known[setting, seed] for seed in seeds]
+        theirs = [results.known[twin, seed] for seed in seeds]
         differences = 100 * np.array(
             [one.accuracy - other.accuracy for one, other in zip(ours, theirs, strict=True)]
         )
-        error = differences.std(ddof=1) / seeds**0.5 if seeds > 1 else float("nan")
+        error = differences.std(ddof=1) / len(seeds) ** 0.5 if len(seeds) > 1 else float("nan")
         skew = "" if setting.partition is None else f", Dirichlet {setting.partition}"
         print(
             f"| {group(setting)}{skew} | {setting.share:.0%} | {setting.lie or 'none'} "
