@@ -375,6 +375,7 @@ def _is_of_the_database(error: BaseException) -> bool:
         SQLAlchemyError,
         asyncpg.PostgresError,
         asyncpg.InterfaceError,
+        asyncpg.InternalClientError,
         OSError,
         TimeoutError,
         schema.SchemaRefused,
@@ -384,12 +385,16 @@ def _is_of_the_database(error: BaseException) -> bool:
 
 def _may_pass(error: BaseException) -> bool:
     """Whether the same work may succeed soon: the server is away, or undid the transaction."""
+    import asyncpg
+
     if isinstance(error, DBAPIError):
         if error.connection_invalidated:
             return True
         error = error.orig or error
     code = getattr(error, "sqlstate", None) or ""
-    return isinstance(error, OSError | TimeoutError) or code.startswith(_PASSING)
+    # The driver's own confusion is over a connection that broke amid an answer.
+    broken = OSError | TimeoutError | asyncpg.InternalClientError
+    return isinstance(error, broken) or code.startswith(_PASSING)
 
 
 # Connection trouble, serialization and deadlock, too many connections, shutdown and start.
