@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from fedone_sdk.aggregator.auth import Authority, EnrolmentToken, digest, may_see, new_secret
-from fedone_sdk.aggregator.signals import ClientChanged
+from fedone_sdk.aggregator.signals import ClientChanged, tell
 from fedone_sdk.aggregator.signing import Signatures, SignedRequest
 from fedone_sdk.clock import Clock
 from fedone_sdk.errors import ProblemError, SpecError
@@ -352,8 +352,7 @@ class Access:
 
     async def _changed(self, index: int) -> None:
         self._forget(index)
-        if self._store.shared:
-            await self._store.publish(ClientChanged(client_index=index).model_dump_json())
+        await tell(self._store, ClientChanged(client_index=index))
 
     def _tell_revoked(self, client: ClientRecord) -> None:
         for listener in self.on_revoked:

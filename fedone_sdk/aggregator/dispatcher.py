@@ -23,7 +23,7 @@ from fedone_sdk.aggregator.events import (
 )
 from fedone_sdk.aggregator.pool import STAY_S, Pool, TurnedAway
 from fedone_sdk.aggregator.run import CaughtUp, ServedRun
-from fedone_sdk.aggregator.signals import MAX_NAMED, Joined, Left
+from fedone_sdk.aggregator.signals import MAX_NAMED, Joined, Left, tell
 from fedone_sdk.aggregator.state import Seat
 from fedone_sdk.clock import Clock
 from fedone_sdk.errors import ProblemError
@@ -36,7 +36,7 @@ from fedone_sdk.messages import (
     LossesUpdate,
     Receipt,
 )
-from fedone_sdk.stores import ClientRecord, Member, Store
+from fedone_sdk.stores import ClientRecord, ClosedWork, Member, Store
 
 __all__ = ["Dispatcher"]
 
@@ -173,13 +173,14 @@ class Dispatcher:
             except Exception:
                 self.pool.leave([client])
                 raise
-            await self._publish(
+            await tell(
+                self._store,
                 Joined(
                     client_index=entered.client_index,
                     num_examples=entered.num_examples,
                     run_id=entered.run_id,
                     until=entered.until,
-                )
+                ),
             )
         # Begun with another run each time: the first ones must not take all.
         self._turn += 1
@@ -244,9 +245,7 @@ class Dispatcher:
                 if self.pool.served(client.index, self._clock.now()):
                     await self._left([client.index])
                 return next(e.receipt for e in effects if isinstance(e, Accepted))
-        closed = await self._store.closed(assignment_id)
-        if closed is None or closed.client_index != client.index:
-            raise ProblemError("not_found", f"you have no assignment {assignment_id}")
+        closed = await self._closed(client, assignment_id)
         if closed.receipt is None:
             raise ProblemError(
                 "assignment_expired", f"assignment {assignment_id} has ended: {closed.outcome}"
@@ -281,10 +280,19 @@ class Dispatcher:
         held = await self._held(client, assignment_id)
         if held is not None:
             return held
+        await self._closed(client, assignment_id)
+        raise ProblemError("assignment_expired", f"assignment {assignment_id} has ended")
+
+    async def _closed(self, client: ClientRecord, assignment_id: str) -> ClosedWork:
+        """How a client's work ended.
+
+        Raises:
+            ProblemError: ``not_found``.
+        """
         closed = await self._store.closed(assignment_id)
         if closed is None or closed.client_index != client.index:
             raise ProblemError("not_found", f"you have no assignment {assignment_id}")
-        raise ProblemError("assignment_expired", f"assignment {assignment_id} has ended")
+        return closed
 
     async def _held(
         self, client: ClientRecord, assignment_id: str
@@ -348,7 +356,8 @@ class Dispatcher:
     async def _left(self, clients: Sequence[int]) -> None:
         await self._store.leave(clients)
         for at in range(0, len(clients), MAX_NAMED):
-            await self._publish(Left(client_indices=tuple(clients[at : at + MAX_NAMED])))
+            named = tuple(clients[at : at + MAX_NAMED])
+            await tell(self._store, Left(client_indices=named))
 
     def left(self, clients: Sequence[int]) -> None:
         """Takes note of clients that do not wait at another replica any more."""
@@ -357,10 +366,6 @@ class Dispatcher:
             poll = self._polls.get(client)
             if poll is not None:
                 poll.news.set()  # It waits here now, and takes its place again.
-
-    async def _publish(self, signal: Joined | Left) -> None:
-        if self._store.shared:
-            await self._store.publish(signal.model_dump_json())
 
     # What happens to runs
 

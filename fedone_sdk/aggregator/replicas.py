@@ -22,6 +22,7 @@ from fedone_sdk.aggregator.signals import (
     RunAdded,
     RunMoved,
     Signal,
+    tell,
 )
 from fedone_sdk.clock import Clock
 from fedone_sdk.stores import Member, Store
@@ -121,8 +122,7 @@ class Replicas:
 
     async def tell_added(self, run: ServedRun) -> None:
         """Tells the others of a new run."""
-        if self._store.shared:
-            await self._store.publish(RunAdded(run_id=run.run_id).model_dump_json())
+        await tell(self._store, RunAdded(run_id=run.run_id))
 
     # What only the leader does
 
@@ -203,7 +203,7 @@ class Replicas:
         if (before, self._told) != ((0, 0.0), (0, 0.0)):
             away, rate = self._told
             crowd = Crowd(replica=self._store.replica, away=away, rate=rate)
-            await self._store.publish(crowd.model_dump_json())
+            await tell(self._store, crowd)
 
     async def _watch(self) -> None:
         while True:

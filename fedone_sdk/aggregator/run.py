@@ -485,7 +485,7 @@ class ServedRun:
         commit = Commit(
             document=self._document(state, counters),
             arrays=None if same else encode_arrays(arrays),
-            signal=self._signal(state, effects).model_dump_json(exclude_defaults=False),
+            signal=self._signal(state, effects) if self._store.shared else None,
             **changes,
         )
         try:
@@ -502,9 +502,9 @@ class ServedRun:
         if commit.log:
             self._logged = self._version
 
-    def _signal(self, state: RunState, effects: Sequence[Effect]) -> RunMoved:
+    def _signal(self, state: RunState, effects: Sequence[Effect]) -> str:
         offered = tuple(effect.client for effect in effects if isinstance(effect, SeatOffered))
-        return RunMoved(
+        moved = RunMoved(
             run_id=self.run_id,
             version=self._version + 1,
             due=self.machine.next_deadline(state),
@@ -512,6 +512,7 @@ class ServedRun:
             finished=any(isinstance(effect, RoundFinished) for effect in effects),
             status=state.status,
         )
+        return moved.model_dump_json()
 
     def _document(self, state: RunState, counters: Counters) -> str:
         document = {**encode_document(state), "counters": counters.dump()}

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from fedone_sdk.messages import RunStatus
+from fedone_sdk.stores import Store
 
 __all__ = [
     "ClientChanged",
@@ -18,6 +19,7 @@ __all__ = [
     "RunMoved",
     "SIGNAL",
     "Signal",
+    "tell",
 ]
 
 MAX_NAMED = 256
@@ -98,3 +100,9 @@ class Crowd(_Signal):
 _Any = RunMoved | RunAdded | Joined | Left | ClientChanged | Crowd
 Signal = Annotated[_Any, Field(discriminator="kind")]
 SIGNAL: TypeAdapter[_Any] = TypeAdapter(Signal)
+
+
+async def tell(store: Store, signal: Signal) -> None:
+    """Tells the other replicas, where there may be any."""
+    if store.shared:
+        await store.publish(signal.model_dump_json())

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from fedone_sdk.stores.alone import Alone
 from fedone_sdk.stores.base import (
     ClientRecord,
     ClosedWork,
@@ -14,7 +14,6 @@ from fedone_sdk.stores.base import (
     Member,
     RunRecord,
     RunSnapshot,
-    Signals,
     TokenRecord,
     TokenRefused,
     VersionConflict,
@@ -23,7 +22,7 @@ from fedone_sdk.stores.base import (
 __all__ = ["MemoryStore"]
 
 
-class MemoryStore:
+class MemoryStore(Alone):
     """A `Store` of dictionaries, for one process.
 
     No method awaits anything, so each is one step of the event loop and therefore one
@@ -31,6 +30,7 @@ class MemoryStore:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self._tokens: dict[str, TokenRecord] = {}
         self._clients: list[ClientRecord] = []
         self._nonces: dict[str, float] = {}
@@ -39,11 +39,10 @@ class MemoryStore:
         self._closed: dict[str, ClosedWork] = {}
         self._logs: dict[str, list[LogEntry]] = {}
         self._memories: dict[tuple[str, int], bytes] = {}
-        self._replica = uuid.uuid4().hex
 
     async def open(self) -> None:
         """Begins a new life of the process."""
-        self._replica = uuid.uuid4().hex
+        self._begin_anew()
 
     async def close(self) -> None:
         """Does nothing."""
@@ -280,29 +279,3 @@ class MemoryStore:
         self._closed.update(closed)
         self._logs[run_id] = list(snapshot.log)
         self._memories.update({(run_id, index): value for index, value in snapshot.memories})
-
-    # Other processes on the same store: there are none
-
-    @property
-    def shared(self) -> bool:
-        """Never."""
-        return False
-
-    @property
-    def replica(self) -> str:
-        """Names this process; new at every `open`."""
-        return self._replica
-
-    async def alive(self) -> frozenset[str]:
-        """This process alone."""
-        return frozenset({self._replica})
-
-    async def lead(self) -> bool:
-        """Always: there is nobody else."""
-        return True
-
-    async def publish(self, signal: str) -> None:
-        """Does nothing: nobody else listens."""
-
-    def listen(self, signals: Signals) -> None:
-        """Does nothing: nobody else publishes."""

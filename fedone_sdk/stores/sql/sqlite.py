@@ -7,7 +7,6 @@ import os
 import sqlite3
 import sys
 import time
-import uuid
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +22,8 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry, NullPool
 
 from fedone_sdk.errors import FedOneError, SpecError
-from fedone_sdk.stores.base import Commit, Signals
+from fedone_sdk.stores.alone import Alone
+from fedone_sdk.stores.base import Commit
 from fedone_sdk.stores.sql import schema, statements
 from fedone_sdk.stores.sql._tasks import to_the_end
 
@@ -47,7 +47,7 @@ class _Write:
     )
 
 
-class SqliteDatabase:
+class SqliteDatabase(Alone):
     """A `Database` in a file.
 
     A transaction is one visit to a thread, where SQLAlchemy and SQLite work without waiting for
@@ -66,12 +66,12 @@ class SqliteDatabase:
         Raises:
             SpecError: The URL does not name a file.
         """
+        super().__init__()
         self._url = url.set(drivername="sqlite")
         self._path = url.database or ":memory:"
         if self._path == ":memory:" or self._path.startswith("file:"):
             raise SpecError(f"{self._path!r} is not the path of a file", source="store")
         self._busy_timeout_s = busy_timeout_s
-        self._replica = uuid.uuid4().hex
         self._lock: int | None = None
         self._engine: Engine | None = None
         self._writer: Connection | None = None
@@ -103,7 +103,7 @@ class SqliteDatabase:
         except BaseException:
             await self.close()
             raise
-        self._replica = uuid.uuid4().hex
+        self._begin_anew()
 
     async def close(self) -> None:
         """Disconnects, after the writes under way."""
@@ -179,30 +179,6 @@ class SqliteDatabase:
     async def commit(self, run_id: str, version: int, commit: Commit) -> None:
         """Stores an event's changes; the signal is for nobody."""
         await self.write(lambda connection: statements.commit(connection, run_id, version, commit))
-
-    @property
-    def shared(self) -> bool:
-        """Never: the file is locked."""
-        return False
-
-    @property
-    def replica(self) -> str:
-        """Names this process; new at every `open`."""
-        return self._replica
-
-    async def alive(self) -> frozenset[str]:
-        """This process alone."""
-        return frozenset({self._replica})
-
-    async def lead(self) -> bool:
-        """Always: there is nobody else."""
-        return True
-
-    async def publish(self, signal: str) -> None:
-        """Does nothing: nobody else listens."""
-
-    def listen(self, signals: Signals) -> None:
-        """Does nothing: nobody else publishes."""
 
     async def _write_all(self) -> None:
         """Carries out what waits, until nothing does."""
