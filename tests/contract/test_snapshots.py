@@ -16,31 +16,16 @@ from fedone_sdk.stores import (
     Commit,
     LogEntry,
     MemoryStore,
-    RunRecord,
     RunSnapshot,
     SqlStore,
     Store,
     TokenRecord,
 )
+from tests.contract import stores
+from tests.contract.stores import RUN
 from tests.postgres import Cluster
 
-RUN = RunRecord(
-    run_id="run-1",
-    spec='{"rounds": 3}',
-    candidates='["good", "naïve"]',
-    document='{"round": 0}',
-    arrays=bytes(range(256)),
-    version=0,
-    created_at=1_700_000_000.123456,
-)
-WORK = ClosedWork(
-    assignment_id="work-1",
-    run_id="run-1",
-    client_index=1,
-    outcome="accepted",
-    body_sha256="ab" * 32,
-    receipt='{"ok": true}',
-)
+WORK = replace(stores.WORK, client_index=1)
 LATE = ClosedWork(assignment_id="work-2", run_id="run-1", client_index=0, outcome="expired")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import re
 from collections.abc import AsyncIterator, Callable
@@ -21,12 +20,12 @@ from fedone_sdk.aggregator.openapi import openapi_document
 from fedone_sdk.aggregator.routes import MAX_BODY_BYTES, build_app, routes
 from fedone_sdk.backends import Answer, Query
 from fedone_sdk.backends.wrappers import RetryingBackend
-from fedone_sdk.errors import PROBLEMS, BackendBlocked, FedOneError
-from fedone_sdk.messages import Problem
+from fedone_sdk.errors import BackendBlocked, FedOneError
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore
 from fedone_sdk.testing import ManualClock, ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
+from tests.integration.caller import Caller
 
 TOKEN, ADMIN = "enrolment-token-7f3a", "admin-token-91bc"
 WORDS = Vocabulary(candidates=(" good", " bad", " fine"))
@@ -53,7 +52,7 @@ def spec_of(name: str = "run", *, rounds: int = 3, **participation: Any) -> RunS
 
 
 @dataclass(slots=True)
-class Server:
+class Server(Caller):
     """A real aggregator on loopback, and a way to send it anything."""
 
     aggregator: Aggregator
@@ -61,37 +60,6 @@ class Server:
     session: aiohttp.ClientSession
     backend: ScriptedBackend
     clock: ManualClock
-
-    async def call(
-        self,
-        method: str,
-        path: str,
-        body: object = None,
-        *,
-        token: str | None = None,
-        headers: dict[str, str] | None = None,
-    ) -> tuple[int, Any, aiohttp.ClientResponse]:
-        """Status, parsed body (None where it is empty) and the response."""
-        raw = body if isinstance(body, (bytes, type(None))) else json.dumps(body).encode()
-        sent: dict[str, str] = {} if raw is None else {"Content-Type": "application/json"}
-        sent |= {} if token is None else {"Authorization": f"Bearer {token}"}
-        async with self.session.request(
-            method,
-            f"{self.url}{path}",
-            data=raw and io.BytesIO(raw),
-            headers={**sent, **(headers or {})},
-        ) as response:
-            text = await response.text()
-            return response.status, json.loads(text) if text else None, response
-
-    async def refused(self, method: str, path: str, body: object = None, **more: Any) -> str:
-        """The code of a refusal, which must be a well-formed problem."""
-        status, document, response = await self.call(method, path, body, **more)
-        assert response.content_type == "application/problem+json"
-        problem = Problem.model_validate(document)
-        assert problem.status == status == PROBLEMS[problem.code][0]
-        assert problem.type == f"urn:fedone:problem:{problem.code}"
-        return problem.code
 
     async def events(self) -> str:
         """All server-sent events of the run, to its end."""

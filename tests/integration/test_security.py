@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gzip
-import io
 import json
 import logging
 import tracemalloc
@@ -22,12 +21,11 @@ from fedone_sdk.aggregator import Aggregator
 from fedone_sdk.aggregator.auth import AdminToken, EnrolmentToken, digest
 from fedone_sdk.aggregator.limits import NO_LIMITS, Limits
 from fedone_sdk.client.signing import Signer
-from fedone_sdk.errors import PROBLEMS
-from fedone_sdk.messages import Problem
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore
 from fedone_sdk.testing import ManualClock, ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
+from tests.integration.caller import Caller
 
 FLEET, ACME = "fleet-secret-5b1e", "acme-secret-77d0"
 ROOT, OPS, LOOK = "root-secret-19ab", "ops-secret-c4f2", "look-secret-e06d"
@@ -50,42 +48,12 @@ def spec_of(name: str) -> RunSpec:
 
 
 @dataclass(slots=True)
-class Server:
+class Server(Caller):
     aggregator: Aggregator
     url: str
     session: aiohttp.ClientSession
     store: MemoryStore
     clock: ManualClock
-
-    async def call(
-        self,
-        method: str,
-        path: str,
-        body: Any = None,
-        *,
-        token: str | None = None,
-        headers: dict[str, str] | None = None,
-    ) -> tuple[int, Any, aiohttp.ClientResponse]:
-        """Status, the body that was parsed, and the response."""
-        raw = body if isinstance(body, (bytes, type(None))) else json.dumps(body).encode()
-        sent: dict[str, str] = {} if raw is None else {"Content-Type": "application/json"}
-        sent |= {} if token is None else {"Authorization": f"Bearer {token}"}
-        async with self.session.request(
-            method,
-            f"{self.url}{path}",
-            data=raw and io.BytesIO(raw),
-            headers={**sent, **(headers or {})},
-        ) as response:
-            text = await response.text()
-            return response.status, json.loads(text) if text else None, response
-
-    async def refused(self, method: str, path: str, body: Any = None, **more: Any) -> str:
-        """The code of a refusal, which is a well-formed problem."""
-        status, document, response = await self.call(method, path, body, **more)
-        assert response.content_type == "application/problem+json"
-        problem = Problem.model_validate(document)
-        assert problem.status == status == PROBLEMS[problem.code][0]
-        return problem.code
 
     async def ok(self, method: str, path: str, body: Any = None, **more: Any) -> Any:
         status, document, _ = await self.call(method, path, body, **more)
