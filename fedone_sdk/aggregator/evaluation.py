@@ -28,10 +28,8 @@ from fedone_sdk.backends import (
     LLMBackend,
     Prediction,
     Query,
-    Show,
     prediction_queries,
     score_all,
-    shown_by,
 )
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.data import draw_minibatch
@@ -162,7 +160,7 @@ class Evaluation:
         if run.state.paused:
             return None
         try:
-            shown = "" if prompt is None else (await self._show())(prompt)
+            shown = "" if prompt is None else (await run.show(self._backend))(prompt)
             queries = prediction_queries(
                 self._backend, task, shown, examples, run.spec.method.batch_size
             )
@@ -179,15 +177,6 @@ class Evaluation:
             # What training has paid for must not be lost by what breaks beside it.
             _log.exception("evaluation failed", run_id=run.run_id)
         return None
-
-    async def _show(self) -> Show:
-        run = self._run
-        return await shown_by(
-            run.spec.method,
-            prompt_len=run.spec.prompt.length,
-            candidates=run.vocabulary.candidates,
-            backend=self._backend,
-        )
 
     async def _ask(self, queries: Sequence[Query]) -> list[Answer]:
         run, attempts = self._run, Attempts(self._replica)

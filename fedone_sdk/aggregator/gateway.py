@@ -19,7 +19,6 @@ from fedone_sdk.backends import (
     query_for,
     rows_of,
     score_all,
-    shown_by,
 )
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import (
@@ -108,12 +107,7 @@ class Gateway:
 
     async def _show(self, run: ServedRun) -> Show:
         try:
-            return await shown_by(
-                run.spec.method,
-                prompt_len=run.spec.prompt.length,
-                candidates=run.vocabulary.candidates,
-                backend=self.backend,
-            )
+            return await run.show(self.backend)
         except (BackendError, SpecError) as exc:
             raise ProblemError("backend_failed", str(exc)) from exc
 

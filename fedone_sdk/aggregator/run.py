@@ -34,7 +34,7 @@ from fedone_sdk.aggregator.machine import RoundMachine
 from fedone_sdk.aggregator.signals import MAX_NAMED, RunMoved
 from fedone_sdk.aggregator.state import RunState
 from fedone_sdk.algorithms import alpha_sha256, dump_memory, load_memory
-from fedone_sdk.backends import Answer
+from fedone_sdk.backends import Answer, LLMBackend, Show, shown_by
 from fedone_sdk.clock import Clock
 from fedone_sdk.errors import FedOneError, ProblemError
 from fedone_sdk.messages import (
@@ -574,6 +574,20 @@ class ServedRun:
         indices = self.machine.method.prompt((state or self._state).method).tolist()
         return PromptReport(
             text=self.vocabulary.text(indices), tokens=tuple(self.vocabulary.tokens(indices))
+        )
+
+    async def show(self, backend: LLMBackend) -> Show:
+        """How the run's prompts look to a model.
+
+        Raises:
+            SpecError: The model takes no such prompts.
+            BackendError: The model cannot be looked at.
+        """
+        return await shown_by(
+            self.spec.method,
+            prompt_len=self.spec.prompt.length,
+            candidates=self.vocabulary.candidates,
+            backend=backend,
         )
 
     def vectors(self) -> Array:

@@ -12,6 +12,7 @@ from fedone_sdk.errors import BackendError, SpecError
 
 __all__ = [
     "Checkpoint",
+    "WEIGHTS",
     "check_device",
     "find_checkpoint",
     "first_line",
@@ -21,7 +22,8 @@ __all__ = [
 ]
 
 _NEEDED_FILES = ("config.json", "tokenizer.json")
-_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+"""Files that hold weights, the first kind there."""
 
 
 class Checkpoint(NamedTuple):
@@ -162,7 +164,7 @@ def load_module(auto_class: str, checkpoint: Checkpoint, dtype: Any, device: str
 
 def hash_folder(folder: Path) -> str:
     """The version of a local model: sha256 over its files, the first 16 hex digits."""
-    weights = next((found for kind in _WEIGHTS if (found := sorted(folder.glob(kind)))), [])
+    weights = next((found for kind in WEIGHTS if (found := sorted(folder.glob(kind)))), [])
     digest = sha256()
     for file in [*(folder / name for name in _NEEDED_FILES), *weights]:
         with file.open("rb") as content:

@@ -20,12 +20,13 @@ from fedone_sdk.backends.fitting import Cloze, ClozeEncoder, read_max_length
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendError, MissingExtraError, SpecError
 
-__all__ = ["OnnxBackend"]
+__all__ = ["MODEL_FILES", "OnnxBackend"]
 
 A = TypeVar("A")
 R = TypeVar("R")
 
-_MODEL_FILES = ("model.int8.onnx", "model.onnx")
+MODEL_FILES = ("model.int8.onnx", "model.onnx")
+"""What a model is looked for as, the first one there."""
 
 
 class OnnxBackend(LLMBackend):
@@ -204,9 +205,9 @@ class _MaskedModel:
 def _files(folder: Path) -> tuple[Path, Path]:
     if not folder.is_dir():
         raise SpecError("there is no such model folder", source=str(folder))
-    models = [folder / name for name in _MODEL_FILES if (folder / name).is_file()]
+    models = [folder / name for name in MODEL_FILES if (folder / name).is_file()]
     if not models:
-        raise SpecError(f"needs {' or '.join(_MODEL_FILES)}", source=str(folder))
+        raise SpecError(f"needs {' or '.join(MODEL_FILES)}", source=str(folder))
     tokenizer = folder / "tokenizer.json"
     if not tokenizer.is_file():
         raise SpecError("needs tokenizer.json", source=str(folder))

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from fedone_sdk.errors import BackendError, SpecError
 from fedone_sdk.experiments.experiment import Result, Trial, Workspace
-from fedone_sdk.experiments.federated import Tuning, trial_backend, tuning_federation, tuning_trial
+from fedone_sdk.experiments.federated import (
+    Tuning,
+    method_of,
+    trial_backend,
+    tuning_federation,
+    tuning_trial,
+)
 from fedone_sdk.experiments.probe import Probe, Probing
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.experiments.summary import mean_sd
@@ -76,18 +82,12 @@ async def _estimate(
 ) -> Result:
     import numpy as np
 
-    from fedone_sdk.algorithms import State, method_from_spec
+    from fedone_sdk.algorithms import State
     from fedone_sdk.algorithms.trained import Trained
 
-    spec, vocabulary = federation.spec, federation.vocabulary
+    spec = federation.spec
     rate: float = options["run"]["method"]["learning_rate"]
-    method = method_from_spec(
-        spec.method,
-        prompt_len=spec.prompt.length,
-        vocab_size=len(vocabulary),
-        blank=vocabulary.blank,
-        seed=spec.seed,
-    )
+    method = method_of(federation)
     if isinstance(method, Trained):
         raise SpecError("method: is trained; these constants are of methods that ask")
     async with trial_backend(spec.backend.model_dump(mode="json"), workspace) as backend:
@@ -100,7 +100,7 @@ async def _estimate(
         )
         probe = await Probe.of(
             spec,
-            vocabulary,
+            federation.vocabulary,
             method,
             backend=backend,
             dev=federation.dev,

@@ -18,6 +18,8 @@ from fedone_sdk.experiments.settings import Settings, onnx_file
 from fedone_sdk.spec import BackendSpec, RunSpec, validate_spec
 
 if TYPE_CHECKING:
+    from fedone_sdk.algorithms import Algorithm
+    from fedone_sdk.algorithms.trained import Trained
     from fedone_sdk.backends import LLMBackend
     from fedone_sdk.backends.torch_model import TorchModel
     from fedone_sdk.messages import RunResult
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CURVE_EXAMPLES",
     "Tuning",
+    "method_of",
     "run_document",
     "run_timed",
     "run_tuning",
@@ -168,6 +171,20 @@ def tuning_federation(options: dict[str, Any], workspace: Workspace) -> Federati
         train, dev = _split(train, held_out, workspace)
     data = {**run["data"], "train": str(train), "dev": str(dev)}
     return Federation.load(validate_spec(RunSpec, {**run, "data": data}, source="trial"))
+
+
+def method_of(federation: Federation) -> Algorithm | Trained:
+    """The method of a run, as its round machine has it."""
+    from fedone_sdk.algorithms import method_from_spec
+
+    spec, vocabulary = federation.spec, federation.vocabulary
+    return method_from_spec(
+        spec.method,
+        prompt_len=spec.prompt.length,
+        vocab_size=len(vocabulary),
+        blank=vocabulary.blank,
+        seed=spec.seed,
+    )
 
 
 def trial_backend(document: dict[str, Any], workspace: Workspace) -> LLMBackend:

@@ -33,7 +33,6 @@ def fine_tuning_trial(
     Raises:
         SpecError: There is no data for the task.
     """
-    folder = settings.task_folder(tuning.task)
     return Trial(
         key=key,
         run=run_fine_tuning,
@@ -43,11 +42,7 @@ def fine_tuning_trial(
             "rates": list(rates),
             "max_epochs": max_epochs,
         },
-        inputs={
-            "train": folder / "train.jsonl",
-            "dev": folder / "dev.jsonl",
-            "model": settings.model_folder,
-        },
+        inputs=settings.inputs(tuning.task),
     )
 
 

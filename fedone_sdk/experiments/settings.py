@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedone_sdk import assets
+from fedone_sdk.backends.checkpoint import WEIGHTS
+from fedone_sdk.backends.onnx import MODEL_FILES
 from fedone_sdk.errors import SpecError
 
 __all__ = ["Settings", "onnx_file"]
-
-_ONNX_FILES = ("model.int8.onnx", "model.onnx")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +65,8 @@ class Settings:
     def has_weights(self) -> bool:
         """Whether the folder holds what the transformers library loads."""
         folder = self.model_folder
-        weights = (*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin"))
-        return (folder / "config.json").is_file() and bool(weights)
+        weights = any(any(folder.glob(kind)) for kind in WEIGHTS)
+        return (folder / "config.json").is_file() and weights
 
     def backend(self, kind: Literal["onnx", "transformers"] | None = None) -> dict[str, Any]:
         """The model as a run describes it, relative to its folder (a trial's input ``model``).
@@ -98,7 +98,20 @@ class Settings:
                 raise SpecError(f"--data: there is no {folder / name}", source="arguments")
         return folder
 
+    def inputs(self, task: str) -> dict[str, Path]:
+        """What a trial on a GLUE task reads: ``train``, ``dev`` and ``model``.
+
+        Raises:
+            SpecError: There is no data for the task.
+        """
+        folder = self.task_folder(task)
+        return {
+            "train": folder / "train.jsonl",
+            "dev": folder / "dev.jsonl",
+            "model": self.model_folder,
+        }
+
 
 def onnx_file(folder: Path) -> Path | None:
     """The file in a model's folder that onnxruntime loads; None where there is none."""
-    return next((folder / name for name in _ONNX_FILES if (folder / name).is_file()), None)
+    return next((folder / name for name in MODEL_FILES if (folder / name).is_file()), None)

@@ -9,7 +9,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedone_sdk.experiments.experiment import Result, Trial, Workspace
-from fedone_sdk.experiments.federated import Tuning, run_document, trial_backend, tuning_federation
+from fedone_sdk.experiments.federated import (
+    Tuning,
+    method_of,
+    run_document,
+    trial_backend,
+    tuning_federation,
+)
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.task import Example, TaskSpec, glue_task, render, target_of
 
@@ -73,7 +79,6 @@ def untrained_trial(key: str, settings: Settings, tuning: Tuning) -> Trial:
     Raises:
         SpecError: There is no data for the task, or no such run.
     """
-    folder = settings.task_folder(tuning.task)
     return Trial(
         key=key,
         run=run_untrained,
@@ -81,28 +86,15 @@ def untrained_trial(key: str, settings: Settings, tuning: Tuning) -> Trial:
             "run": run_document(tuning, settings.backend(tuning.backend_kind)),
             "seed": tuning.seed,
         },
-        inputs={
-            "train": folder / "train.jsonl",
-            "dev": folder / "dev.jsonl",
-            "model": settings.model_folder,
-        },
+        inputs=settings.inputs(tuning.task),
     )
 
 
 def run_untrained(options: dict[str, Any], workspace: Workspace) -> Result:
     """Measures the deployable prompt of the untrained state of a ``run``."""
-    from fedone_sdk.algorithms import method_from_spec
-
     federation = tuning_federation(options, workspace)
-    spec, vocabulary = federation.spec, federation.vocabulary
-    method = method_from_spec(
-        spec.method,
-        prompt_len=spec.prompt.length,
-        vocab_size=len(vocabulary),
-        blank=vocabulary.blank,
-        seed=spec.seed,
-    )
-    prompt = vocabulary.text(method.prompt(method.init()))
+    spec, method = federation.spec, method_of(federation)
+    prompt = federation.vocabulary.text(method.prompt(method.init()))
     return asyncio.run(_measured(spec.task, prompt, options["run"]["backend"], workspace))
 
 
@@ -112,16 +104,11 @@ def demonstrations_trial(key: str, settings: Settings, task: str, seed: int) -> 
     Raises:
         SpecError: There is no data for the task.
     """
-    folder = settings.task_folder(task)
     return Trial(
         key=key,
         run=run_demonstrations,
         options={"task": task, "seed": seed, "backend": settings.backend()},
-        inputs={
-            "train": folder / "train.jsonl",
-            "dev": folder / "dev.jsonl",
-            "model": settings.model_folder,
-        },
+        inputs=settings.inputs(task),
     )
 
 
