@@ -12,15 +12,18 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 from fedone_sdk.errors import DataError, SpecError
 
 __all__ = [
+    "Bias",
     "Example",
     "GLUE_TASKS",
     "LOG_ZERO",
     "LogProbs",
     "Loss",
+    "MAX_BIAS",
     "Part",
     "Rendered",
     "ScoreFunction",
     "TaskSpec",
+    "biased",
     "example_loss",
     "glue_task",
     "label_loss",
@@ -35,6 +38,12 @@ Example = Mapping[str, Any]
 
 LogProbs = Sequence[float]
 """Log-probabilities in nats, one per label word, in the task's label order."""
+
+Bias = tuple[float, ...]
+"""What is added to the label words' log-probabilities, nats, in the task's label order."""
+
+MAX_BIAS = 100.0
+"""The largest bias of a label, nats: far beyond what any model's preference for a word takes."""
 
 Loss = Literal["cross_entropy", "hinge", "zero_one", "nll", "score"]
 
@@ -82,6 +91,9 @@ class TaskSpec(BaseModel):
         max_tokens: The longest text that is generated for ``score``, tokens.
         score: ``package.module:function`` for ``score``: imported by `fedone tune` and
             `fedone score`, never because a message says so.
+        bias: What is added to the label words' log-probabilities before anything else, one number
+            per label, nats: it is in every loss and in what is predicted. A label that the model
+            did not write stays impossible. Null is none.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -95,6 +107,7 @@ class TaskSpec(BaseModel):
     label_field: str = "label"
     max_tokens: Annotated[int, Field(ge=1, le=4096)] = 64
     score: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")] | None = None
+    bias: tuple[Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)], ...] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -145,7 +158,26 @@ class TaskSpec(BaseModel):
             raise ValueError(f"metric {self.metric} needs exactly 2 labels")
         if self.label_field in self.fields:
             raise ValueError("the template must not contain the label field")
+        if self.bias is not None and len(self.bias) != len(self.labels):
+            allowed = (
+                f"needs {len(self.labels)} numbers, one per label"
+                if self.labels
+                else (f"loss {self.loss} has no labels to add it to")
+            )
+            raise ValueError(f"bias: {allowed}")
         return self
+
+    def with_bias(self, bias: Sequence[float] | None) -> TaskSpec:
+        """The same task with this bias in place of its own.
+
+        Args:
+            bias: One number per label, nats; None for none.
+
+        Raises:
+            ValueError: It does not fit the labels.
+        """
+        given = None if bias is None else tuple(bias)
+        return TaskSpec.model_validate({**self.model_dump(), "bias": given})
 
     @property
     def generates(self) -> bool:
@@ -230,18 +262,33 @@ def references_of(task: TaskSpec, examples: Iterable[Example]) -> tuple[str, ...
     return tuple(str(target_of(task, example)) for example in examples)
 
 
-def predicted(log_probs: LogProbs) -> int:
-    """The index of the likeliest label, the first of several; -1 where the model wrote none."""
-    highest = max(log_probs)
-    return -1 if highest <= LOG_ZERO else list(log_probs).index(highest)
+def biased(task: TaskSpec, log_probs: LogProbs) -> LogProbs:
+    """Label log-probabilities with the task's bias; a label that was not written stays so."""
+    if task.bias is None:
+        return log_probs
+    return tuple(
+        value if value <= LOG_ZERO else value + more
+        for value, more in zip(log_probs, task.bias, strict=True)
+    )
+
+
+def predicted(task: TaskSpec, log_probs: LogProbs) -> int:
+    """The index of the likeliest label under the task's bias, the first of several.
+
+    Returns:
+        The index; -1 where the model wrote none.
+    """
+    written = [index for index, value in enumerate(log_probs) if value > LOG_ZERO]
+    values = biased(task, log_probs)
+    return max(written, key=lambda index: values[index], default=-1)
 
 
 def label_loss(task: TaskSpec, log_probs: LogProbs, target: int) -> float:
     """The training loss of one example.
 
     Args:
-        task: Names the loss.
-        log_probs: Label log-probabilities, nats.
+        task: Names the loss, and the bias that the log-probabilities get.
+        log_probs: Label log-probabilities, nats, as the model gave them.
         target: Index of the true label.
 
     Returns:
@@ -252,13 +299,14 @@ def label_loss(task: TaskSpec, log_probs: LogProbs, target: int) -> float:
         1.0.
     """
     if task.loss == "zero_one":
-        return float(predicted(log_probs) != target)
+        return float(predicted(task, log_probs) != target)
+    values = biased(task, log_probs)
     if task.loss == "hinge":
-        others = (value for index, value in enumerate(log_probs) if index != target)
-        return sum(max(0.0, 1.0 - log_probs[target] + value) for value in others) / len(log_probs)
-    highest = max(log_probs)
-    total = math.log(math.fsum(math.exp(value - highest) for value in log_probs)) + highest
-    return total - log_probs[target]
+        others = (value for index, value in enumerate(values) if index != target)
+        return sum(max(0.0, 1.0 - values[target] + value) for value in others) / len(values)
+    highest = max(values)
+    total = math.log(math.fsum(math.exp(value - highest) for value in values)) + highest
+    return total - values[target]
 
 
 def example_loss(

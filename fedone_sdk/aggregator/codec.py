@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from typing import Any
 
+from fedone_sdk.aggregator.curves import Curves
 from fedone_sdk.aggregator.state import RunState, Seat
 from fedone_sdk.algorithms import Memory, State, dump_memory, load_memory
 from fedone_sdk.budget import Account, Budget, Usage
@@ -53,6 +54,7 @@ def encode_document(state: RunState) -> dict[str, Any]:
         "started_at": state.started_at,
         "ended_at": state.ended_at,
         "metric": state.metric.model_dump(),
+        "bias": state.bias,
     }
 
 
@@ -81,6 +83,7 @@ def decode(document: dict[str, Any], arrays: bytes) -> RunState:
                 "defence": _below(_DEFENCE, loaded),
                 "models": tuple(document["models"]),
                 "metric": MetricReport.model_validate(document["metric"]),
+                "bias": None if (bias := document.get("bias")) is None else tuple(bias),
             }
         )
     except (ArithmeticError, AttributeError, KeyError, TypeError) as exc:
@@ -130,6 +133,7 @@ def _seat(seat: Seat) -> dict[str, Any]:
         "calls": sorted(seat.calls),
         "sent": {attempt: worst.exact() for attempt, worst in seat.sent.items()},
         "used": seat.used.exact(),
+        "curves": [curves.dump() for curves in seat.curves],
     }
 
 
@@ -156,6 +160,7 @@ def _load_seat(document: dict[str, Any], local: State | None) -> Seat:
             "sent": _load_sent(document["sent"]),
             "used": Usage.model_validate(document["used"]),
             "losses": tuple(tuple(losses) for losses in document["losses"]),
+            "curves": tuple(Curves.load(curves) for curves in document.get("curves", ())),
             "local": local,
         }
     )

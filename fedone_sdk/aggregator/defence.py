@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,22 +33,28 @@ def defence_of(spec: RunSpec, method: Method) -> Defence | None:
 
 
 def contribution(
-    state: RunState, seat: Seat, advantage: NDArray[np.float64] | None
+    state: RunState,
+    seat: Seat,
+    compared: Sequence[NDArray[np.float64]],
+    mean_loss: float,
+    advantage: NDArray[np.float64] | None,
 ) -> Contribution:
     """What a finished seat would do.
 
     Args:
         state: The run at the round's start.
         seat: The seat.
+        compared: What its prompts are compared by, step by step.
+        mean_loss: Over all of its prompts.
         advantage: Per token how much worse it looked in the seat's first local step; None looks
             at the step of alpha itself.
     """
     # The mean of equal numbers may be rounded: their spread is none nevertheless.
-    spreads = [float(np.std(step)) if np.ptp(step) else 0.0 for step in seat.losses]
+    spreads = [float(np.std(step)) if np.ptp(step) else 0.0 for step in compared]
     return Contribution(
         client=seat.client,
         alpha=(seat.local or state.method).alpha,
-        mean_loss=seat.mean_loss,
+        mean_loss=mean_loss,
         advantage=advantage,
         spread=max(spreads) if spreads else None,
     )

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import structlog
 
@@ -42,7 +42,7 @@ from fedone_sdk.errors import (
     SpecError,
 )
 from fedone_sdk.spec import RunSpec
-from fedone_sdk.task import Example, ScoreFunction
+from fedone_sdk.task import Bias, Example, ScoreFunction
 
 __all__ = ["Evaluation", "curve_examples"]
 
@@ -58,6 +58,30 @@ def curve_examples(spec: RunSpec, examples: Sequence[Example]) -> list[Example]:
     seed = stream_seed(spec.seed, "evaluation", 0)
     subset = draw_minibatch(len(examples), spec.evaluation.examples, seed)
     return [examples[index] for index in sorted(subset)]
+
+
+class _Shown(NamedTuple):
+    """A prompt that is measured.
+
+    Attributes:
+        prompt: As `Method.prompt` gives it; None is no prompt.
+        bias: The label bias that belongs to it.
+    """
+
+    prompt: Sequence[float] | None = None
+    bias: Bias | None = None
+
+
+class _Found(NamedTuple):
+    """What a measurement found.
+
+    Attributes:
+        value: The metric.
+        bias: The label bias that it found without labels, where another one would find the same.
+    """
+
+    value: float
+    bias: Bias | None
 
 
 class Evaluation:
@@ -90,15 +114,15 @@ class Evaluation:
         self._score = score
         self._subset = curve_examples(run.spec, examples)
         # The prompt is taken when its round ends; training does not wait for the measurement.
-        self._points: asyncio.Queue[tuple[int, Sequence[float], int] | None] = asyncio.Queue()
+        self._points: asyncio.Queue[tuple[int, _Shown, int] | None] = asyncio.Queue()
         self._waits = False
 
     def notice(self, effect: Effect | CaughtUp) -> None:
         """Takes note of what happened to the run."""
         every = self._run.spec.evaluation.every
         if isinstance(effect, RoundFinished) and every and (effect.report.round + 1) % every == 0:
-            prompt, rollbacks = self._prompt(self._run.state), self._run.state.rollbacks
-            self._points.put_nowait((effect.report.round, prompt, rollbacks))
+            shown, rollbacks = self._deployable(self._run.state), self._run.state.rollbacks
+            self._points.put_nowait((effect.report.round, shown, rollbacks))
         elif isinstance(effect, RunEnded) or (
             isinstance(effect, CaughtUp) and not self._run.state.running and self._waits
         ):
@@ -112,8 +136,9 @@ class Evaluation:
         run = self._run
         if not run.state.running and run.state.metric.after is not None:
             return  # a run that had ended before a restart
-        await self._measure_whole("no_prompt", None)
-        await self._measure_whole("before", self._prompt(run.machine.start()))
+        await self._measure_whole("no_prompt", _Shown())
+        untrained = self._deployable(run.machine.start())
+        await self._measure_whole("before", _Shown(untrained.prompt))
         while not run.state.paused:
             if run.state.running or not self._points.empty():
                 self._waits = True
@@ -122,51 +147,56 @@ class Evaluation:
                 if point is not None:  # else the run has ended, or had before it was resumed
                     await self._measure_point(*point)
             else:
-                await self._measure_whole("after", self._prompt(run.state))
+                await self._measure_whole("after", self._deployable(run.state))
                 if not run.state.running:
                     return
 
-    def _prompt(self, state: RunState) -> Sequence[float]:
-        prompt: list[float] = self._run.machine.measured(state).tolist()
-        return prompt
+    def _deployable(self, state: RunState) -> _Shown:
+        machine = self._run.machine
+        return _Shown(machine.measured(state).tolist(), machine.bias(state))
 
-    async def _measure_point(
-        self, round_number: int, prompt: Sequence[float], rollbacks: int
-    ) -> None:
+    async def _measure_point(self, round_number: int, shown: _Shown, rollbacks: int) -> None:
         if self._run.state.rollbacks != rollbacks:
             return
-        value = await self._measure(prompt, self._subset)
-        if value is not None:
+        found = await self._measure(shown, self._subset)
+        if found is not None:
             # After a rollback, there is or will be another round of this number.
             if self._run.state.rollbacks == rollbacks:
-                await self._kept(partial(self._run.record_metric, round_number, value))
+                await self._kept(partial(self._run.record_metric, round_number, found.value))
         elif self._run.state.paused:
-            self._points.put_nowait((round_number, prompt, rollbacks))
+            self._points.put_nowait((round_number, shown, rollbacks))
 
     async def _measure_whole(
-        self, which: Literal["no_prompt", "before", "after"], prompt: Sequence[float] | None
+        self, which: Literal["no_prompt", "before", "after"], shown: _Shown
     ) -> None:
         if getattr(self._run.state.metric, which) is not None:
             return
-        value = await self._measure(prompt, self._examples)
-        if value is not None:
-            await self._kept(partial(self._run.apply, Measured(which=which, value=value)))
+        found = await self._measure(shown, self._examples)
+        if found is not None:
+            measured = Measured(which=which, value=found.value, bias=found.bias)
+            await self._kept(partial(self._run.apply, measured))
 
-    async def _measure(
-        self, prompt: Sequence[float] | None, examples: Sequence[Example]
-    ) -> float | None:
+    async def _measure(self, shown: _Shown, examples: Sequence[Example]) -> _Found | None:
         """The metric of a prompt, or None where the budget or the model does not allow it."""
-        run, task = self._run, self._run.spec.task
+        run, calibration = self._run, self._run.spec.calibration.label_free
         if run.state.paused:
             return None
         try:
-            shown = "" if prompt is None else (await run.show(self._backend))(prompt)
+            task = run.spec.task
+            if shown.bias is not None:
+                task = task.with_bias(shown.bias)
+            prompt = "" if shown.prompt is None else (await run.show(self._backend))(shown.prompt)
             queries = prediction_queries(
-                self._backend, task, shown, examples, run.spec.method.batch_size
+                self._backend, task, prompt, examples, run.spec.method.batch_size, calibration
             )
             answers = await self._ask(queries)
             await run.note(answers)
-            return Prediction.of(task, queries, answers, examples, self._score).metric
+            found = Prediction.of(task, queries, answers, examples, self._score, calibration)
+            if found.metric is None:
+                return None
+            # Another batch gives another bias; what is without content says the same again.
+            lasts = calibration == "contextual"
+            return _Found(found.metric, found.task.bias if lasts else None)
         except (BackendError, BudgetExhausted, SpecError) as exc:
             _log.warning("evaluation failed", run_id=run.run_id, reason=str(exc))
             if isinstance(exc, (BackendBlocked, BudgetExhausted, SpecError)):

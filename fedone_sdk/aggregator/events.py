@@ -17,6 +17,7 @@ from fedone_sdk.messages import (
     RoundReport,
     RunStatus,
 )
+from fedone_sdk.task import Bias
 
 __all__ = [
     "Accepted",
@@ -175,10 +176,18 @@ class EvaluationSettled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """The dev metric of a prompt is known; `which` says of which."""
+    """The dev metric of a prompt is known.
+
+    Attributes:
+        which: Of which prompt.
+        value: The metric.
+        bias: The label bias that the measurement found without labels and that another one of the
+            prompt would find, too.
+    """
 
     which: Literal["no_prompt", "before", "after"]
     value: float
+    bias: Bias | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -12,6 +12,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedone_sdk.aggregator.codec import decode
+from fedone_sdk.aggregator.curves import Curves, check_curves
 from fedone_sdk.aggregator.events import Refused, RolledBack
 from fedone_sdk.aggregator.machine import RoundMachine
 from fedone_sdk.aggregator.state import RunState, Seat
@@ -39,6 +40,13 @@ _ROUNDING = 1e-5
 _Index = Annotated[int, Field(ge=0, lt=2**53)]
 
 
+class _CurvesRecord(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    means: Array
+    counts: tuple[Annotated[int, Field(ge=0, le=2**31)], ...]
+
+
 class _SeatRecord(BaseModel):
     """A finished seat as the log has it; arrays stand under names of their own."""
 
@@ -51,6 +59,7 @@ class _SeatRecord(BaseModel):
     queries: _Index = 0
     mean_loss: float = 0.0
     losses: tuple[tuple[float, ...], ...] = ()
+    curves: tuple[_CurvesRecord, ...] = ()
 
     def arrays(self) -> dict[str, Any]:
         """Alpha and what else the method keeps, by name."""
@@ -236,7 +245,7 @@ def _round(
             mean_loss=line.mean_loss,
         )
         if line.losses:
-            seat = _told(machine, state, seat, line.losses, memories.get(line.client))
+            seat = _told(machine, state, seat, line, memories.get(line.client))
             if machine.remembers_clients and seat.local is not None and seat.local.memory:
                 memories[line.client] = seat.local.memory
         elif arrays := line.arrays():
@@ -249,23 +258,37 @@ def _round(
 
 
 def _told(
-    machine: RoundMachine,
-    state: RunState,
-    seat: Seat,
-    losses: Sequence[tuple[float, ...]],
-    memory: Memory | None,
+    machine: RoundMachine, state: RunState, seat: Seat, line: _SeatRecord, memory: Memory | None
 ) -> Seat:
-    """A seat after its local steps gave these losses."""
+    """A seat after its local steps gave the losses of its line in the log."""
     if memory:
         seat = replace(seat, local=replace(state.method, memory=memory))
     most = machine.spec.method.num_samples
-    for values in losses:
+    for values, curves in zip(line.losses, _curves(machine, line), strict=True):
         if len(values) > most:
             raise ValueError(f"seat {seat.slot} has {len(values)} losses, at most {most} are asked")
         seat = replace(seat, num_samples=len(values))
-        local = machine.learned(state, seat, values)
-        seat = replace(seat, step=seat.step + 1, local=local, losses=(*seat.losses, values))
+        local = machine.learned(state, seat, values, curves)
+        seat = replace(
+            seat,
+            step=seat.step + 1,
+            local=local,
+            losses=(*seat.losses, values),
+            curves=seat.curves if curves is None else (*seat.curves, curves),
+        )
     return seat
+
+
+def _curves(machine: RoundMachine, line: _SeatRecord) -> list[Curves | None]:
+    """What a seat brought by class and label bias, step by step."""
+    if machine.biases is None:
+        return [None] * len(line.losses)
+    found = [Curves(one.means, one.counts) for one in line.curves]
+    if len(found) != len(line.losses):
+        raise ValueError(f"seat {line.slot} has losses by class for {len(found)} steps")
+    for curves, losses in zip(found, line.losses, strict=True):
+        check_curves(curves, losses, machine.biases)
+    return [*found]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -565,15 +565,20 @@ class ServedRun:
             gateway=self.machine.gateway_model is not None,
             loss_clip=self.machine.loss_clip,
             privacy=self.spec.privacy,
+            calibration=self.spec.calibration,
         )
 
     def prompt(self, state: RunState | None = None) -> PromptReport:
         """The deployable prompt of a state, the newest by default."""
+        state = state or self._state
+        bias = state.bias or self.machine.bias(state)
         if self.spec.method.domain != "tokens":
-            return PromptReport(text="", tokens=())
-        indices = self.machine.method.prompt((state or self._state).method).tolist()
+            return PromptReport(text="", tokens=(), bias=bias)
+        indices = self.machine.method.prompt(state.method).tolist()
         return PromptReport(
-            text=self.vocabulary.text(indices), tokens=tuple(self.vocabulary.tokens(indices))
+            text=self.vocabulary.text(indices),
+            tokens=tuple(self.vocabulary.tokens(indices)),
+            bias=bias,
         )
 
     async def show(self, backend: LLMBackend) -> Show:

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from fedone_sdk.aggregator.curves import Curves
 from fedone_sdk.algorithms import Memory, State
 from fedone_sdk.budget import NOTHING, Account, Usage
 from fedone_sdk.messages import MetricReport, RunStatus
+from fedone_sdk.task import Bias
 
 __all__ = ["RunState", "Seat"]
 
@@ -32,6 +34,7 @@ class Seat:
         queries: Queries settled in this seat's earlier steps.
         local: The client's method state; None while it is still the round's.
         losses: Losses that came back, step by step (the log and the mean).
+        curves: The same by class and label bias, where the run calibrates by labels.
         weight: Examples that the client holds.
         mean_loss: Over the seat's scored prompts.
         renewals: How often the work's deadline was put off.
@@ -53,6 +56,7 @@ class Seat:
     queries: int = 0
     local: State | None = None
     losses: tuple[tuple[float, ...], ...] = ()
+    curves: tuple[Curves, ...] = ()
     weight: int = 1
     mean_loss: float = 0.0
     renewals: int = 0
@@ -91,6 +95,7 @@ class RunState:
         started_at: First assignment, seconds since the epoch.
         ended_at: End, seconds since the epoch.
         metric: The dev metric as far as it was measured.
+        bias: The label bias that the measurement of the final prompt found without labels.
     """
 
     status: RunStatus = "running"
@@ -114,6 +119,7 @@ class RunState:
     started_at: float | None = None
     ended_at: float | None = None
     metric: MetricReport
+    bias: Bias | None = None
 
     @property
     def running(self) -> bool:

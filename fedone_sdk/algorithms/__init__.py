@@ -7,10 +7,13 @@ from .bbt import BBT
 from .bdpl import BDPL
 from .evolution import Evolution
 from .gs_bdpl import GumbelSoftmaxBDPL
-from .method import Algorithm, Candidates, Method
+from .method import Algorithm, Candidates, ClassLosses, Method
 from .optimizers import SGD, AdamW, Optimizer, make_optimizer
+from .pbil import PBIL
 from .projection import bounded, projected
+from .random_search import RandomSearch
 from .registry import METHODS, make_method, method_from_spec, method_options
+from .rloo import RLOO
 from .selection import select
 from .server import ServerOptimizer
 from .simplex import project_to_simplex
@@ -24,6 +27,7 @@ from .state import (
     load_state,
 )
 from .streams import stream, stream_seed
+from .thompson import ThompsonSampling
 
 __all__ = [
     "AdamW",
@@ -31,15 +35,20 @@ __all__ = [
     "BBT",
     "BDPL",
     "Candidates",
+    "ClassLosses",
     "Evolution",
     "GumbelSoftmaxBDPL",
     "METHODS",
     "Memory",
     "Method",
     "Optimizer",
+    "PBIL",
+    "RLOO",
+    "RandomSearch",
     "SGD",
     "ServerOptimizer",
     "State",
+    "ThompsonSampling",
     "aggregate",
     "alpha_sha256",
     "bounded",

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from . import _checks
 from .cma_es import CmaEs
-from .method import Candidates
+from .method import Candidates, PlainAlgorithm
 from .projection import reach
 from .state import State
 
@@ -20,7 +20,7 @@ MEMORIES = ("client", "run")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BBT:
+class BBT(PlainAlgorithm):
     """Black-box tuning: alpha is the mean of CMA-ES, one row of d numbers.
 
     A candidate is a vector z of R^d in float32. What is scored is the soft prompt that a fixed

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from . import _checks
 from .estimator import drawn_advantage
-from .method import Candidates
+from .method import Candidates, PlainAlgorithm
 from .optimizers import OPTIMIZERS, Optimizer, make_optimizer
 from .sampling import argmax_prompt, draw_prompts
 from .simplex import nearest_capped, nearest_probabilities
@@ -22,7 +22,7 @@ PROJECTIONS = ("capped", "simplex")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BDPL:
+class BDPL(PlainAlgorithm):
     """Black-box discrete prompt learning: alpha holds the probabilities themselves.
 
     Attributes:

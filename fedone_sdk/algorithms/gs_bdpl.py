@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from . import _checks
 from .estimator import drawn_advantage
-from .method import Candidates
+from .method import Candidates, PlainAlgorithm
 from .optimizers import OPTIMIZERS, Optimizer, make_optimizer
 from .sampling import argmax_prompt, draw_prompts
 from .state import State
@@ -18,7 +18,7 @@ __all__ = ["GumbelSoftmaxBDPL", "score_function"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GumbelSoftmaxBDPL:
+class GumbelSoftmaxBDPL(PlainAlgorithm):
     """Black-box discrete prompt learning through a Gumbel-Softmax.
 
     A step draws one Gumbel noise g (n x N), which fixes the categoricals

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from .state import State
 
-__all__ = ["Algorithm", "Candidates", "Method"]
+__all__ = ["Algorithm", "Candidates", "ClassLosses", "Method", "PlainAlgorithm", "PlainMethod"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -48,6 +48,35 @@ class Candidates:
             object.__setattr__(self, "probabilities", probabilities)
         prompts.setflags(write=False)
         object.__setattr__(self, "prompts", prompts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ClassLosses:
+    """Losses of one mini-batch apart by class, for a grid of label biases. Read-only arrays.
+
+    Attributes:
+        means: Mean loss of each prompt over the examples of a class, were that bias added to the
+            label log-probabilities; float64, shape (I, C, G), 0 for a class without an example.
+        counts: Examples of each class, int64, shape (C,), at least one in all.
+    """
+
+    means: NDArray[np.float64]
+    counts: NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        """Check the arrays and keep read-only copies."""
+        means = np.array(self.means, dtype=np.float64)
+        if means.ndim != 3 or not np.isfinite(means).all():
+            raise ValueError("means must be finite numbers of shape (I, C, G)")
+        counts = np.array(self.counts)
+        if not np.issubdtype(counts.dtype, np.integer) or counts.shape != means.shape[1:2]:
+            raise ValueError(f"counts must be {means.shape[1]} integers, one per class")
+        if counts.min(initial=0) < 0 or not counts.any():
+            raise ValueError("counts must be those of at least one example")
+        counts = counts.astype(np.int64)
+        for name, array in (("means", means), ("counts", counts)):
+            array.setflags(write=False)
+            object.__setattr__(self, name, array)
 
 
 class Method(Protocol):
@@ -89,6 +118,40 @@ class Method(Protocol):
         """
         ...
 
+    def bias(self, state: State) -> NDArray[np.float64] | None:
+        """Return what the prompt wants added to the label log-probabilities, shape (C,)."""
+        ...
+
+    def finished(self, state: State) -> bool:
+        """Return whether the method has ended by itself: more rounds would not change it."""
+        ...
+
+
+class PlainMethod:
+    """What holds for a method that neither calibrates nor ends by itself."""
+
+    __slots__ = ()
+
+    def bias(self, state: State) -> NDArray[np.float64] | None:
+        """Return None: nothing is added."""
+        return None
+
+    def finished(self, state: State) -> bool:
+        """Return False: the run's rounds and budget end it."""
+        return False
+
+
+class PlainAlgorithm(PlainMethod):
+    """The same, of a black-box method, which always asks for I prompts."""
+
+    __slots__ = ()
+
+    num_samples: int
+
+    def wanted(self, state: State) -> int:
+        """Return I."""
+        return self.num_samples
+
 
 class Algorithm(Method, Protocol):
     """A black-box method: pure functions of an immutable state; the randomness is passed in.
@@ -102,7 +165,11 @@ class Algorithm(Method, Protocol):
 
     @property
     def num_samples(self) -> int:
-        """Prompts asked at a time, I."""
+        """The most prompts asked at a time, I."""
+        ...
+
+    def wanted(self, state: State) -> int:
+        """Return how many prompts the next ask had best be for: at most I."""
         ...
 
     def ask(
@@ -111,13 +178,14 @@ class Algorithm(Method, Protocol):
         """Return prompts to score: `num_samples` of them, the method's own I by default."""
         ...
 
-    def tell(self, state: State, candidates: Candidates, losses: ArrayLike) -> State:
+    def tell(self, state: State, candidates: Candidates, losses: ArrayLike | ClassLosses) -> State:
         """Return the next state.
 
         Args:
             state: The state that was asked.
             candidates: What it answered, at least 2 prompts.
-            losses: Shape (I,), finite; lower is better.
+            losses: Shape (I,), finite; lower is better. For a method that calibrates, by class
+                and bias.
 
         Raises:
             ValueError: If the arguments do not fit each other or the method.

@@ -1,97 +1,368 @@
-"""A pool of prompts whose losses came from different mini-batches, ranked as if from one."""
+"""A pool of prompts whose losses came from different clients, ranked as if from one.
+
+Clients differ: one's examples are harder for every prompt, another holds a single class. The model
+of a mini-batch is, for each class and each label bias,
+
+    loss of a prompt = the client's effect + the prompt's own + noise,
+
+where the noise of a mean over b examples has the variance sigma^2 / b and the prompts' own losses
+have the variance tau^2. Prompts that were seen before measure the client's effect; what is left is
+added to the prompt's sum, and is shrunk towards the other prompts by as much as it is noise
+(empirical Bayes: both variances are estimated from the pool).
+
+Classes are put together by their share among all clients seen so far, not by those that a prompt
+happened to meet: a prompt that was only tried on positive reviews is no better for it. Where each
+client holds other classes, a few of them say little of all: the share is shrunk to equal ones.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .calibration import BiasGrid
+from .method import ClassLosses
 from .state import Memory
 
-__all__ = ["Pool"]
+__all__ = ["Judged", "Pool"]
 
-# A prompt's mean is shrunk as if it had tied with the average random prompt this many times
-# more: one lucky mini-batch does not make a leader.
-PRIOR_COUNT = 1.0
+_SHARE_SPREAD = 0.1
+"""How far classes are thought to be from equally frequent, before clients say otherwise."""
+
+_PRIOR_DEGREES = 4.0
+"""How many differences the first guess at the noise counts for."""
+
+_LEAST_VARIANCE = 1e-12
+
+_LEAST_SIGNAL = 0.05
+"""Part of the variance between prompts that is believed in, however noisy they are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Judged:
+    """What is known of prompts.
+
+    Attributes:
+        value: Expected loss at the prompt's best bias, shape (P,).
+        spread: Standard deviation of what is not known of it, shape (P,).
+    """
+
+    value: NDArray[np.float64]
+    spread: NDArray[np.float64]
+
+    @property
+    def pessimistic(self) -> NDArray[np.float64]:
+        """What a prompt is at least worth, but for bad luck: one lucky client makes no leader."""
+        return self.value + self.spread
+
+    @property
+    def optimistic(self) -> NDArray[np.float64]:
+        """What a prompt may be worth: who leads by this is worth another look."""
+        return self.value - self.spread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pool:
-    """Distinct prompts, best first.
+    """Distinct prompts with what was found of them.
 
     Attributes:
         prompts: Shape (P, n), int64.
-        total: The sum of each prompt's losses, batch effects removed; shape (P,), float64.
-        count: How many losses that is; shape (P,), int64.
+        total: Sums over examples of each prompt's losses without the clients' effects, float64,
+            shape (P, C, G); C and G are 1 where losses come neither by class nor by bias.
+        count: Examples behind them, float64, shape (P, C).
+        effect: Sums over examples of the clients' effects, shape (C, G).
+        seen: Examples of each class in all mini-batches, shape (C,).
+        shares: Sums over mini-batches of each class's share, and of its square; shape (2, C).
+        noise: Sum of squared differences of one prompt's losses between clients, each weighted
+            to estimate sigma^2, and how many they are; shape (C, 2).
+        grid: The label biases; None without calibration.
     """
 
     prompts: NDArray[np.int64]
     total: NDArray[np.float64]
-    count: NDArray[np.int64]
+    count: NDArray[np.float64]
+    effect: NDArray[np.float64]
+    seen: NDArray[np.float64]
+    shares: NDArray[np.float64]
+    noise: NDArray[np.float64]
+    grid: BiasGrid | None = None
 
     @classmethod
-    def remembered(cls, memory: Memory, prompt_len: int) -> Pool:
-        """Return the pool that `memory` holds; an empty memory holds an empty pool."""
+    def empty(cls, prompt_len: int, grid: BiasGrid | None = None) -> Self:
+        """Return a pool without prompts."""
+        points, classes = (1, 1) if grid is None else grid.biases.shape
+        return cls(
+            prompts=np.empty((0, prompt_len), dtype=np.int64),
+            total=np.empty((0, classes, points)),
+            count=np.empty((0, classes)),
+            effect=np.zeros((classes, points)),
+            seen=np.zeros(classes),
+            shares=np.zeros((2, classes)),
+            noise=np.zeros((classes, 2)),
+            grid=grid,
+        )
+
+    @classmethod
+    def remembered(cls, memory: Memory, prompt_len: int, grid: BiasGrid | None = None) -> Self:
+        """Return the pool that `memory` holds; an empty memory holds an empty pool.
+
+        Raises:
+            ValueError: It is not the memory of such a pool.
+        """
+        pool = cls.empty(prompt_len, grid)
         if not memory:
-            prompts = np.empty((0, prompt_len), dtype=np.int64)
-            return cls(prompts=prompts, total=np.empty(0), count=np.empty(0, dtype=np.int64))
-        if set(memory) != {"prompts", "total", "count"}:
-            raise ValueError("not the memory of a pool: it holds prompts, total and count")
-        pool = cls(**memory)
+            return pool
+        names = pool.memory().keys()
+        if missing := sorted(names - memory.keys()):
+            raise ValueError(f"not the memory of a pool: {', '.join(missing)} missing")
+        pool = cls(grid=grid, **{name: memory[name] for name in names})
         size = len(pool.prompts)
-        if (
-            pool.prompts.shape != (size, prompt_len)
-            or pool.total.shape != (size,)
-            or pool.count.shape != (size,)
-        ):
+        classes, points = pool.effect.shape if pool.effect.ndim == 2 else (0, 0)
+        fits = (
+            (points, classes) == ((1, 1) if grid is None else grid.biases.shape)
+            and pool.prompts.shape == (size, prompt_len)
+            and np.issubdtype(pool.prompts.dtype, np.integer)
+            and pool.total.shape == (size, classes, points)
+            and pool.count.shape == (size, classes)
+            and pool.seen.shape == (classes,)
+            and pool.shares.shape == (2, classes)
+            and pool.noise.shape == (classes, 2)
+        )
+        if not fits:
             raise ValueError(f"the pool's arrays do not fit prompts of {prompt_len} tokens")
-        if size and pool.count.min() < 1:
+        if not all(np.isfinite(memory[name]).all() for name in names):
+            raise ValueError("the pool's numbers must be finite")
+        if size and (pool.count.min() < 0 or pool.count.sum(axis=1).min() <= 0):
             raise ValueError("every prompt of a pool was scored at least once")
+        if min(pool.seen.min(), pool.shares.min(), pool.noise.min()) < 0:
+            raise ValueError("a pool's counts and variances are not negative")
         return pool
 
-    def memory(self) -> Memory:
-        """Return the pool as a state's memory."""
-        return {"prompts": self.prompts, "total": self.total, "count": self.count}
+    def memory(self) -> dict[str, NDArray[np.generic]]:
+        """Return the pool as a part of a state's memory."""
+        return {
+            "prompts": self.prompts,
+            "total": self.total,
+            "count": self.count,
+            "effect": self.effect,
+            "seen": self.seen,
+            "shares": self.shares,
+            "noise": self.noise,
+        }
 
-    def worth_another_look(self, count: int) -> NDArray[np.int64]:
-        """Return rows: half the leaders, half challengers by their plain mean.
+    # What a mini-batch adds
 
-        Leaders alone would never be overtaken: a newcomer's shrunken mean starts low.
-        """
-        leaders = (count + 1) // 2
-        plain_mean = self.total[leaders:] / self.count[leaders:]
-        challengers = leaders + np.argsort(plain_mean, kind="stable")[: count - leaders]
-        return np.concatenate([np.arange(min(leaders, len(self.prompts))), challengers])
-
-    def with_batch(self, prompts: NDArray[np.int64], losses: NDArray[np.float64]) -> Pool:
+    def with_batch(self, prompts: NDArray[np.int64], losses: ClassLosses) -> Self:
         """Return the pool with one mini-batch's losses added.
 
-        In the model loss = prompt + batch + noise, the prompts known before measure the batch's
-        effect: the mean of loss minus shrunken mean, each weighted by the inverse variance
-        1 / (1 + 1/count) of that difference. Without one (the first batch), its mean is the zero.
+        The client's effect is the mean of what known prompts' losses differ from their shrunken
+        means, each weighted by N / (N + b), as the noise of N examples behind the one and b
+        behind the other demands. Without a known prompt, it is the mean of all.
 
         Args:
             prompts: Shape (I, n); equal ones share a row.
-            losses: Shape (I,).
+            losses: Of these prompts, in their order.
+
+        Raises:
+            ValueError: The losses have other classes or biases than the pool.
         """
+        if losses.means.shape[1:] != self.effect.shape:
+            raise ValueError(
+                f"losses must be of shape (I, {', '.join(map(str, self.effect.shape))}), "
+                f"not {losses.means.shape}"
+            )
+        pool, rows = self._with_rows(prompts)
+        effects = pool._effects(rows, losses)
+        total, count = pool.total.copy(), pool.count.copy()
+        for row, own in zip(rows, losses.means - effects, strict=True):
+            total[row] += losses.counts[:, None] * own
+            count[row] += losses.counts
+        return replace(
+            pool._met(losses, effects),
+            total=total,
+            count=count,
+            noise=pool.noise + pool._differences(rows, losses),
+        )
+
+    def alone(self, prompts: NDArray[np.int64], losses: ClassLosses) -> NDArray[np.float64]:
+        """Return what the prompts of a mini-batch are worth by it alone, unshrunk; shape (I,).
+
+        The client's effect is taken out; a class that did not occur tells nothing.
+        """
+        pool, rows = self._with_rows(prompts)
+        effects = pool._effects(rows, losses)
+        own = np.where(losses.counts[:, None] > 0, losses.means - effects, 0.0)
+        after = pool._met(losses, effects)
+        return after.lowest(after._mixed(own))
+
+    def _met(self, losses: ClassLosses, effects: NDArray[np.float64]) -> Self:
+        """The pool with one more client known, its prompts left as they are."""
+        share = losses.counts / losses.counts.sum()
+        return replace(
+            self,
+            effect=self.effect + losses.counts[:, None] * effects,
+            seen=self.seen + losses.counts,
+            shares=self.shares + np.stack([share, share**2]),
+        )
+
+    def _with_rows(self, prompts: NDArray[np.int64]) -> tuple[Self, list[int]]:
         row_of = {prompt.tobytes(): row for row, prompt in enumerate(self.prompts)}
         rows = [row_of.setdefault(prompt.tobytes(), len(row_of)) for prompt in prompts]
         new = len(row_of) - len(self.prompts)
         distinct = np.pad(self.prompts, ((0, new), (0, 0)))
         distinct[rows] = prompts
-        total, count = np.pad(self.total, (0, new)), np.pad(self.count, (0, new))
+        total = np.pad(self.total, ((0, new), (0, 0), (0, 0)))
+        count = np.pad(self.count, ((0, new), (0, 0)))
+        return replace(self, prompts=distinct, total=total, count=count), rows
 
-        weight = count[rows] / (count[rows] + 1.0)
-        surprise = losses - (total / (count + PRIOR_COUNT))[rows]
-        known = np.sum(weight)
-        effect = np.sum(weight * surprise) / known if known else np.mean(losses)
-        np.add.at(total, rows, losses - effect)
-        np.add.at(count, rows, 1)
-        return Pool(prompts=distinct, total=total, count=count)
+    def _effects(self, rows: list[int], losses: ClassLosses) -> NDArray[np.float64]:
+        own = self._own()
+        effects = np.zeros(self.effect.shape)
+        for c, examples in enumerate(losses.counts):
+            if not examples:
+                continue
+            weight = self.count[rows, c] / (self.count[rows, c] + examples)
+            if weight.any():
+                surprise = losses.means[:, c] - own[rows, c]
+                effects[c] = (weight[:, None] * surprise).sum(axis=0) / weight.sum()
+            else:
+                effects[c] = losses.means[:, c].mean(axis=0)
+        return effects
 
-    def best(self, size: int) -> Pool:
-        """Return the `size` best prompts by shrunken mean, best first; ties keep their order."""
-        shrunken_mean = self.total / (self.count + PRIOR_COUNT)
-        order = np.argsort(shrunken_mean, kind="stable")[:size]
-        return Pool(prompts=self.prompts[order], total=self.total[order], count=self.count[order])
+    def _differences(self, rows: list[int], losses: ClassLosses) -> NDArray[np.float64]:
+        """What a mini-batch says of the noise, at the bias that suits the pool best."""
+        found = np.zeros(self.noise.shape)
+        point = self._usual_point()
+        for c, examples in enumerate(losses.counts):
+            known = [place for place, row in enumerate(rows) if self.count[row, c] > 0]
+            if not examples or len(known) < 2:
+                continue
+            behind = self.count[[rows[place] for place in known], c]
+            mean = self.total[[rows[place] for place in known], c, point] / behind
+            left = losses.means[known, c, point] - mean
+            left = left - left.mean()
+            squares = left**2 / (1.0 / examples + 1.0 / behind)
+            # One degree of freedom went into the mean.
+            found[c] = squares.sum(), len(known) - 1
+        return found
+
+    # What is known
+
+    @property
+    def class_share(self) -> NDArray[np.float64]:
+        """The part of all examples that each class has, shape (C,)."""
+        equal = 1.0 / len(self.seen)
+        batches = self.shares[0].sum()  # each has shares that sum to 1
+        if batches < 2 or len(self.seen) == 1:
+            return np.full(self.seen.shape, equal)
+        mean = self.shares[0] / batches
+        # The variance of that mean, from how much the clients differ.
+        varies = float((self.shares[1] / batches - mean**2).max()) / (batches - 1)
+        believed = _SHARE_SPREAD**2 / (_SHARE_SPREAD**2 + varies)
+        result: NDArray[np.float64] = equal + believed * (mean - equal)
+        return result
+
+    @property
+    def usual(self) -> NDArray[np.float64]:
+        """Losses of the average prompt on the average client, shape (C, G)."""
+        result: NDArray[np.float64] = self.effect / np.maximum(self.seen, 1.0)[:, None]
+        return result
+
+    def variances(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return sigma^2 of one example and tau^2 between prompts, each of shape (C,)."""
+        point = self._usual_point()
+        noise, signal = np.ones(self.seen.shape), np.ones(self.seen.shape)
+        for c in range(len(self.seen)):
+            seen = self.count[:, c] > 0
+            if seen.sum() < 2:
+                continue
+            behind = self.count[seen, c]
+            between = float(np.var(self.total[seen, c, point] / behind))
+            squares, degrees = self.noise[c]
+            # Until prompts have met two clients, half of what tells them apart is thought noise.
+            guess = 0.5 * between * behind.mean()
+            noise[c] = (squares + _PRIOR_DEGREES * guess) / (degrees + _PRIOR_DEGREES)
+            signal[c] = max(between - noise[c] * (1.0 / behind).mean(), _LEAST_SIGNAL * between)
+        # Prompts that do not differ at all have a variance of 0, which nothing can be divided by.
+        return np.maximum(noise, _LEAST_VARIANCE), np.maximum(signal, _LEAST_VARIANCE)
+
+    def judged(self) -> Judged:
+        """Return the value of each prompt and how sure it is."""
+        noise, signal = self.variances()
+        unsure = 1.0 / (self.count / noise + 1.0 / signal)
+        return Judged(
+            value=self.lowest(self._mixed(self._believed())),
+            spread=np.sqrt((self.class_share**2 * unsure).sum(axis=1)),
+        )
+
+    def bias(self, row: int) -> NDArray[np.float64] | None:
+        """Return the best label bias of a prompt, shape (C,); None without calibration."""
+        if self.grid is None:
+            return None
+        if not self.seen.all():
+            return np.zeros(len(self.seen))
+        return self.grid.best(self._mixed(self._believed())[row])
+
+    def ranked(self, size: int, *, keep: int | None = None) -> Self:
+        """Return the `size` prompts with the best pessimistic value, best first; ties keep order.
+
+        Args:
+            size: How many.
+            keep: A row that stays, whatever its rank.
+        """
+        order = np.argsort(self.judged().pessimistic, kind="stable")
+        chosen = order[:size]
+        if keep is not None and keep not in chosen:
+            chosen[-1] = keep
+        return replace(
+            self, prompts=self.prompts[chosen], total=self.total[chosen], count=self.count[chosen]
+        )
+
+    def _own(self) -> NDArray[np.float64]:
+        """Each prompt's own part of its loss, every class shrunk for itself; shape (P, C, G)."""
+        return self._means() * self._known()[:, :, None]
+
+    def _believed(self) -> NDArray[np.float64]:
+        """The same, all classes shrunk as the one that least is known of.
+
+        What helps one class mostly hurts another: it moves the bias.
+        """
+        believed: NDArray[np.float64] = self._means() * self._known().min(axis=1)[:, None, None]
+        return believed
+
+    def _means(self) -> NDArray[np.float64]:
+        means: NDArray[np.float64] = self.total / np.maximum(self.count, 1.0)[:, :, None]
+        return means
+
+    def _known(self) -> NDArray[np.float64]:
+        """The part of a prompt's mean loss that is no noise, shape (P, C)."""
+        noise, signal = self.variances()
+        known: NDArray[np.float64] = self.count / (self.count + noise / signal)
+        return known
+
+    def _mixed(self, own: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Losses over all classes, shape (P, G)."""
+        mixed: NDArray[np.float64] = (self.class_share[:, None] * (self.usual[None] + own)).sum(
+            axis=1
+        )
+        return mixed
+
+    def lowest(self, mixed: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return what curves over the biases, shape (P, G), are at their best; shape (P,)."""
+        if self.grid is None or not self.seen.all():
+            unbiased: NDArray[np.float64] = mixed[:, self._unbiased]
+            return unbiased
+        return self.grid.lowest(mixed)[0]
+
+    @property
+    def _unbiased(self) -> int:
+        """The bias of nothing; a class that nobody has shown would make the best one endless."""
+        return 0 if self.grid is None else len(self.grid.biases) // 2
+
+    def _usual_point(self) -> int:
+        if not self.seen.all():
+            return self._unbiased
+        return int((self.class_share[:, None] * self.usual).sum(axis=0).argmin())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from . import _checks
 from .bbt import BBT
@@ -11,18 +13,27 @@ from .bdpl import BDPL
 from .evolution import Evolution
 from .gs_bdpl import GumbelSoftmaxBDPL
 from .method import Algorithm
+from .pbil import PBIL
+from .random_search import RandomSearch
+from .rloo import RLOO
+from .thompson import ThompsonSampling
 from .trained import Trained
 
 if TYPE_CHECKING:
     from fedone_sdk.spec import MethodSpec
+    from fedone_sdk.spec.methods import PoolSpec
 
 __all__ = ["METHODS", "make_method", "method_from_spec", "method_options"]
 
-_TYPES: dict[str, type[BBT] | type[BDPL] | type[Evolution] | type[GumbelSoftmaxBDPL]] = {
+_TYPES: dict[str, type[Any]] = {
     "bbt": BBT,
     "bdpl": BDPL,
     "evolution": Evolution,
     "gs-bdpl": GumbelSoftmaxBDPL,
+    "pbil": PBIL,
+    "random": RandomSearch,
+    "rloo": RLOO,
+    "thompson": ThompsonSampling,
 }
 _COMMON = ("prompt_len", "vocab_size", "num_samples", "seed")
 
@@ -64,11 +75,20 @@ def make_method(
         "seed": seed,
     }
     known = _fields(name)
-    return _TYPES[name](**{key: value for key, value in common.items() if key in known}, **options)
+    given = {key: value for key, value in common.items() if key in known}
+    method: Algorithm = _TYPES[name](**given, **options)
+    return method
 
 
 def method_from_spec(
-    spec: MethodSpec, *, prompt_len: int, vocab_size: int, blank: int | None, seed: int = 0
+    spec: MethodSpec,
+    *,
+    prompt_len: int,
+    vocab_size: int,
+    blank: int | None,
+    seed: int = 0,
+    biases: Sequence[Sequence[float]] | None = None,
+    asks: int | None = None,
 ) -> Algorithm | Trained:
     """Return the method that a RunSpec's ``method`` describes.
 
@@ -78,6 +98,8 @@ def method_from_spec(
         vocab_size: N; of no interest to a method without a vocabulary.
         blank: Index of the blank candidate, if the vocabulary has one.
         seed: The run's seed.
+        biases: Label biases whose losses are told, shape (G, C), for a method that keeps a pool.
+        asks: How many the run has for it, so that a race can be its end; None is no race.
 
     Raises:
         ValueError: If its settings do not fit each other.
@@ -90,6 +112,15 @@ def method_from_spec(
     options = spec.model_dump(exclude=ours, exclude_none=True)
     if "blank" in allowed:
         options["blank"] = blank
+    if spec.pools:
+        pool = cast("PoolSpec", spec)
+        race = 0 if asks is None else math.floor(pool.race * asks)
+        options |= {
+            "biases": None if biases is None else tuple(map(tuple, biases)),
+            "race": race,
+            "search": None if asks is None or not race else asks - race,
+            "patience": None if asks is None else pool.patience,
+        }
     return make_method(
         spec.name,
         prompt_len=prompt_len,
@@ -103,4 +134,4 @@ def method_from_spec(
 
 def _fields(name: str) -> tuple[str, ...]:
     _checks.choice("method", name, METHODS)
-    return tuple(field.name for field in fields(_TYPES[name]))
+    return tuple(field.name for field in fields(_TYPES[name]) if field.init)

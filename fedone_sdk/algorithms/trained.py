@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from . import _checks
+from .method import PlainMethod
 from .state import State
 from .streams import stream, stream_seed
 
@@ -18,7 +19,7 @@ LARGEST = 1e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trained:
+class Trained(PlainMethod):
     """A soft prompt whose numbers are averaged, and neither asked nor told here.
 
     Attributes:

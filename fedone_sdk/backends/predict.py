@@ -10,6 +10,8 @@ from typing import Self
 from fedone_sdk.backends.asking import query_for, rows_of, score_all
 from fedone_sdk.backends.base import Answer, LLMBackend, Query
 from fedone_sdk.budget import Usage
+from fedone_sdk.calibration import CONTENT_FREE, LabelFree, neutral_bias
+from fedone_sdk.errors import SpecError
 from fedone_sdk.metrics import evaluate
 from fedone_sdk.soft_prompt import SoftPrompt
 from fedone_sdk.task import (
@@ -31,8 +33,9 @@ class Prediction:
     """What the model answered to one prompt.
 
     Attributes:
-        task: What was asked.
-        rows: Per example its log-probabilities or its text, or None where the model failed on it.
+        task: What was asked; its bias is in the metric and the losses.
+        rows: Per example its log-probabilities or its text, or None where the model failed on it;
+            as the model gave them, without a bias.
         examples: The examples.
         usage: What was spent; every batch is one query. Retries are the payer's to count.
         censored: Log-probabilities that are only upper bounds.
@@ -56,13 +59,20 @@ class Prediction:
         answers: Sequence[Answer],
         examples: Sequence[Example],
         score: ScoreFunction | None = None,
+        calibration: LabelFree | None = None,
     ) -> Self:
-        """Puts the answers to `prediction_queries` together."""
+        """Puts the answers to `prediction_queries` of the same calibration together."""
         pairs = list(zip(queries, answers, strict=True))
+        found = [rows_of(query, answer) for query, answer in pairs]
+        if calibration is not None and found:
+            last = found.pop() if calibration == "contextual" else None
+            looked_at = [row for rows in found for row in rows] if last is None else last
+            known = [row for row in looked_at if row is not None and not isinstance(row, str)]
+            task = task.with_bias(neutral_bias(known) if known else None)
         spent = (answer.usage.without_queries() for answer in answers)
         return cls(
             task=task,
-            rows=tuple(row for query, answer in pairs for row in rows_of(query, answer)),
+            rows=tuple(row for rows in found for row in rows),
             examples=tuple(examples),
             usage=sum(spent, Usage(queries=len(queries))),
             censored=sum(answer.censored for answer in answers),
@@ -90,7 +100,7 @@ class Prediction:
             target = target_of(self.task, example)
             assert not isinstance(row, str)
             assert isinstance(target, int)
-            predictions.append(predicted(row))
+            predictions.append(predicted(self.task, row))
             targets.append(target)
         return evaluate(self.task.metric, predictions, targets)
 
@@ -111,21 +121,38 @@ def prediction_queries(
     prompt: str | SoftPrompt,
     examples: Sequence[Example],
     batch_size: int,
+    calibration: LabelFree | None = None,
 ) -> list[Query]:
     """What is asked to measure a prompt, batch by batch.
 
+    Args:
+        backend: Who will be asked.
+        task: What is asked.
+        prompt: The prompt's text, or the vectors that take its place.
+        examples: Labelled examples.
+        batch_size: Examples of a query.
+        calibration: How a bias is found without labels. ``contextual`` asks one query more, the
+            last one, about inputs without content.
+
     Raises:
         DataError: An example does not fit the task.
-        SpecError: The backend cannot answer what the task's loss needs.
+        SpecError: The backend cannot answer what the task's loss needs, or the task has no labels
+            to calibrate.
     """
+    if calibration is not None and task.generates:
+        raise SpecError(f"calibration: {calibration} needs a task with label words")
     if not task.generates:
         for example in examples:
             target_of(task, example)  # A wrong label is seen before anything is paid for.
     batches = [examples[at : at + batch_size] for at in range(0, len(examples), batch_size)]
-    return [
+    queries = [
         query_for(task, prompt, batch, backend=backend, references=references_of(task, batch))
         for batch in batches
     ]
+    if calibration == "contextual" and queries:
+        texts = [dict.fromkeys(task.fields, text) for text in CONTENT_FREE]
+        queries.append(query_for(task, prompt, texts, backend=backend))
+    return queries
 
 
 async def predict(
@@ -136,13 +163,25 @@ async def predict(
     batch_size: int,
     *,
     score: ScoreFunction | None = None,
+    calibration: LabelFree | None = None,
 ) -> Prediction:
     """Asks a model about every example under one prompt.
+
+    Args:
+        backend: Who is asked.
+        task: What is asked; its bias is in the prediction.
+        prompt: The prompt's text, or the vectors that take its place.
+        examples: Labelled examples.
+        batch_size: Examples of a query.
+        score: The user's function, for loss ``score``.
+        calibration: How a bias is found without labels, in place of the task's own.
 
     Raises:
         BackendError: The model refused a query.
         DataError: An example does not fit the task.
-        SpecError: The backend cannot answer what the task's loss needs.
+        SpecError: The backend cannot answer what the task's loss needs, or the task has no labels
+            to calibrate.
     """
-    queries = prediction_queries(backend, task, prompt, examples, batch_size)
-    return Prediction.of(task, queries, await score_all(backend, queries), examples, score)
+    queries = prediction_queries(backend, task, prompt, examples, batch_size, calibration)
+    answers = await score_all(backend, queries)
+    return Prediction.of(task, queries, answers, examples, score, calibration)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["Cap", "Exchange", "JsonFile", "RunPath", "Seed", "Transport"]
+__all__ = ["Calibration", "Cap", "Exchange", "JsonFile", "RunPath", "Seed", "Transport"]
 
 
 class ExchangeName(StrEnum):
@@ -16,6 +16,14 @@ class ExchangeName(StrEnum):
 
     alpha = "alpha"
     losses = "losses"
+
+
+class CalibrationName(StrEnum):
+    """How a label bias is found without labels."""
+
+    none = "none"
+    contextual = "contextual"
+    batch = "batch"
 
 
 class TransportName(StrEnum):
@@ -38,6 +46,13 @@ JsonFile = Annotated[
 Seed = Annotated[int | None, typer.Option(metavar="N", help="Use this seed.")]
 Cap = Annotated[
     int | None, typer.Option(metavar="N", help="Spend no more than N training queries.")
+]
+Calibration = Annotated[
+    CalibrationName | None,
+    typer.Option(
+        help="Find a label bias without labels: from inputs without content (one more query), or "
+        "from all examples. The run's own way by default."
+    ),
 ]
 Exchange = Annotated[
     ExchangeName | None,

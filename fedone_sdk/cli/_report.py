@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from fedone_sdk.cli._output import Output, size
@@ -10,7 +10,7 @@ from fedone_sdk.cli._output import Output, size
 if TYPE_CHECKING:
     from fedone_sdk.messages import RunResult
 
-__all__ = ["exit_code", "paused", "print_exchanges", "print_result"]
+__all__ = ["bias_text", "exit_code", "paused", "print_exchanges", "print_result"]
 
 
 def exit_code(result: RunResult) -> int:
@@ -33,6 +33,11 @@ def print_result(output: Output, result: RunResult, *, num_clients: int | None =
     facts = {
         "status": f"{result.status}{reason}, {result.rounds} rounds",
         "prompt": repr(result.prompt.text) if result.prompt.tokens else "vectors, no words",
+        **(
+            {}
+            if result.prompt.bias is None
+            else {"label bias": f"{bias_text(result.prompt.bias)}, belongs to the prompt"}
+        ),
         f"{metric.name} on dev": ", ".join(
             f"{name} {'-' if value is None else format(value, '.3f')}"
             for name, value in {
@@ -60,6 +65,11 @@ def print_result(output: Output, result: RunResult, *, num_clients: int | None =
         )
     output.heading(f"{result.name} (run {result.run_id}, seed {result.seed})")
     output.facts(facts)
+
+
+def bias_text(bias: Sequence[float]) -> str:
+    """A label bias for people: one number per label, as ``--bias`` takes it."""
+    return ",".join(f"{value:.4g}" for value in bias)
 
 
 def print_exchanges(output: Output, results: Mapping[str, RunResult]) -> None:

@@ -10,16 +10,18 @@ import typer
 
 from fedone_sdk.cli._failures import naming
 from fedone_sdk.cli._logs import quiet_logs
-from fedone_sdk.cli._options import JsonFile
+from fedone_sdk.cli._options import Calibration, JsonFile
 from fedone_sdk.cli._output import Output
+from fedone_sdk.cli._report import bias_text
 from fedone_sdk.cli._run_file import RunFile
 from fedone_sdk.data import check_examples, load_examples
 from fedone_sdk.errors import SpecError
-from fedone_sdk.spec import OnnxSpec
-from fedone_sdk.task import TaskSpec, glue_task
+from fedone_sdk.spec import CalibrationSpec, OnnxSpec
+from fedone_sdk.task import MAX_BIAS, TaskSpec, glue_task
 
 if TYPE_CHECKING:
     from fedone_sdk.backends import LLMBackend, Prediction
+    from fedone_sdk.calibration import LabelFree
     from fedone_sdk.task import Example, ScoreFunction
 
 __all__ = ["score"]
@@ -52,6 +54,14 @@ def score(
     batch_size: Annotated[
         int | None, typer.Option(metavar="B", min=1, max=1024, help="Examples per query.")
     ] = None,
+    bias: Annotated[
+        str | None,
+        typer.Option(
+            metavar="B,B",
+            help="Add this to the label words' log-probabilities: one number per label, nats.",
+        ),
+    ] = None,
+    calibration: Calibration = None,
     json_file: JsonFile = None,
 ) -> None:
     """Measure one prompt on one data file."""
@@ -61,12 +71,15 @@ def score(
     quiet_logs()
     run = None if run_path is None else RunFile.load(run_path)
     task = _task(run, task_name)
+    label_free = _label_free(run, bias, calibration)
+    if bias is not None:
+        task = _with_bias(task, bias)
     source, examples = _examples(run, data, task)
     backend = _backend(run, model)
     size = batch_size or (run.spec.method.batch_size if run else _BATCH_SIZE)
     with naming(str(run_path or "arguments")):
         function = load_score(task, run.folder if run else ".")
-        found = asyncio.run(_predict(backend, task, prompt, examples, size, function))
+        found = asyncio.run(_predict(backend, task, prompt, examples, size, function, label_free))
         metric, mean_loss = found.metric, found.mean_loss
     report = {
         "prompt": prompt,
@@ -74,6 +87,7 @@ def score(
         "model": backend.fingerprint,
         "metric": {"name": task.metric, "value": metric},
         "mean_loss": mean_loss,
+        "bias": found.task.bias,
         "examples": len(examples),
         "failed": len(examples) - len(found.scored),
         "censored": found.censored,
@@ -84,6 +98,7 @@ def score(
         {
             **({} if task.metric == "loss" else {task.metric: _number(metric)}),
             "mean loss": f"{_number(mean_loss)} ({task.loss})",
+            **({} if found.task.bias is None else {"label bias": bias_text(found.task.bias)}),
             "examples": f"{report['examples']} ({report['failed']} failed)",
             "queries": f"{found.usage.queries} ({found.usage.requests} requests, "
             f"{found.usage.prompt_tokens} prompt tokens, USD {found.usage.usd:.4f})",
@@ -101,6 +116,23 @@ def _task(run: RunFile | None, name: str | None) -> TaskSpec:
         return glue_task(name or "")
     except ValueError as exc:
         raise SpecError(f"--task: {exc}", source="arguments") from exc
+
+
+def _label_free(run: RunFile | None, bias: str | None, wanted: str | None) -> LabelFree | None:
+    """How a bias is found without labels: as asked, else as the run does, unless one is given."""
+    if wanted is None:
+        return None if run is None or bias is not None else run.spec.calibration.label_free
+    if bias is not None and wanted != "none":
+        raise SpecError(f"--bias: does not go with --calibration {wanted}", source="arguments")
+    return CalibrationSpec.model_validate(str(wanted)).label_free
+
+
+def _with_bias(task: TaskSpec, text: str) -> TaskSpec:
+    try:
+        return task.with_bias([float(part) for part in text.split(",")])
+    except ValueError as exc:
+        allowed = f"needs {len(task.labels)} numbers with commas, each from -{MAX_BIAS:g} to"
+        raise SpecError(f"--bias: {allowed} {MAX_BIAS:g}", source="arguments") from exc
 
 
 def _examples(run: RunFile | None, data: str | None, task: TaskSpec) -> tuple[str, list[Example]]:
@@ -130,12 +162,15 @@ async def _predict(
     examples: list[Example],
     batch_size: int,
     function: ScoreFunction | None,
+    label_free: LabelFree | None,
 ) -> Prediction:
     from fedone_sdk.backends import predict
 
     async with backend:
         await backend.check(task.label_words)
-        return await predict(backend, task, prompt, examples, batch_size, score=function)
+        return await predict(
+            backend, task, prompt, examples, batch_size, score=function, calibration=label_free
+        )
 
 
 def _number(value: float | None) -> str:

@@ -379,6 +379,7 @@ class EdgeClient:
                 journal=journal,
                 told=told,
                 score=self._score,
+                by_class=run.calibration.kind == "labels",
             )
             oracle = await self._oracle(run, assignment, lease)
             return await score_step(step, oracle, run.privacy)

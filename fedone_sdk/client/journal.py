@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import structlog
 
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.client.shelf import Shelf
+from fedone_sdk.task import LogProbs
 
-__all__ = ["Journal", "Row", "prompt_key"]
+__all__ = ["Answers", "Journal", "Row", "prompt_key"]
 
 _log = structlog.get_logger(__name__)
 
 Row = tuple[float | None, ...]
 """One prompt's loss on each example of its mini-batch; None where the model failed."""
+
+Answers = tuple[LogProbs | None, ...]
+"""The label log-probabilities that those losses are of; None where the model failed."""
 
 _MOST_JOURNALS = 4
 """Works that may be half done: one is under way, others wait while their run is paused."""
@@ -52,6 +56,7 @@ class Journal:
         self._shelf = shelf
         self._name = f"journal-{assignment_id}.jsonl"
         self._rows: dict[str, tuple[Row, str]] = {}
+        self._answers: dict[str, Answers] = {}
         self._spent: dict[int, Usage] = {}
         self._released: dict[str, tuple[float, ...]] = {}
         kept = shelf.read(self._name) or b""
@@ -72,6 +77,11 @@ class Journal:
     def _take(self, entry: dict[str, Any]) -> None:
         if "row" in entry:
             row = tuple(None if loss is None else float(loss) for loss in entry["row"])
+            # Only runs that calibrate by labels keep it; so do no journals of older versions.
+            if (kept := entry.get("log_probs")) is not None:
+                self._answers[str(entry["key"])] = tuple(
+                    None if found is None else tuple(map(float, found)) for found in kept
+                )
             self._rows[str(entry["key"])] = row, str(entry["model"])
         elif "released" in entry:
             self._released[str(entry["step"])] = tuple(map(float, entry["released"]))
@@ -79,13 +89,17 @@ class Journal:
             self._spent[int(entry["step"])] = Usage.model_validate(entry["spent"])
 
     def _lines(self) -> list[bytes]:
-        rows = [_row_line(key, *found) for key, found in self._rows.items()]
+        rows = [_row_line(key, *found, self._answers.get(key)) for key, found in self._rows.items()]
         released = [_released_line(*found) for found in self._released.items()]
         return rows + released + [_spent_line(step, usage) for step, usage in self._spent.items()]
 
     def row(self, key: str) -> tuple[Row, str] | None:
         """A prompt's losses and the model that they are of, if they are known already."""
         return self._rows.get(key)
+
+    def answers(self, key: str) -> Answers | None:
+        """The label log-probabilities that a prompt's losses are of, if they were kept."""
+        return self._answers.get(key)
 
     def spent(self, step: int) -> Usage:
         """What this device's own model has spent on a step, queries apart."""
@@ -97,7 +111,11 @@ class Journal:
         return sum(self._spent.values(), NOTHING)
 
     def keep(
-        self, rows: dict[str, Row], model: str, spent: tuple[int, Usage] | None = None
+        self,
+        rows: Mapping[str, Row],
+        model: str,
+        spent: tuple[int, Usage] | None = None,
+        answers: Mapping[str, Answers] | None = None,
     ) -> None:
         """Keeps losses by their keys.
 
@@ -105,9 +123,12 @@ class Journal:
             rows: The losses.
             model: Fingerprint of the model that they are of.
             spent: A step, and what it has cost by now (see `charge`).
+            answers: The label log-probabilities that the losses are of, where more than the losses
+                is made of them.
         """
         self._rows.update((key, (row, model)) for key, row in rows.items())
-        lines = [_row_line(key, row, model) for key, row in rows.items()]
+        self._answers.update(answers or {})
+        lines = [_row_line(key, row, model, self._answers.get(key)) for key, row in rows.items()]
         if spent is not None:
             self._spent[spent[0]] = spent[1]
             lines.append(_spent_line(*spent))
@@ -146,8 +167,9 @@ class Journal:
             self._shelf.append(self._name, lines)
 
 
-def _row_line(key: str, row: Row, model: str) -> bytes:
-    return json.dumps({"key": key, "row": row, "model": model}).encode() + b"\n"
+def _row_line(key: str, row: Row, model: str, answers: Answers | None) -> bytes:
+    more = {} if answers is None else {"log_probs": answers}
+    return json.dumps({"key": key, "row": row, "model": model, **more}).encode() + b"\n"
 
 
 def _released_line(step: str, released: tuple[float, ...]) -> bytes:

@@ -14,8 +14,9 @@ from fedone_sdk.backends.base import Answer, LLMBackend, Query
 from fedone_sdk.backends.prompts import Show
 from fedone_sdk.backends.wrappers import BudgetedBackend, Wrapper
 from fedone_sdk.budget import NOTHING, BudgetGuard, Usage
+from fedone_sdk.calibration import class_losses
 from fedone_sdk.client.batch import Declining, Minibatch
-from fedone_sdk.client.journal import Journal, Row, prompt_key
+from fedone_sdk.client.journal import Answers, Journal, Row, prompt_key
 from fedone_sdk.client.noise import private_losses
 from fedone_sdk.errors import BackendError, BudgetError, SpecError
 from fedone_sdk.messages import Array, Score, Scored, Scores
@@ -26,6 +27,7 @@ from fedone_sdk.task import (
     ScoreFunction,
     TaskSpec,
     example_loss,
+    target_of,
 )
 
 __all__ = [
@@ -54,12 +56,17 @@ class Losses:
         scored: What became of the examples.
         usage: What a backend of the client's own spent.
         model: Fingerprint of the model.
+        by_class: Mean losses by class and label bias, float32, shape (P, C, G), where the step
+            asks for them.
+        class_counts: Scored examples of each class, shape (C,), where it does.
     """
 
     values: tuple[float, ...]
     scored: Scored
     usage: Usage
     model: str
+    by_class: Array | None = None
+    class_counts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +81,7 @@ class Step:
         journal: Keeps the losses as they come.
         told: Told how many more prompts have their losses.
         score: The user's function, for loss ``score``.
+        by_class: Whether the losses are wanted by class and label bias, too.
     """
 
     number: int
@@ -83,6 +91,7 @@ class Step:
     journal: Journal
     told: Callable[[int], None]
     score: ScoreFunction | None = None
+    by_class: bool = False
 
     def keys(self) -> list[str]:
         """The prompts' names in the journal."""
@@ -109,8 +118,15 @@ class Step:
             Declining: The user's score function is broken.
         """
         losses = {key: self._losses(found) for key, found in rows.items()}
-        self.journal.keep(losses, model, None if spent is None else (self.number, spent))
+        answers = {key: _log_probs(found) for key, found in rows.items()} if self.by_class else {}
+        charge = None if spent is None else (self.number, spent)
+        self.journal.keep(losses, model, charge, answers)
         self.told(len(rows))
+
+    def knows(self, key: str) -> bool:
+        """Whether all that is wanted of a prompt is in the journal."""
+        known = self.journal.row(key) is not None
+        return known and not (self.by_class and self.journal.answers(key) is None)
 
     def _losses(self, answers: Sequence[LogProbs | str | None]) -> Row:
         try:
@@ -127,6 +143,10 @@ class Step:
                 if cause is None
                 else f"task.score: the score function failed with {type(cause).__name__}"
             ) from exc
+
+
+def _log_probs(found: Sequence[LogProbs | str | None]) -> Answers:
+    return tuple(None if row is None or isinstance(row, str) else tuple(row) for row in found)
 
 
 class Oracle(Protocol):
@@ -158,7 +178,7 @@ async def score_step(step: Step, oracle: Oracle, privacy: PrivacySpec | None = N
         SpecError: The backend cannot answer what the task's loss needs.
     """
     keys = step.keys()
-    missing = [place for place, key in enumerate(keys) if step.journal.row(key) is None]
+    missing = [place for place, key in enumerate(keys) if not step.knows(key)]
     step.told(len(keys) - len(missing))
     if missing:
         try:
@@ -184,7 +204,32 @@ async def score_step(step: Step, oracle: Oracle, privacy: PrivacySpec | None = N
         values = step.journal.release(keys, lambda: private_losses(losses, noise))
     else:
         values = tuple(sum(row) / len(row) for row in losses)
-    return Losses(values=values, scored=counts, usage=usage, model=models.pop())
+    by_class, class_counts = _by_class(step, keys, failed) if step.by_class else (None, ())
+    return Losses(
+        values=values,
+        scored=counts,
+        usage=usage,
+        model=models.pop(),
+        by_class=by_class,
+        class_counts=class_counts,
+    )
+
+
+def _by_class(
+    step: Step, keys: Sequence[str], failed: frozenset[int]
+) -> tuple[Array, tuple[int, ...]]:
+    """The losses by class and label bias, over the examples that count, and how many they are."""
+    kept = [index for index in range(len(step.batch.examples)) if index not in failed]
+    targets = [target_of(step.task, step.batch.examples[index]) for index in kept]
+    labels = [target for target in targets if isinstance(target, int)]
+    curves = []
+    for key in keys:
+        answers = step.journal.answers(key) or ()
+        rows = [row for index in kept if (row := answers[index]) is not None]
+        curves.append(class_losses(step.task, rows, labels))
+    shape = (len(curves), len(curves[0].means), len(curves[0].means[0]))
+    numbers = itertools.chain.from_iterable(itertools.chain(*curve.means) for curve in curves)
+    return Array.pack(numbers, shape, "float32"), curves[0].counts
 
 
 class GatewayOracle:
@@ -237,7 +282,8 @@ class GatewayOracle:
                     references=step.batch.references,
                 )
             )
-            answers = _answers(scores, len(part), len(step.batch.texts))
+            num_values = max(len(step.task.labels), 1)
+            answers = _answers(scores, len(part), len(step.batch.texts), num_values)
             fresh = {
                 keys[place]: row
                 for place, row in zip(part, answers, strict=True)
@@ -264,7 +310,7 @@ def cuts(num_prompts: int, num_examples: int) -> list[range]:
 
 
 def _answers(
-    scores: Scores, num_prompts: int, num_examples: int
+    scores: Scores, num_prompts: int, num_examples: int, num_values: int
 ) -> list[list[LogProbs | str | None]]:
     """Per prompt and example what the model answered; None where it failed.
 
@@ -275,11 +321,10 @@ def _answers(
     if scores.log_probs is None:
         rows = [list(row) for row in scores.texts]
     else:
-        if len(scores.log_probs.shape) != 3:
+        if scores.log_probs.shape[1:] != (num_examples, num_values):
             raise Declining("the server's answer does not fit what was asked")
-        _, batch_size, num_values = scores.log_probs.shape
         flat = scores.log_probs.values().tolist()
-        width = max(batch_size * num_values, 1)
+        width = num_examples * num_values
         rows = [
             [tuple(flat[at : at + num_values]) for at in range(start, start + width, num_values)]
             for start in range(0, len(flat), width)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import structlog
 
 from fedone_sdk.budget import NOTHING, Usage
+from fedone_sdk.calibration import MAX_LABELS
 from fedone_sdk.client.batch import BeforeSend, Declining, Minibatch
 from fedone_sdk.client.scoring import Losses
 from fedone_sdk.client.trainer import Trainer
@@ -94,6 +95,12 @@ class Work:
             )
         if not fits:
             raise Declining("the assignment does not fit its run")
+        if run.calibration.kind == "labels":
+            task = run.task
+            sound = task.loss == "cross_entropy" and len(task.labels) <= MAX_LABELS
+            # Losses by class have no noise: with them, that of the losses would protect nothing.
+            if not sound or run.privacy is not None or isinstance(assignment, AlphaAssignment):
+                raise Declining("the run's calibration does not fit its task or its privacy")
 
     async def update(
         self, remembered: Callable[[], bytes | None]
@@ -126,6 +133,8 @@ class Work:
             usage=losses.usage,
             model=losses.model,
             losses=losses.values,
+            by_class=losses.by_class,
+            class_counts=losses.class_counts,
         )
 
     async def _trained_update(

@@ -8,7 +8,7 @@ from pydantic import Field, TypeAdapter
 
 from fedone_sdk.messages.array import Array, SharedMemory
 from fedone_sdk.messages.base import Id, Message, Seed
-from fedone_sdk.spec import MethodSpec, PrivacySpec, RunName
+from fedone_sdk.spec import CalibrationSpec, MethodSpec, PrivacySpec, RunName
 from fedone_sdk.task import TaskSpec
 
 __all__ = [
@@ -115,6 +115,8 @@ class RunTask(Message):
         gateway: Whether the server scores prompts for clients (``POST /v1/score``).
         loss_clip: In the ``alpha`` exchange the client clips its mean losses to [0, `loss_clip`].
         privacy: What noise the client adds to what it returns.
+        calibration: For ``labels``, the client returns its losses by class and label bias, too;
+            the other kinds ask nothing of it.
     """
 
     task: TaskSpec
@@ -126,6 +128,7 @@ class RunTask(Message):
     gateway: bool
     loss_clip: float | None = None
     privacy: PrivacySpec | None = None
+    calibration: CalibrationSpec = CalibrationSpec()
 
 
 class VocabularyList(Message):

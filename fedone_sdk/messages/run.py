@@ -133,10 +133,13 @@ class PromptReport(Message):
     Attributes:
         text: Its text; empty for a soft prompt, whose vectors are a resource of their own.
         tokens: The candidates that it is made of.
+        bias: What belongs to it beside its text: to be added to the label words'
+            log-probabilities, one number per label, nats (`TaskSpec.bias`); null is nothing.
     """
 
     text: str
     tokens: tuple[str, ...]
+    bias: tuple[float, ...] | None = None
 
 
 class PrivacyReport(Message):

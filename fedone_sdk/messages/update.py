@@ -99,10 +99,17 @@ class LossesUpdate(_Update):
         usage: What the client's own backend spent; zero through the gateway.
         model: Fingerprint of the model that scored.
         losses: One mean loss per prompt of the assignment, in its order.
+        by_class: For a run that calibrates by labels: float32, shape (I, C, G), each prompt's mean
+            loss over the scored examples of a class, at each label bias of the grid
+            (`fedone_sdk.calibration.bias_grid`); 0 for a class of which none was scored.
+        class_counts: Examples of each class that were scored, shape (C,); empty without
+            `by_class`.
     """
 
     exchange: Literal["losses"] = "losses"
     losses: Annotated[tuple[_Loss, ...], Field(min_length=2, max_length=65536)]
+    by_class: Array | None = None
+    class_counts: Annotated[tuple[_Count, ...], Field(max_length=64)] = ()
 
 
 Update = Annotated[AlphaUpdate | LossesUpdate, Field(discriminator="exchange")]

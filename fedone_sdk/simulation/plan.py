@@ -19,6 +19,7 @@ from fedone_sdk.backends import (
     shown_by,
 )
 from fedone_sdk.budget import NOTHING, Account, Usage
+from fedone_sdk.calibration import CONTENT_FREE
 from fedone_sdk.data import draw_minibatch
 from fedone_sdk.errors import BackendBlocked, BackendError, BackendUnavailable, SpecError
 from fedone_sdk.messages import Cap, LossesAssignment, Message
@@ -141,7 +142,7 @@ async def plan_run(federation: Federation, *, backend: LLMBackend) -> RunPlan:
     # Rounds near the end go on with fewer prompts.
     rounds = math.ceil(training / per_round)
     evaluation = _evaluation(federation, rounds=rounds)
-    held_out = (query * evaluation.queries).without_queries()
+    held_out = (costs.worst_measured * evaluation.queries).without_queries()
     round_worst = query * per_round
     affordable = Account(cap=spec.budget, spent=held_out).affordable(round_worst, spec.rounds)
     share = _distinct_share(federation)
@@ -184,9 +185,11 @@ def _evaluation(federation: Federation, *, rounds: int) -> EvaluationPlan:
     spec, size = federation.spec, federation.spec.method.batch_size
     if not federation.dev:
         return EvaluationPlan(no_prompt=0, before=0, curve=0, after=0, queries=0)
-    whole = math.ceil(len(federation.dev) / size)
+    # What has no content is asked about in a query of its own.
+    more = int(spec.calibration.kind == "contextual")
+    whole = math.ceil(len(federation.dev) / size) + more
     every, examples = spec.evaluation.every, min(spec.evaluation.examples, len(federation.dev))
-    curve = rounds // every * math.ceil(examples / size) if every else 0
+    curve = rounds // every * (math.ceil(examples / size) + more) if every else 0
     return EvaluationPlan(
         no_prompt=whole, before=whole, curve=curve, after=whole, queries=3 * whole + curve
     )
@@ -199,6 +202,7 @@ class _Costs:
     Attributes:
         model: The model's fingerprint.
         worst: A query at most.
+        worst_measured: A query of evaluation at most.
         query: A query of training on average.
         no_prompt: The dev split without a prompt.
         whole: The dev split with the untrained prompt.
@@ -207,6 +211,7 @@ class _Costs:
 
     model: str = "unknown"
     worst: Usage = _ONE
+    worst_measured: Usage = _ONE
     query: Usage = _ONE
     no_prompt: Usage = NOTHING
     whole: Usage = NOTHING
@@ -226,8 +231,9 @@ async def _costs(federation: Federation, backend: LLMBackend) -> tuple[_Costs, l
         troubles.extend(exc.problems)
 
     async def measured(prompt: str | SoftPrompt, examples: Sequence[Example]) -> Usage:
+        calibration = spec.calibration.label_free
         return await _quoted(
-            backend, prediction_queries(backend, spec.task, prompt, examples, size)
+            backend, prediction_queries(backend, spec.task, prompt, examples, size, calibration)
         )
 
     show = await shown_by(
@@ -239,11 +245,13 @@ async def _costs(federation: Federation, backend: LLMBackend) -> tuple[_Costs, l
     method = planned_machine(federation, spec, "").method
     untrained = show(method.prompt(method.init()).tolist())
     queries = _sample(federation, backend, show)
+    largest = max(size, len(CONTENT_FREE)) if spec.calibration.kind == "contextual" else size
     try:
         total = await _quoted(backend, queries)
         costs = _Costs(
             model=backend.fingerprint,
             worst=backend.worst_case(size, spec.task.max_written),
+            worst_measured=backend.worst_case(largest, spec.task.max_written),
             query=_share(total, 1, len(queries)),
             no_prompt=await measured("", federation.dev),
             whole=await measured(untrained, federation.dev),

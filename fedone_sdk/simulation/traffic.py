@@ -86,7 +86,7 @@ def exchange_plan(
     batch = [shard[row] for row in draw_minibatch(len(shard), spec.method.batch_size, 0)]
 
     claim = Claim(num_examples=len(shard))
-    update = _update(assignment, len(shard), len(batch), model)
+    update = _update(machine, assignment, len(shard), len(batch), model)
     receipt = Receipt(assignment_id=WORK_ID, round=0, body_sha256=_SHA256)
     parts = [len(part) for part in cuts(spec.method.num_samples, len(batch))]
     told = exchange == "alpha" or len(parts) > 1
@@ -150,6 +150,7 @@ def _joining(federation: Federation, assignments: int) -> Traffic:
         vocab_size=len(federation.vocabulary),
         vocabulary_sha256=federation.vocabulary.sha256,
         gateway=True,
+        calibration=spec.calibration,
     )
     everybody = _traffic([Enrol(nonce=_SHA256[:43]), claim], [enrolled, ended], count)
     # Only who is chosen asks what the task is: expected distinct clients of uniform draws.
@@ -163,7 +164,11 @@ def _joining(federation: Federation, assignments: int) -> Traffic:
 
 
 def _update(
-    assignment: AlphaAssignment | LossesAssignment, held: int, scored: int, model: str
+    machine: RoundMachine,
+    assignment: AlphaAssignment | LossesAssignment,
+    held: int,
+    scored: int,
+    model: str,
 ) -> AlphaUpdate | LossesUpdate:
     counts, usage = Scored(scored=scored), Usage()
     if isinstance(assignment, AlphaAssignment):
@@ -177,7 +182,13 @@ def _update(
             mean_loss=_LOSS,
         )
     losses = (_LOSS,) * assignment.leased_queries
-    return LossesUpdate(num_examples=held, scored=counts, usage=usage, model=model, losses=losses)
+    plain = LossesUpdate(num_examples=held, scored=counts, usage=usage, model=model, losses=losses)
+    if machine.biases is None:
+        return plain
+    shape = (len(losses), len(machine.biases[0]), len(machine.biases))
+    by_class = Array.pack([_LOSS] * math.prod(shape), shape, "float32")
+    class_counts = (scored, *[0] * (shape[1] - 1))
+    return plain.model_copy(update={"by_class": by_class, "class_counts": class_counts})
 
 
 def _indices(federation: Federation, num_prompts: int) -> Array:

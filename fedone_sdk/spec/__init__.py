@@ -12,6 +12,7 @@ from fedone_sdk.spec.backends import (
     VllmSpec,
 )
 from fedone_sdk.spec.base import Spec, load_yaml, validate_spec
+from fedone_sdk.spec.calibration import CalibrationSpec
 from fedone_sdk.spec.defence import DefenceSpec
 from fedone_sdk.spec.methods import (
     BbtSpec,
@@ -20,8 +21,13 @@ from fedone_sdk.spec.methods import (
     EvolutionSpec,
     GsBdplSpec,
     MethodSpec,
+    PbilSpec,
+    PoolSpec,
     PromptTuningSpec,
     PTuningV2Spec,
+    RandomSpec,
+    RlooSpec,
+    ThompsonSpec,
     TrainedSpec,
 )
 from fedone_sdk.spec.privacy import PrivacySpec
@@ -41,6 +47,7 @@ __all__ = [
     "BackendSpec",
     "BbtSpec",
     "BdplSpec",
+    "CalibrationSpec",
     "DataSpec",
     "DefenceSpec",
     "DirichletSpec",
@@ -57,14 +64,19 @@ __all__ = [
     "OpenAISpec",
     "PTuningV2Spec",
     "ParticipationSpec",
+    "PbilSpec",
+    "PoolSpec",
     "PriceSpec",
     "PrivacySpec",
     "PromptSpec",
     "PromptTuningSpec",
+    "RandomSpec",
     "RetrySpec",
+    "RlooSpec",
     "RunName",
     "RunSpec",
     "Spec",
+    "ThompsonSpec",
     "TrainedSpec",
     "TransformersSpec",
     "VllmSpec",

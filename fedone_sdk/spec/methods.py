@@ -16,8 +16,13 @@ __all__ = [
     "GsBdplSpec",
     "MethodSpec",
     "PTuningV2Spec",
+    "PbilSpec",
+    "PoolSpec",
     "PromptTuningSpec",
+    "RandomSpec",
     "Rate",
+    "RlooSpec",
+    "ThompsonSpec",
     "TrainedSpec",
 ]
 
@@ -31,6 +36,7 @@ the parameters of a soft prompt themselves, which clients train with the model's
 
 class _Common(Spec):
     domain: ClassVar[Domain] = "tokens"
+    pools: ClassVar[bool] = False
 
     def shape(self, prompt_len: int, vocab_size: int) -> tuple[int, int]:
         """Rows and columns of alpha, the array that clients and server exchange.
@@ -120,8 +126,23 @@ class BdplSpec(_MethodSpec):
         return self.optimizer == "adamw"
 
 
-class EvolutionSpec(_MethodSpec):
-    """A population of prompts: elite, crossover, mutation, leaders evaluated again.
+class PoolSpec(_MethodSpec):
+    """What searches over whole prompts have in common: a pool of them, and a race at the end."""
+
+    pools: ClassVar[bool] = True
+
+    elite: Annotated[int, Field(ge=1, le=1000)] = 4
+    pool_size: Annotated[int, Field(ge=2, le=10_000)] = 256
+    race: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    patience: Annotated[int, Field(ge=1, le=10**9)] | None = None
+
+    def travelling_memory(self, prompt_len: int) -> int:
+        """The prompts of the pool, in int64, or its sums."""
+        return 2 * self.pool_size * max(prompt_len, 1)
+
+
+class EvolutionSpec(PoolSpec):
+    """A population of prompts: children of the elite, leaders evaluated again.
 
     Attributes:
         num_samples: I, prompts per local step.
@@ -130,16 +151,80 @@ class EvolutionSpec(_MethodSpec):
         elite: How many of the best prompts have children.
         mutation_rate: Per position; null means 1/n.
         pool_size: How many prompts are remembered.
+        race: Part of the run in which the best prompts race, in the ``losses`` exchange.
+        patience: Local steps without a better leader after which the race begins; null waits.
     """
 
     name: Literal["evolution"]
-    elite: Annotated[int, Field(ge=1, le=1000)] = 8
     mutation_rate: Annotated[float, Field(gt=0, le=1)] | None = None
-    pool_size: Annotated[int, Field(ge=1, le=10_000)] = 64
 
-    def travelling_memory(self, prompt_len: int) -> int:
-        """The prompts of the pool, in int64."""
-        return 2 * self.pool_size * prompt_len
+
+class RandomSpec(PoolSpec):
+    """Random prompts, the best of them evaluated again.
+
+    Attributes:
+        num_samples: I, prompts per local step.
+        local_steps: E.
+        batch_size: B, examples per mini-batch.
+        elite: How many of the best prompts alpha is made of.
+        pool_size: How many prompts are remembered.
+        race: Part of the run in which the best prompts race, in the ``losses`` exchange.
+        patience: Local steps without a better leader after which the race begins; null waits.
+    """
+
+    name: Literal["random"]
+
+
+class ThompsonSpec(PoolSpec):
+    """Thompson sampling with token effects that all prompts share.
+
+    Attributes:
+        num_samples: I, prompts per local step.
+        local_steps: E.
+        batch_size: B, examples per mini-batch.
+        elite: How many of the best prompts alpha is made of.
+        pool_size: How many prompts are remembered.
+        race: Part of the run in which the best prompts race, in the ``losses`` exchange.
+        patience: Local steps without a better leader after which the race begins; null waits.
+    """
+
+    name: Literal["thompson"]
+
+
+class PbilSpec(PoolSpec):
+    """Population-based incremental learning: probabilities that move to the best prompts.
+
+    Attributes:
+        num_samples: I, prompts per local step.
+        local_steps: E.
+        batch_size: B, examples per mini-batch.
+        learning_rate: Part of the way that they move at a time.
+        elite: Of no interest here.
+        pool_size: How many prompts are remembered.
+        race: Part of the run in which the best prompts race, in the ``losses`` exchange.
+        patience: Local steps without a better leader after which the race begins; null waits.
+    """
+
+    name: Literal["pbil"]
+    learning_rate: Annotated[float, Field(gt=0, le=1)] = 0.2
+
+
+class RlooSpec(PoolSpec):
+    """A policy gradient over token logits with a leave-one-out baseline.
+
+    Attributes:
+        num_samples: I, prompts per local step.
+        local_steps: E.
+        batch_size: B, examples per mini-batch.
+        learning_rate: Adam's, whose state belongs to the run.
+        elite: Of no interest here.
+        pool_size: How many prompts are remembered.
+        race: Part of the run in which the best prompts race, in the ``losses`` exchange.
+        patience: Local steps without a better leader after which the race begins; null waits.
+    """
+
+    name: Literal["rloo"]
+    learning_rate: Rate = 0.1
 
 
 class BbtSpec(_MethodSpec):
@@ -259,5 +344,14 @@ TrainedSpec = PromptTuningSpec | PTuningV2Spec
 """The white-box methods."""
 
 MethodSpec = Annotated[
-    GsBdplSpec | BdplSpec | EvolutionSpec | BbtSpec | TrainedSpec, Field(discriminator="name")
+    GsBdplSpec
+    | BdplSpec
+    | EvolutionSpec
+    | RandomSpec
+    | ThompsonSpec
+    | PbilSpec
+    | RlooSpec
+    | BbtSpec
+    | TrainedSpec,
+    Field(discriminator="name"),
 ]

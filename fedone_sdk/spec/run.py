@@ -8,10 +8,12 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from fedone_sdk.budget import Budget
+from fedone_sdk.calibration import MAX_LABELS
 from fedone_sdk.spec.backends import BackendSpec, OnnxSpec
 from fedone_sdk.spec.base import Spec, load_yaml, validate_spec
+from fedone_sdk.spec.calibration import CalibrationSpec
 from fedone_sdk.spec.defence import DefenceSpec
-from fedone_sdk.spec.methods import BbtSpec, BdplSpec, EvolutionSpec, GsBdplSpec, MethodSpec, Rate
+from fedone_sdk.spec.methods import BbtSpec, BdplSpec, GsBdplSpec, MethodSpec, Rate
 from fedone_sdk.spec.privacy import PrivacySpec
 from fedone_sdk.task import TaskSpec, glue_task
 from fedone_sdk.vocabulary import VocabularySpec
@@ -168,6 +170,7 @@ class RunSpec(Spec):
         prompt: Length and vocabulary.
         method: The black-box method.
         participation: Who works in a round.
+        calibration: What is done about the model's preference for some label words.
         defence: What is done against clients that lie; ``standard`` where devices are not yours.
         privacy: What noise devices add to what they return.
         budget: Caps.
@@ -184,6 +187,7 @@ class RunSpec(Spec):
     prompt: PromptSpec
     method: MethodSpec = GsBdplSpec()
     participation: ParticipationSpec = ParticipationSpec()
+    calibration: CalibrationSpec = CalibrationSpec()
     defence: DefenceSpec = DefenceSpec()
     privacy: PrivacySpec | None = None
     budget: Budget | None = None
@@ -216,8 +220,8 @@ class RunSpec(Spec):
         if (self.prompt.vocabulary is None) is (self.method.domain == "tokens"):
             needs = "is required for" if self.prompt.vocabulary is None else "must be null for"
             raise ValueError(f"prompt.vocabulary: {needs} method {self.method.name}")
-        if isinstance(self.method, EvolutionSpec):
-            self._check_shared_memory("evolution", "pools")
+        if self.method.pools:
+            self._check_shared_memory(self.method.name, "pools")
         if self.method.domain == "parameters":
             self._check_trained()
         if isinstance(self.method, BbtSpec) and self.method.memory == "run":
@@ -226,6 +230,7 @@ class RunSpec(Spec):
             self.method, GsBdplSpec | BdplSpec
         ):
             raise ValueError("evaluation.prompt: must be mode for a method that is no bdpl")
+        self._check_calibration()
         self._check_defence()
         self._check_privacy()
         return self
@@ -256,16 +261,43 @@ class RunSpec(Spec):
         if self.privacy is not None:
             raise ValueError(f"privacy: cannot be had with {name}")
 
+    def _check_calibration(self) -> None:
+        kind, task = self.calibration.kind, self.task
+        if kind == "none":
+            return
+        if task.generates:
+            raise ValueError(f"calibration: {kind} needs a task with label words")
+        if task.bias is not None:
+            raise ValueError(f"task.bias: must be null under calibration {kind}, which finds one")
+        if kind != "labels":
+            return
+        if self.participation.exchange != "losses":
+            raise ValueError("participation.exchange: must be losses under calibration labels")
+        if task.loss != "cross_entropy":
+            raise ValueError("task.loss: must be cross_entropy under calibration labels")
+        if len(task.labels) > MAX_LABELS:
+            raise ValueError(
+                f"calibration: labels takes a task of at most {MAX_LABELS} labels, this one has "
+                f"{len(task.labels)}; contextual and batch take any"
+            )
+        if not self.method.pools:
+            raise ValueError(
+                f"calibration: labels needs a method that keeps a pool of prompts; "
+                f"{self.method.name} does not"
+            )
+        if self.privacy is not None:
+            raise ValueError("privacy: cannot be had with calibration labels, which adds no noise")
+
     def _check_defence(self) -> None:
         part = self.participation
         if not self.defence.judges:
             return
         if self.method.domain != "tokens":
             raise ValueError(f"defence: cannot judge updates of method {self.method.name}")
-        if isinstance(self.method, EvolutionSpec) and part.exchange == "alpha":
+        if self.method.pools and part.exchange == "alpha":
             raise ValueError(
-                "defence: needs participation.exchange losses for evolution, whose pool a client "
-                "could replace"
+                f"defence: needs participation.exchange losses for {self.method.name}, whose pool "
+                "a client could replace"
             )
         # How many examples a client holds is its own word.
         weighted = part.aggregation == "examples" and part.max_weight is None
@@ -280,7 +312,7 @@ class RunSpec(Spec):
     def _check_privacy(self) -> None:
         if self.privacy is None or self.privacy.target == "losses":
             return
-        pool = isinstance(self.method, EvolutionSpec | BbtSpec)
+        pool = self.method.pools or isinstance(self.method, BbtSpec)
         if self.participation.exchange == "losses" or pool:
             raise ValueError(
                 "privacy.target: alpha needs participation.exchange alpha and a method without a "

@@ -40,7 +40,8 @@ runs: [run.yaml]
 COMMANDS = [
     [],
     *([name] for name in ("client", "gateway", "plan", "quickstart", "score", "serve", "tune")),
-    *([name] for name in ("clients", "db", "runs", "tokens")),
+    *([name] for name in ("bench", "clients", "db", "runs", "tokens")),
+    ["bench", "queries"],
     *(["clients", name] for name in ("list", "revoke")),
     *(["db", name] for name in ("current", "upgrade")),
     *(["runs", name] for name in ("clients", "export", "import", "list", "log", "replay")),
@@ -278,6 +279,60 @@ def test_score_is_what_evaluation_measures(fedone: Fedone, folder: Path) -> None
         assert report["mean_loss"] > 0
 
 
+CALIBRATED = RUN.replace(
+    """  {name: gs-bdpl, num_samples: 4, batch_size: 4, optimizer: sgd, learning_rate: 0.01,
+   alpha_min: 0.01}
+""",
+    """  {name: evolution, num_samples: 4, batch_size: 4}
+participation: {exchange: losses}
+calibration: labels
+""",
+)
+
+
+def test_a_calibrated_prompt_and_its_bias(fedone: Fedone, folder: Path) -> None:
+    (folder / "run.yaml").write_text(CALIBRATED)
+    target = folder / "r.json"
+    code, out, _ = fedone("tune", folder / "run.yaml", "--transport", "memory", "--json", target)
+    assert code == 0
+    run = result(target)
+    bias = run.prompt.bias
+    assert bias is not None
+    assert bias[0] == 0.0 != bias[1]
+    assert f"0,{bias[1]:.4g}, belongs to the prompt" in out
+    given = ["--prompt", run.prompt.text, f"--bias={bias[0]!r},{bias[1]!r}"]
+    code, out, _ = fedone("score", folder / "run.yaml", *given, "--json", target)
+    assert code == 0
+    report = json.loads(target.read_text())
+    assert report["metric"]["value"] == run.metric.after
+    assert report["bias"] == list(bias)
+    assert "label bias" in out
+
+
+@pytest.mark.parametrize(("kind", "queries"), [("contextual", 5), ("batch", 4)])
+def test_score_calibrates_as_the_run_does(
+    fedone: Fedone, folder: Path, kind: str, queries: int
+) -> None:
+    reports = []
+    for calibration, options in (
+        (kind, []),
+        ("none", ["--calibration", kind]),
+        (kind, ["--calibration", "none"]),
+        (kind, ["--bias", "0,0"]),
+    ):
+        (folder / "run.yaml").write_text(f"{RUN}calibration: {calibration}\n")
+        target = folder / "score.json"
+        assert fedone("score", folder / "run.yaml", *options, "--json", target).code == 0
+        reports.append(json.loads(target.read_text()))
+    as_the_run, asked, plain, biased = reports
+    assert as_the_run == asked
+    assert as_the_run["usage"]["queries"] == queries
+    assert as_the_run["bias"][0] == 0.0 != as_the_run["bias"][1]
+    assert (plain["bias"], biased["bias"]) == (None, [0.0, 0.0])
+    assert plain["mean_loss"] == biased["mean_loss"] != as_the_run["mean_loss"]
+    assert plain["usage"]["queries"] == biased["usage"]["queries"] == 4
+
+
 def test_score_without_a_run(fedone: Fedone, tmp_path: Path) -> None:
     data = tmp_path / "rows.csv"
     data.write_text("sentence,label\na joy to watch,1\na dull mess,0\n")
@@ -329,6 +384,16 @@ def test_a_mistake_is_one_line(
         (["score"], "arguments: either RUN.yaml or --task says what is asked"),
         (["score", "--task", "sst2"], "arguments: --data: is required"),
         (["score", "--task", "sst3", "--data", "dev.jsonl"], "arguments: --task: no built-in"),
+        (["score", "run.yaml", "--bias", "1"], "arguments: --bias: needs 2 numbers with commas"),
+        (["score", "run.yaml", "--bias", "0,much"], "arguments: --bias: needs 2 numbers"),
+        (
+            ["score", "run.yaml", "--bias", "0,101"],
+            "arguments: --bias: needs 2 numbers with commas, each from -100 to 100",
+        ),
+        (
+            ["score", "run.yaml", "--bias", "0,1", "--calibration", "batch"],
+            "arguments: --bias: does not go with --calibration batch",
+        ),
         (
             ["client", "--server", "x", "--token", "t", "--data", "dev.jsonl"],
             "arguments: server: 'x' is not an http(s) URL",

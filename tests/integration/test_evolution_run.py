@@ -30,6 +30,7 @@ def spec_of(*, local_steps: int = 1, **participation: Any) -> RunSpec:
                 "num_samples": 6,
                 "batch_size": 2,
                 "elite": 2,
+                "race": 0,  # which the alpha exchange has none of
                 "local_steps": local_steps,
             },
             "participation": {"min_clients": 4, **participation},

@@ -14,11 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedone_sdk.aggregator.codec import arrays_of, decode, encode_arrays, encode_document
+from fedone_sdk.aggregator.curves import Curves
 from fedone_sdk.aggregator.machine.spending import charge_lost
 from fedone_sdk.aggregator.state import RunState, Seat
 from fedone_sdk.algorithms import State
 from fedone_sdk.budget import Account, Budget, Usage
-from fedone_sdk.messages import MetricReport
+from fedone_sdk.messages import Array, MetricReport
 
 
 def plain(value: object) -> Any:
@@ -51,6 +52,13 @@ accounts = st.builds(
     spent=usages,
     leases=st.dictionaries(names, usages, max_size=3),
 )
+curves = st.builds(
+    Curves,
+    means=st.lists(st.floats(0, 9, width=32), min_size=4, max_size=4).map(
+        lambda values: Array.pack(values, (2, 2, 1), "float32")
+    ),
+    counts=st.tuples(counts, counts),
+)
 seats = st.builds(
     Seat,
     slot=st.integers(0, 99),
@@ -69,6 +77,7 @@ seats = st.builds(
     queries=counts,
     local=st.none() | states,
     losses=st.lists(st.lists(numbers, max_size=3).map(tuple), max_size=3).map(tuple),
+    curves=st.lists(curves, max_size=2).map(tuple),
     weight=st.integers(1, 2**31),
     mean_loss=numbers,
 )
@@ -93,6 +102,7 @@ run_states = st.builds(
     started_at=st.none() | numbers,
     ended_at=st.none() | numbers,
     metric=st.builds(MetricReport, name=names, after=st.none() | numbers),
+    bias=st.none() | st.tuples(numbers, numbers),
 )
 
 
@@ -157,10 +167,10 @@ def test_a_document_of_the_version_before_attempts_is_understood() -> None:
     """It kept one sum of what was under way, and knew nothing of what came later."""
     state = simple()
     document = json.loads(json.dumps(encode_document(state)))
-    for later in ("rollbacks", "quarantined", "releases"):
+    for later in ("rollbacks", "quarantined", "releases", "bias"):
         del document[later]
     (seat,) = document["seats"]
-    for later in ("renewals", "backup_due", "late"):
+    for later in ("renewals", "backup_due", "late", "curves"):
         del seat[later]
     under_way = Usage(requests=3, usd=Decimal("0.5"))
     seat["sent"] = under_way.exact()
@@ -183,6 +193,9 @@ def test_a_document_of_the_version_before_attempts_is_understood() -> None:
         lambda document: document["account"].update(spent={"queries": -1}),
         lambda document: document.update(metric=None),
         lambda document: document.update(passed=None),
+        lambda document: document.update(bias=1.0),
+        lambda document: document["seats"][0].update(curves=[{"counts": [1]}]),
+        lambda document: document["seats"][0].update(curves=[{"counts": [1], "means": {}}]),
     ],
 )
 def test_a_damaged_document_is_refused(damage: Any) -> None:

@@ -48,6 +48,7 @@ GOLDEN = json.loads((VECTORS / "tensors.json").read_text(encoding="utf-8"))["mes
 BAD = json.loads((VECTORS / "bad_tensors.json").read_text(encoding="utf-8"))["messages"]
 UNIONS = {
     "AlphaUpdate": UPDATE,
+    "LossesUpdate": UPDATE,
     "AlphaAssignment": ASSIGNMENT,
     "LossesAssignment": ASSIGNMENT,
 }

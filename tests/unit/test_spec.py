@@ -102,7 +102,7 @@ def test_tasks_by_name(name: str) -> None:
         ("participation.deadline_s", 0, "participation.deadline_s: "),
         ("evaluation.examples", 0, "evaluation.examples: "),
         ("evaluation.queries", 0, "evaluation.queries: "),
-        ("roudns", 3, "roudns: unknown key (allowed: backend, budget, data, defence, "
+        ("roudns", 3, "roudns: unknown key (allowed: backend, budget, calibration, data, defence, "
          "evaluation, gateway, method, name, participation, privacy, prompt, rounds, seed, task)"),
     ],
 )  # fmt: skip
@@ -124,6 +124,62 @@ def test_one_line_names_key_and_reason(path: str, value: object, line: str) -> N
 )  # fmt: skip
 def test_mistakes_in_a_chosen_method(method: dict[str, Any], line: str) -> None:
     (problem,) = problems(edited("method", method))
+    assert problem.startswith(line), problem
+
+
+CALIBRATED = {
+    **SMALL,
+    "method": {"name": "evolution"},
+    "participation": {"exchange": "losses"},
+    "calibration": "labels",
+}
+
+
+def test_calibration_by_its_kind() -> None:
+    assert validate_spec(RunSpec, CALIBRATED, source="x").calibration.kind == "labels"
+    assert validate_spec(RunSpec, SMALL, source="x").calibration.kind == "none"
+
+
+@pytest.mark.parametrize("kind", ["contextual", "batch"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"method": {"name": "gs-bdpl"}, "participation": {"exchange": "alpha"}},
+        {"privacy": {"clip": 2.0, "noise_multiplier": 1.0}},
+        {"task": {**glue_task("mnli").model_dump(), "loss": "hinge"}},
+    ],
+)
+def test_without_labels_it_goes_with_anything(kind: str, change: dict[str, Any]) -> None:
+    document = {**CALIBRATED, **change, "calibration": {"kind": kind}}
+    assert validate_spec(RunSpec, document, source="x").calibration.label_free == kind
+
+
+FIVE = {"template": "{prompt} {text} {mask}", "labels": {str(n): f" w{n}" for n in range(5)}}
+NLL = {"template": "{prompt} {text}", "loss": "nll"}
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"calibration": "label"}, "calibration.kind: input should be 'none', 'labels', 'contex"),
+        ({"calibration": {"kind": "batch", "size": 3}}, "calibration.size: unknown key (allowed"),
+        ({"participation": {}}, "participation.exchange: must be losses under calibration labels"),
+        ({"task": {**FIVE, "labels": {0: " a", 1: " b"}, "loss": "hinge"}},
+         "task.loss: must be cross_entropy under calibration labels"),
+        ({"task": FIVE}, "calibration: labels takes a task of at most 4 labels, this one has 5"),
+        ({"task": NLL}, "calibration: labels needs a task with label words"),
+        ({"task": NLL, "calibration": "batch"}, "calibration: batch needs a task with label wor"),
+        ({"task": {**FIVE, "bias": [0, 0, 0, 0, 1]}, "calibration": "contextual"},
+         "task.bias: must be null under calibration contextual, which finds one"),
+        ({"method": {"name": "gs-bdpl"}},
+         "calibration: labels needs a method that keeps a pool of prompts; gs-bdpl does not"),
+        ({"privacy": {"clip": 2.0, "noise_multiplier": 1.0}},
+         "privacy: cannot be had with calibration labels"),
+    ],
+)  # fmt: skip
+def test_calibrations_that_cannot_be(change: dict[str, Any], line: str) -> None:
+    (problem,) = problems({**CALIBRATED, **change})
     assert problem.startswith(line), problem
 
 

@@ -11,11 +11,14 @@ from pydantic import ValidationError
 from fedone_sdk.errors import DataError, SpecError
 from fedone_sdk.task import (
     GLUE_TASKS,
+    LOG_ZERO,
+    MAX_BIAS,
     Example,
     TaskSpec,
     example_loss,
     glue_task,
     label_loss,
+    predicted,
     references_of,
     render,
     target_of,
@@ -262,6 +265,54 @@ def test_zero_one_of_what_a_model_chose() -> None:
     spec = task(loss="zero_one")
     for chosen, loss in ([0.0, -1000.0], 0.0), ([-1000.0, 0.0], 1.0):
         assert example_loss(spec, chosen, {"label": 0}) == loss
+
+
+class TestBias:
+    @given(scored(), st.sampled_from(["cross_entropy", "hinge", "zero_one"]), st.data())
+    def test_is_added_to_the_log_probabilities(
+        self, case: tuple[list[float], int], loss: str, data: st.DataObject
+    ) -> None:
+        log_probs, target = case
+        numbers = st.floats(-MAX_BIAS, MAX_BIAS)
+        bias = data.draw(st.lists(numbers, min_size=len(log_probs), max_size=len(log_probs)))
+        spec = spec_of(len(log_probs), loss)
+        shifted = [value + more for value, more in zip(log_probs, bias, strict=True)]
+        assert label_loss(spec.with_bias(bias), log_probs, target) == label_loss(
+            spec, shifted, target
+        )
+        assert predicted(spec.with_bias(bias), log_probs) == predicted(spec, shifted)
+
+    def test_by_hand(self) -> None:
+        """Equal odds become those of e to 1."""
+        spec = task(bias=(0.0, 1.0))
+        assert label_loss(spec, [-1.0, -1.0], 0) == pytest.approx(math.log(1 + math.e))
+        assert predicted(task(), [-1.0, -1.5]) == 0
+        assert predicted(spec, [-1.0, -1.5]) == 1
+        assert example_loss(spec, [-1.0, -1.0], {"label": 0}) == label_loss(spec, [-1.0, -1.0], 0)
+
+    def test_a_label_that_was_not_written_stays_impossible(self) -> None:
+        spec = task(loss="zero_one", bias=(0.0, MAX_BIAS))
+        assert predicted(spec, [-950.0, LOG_ZERO]) == 0
+        assert predicted(spec.with_bias((-MAX_BIAS, 0.0)), [-950.0, LOG_ZERO]) == 0
+        assert predicted(spec, [LOG_ZERO, LOG_ZERO]) == -1
+        surely = task().with_bias((-MAX_BIAS, MAX_BIAS))
+        assert label_loss(surely, [0.0, LOG_ZERO], 1) == pytest.approx(900.0)
+
+    def test_a_task_has_one_or_none(self) -> None:
+        spec = task().with_bias([0, -2])
+        assert spec.bias == (0.0, -2.0)
+        assert spec.with_bias(None) == task()
+        assert TaskSpec.model_validate_json(spec.model_dump_json()) == spec
+
+    @pytest.mark.parametrize("bias", [(), (1.0,), (0.0,) * 3, (0.0, 101.0), (math.nan, 0.0)])
+    def test_what_is_none(self, bias: tuple[float, ...]) -> None:
+        with pytest.raises(ValueError, match="bias"):
+            task().with_bias(bias)
+
+    @pytest.mark.parametrize("loss", ["nll", "score"])
+    def test_without_labels_there_is_none(self, loss: str) -> None:
+        with pytest.raises(ValidationError, match=f"loss {loss} has no labels to add it to"):
+            generation(loss, bias=(0.0, 1.0))
 
 
 def test_references_are_the_label_column_for_nll_alone() -> None:

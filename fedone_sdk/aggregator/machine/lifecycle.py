@@ -88,6 +88,7 @@ def resumed(rules: Rules, event: ResumeAsked, state: RunState, now: float) -> Ou
         # Whoever resumes a run accepts the model that there is now.
         model=rules.gateway_model or state.model,
         metric=state.metric.model_copy(update={"after": None}),
+        bias=None,
     )
     return state, ()
 
@@ -160,6 +161,7 @@ def rolled_back(rules: Rules, event: RolledBack, state: RunState, now: float) ->
         lost=0,
         rollbacks=state.rollbacks + 1,
         metric=state.metric.model_copy(update={"after": None}),
+        bias=None,
     )
     if rules.remembers_clients:
         effects.extend(MemorySaved(client=c, memory=m) for c, m in event.memories.items())
@@ -177,4 +179,5 @@ def measured(rules: Rules, event: Measured, state: RunState, now: float) -> Outc
     if event.which == "after" and state.running:
         return state, ()  # The run was resumed meanwhile: this prompt was not its last.
     metric = state.metric.model_copy(update={event.which: event.value})
-    return replace(state, metric=metric), ()
+    bias = event.bias if event.which == "after" else state.bias
+    return replace(state, metric=metric, bias=bias), ()

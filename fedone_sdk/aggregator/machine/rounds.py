@@ -85,9 +85,13 @@ def finish(rules: Rules, state: RunState, now: float) -> Outcome:
         passed=frozenset(),
         fills=0,
     )
-    if state.round < rules.spec.rounds:
+    # In the alpha exchange what the method remembers is a client's word.
+    over_itself = rules.losses_exchange and rules.method.finished(state.method)
+    if state.round < rules.spec.rounds and not over_itself:
         return state, over
-    state, effects = ended(state, "completed", None, now)
+    saved = rules.planned_queries - state.account.spent.queries if over_itself else 0
+    told = f"the search ended by itself; {saved} queries were not needed" if saved > 0 else None
+    state, effects = ended(state, "completed", told, now)
     return state, (*over, *effects)
 
 
@@ -99,13 +103,16 @@ def _admitted(
         return list(seats), state.defence, []
     brought = []
     for seat in seats:
+        compared, advantage = rules.compared(seat), None
         # Later steps' prompts come of states that are gone; a pool's alpha says too little.
-        if seat.losses and (len(seat.losses) == 1 or rules.method.shares_memory):
-            first = replace(seat, local=None, step=0, num_samples=len(seat.losses[0]))
-            asked, losses = rules.candidates(state, first), rules.clipped(seat.losses[0])
-            brought.append(contribution(state, seat, drawn_advantage(asked, losses)))
-        else:
-            brought.append(contribution(state, seat, None))
+        if compared and (len(compared) == 1 or rules.method.shares_memory):
+            first = replace(seat, local=None, step=0, num_samples=len(compared[0]))
+            asked = rules.candidates(state, first)
+            advantage = drawn_advantage(asked, rules.clipped(compared[0]))
+        mean_loss = seat.mean_loss
+        if seat.curves:
+            mean_loss = float(np.mean([rules.clipped(step).mean() for step in compared]))
+        brought.append(contribution(state, seat, compared, mean_loss, advantage))
     verdicts, memory = rules.defence.admit(state.method.alpha, brought, state.defence)
     kept = [admitted_seat(seat, one) for seat, one in zip(seats, verdicts, strict=True)]
     return kept, memory, verdicts
@@ -144,7 +151,8 @@ def _aggregated(
         for seat in seats:
             if seat.local is not None:
                 asked = rules.candidates(state, replace(seat, local=None, step=0))
-                method = rules.algorithm.tell(method, asked, rules.clipped(seat.losses[0]))
+                curves = seat.curves[0] if seat.curves else None
+                method = rules.algorithm.tell(method, asked, rules.told(seat.losses[0], curves))
         return method, state.server_memory
     alphas = [(seat.local or state.method).alpha for seat in seats]
     part = rules.spec.participation
@@ -168,7 +176,10 @@ def _record(rules: Rules, seat: Seat) -> dict[str, Any]:
         "mean_loss": seat.mean_loss,
     }
     if rules.losses_exchange:
-        return {**record, "losses": [list(losses) for losses in seat.losses]}
+        record["losses"] = [list(losses) for losses in seat.losses]
+        if seat.curves:
+            record["curves"] = [curves.dump() for curves in seat.curves]
+        return record
     if seat.local is None:
         return record
     arrays = {"alpha": to_wire(seat.local.alpha), **memory_to_wire(seat.local.memory)}

@@ -7,14 +7,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
+from fedone_sdk.aggregator.curves import Curves, best_losses, told
 from fedone_sdk.aggregator.defence import defence_of
 from fedone_sdk.aggregator.privacy import Releases
 from fedone_sdk.aggregator.state import RunState, Seat
 from fedone_sdk.algorithms import (
     Algorithm,
     Candidates,
+    ClassLosses,
     ServerOptimizer,
     State,
     method_from_spec,
@@ -24,6 +26,7 @@ from fedone_sdk.algorithms import (
 from fedone_sdk.algorithms.cma_es import check_library
 from fedone_sdk.algorithms.trained import Trained
 from fedone_sdk.budget import Account, Budget, Usage
+from fedone_sdk.calibration import bias_grid
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import (
     MAX_ELEMENTS,
@@ -34,6 +37,7 @@ from fedone_sdk.messages import (
 )
 from fedone_sdk.messages.ndarray import memory_to_wire, prompts_to_wire, to_wire
 from fedone_sdk.spec import RunSpec
+from fedone_sdk.task import Bias
 
 __all__ = ["MIN_SAMPLES", "ONE_QUERY", "Rules", "working"]
 
@@ -80,6 +84,11 @@ class Rules:
         self.worst_query = worst_query
         self.gateway_model = gateway_model
         self.shape = spec.method.shape(spec.prompt.length, vocab_size)
+        self.losses_exchange = spec.participation.exchange == "losses"
+        # The label biases that clients report their losses at; None where they report none.
+        self.biases = (
+            bias_grid(len(spec.task.labels)) if spec.calibration.kind == "labels" else None
+        )
         sizes = {
             "alpha": math.prod(self.shape),
             "an assignment": spec.method.num_samples * spec.method.prompt_width(spec.prompt.length),
@@ -87,6 +96,9 @@ class Rules:
             * spec.method.batch_size
             * max(len(spec.task.labels), 1),
         }
+        if self.biases is not None:
+            curve = len(self.biases) * len(spec.task.labels)
+            sizes["an update"] = spec.method.num_samples * curve
         if spec.participation.exchange == "alpha":
             sizes["the method's memory"] = spec.method.travelling_memory(spec.prompt.length)
         for what, size in sizes.items():
@@ -98,10 +110,11 @@ class Rules:
             vocab_size=vocab_size,
             blank=blank,
             seed=spec.seed,
+            biases=self.biases,
+            asks=self.planned_asks if self.losses_exchange else None,
         )
         # A seat's prompts are drawn for its assignment, for the gateway, and for what is learnt.
         self._drawn: dict[tuple[int, ...], tuple[State, Candidates]] = {}
-        self.losses_exchange = spec.participation.exchange == "losses"
         if self.losses_exchange and spec.method.domain == "latent":
             check_library()  # not at the first client's expense
         self.defence = defence_of(spec, self.method)
@@ -134,9 +147,29 @@ class Rules:
     def repeats_exactly(self) -> bool:
         """Whether the log gives the same numbers on every machine.
 
-        CMA-ES's do not: eigenvectors depend on the processor and on the number of threads.
+        Where the server does linear algebra it does not: what CMA-ES and Thompson sampling find
+        depends on the processor and on the number of threads.
         """
-        return not (self.losses_exchange and self.spec.method.domain == "latent")
+        algebra = self.spec.method.domain == "latent" or self.spec.method.name == "thompson"
+        return not (self.losses_exchange and algebra)
+
+    @property
+    def planned_asks(self) -> int:
+        """The local steps that the run's rounds and its cap on queries leave room for."""
+        spec = self.spec
+        planned = spec.rounds * spec.participation.clients_per_round * spec.method.local_steps
+        cap = None if spec.budget is None else spec.budget.queries
+        samples = spec.method.num_samples
+        return planned if cap is None or not samples else min(planned, cap // samples)
+
+    @property
+    def planned_queries(self) -> int:
+        """The queries that the run's rounds and its cap leave to training."""
+        spec = self.spec
+        per_round = spec.participation.clients_per_round * spec.method.local_steps
+        planned = spec.rounds * per_round * spec.method.num_samples
+        cap = None if spec.budget is None else spec.budget.queries
+        return planned if cap is None else min(planned, cap)
 
     @property
     def min_clients(self) -> int:
@@ -184,12 +217,21 @@ class Rules:
         most = self.spec.participation.max_weight
         return num_examples if most is None else min(num_examples, most)
 
-    def affordable_work(self, state: RunState) -> tuple[int, int] | None:
-        """The prompts and local steps that fit under the caps; fewer near the end, then None."""
-        most = self.spec.method.num_samples
+    def affordable_work(
+        self, state: RunState, local: State | None = None
+    ) -> tuple[int, int] | None:
+        """The prompts and local steps that fit under the caps; fewer near the end, then None.
+
+        Args:
+            state: The run.
+            local: The method state of the client whose work it is; None is the run's.
+        """
         steps = 1 if self.losses_exchange else self.spec.method.local_steps
         if isinstance(self.method, Trained):
             return 0, steps  # Whoever has the model's weights asks nothing.
+        most = self.spec.method.num_samples
+        if self.losses_exchange:
+            most = min(most, max(self.method.wanted(local or state.method), MIN_SAMPLES))
         for count in range(steps, 0, -1):
             samples = state.account.affordable(self.worst_query * count, most)
             if samples >= MIN_SAMPLES:
@@ -231,12 +273,34 @@ class Rules:
         self._drawn[key] = (base, drawn)
         return drawn
 
-    def learned(self, state: RunState, seat: Seat, losses: Sequence[float]) -> State:
-        """What a seat's client knows once its current step gave `losses` (losses exchange)."""
-        base = seat.local or state.method
-        return self.algorithm.tell(base, self.candidates(state, seat), self.clipped(losses))
+    def learned(
+        self, state: RunState, seat: Seat, losses: Sequence[float], curves: Curves | None = None
+    ) -> State:
+        """What a seat's client knows once its current step gave `losses` (losses exchange).
 
-    def clipped(self, losses: Sequence[float]) -> NDArray[np.float64]:
+        Args:
+            state: The run.
+            seat: The seat.
+            losses: One per prompt.
+            curves: The same by class and label bias, where the run calibrates by labels.
+        """
+        base = seat.local or state.method
+        candidates = self.candidates(state, seat)
+        return self.algorithm.tell(base, candidates, self.told(losses, curves))
+
+    def told(
+        self, losses: Sequence[float], curves: Curves | None
+    ) -> NDArray[np.float64] | ClassLosses:
+        """Losses as the method is told them (losses exchange)."""
+        return self.clipped(losses) if curves is None else told(curves, self.loss_clip)
+
+    def compared(self, seat: Seat) -> list[NDArray[np.float64]]:
+        """What a finished seat's prompts are compared by, step by step, not clipped."""
+        if seat.curves:
+            return [best_losses(curves) for curves in seat.curves]
+        return [np.array(losses, dtype=np.float64) for losses in seat.losses]
+
+    def clipped(self, losses: ArrayLike) -> NDArray[np.float64]:
         """Losses as far as they count (losses exchange)."""
         given = np.array(losses, dtype=np.float64)
         return given if self.loss_clip is None else np.clip(given, 0.0, self.loss_clip)
@@ -248,6 +312,11 @@ class Rules:
         rng = stream(self._seed(state, "evaluation", 0, 0))
         drawn: NDArray[np.int64] = self.algorithm.ask(state.method, rng, 1).prompts[0]
         return drawn
+
+    def bias(self, state: RunState) -> Bias | None:
+        """The label bias that belongs to the deployable prompt, as far as the method finds one."""
+        found = self.method.bias(state.method)
+        return None if found is None else tuple(found.tolist())
 
     # Messages
 

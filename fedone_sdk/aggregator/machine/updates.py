@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedone_sdk.aggregator.curves import Curves, check_curves
 from fedone_sdk.aggregator.events import Accepted, Refused, SeatOffered, UpdateArrived
 from fedone_sdk.aggregator.machine import hedges
 from fedone_sdk.aggregator.machine.outcome import Outcome, with_seat
@@ -37,7 +39,7 @@ def arrived(rules: Rules, event: UpdateArrived, state: RunState, now: float) -> 
         state, effects = lose(rules, state, seat, detail, update.usage, now)
         return state, (*effects, Refused(code="model_mismatch", detail=detail))
     _check_scored(update)
-    local, losses, mean_loss = _learn(rules, state, seat, update)
+    learnt = _learn(rules, state, seat, update)
     state, beaten = hedges.beaten(rules, state, seat)
     spent = used(rules, state, seat, update.usage)
     lease = state.account.leases[event.assignment_id]
@@ -60,11 +62,13 @@ def arrived(rules: Rules, event: UpdateArrived, state: RunState, now: float) -> 
         phase="done",
         assignment_id=None,
         step=steps_done,
-        local=local,
-        losses=(*seat.losses, losses) if losses else seat.losses,
+        local=learnt.local,
+        losses=seat.losses + learnt.losses,
+        curves=seat.curves + learnt.curves,
         queries=seat.queries + spent.queries,
         weight=update.num_examples,
-        mean_loss=seat.mean_loss + (mean_loss - seat.mean_loss) * seat.num_steps / steps_done,
+        mean_loss=seat.mean_loss
+        + (learnt.mean_loss - seat.mean_loss) * seat.num_steps / steps_done,
         calls=frozenset(),
         sent={},
         used=NOTHING,
@@ -91,24 +95,66 @@ def _check_scored(update: AlphaUpdate | LossesUpdate) -> None:
         )
 
 
+class _Learnt(NamedTuple):
+    """What an update says.
+
+    Attributes:
+        local: The client's method state after its work.
+        mean_loss: Over the scored prompts.
+        losses: Of the step; none in the alpha exchange.
+        curves: The same by class and label bias, where the run calibrates by labels.
+    """
+
+    local: State
+    mean_loss: float
+    losses: tuple[tuple[float, ...], ...] = ()
+    curves: tuple[Curves, ...] = ()
+
+
 def _learn(
     rules: Rules, state: RunState, seat: Seat, update: AlphaUpdate | LossesUpdate
-) -> tuple[State, tuple[float, ...], float]:
-    """The client's method state after its work, its losses and their mean."""
+) -> _Learnt:
+    """Checks what an update says against what was asked, and learns from it."""
     if isinstance(update, LossesUpdate) and rules.losses_exchange:
         if len(update.losses) != seat.num_samples:
             raise ProblemError(
                 "invalid_message",
                 f"losses: {len(update.losses)} were sent for {seat.num_samples} prompts",
             )
-        local = rules.learned(state, seat, update.losses)
-        return local, update.losses, float(np.mean(rules.clipped(update.losses)))
+        curves = _curves(rules, update)
+        return _Learnt(
+            local=rules.learned(state, seat, update.losses, curves),
+            mean_loss=float(np.mean(rules.clipped(update.losses))),
+            losses=(update.losses,),
+            curves=() if curves is None else (curves,),
+        )
     if isinstance(update, AlphaUpdate) and not rules.losses_exchange:
-        return _local(rules, update), (), update.mean_loss
+        return _Learnt(local=_local(rules, update), mean_loss=update.mean_loss)
     raise ProblemError(
         "invalid_message",
         f"exchange: is {update.exchange!r}, the run's is {rules.spec.participation.exchange!r}",
     )
+
+
+def _curves(rules: Rules, update: LossesUpdate) -> Curves | None:
+    """The losses by class and label bias, where the run wants them."""
+    if rules.biases is None:
+        if update.by_class is not None or update.class_counts:
+            raise ProblemError("invalid_message", "by_class: this run does not calibrate by labels")
+        return None
+    if update.by_class is None:
+        raise ProblemError("invalid_message", "by_class: this run calibrates by labels")
+    curves = Curves(update.by_class, update.class_counts)
+    if sum(curves.counts) != update.scored.scored:
+        raise ProblemError(
+            "invalid_message",
+            f"class_counts: add up to {sum(curves.counts)}, scored is {update.scored.scored}",
+        )
+    try:
+        check_curves(curves, update.losses, rules.biases)
+    except ValueError as exc:
+        raise ProblemError("invalid_message", str(exc)) from exc
+    return curves
 
 
 def _local(rules: Rules, update: AlphaUpdate) -> State:

@@ -23,7 +23,7 @@ def asked(rules: Rules, event: WorkAsked, state: RunState, now: float) -> Outcom
     if seat is None or not state.running:
         return state, ()
     if seat.phase == "offered":
-        affordable = rules.affordable_work(state)
+        affordable = rules.affordable_work(state, seat.local)
         if affordable is None:
             # Somebody else's lease may give something back; the seat waits for that.
             return state, ()

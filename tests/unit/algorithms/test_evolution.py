@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from fedone_sdk.algorithms import Candidates, Evolution, State, stream
-from fedone_sdk.algorithms.pool import Pool
 
 COSTS = np.random.default_rng(3).normal(size=(6, 12))
 
@@ -37,23 +36,6 @@ def test_finds_good_prompts_across_clients_that_differ_much() -> None:
     assert cost(evolution.prompt(state)) < 0.75 * COSTS.min(axis=1).sum()
 
 
-def test_batch_effects_are_removed_exactly_without_noise() -> None:
-    evolution = method()
-    effects = [0.0] * 6, [1.0] * 6, [2.0] * 6
-    a, b, c = ([index] * 6 for index in range(3))
-    state = told(evolution, evolution.init(), [a, b], [1.0, 3.0])
-    # The second client's examples are harder by 100; a and b were equally far from their mean.
-    state = told(evolution, state, [a, b, c], [101.0, 103.0, 99.0])
-    mean = dict(
-        zip(
-            map(tuple, state.memory["prompts"].tolist()),
-            state.memory["total"] / state.memory["count"],
-            strict=True,
-        )
-    )
-    assert [mean[tuple(e)] for e in effects] == pytest.approx([-1.0, 1.0, -3.0])
-
-
 def test_one_lucky_batch_makes_no_leader() -> None:
     evolution = method()
     proven, lucky, poor = ([index] * 6 for index in range(3))
@@ -69,24 +51,6 @@ def test_known_prompts_are_asked_again() -> None:
     state = told(evolution, evolution.init(), [[0] * 6, [1] * 6, [2] * 6], [0.0, 1.0, 2.0])
     again = evolution.ask(state, stream(0)).prompts[:2].tolist()
     assert again == [[0] * 6, [1] * 6]
-
-
-def test_challengers_are_seen_beside_leaders() -> None:
-    pool = Pool(
-        prompts=np.arange(6)[:, None],
-        total=np.array([-8.0, -7.0, -1.2, -1.0, -1.4, 1.0]),
-        count=np.array([10, 10, 1, 1, 2, 1]),
-    )
-    assert pool.worth_another_look(4).tolist() == [0, 1, 2, 3]
-    assert pool.worth_another_look(1).tolist() == [0]
-    assert pool.worth_another_look(20).tolist() == [0, 1, 2, 3, 4, 5]
-
-
-def test_equal_prompts_share_a_row() -> None:
-    state = told(method(), method().init(), [[1] * 6, [1] * 6, [2] * 6], [1.0, 2.0, 3.0])
-    assert state.memory["prompts"].tolist() == [[1] * 6, [2] * 6]
-    assert state.memory["count"].tolist() == [2, 1]
-    assert state.memory["total"].tolist() == pytest.approx([-1.0, 1.0])
 
 
 def test_pool_is_bounded() -> None:

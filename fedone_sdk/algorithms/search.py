@@ -1,0 +1,315 @@
+"""What searches over whole prompts share: a pool, leaders looked at again, a race at the end."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from . import _checks
+from .calibration import BiasGrid
+from .method import Candidates, ClassLosses
+from .pool import Pool
+from .sampling import argmax_prompt
+from .simplex import nearest_probabilities
+from .state import Memory, State
+
+__all__ = ["PromptSearch"]
+
+AGAIN = 0.3
+"""The part of an ask that known prompts have."""
+
+BLANK_SHARE = 0.5
+"""The part of blank positions in random prompts, where there is a blank: short prompts do well."""
+
+RACERS = 8
+"""Prompts that begin a race, at most."""
+
+BETTER = 0.002
+"""What a leader must gain for the search not to stand still, nats."""
+
+# The names of what `progress` holds.
+_TOLD, _MOVED, _BEST, _RACE = range(4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptSearch(ABC):
+    """A search that keeps what it found of every prompt; methods differ in how they make new ones.
+
+    An ask holds known prompts, to be looked at again on another client: the reference (no prompt,
+    where the vocabulary has a blank), then half leaders and half prompts that may be better than
+    they look. The others are new. `Pool` says how losses of different clients are compared.
+
+    The deployable prompt is the leader by its pessimistic value, together with its best bias.
+
+    **Race.** After `search` asks, or once the leader has stood still for `patience` of them, no new
+    prompts are made: the best ones race for `race` asks, fewer and fewer of them (successive
+    halving), always against the reference. Then the method has finished.
+
+    alpha is the token frequencies of the best `elite` prompts, smoothed: what other parts read.
+    The pool is the search, and it travels with alpha.
+
+    Attributes:
+        prompt_len: n.
+        vocab_size: N.
+        num_samples: I, at least 2.
+        elite: How many of the best prompts alpha is made of.
+        pool_size: How many prompts are remembered.
+        search: Asks before the race; None never ends the search.
+        race: Asks of the race.
+        patience: Asks without a better leader after which the race begins; None waits.
+        blank: The index of the blank token, if the vocabulary has one. "No prompt" is then among
+            the first candidates, and the reference.
+        biases: Label biases whose losses are told, shape (G, C) (see `BiasGrid`); None without
+            calibration.
+        seed: Breaks ties of the untrained prompt.
+    """
+
+    prompt_len: int
+    vocab_size: int
+    num_samples: int
+    elite: int = 4
+    pool_size: int = 256
+    search: int | None = None
+    race: int = 0
+    patience: int | None = None
+    blank: int | None = None
+    biases: tuple[tuple[float, ...], ...] | None = None
+    seed: int = 0
+    _grid: BiasGrid | None = field(init=False, repr=False, compare=False, default=None)
+
+    def __post_init__(self) -> None:
+        """Refuse impossible options."""
+        _checks.sizes(
+            prompt_len=self.prompt_len,
+            vocab_size=self.vocab_size,
+            num_samples=self.num_samples,
+            seed=self.seed,
+        )
+        _checks.integer("elite", self.elite, minimum=1)
+        if _checks.integer("pool_size", self.pool_size) < max(self.elite, 2):
+            raise ValueError(f"pool_size must be at least 2, and hold the elite of {self.elite}")
+        if self.search is not None:
+            _checks.integer("search", self.search)
+        _checks.integer("race", self.race)
+        if self.patience is not None:
+            _checks.integer("patience", self.patience, minimum=1)
+        if self.blank is not None and _checks.integer("blank", self.blank) >= self.vocab_size:
+            raise ValueError(f"blank must lie in [0, {self.vocab_size}), not {self.blank}")
+        if self.biases is not None:
+            object.__setattr__(self, "_grid", BiasGrid(self.biases))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Positions and tokens, (n, N)."""
+        return self.prompt_len, self.vocab_size
+
+    @property
+    def shares_memory(self) -> bool:
+        """Yes: the pool is the search."""
+        return True
+
+    def init(self) -> State:
+        """Return the uniform alpha and an empty pool."""
+        return State(alpha=np.full(self.shape, 1.0 / self.vocab_size, dtype=np.float32))
+
+    def check(self, state: State) -> None:
+        """Refuse an alpha without logarithms, and a malformed memory."""
+        _checks.positive_alpha(state.alpha, shape=self.shape)
+        self._pool(state)
+        self._progress(state)
+
+    def wanted(self, state: State) -> int:
+        """Return I; in a race, as many as still run, and the reference."""
+        if not self._racing(state):
+            return self.num_samples
+        pool = self._pool(state)
+        return len(self._racers(state, pool))
+
+    def ask(
+        self, state: State, rng: np.random.Generator, num_samples: int | None = None
+    ) -> Candidates:
+        """Return known prompts to be scored again, then new ones; in a race, those that run."""
+        alpha = _checks.positive_alpha(state.alpha, shape=self.shape)
+        count = _checks.count(num_samples, default=self.wanted(state))
+        pool = self._pool(state)
+        if self._racing(state):
+            indices = self._racers(state, pool)[:count]
+        elif len(pool.prompts):
+            again = pool.prompts[self._again(pool, count)]
+            indices = np.concatenate([again, self._new(state, pool, count - len(again), rng)])
+        else:
+            indices = self._random(count, rng)
+            if self.blank is not None:
+                indices[0] = self.blank
+        return Candidates(prompts=indices, probabilities=alpha / alpha.sum(axis=1, keepdims=True))
+
+    def tell(self, state: State, candidates: Candidates, losses: ArrayLike | ClassLosses) -> State:
+        """Add what the prompts did to the pool, and rank it."""
+        told = self._told(candidates, losses)
+        before = self._pool(state)
+        pool = before.with_batch(candidates.prompts, told)
+        pool = pool.ranked(self.pool_size, keep=self._reference(pool))
+        memory = {
+            **pool.memory(),
+            **self._learned(state, before, candidates, told),
+            "progress": self._further(state, pool),
+        }
+        return State(alpha=self.project(self._alpha(pool, memory)), memory=memory)
+
+    def project(self, alpha: ArrayLike) -> NDArray[np.float32]:
+        """Project each row on the simplex above what smoothing leaves to an unseen token."""
+        checked = _checks.matrix("alpha", alpha, shape=self.shape)
+        return nearest_probabilities(checked, floor=float(np.float32(self._floor)))
+
+    def prompt(self, state: State) -> NDArray[np.int64]:
+        """Return the leader by pessimistic value; before any loss, a random prompt."""
+        prompts = self._pool(state).prompts
+        return prompts[0].copy() if len(prompts) else argmax_prompt(state.alpha, self.seed)
+
+    def bias(self, state: State) -> NDArray[np.float64] | None:
+        """Return the leader's best label bias, shape (C,); None without calibration or losses."""
+        pool = self._pool(state)
+        return pool.bias(0) if len(pool.prompts) else None
+
+    def finished(self, state: State) -> bool:
+        """Return whether the race is over."""
+        told, _, _, began = self._progress(state)
+        return bool(began >= 0 and told - began >= self.race)
+
+    # What methods add
+
+    @abstractmethod
+    def _new(
+        self, state: State, pool: Pool, count: int, rng: np.random.Generator
+    ) -> NDArray[np.int64]:
+        """Return prompts to try, shape (count, n)."""
+
+    def _learned(
+        self, state: State, before: Pool, candidates: Candidates, losses: ClassLosses
+    ) -> Memory:
+        """Return what the method remembers beside the pool, once it knows these losses."""
+        return {}
+
+    def _alpha(self, pool: Pool, memory: Memory) -> NDArray[np.float64]:
+        """Return alpha for a ranked pool, shape (n, N)."""
+        elite = pool.prompts[: self.elite]
+        frequency = (elite[:, :, None] == np.arange(self.vocab_size)).sum(axis=0)
+        alpha: NDArray[np.float64] = (frequency + 1.0 / self.vocab_size) / (len(elite) + 1)
+        return alpha
+
+    @property
+    def _floor(self) -> float:
+        """The least alpha."""
+        return 1.0 / self.vocab_size / (self.elite + 1)
+
+    # Helpers of the methods
+
+    def _random(self, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+        """Random prompts; with a blank, on average half of their positions are blank."""
+        shape = count, self.prompt_len
+        tokens = rng.integers(self.vocab_size, size=shape)
+        if self.blank is None:
+            return tokens
+        return self._compact(np.where(rng.random(shape) < BLANK_SHARE, self.blank, tokens))
+
+    def _compact(self, prompts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The same texts with their blanks at the end, so that equal texts are equal prompts."""
+        if self.blank is None:
+            return prompts
+        order = np.argsort(prompts == self.blank, axis=1, kind="stable")
+        return np.take_along_axis(prompts, order, axis=1)
+
+    def _num_again(self, count: int) -> int:
+        return min(max(2, round(AGAIN * count)), count - 1) if count > 1 else count
+
+    def _fresh(self, before: Pool, candidates: Candidates) -> slice:
+        """Which of the candidates of an ask of `before` were new."""
+        count = len(candidates.prompts)
+        again = self._again(before, count) if len(before.prompts) else ()
+        return slice(len(again), count)
+
+    # The pool and the race
+
+    def _pool(self, state: State) -> Pool:
+        pool = Pool.remembered(state.memory, self.prompt_len, self._grid)
+        if (
+            pool.prompts.size
+            and not 0 <= pool.prompts.min() <= pool.prompts.max() < self.vocab_size
+        ):
+            raise ValueError(f"the pool's tokens must lie in [0, {self.vocab_size})")
+        return pool
+
+    def _told(self, candidates: Candidates, losses: ArrayLike | ClassLosses) -> ClassLosses:
+        if isinstance(losses, ClassLosses):
+            if len(losses.means) != len(candidates.prompts):
+                raise ValueError(
+                    f"losses must be of {len(candidates.prompts)} prompts, not {len(losses.means)}"
+                )
+            _checks.losses(losses.means[:, 0, 0], candidates, shape=self.shape)
+            return losses
+        values = _checks.losses(losses, candidates, shape=self.shape)
+        return ClassLosses(means=values[:, None, None], counts=np.ones(1, dtype=np.int64))
+
+    def _reference(self, pool: Pool) -> int | None:
+        """The row of "no prompt"."""
+        if self.blank is None:
+            return None
+        rows = np.flatnonzero((pool.prompts == self.blank).all(axis=1))
+        return int(rows[0]) if len(rows) else None
+
+    def _again(self, pool: Pool, count: int) -> NDArray[np.int64]:
+        """Rows to be looked at again: the reference, leaders, then challengers."""
+        number = min(self._num_again(count), len(pool.prompts))
+        reference = self._reference(pool)
+        first = [] if reference is None else [reference]
+        others = [row for row in range(len(pool.prompts)) if row not in first]
+        leaders = others[: (number - len(first) + 1) // 2]
+        rest = np.array(others[len(leaders) :], dtype=np.int64)
+        by_hope = rest[np.argsort(pool.judged().optimistic[rest], kind="stable")]
+        rows = [*first, *leaders, *by_hope.tolist()]
+        return np.array(rows[:number], dtype=np.int64)
+
+    def _progress(self, state: State) -> NDArray[np.float64]:
+        """Asks told; of these when the leader last moved, its value then; when the race began.
+
+        The last is -1 before the race.
+        """
+        progress: Any = state.memory.get("progress")
+        if progress is None:
+            return np.array([0.0, 0.0, math.inf, -1.0])
+        if progress.shape != (4,) or np.isnan(progress).any() or progress[_TOLD] < 0:
+            raise ValueError("progress must be four numbers")
+        return np.array(progress, dtype=np.float64)
+
+    def _further(self, state: State, pool: Pool) -> NDArray[np.float64]:
+        progress = self._progress(state)
+        progress[_TOLD] += 1
+        best = float(pool.judged().pessimistic.min())
+        if best < progress[_BEST] - BETTER:
+            progress[_MOVED], progress[_BEST] = progress[_TOLD], best
+        enough = self.search is not None and progress[_TOLD] >= self.search
+        still = self.patience is not None and progress[_TOLD] - progress[_MOVED] >= self.patience
+        if progress[_RACE] < 0 and (enough or still):
+            progress[_RACE] = progress[_TOLD]
+        return progress
+
+    def _racing(self, state: State) -> bool:
+        return bool(self._progress(state)[_RACE] >= 0)
+
+    def _racers(self, state: State, pool: Pool) -> NDArray[np.int64]:
+        """The prompts that still run: half as many in each of log2(RACERS) equal stages."""
+        told, _, _, began = self._progress(state)
+        entered = min(RACERS, self.num_samples)
+        stages = max(1, math.ceil(math.log2(entered)))
+        stage = int((told - began) * stages / self.race) if self.race else 0
+        running = max(2, entered >> min(stage, stages - 1))
+        rows = list(range(min(running, len(pool.prompts))))
+        reference = self._reference(pool)
+        if reference is not None and reference not in rows:
+            rows[-1] = reference
+        return pool.prompts[rows]

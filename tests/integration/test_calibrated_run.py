@@ -1,0 +1,472 @@
+"""Runs that are calibrated: what devices report, what is found of it, and what is measured."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedone_sdk import EdgeClient
+from fedone_sdk.aggregator import ServedRun, Service
+from fedone_sdk.aggregator.auth import Authority
+from fedone_sdk.aggregator.replay import at_round, compare, machine_of
+from fedone_sdk.backends import LLMBackend, predict
+from fedone_sdk.calibration import bias_grid
+from fedone_sdk.data import draw_minibatch
+from fedone_sdk.messages import (
+    AlphaUpdate,
+    Decline,
+    LossesAssignment,
+    LossesUpdate,
+    Receipt,
+    RunResult,
+    RunTask,
+    Score,
+    Scores,
+)
+from fedone_sdk.simulation import Federation, MemoryTransport, plan_run, simulate
+from fedone_sdk.spec import RunSpec
+from fedone_sdk.stores import MemoryStore
+from fedone_sdk.task import Part, Rendered, label_loss
+from fedone_sdk.testing import ManualClock, ScriptedBackend, pseudo_log_probs
+from fedone_sdk.vocabulary import Vocabulary
+
+TOKEN = "enrolment-token"
+WORDS = Vocabulary(candidates=(" good", "", " bad", " fine"))
+NAMES = (" no", " yes", " so")
+BLANK = 1
+
+
+def spec_of(
+    *,
+    kind: str = "labels",
+    num_labels: int = 2,
+    method: Mapping[str, Any] | None = None,
+    **more: Any,
+) -> RunSpec:
+    labels = {str(label): NAMES[label] for label in range(num_labels)}
+    few = {"name": "evolution", "num_samples": 5, "batch_size": 8}
+    return RunSpec.model_validate(
+        {
+            "task": {"template": "{prompt} {text} {mask}", "labels": labels, "metric": "loss"},
+            "prompt": {"length": 2, "vocabulary": {"kind": "list", "candidates": ["x", "y"]}},
+            "method": {**few, **(method or {})},
+            "participation": {"exchange": "losses", "trusted_clients": True, "min_clients": 1},
+            "calibration": kind,
+            "rounds": 4,
+            "evaluation": {"every": 2, "examples": 7},
+            **more,
+        }
+    )
+
+
+def rows_of(name: str, count: int, num_labels: int = 2) -> list[dict[str, Any]]:
+    return [{"text": f"{name} {n}", "label": n % num_labels} for n in range(count)]
+
+
+def leaning(inputs: Rendered, words: Sequence[str]) -> tuple[float, ...] | None:
+    """A model that likes the first label word too well, by 2 nats; and sometimes fails."""
+    if any(part.text.endswith("7") for part in inputs):
+        return None
+    first, *others = pseudo_log_probs(inputs, words)
+    return (first - 0.5, *(value - 2.5 for value in others))
+
+
+class Heard(MemoryTransport):
+    """A line that remembers the work and what came back for it."""
+
+    def __init__(self, service: Service) -> None:
+        super().__init__(service)
+        self.works: dict[str, LossesAssignment] = {}
+        self.updates: dict[str, LossesUpdate] = {}
+        self.declined: list[Decline] = []
+
+    async def claim(self, credential: str, message: Any) -> Any:
+        work = await super().claim(credential, message)
+        if isinstance(work, LossesAssignment):
+            self.works[work.assignment_id] = work
+        return work
+
+    async def update(
+        self, credential: str, assignment_id: str, message: AlphaUpdate | LossesUpdate
+    ) -> Receipt:
+        assert isinstance(message, LossesUpdate)
+        self.updates[assignment_id] = message
+        return await super().update(credential, assignment_id, message)
+
+    async def decline(self, credential: str, assignment_id: str, message: Decline) -> None:
+        self.declined.append(message)
+        await super().decline(credential, assignment_id, message)
+
+
+@asynccontextmanager
+async def serving(backend: LLMBackend | None) -> AsyncIterator[Service]:
+    service = Service(
+        store=MemoryStore(),
+        clock=ManualClock(),
+        authority=Authority(enrolment_tokens=[TOKEN]),
+        backend=backend,
+    )
+    await service.start()
+    try:
+        yield service
+    finally:
+        await service.stop()
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["through the gateway", "own model"])
+@pytest.mark.parametrize("num_labels", [2, 3])
+async def test_devices_report_the_right_curves(num_labels: int, own: bool) -> None:
+    """Against losses by hand, with an example that the model fails on and one that is vetoed."""
+    spec = spec_of(num_labels=num_labels, method={"batch_size": 12}, rounds=2)
+    data = rows_of("text", 14, num_labels)
+    backend = ScriptedBackend(leaning)
+    async with serving(None if own else backend) as service:
+        run = await service.add_run(spec, WORDS)
+        heard = Heard(service)
+        options: dict[str, Any] = {"backend": backend} if own else {}
+        async with EdgeClient(
+            "memory:",
+            token=TOKEN,
+            data=data,
+            transport=heard,
+            before_send=lambda text: None if text == "text 4" else text,
+            **options,
+        ) as client:
+            await client.run_forever()
+    assert run.state.status == "completed"
+    assert len(heard.updates) == 2
+    seen = set()
+    for name, update in heard.updates.items():
+        work = heard.works[name]
+        drawn = [data[index] for index in draw_minibatch(14, 12, work.minibatch_seed)]
+        kept = [row for row in drawn if row["text"] not in ("text 4", "text 7")]
+        seen.add(len(kept))
+        targets = [row["label"] for row in kept]
+        assert update.class_counts == tuple(targets.count(label) for label in range(num_labels))
+        assert update.scored.scored == len(kept)
+        assert update.by_class is not None
+        found = update.by_class.values()
+        grid = bias_grid(num_labels)
+        assert update.by_class.shape == (5, num_labels, len(grid))
+        flat = iter(found)
+        for prompt, loss in zip(work.prompts.rows(), update.losses, strict=True):
+            shown = WORDS.text([int(index) for index in prompt])
+            rows = {
+                row["text"]: pseudo(f"{shown} {row['text']} ", spec.task.label_words)
+                for row in kept
+            }
+            for label in range(num_labels):
+                of_class = [row for row in kept if row["label"] == label]
+                for bias in grid:
+                    task = spec.task.with_bias(bias)
+                    losses = [label_loss(task, rows[row["text"]], label) for row in of_class]
+                    mean = math.fsum(losses) / len(losses)
+                    assert next(flat) == pytest.approx(mean, rel=1e-6, abs=1e-6)
+            plain = [label_loss(spec.task, rows[row["text"]], row["label"]) for row in kept]
+            assert loss == pytest.approx(math.fsum(plain) / len(plain), rel=1e-6)
+    assert min(seen) < 12
+
+
+def pseudo(text: str, words: Sequence[str]) -> tuple[float, ...]:
+    """What `leaning` says of a rendered text."""
+    row = leaning((Part("text", text),), words)
+    assert row is not None
+    return row
+
+
+class Dying(MemoryTransport):
+    """Its device dies at a request for scores, once it was answered."""
+
+    def __init__(self, service: Service, dies_at: int) -> None:
+        super().__init__(service)
+        self.scored: list[Score] = []
+        self._dies_at = dies_at
+
+    async def score(self, credential: str, message: Score) -> Scores:
+        self.scored.append(message)
+        if len(self.scored) == self._dies_at:
+            raise asyncio.CancelledError
+        return await super().score(credential, message)
+
+
+BIG = {"num_samples": 40, "batch_size": 30}
+"""Three requests to the gateway."""
+
+
+def forget_log_probs(folder: Path) -> None:
+    """Makes the device's journal one of a version that did not keep them."""
+    (journal,) = folder.rglob("journal-*")
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    assert sum("log_probs" in line for line in lines) == 26
+    for line in lines:
+        line.pop("log_probs", None)
+    journal.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
+
+async def resumed(folder: Path, *, old_journal: bool) -> tuple[RunResult, list[Score]]:
+    """A device that dies amid its work and goes on with it."""
+    spec, data = spec_of(method=BIG, rounds=1), rows_of("row", 31)
+    async with serving(ScriptedBackend()) as service:
+        run = await service.add_run(spec, WORDS)
+        dying = Dying(service, dies_at=3)
+        where: dict[str, Any] = {"token": TOKEN, "data": data, "state_dir": folder}
+        async with EdgeClient("memory:", transport=dying, **where) as client:
+            with pytest.raises(asyncio.CancelledError):
+                await client.run_once()
+        if old_journal:
+            forget_log_probs(folder)
+        again = Dying(service, dies_at=-1)
+        async with EdgeClient("memory:", transport=again, **where) as client:
+            assert await client.run_once() == "worked"
+        await service.wait(run)
+        return run.result(), again.scored
+
+
+async def test_a_device_that_died_goes_on_with_what_it_knows(tmp_path: Path) -> None:
+    async with serving(ScriptedBackend()) as service:
+        run = await service.add_run(spec_of(method=BIG, rounds=1), WORDS)
+        transport = MemoryTransport(service)
+        data = rows_of("row", 31)
+        async with EdgeClient("memory:", token=TOKEN, data=data, transport=transport) as client:
+            await client.run_forever()
+        undisturbed = run.result()
+    result, scored = await resumed(tmp_path / "new", old_journal=False)
+    assert len(scored) == 1
+    assert result.alpha_sha256 == undisturbed.alpha_sha256
+    assert result.prompt == undisturbed.prompt
+    assert result.prompt.bias is not None
+    # A journal without log-probabilities, of an older version, is of no use here.
+    result, scored = await resumed(tmp_path / "old", old_journal=True)
+    assert len(scored) == 3
+    assert result.prompt == undisturbed.prompt
+    assert result.spent == undisturbed.spent
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"privacy": {"clip": 1.0, "noise_multiplier": 1.0}},
+        {"task": {"loss": "hinge"}},
+        {"task": {"labels": {str(n): f" w{n}" for n in range(5)}}},
+    ],
+)
+async def test_a_server_that_asks_for_too_much_gets_nothing(change: dict[str, Any]) -> None:
+    """Losses by class would give away what the noise on losses is to hide."""
+
+    class Lying(Heard):
+        async def task(self, credential: str, run_id: str) -> RunTask:
+            document = (await super().task(credential, run_id)).model_dump()
+            for key, value in change.items():
+                document[key] = {**(document[key] or {}), **value}
+            return RunTask.model_validate(document)
+
+    async with serving(ScriptedBackend()) as service:
+        await service.add_run(spec_of(), WORDS)
+        heard = Lying(service)
+        data = rows_of("row", 10)
+        async with EdgeClient("memory:", token=TOKEN, data=data, transport=heard) as client:
+            assert await client.run_once() == "declined"
+        assert heard.updates == {}
+        (declined,) = heard.declined
+        assert declined.reason == "the run's calibration does not fit its task or its privacy"
+
+
+def federation_of(spec: RunSpec) -> Federation:
+    everybody = spec.participation.model_copy(update={"min_clients": 4})
+    spec = spec.model_copy(update={"participation": everybody})
+    shards = tuple(tuple(rows_of(f"client {client}", 12)) for client in range(4))
+    return Federation(
+        spec=spec,
+        shards=shards,
+        dev=tuple(rows_of("dev", 21)),
+        vocabulary=WORDS,
+        reused_rows=False,
+    )
+
+
+async def test_both_transports_and_a_replay_find_the_same() -> None:
+    store = MemoryStore()
+    await store.open()
+    federation, backend = federation_of(spec_of()), ScriptedBackend(leaning)
+    memory = await simulate(federation, backend=backend, transport="memory", store=store)
+    http = await simulate(federation, backend=backend, transport="http")
+    assert memory.status == "completed"
+    assert memory.prompt == http.prompt
+    assert memory.prompt.bias is not None
+    assert memory.metric == http.metric
+    assert memory.alpha_sha256 == http.alpha_sha256
+    snapshot = await store.snapshot("run")
+    assert snapshot is not None
+    report = compare(snapshot)
+    assert report.difference is None
+    assert report.rounds == 4
+    # A rollback would find the earlier pool, curves and all.
+    spec = federation.spec
+    then, last = (at_round(spec, WORDS, snapshot.log, number).state for number in (2, 4))
+    machine = machine_of(snapshot)
+    assert machine.bias(last) == memory.prompt.bias
+    assert then.method.memory["count"].sum() < last.method.memory["count"].sum()
+
+
+@pytest.mark.parametrize("clients", [1, 3])
+async def test_a_changed_curve_is_found_out(clients: int) -> None:
+    store = MemoryStore()
+    await store.open()
+    part = {"exchange": "losses", "clients_per_round": clients}
+    spec = spec_of(participation=part)
+    await simulate(
+        federation_of(spec), backend=ScriptedBackend(leaning), transport="memory", store=store
+    )
+    snapshot = await store.snapshot("run")
+    assert snapshot is not None
+    assert compare(snapshot).difference is None
+    lines = list(snapshot.log)
+    at = next(place for place, entry in enumerate(lines) if entry.kind == "round")
+    body = json.loads(lines[at].body)
+    body["seats"][0]["curves"][0]["counts"].reverse()
+    body["seats"][0]["losses"][0][0] += 5.0
+    lines[at] = replace(lines[at], body=json.dumps(body))
+    with pytest.raises(ValueError, match="line 1 of the log: by_class: contradicts losses"):
+        compare(replace(snapshot, log=tuple(lines)))
+    del body["seats"][0]["curves"]
+    lines[at] = replace(lines[at], body=json.dumps(body))
+    with pytest.raises(ValueError, match=r"seat \d has losses by class for 0 steps"):
+        compare(replace(snapshot, log=tuple(lines)))
+
+
+async def measured(spec: RunSpec, prompt: str, bias: Sequence[float] | None, **more: Any) -> Any:
+    """What `fedone score` would find on the dev split."""
+    task = spec.task.with_bias(bias)
+    found = await predict(ScriptedBackend(leaning), task, prompt, rows_of("dev", 21), 8, **more)
+    return found.metric
+
+
+async def trained(spec: RunSpec) -> tuple[RunResult, ServedRun]:
+    async with serving(ScriptedBackend(leaning)) as service:
+        run = await service.add_run(spec, WORDS, dev=rows_of("dev", 21))
+        transport = MemoryTransport(service)
+        data = rows_of("client", 12)
+        async with EdgeClient("memory:", token=TOKEN, data=data, transport=transport) as client:
+            await client.run_forever()
+            await service.wait(run)
+        return run.result(), run
+
+
+async def test_the_prompt_is_measured_with_its_bias() -> None:
+    spec = spec_of()
+    result, run = await trained(spec)
+    bias = result.prompt.bias
+    assert bias is not None
+    assert len(bias) == 2
+    # The model leans to the first label; the bias takes that back.
+    assert bias[0] == 0.0
+    assert bias[1] > 0.5
+    assert result.metric.after == await measured(spec, result.prompt.text, bias)
+    assert result.metric.after < await measured(spec, result.prompt.text, None)
+    # No prompt and the untrained one are what they would be without any of this.
+    assert result.metric.no_prompt == await measured(spec, "", None)
+    untrained = run.prompt(run.machine.start())
+    assert untrained.bias is None
+    assert result.metric.before == await measured(spec, untrained.text, None)
+    assert [report.metric is not None for report in result.history] == [False, True, False, True]
+    assert run.prompt() == result.prompt
+
+
+@pytest.mark.parametrize("kind", ["contextual", "batch"])
+async def test_without_labels_all_measurements_are_calibrated(kind: str) -> None:
+    method = {"name": "gs-bdpl", "tau": 1.0}
+    spec = spec_of(kind=kind, method=method)
+    result, run = await trained(spec)
+    way = {"calibration": kind}
+    assert result.metric.no_prompt == await measured(spec, "", None, **way)
+    assert result.metric.before == await measured(
+        spec, run.prompt(run.machine.start()).text, None, **way
+    )
+    assert result.metric.after == await measured(spec, result.prompt.text, None, **way)
+    assert result.metric.after != await measured(spec, result.prompt.text, None)
+    # Ends: 3 prompts, 21 examples in batches of 8. Curve: 2 points of 7 examples.
+    more = kind == "contextual"
+    assert result.evaluation.queries == 3 * (3 + more) + 2 * (1 + more)
+    plain, _ = await trained(spec_of(kind="none", method=method))
+    assert result.alpha_sha256 == plain.alpha_sha256  # Training does not know of it.
+    if kind == "contextual":
+        assert result.prompt.bias is not None
+        assert result.metric.after == await measured(spec, result.prompt.text, result.prompt.bias)
+    else:
+        assert result.prompt.bias is None
+
+
+@pytest.mark.parametrize("kind", ["labels", "contextual", "batch"])
+async def test_the_plan_knows(kind: str) -> None:
+    """What a calibration adds to the traffic and to what evaluation asks."""
+    plans, results = [], []
+    for calibration in ("none", kind):
+        federation = federation_of(spec_of(kind=calibration, method={"race": 0}))
+        backend = ScriptedBackend(leaning)
+        plans.append(await plan_run(federation, backend=backend))
+        results.append(await simulate(federation, backend=backend, transport="memory"))
+    assert plans[1].evaluation.queries == results[1].evaluation.queries
+    planned = [plan.exchanges["losses"].federated for plan in plans]
+    found = [result.communication for result in results]
+    more = found[1].upload_bytes - found[0].upload_bytes
+    # The numbers' own digits apart, in four updates.
+    assert planned[1].upload_bytes - planned[0].upload_bytes == pytest.approx(more, abs=60)
+    assert (more > 4 * 5 * 2 * 9 * 4) is (kind == "labels")
+    alpha = [plan.exchanges["alpha"].federated.upload_bytes for plan in plans]
+    assert alpha[0] == alpha[1]
+
+
+PROGRAM = """
+import asyncio, math, sys
+sys.modules["numpy"] = None  # importing it fails
+from fedone_sdk.budget import NOTHING
+from fedone_sdk.client.batch import Minibatch
+from fedone_sdk.client.journal import Journal
+from fedone_sdk.client.scoring import Step, score_step
+from fedone_sdk.client.shelf import Shelf
+from fedone_sdk.messages import Array
+from fedone_sdk.task import TaskSpec
+
+class Oracle:
+    async def ask(self, step, missing):
+        answers = [(-1.0, -2.0), None, *[(-1.0, -2.0)] * 4]
+        step.keep({step.keys()[at]: answers for at in missing}, "m")
+
+    async def usage(self, step):
+        return NOTHING
+
+async def main():
+    task = TaskSpec(template="{prompt} {text}", labels={"0": " no", "1": " yes"})
+    labels = [0, 1, 1, 1, 0, 1]
+    rows = [{"text": str(number), "label": label} for number, label in enumerate(labels)]
+    batch = await Minibatch.of(task, rows, None)
+    step = Step(number=0, task=task, batch=batch, prompts=Array.pack([0, 1], (2, 1), "uint8"),
+                journal=Journal(Shelf(None), "a"), told=lambda count: None, by_class=True)
+    return await score_step(step, Oracle())
+
+found = asyncio.run(main())
+assert found.class_counts == (2, 3)
+assert found.by_class.shape == (2, 2, 9)
+for at, value in enumerate(found.by_class.values()):
+    label, bias = at // 9 % 2, at % 9 - 4
+    # The odds against " no" are exp(bias - 1).
+    wanted = math.log1p(math.exp((bias - 1) if label == 0 else (1 - bias)))
+    assert math.isclose(value, wanted, rel_tol=1e-6)
+print("as by hand")
+"""
+
+
+def test_a_device_without_numpy_reports_them() -> None:
+    run = [sys.executable, "-W", "error", "-c", PROGRAM]
+    done = subprocess.run(run, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "as by hand", done.stderr

@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedone_sdk.algorithms import ClassLosses
+from fedone_sdk.algorithms.calibration import BiasGrid
+from fedone_sdk.algorithms.pool import Pool
+
+BIASES = tuple((0.0, float(offset)) for offset in range(-4, 5))
+GRID = BiasGrid(BIASES)
+OFFSETS = GRID.biases[:, 1]
+PROMPTS = np.arange(12)[:, None]
+
+
+def plain(losses: list[float] | np.ndarray) -> ClassLosses:
+    means = np.array(losses, dtype=float)[:, None, None]
+    return ClassLosses(means=means, counts=np.ones(1, dtype=np.int64))
+
+
+def rows(*tokens: int) -> np.ndarray:
+    return np.array(tokens)[:, None]
+
+
+class Client:
+    """Examples with log-odds of a difficulty of their own; a prompt shifts and sharpens them."""
+
+    def __init__(self, rng: np.random.Generator, *, positive: float, size: int = 32) -> None:
+        self.labels = (rng.random(size) < positive).astype(int)
+        self.odds = np.where(self.labels == 1, 1.0, -1.0) * rng.normal(
+            1.0 + 0.3 * rng.normal(), 1.0, size
+        )
+
+    def losses(self, shifts: np.ndarray, scales: np.ndarray) -> ClassLosses:
+        odds = self.odds * scales[:, None] + shifts[:, None]
+        sign = np.where(self.labels == 1, -1.0, 1.0)
+        losses = np.logaddexp(0.0, sign[:, None] * (odds[:, :, None] + OFFSETS))
+        counts = np.bincount(self.labels, minlength=2)
+        means = np.stack(
+            [losses[:, self.labels == c].sum(axis=1) / max(counts[c], 1) for c in range(2)],
+            axis=1,
+        )
+        return ClassLosses(means=means, counts=counts)
+
+
+def clients(kind: str, rng: np.random.Generator, count: int) -> list[Client]:
+    shares = np.full(count, 0.5) if kind == "iid" else rng.dirichlet([0.1, 0.1], count)[:, 1]
+    return [Client(rng, positive=share) for share in shares]
+
+
+@pytest.mark.parametrize("kind", ["iid", "dirichlet"])
+def test_prompts_are_ranked_as_if_all_had_met_all_clients(kind: str) -> None:
+    """12 prompts, three at a time and one of them always, each on 10 clients of 110."""
+    rng = np.random.default_rng(4)
+    shifts, scales = rng.normal(0.0, 0.7, 12), np.linspace(0.2, 1.8, 12)
+    pool = Pool.empty(1, GRID)
+    everybody = clients(kind, rng, 110)
+    met = []
+    for number, client in enumerate(everybody):
+        tokens = rows(0, 1 + (2 * number) % 11, 1 + (2 * number + 1) % 11)
+        pool = pool.with_batch(tokens, client.losses(shifts[tokens[:, 0]], scales[tokens[:, 0]]))
+        met.append(client.losses(shifts, scales))
+    # What each is worth at its best bias on a fleet of equally frequent classes.
+    by_class = np.stack(
+        [
+            np.average(
+                [losses.means[:, c] for losses in met],
+                axis=0,
+                weights=[losses.counts[c] for losses in met],
+            )
+            for c in range(2)
+        ]
+    )
+    truth = GRID.lowest(by_class.mean(axis=0))[0]
+    order = pool.prompts[:, 0]
+    found = pool.judged()
+    assert np.corrcoef(found.value, truth[order])[0, 1] > 0.85
+    # What is not known is about as much as it says.
+    error = found.value - truth[order]
+    assert 0.3 < np.std(error / found.spread) < 2.0
+    single = np.array([pool.bias(row)[1] for row in range(12)])  # type: ignore[index]
+    best = np.array([GRID.best(by_class.mean(axis=0)[token])[1] for token in order])
+    assert np.abs(single - best).mean() < 0.35
+    assert np.abs(best).mean() > 0.4
+
+
+def test_effects_are_removed_exactly_without_noise() -> None:
+    pool = Pool.empty(1).with_batch(rows(0, 1), plain([1.0, 3.0]))
+    # Harder by 100 for all; what both known prompts say of it agrees.
+    pool = pool.with_batch(rows(0, 1, 2), plain([101.0, 103.0, 99.0]))
+    mean = pool.total[:, 0, 0] / pool.count[:, 0]
+    assert mean - mean[0] == pytest.approx([0.0, 2.0, -2.0])
+
+
+def test_a_lucky_client_makes_no_leader_but_is_worth_another_look() -> None:
+    rng = np.random.default_rng(0)
+    pool = Pool.empty(1)
+    for _ in range(8):
+        pool = pool.with_batch(
+            rows(0, 1, 2, 3), plain(np.array([-1.0, 0.0, 1.0, 0.5]) + rng.normal(0, 0.6, 4))
+        )
+    pool = pool.with_batch(rows(0, 4), plain([-1.0, -1.6]))
+    judged = pool.judged()
+    assert judged.pessimistic.argmin() == 0
+    assert judged.optimistic.argmin() == 4
+    assert judged.spread[4] > 2 * judged.spread[0]
+
+
+def test_one_class_alone_says_nothing_of_a_prompt() -> None:
+    """A shift of the log-odds makes a prompt look good to clients that are all positive."""
+    rng = np.random.default_rng(1)
+    shifts, scales = np.zeros(3), np.array([1.0, 1.3, 1.0])
+    pool = Pool.empty(1, GRID)
+    for client in clients("iid", rng, 20):
+        pool = pool.with_batch(rows(0, 1), client.losses(shifts[:2], scales[:2]))
+    shifts[2] = 2.0
+    only_positive = Client(rng, positive=1.0)
+    pool = pool.with_batch(rows(0, 1, 2), only_positive.losses(shifts, scales))
+    value = pool.judged().value
+    assert value.argmin() == 1
+    assert pool.judged().pessimistic[2] > pool.judged().pessimistic[0]
+
+
+def test_without_every_class_there_is_no_bias() -> None:
+    pool = Pool.empty(1, GRID)
+    client = Client(np.random.default_rng(2), positive=1.0)
+    pool = pool.with_batch(rows(0, 1), client.losses(np.array([0.0, 1.0]), np.ones(2)))
+    assert pool.bias(0).tolist() == [0.0, 0.0]  # type: ignore[union-attr]
+    assert pool.judged().value.min() > 0.05
+
+
+def test_class_shares_of_uneven_clients_are_believed_less() -> None:
+    def share(kind: str) -> float:
+        pool = Pool.empty(1, GRID)
+        for number in range(10):
+            positive = 0.8 if kind == "alike" else float(number % 5 != 0)
+            client = Client(np.random.default_rng(number), positive=positive, size=200)
+            pool = pool.with_batch(rows(0, 1), client.losses(np.zeros(2), np.ones(2)))
+        return float(pool.class_share[1])
+
+    assert share("alike") == pytest.approx(0.8, abs=0.03)
+    assert 0.55 < share("apart") < 0.75
+
+
+def test_equal_prompts_share_a_row() -> None:
+    pool = Pool.empty(1).with_batch(rows(1, 1, 2), plain([1.0, 2.0, 3.0]))
+    assert pool.prompts.tolist() == [[1], [2]]
+    assert pool.count[:, 0].tolist() == [2, 1]
+    assert pool.total[:, 0, 0] == pytest.approx([-1.0, 1.0])
+
+
+def test_what_a_prompt_is_worth_by_one_batch_alone() -> None:
+    pool = Pool.empty(1).with_batch(rows(0, 1), plain([1.0, 3.0]))
+    alone = pool.alone(rows(0, 2), plain([1.0, 2.5]))
+    assert alone[1] - alone[0] == pytest.approx(1.5)
+
+
+def test_ranked_keeps_what_it_is_told_to() -> None:
+    pool = Pool.empty(1).with_batch(rows(0, 1, 2, 3), plain([4.0, 3.0, 2.0, 1.0]))
+    worst = int(np.flatnonzero(pool.prompts[:, 0] == 0)[0])
+    assert pool.ranked(2).prompts[:, 0].tolist() == [3, 2]
+    assert pool.ranked(2, keep=worst).prompts[:, 0].tolist() == [3, 0]
+
+
+def test_a_memory_is_read_back_or_refused() -> None:
+    client = Client(np.random.default_rng(0), positive=0.5)
+    pool = Pool.empty(1, GRID).with_batch(rows(0, 1), client.losses(np.zeros(2), np.ones(2)))
+    again = Pool.remembered(pool.memory(), 1, GRID)
+    assert again.judged().value.tolist() == pool.judged().value.tolist()
+    for name, value in (
+        ("prompts", np.zeros((2, 3), np.int64)),
+        ("total", np.zeros((2, 1, 1))),
+        ("count", -pool.count),
+        ("seen", np.array([np.nan, 1.0])),
+        ("noise", np.zeros(3)),
+    ):
+        with pytest.raises(ValueError, match="pool"):
+            Pool.remembered({**pool.memory(), name: value}, 1, GRID)
+    with pytest.raises(ValueError, match="memory"):
+        Pool.remembered({"m": np.zeros(3)}, 1)
+    with pytest.raises(ValueError, match="fit"):
+        Pool.remembered(pool.memory(), 1)
+    with pytest.raises(ValueError, match="shape"):
+        pool.with_batch(rows(0), plain([1.0]))

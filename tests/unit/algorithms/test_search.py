@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedone_sdk.algorithms import (
+    PBIL,
+    RLOO,
+    Candidates,
+    ClassLosses,
+    Evolution,
+    RandomSearch,
+    State,
+    ThompsonSampling,
+    stream,
+)
+from fedone_sdk.algorithms.search import RACERS, PromptSearch
+
+SIZES = {"prompt_len": 4, "vocab_size": 30, "num_samples": 10, "blank": 0}
+WORTH = np.random.default_rng(1).normal(0.0, 0.3, 30) * (np.arange(30) > 0)
+KINDS = [Evolution, PBIL, RLOO, RandomSearch, ThompsonSampling]
+
+
+def cost(prompts: np.ndarray) -> np.ndarray:
+    """A token adds the same wherever it stands, once; the blank nothing."""
+    there = (prompts[:, :, None] == np.arange(30)).any(axis=1)
+    return there @ WORTH
+
+
+def play(
+    method: PromptSearch, queries: int, *, noise: float = 0.1, seed: int = 0
+) -> tuple[State, list[int]]:
+    """Rounds with clients of very different difficulty; also how many prompts each one asked."""
+    rng = np.random.default_rng(seed)
+    state, asked = method.init(), []
+    while sum(asked) < queries and not method.finished(state):
+        candidates = method.ask(state, stream(seed + len(asked)), method.wanted(state))
+        losses = cost(candidates.prompts) + 5.0 * rng.normal()
+        losses += noise * rng.normal(size=len(losses))
+        state = method.tell(state, candidates, losses)
+        asked.append(len(losses))
+    return state, asked
+
+
+def found(method: PromptSearch, state: State) -> float:
+    return float(cost(method.prompt(state)[None])[0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_prompt_is_measured_on_every_client(kind: type[PromptSearch]) -> None:
+    method = kind(**SIZES)
+    state = method.init()
+    for step in range(6):
+        candidates = method.ask(state, stream(step))
+        assert (candidates.prompts[0] == 0).all()
+        state = method.tell(state, candidates, cost(candidates.prompts))
+    row = np.flatnonzero((state.memory["prompts"] == 0).all(axis=1))[0]
+    assert state.memory["count"][row, 0] >= 6
+
+
+@pytest.mark.parametrize("kind", [Evolution, PBIL, RLOO, ThompsonSampling])
+def test_beats_random_search_where_tokens_are_worth_something(kind: type[PromptSearch]) -> None:
+    def mean(one: type[PromptSearch]) -> float:
+        method = one(**SIZES)
+        return float(np.mean([found(method, play(method, 400, seed=s)[0]) for s in range(6)]))
+
+    assert mean(kind) < mean(RandomSearch) < 0.0
+
+
+def test_thompson_sampling_needs_few_queries() -> None:
+    best = np.sort(WORTH)[:4].sum()
+    method = ThompsonSampling(**SIZES)
+    results = [found(method, play(method, 150, seed=seed)[0]) for seed in range(6)]
+    assert np.mean(results) < 0.8 * best
+
+
+def test_without_a_blank_every_position_has_a_token() -> None:
+    method = ThompsonSampling(**{**SIZES, "blank": None})
+    state, _ = play(method, 60)
+    candidates = method.ask(state, stream(99))
+    assert all(len(set(prompt.tolist())) == 4 for prompt in candidates.prompts[3:])
+    tiny = ThompsonSampling(prompt_len=4, vocab_size=2, num_samples=4)
+    prompts = tiny.ask(tiny.init(), stream(0))
+    state = tiny.tell(tiny.init(), prompts, prompts.prompts.sum(axis=1))
+    assert tiny.ask(state, stream(1)).prompts.shape == (4, 4)
+
+
+def test_a_race_asks_fewer_and_fewer_and_ends() -> None:
+    method = RandomSearch(**SIZES, search=10, race=9)
+    state, asked = play(method, 10_000)
+    assert asked == [10] * 10 + [RACERS] * 3 + [RACERS // 2] * 3 + [RACERS // 4] * 3
+    assert method.finished(state)
+    assert not method.finished(play(RandomSearch(**SIZES), 200)[0])
+
+
+def test_racers_are_the_best_and_no_prompt() -> None:
+    method = RandomSearch(**SIZES, search=10, race=6)
+    state, _ = play(method, 100)
+    racers = method.ask(state, stream(7), method.wanted(state)).prompts
+    assert racers.tolist()[:7] == state.memory["prompts"][:7].tolist()
+    assert (racers == 0).all(axis=1).any()
+
+
+def test_a_race_helps_to_choose_under_noise() -> None:
+    def mean(**options: int) -> float:
+        method = RandomSearch(**SIZES, **options)
+        return float(
+            np.mean([found(method, play(method, 300, noise=0.8, seed=s)[0]) for s in range(20)])
+        )
+
+    assert mean(search=30, race=30) == mean()  # the queries are over when the race begins
+    with_race = RandomSearch(**SIZES, search=30, race=30)
+    raced = [found(with_race, play(with_race, 10_000, noise=0.8, seed=s)[0]) for s in range(20)]
+    assert np.mean(raced) < mean() - 0.02
+
+
+def test_a_search_that_stands_still_ends_early() -> None:
+    method = RandomSearch(**SIZES, search=200, race=4, patience=6)
+    state = method.init()
+    total = 0
+    while not method.finished(state):
+        candidates = method.ask(state, stream(total), method.wanted(state))
+        state = method.tell(state, candidates, np.zeros(len(candidates.prompts)))
+        total += len(candidates.prompts)
+    assert total == 7 * 10 + 8 + 8 + 4 + 2
+
+
+def test_a_calibrated_leader_has_its_own_bias() -> None:
+    """Token 1 separates the classes, and shifts them by 2; the others do nothing."""
+    biases = tuple((0.0, float(offset)) for offset in range(-4, 5))
+    offsets = np.array(biases)[:, 1]
+    method = ThompsonSampling(**SIZES, biases=biases)
+    state = method.init()
+    assert method.bias(state) is None
+    rng = np.random.default_rng(0)
+    for step in range(20):
+        candidates = method.ask(state, stream(step))
+        helped = (candidates.prompts == 1).any(axis=1)
+        labels = np.repeat([0, 1], 16)
+        odds = rng.normal(np.where(labels == 1, 1.0, -1.0), 1.0)[None] * (1.0 + helped[:, None])
+        odds = odds + 2.0 * helped[:, None]
+        sign = np.where(labels == 1, -1.0, 1.0)
+        losses = np.logaddexp(0.0, sign[:, None] * (odds[:, :, None] + offsets))
+        means = np.stack([losses[:, labels == c].mean(axis=1) for c in range(2)], axis=1)
+        told = ClassLosses(means=means, counts=np.array([16, 16]))
+        state = method.tell(state, candidates, told)
+    assert 1 in method.prompt(state)
+    bias = method.bias(state)
+    assert bias is not None
+    assert bias[0] == 0.0
+    assert bias[1] == pytest.approx(-2.0, abs=0.5)
+
+
+def test_blanks_are_at_the_end_so_that_equal_texts_are_one_prompt() -> None:
+    for kind in (Evolution, RandomSearch, ThompsonSampling):
+        method = kind(**SIZES)
+        state, _ = play(method, 100)
+        for prompt in method.ask(state, stream(5)).prompts.tolist():
+            tokens = [token for token in prompt if token]
+            assert prompt == tokens + [0] * (4 - len(tokens))
+
+
+def test_losses_that_do_not_fit_are_refused() -> None:
+    method = RandomSearch(**SIZES, biases=((0.0, -1.0), (0.0, 0.0), (0.0, 1.0)))
+    candidates = method.ask(method.init(), stream(0))
+    with pytest.raises(ValueError, match="10 prompts"):
+        method.tell(
+            method.init(),
+            candidates,
+            ClassLosses(means=np.zeros((9, 2, 3)), counts=np.array([1, 1])),
+        )
+    for shape in ((10, 2, 1), (10, 3, 3)):
+        losses = ClassLosses(means=np.zeros(shape), counts=np.ones(shape[1], int))
+        with pytest.raises(ValueError, match="shape"):
+            method.tell(method.init(), candidates, losses)
+    with pytest.raises(ValueError, match="shape"):
+        method.tell(method.init(), candidates, np.zeros(10))
+    with pytest.raises(ValueError, match="tokens drawn"):
+        method.tell(method.init(), Candidates(prompts=candidates.prompts), np.zeros(10))
+
+
+@pytest.mark.parametrize(
+    ("means", "counts", "message"),
+    [
+        (np.zeros((2, 2)), [1, 1], "means"),
+        (np.full((2, 2, 1), np.nan), [1, 1], "means"),
+        (np.zeros((2, 2, 1)), [1], "counts"),
+        (np.zeros((2, 2, 1)), [0, 0], "counts"),
+        (np.zeros((2, 2, 1)), [-1, 2], "counts"),
+        (np.zeros((2, 2, 1)), [0.5, 1.5], "counts"),
+    ],
+)
+def test_class_losses_are_checked(means: np.ndarray, counts: list[float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ClassLosses(means=means, counts=np.array(counts))
