@@ -8,6 +8,7 @@ import typer
 
 from fedone_sdk import __version__
 from fedone_sdk.cli import (
+    bench,
     client,
     clients,
     db,
@@ -62,6 +63,7 @@ app.command(
     epilog="Example: FEDONE_TOKEN=... fedone client --server https://fedone.example "
     "--data reviews.jsonl --state ~/.fedone"
 )(client.client)
+app.add_typer(bench.app, name="bench")
 app.add_typer(runs.app, name="runs")
 app.add_typer(tokens.app, name="tokens")
 app.add_typer(clients.app, name="clients")

@@ -103,6 +103,7 @@ def run_experiment(
     engine: Engine = "local",
     command: str | None = None,
     watch: Watch | None = None,
+    run_missing: bool = True,
 ) -> Finished:
     """Runs what is missing of an experiment, and writes its report.
 
@@ -114,6 +115,7 @@ def run_experiment(
         engine: Where they run.
         command: What the report calls the way to make it again.
         watch: Told of every trial that ends.
+        run_missing: Whether what has no result yet is run; else only what is there is reported.
 
     Raises:
         MissingExtraError: Ray or matplotlib is not installed. Said before the work.
@@ -123,7 +125,7 @@ def run_experiment(
         raise MissingExtraError("drawing figures", extra="reproduce")
     folder = out / experiment.name
     records = Records(out, experiment.name)
-    ledger = _run_trials(experiment, settings, records, workers, engine, watch)
+    ledger = _run_trials(experiment, settings, records, workers, engine, watch, run_missing)
     failures = {key: failure.message for key, failure in ledger.failures.items()}
     if not ledger.records:
         return Finished(document=None, report=None, files=(), failures=failures, kept=0)
@@ -143,6 +145,7 @@ def _run_trials(
     workers: int,
     engine: Engine = "local",
     watch: Watch | None = None,
+    run_missing: bool = True,
 ) -> _Ledger:
     """Runs the trials of an experiment, stage by stage."""
     ledger = _Ledger()
@@ -160,7 +163,7 @@ def _run_trials(
                 ledger.kept += 1
         if watch is not None:
             watch(ledger.progress())
-        if missing:
+        if missing and run_missing:
             _run(missing, ledger, records, workers, engine, watch)
     return ledger
 

@@ -187,16 +187,21 @@ def method_of(federation: Federation) -> Algorithm | Trained:
     )
 
 
-def trial_backend(document: dict[str, Any], workspace: Workspace) -> LLMBackend:
-    """The model of a trial, with a file that keeps its answers for the next attempt.
+def trial_backend(
+    document: dict[str, Any], workspace: Workspace, *, keep: bool = True
+) -> LLMBackend:
+    """The model of a trial.
 
     Args:
         document: As `Settings.backend` gives it.
         workspace: Has the input ``model``.
+        keep: Whether a file keeps its answers for the next attempt; without one they are kept in
+            memory, and what is billed does not hang on an earlier attempt.
     """
     from fedone_sdk.backends.build import build_backend
 
-    spec = _BACKEND.validate_python({**document, "cache": str(_answers(workspace))})
+    cache = str(_answers(workspace)) if keep else None
+    spec = _BACKEND.validate_python({**document, "cache": cache})
     return build_backend(spec, workspace.inputs["model"])
 
 

@@ -1,0 +1,237 @@
+"""What commands that run an experiment share: options, checks, progress, report."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedone_sdk.cli._output import Output
+from fedone_sdk.cli._trials import trial_progress
+from fedone_sdk.errors import SpecError
+
+if TYPE_CHECKING:
+    from fedone_sdk.experiments import Experiment, Settings
+
+__all__ = [
+    "Device",
+    "Engine",
+    "EngineName",
+    "ModelFolder",
+    "Quick",
+    "Set",
+    "Workers",
+    "known_options",
+    "run_and_report",
+]
+
+_ONLY_SOME = {
+    "--task": "tasks",
+    "--cap": "cap_queries",
+    "--cap-usd": "cap_usd",
+    "--prices": "prices",
+    "--base-url": "base_url",
+    "--api-model": "api_model",
+    "--api-key-env": "api_key_env",
+}
+"""Options by the setting that only some experiments look at."""
+
+
+class EngineName(StrEnum):
+    """Where trials run."""
+
+    local = "local"
+    ray = "ray"
+
+
+ModelFolder = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Model folder; the SDK's own model without it."),
+]
+Quick = Annotated[
+    bool, typer.Option("--quick", help="A small version, to see that everything works.")
+]
+Engine = Annotated[
+    EngineName,
+    typer.Option(help="This machine's processes, or Ray (RAY_ADDRESS, else a local cluster)."),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(metavar="N", min=1, max=10_000, help="Trials at once; one per core."),
+]
+Device = Annotated[str, typer.Option(help="Where torch computes: auto, cpu, cuda ...")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="A setting that this experiment has; may stand repeatedly.",
+    ),
+]
+
+
+def run_and_report(
+    words: tuple[str, ...],
+    experiment: Experiment,
+    settings: Settings,
+    *,
+    out: Path,
+    engine: EngineName,
+    workers: int | None,
+    seeds: int | None,
+    output: Output,
+    only_report: bool = False,
+) -> None:
+    """Runs an experiment, and shows its report.
+
+    Args:
+        words: Of the command, before its options.
+        experiment: Which.
+        settings: What the user asked for.
+        out: The results go to a folder of the experiment's name in it.
+        engine: Where trials run.
+        workers: Trials at once; None is one per core.
+        seeds: As the user gave them.
+        output: Where the report goes.
+        only_report: Whether nothing is run, and what is there is reported.
+
+    Raises:
+        SpecError: The settings do not do.
+    """
+    from fedone_sdk.experiments import run_experiment
+
+    _check(experiment, settings)
+    folder = out / experiment.name
+    _check_writable(folder)
+    with _interruptible(folder), trial_progress(experiment.name) as watch:
+        finished = run_experiment(
+            experiment,
+            settings,
+            out=out,
+            workers=workers or os.cpu_count() or 1,
+            engine=engine.value,
+            command=_command(words, seeds, settings),
+            watch=watch,
+            run_missing=not only_report,
+        )
+    if finished.report is not None:
+        output.heading(experiment.title)
+        output.console.print()
+        output.console.print(finished.report.markdown)
+        for file in finished.files:
+            output.console.print(f"  {file}")
+        output.write_json(finished.document)
+    elif only_report:
+        raise SpecError(f"--out: there is nothing to report in {folder}", source="arguments")
+    for key, message in finished.failures.items():
+        print(f"{key} failed: {message}", file=sys.stderr)
+    if finished.failures:
+        print(
+            f"{len(finished.failures)} trials failed; the same command tries them again "
+            f"({folder / 'trials'}/KEY.failed.txt has the details)",
+            file=sys.stderr,
+        )
+        raise typer.Exit(1)
+
+
+def known_options(experiment: Experiment, given: list[str]) -> dict[str, str]:
+    """The settings that stand behind `--set`.
+
+    Raises:
+        SpecError: The experiment has none of such a name.
+    """
+    found = {}
+    for text in given:
+        option, separator, value = text.partition("=")
+        if not separator or option not in experiment.options:
+            known = ", ".join(experiment.options) or "none"
+            raise SpecError(
+                f"--set: {text!r} is no NAME=VALUE of {experiment.name}; its names: {known}",
+                source="arguments",
+            )
+        found[option] = value
+    return found
+
+
+def _check(experiment: Experiment, settings: Settings) -> None:
+    """What can be said of the settings before anything is looked at.
+
+    Raises:
+        SpecError: They do not do.
+    """
+    for option, folder in (("--model", settings.model), ("--data", settings.data)):
+        if folder is not None and not folder.is_dir():
+            raise SpecError(f"{option}: there is no folder {folder}", source="arguments")
+    if settings.model is not None and not (settings.is_onnx or settings.has_weights):
+        raise SpecError(
+            f"--model: {settings.model} holds no model: neither model.onnx, nor config.json and "
+            "weights for the transformers library",
+            source="arguments",
+        )
+    if experiment.needs_data and settings.data is None:
+        raise SpecError(
+            f"--data: {experiment.name} needs a folder with TASK/train.jsonl and TASK/dev.jsonl "
+            "for GLUE's tasks (sst2 ...)",
+            source="arguments",
+        )
+    for option, setting in _ONLY_SOME.items():
+        if getattr(settings, setting) is not None and setting not in experiment.takes:
+            raise SpecError(f"{option}: {experiment.name} has no use for it", source="arguments")
+
+
+def _check_writable(folder: Path) -> None:
+    """Said before the work, not after it."""
+    above = next(path for path in (folder, *folder.parents) if path.exists())
+    if not above.is_dir():
+        raise SpecError(f"--out: {above} is no folder", source="arguments")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise SpecError(f"--out: {above} cannot be written to", source="arguments")
+
+
+@contextmanager
+def _interruptible(folder: Path) -> Iterator[None]:
+    """Ends with 130 at Ctrl-C or SIGTERM, and says how to go on."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(
+            f"stopped; what is done is kept in {folder}, and the same command goes on from there",
+            file=sys.stderr,
+        )
+        raise typer.Exit(130) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _command(words: tuple[str, ...], seeds: int | None, settings: Settings) -> str:
+    """What makes the same results again, wherever they go."""
+    given: list[tuple[object, ...]] = [
+        ("--model", settings.model),
+        ("--data", settings.data),
+        ("--seeds", seeds),
+        ("--device", None if settings.device == "auto" else settings.device),
+        *(("--task", task) for task in settings.tasks or ()),
+        *(("--set", f"{option}={value}") for option, value in settings.options.items()),
+        ("--cap", settings.cap_queries),
+        ("--cap-usd", settings.cap_usd),
+        ("--prices", *(settings.prices or (None,))),
+        ("--base-url", settings.base_url),
+        ("--api-model", settings.api_model),
+        ("--api-key-env", settings.api_key_env),
+    ]
+    options = [str(word) for row in given if row[-1] is not None for word in row]
+    quick = ["--quick"] if settings.quick else []
+    return shlex.join(["fedone", *words, *options, *quick])

@@ -1,0 +1,105 @@
+"""`fedone bench`: measurements of the SDK's own methods."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedone_sdk.cli._experiments import (
+    Device,
+    Engine,
+    EngineName,
+    ModelFolder,
+    Quick,
+    Set,
+    Workers,
+    known_options,
+    run_and_report,
+)
+from fedone_sdk.cli._logs import quiet_logs
+from fedone_sdk.cli._options import JsonFile
+from fedone_sdk.cli._output import Output
+
+__all__ = ["app"]
+
+_OUT = Path("bench")
+_QUICK_OUT = Path("bench-quick")
+_QUICK_SEEDS = 2
+
+app = typer.Typer(
+    help="Measure the methods of this SDK against each other.",
+    epilog="Example: fedone bench queries --data glue --quick",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+@app.callback()
+def _root() -> None:
+    pass
+
+
+@app.command(epilog="Example: fedone bench queries --data glue --set 'variants=sst2-*-iid'")
+def queries(
+    model: ModelFolder = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Folder with TASK/train.jsonl and TASK/dev.jsonl for GLUE's tasks."
+        ),
+    ] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=1, max=1000, help=f"Repeats; 20, and {_QUICK_SEEDS} with --quick."
+        ),
+    ] = None,
+    quick: Quick = False,
+    engine: Engine = EngineName.local,
+    workers: Workers = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Results go to DIR/queries. [default: bench, bench-quick]"
+        ),
+    ] = None,
+    device: Device = "auto",
+    options: Set = None,
+    only_report: Annotated[
+        bool,
+        typer.Option("--only-report", help="Run nothing; report what is there, however little."),
+    ] = False,
+    json_file: JsonFile = None,
+) -> None:
+    """Queries that methods need for the same loss: curves, targets, what the default holds.
+
+    --set methods=..., variants=... and marks=... choose, and order the work. Each trial's result
+    is kept in DIR/queries/trials: after Ctrl-C the same command goes on.
+    """
+    from fedone_sdk.experiments import Settings
+    from fedone_sdk.experiments.bench_queries import BenchQueries
+
+    output = Output(json_file)
+    quiet_logs()
+    experiment = BenchQueries()
+    settings = Settings(
+        model=model,
+        data=data,
+        seeds=seeds or (_QUICK_SEEDS if quick else experiment.default_seeds),
+        quick=quick,
+        device=device,
+        options=known_options(experiment, options or []),
+    )
+    run_and_report(
+        ("bench", "queries"),
+        experiment,
+        settings,
+        out=out or (_QUICK_OUT if quick else _OUT),
+        engine=engine,
+        workers=workers,
+        seeds=seeds,
+        output=output,
+        only_report=only_report,
+    )

@@ -1,0 +1,315 @@
+"""`fedone bench queries`: methods x variants x seeds, and what they need for the same loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fedone_sdk.errors import SpecError
+from fedone_sdk.experiments.bench_report import draw_curves, written
+from fedone_sdk.experiments.bench_results import BenchResults, Runs, VariantResults
+from fedone_sdk.experiments.contest import Scale, contest_document, contest_trial
+from fedone_sdk.experiments.contestants import (
+    CONTESTANTS,
+    DEFAULT,
+    STANDALONE,
+    Contestant,
+    can_lie,
+    chosen_methods,
+    takes_part,
+)
+from fedone_sdk.experiments.experiment import Experiment, Report, Result, Results, Trial
+from fedone_sdk.experiments.no_prompt import no_prompt_trial
+from fedone_sdk.experiments.oracle import oracle_trial
+from fedone_sdk.experiments.settings import Settings
+from fedone_sdk.experiments.table_queries import PILOTS
+from fedone_sdk.experiments.variants import GLUE_VARIANTS, VARIANTS, Variant, chosen_variants
+
+__all__ = ["BenchQueries"]
+
+_MARKS = (10, 20, 30, 50, 100, 150, 200, 300, 400, 500, 750, 1000, 1500, 2000)
+_QUICK_MARKS = (8, 16)
+_QUICK_EFFORT: dict[str, Any] = {
+    "generations": 1,
+    "width": 4,
+    "children": 2,
+    "rows": [8, 16],
+    "finalists": 2,
+    "elite": 2,
+}
+
+_SECOND_PILOT = 3
+"""The best one in so many of a first pilot's settings are run with the second seed too."""
+
+
+class BenchQueries(Experiment):
+    """Queries that methods need for the same deployable loss.
+
+    `Settings.options`: ``methods`` and ``variants`` (joined by commas; variants may be patterns
+    such as ``sst2-*-iid``), which also say what is run first; ``marks`` (training queries, rising,
+    joined by commas; the last is the cap); ``generations`` of the oracle at most.
+
+    Settings with choices are chosen on pilots first: all of them with the seed 9001, the better
+    third with 9002 too, on the variant's IID form, by the loss at the cap on training rows that
+    were taken away from the clients. Where the user names no variants, GLUE's other tasks are
+    added if the calibrated bare model is above the dev split's majority class.
+    """
+
+    name = "queries"
+    title = "Queries that methods need for the same deployable loss"
+    default_seeds = 20
+    options = ("generations", "marks", "methods", "variants")
+
+    def trials(self, settings: Settings, results: Results) -> Sequence[Trial]:
+        """Pilots and looks at other tasks; then, seed by seed, the runs of all variants.
+
+        Raises:
+            SpecError: There is no data, or an option does not do.
+        """
+        return _Plan(settings, results).trials()
+
+    def report(self, settings: Settings, results: Results) -> Report:
+        """Curves, targets, what was promised of the default, and every row's numbers."""
+        plan = _Plan(settings, results)
+        bench = plan.bench()
+        return Report(
+            markdown=written(bench, settings, plan.scale),
+            data=bench.data(),
+            figures={
+                f"{self.name}-{unit}": draw_curves(bench, unit)
+                for unit in ("queries", "requests", "tokens")
+            },
+        )
+
+
+class _Plan:
+    """What is to be run, and what of it is known."""
+
+    def __init__(self, settings: Settings, results: Results) -> None:
+        self.settings, self.results = settings, results
+        self.scale = _scale(settings)
+        self.methods, named_methods = chosen_methods(settings)
+        self.chosen, named_variants = chosen_variants(settings)
+        self._all_named = named_methods and named_variants
+        looks = () if named_variants or settings.quick else GLUE_VARIANTS
+        self._looks = [one for one in looks if _has_data(settings, one)]
+
+    @property
+    def variants(self) -> list[Variant]:
+        """The variants that were chosen, and the tasks that are known to be above chance."""
+        return [*self.chosen, *(one for one in self._looks if self._above_chance(one))]
+
+    def trials(self) -> list[Trial]:
+        """What is known to be needed."""
+        found = {
+            trial.key: trial for one in self._looks if (trial := self._no_prompt(one, PILOTS[0]))
+        }
+        ready: dict[tuple[str, str], Contestant] = {}
+        for variant in self.variants:
+            for name in self._contestants(variant):
+                pilots, contestant = self._settled(name, VARIANTS[variant.base])
+                found |= {trial.key: trial for trial in pilots}
+                if contestant is not None:
+                    ready[variant.name, name] = contestant
+        for seed in range(self.settings.seeds):
+            for variant in self.variants:
+                for trial in self._of_seed(variant, seed, ready):
+                    found.setdefault(trial.key, trial)
+        return list(found.values())
+
+    def bench(self) -> BenchResults:
+        """What is known."""
+        return BenchResults(
+            marks=self.scale.marks,
+            default=DEFAULT,
+            variants=[found for one in self.variants if (found := self._variant(one)).runs],
+            skipped={
+                one.name: self.results[key]
+                for one in self._looks
+                if (key := _no_prompt_key(one, PILOTS[0])) in self.results
+                and not self._above_chance(one)
+            },
+        )
+
+    def _of_seed(
+        self, variant: Variant, seed: int, ready: dict[tuple[str, str], Contestant]
+    ) -> list[Trial]:
+        base, found = VARIANTS[variant.base], []
+        for name in self.methods:
+            if name in CONTESTANTS:
+                contestant = ready.get((variant.name, name))
+                if contestant is not None:
+                    key = _key(variant, name, seed)
+                    found.append(
+                        contest_trial(key, self.settings, self.scale, variant, contestant, seed)
+                    )
+            elif name == "oracle":
+                if seed == 0:
+                    found.append(self._oracle(base))
+            else:
+                found.append(self._no_prompt(base, seed))
+        return found
+
+    def _contestants(self, variant: Variant) -> list[str]:
+        return [
+            name
+            for name in self.methods
+            if name in CONTESTANTS
+            and (self._all_named or takes_part(name, variant))
+            and (variant.lie is None or can_lie(CONTESTANTS[name]))
+        ]
+
+    # Choices
+
+    def _settled(self, name: str, base: Variant) -> tuple[list[Trial], Contestant | None]:
+        """The pilots of a contestant, and the settings that they chose, once they are there."""
+        contestant = CONTESTANTS[name]
+        if not contestant.choices:
+            return [], contestant
+        tried = contestant.variations()
+        if self.settings.quick:
+            return [], next(iter(tried.values()))
+        trials = [self._pilot(name, base, choice, PILOTS[0]) for choice in tried]
+        first = {choice: self._pilot_loss(name, base, choice, PILOTS[0]) for choice in tried}
+        known = {choice: loss for choice, loss in first.items() if loss is not None}
+        # Those that failed are out, once the others are there; and before that none is known.
+        if not known:
+            return trials, None
+        better = sorted(known, key=lambda choice: known[choice])
+        better = better[: max(1, -(-len(tried) // _SECOND_PILOT))]
+        trials += [self._pilot(name, base, choice, PILOTS[1]) for choice in better]
+        both = {
+            choice: known[choice] + loss
+            for choice in better
+            if (loss := self._pilot_loss(name, base, choice, PILOTS[1])) is not None
+        }
+        return trials, tried[min(both, key=lambda choice: both[choice])] if both else None
+
+    def _pilot(self, name: str, base: Variant, choice: str, seed: int) -> Trial:
+        return contest_trial(
+            _pilot_key(name, base, choice, seed),
+            self.settings,
+            self.scale,
+            base,
+            CONTESTANTS[name].variations()[choice],
+            seed,
+            pilot=True,
+        )
+
+    def _pilot_loss(self, name: str, base: Variant, choice: str, seed: int) -> float | None:
+        found = self.results.get(_pilot_key(name, base, choice, seed))
+        return None if found is None else float(found["curve"][-1]["loss"])
+
+    def _choice(self, name: str, base: Variant) -> str | None:
+        _, settled = self._settled(name, base)
+        if settled is None or not CONTESTANTS[name].choices:
+            return None
+        return next(key for key, one in CONTESTANTS[name].variations().items() if one == settled)
+
+    # Rows beside the runs
+
+    def _no_prompt(self, base: Variant, seed: int) -> Trial:
+        run = self._bare(base, seed)
+        key = _no_prompt_key(base, seed)
+        return no_prompt_trial(key, self.settings, base.task, run, self.scale.bias_rows)
+
+    def _oracle(self, base: Variant) -> Trial:
+        effort = dict(_QUICK_EFFORT) if self.settings.quick else {}
+        if (asked := self.settings.options.get("generations")) is not None:
+            effort["generations"] = _whole("generations", asked)
+        run = self._bare(base, 0, prompt_len=CONTESTANTS[DEFAULT].prompt_len)
+        return oracle_trial(_oracle_key(base), self.settings, base.task, run, effort)
+
+    def _bare(self, base: Variant, seed: int, prompt_len: int = 8) -> dict[str, Any]:
+        """The clients' rows and the candidates of a run, whatever is tuned."""
+        nothing = Contestant(
+            label="no method", method={"name": "gs-bdpl", "num_samples": 2}, blank=True,
+            prompt_len=prompt_len,
+        )  # fmt: skip
+        run = contest_document(self.settings, self.scale, base, nothing, seed)
+        # Nothing is run: other marks are no reason to do it again.
+        return {**run, "budget": None, "rounds": 1}
+
+    def _above_chance(self, variant: Variant) -> bool:
+        found = self.results.get(_no_prompt_key(variant, PILOTS[0]))
+        return found is not None and found["interval"][0] > found["majority"]
+
+    # What is known
+
+    def _variant(self, variant: Variant) -> VariantResults:
+        base = VARIANTS[variant.base]
+        runs = {
+            name: Runs(
+                label=CONTESTANTS[name].label,
+                choice=self._choice(name, base),
+                by_seed=self._by_seed(lambda seed, name=name: _key(variant, name, seed)),
+            )
+            for name in self._contestants(variant)
+        }
+        shown = set(self.methods)
+        return VariantResults(
+            variant=variant,
+            runs={name: found for name, found in runs.items() if found.by_seed},
+            no_prompt=self._by_seed(lambda seed: _no_prompt_key(base, seed))
+            if shown & set(STANDALONE[:2])
+            else {},
+            oracle=self.results.get(_oracle_key(base)),
+        )
+
+    def _by_seed(self, key: Any) -> dict[int, Result]:
+        return {
+            seed: self.results[key(seed)]
+            for seed in range(self.settings.seeds)
+            if key(seed) in self.results
+        }
+
+
+def _has_data(settings: Settings, variant: Variant) -> bool:
+    return settings.data is not None and (settings.data / variant.task / "train.jsonl").is_file()
+
+
+def _key(variant: Variant, name: str, seed: int) -> str:
+    return f"{variant.name}_{name}_s{seed}"
+
+
+def _pilot_key(name: str, base: Variant, choice: str, seed: int) -> str:
+    return f"pilot_{base.name}_{name}_{choice}_s{seed}"
+
+
+def _no_prompt_key(base: Variant, seed: int) -> str:
+    return f"{base.name}_no-prompt_s{seed}"
+
+
+def _oracle_key(base: Variant) -> str:
+    return f"{base.name}_oracle"
+
+
+def _scale(settings: Settings) -> Scale:
+    marks: tuple[int, ...] = _QUICK_MARKS if settings.quick else _MARKS
+    if (asked := settings.options.get("marks")) is not None:
+        marks = tuple(_whole("marks", text) for text in asked.split(","))
+        if list(marks) != sorted(set(marks)):
+            raise SpecError(f"--set marks: {asked} must rise", source="arguments")
+    if not settings.quick:
+        return Scale(marks=marks)
+    return Scale(
+        marks=marks,
+        num_clients=4,
+        shots=4,
+        vocab_size=20,
+        bias_rows=32,
+        method=(("num_samples", 4), ("batch_size", 4)),
+        prompt_len=3,
+    )
+
+
+def _whole(name: str, text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise SpecError(
+            f"--set {name}: {text!r} is no whole number of at least 1", source="arguments"
+        )
+    return number

@@ -1,0 +1,98 @@
+"""Bootstrap intervals of few repeats: medians, and means of paired differences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Difference", "Interval", "median_bootstrap", "paired_difference"]
+
+_DRAWS = 10_000
+
+
+class Interval(NamedTuple):
+    """A number and the ends of its interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+class Difference(NamedTuple):
+    """A mean difference of pairs.
+
+    Attributes:
+        mean: Over the pairs.
+        low: Lower end of the two-sided 95 % interval.
+        high: Its upper end.
+        most: The one-sided 95 % bound from above: what non-inferiority is judged by.
+        pairs: How many.
+    """
+
+    mean: float
+    low: float
+    high: float
+    most: float
+    pairs: int
+
+
+def median_bootstrap(values: Sequence[float], *, confidence: float = 0.95) -> Interval:
+    """The lower median, and its percentile interval (Efron and Tibshirani 1993, chapter 13).
+
+    The draws are always the same, so that a report of the same results is the same.
+
+    Args:
+        values: One per repeat; infinite where it was censored.
+        confidence: Of the interval.
+
+    Raises:
+        ValueError: There are no values, or one is not a number.
+    """
+    drawn = np.sort(_resampled(values), axis=1)[:, (len(values) - 1) // 2]
+    ordered = np.sort(drawn)
+    tail = (1.0 - confidence) / 2.0
+    # No interpolation: between a number and infinity there is nothing.
+    low, high = ordered[int(tail * _DRAWS)], ordered[math.ceil((1.0 - tail) * _DRAWS) - 1]
+    value = sorted(values)[(len(values) - 1) // 2]
+    return Interval(float(value), float(low), float(high))
+
+
+def paired_difference(first: Sequence[float], second: Sequence[float]) -> Difference:
+    """The mean of ``first - second``, over pairs of the same seed.
+
+    A percentile interval of the mean, stretched by ``sqrt(n / (n - 1))``: without it, the interval
+    of few pairs is too narrow (Hesterberg 2015). One pair alone has no interval: its ends are
+    infinite.
+
+    Args:
+        first: One number per seed, finite.
+        second: Of the same seeds.
+
+    Raises:
+        ValueError: The lengths differ, there are no pairs, or one is not a number.
+    """
+    differences = [a - b for a, b in zip(first, second, strict=True)]
+    if not all(map(math.isfinite, differences)):
+        raise ValueError("differences must be finite")
+    count = len(differences)
+    means = _resampled(differences).mean(axis=1)
+    mean = math.fsum(differences) / count
+    if count == 1:
+        return Difference(mean, -math.inf, math.inf, math.inf, count)
+    stretched = mean + math.sqrt(count / (count - 1)) * (means - mean)
+    low, high, most = np.quantile(stretched, (0.025, 0.975, 0.95))
+    return Difference(mean, float(low), float(high), float(most), count)
+
+
+def _resampled(values: Sequence[float]) -> NDArray[np.float64]:
+    """Repeats drawn again with replacement, shape (draws, n)."""
+    numbers = np.array(values, dtype=np.float64)
+    if not len(numbers) or np.isnan(numbers).any():
+        raise ValueError("repeats must be numbers, at least one of them")
+    rng = np.random.Generator(np.random.Philox(0))
+    drawn: NDArray[np.float64] = numbers[rng.integers(len(numbers), size=(_DRAWS, len(numbers)))]
+    return drawn

@@ -1,0 +1,139 @@
+"""What a model said of labelled rows: losses and metrics under any label bias, at no more cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedone_sdk.backends import predict
+from fedone_sdk.errors import BackendError
+from fedone_sdk.metrics import accuracy, evaluate
+from fedone_sdk.task import Example, TaskSpec, target_of
+
+if TYPE_CHECKING:
+    from fedone_sdk.backends import LLMBackend
+
+__all__ = ["BATCH_SIZE", "LabelRows", "fitted_bias", "targets_of"]
+
+BATCH_SIZE = 32
+"""Rows of one query of a measurement."""
+
+_LARGEST = 20.0
+"""No fitted bias is larger, nats: where a class is absent, the likelihood has no maximum."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LabelRows:
+    """Answers to one prompt.
+
+    Attributes:
+        metric_name: The task's metric.
+        log_probs: Of the label words, float64, shape (R, C), nats.
+        targets: Indices of the true labels, shape (R,).
+    """
+
+    metric_name: str
+    log_probs: NDArray[np.float64]
+    targets: NDArray[np.int64]
+
+    @classmethod
+    async def ask(
+        cls, backend: LLMBackend, task: TaskSpec, prompt: str, examples: Sequence[Example]
+    ) -> Self:
+        """Asks a model about every example under one prompt.
+
+        Args:
+            backend: The model.
+            task: A task over label words, without a bias of its own.
+            prompt: The prompt.
+            examples: At least one.
+
+        Raises:
+            BackendError: The model refused a query, or an input.
+            DataError: An example does not fit the task.
+        """
+        found = await predict(backend, task, prompt, examples, BATCH_SIZE)
+        if len(found.scored) < len(examples):
+            failed = len(examples) - len(found.scored)
+            raise BackendError(f"the model failed on {failed} of {len(examples)} rows")
+        return cls(
+            metric_name=task.metric,
+            log_probs=np.array(found.rows, dtype=np.float64),
+            targets=targets_of(task, examples),
+        )
+
+    def loss(self, bias: ArrayLike | None = None) -> float:
+        """The mean cross-entropy over the label words, nats.
+
+        Args:
+            bias: What is added to the log-probabilities, shape (C,); None adds nothing.
+        """
+        return float(self.losses(bias).mean())
+
+    def losses(self, bias: ArrayLike | None = None) -> NDArray[np.float64]:
+        """The cross-entropy of each row, shape (R,), nats; `bias` as of `loss`."""
+        shifted = self._shifted(bias)
+        right: NDArray[np.float64] = shifted[np.arange(len(shifted)), self.targets]
+        losses: NDArray[np.float64] = np.logaddexp.reduce(shifted, axis=1) - right
+        return losses
+
+    def metric(self, bias: ArrayLike | None = None) -> float:
+        """The task's metric; `bias` as of `loss`."""
+        if self.metric_name == "loss":
+            return self.loss(bias)
+        return evaluate(self.metric_name, self._predicted(bias), self.targets.tolist())
+
+    def accuracy(self, bias: ArrayLike | None = None) -> float:
+        """The share of rows that are predicted rightly; `bias` as of `loss`."""
+        return accuracy(self._predicted(bias), self.targets.tolist())
+
+    def fitted(self) -> NDArray[np.float64]:
+        """The bias of the least loss on these very rows, shape (C,)."""
+        return fitted_bias(self.log_probs, self.targets)
+
+    def _predicted(self, bias: ArrayLike | None) -> list[int]:
+        return [int(label) for label in self._shifted(bias).argmax(axis=1)]
+
+    def _shifted(self, bias: ArrayLike | None) -> NDArray[np.float64]:
+        return self.log_probs if bias is None else self.log_probs + np.asarray(bias)
+
+
+def targets_of(task: TaskSpec, examples: Sequence[Example]) -> NDArray[np.int64]:
+    """The indices of the examples' labels, shape (R,).
+
+    Raises:
+        DataError: A label is missing or unknown to the task.
+    """
+    return np.array([target_of(task, example) for example in examples], dtype=np.int64)
+
+
+def fitted_bias(log_probs: NDArray[np.float64], targets: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The label bias of the least cross-entropy: a regression with nothing but intercepts.
+
+    Newton's method; the loss is convex. The first label's bias is 0.
+
+    Args:
+        log_probs: Shape (R, C), nats.
+        targets: Indices of the true labels, shape (R,).
+    """
+    num_labels = log_probs.shape[1]
+    share = np.bincount(targets, minlength=num_labels) / len(targets)
+    bias = np.zeros(num_labels)
+    for _ in range(100):
+        shifted = log_probs + bias
+        shifted = shifted - shifted.max(axis=1, keepdims=True)
+        odds = np.exp(shifted)
+        probabilities = odds / odds.sum(axis=1, keepdims=True)
+        gradient = (probabilities.mean(axis=0) - share)[1:]
+        hessian = np.diag(probabilities.mean(axis=0)) - probabilities.T @ probabilities / len(odds)
+        # The ridge keeps a step finite where all probabilities are 0 or 1.
+        step = np.linalg.solve(hessian[1:, 1:] + 1e-9 * np.eye(num_labels - 1), gradient)
+        step = np.clip(step, -1.0, 1.0)
+        before, bias[1:] = bias[1:].copy(), np.clip(bias[1:] - step, -_LARGEST, _LARGEST)
+        if np.abs(bias[1:] - before).max() < 1e-9:
+            break
+    return bias
