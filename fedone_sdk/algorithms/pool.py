@@ -5,10 +5,10 @@ of a mini-batch is, for each class and each label bias,
 
     loss of a prompt = the client's effect + the prompt's own + noise,
 
-where the noise of a mean over b examples has the variance sigma^2 / b and the prompts' own losses
-have the variance tau^2. Prompts that were seen before measure the client's effect; what is left is
-added to the prompt's sum, and is shrunk towards the other prompts by as much as it is noise
-(empirical Bayes: both variances are estimated from the pool).
+where the noise of a mean over b examples has the variance sigma^2 / b. Prompts that were seen
+before measure the client's effect; what is left is added to the prompt's sum. What a prompt is
+worth at its best bias is shrunk towards the other prompts by as much as it is noise (empirical
+Bayes: the variances are estimated from the pool).
 
 Classes are put together by their share among all clients seen so far, not by those that a prompt
 happened to meet: a prompt that was only tried on positive reviews is no better for it. Where each
@@ -37,7 +37,7 @@ _PRIOR_DEGREES = 4.0
 
 _LEAST_VARIANCE = 1e-12
 
-_LEAST_SIGNAL = 0.05
+_LEAST_SIGNAL = 0.2
 """Part of the variance between prompts that is believed in, however noisy they are."""
 
 
@@ -77,7 +77,8 @@ class Pool:
         seen: Examples of each class in all mini-batches, shape (C,).
         shares: Sums over mini-batches of each class's share, and of its square; shape (2, C).
         noise: Sum of squared differences of one prompt's losses between clients, each weighted
-            to estimate sigma^2, and how many they are; shape (C, 2).
+            to estimate sigma^2, and how many they are, for each class; then the same of prompts'
+            values at their best biases; shape (C + 1, 2).
         grid: The label biases; None without calibration.
     """
 
@@ -101,7 +102,7 @@ class Pool:
             effect=np.zeros((classes, points)),
             seen=np.zeros(classes),
             shares=np.zeros((2, classes)),
-            noise=np.zeros((classes, 2)),
+            noise=np.zeros((classes + 1, 2)),
             grid=grid,
         )
 
@@ -129,7 +130,7 @@ class Pool:
             and pool.count.shape == (size, classes)
             and pool.seen.shape == (classes,)
             and pool.shares.shape == (2, classes)
-            and pool.noise.shape == (classes, 2)
+            and pool.noise.shape == (classes + 1, 2)
         )
         if not fits:
             raise ValueError(f"the pool's arrays do not fit prompts of {prompt_len} tokens")
@@ -233,20 +234,25 @@ class Pool:
         return effects
 
     def _differences(self, rows: list[int], losses: ClassLosses) -> NDArray[np.float64]:
-        """What a mini-batch says of the noise, at the bias that suits the pool best."""
+        """What a mini-batch says of the noise: how known prompts differ from what was known."""
         found = np.zeros(self.noise.shape)
-        point = self._usual_point()
-        for c, examples in enumerate(losses.counts):
-            known = [place for place, row in enumerate(rows) if self.count[row, c] > 0]
-            if not examples or len(known) < 2:
-                continue
-            behind = self.count[[rows[place] for place in known], c]
-            mean = self.total[[rows[place] for place in known], c, point] / behind
-            left = losses.means[known, c, point] - mean
-            left = left - left.mean()
-            squares = left**2 / (1.0 / examples + 1.0 / behind)
-            # One degree of freedom went into the mean.
-            found[c] = squares.sum(), len(known) - 1
+        counts, point = losses.counts, self._usual_point
+        for c, examples in enumerate(counts):
+            known = np.array([place for place, row in enumerate(rows) if self.count[row, c] > 0])
+            if examples and len(known) > 1:
+                which = np.array(rows)[known]
+                left = losses.means[known, c, point] - self._means()[which, c, point]
+                found[c] = _estimate(left, 1.0 / examples + 1.0 / self.count[which, c])
+        # Of values: each prompt at its own best bias, which must be known well enough for that.
+        enough = (self.count[rows] >= 2 * counts).all(axis=1) & (counts.sum() > 0)
+        known = np.flatnonzero(enough)
+        if len(known) > 1:
+            which = np.array(rows)[known]
+            points = self._points()[which]
+            share = np.where(counts > 0, self.class_share, 0.0)
+            left = losses.means[known, :, points] - self._means()[which, :, points]
+            behind = 1.0 / np.maximum(counts, 1) + 1.0 / np.maximum(self.count[which], 1.0)
+            found[-1] = _estimate((share * left).sum(axis=1), (share**2 * behind).sum(axis=1))
         return found
 
     # What is known
@@ -272,30 +278,52 @@ class Pool:
         return result
 
     def variances(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return sigma^2 of one example and tau^2 between prompts, each of shape (C,)."""
-        point = self._usual_point()
+        """Return sigma^2 of one example, and the prompts' variance, at the usual bias; each (C,)."""
         noise, signal = np.ones(self.seen.shape), np.ones(self.seen.shape)
         for c in range(len(self.seen)):
             seen = self.count[:, c] > 0
             if seen.sum() < 2:
                 continue
-            behind = self.count[seen, c]
-            between = float(np.var(self.total[seen, c, point] / behind))
-            squares, degrees = self.noise[c]
-            # Until prompts have met two clients, half of what tells them apart is thought noise.
-            guess = 0.5 * between * behind.mean()
-            noise[c] = (squares + _PRIOR_DEGREES * guess) / (degrees + _PRIOR_DEGREES)
-            signal[c] = max(between - noise[c] * (1.0 / behind).mean(), _LEAST_SIGNAL * between)
+            means = self._means()[seen, c, self._usual_point]
+            noise[c], signal[c] = self._apart(c, means, 1.0 / self.count[seen, c])
+        return noise, signal
+
+    def _apart(
+        self, row: int, values: NDArray[np.float64], per_noise: NDArray[np.float64]
+    ) -> tuple[float, float]:
+        """The variance of one example's noise, and what prompts vary beyond it.
+
+        Args:
+            row: Of `noise`.
+            values: What differs between prompts, shape (P,).
+            per_noise: The noise of each of them in that of one example, shape (P,).
+        """
+        between, usual = float(np.var(values)), float(per_noise.mean())
+        squares, degrees = self.noise[row]
+        # Until prompts have met several clients, half of what tells them apart is thought noise.
+        guess = 0.5 * between / usual
+        noise = (squares + _PRIOR_DEGREES * guess) / (degrees + _PRIOR_DEGREES)
+        signal = max(between - noise * usual, _LEAST_SIGNAL * between)
         # Prompts that do not differ at all have a variance of 0, which nothing can be divided by.
-        return np.maximum(noise, _LEAST_VARIANCE), np.maximum(signal, _LEAST_VARIANCE)
+        return max(noise, _LEAST_VARIANCE), max(signal, _LEAST_VARIANCE)
 
     def judged(self) -> Judged:
-        """Return the value of each prompt and how sure it is."""
-        noise, signal = self.variances()
-        unsure = 1.0 / (self.count / noise + 1.0 / signal)
+        """Return the value of each prompt and how sure it is.
+
+        The best of many that were looked at once looks better than it is: values are shrunk
+        towards their mean, by the part of what they vary that is noise. Of a prompt that some
+        class has not met nothing is believed: what helps one class mostly hurts another.
+        """
+        value = self.lowest(self._mixed(self._means()))
+        known = (self.count[:, self.seen > 0] > 0).all(axis=1)
+        if known.sum() < 2:
+            return Judged(value=value, spread=np.ones(len(value)))
+        per_noise = (self.class_share**2 / np.maximum(self.count, 1.0)).sum(axis=1)
+        noise, signal = self._apart(-1, value[known], per_noise[known])
+        believed = np.where(known, signal / (signal + noise * per_noise), 0.0)
+        mean = float(value[known].mean())
         return Judged(
-            value=self.lowest(self._mixed(self._believed())),
-            spread=np.sqrt((self.class_share**2 * unsure).sum(axis=1)),
+            value=mean + believed * (value - mean), spread=np.sqrt(signal * (1.0 - believed))
         )
 
     def bias(self, row: int) -> NDArray[np.float64] | None:
@@ -304,7 +332,7 @@ class Pool:
             return None
         if not self.seen.all():
             return np.zeros(len(self.seen))
-        return self.grid.best(self._mixed(self._believed())[row])
+        return self.grid.best(self._mixed(self._means())[row])
 
     def ranked(self, size: int, *, keep: int | None = None) -> Self:
         """Return the `size` prompts with the best pessimistic value, best first; ties keep order.
@@ -322,26 +350,18 @@ class Pool:
         )
 
     def _own(self) -> NDArray[np.float64]:
-        """Each prompt's own part of its loss, every class shrunk for itself; shape (P, C, G)."""
-        return self._means() * self._known()[:, :, None]
+        """Each prompt's own part of its loss, as far as it is believed at once; (P, C, G).
 
-    def _believed(self) -> NDArray[np.float64]:
-        """The same, all classes shrunk as the one that least is known of.
-
-        What helps one class mostly hurts another: it moves the bias.
+        What was scored on one client counts half: it was picked for looking good.
         """
-        believed: NDArray[np.float64] = self._means() * self._known().min(axis=1)[:, None, None]
-        return believed
+        usual = self.seen / max(self.shares[0].sum(), 1.0)
+        believed = self.count / np.maximum(self.count + usual, 1.0)
+        own: NDArray[np.float64] = self._means() * believed[:, :, None]
+        return own
 
     def _means(self) -> NDArray[np.float64]:
         means: NDArray[np.float64] = self.total / np.maximum(self.count, 1.0)[:, :, None]
         return means
-
-    def _known(self) -> NDArray[np.float64]:
-        """The part of a prompt's mean loss that is no noise, shape (P, C)."""
-        noise, signal = self.variances()
-        known: NDArray[np.float64] = self.count / (self.count + noise / signal)
-        return known
 
     def _mixed(self, own: NDArray[np.float64]) -> NDArray[np.float64]:
         """Losses over all classes, shape (P, G)."""
@@ -362,7 +382,23 @@ class Pool:
         """The bias of nothing; a class that nobody has shown would make the best one endless."""
         return 0 if self.grid is None else len(self.grid.biases) // 2
 
+    @property
     def _usual_point(self) -> int:
+        """The grid's point that suits the average prompt best."""
         if not self.seen.all():
             return self._unbiased
         return int((self.class_share[:, None] * self.usual).sum(axis=0).argmin())
+
+    def _points(self) -> NDArray[np.int64]:
+        """The grid's point that suits each prompt best, as it was found; shape (P,)."""
+        if self.grid is None or not self.seen.all():
+            return np.full(len(self.prompts), self._unbiased)
+        return self.grid.lowest(self._mixed(self._means()))[1]
+
+
+def _estimate(left: NDArray[np.float64], per_noise: NDArray[np.float64]) -> tuple[float, int]:
+    """The sum of squared differences that estimate the noise, and their number.
+
+    What all prompts have in common is the client's; one degree of freedom goes into that.
+    """
+    return float(((left - left.mean()) ** 2 / per_noise).sum()), len(left) - 1

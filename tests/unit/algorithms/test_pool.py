@@ -77,7 +77,7 @@ def test_prompts_are_ranked_as_if_all_had_met_all_clients(kind: str) -> None:
     assert np.corrcoef(found.value, truth[order])[0, 1] > 0.85
     # What is not known is about as much as it says.
     error = found.value - truth[order]
-    assert 0.3 < np.std(error / found.spread) < 2.0
+    assert 0.3 < np.median(np.abs(error - np.median(error)) / found.spread) < 1.5
     single = np.array([pool.bias(row)[1] for row in range(12)])  # type: ignore[index]
     best = np.array([GRID.best(by_class.mean(axis=0)[token])[1] for token in order])
     assert np.abs(single - best).mean() < 0.35
@@ -118,7 +118,8 @@ def test_one_class_alone_says_nothing_of_a_prompt() -> None:
     pool = pool.with_batch(rows(0, 1, 2), only_positive.losses(shifts, scales))
     value = pool.judged().value
     assert value.argmin() == 1
-    assert pool.judged().pessimistic[2] > pool.judged().pessimistic[0]
+    assert pool.judged().pessimistic.argmin() == 1
+    assert value[1] < value[2] < value[0]  # as the others' mean
 
 
 def test_without_every_class_there_is_no_bias() -> None:
