@@ -278,7 +278,7 @@ class Pool:
         return result
 
     def variances(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return sigma^2 of one example, and the prompts' variance, at the usual bias; each (C,)."""
+        """Return sigma^2 of one example and the prompts' variance, at the usual bias; each (C,)."""
         noise, signal = np.ones(self.seen.shape), np.ones(self.seen.shape)
         for c in range(len(self.seen)):
             seen = self.count[:, c] > 0

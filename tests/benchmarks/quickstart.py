@@ -20,6 +20,7 @@ from fedone_sdk import CachedBackend, OnnxBackend, RunSpec, assets
 from fedone_sdk.algorithms import method_from_spec
 from fedone_sdk.backends import LLMBackend, predict
 from fedone_sdk.simulation import Federation, simulate
+from fedone_sdk.task import predicted, target_of
 
 RESAMPLES = 10_000
 
@@ -84,7 +85,11 @@ async def hits(backend: LLMBackend, federation: Federation, prompt: str) -> Hits
     spec = federation.spec
     found = await predict(backend, spec.task, prompt, federation.dev, spec.method.batch_size)
     return np.array(
-        [float(row.index(max(row)) == target) for row, target in found.scored], dtype=np.float64
+        [
+            float(predicted(found.task, row) == target_of(found.task, example))
+            for row, example in found.scored
+            if not isinstance(row, str)
+        ]
     )
 
 
