@@ -114,7 +114,8 @@ def check(fedone: Fedone, run: Path, metric: str) -> RunResult:
     assert plan["sufficient"]
     result = RunResult.model_validate(fedone("tune", run))
     assert result.status == "completed"
-    assert result.spent.queries == plan["training_queries"] == 40
+    assert plan["training_queries"] == 40
+    assert 30 < result.spent.queries < 40  # the race at the end asks fewer prompts
     assert result.evaluation.queries == plan["evaluation"]["queries"]
     assert result.spent.requests <= plan["worst"]["requests"]
     assert result.metric.name == metric
