@@ -26,6 +26,7 @@ __all__ = [
     "Engine",
     "EngineName",
     "ModelFolder",
+    "OnlyReport",
     "Quick",
     "Set",
     "Workers",
@@ -76,6 +77,10 @@ Set = Annotated[
         help="A setting that this experiment has; may stand repeatedly.",
     ),
 ]
+OnlyReport = Annotated[
+    bool,
+    typer.Option("--only-report", help="Run nothing; report what is there, however little."),
+]
 
 
 def run_and_report(
@@ -88,7 +93,7 @@ def run_and_report(
     workers: int | None,
     seeds: int | None,
     output: Output,
-    only_report: bool = False,
+    only_report: bool,
 ) -> None:
     """Runs an experiment, and shows its report.
 

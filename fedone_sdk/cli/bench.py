@@ -12,6 +12,7 @@ from fedone_sdk.cli._experiments import (
     Engine,
     EngineName,
     ModelFolder,
+    OnlyReport,
     Quick,
     Set,
     Workers,
@@ -67,10 +68,7 @@ def queries(
     ] = None,
     device: Device = "auto",
     options: Set = None,
-    only_report: Annotated[
-        bool,
-        typer.Option("--only-report", help="Run nothing; report what is there, however little."),
-    ] = False,
+    only_report: OnlyReport = False,
     json_file: JsonFile = None,
 ) -> None:
     """Queries that methods need for the same loss: curves, targets, what the default holds.

@@ -12,6 +12,7 @@ from fedone_sdk.cli._experiments import (
     Engine,
     EngineName,
     ModelFolder,
+    OnlyReport,
     Quick,
     Set,
     Workers,
@@ -98,6 +99,7 @@ def reproduce(
     api_key_env: Annotated[
         str | None, typer.Option(metavar="NAME", help="Environment variable with its key.")
     ] = None,
+    only_report: OnlyReport = False,
     json_file: JsonFile = None,
     listing: Annotated[
         bool,
@@ -137,6 +139,7 @@ def reproduce(
         workers=workers,
         seeds=seeds,
         output=output,
+        only_report=only_report,
     )
 
 
