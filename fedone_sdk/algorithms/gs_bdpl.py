@@ -11,7 +11,7 @@ from . import _checks
 from .estimator import drawn_advantage
 from .method import Candidates, PlainAlgorithm
 from .optimizers import OPTIMIZERS, Optimizer, make_optimizer
-from .sampling import argmax_prompt, draw_prompts
+from .sampling import argmax_prompt, draw_prompts, softmax
 from .state import State
 
 __all__ = ["GumbelSoftmaxBDPL", "score_function"]
@@ -98,8 +98,7 @@ class GumbelSoftmaxBDPL(PlainAlgorithm):
         alpha = _checks.positive_alpha(state.alpha, shape=self.shape)
         count = _checks.count(num_samples, default=self.num_samples)
         logits = (np.log(alpha) + rng.gumbel(size=self.shape)) / self.tau
-        weights = np.exp(logits - logits.max(axis=1, keepdims=True))
-        probabilities = weights / weights.sum(axis=1, keepdims=True)
+        probabilities = softmax(logits)
         return Candidates(
             prompts=draw_prompts(probabilities, count, rng), probabilities=probabilities
         )

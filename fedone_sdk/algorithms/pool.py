@@ -277,6 +277,12 @@ class Pool:
         result: NDArray[np.float64] = self.effect / np.maximum(self.seen, 1.0)[:, None]
         return result
 
+    @property
+    def average(self) -> NDArray[np.float64]:
+        """The same over all classes, shape (G,)."""
+        result: NDArray[np.float64] = (self.class_share[:, None] * self.usual).sum(axis=0)
+        return result
+
     def variances(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return sigma^2 of one example and the prompts' variance, at the usual bias; each (C,)."""
         noise, signal = np.ones(self.seen.shape), np.ones(self.seen.shape)
@@ -387,7 +393,7 @@ class Pool:
         """The grid's point that suits the average prompt best."""
         if not self.seen.all():
             return self._unbiased
-        return int((self.class_share[:, None] * self.usual).sum(axis=0).argmin())
+        return int(self.average.argmin())
 
     def _points(self) -> NDArray[np.int64]:
         """The grid's point that suits each prompt best, as it was found; shape (P,)."""

@@ -11,7 +11,7 @@ from . import _checks
 from .method import Candidates, ClassLosses
 from .optimizers import AdamW
 from .pool import Pool
-from .sampling import draw_prompts
+from .sampling import draw_prompts, softmax
 from .search import BLANK_SHARE, PromptSearch
 from .state import Memory, State
 
@@ -39,7 +39,7 @@ class RLOO(PromptSearch):
     def _new(
         self, state: State, pool: Pool, count: int, rng: np.random.Generator
     ) -> NDArray[np.int64]:
-        return draw_prompts(_softmax(self._logits(state.memory)), count, rng)
+        return draw_prompts(softmax(self._logits(state.memory)), count, rng)
 
     def _learned(
         self, state: State, before: Pool, candidates: Candidates, losses: ClassLosses
@@ -53,14 +53,14 @@ class RLOO(PromptSearch):
         values = before.alone(candidates.prompts, losses)[fresh]
         # The others' mean is a baseline that does not know the prompt: no bias.
         advantage = (values - values.mean()) * len(values) / (len(values) - 1)
-        drawn = (prompts[:, :, None] == np.arange(self.vocab_size)) - _softmax(logits)
+        drawn = (prompts[:, :, None] == np.arange(self.vocab_size)) - softmax(logits)
         gradient = (advantage[:, None, None] * drawn).mean(axis=0)
         adam = AdamW(learning_rate=self.learning_rate, weight_decay=0.0)
         logits, memory = adam.update(logits, gradient, moments)
         return {"logits": logits, **memory}
 
     def _alpha(self, pool: Pool, memory: Memory) -> NDArray[np.float64]:
-        return _softmax(self._logits(memory))
+        return softmax(self._logits(memory))
 
     def _logits(self, memory: Memory) -> NDArray[np.float64]:
         known = memory.get("logits")
@@ -71,9 +71,3 @@ class RLOO(PromptSearch):
             odds = BLANK_SHARE / (1.0 - BLANK_SHARE)
             logits[:, self.blank] = np.log(odds * (self.vocab_size - 1))
         return logits
-
-
-def _softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
-    weights = np.exp(logits - logits.max(axis=1, keepdims=True))
-    result: NDArray[np.float64] = weights / weights.sum(axis=1, keepdims=True)
-    return result

@@ -7,7 +7,14 @@ from numpy.typing import NDArray
 
 from .streams import stream, stream_seed
 
-__all__ = ["argmax_prompt", "draw_prompts"]
+__all__ = ["argmax_prompt", "draw_prompts", "softmax"]
+
+
+def softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the categoricals of rows of logits, shape (n, N)."""
+    weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+    result: NDArray[np.float64] = weights / weights.sum(axis=1, keepdims=True)
+    return result
 
 
 def draw_prompts(

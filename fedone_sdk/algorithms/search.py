@@ -224,14 +224,15 @@ class PromptSearch(ABC):
         order = np.argsort(prompts == self.blank, axis=1, kind="stable")
         return np.take_along_axis(prompts, order, axis=1)
 
-    def _num_again(self, count: int) -> int:
-        return min(max(2, round(AGAIN * count)), count - 1) if count > 1 else count
+    def _num_again(self, pool: Pool, count: int) -> int:
+        """How many of an ask for `count` prompts are known ones."""
+        wanted = min(max(2, round(AGAIN * count)), count - 1) if count > 1 else count
+        return min(wanted, len(pool.prompts))
 
     def _fresh(self, before: Pool, candidates: Candidates) -> slice:
         """Which of the candidates of an ask of `before` were new."""
         count = len(candidates.prompts)
-        again = self._again(before, count) if len(before.prompts) else ()
-        return slice(len(again), count)
+        return slice(self._num_again(before, count), count)
 
     # The pool and the race
 
@@ -264,7 +265,7 @@ class PromptSearch(ABC):
 
     def _again(self, pool: Pool, count: int) -> NDArray[np.int64]:
         """Rows to be looked at again: the reference, leaders, then challengers."""
-        number = min(self._num_again(count), len(pool.prompts))
+        number = self._num_again(pool, count)
         reference = self._reference(pool)
         first = [] if reference is None else [reference]
         others = [row for row in range(len(pool.prompts)) if row not in first]

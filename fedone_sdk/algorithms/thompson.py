@@ -34,7 +34,7 @@ class ThompsonSampling(PromptSearch):
         self, state: State, pool: Pool, count: int, rng: np.random.Generator
     ) -> NDArray[np.int64]:
         means, roots = self._effects(pool)
-        share, start = pool.class_share, (pool.class_share[:, None] * pool.usual).sum(axis=0)
+        share, start = pool.class_share, pool.average
         prompts = np.empty((count, self.prompt_len), dtype=np.int64)
         for prompt in prompts:
             # One draw for all biases: a token's effect moves, its dependence on the bias does not.

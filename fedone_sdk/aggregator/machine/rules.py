@@ -156,11 +156,7 @@ class Rules:
     @property
     def planned_asks(self) -> int:
         """The local steps that the run's rounds and its cap on queries leave room for."""
-        spec = self.spec
-        planned = spec.rounds * spec.participation.clients_per_round * spec.method.local_steps
-        cap = None if spec.budget is None else spec.budget.queries
-        samples = spec.method.num_samples
-        return planned if cap is None or not samples else min(planned, cap // samples)
+        return self.planned_queries // self.spec.method.num_samples
 
     @property
     def planned_queries(self) -> int:
