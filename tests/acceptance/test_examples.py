@@ -115,7 +115,7 @@ def check(fedone: Fedone, run: Path, metric: str) -> RunResult:
     result = RunResult.model_validate(fedone("tune", run))
     assert result.status == "completed"
     assert plan["training_queries"] == 40
-    assert 30 < result.spent.queries < 40  # the race at the end asks fewer prompts
+    assert 30 < result.spent.queries <= 40  # a race at the end may ask fewer prompts
     assert result.evaluation.queries == plan["evaluation"]["queries"]
     assert result.spent.requests <= plan["worst"]["requests"]
     assert result.metric.name == metric
