@@ -19,6 +19,7 @@ from fedone_sdk.experiments.no_prompt import pooled_rows
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.experiments.variants import LIARS, Variant
 from fedone_sdk.spec import RunSpec, validate_spec
+from fedone_sdk.task import Example
 
 if TYPE_CHECKING:
     from fedone_sdk.aggregator import ServedRun
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["HELD_OUT", "Scale", "contest_document", "contest_trial", "run_contest"]
 
 HELD_OUT = 8
-"""On pilots every so many-th training row is taken from the clients, and measured on."""
+"""On pilots every so many-th training row is taken from the clients, and the longer half of these
+is measured on: SST-2's training rows are mostly phrases, and a prompt is deployed on sentences."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +154,8 @@ def run_contest(options: dict[str, Any], workspace: Workspace) -> Result:
         The ``curve``: per mark, the untrained start as mark 0 among them, the ``round``s and
         ``queries`` done by then (as many whole rounds as fit; where the run ended before, all that
         it did), what they cost (`Bill`), and of the deployable ``prompt`` with its ``bias`` the
-        ``loss`` (cross-entropy, nats), ``metric`` and ``accuracy`` on the whole dev split. Where
+        ``loss`` (cross-entropy, nats), ``metric`` and ``accuracy`` on the whole dev split (where
+        rows are held out, on the longer half of them). Where
         the run does not calibrate, ``refit`` is its last prompt with a bias fitted afterwards on
         client rows, one query for every 32 of them more.
 
@@ -240,12 +243,15 @@ async def _run(
             raise FedOneError(f"the run ended as {result.status}: {result.reason}")
         assert milestones.run is not None
         method = milestones.run.machine.algorithm
+        measured = federation.dev
+        if options["held_out"] is not None:
+            measured = _longer_half(measured)
         answers: dict[str, LabelRows] = {}
         curve = []
         for mark, point in milestones.points():
             prompt = federation.vocabulary.text(method.prompt(point.state).tolist())
             if prompt not in answers:
-                answers[prompt] = await LabelRows.ask(backend, spec.task, prompt, federation.dev)
+                answers[prompt] = await LabelRows.ask(backend, spec.task, prompt, measured)
             rows, bias = answers[prompt], method.bias(point.state)
             curve.append(
                 {
@@ -272,6 +278,15 @@ async def _run(
                 "accuracy": rows.accuracy(bias),
             }
     return {**_account(result, federation), "curve": curve, "refit": refit}
+
+
+def _longer_half(rows: Sequence[Example]) -> Sequence[Example]:
+    """The rows with the most text; ties keep their order."""
+
+    def length(row: Example) -> int:
+        return sum(len(value) for value in row.values() if isinstance(value, str))
+
+    return sorted(rows, key=length, reverse=True)[: -(-len(rows) // 2)]
 
 
 def _account(result: RunResult, federation: Federation) -> dict[str, Any]:

@@ -70,10 +70,15 @@ class _Lying:
         self, credential: str, assignment_id: str, message: AlphaUpdate | LossesUpdate
     ) -> Receipt:
         assert isinstance(message, LossesUpdate)
-        changed: dict[str, Any] = {"losses": tuple(self._told(np.array(message.losses)).tolist())}
-        if message.by_class is not None:
-            curves = self._told(from_wire(message.by_class).astype(np.float64))
-            changed["by_class"] = to_wire(curves.astype(np.float32))
+        changed: dict[str, Any]
+        if message.by_class is None:
+            changed = {"losses": tuple(self._told(np.array(message.losses)).tolist())}
+        else:
+            # A lie that contradicts itself is refused: the losses are those of the curves.
+            curves = self._told(from_wire(message.by_class).astype(np.float64)).astype(np.float32)
+            unbiased = curves[:, :, curves.shape[2] // 2].astype(np.float64)
+            losses = np.average(unbiased, axis=1, weights=message.class_counts)
+            changed = {"losses": tuple(losses.tolist()), "by_class": to_wire(curves)}
         told = message.model_copy(update=changed)
         return await self._line.update(credential, assignment_id, told)
 
