@@ -83,10 +83,8 @@ def told(curves: Curves, highest: float | None) -> ClassLosses:
         curves: What a client sent.
         highest: Losses are clipped to [0, `highest`]; None clips none.
     """
-    means = from_wire(curves.means).astype(np.float64)
-    if highest is not None:
-        means = np.clip(means, 0.0, highest)
-    return ClassLosses(means=means, counts=np.array(curves.counts))
+    losses = ClassLosses(means=from_wire(curves.means), counts=np.array(curves.counts))
+    return losses.clipped(highest)
 
 
 def best_losses(curves: Curves) -> NDArray[np.float64]:

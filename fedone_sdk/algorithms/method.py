@@ -78,6 +78,12 @@ class ClassLosses:
             array.setflags(write=False)
             object.__setattr__(self, name, array)
 
+    def clipped(self, highest: float | None) -> ClassLosses:
+        """Return the losses clipped to [0, `highest`]; None clips none."""
+        if highest is None:
+            return self
+        return ClassLosses(means=np.clip(self.means, 0.0, highest), counts=self.counts)
+
 
 class Method(Protocol):
     """What is tuned: where its parameters start, and which of them are allowed."""

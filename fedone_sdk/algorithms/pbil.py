@@ -11,7 +11,7 @@ from . import _checks
 from .method import Candidates, ClassLosses
 from .pool import Pool
 from .sampling import draw_prompts
-from .search import BLANK_SHARE, PromptSearch
+from .search import PromptSearch
 from .simplex import nearest_probabilities
 from .state import Memory, State
 
@@ -68,6 +68,6 @@ class PBIL(PromptSearch):
             return _checks.positive_alpha(known, shape=self.shape)
         start = np.full(self.shape, 1.0 / self.vocab_size)
         if self.blank is not None:
-            start *= 1.0 - BLANK_SHARE
-            start[:, self.blank] += BLANK_SHARE
+            start *= 1.0 - self._blank_share
+            start[:, self.blank] += self._blank_share
         return start

@@ -12,7 +12,7 @@ from .method import Candidates, ClassLosses
 from .optimizers import AdamW
 from .pool import Pool
 from .sampling import draw_prompts, softmax
-from .search import BLANK_SHARE, PromptSearch
+from .search import PromptSearch
 from .state import Memory, State
 
 __all__ = ["RLOO"]
@@ -68,6 +68,6 @@ class RLOO(PromptSearch):
             return _checks.matrix("logits", known, shape=self.shape)
         logits = np.zeros(self.shape)
         if self.blank is not None:
-            odds = BLANK_SHARE / (1.0 - BLANK_SHARE)
+            odds = self._blank_share / (1.0 - self._blank_share)
             logits[:, self.blank] = np.log(odds * (self.vocab_size - 1))
         return logits

@@ -23,8 +23,10 @@ __all__ = ["PromptSearch"]
 AGAIN = 0.3
 """The part of an ask that known prompts have."""
 
-BLANK_SHARE = 0.5
-"""The part of blank positions in random prompts, where there is a blank: short prompts do well."""
+LENGTH = 2.0
+"""Tokens that prompts begin with, on average, where there is a blank.
+
+A few hundred queries tell single tokens and pairs apart; longer prompts are tried, but rarely."""
 
 RACERS = 8
 """Prompts that begin a race, at most."""
@@ -210,12 +212,23 @@ class PromptSearch(ABC):
     # Helpers of the methods
 
     def _random(self, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
-        """Random prompts; with a blank, on average half of their positions are blank."""
-        shape = count, self.prompt_len
-        tokens = rng.integers(self.vocab_size, size=shape)
+        """Random prompts, short ones where there is a blank."""
+        tokens = rng.integers(self.vocab_size, size=(count, self.prompt_len))
         if self.blank is None:
             return tokens
-        return self._compact(np.where(rng.random(shape) < BLANK_SHARE, self.blank, tokens))
+        beyond = np.arange(self.prompt_len) >= self._lengths(count, rng)[:, None]
+        return self._compact(np.where(beyond, self.blank, tokens))
+
+    def _lengths(self, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+        """Numbers of tokens that new prompts have at most: 1, and more with falling chances."""
+        if self.blank is None:
+            return np.full(count, self.prompt_len)
+        return np.minimum(rng.geometric(1.0 / LENGTH, size=count), self.prompt_len)
+
+    @property
+    def _blank_share(self) -> float:
+        """The chance of a blank at a position, where positions are drawn apart."""
+        return max(0.5, 1.0 - LENGTH / self.prompt_len)
 
     def _compact(self, prompts: NDArray[np.int64]) -> NDArray[np.int64]:
         """The same texts with their blanks at the end, so that equal texts are equal prompts."""

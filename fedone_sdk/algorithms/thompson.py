@@ -21,8 +21,8 @@ class ThompsonSampling(PromptSearch):
     For each class and bias, a prompt's own part of its loss is modelled as the sum of its tokens'
     effects, each normal around 0, by Bayesian linear regression over the pool. A new prompt draws
     the effects from their posterior (Thompson 1933; Russo et al. 2018), and takes tokens one by
-    one, each the one that lowers the drawn loss at its best bias most. It has at most as many
-    tokens as a number drawn from 1 to n; the blank adds nothing.
+    one, each the one that lowers the drawn loss at its best bias most, as far as one does. With a
+    blank, which adds nothing, at most as many as a geometric number: mostly one or two.
 
     What is learnt of a token by one prompt serves all: 200 tokens are told apart sooner than the
     200^n prompts of them. The linear algebra may round otherwise on another processor.
@@ -36,26 +36,23 @@ class ThompsonSampling(PromptSearch):
         means, roots = self._effects(pool)
         share, start = pool.class_share, pool.average
         prompts = np.empty((count, self.prompt_len), dtype=np.int64)
-        for prompt in prompts:
+        for prompt, length in zip(prompts, self._lengths(count, rng), strict=True):
             # One draw for all biases: a token's effect moves, its dependence on the bias does not.
             drawn = np.einsum("cvw,cw->cv", roots, rng.normal(size=roots.shape[:2]))
             effects = (share[:, None, None] * (means + drawn[:, :, None])).sum(axis=0)
-            prompt[:] = self._best_tokens(pool, start, effects, int(rng.integers(self.prompt_len)))
+            prompt[:] = self._best_tokens(pool, start, effects, int(length))
         return self._compact(rng.permuted(prompts, axis=1))
 
     def _best_tokens(
-        self, pool: Pool, start: NDArray[np.float64], effects: NDArray[np.float64], more: int
+        self, pool: Pool, start: NDArray[np.float64], effects: NDArray[np.float64], most: int
     ) -> list[int]:
-        """At most 1 + `more` distinct tokens, greedily; all n where there is no blank."""
+        """At most `most` distinct tokens, greedily; all of them where there is no blank."""
         free = np.ones(self.vocab_size, dtype=bool)
-        wanted = 1 + more
-        if self.blank is None:
-            wanted = self.prompt_len
-        else:
+        if self.blank is not None:
             free[self.blank] = False
         chosen: list[int] = []
         curve, lowest = start, float(pool.lowest(start[None])[0])
-        while len(chosen) < min(wanted, int(free.sum()) + len(chosen)):
+        while len(chosen) < most and free.any():
             values = np.where(free, pool.lowest(curve + effects), np.inf)
             token = int(values.argmin())
             if self.blank is not None and values[token] >= lowest:

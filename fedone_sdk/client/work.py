@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import structlog
 
 from fedone_sdk.budget import NOTHING, Usage
-from fedone_sdk.calibration import MAX_LABELS
+from fedone_sdk.calibration import MAX_LABELS, bias_grid
 from fedone_sdk.client.batch import BeforeSend, Declining, Minibatch
 from fedone_sdk.client.scoring import Losses
 from fedone_sdk.client.trainer import Trainer
@@ -95,11 +95,11 @@ class Work:
             )
         if not fits:
             raise Declining("the assignment does not fit its run")
-        if run.calibration.kind == "labels":
+        if self._by_class:
             task = run.task
             sound = task.loss == "cross_entropy" and len(task.labels) <= MAX_LABELS
             # Losses by class have no noise: with them, that of the losses would protect nothing.
-            if not sound or run.privacy is not None or isinstance(assignment, AlphaAssignment):
+            if not sound or run.privacy is not None:
                 raise Declining("the run's calibration does not fit its task or its privacy")
 
     async def update(
@@ -167,7 +167,10 @@ class Work:
         self, assignment: AlphaAssignment, remembered: Callable[[], bytes | None]
     ) -> tuple[AlphaUpdate, bytes]:
         try:
+            import numpy as np
+
             from fedone_sdk.algorithms import (
+                ClassLosses,
                 State,
                 dump_memory,
                 load_memory,
@@ -189,7 +192,11 @@ class Work:
         before = from_wire(assignment.alpha)
         with _declining("the assignment does not fit its run", NOTHING):
             method = method_from_spec(
-                run.method, prompt_len=run.prompt_len, vocab_size=run.vocab_size, blank=run.blank
+                run.method,
+                prompt_len=run.prompt_len,
+                vocab_size=run.vocab_size,
+                blank=run.blank,
+                biases=bias_grid(len(run.task.labels)) if self._by_class else None,
             )
             state = State(alpha=before, memory=memory_from_wire(assignment.memory))
             method.check(state)
@@ -216,7 +223,13 @@ class Work:
                 raise Declining(exc.reason, usage + exc.usage) from exc
             usage += losses.usage
             with _declining("nothing can be learnt", usage):
-                state = method.tell(state, candidates, self._clipped(losses.values))
+                if losses.by_class is None:
+                    state = method.tell(state, candidates, self._clipped(losses.values))
+                else:
+                    curves = ClassLosses(
+                        means=from_wire(losses.by_class), counts=np.array(losses.class_counts)
+                    )
+                    state = method.tell(state, candidates, curves.clipped(run.loss_clip))
             scored += losses.scored
             values.extend(losses.values)
         alpha, mean_loss = state.alpha, sum(values) / len(values)
@@ -234,6 +247,11 @@ class Work:
         )
         keep = bool(state.memory) and not method.shares_memory
         return update, dump_memory(state.memory) if keep else b""
+
+    @property
+    def _by_class(self) -> bool:
+        """Whether losses are told by class and label bias."""
+        return self.run.calibration.kind == "labels"
 
     def _clipped(self, losses: tuple[float, ...]) -> tuple[float, ...]:
         highest = self.run.loss_clip

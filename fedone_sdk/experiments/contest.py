@@ -243,7 +243,7 @@ async def _run(
             raise FedOneError(f"the run ended as {result.status}: {result.reason}")
         assert milestones.run is not None
         method = milestones.run.machine.algorithm
-        measured = federation.dev
+        measured: Sequence[Example] = federation.dev
         if options["held_out"] is not None:
             measured = _longer_half(measured)
         answers: dict[str, LabelRows] = {}

@@ -149,6 +149,6 @@ class Array(Message):
 
 
 SharedMemory = Annotated[
-    dict[Annotated[str, Field(pattern=r"^[a-z_]{1,32}$")], Array], Field(max_length=8)
+    dict[Annotated[str, Field(pattern=r"^[a-z_]{1,32}$")], Array], Field(max_length=16)
 ]
 """Arrays by name: what a method such as evolution remembers beside alpha."""

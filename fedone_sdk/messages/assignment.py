@@ -115,8 +115,8 @@ class RunTask(Message):
         gateway: Whether the server scores prompts for clients (``POST /v1/score``).
         loss_clip: In the ``alpha`` exchange the client clips its mean losses to [0, `loss_clip`].
         privacy: What noise the client adds to what it returns.
-        calibration: For ``labels``, the client returns its losses by class and label bias, too;
-            the other kinds ask nothing of it.
+        calibration: For ``labels``, the method is told losses by class and label bias, which in the
+            ``losses`` exchange the client returns; the other kinds ask nothing of it.
     """
 
     task: TaskSpec
@@ -128,7 +128,7 @@ class RunTask(Message):
     gateway: bool
     loss_clip: float | None = None
     privacy: PrivacySpec | None = None
-    calibration: CalibrationSpec = CalibrationSpec()
+    calibration: CalibrationSpec = CalibrationSpec(kind="none")
 
 
 class VocabularyList(Message):

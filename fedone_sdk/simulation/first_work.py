@@ -11,7 +11,7 @@ from fedone_sdk.aggregator.state import RunState
 from fedone_sdk.errors import SpecError
 from fedone_sdk.messages import AlphaAssignment, LossesAssignment
 from fedone_sdk.simulation.federation import Federation
-from fedone_sdk.spec import CalibrationSpec, RunSpec
+from fedone_sdk.spec import RunSpec
 
 __all__ = ["Exchange", "WORK_ID", "alone", "first_work", "planned_machine"]
 
@@ -24,12 +24,9 @@ WORK_ID = "0" * 32
 def alone(spec: RunSpec, exchange: Exchange) -> RunSpec:
     """A run whose first assignment can be looked at: nobody is waited for, nothing is paid."""
     participation = {"exchange": exchange, "min_clients": 1}
-    # Clients of the alpha exchange report nothing that a bias could be found from.
-    calibration = spec.calibration if exchange == "losses" else CalibrationSpec()
     return spec.model_copy(
         update={
             "participation": spec.participation.model_copy(update=participation),
-            "calibration": calibration,
             "budget": None,
         }
     )

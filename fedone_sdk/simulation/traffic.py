@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedone_sdk.aggregator import RoundMachine
-from fedone_sdk.algorithms import stream, stream_seed
+from fedone_sdk.algorithms import ClassLosses, stream, stream_seed
 from fedone_sdk.budget import Usage
 from fedone_sdk.client.scoring import cuts
 from fedone_sdk.data import draw_minibatch
@@ -123,8 +124,18 @@ def _memory(machine: RoundMachine) -> dict[str, Array]:
         return {}
     for step in range(min(_STEPS, machine.spec.rounds)):
         asked = algorithm.ask(state, stream(stream_seed(machine.spec.seed, "plan", step)))
-        state = algorithm.tell(state, asked, range(len(asked.prompts)))
+        state = algorithm.tell(state, asked, _some_losses(machine, len(asked.prompts)))
     return memory_to_wire(state.memory)
+
+
+def _some_losses(machine: RoundMachine, count: int) -> NDArray[np.float64] | ClassLosses:
+    """Losses of `count` prompts, of the shape that the method is told."""
+    losses = np.arange(count, dtype=np.float64)
+    if machine.biases is None:
+        return losses
+    num_labels = len(machine.biases[0])
+    means = np.broadcast_to(losses[:, None, None], (count, num_labels, len(machine.biases)))
+    return ClassLosses(means=means, counts=np.ones(num_labels, dtype=np.int64))
 
 
 def _scores(federation: Federation, num_prompts: int, batch_size: int, model: str) -> Scores:

@@ -16,15 +16,16 @@ class CalibrationSpec(Spec):
     """What is done about label bias (docs/explanation/calibration.md); its kind for short.
 
     Attributes:
-        kind: ``none``. ``labels``: clients report their losses by class on a grid of label biases,
-            from answers that are paid for anyway, and the method finds a bias for each prompt; it
-            needs a method that keeps a pool of prompts, and the ``losses`` exchange. Without
-            labels, and only where a prompt is measured: ``contextual`` takes the bias from what
-            the model says of inputs without content, at one more query per measurement, and
-            ``batch`` from the inputs that are predicted together.
+        kind: ``auto`` is ``labels`` where a run allows it, else ``none``. ``labels``: losses are
+            told by class on a grid of label biases, from answers that are paid for anyway, and the
+            method finds a bias for each prompt; it needs a method that keeps a pool of prompts, a
+            cross-entropy over a few label words, and no privacy. Without labels, and only where a
+            prompt is measured: ``contextual`` takes the bias from what the model says of inputs
+            without content, at one more query per measurement, and ``batch`` from the inputs that
+            are predicted together.
     """
 
-    kind: Literal["none", "labels", "contextual", "batch"] = "none"
+    kind: Literal["auto", "none", "labels", "contextual", "batch"] = "auto"
 
     @model_validator(mode="before")
     @classmethod

@@ -56,8 +56,13 @@ class _Common(Spec):
         """Whether each client remembers something of the method from round to round."""
         return False
 
-    def travelling_memory(self, prompt_len: int) -> int:
-        """Size of the largest array that travels beside alpha, in float32; 0 where none does."""
+    def travelling_memory(self, prompt_len: int, points: int) -> int:
+        """Size of the largest array that travels beside alpha, in float32; 0 where none does.
+
+        Args:
+            prompt_len: n.
+            points: Numbers that a prompt's loss is told as: C x G under calibration, else 1.
+        """
         return 0
 
 
@@ -136,9 +141,9 @@ class PoolSpec(_MethodSpec):
     race: Annotated[float, Field(ge=0, lt=1)] = 0.2
     patience: Annotated[int, Field(ge=1, le=10**9)] | None = None
 
-    def travelling_memory(self, prompt_len: int) -> int:
-        """The prompts of the pool, in int64, or its sums."""
-        return 2 * self.pool_size * max(prompt_len, 1)
+    def travelling_memory(self, prompt_len: int, points: int) -> int:
+        """The prompts of the pool, in int64, or its sums, in float64."""
+        return 2 * self.pool_size * max(prompt_len, points)
 
 
 class EvolutionSpec(PoolSpec):
@@ -270,7 +275,7 @@ class BbtSpec(_MethodSpec):
         """The state of CMA-ES."""
         return self.memory == "client"
 
-    def travelling_memory(self, prompt_len: int) -> int:
+    def travelling_memory(self, prompt_len: int, points: int) -> int:
         """A triangle of the covariance, in float64."""
         return self.intrinsic_dim * (self.intrinsic_dim + 1) if self.memory == "run" else 0
 

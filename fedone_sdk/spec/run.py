@@ -170,7 +170,8 @@ class RunSpec(Spec):
         prompt: Length and vocabulary.
         method: The black-box method.
         participation: Who works in a round.
-        calibration: What is done about the model's preference for some label words.
+        calibration: What is done about the model's preference for some label words; never
+            ``auto`` once the run is read.
         defence: What is done against clients that lie; ``standard`` where devices are not yours.
         privacy: What noise devices add to what they return.
         budget: Caps.
@@ -262,31 +263,37 @@ class RunSpec(Spec):
             raise ValueError(f"privacy: cannot be had with {name}")
 
     def _check_calibration(self) -> None:
-        kind, task = self.calibration.kind, self.task
-        if kind == "none":
-            return
+        kind = self.calibration.kind
+        if kind == "auto":
+            kind = "none" if self._against_calibration("labels") else "labels"
+            object.__setattr__(self, "calibration", CalibrationSpec(kind=kind))
+        elif kind != "none" and (reason := self._against_calibration(kind)):
+            raise ValueError(reason)
+
+    def _against_calibration(self, kind: str) -> str | None:
+        """Why a kind of calibration cannot be had; None if it can."""
+        task = self.task
         if task.generates:
-            raise ValueError(f"calibration: {kind} needs a task with label words")
+            return f"calibration: {kind} needs a task with label words"
         if task.bias is not None:
-            raise ValueError(f"task.bias: must be null under calibration {kind}, which finds one")
+            return f"task.bias: must be null under calibration {kind}, which finds one"
         if kind != "labels":
-            return
-        if self.participation.exchange != "losses":
-            raise ValueError("participation.exchange: must be losses under calibration labels")
+            return None
         if task.loss != "cross_entropy":
-            raise ValueError("task.loss: must be cross_entropy under calibration labels")
+            return "task.loss: must be cross_entropy under calibration labels"
         if len(task.labels) > MAX_LABELS:
-            raise ValueError(
+            return (
                 f"calibration: labels takes a task of at most {MAX_LABELS} labels, this one has "
                 f"{len(task.labels)}; contextual and batch take any"
             )
         if not self.method.pools:
-            raise ValueError(
+            return (
                 f"calibration: labels needs a method that keeps a pool of prompts; "
                 f"{self.method.name} does not"
             )
         if self.privacy is not None:
-            raise ValueError("privacy: cannot be had with calibration labels, which adds no noise")
+            return "privacy: cannot be had with calibration labels, which adds no noise"
+        return None
 
     def _check_defence(self) -> None:
         part = self.participation

@@ -20,7 +20,7 @@ from fedone_sdk import CachedBackend, OnnxBackend, RunSpec, assets
 from fedone_sdk.algorithms import method_from_spec
 from fedone_sdk.backends import LLMBackend, predict
 from fedone_sdk.simulation import Federation, simulate
-from fedone_sdk.task import predicted, target_of
+from fedone_sdk.task import Bias, predicted, target_of
 
 RESAMPLES = 10_000
 
@@ -67,7 +67,12 @@ async def one_seed(seed: int) -> Scored:
     async with CachedBackend(OnnxBackend()) as backend:
         result = await simulate(federation, backend=backend, transport="http")
         no_prompt, before, after = [
-            await hits(backend, federation, text) for text in ("", untrained, result.prompt.text)
+            await hits(backend, federation, text, bias)
+            for text, bias in (
+                ("", None),
+                (untrained, None),
+                (result.prompt.text, result.prompt.bias),
+            )
         ]
     assert result.spent.queries <= (result.cap.queries or 0)
     print(
@@ -80,10 +85,12 @@ async def one_seed(seed: int) -> Scored:
     return Scored(no_prompt=no_prompt, before=before, after=after)
 
 
-async def hits(backend: LLMBackend, federation: Federation, prompt: str) -> Hits:
+async def hits(
+    backend: LLMBackend, federation: Federation, prompt: str, bias: Bias | None
+) -> Hits:
     """Which dev examples a prompt gets right."""
-    spec = federation.spec
-    found = await predict(backend, spec.task, prompt, federation.dev, spec.method.batch_size)
+    task, size = federation.spec.task.with_bias(bias), federation.spec.method.batch_size
+    found = await predict(backend, task, prompt, federation.dev, size)
     return np.array(
         [
             float(predicted(found.task, row) == target_of(found.task, example))

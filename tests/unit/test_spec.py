@@ -140,6 +140,25 @@ def test_calibration_by_its_kind() -> None:
     assert validate_spec(RunSpec, SMALL, source="x").calibration.kind == "none"
 
 
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        ({}, "labels"),
+        ({"method": {"name": "thompson"}, "participation": {"exchange": "alpha"}}, "labels"),
+        ({"method": {"name": "gs-bdpl"}}, "none"),
+        ({"privacy": {"clip": 2.0, "noise_multiplier": 1.0}}, "none"),
+        ({"task": {"template": "{prompt} {text}", "loss": "nll"}}, "none"),
+    ],
+)
+def test_calibration_where_it_can_be_had(change: dict[str, Any], kind: str) -> None:
+    spec = validate_spec(RunSpec, {**CALIBRATED, "calibration": "auto", **change}, source="x")
+    assert spec.calibration.kind == kind
+    # What was found is written down, and read again.
+    assert RunSpec.model_validate_json(spec.model_dump_json()) == spec
+    unsaid = {name: value for name, value in CALIBRATED.items() if name != "calibration"}
+    assert validate_spec(RunSpec, {**unsaid, **change}, source="x") == spec
+
+
 @pytest.mark.parametrize("kind", ["contextual", "batch"])
 @pytest.mark.parametrize(
     "change",
@@ -162,9 +181,8 @@ NLL = {"template": "{prompt} {text}", "loss": "nll"}
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        ({"calibration": "label"}, "calibration.kind: input should be 'none', 'labels', 'contex"),
+        ({"calibration": "label"}, "calibration.kind: input should be 'auto', 'none', 'labels', "),
         ({"calibration": {"kind": "batch", "size": 3}}, "calibration.size: unknown key (allowed"),
-        ({"participation": {}}, "participation.exchange: must be losses under calibration labels"),
         ({"task": {**FIVE, "labels": {0: " a", 1: " b"}, "loss": "hinge"}},
          "task.loss: must be cross_entropy under calibration labels"),
         ({"task": FIVE}, "calibration: labels takes a task of at most 4 labels, this one has 5"),
