@@ -1,0 +1,83 @@
+{{/* What pods and containers have in common. */}}
+
+{{- define "fedone.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end -}}
+
+{{/* How a component's pods are placed: its values. */}}
+{{- define "fedone.placing" -}}
+{{- with .nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .affinity }}
+affinity: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .topologySpreadConstraints }}
+topologySpreadConstraints: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- end -}}
+
+{{/* The head of every pod's spec. A Service's name in variables, such as FEDONE_PORT or VLLM_PORT,
+     would be taken for a setting, and nothing here talks to Kubernetes. */}}
+{{- define "fedone.podHead" -}}
+serviceAccountName: {{ include "fedone.serviceAccount" . }}
+automountServiceAccountToken: false
+enableServiceLinks: false
+{{- with .Values.imagePullSecrets }}
+imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* A variable from a Secret: (list "NAME" secret). */}}
+{{- define "fedone.secretEnv" -}}
+- name: {{ index . 0 }}
+  valueFrom:
+    secretKeyRef: {name: {{ (index . 1).name }}, key: {{ (index . 1).key }}}
+{{- end -}}
+
+{{/* The claim for a volume: (list size storageClass accessModes). */}}
+{{- define "fedone.claim" -}}
+accessModes: {{ toJson (index . 2) }}
+{{- with index . 1 }}
+storageClassName: {{ . | quote }}
+{{- end }}
+resources:
+  requests: {storage: {{ index . 0 }}}
+{{- end -}}
+
+{{/* Ways that every pod with names to look up needs. */}}
+{{- define "fedone.dnsEgress" -}}
+- to: {{- toYaml .Values.networkPolicy.dns | nindent 4 }}
+  ports: [{port: 53, protocol: UDP}, {port: 53, protocol: TCP}]
+{{- end -}}
+
+{{/* To a model outside of this chart. */}}
+{{- define "fedone.internetEgress" -}}
+{{- with .Values.networkPolicy.internet -}}
+- {{ with .to }}to: {{- toYaml . | nindent 4 }}
+  {{ end }}ports: [{port: {{ .port }}, protocol: TCP}]
+{{- end }}
+{{- end -}}
+
+{{/* To the database. */}}
+{{- define "fedone.databaseEgress" -}}
+{{- if .Values.postgresql.enabled -}}
+- to:
+    - podSelector:
+        matchLabels: {{- include "fedone.selector" (list . "postgresql") | nindent 10 }}
+  ports: [{port: 5432, protocol: TCP}]
+{{- else -}}
+- ports: [{port: {{ .Values.store.postgresql.port }}, protocol: TCP}]
+  {{- with .Values.networkPolicy.database }}
+  to: {{- toYaml . | nindent 4 }}
+  {{- end }}
+{{- end -}}
+{{- end -}}

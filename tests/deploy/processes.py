@@ -1,0 +1,105 @@
+"""Processes under test: started with their own environment, output in a file, always ended."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.error import URLError
+from urllib.request import ProxyHandler, Request, build_opener
+
+import pytest
+
+__all__ = ["Process", "fetch", "free_port", "running", "tool", "until"]
+
+PATIENCE_S = 120.0
+
+_opener = build_opener(ProxyHandler({}))
+
+
+class Process:
+    """A command under way.
+
+    Attributes:
+        popen: The process.
+    """
+
+    def __init__(
+        self, argv: list[str], environment: Mapping[str, str], folder: Path, name: str
+    ) -> None:
+        self._log = folder / f"{name}.log"
+        with self._log.open("ab") as log:
+            self.popen = subprocess.Popen(argv, stdout=log, stderr=log, cwd=folder, env=environment)
+
+    @property
+    def log(self) -> str:
+        """All that it wrote, and others of its name before it."""
+        return self._log.read_text(errors="replace")
+
+    def says(self, text: str) -> None:
+        """Returns once it wrote `text`."""
+        until(lambda: text in self.log, self)
+
+    def stop(self) -> int:
+        """Ends it as a service manager does; its exit status."""
+        if self.popen.poll() is None:
+            self.popen.send_signal(signal.SIGTERM)
+        return self.popen.wait(PATIENCE_S)
+
+
+@contextmanager
+def running(
+    argv: list[str], environment: Mapping[str, str], folder: Path, name: str
+) -> Iterator[Process]:
+    """A process that does not outlive the block."""
+    process = Process(argv, environment, folder, name)
+    try:
+        yield process
+    finally:
+        process.popen.kill()
+        process.popen.wait()
+
+
+def until(true: Callable[[], object], *processes: Process) -> None:
+    """Waits for something that another process does: no manual clock reaches into it."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not true():
+        for process in processes:
+            assert process.popen.poll() is None, f"ended early: {process.log}"
+        logs = "\n".join(process.log for process in processes)
+        assert time.monotonic() < deadline, f"waited too long: {logs}"
+        time.sleep(0.05)
+
+
+def fetch(url: str, *, token: str | None = None) -> bytes | None:
+    """The body of a 200; None where there is no such answer."""
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    try:
+        with _opener.open(Request(url, headers=headers), timeout=10) as response:
+            return bytes(response.read())
+    except (URLError, OSError):
+        return None
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def tool(name: str, package: str) -> str:
+    """A program of the system; a skip where it is missing, but not in CI."""
+    found = shutil.which(name)
+    if found is None:
+        reason = f"{name} is not installed: scripts/install-deploy-tools, or {package}"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return found

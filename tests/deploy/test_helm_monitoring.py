@@ -1,0 +1,150 @@
+"""Alerts and the dashboard: every expression parses, and asks for figures that there are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import promql_parser
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from fedone_sdk.aggregator.metrics import Metrics
+from fedone_sdk.aggregator.observers import Observers
+from tests.deploy.helm_chart import CASES, CHART, render
+from tests.integration.test_observing import ADMIN, serving
+
+SCRAPED = {"job", "namespace"}
+"""Labels that Prometheus adds."""
+RULES = yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())
+DASHBOARD = json.loads((CHART / "files" / "dashboard.json").read_text())
+SUFFIXES = {
+    "counter": ("_total",),
+    "gauge": ("",),
+    "histogram": ("_bucket", "_count", "_sum"),
+}
+
+
+def alerts() -> list[dict[str, Any]]:
+    return [rule for group in RULES["groups"] for rule in group["rules"]]
+
+
+def panels() -> list[dict[str, Any]]:
+    return [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+
+
+def filled_in(expression: str) -> str:
+    """An expression as Grafana sends it."""
+    values = {"$__rate_interval": "1m", "$job": ".*", "$run": ".*"}
+    for name, value in values.items():
+        expression = expression.replace(name, value)
+    assert "$" not in expression
+    return expression
+
+
+def expressions() -> Iterator[tuple[str, str]]:
+    for rule in alerts():
+        yield rule["alert"], rule["expr"]
+    for panel in panels():
+        for target in panel["targets"]:
+            yield f"{panel['title']} {target['refId']}", filled_in(target["expr"])
+
+
+def selectors(expression: str) -> list[promql_parser.VectorSelector]:
+    found: list[promql_parser.VectorSelector] = []
+
+    def visit(part: object) -> None:
+        if isinstance(part, promql_parser.MatrixSelector):
+            part = part.vector_selector
+        if isinstance(part, promql_parser.VectorSelector):
+            found.append(part)
+
+    promql_parser.walk(promql_parser.parse(expression), visit)
+    return found
+
+
+async def figures() -> dict[str, set[str]]:
+    """Each series that a real service shows after a round, with the labels that it has."""
+    async with serving(Observers(metrics=Metrics())) as service:
+        await service.work()
+        status, text = await service.call("GET", "/metrics", token=ADMIN)
+    assert status == 200
+    found: dict[str, set[str]] = {}
+    for family in text_string_to_metric_families(text):
+        for suffix in SUFFIXES.get(family.type, ()):
+            found[family.name + suffix] = set()
+        for sample in family.samples:
+            found.setdefault(sample.name, set()).update(sample.labels)
+    return found
+
+
+async def test_alerts_and_panels_ask_for_figures_that_there_are() -> None:
+    there = await figures()
+    assert "fedone_run_mean_loss" in there, "a round is done"
+    asked = set()
+    for name, expression in expressions():
+        used = selectors(expression)
+        assert used, name
+        for selector in used:
+            assert selector.name in there, f"{name}: no metric {selector.name}"
+            labels = {matcher.name for matcher in selector.matchers.matchers}
+            unknown = labels - there[selector.name] - SCRAPED
+            assert not unknown, f"{name}: {selector.name} has no label {unknown}"
+            asked.add(selector.name)
+    for query in (v["definition"] for v in DASHBOARD["templating"]["list"] if "definition" in v):
+        metric = query.removeprefix("label_values(").partition("{")[0].partition(",")[0]
+        assert metric in there
+    # Whoever adds a metric should think of the dashboard.
+    bases = {
+        name.removesuffix("_count").removesuffix("_sum").removesuffix("_bucket") for name in there
+    }
+    shown = {name.removesuffix("_count").removesuffix("_bucket") for name in asked}
+    assert {name for name in bases if not name.endswith("_created")} - shown == set()
+
+
+def test_alerts_are_said_in_words() -> None:
+    names = [rule["alert"] for rule in alerts()]
+    assert len(set(names)) == len(names)
+    for rule in alerts():
+        assert rule["labels"]["severity"] in ("info", "warning", "critical")
+        assert rule["annotations"].keys() == {"summary", "description"}
+
+
+def test_the_dashboard_is_whole() -> None:
+    ids = [panel["id"] for panel in DASHBOARD["panels"]]
+    assert len(set(ids)) == len(ids)
+    rows: dict[int, int] = {}
+    for panel in DASHBOARD["panels"]:
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24
+        rows[place["y"]] = rows.get(place["y"], 0) + place["w"]
+    assert set(rows.values()) == {24}
+    for panel in panels():
+        assert panel["title"]
+        assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+
+
+def test_a_release_brings_them() -> None:
+    manifests = render(CASES["replicas on a database of one's own"])
+    (rule,) = manifests.of_kind("PrometheusRule")
+    assert rule["spec"] == RULES, "Prometheus' own templates are left alone"
+    dashboard = manifests.get("ConfigMap", "fedone-dashboard")
+    assert json.loads(dashboard["data"]["fedone.json"]) == DASHBOARD
+    assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
+    (monitor,) = manifests.of_kind("ServiceMonitor")
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    assert monitor["spec"]["namespaceSelector"] == {"matchNames": ["tuning"]}
+    wanted = monitor["spec"]["selector"]["matchLabels"]
+    (service,) = (
+        s for s in manifests.of_kind("Service") if wanted.items() <= s["metadata"]["labels"].items()
+    )
+    ports = {port["name"] for port in service["spec"]["ports"]}
+    assert {endpoint["port"] for endpoint in monitor["spec"]["endpoints"]} == ports == {"metrics"}
+
+
+@pytest.mark.parametrize("expression", ["rate(fedone_updates_total)", "sum by (", "max(x[5m]"])
+def test_the_parser_would_see_a_mistake(expression: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        promql_parser.parse(expression)

@@ -1,0 +1,187 @@
+"""docs/guides/kubernetes.md, followed without a cluster: what it renders runs, and ends a run."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.deploy.helm_chart import CHART, Manifests, render
+from tests.deploy.helm_pods import Kubelet, Pod
+from tests.deploy.processes import Process, fetch, running, until
+from tests.postgres import PASSWORD, Cluster
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "guides" / "kubernetes.md").read_text()
+REVIEWS = ROOT / "fedone_sdk" / "assets" / "companion_feedback" / "train.jsonl"
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def merged(below: Any, above: Any) -> Any:
+    """As helm takes one `-f` after the other."""
+    if not (isinstance(below, dict) and isinstance(above, dict)):
+        return above
+    return {**below, **{name: merged(below.get(name), part) for name, part in above.items()}}
+
+
+VALUES: dict[str, Any] = yaml.safe_load(blocks("yml")[0])
+
+
+@pytest.mark.parametrize("number", range(len(blocks("yml"))))
+def test_the_values_go_together(number: int) -> None:
+    """Each block is an addition to the first."""
+    manifests = render(merged(VALUES, yaml.safe_load(blocks("yml")[number])), namespace="fedone")
+    assert manifests.get("Deployment", "fedone-aggregator")
+
+
+def test_the_readmes_values_go_together() -> None:
+    (block,) = re.findall(
+        r"^```yml\n(.*?)^```$", (CHART / "README.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    assert render(yaml.safe_load(block)).get("Deployment", "fedone-vllm")
+
+
+def test_the_secrets_of_the_page_are_those_that_pods_ask_for() -> None:
+    given = set(re.findall(r"--from-literal=([\w-]+)=", PAGE))
+    asked = {
+        variable["valueFrom"]["secretKeyRef"]["key"]
+        for _, container in render(VALUES).containers()
+        for variable in container.get("env", ())
+        if "valueFrom" in variable
+    }
+    assert asked == given
+
+
+@pytest.fixture
+def database(postgres: Cluster) -> Iterator[str]:
+    """What the bundled PostgreSQL's pod would make of its variables."""
+    (container,) = render(VALUES).pod("postgresql")["containers"]
+    environment = {v["name"]: v.get("value") for v in container["env"]}
+    assert environment["POSTGRES_USER"] == "fedone"
+    name = environment["POSTGRES_DB"]
+    postgres.execute(f"CREATE DATABASE {name}")
+    yield f"127.0.0.1:{postgres.port}"
+    postgres.drop(name)
+
+
+def ready(pod: Pod) -> bool:
+    """The readiness probe, as the kubelet asks it."""
+    container = pod.spec["containers"][0]
+    probe = container["readinessProbe"]["httpGet"]
+    (port,) = (p["containerPort"] for p in container["ports"] if p["name"] == probe["port"])
+    return fetch(pod.url(port) + probe["path"]) is not None
+
+
+def commands(start: str) -> list[str]:
+    """The page's lines that start so."""
+    lines = [line for block in blocks("bash") for line in block.splitlines()]
+    return [line for line in lines if line.startswith(start)]
+
+
+def test_from_values_to_a_finished_run(tmp_path: Path, database: str) -> None:
+    manifests: Manifests = render(VALUES, namespace="fedone")
+    secret = {
+        name: PASSWORD if name == "database-password" else secrets.token_urlsafe(32)
+        for name in re.findall(r"--from-literal=([\w-]+)=", PAGE)
+    }
+    kubelet = Kubelet(
+        manifests,
+        tmp_path,
+        secrets={"fedone": secret},
+        services={"fedone-postgresql:5432": database},
+    )
+    person = {
+        **kubelet.environment,
+        "ENROLMENT_TOKEN": secret["enrolment-token"],
+        "FEDONE_ADMIN_TOKEN": secret["admin-token"],
+    }
+    logs = [kubelet.run(kubelet.pod("migration", "migration"), "migration")]
+    assert logs[0].startswith("made schema ")
+    with ExitStack() as stack:
+        gateway = kubelet.pod("gateway", "gateway", "fedone-gateway")
+        answering = stack.enter_context(kubelet.container(gateway, "gateway"))
+        until(lambda: ready(gateway), answering)
+        first = kubelet.pod("aggregator", "aggregator-0", "fedone-aggregator")
+        second = kubelet.pod("aggregator", "aggregator-1")
+        assert "would serve 1 runs" in kubelet.run(first, "check")
+        serving = [
+            stack.enter_context(kubelet.container(pod, "aggregator")) for pod in (first, second)
+        ]
+        for pod, process in zip((first, second), serving, strict=True):
+            until(lambda pod=pod: ready(pod), process)
+
+        test = kubelet.pod("test", "test")
+        assert kubelet.run(test, "answers").count("200 http://") == 3
+        assert "reviews" in kubelet.run(test, "runs")
+
+        devices = [
+            stack.enter_context(device(tmp_path / f"device-of-{pod.folder.name}", pod, person))
+            for pod in (first, second)
+        ]
+        for client in devices:
+            assert client.popen.wait(120) == 0, client.log
+
+        result = look(second, tmp_path, person)
+        assert (result["status"], result["rounds"]) == ("completed", 20)
+        assert 0 < result["spent"]["queries"] <= result["cap"]["queries"] == 200
+        assert result["prompt"]["text"]
+        for pod in (first, second):
+            figures = fetch(pod.url(9090) + "/metrics")
+            assert figures is not None
+            assert b'fedone_run_rounds_total{run="reviews"} 20.0' in figures
+        assert asked_by(answering) == {"aggregator"}
+
+        again = kubelet.run(kubelet.pod("migration", "upgrade"), "migration")
+        assert again.endswith("is the newest\n")
+        assert answering.stop() == 0
+        logs += [again, answering.log, *(process.log for process in serving)]
+    for text in secret.values():
+        assert text not in "".join(logs)
+
+
+@contextmanager
+def device(folder: Path, pod: Pod, environment: dict[str, str]) -> Iterator[Process]:
+    """The page's own command, on some of the sentences."""
+    folder.mkdir()
+    rows = REVIEWS.read_text().splitlines(keepends=True)
+    (folder / "reviews.jsonl").write_text("".join(rows[:40]))
+    (command,) = commands("fedone client ")
+    with running(["sh", "-c", f"exec {at(command, pod)}"], environment, folder, "log") as process:
+        yield process
+
+
+def look(pod: Pod, folder: Path, environment: dict[str, str]) -> dict[str, Any]:
+    """The page's own commands; what the last one wrote."""
+    for command in commands("fedone runs "):
+        subprocess.run(
+            ["sh", "-c", at(command, pod)],
+            cwd=folder,
+            env=environment,
+            check=True,
+            capture_output=True,
+        )
+    found: dict[str, Any] = json.loads((folder / "reviews.json").read_text())
+    return found
+
+
+def at(command: str, pod: Pod) -> str:
+    """A command, with the address that `kubectl port-forward` would make."""
+    assert "http://127.0.0.1:8080" in command
+    return command.replace("http://127.0.0.1:8080", pod.url(8080))
+
+
+def asked_by(gateway: Process) -> set[str]:
+    """Whom a gateway answered."""
+    lines = [json.loads(line) for line in gateway.log.splitlines()]
+    return {line["caller"] for line in lines if line["event"] == "answered"}

@@ -1,0 +1,281 @@
+"""The chart's values: refused where they are wrong, all explained, and what the programs take."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from aiohttp import web
+
+from fedone_sdk.aggregator.auth_config import AuthConfig
+from fedone_sdk.aggregator.config import ServeConfig
+from fedone_sdk.aggregator.routes import routes
+from fedone_sdk.budget import Budget
+from fedone_sdk.gateway import GatewayConfig, ModelGateway, build_app
+from fedone_sdk.spec import RunSpec
+from fedone_sdk.testing import ScriptedBackend
+from tests.deploy.helm_chart import CASES, CHART, helm, render
+
+cases = pytest.mark.parametrize("case", CASES)
+
+
+@pytest.mark.parametrize(
+    ("values", "where"),
+    [
+        ({"aggregatr": {}}, "'aggregatr' not allowed"),
+        ({"aggregator": {"replica": 2}}, "'replica' not allowed"),
+        ({"aggregator": {"replicas": 0}}, "/aggregator/replicas"),
+        ({"aggregator": {"replicas": "two"}}, "/aggregator/replicas"),
+        ({"aggregator": {"config": {"listen": "0.0.0.0:1"}}}, "'listen' not allowed"),
+        ({"aggregator": {"config": {"drain_s": -1}}}, "/aggregator/config/drain_s"),
+        ({"aggregator": {"config": {"log": {"level": "loud"}}}}, "/aggregator/config/log/level"),
+        ({"aggregator": {"backend": {"kind": "gpt"}}}, "/aggregator/backend/kind"),
+        ({"aggregator": {"backend": {"kind": "openai", "api_key": "sk-1"}}}, "'api_key'"),
+        ({"aggregator": {"enrolmentTokens": [{"token": "s3cret"}]}}, "'token' not allowed"),
+        ({"aggregator": {"enrolmentTokens": ["s3cret"]}}, "/aggregator/enrolmentTokens/0"),
+        (
+            {"aggregator": {"adminTokens": [{"name": "a", "role": "god", "secret": {}}]}},
+            "/aggregator/adminTokens/0/role",
+        ),
+        ({"aggregator": {"runs": {"a run": {"task": {}, "prompt": {}}}}}, "'a run'"),
+        ({"aggregator": {"runs": {"run": {"task": {}}}}}, "missing property 'prompt'"),
+        ({"aggregator": {"files": {"../words.txt": ""}}}, "'../words.txt'"),
+        ({"aggregator": {"files": {"server.yaml": ""}}}, "'server.yaml'"),
+        ({"aggregator": {"service": {"type": "Public"}}}, "/aggregator/service/type"),
+        ({"aggregator": {"resources": {"limits": None}}}, "missing property 'limits'"),
+        ({"aggregator": {"resources": {"limits": {"memory": None}}}}, "missing property 'memory'"),
+        ({"store": {"kind": "mysql"}}, "/store/kind"),
+        ({"store": {"postgresql": {"port": 0}}}, "/store/postgresql/port"),
+        ({"store": {"postgresql": {"password": "hunter2"}}}, "'password' not allowed"),
+        ({"store": {"postgresql": {"parameters": {"password": "hunter2"}}}}, "'password'"),
+        ({"store": {"sqlite": {"size": "big"}}}, "/store/sqlite/size"),
+        ({"gateway": {"budget": {"queries": 5}}}, "'queries' not allowed"),
+        ({"gateway": {"tokenSecret": {"name": "A secret"}}}, "/gateway/tokenSecret/name"),
+        ({"gateway": {"apiKeySecret": {"name": "keys"}}}, "/gateway/apiKeySecret"),
+        ({"gateway": {"callers": {"aggregator": {"name": "a", "key": "b"}}}}, "'aggregator'"),
+        ({"vllm": {"gpus": -1}}, "/vllm/gpus"),
+        ({"image": {"digest": "latest"}}, "/image/digest"),
+        ({"ingress": {"hosts": ["https://a.example"]}}, "/ingress/hosts/0"),
+        ({"networkPolicy": {"clients": [{"cidr": "10.0.0.0/8"}]}}, "/networkPolicy/clients/0"),
+        ({"podSecurityContext": {"runAsUser": 0}}, "/podSecurityContext/runAsUser"),
+        ({"podSecurityContext": {"runAsNonRoot": False}}, "/podSecurityContext/runAsNonRoot"),
+    ],
+)
+def test_the_schema_refuses(values: dict[str, Any], where: str) -> None:
+    with helm.Chart.load(CHART) as chart:
+        with pytest.raises(helm.HelmValuesError) as refused:
+            chart.validate_schema(values)
+        with pytest.raises(helm.HelmValuesError):
+            chart.render(values, name="fedone")
+    assert where in str(refused.value)
+
+
+PG = {"store": {"kind": "postgresql"}}
+GATEWAY = {"gateway": {"enabled": True}}
+VLLM = {"enabled": True, "model": "m"}
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"aggregator": {"replicas": 2}}, "aggregator.replicas: SQLite is for one process"),
+        ({"aggregator": {"autoscaling": {"enabled": True}}}, "aggregator.replicas: SQLite is"),
+        ({"postgresql": {"enabled": True}}, "postgresql.enabled: nothing would use it"),
+        (PG, "store.postgresql.host: name a database of yours"),
+        (
+            {
+                "store": {"kind": "postgresql", "postgresql": {"host": "db"}},
+                "postgresql": {"enabled": True},
+            },
+            "store.postgresql.host: there are two databases",
+        ),
+        (
+            {"aggregator": {"enrolmentTokens": [], "adminTokens": []}},
+            "aggregator.enrolmentTokens: needs at least one",
+        ),
+        ({**GATEWAY, "aggregator": {"backend": {"kind": "onnx"}}}, "aggregator.backend.kind: with"),
+        (
+            {**GATEWAY, "aggregator": {"apiKeySecret": {"name": "a", "key": "b"}}},
+            "aggregator.apiKeySecret: with gateway.enabled",
+        ),
+        ({"vllm": VLLM}, "vllm.enabled: only the gateway reaches vLLM"),
+        ({**GATEWAY, "vllm": {"enabled": True}}, "vllm.model: which model is served?"),
+        (
+            {"gateway": {"enabled": True, "backend": {"kind": "openai"}}, "vllm": VLLM},
+            "gateway.backend.kind: with vllm.enabled the gateway asks vLLM",
+        ),
+        (
+            {"gateway": {"enabled": True, "apiKeySecret": {"name": "a", "key": "b"}}, "vllm": VLLM},
+            "gateway.apiKeySecret: with vllm.enabled the key is vllm.apiKeySecret",
+        ),
+        (
+            {**GATEWAY, "vllm": {**VLLM, "replicas": 2}},
+            "vllm.cache.accessModes: several replicas share the cache",
+        ),
+        (
+            {"gateway": {"enabled": True, "budget": {"usd": 1}}},
+            "gateway.budget: what was spent must outlive a restart",
+        ),
+        (
+            {"gateway": {"enabled": True, "replicas": 2, "persistence": {"enabled": True}}},
+            "gateway.replicas: the ledger is a file of one gateway",
+        ),
+        (
+            {"gateway": {"enabled": True, "backend": {"cache": "answers.db"}}},
+            "gateway.backend.cache: must begin with /",
+        ),
+        ({"aggregator": {"backend": {"record": "a"}}}, "aggregator.backend.record: must begin"),
+        ({"ingress": {"enabled": True}}, "ingress.hosts: needs at least one"),
+        (
+            {"ingress": {"certManager": {"clusterIssuer": "a", "issuer": "b"}}},
+            "ingress.certManager: name a clusterIssuer or an issuer",
+        ),
+        (
+            {"monitoring": {"metrics": False, "serviceMonitor": {"enabled": True}}},
+            "monitoring.metrics: serviceMonitor and prometheusRule need it",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_one_line(values: dict[str, Any], line: str) -> None:
+    with pytest.raises(helm.HelmRenderError) as refused:
+        render(values)
+    assert line in str(refused.value)
+    assert "\n" not in str(refused.value).strip()
+
+
+@cases
+def test_the_programs_take_what_is_rendered(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each file is read by the program that gets it, with the variables that its pod has."""
+    manifests = render(CASES[case])
+    for component, container in manifests.containers():
+        if container.get("command") != ["fedone"] or component == "test":
+            continue
+        folder = tmp_path / component
+        (mounted,) = (
+            volume["configMap"]["name"]
+            for volume in manifests.pod(component)["volumes"]
+            if volume["name"] == "config"
+        )
+        folder.mkdir(exist_ok=True)
+        for name, text in manifests.get("ConfigMap", mounted)["data"].items():
+            (folder / name).write_text(text)
+        with monkeypatch.context() as environment:
+            for variable in container["env"]:
+                value = variable.get("value", f"secret-of-{variable['name']}")
+                environment.setenv(variable["name"], value)
+            path = folder / Path(container["args"][-1 if component != "aggregator" else 1]).name
+            if component == "gateway":
+                config = GatewayConfig.load(path)
+                assert config.address == ("0.0.0.0", _port(container, "http"))
+                assert config.generated_text is (case == "a gateway to a paid model")
+                _key_is_there(config.backend.model_dump(), container)
+                continue
+            served = ServeConfig.load(path)
+            served.store.build(folder)
+            if component == "migration":
+                continue
+            if "ports" in container:
+                assert served.address == ("0.0.0.0", _port(container, "http"))
+                listen = served.metrics.listen
+                assert listen is None or listen == f"0.0.0.0:{_port(container, 'metrics')}"
+            if served.backend is not None:
+                _key_is_there(served.backend.model_dump(), container)
+            for run in served.load_runs(folder):
+                assert run.spec.name == "reviews"
+                assert run.spec.budget == Budget(queries=1_000_000)
+                assert run.vocabulary.candidates == (" good", " bad")
+
+
+def _port(container: dict[str, Any], name: str) -> int:
+    (port,) = (p["containerPort"] for p in container["ports"] if p["name"] == name)
+    return int(port)
+
+
+def _key_is_there(backend: dict[str, Any], container: dict[str, Any]) -> None:
+    names = {variable["name"] for variable in container["env"]}
+    for key in ("api_key_env", "token_env"):
+        assert backend.get(key) is None or backend[key] in names
+
+
+def test_the_database_url_is_quoted() -> None:
+    manifests = render(CASES["replicas on a database of one's own"])
+    config = yaml.safe_load(manifests.get("ConfigMap", "fedone-aggregator")["data"]["server.yaml"])
+    assert config["store"] == {
+        "url": "postgresql://fed%40one@db.example:5432/fedone"
+        "?sslmode=verify-full&sslrootcert=%2Fca%2Fca.pem",
+        "password": {"env": "DATABASE_PASSWORD"},
+    }
+
+
+def _schema(*path: str) -> dict[str, Any]:
+    with helm.Chart.load(CHART) as chart:
+        found: Any = chart.schema
+    for name in path:
+        found = found["properties"][name]
+    return dict(found)
+
+
+def test_every_key_of_the_programs_is_given_or_taken() -> None:
+    """A key that CONFIG.yaml gets must be one of the chart's, or one of `config`'s."""
+    ours = {"listen", "store", "backend", "runs", "metrics"}
+    left_out = {"tls"}  # TLS ends at the Ingress
+    given = _schema("aggregator", "config")["properties"].keys()
+    assert ours | left_out | given == ServeConfig.model_fields.keys()
+    assert not (ours | left_out) & given
+    tokens = {"enrolment_tokens", "admin_token", "admin_tokens"}
+    auth = _schema("aggregator", "config", "auth")["properties"].keys()
+    assert auth | tokens == AuthConfig.model_fields.keys()
+    ours = {"listen", "tokens", "backend", "budget", "ledger"}
+    given = _schema("gateway", "config")["properties"].keys()
+    assert ours | left_out | given == GatewayConfig.model_fields.keys()
+    caps = _schema("gateway", "budget")["properties"].keys()
+    assert caps | {"queries"} == Budget.model_fields.keys()
+    required = {name for name, field in RunSpec.model_fields.items() if field.is_required()}
+    runs = _schema("aggregator", "runs")["additionalProperties"]
+    assert required <= set(runs["required"])
+
+
+def test_probes_are_routes() -> None:
+    served = {route.path for route in routes()}
+    gateway = build_app(ModelGateway(ScriptedBackend(), tokens={"a": "b"}))
+    asked = {r.resource.canonical for r in gateway.router.routes() if r.resource is not None}
+    assert isinstance(gateway, web.Application)
+    for component, paths in (("aggregator", served), ("gateway", asked)):
+        container = render(GATEWAY).pod(component)["containers"][0]
+        for kind in ("startupProbe", "livenessProbe", "readinessProbe"):
+            assert container[kind]["httpGet"]["path"] in paths
+
+
+def _leaves(schema: dict[str, Any], values: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value with its default: mappings with fixed keys are opened, all others are leaves."""
+    if schema.get("additionalProperties") is not False or path in OPEN:
+        yield path, values
+        return
+    assert values.keys() == schema["properties"].keys() - {"global"}, path
+    for name, part in values.items():
+        yield from _leaves(schema["properties"][name], part, f"{path}.{name}" if path else name)
+
+
+OPEN = {"aggregator.config", "gateway.config", "gateway.budget"}
+"""Keys of the programs, whose pages explain them."""
+
+_ROW = re.compile(r"^\| `([\w.]+)` \| (.*?) \| (.*) \|$", re.MULTILINE)
+
+
+def test_the_readme_explains_every_value() -> None:
+    with helm.Chart.load(CHART) as chart:
+        assert chart.schema is not None
+        # Not `chart.values`, which are sorted.
+        values = yaml.safe_load((CHART / "values.yaml").read_text())
+        expected = dict(_leaves(chart.schema, values))
+    rows = {row[1]: row for row in _ROW.finditer((CHART / "README.md").read_text())}
+    assert list(rows) == list(expected), "the README's rows are those of values.yaml, in its order"
+    for path, row in rows.items():
+        assert yaml.safe_load(row[2].strip("`")) == expected[path], path
+        assert len(row[3]) > 3, f"{path} is not explained"
