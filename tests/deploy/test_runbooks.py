@@ -1,0 +1,285 @@
+"""The runbooks' commands, in their order, against real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.deploy.machine import Machine
+from tests.deploy.processes import fetch, tool, until
+from tests.postgres import Cluster
+
+PAGES = Path(__file__).resolve().parents[2] / "docs" / "operations" / "runbooks"
+_BLOCK = re.compile(r"^```bash ?(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+class Page:
+    """A page's commands, block by block, in one shell: variables and functions stay.
+
+    Attributes:
+        done: How many blocks were run.
+    """
+
+    def __init__(self, name: str, machine: Machine, variables: Mapping[str, str] = {}) -> None:
+        text = (PAGES / f"{name}.md").read_text()
+        self._blocks = [(match[1], match[2]) for match in _BLOCK.finditer(text)]
+        ((_, setup),) = [
+            (match[1], match[2]) for match in _BLOCK.finditer((PAGES / "README.md").read_text())
+        ]
+        given = {"OWNER": f"{os.geteuid()}:{os.getegid()}"} | variables
+        exports = "\n".join(f"export {name}={shlex.quote(value)}" for name, value in given.items())
+        self._before = f"{setup}\n{exports}\n"
+        self._machine = machine
+        self.done = 0
+
+    def run(self, *, kinds: tuple[str, ...] = ("",), count: int | None = None) -> str:
+        """Runs the next blocks of these kinds, all or so many; the output of the last.
+
+        Each is run in a shell of its own that has first set what the earlier ones set.
+        """
+        output = ""
+        while self._blocks and (count is None or count > 0):
+            kind, script = self._blocks.pop(0)
+            if kind not in kinds:
+                continue
+            state = self._machine.path("/tmp/shell")
+            output = self._machine.do(
+                f"set -a\n{self._before}\nif [ -e {state} ]; then . {state}; fi\n{script}\n"
+                f"{{ export -p; declare -f; }} >{state}\n"
+            )
+            self.done += 1
+            count = None if count is None else count - 1
+        return output
+
+    @property
+    def rest(self) -> list[str]:
+        """The kinds of the blocks that were not reached."""
+        return [kind for kind, _ in self._blocks]
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    """An aggregator on SQLite, and room for a gateway."""
+    tool("curl", "apt-get install curl")
+    with Machine(tmp_path) as found:
+        yield found
+
+
+@pytest.fixture
+def on_postgres(machine: Machine, postgres: Cluster, database: str) -> dict[str, str]:
+    """The machine's aggregator on PostgreSQL, as a role of its own; how a shell reaches it."""
+    role = f"{database}_role"
+    password = machine.path("/etc/fedone/secrets/DATABASE_PASSWORD")
+    postgres.execute(f"CREATE ROLE {role} LOGIN PASSWORD '{password.read_text()}'")
+    postgres.execute(f"ALTER DATABASE {database} OWNER TO {role}")
+    url = f"postgresql://{role}@127.0.0.1:{postgres.port}/{database}"
+    machine.configure(
+        "aggregator.yaml", store={"url": url, "password": {"env": "DATABASE_PASSWORD"}}
+    )
+    return {"STORE": url, "PGPASSWORD": password.read_text()}
+
+
+def _with_gateway(machine: Machine, *, requests: int) -> None:
+    machine.configure("gateway.yaml", backend={"kind": "onnx"}, budget={"requests": requests})
+    machine.configure(
+        "aggregator.yaml",
+        # One that is away is noticed at once.
+        backend={"kind": "gateway", "url": machine.gateway_url, "retry": {"attempts": 1}},
+    )
+
+
+def test_every_page_is_run_here() -> None:
+    tested = set(re.findall(r'Page\("([\w-]+)"', Path(__file__).read_text()))
+    assert {page.stem for page in PAGES.glob("*.md")} - {"README"} == tested
+    index = (PAGES / "README.md").read_text()
+    assert all(f"({page}.md)" in index for page in tested)
+
+
+def test_upgrade(machine: Machine) -> None:
+    machine.start()
+    machine.work(2)
+    before = machine.run()
+    page = Page("upgrade", machine)
+    page.run(count=2)
+    _make_old(machine)
+    assert "upgraded 0001 to 0002" in page.run(count=1)
+    page.run(count=1)
+    assert "newest" in page.run()
+    assert page.rest == []
+    assert machine.run()["rounds"] == before["rounds"]
+    assert machine.run()["alpha_sha256"] == before["alpha_sha256"]
+    machine.work(1)
+
+
+def _make_old(machine: Machine) -> None:
+    """Makes the store one of schema 0001, as the release before would have left it."""
+    store = machine.path("/var/lib/fedone/aggregator/fedone.db")
+    added = ["enrolment_sha256", "token", "public_key", "previous_sha256", "runs", "revoked_at"]
+    with closing(sqlite3.connect(store)) as database, database:
+        for name in "credential_sha256", "previous_sha256", "enrolment_sha256":
+            database.execute(f"DROP INDEX clients_{name}")
+        for name in added:
+            database.execute(f"ALTER TABLE clients DROP COLUMN {name}")
+        for table in "tokens", "nonces", "members":
+            database.execute(f"DROP TABLE {table}")
+        database.execute("ALTER TABLE runs DROP COLUMN commits")
+        database.execute("UPDATE meta SET value = 1 WHERE key = 'schema_version'")
+        database.execute("UPDATE alembic_version SET version_num = '0001'")
+
+
+def test_backup_and_restore_with_sqlite(machine: Machine) -> None:
+    machine.start()
+    machine.work(2)
+    saved = machine.run()
+    page = Page("backup-and-restore", machine)
+    page.run(count=3)
+    archive = machine.path("/var/backups/feedback.fedone")
+    (backup,) = machine.path("/var/backups").glob("fedone-*.db")
+    assert {path.stat().st_mode & 0o777 for path in (archive, backup)} == {0o600}
+    machine.work(2)
+    assert machine.run()["rounds"] > saved["rounds"]
+    page.run()
+    assert page.rest == []
+    _is_as(machine, saved)
+
+
+def test_backup_and_restore_with_postgres(machine: Machine, on_postgres: dict[str, str]) -> None:
+    tool("pg_dump", "apt-get install postgresql-client")
+    machine.start()
+    machine.work(2)
+    saved = machine.run()
+    page = Page("backup-and-restore", machine, on_postgres)
+    page.run(kinds=("postgresql",), count=1)
+    machine.work(2)
+    page.run(kinds=("postgresql",), count=1)
+    page.run()
+    assert page.rest == []
+    _is_as(machine, saved)
+
+
+def _is_as(machine: Machine, saved: dict[str, object]) -> None:
+    """The run is where it was, and goes on with the devices that it had."""
+    found = machine.run()
+    for key in "rounds", "alpha_sha256", "spent":
+        assert found[key] == saved[key]
+    machine.work(1)
+    assert {entry["client_id"] for entry in machine.run()["history"]} == {
+        str(client["client_id"]) for client in _clients(machine)
+    }
+
+
+def _clients(machine: Machine) -> list[dict[str, object]]:
+    body = fetch(f"{machine.url}/v1/clients", token=machine.admin)
+    assert body is not None
+    return list(json.loads(body)["clients"])
+
+
+def test_key_rotation(machine: Machine, on_postgres: dict[str, str]) -> None:
+    tool("psql", "apt-get install postgresql-client")
+    _with_gateway(machine, requests=100_000)
+    machine.start("fedone-gateway")
+    machine.start()
+    machine.work(1)
+    secrets = machine.path("/etc/fedone/secrets")
+    old = {path.name: path.read_text() for path in secrets.iterdir()}
+    page = Page("key-rotation", machine, on_postgres)
+    page.run(count=2)
+    assert fetch(f"{machine.url}/v1/runs", token=old["FEDONE_ADMIN_TOKEN"]) is None
+    assert fetch(f"{machine.url}/v1/runs", token=machine.admin) is not None
+    page.run(count=1)
+    assert "revoked" in page.run(count=1)
+    assert machine.enrolment != old["ENROLMENT_TOKEN"]
+    machine.work(1)  # Devices that were there do not notice.
+    with pytest.raises(AssertionError, match=r"not valid|not known|revoked"):
+        machine.do(_try_to_enrol(machine, old["ENROLMENT_TOKEN"]))
+    page.run(count=1)
+    assert [client["revoked_at"] is not None for client in _clients(machine)] == [False, True]
+    page.run(kinds=("gateway", "postgresql"))
+    assert page.rest == []
+    new = {path.name: path.read_text().strip() for path in secrets.iterdir()}
+    kept = {name for name in old if old[name] == new[name]}
+    assert kept == {"OPENAI_API_KEY"}
+    assert machine.run()["status"] == "running"
+    logs = machine.log() + machine.log("fedone-gateway")
+    assert not [name for name in old if old[name] in logs or new[name] in logs]
+
+
+def _try_to_enrol(machine: Machine, token: str) -> str:
+    data = machine.path("/tmp/one.jsonl")
+    data.write_text('{"text": "It broke.", "label": 0}\n')
+    return f"FEDONE_TOKEN={token} fedone client --server {machine.url} --data {data}"
+
+
+def test_raise_a_budget(machine: Machine) -> None:
+    _with_gateway(machine, requests=30)
+    machine.start("fedone-gateway")
+    machine.start()
+    with machine.device(0), machine.device(1):
+        until(lambda: machine.run()["status"] != "running")
+    spent = machine.run()["spent"]["requests"]
+    page = Page("raise-a-budget", machine)
+    reason = page.run(count=1).splitlines()[-1]
+    assert reason.startswith("paused: budget of 30 requests exhausted")
+    machine.configure("gateway.yaml", budget={"requests": 100_000})
+    page.run(count=1)
+    machine.work(2)
+    assert machine.run()["spent"]["requests"] > spent
+    # The cap of the run itself.
+    run = machine.path("/etc/fedone/feedback.yaml").read_text()
+    changed = run.replace("queries: 8000", "queries: 16000")
+    machine.path("/etc/fedone/feedback.yaml").write_text(changed)
+    machine.systemctl("stop", "fedone-aggregator")
+    with pytest.raises(AssertionError, match="another description"):
+        machine.start()
+    machine.path("/etc/fedone/feedback.yaml").write_text(run)
+    machine.start()
+    machine.path("/etc/fedone/feedback-2.yaml").write_text(
+        changed.replace("name: feedback", "name: feedback-2")
+    )
+    machine.configure("aggregator.yaml", runs=["feedback.yaml", "feedback-2.yaml"])
+    assert "feedback-2" in page.run()
+    assert page.rest == []
+
+
+def test_stuck_run(machine: Machine) -> None:
+    _with_gateway(machine, requests=100_000)
+    machine.start("fedone-gateway")
+    machine.start()
+    machine.work(1)
+    machine.systemctl("stop", "fedone-aggregator")
+    machine.systemctl("stop", "fedone-gateway")
+    machine.start()
+    page = Page("stuck-run", machine)
+    page.run(count=1)
+    said = page.run(count=1).splitlines()[-1]
+    assert said.startswith("stopped paused: ")
+    page.run(count=2)
+    machine.start("fedone-gateway")
+    page.run()
+    assert page.rest == []
+    assert machine.run()["status"] == "running"
+    machine.work(1)
+
+
+def test_lying_client(machine: Machine) -> None:
+    machine.start()
+    machine.work(8)
+    page = Page("lying-client", machine)
+    page.run(count=2)
+    influence = json.loads(machine.path("/tmp/influence.json").read_text())
+    liar = min(influence, key=lambda line: line["score"])["client_id"]
+    assert "yes" in page.run(count=1)
+    first = min(entry["round"] for entry in machine.run()["history"] if entry["client_id"] == liar)
+    page.run(count=1)
+    assert machine.run()["rounds"] == first
+    page.run()
+    assert page.rest == []
+    assert [c["client_id"] for c in _clients(machine) if c["revoked_at"] is not None] == [liar]
