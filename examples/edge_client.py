@@ -1,6 +1,8 @@
-"""A device that takes part in prompt tuning with its own data, until the runs have ended.
+"""A device takes part with its own data: it may grow, is redacted first, and never loses its place.
 
 python examples/edge_client.py http://127.0.0.1:8080 ENROLMENT_TOKEN rows.jsonl
+
+Prints nothing but log lines; ends with the runs, or with Ctrl-C after the work under way.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ async def take_part(server: str, token: str, file: Path, state: Path = STATE) ->
 
 def main() -> None:
     """Reads the arguments."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("server", help="base URL of the aggregator")
     parser.add_argument("token", help="enrolment token")
     parser.add_argument("file", type=Path, help="rows of this device, JSON lines")

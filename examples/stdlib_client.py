@@ -1,6 +1,10 @@
-"""A device in the standard library alone: for runs with `exchange: losses` and label words.
+"""A device in the standard library alone: what a client in any language must do.
 
 python examples/stdlib_client.py http://127.0.0.1:8080 ENROLMENT_TOKEN rows.jsonl
+
+For runs with `exchange: losses` and label words. Prints for each piece of work its round and the
+status of the answer (200: taken), and in the end why there is no more. It forgets who it is, and
+leaves out what `EdgeClient` has beyond the protocol: a state folder, conditions, renewals.
 """
 
 import base64
@@ -13,9 +17,13 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Row = Mapping[str, Any]
 
 
-def call(server, token, method, path, body=None):
+def call(server: str, token: str, method: str, path: str, body: Any = None) -> tuple[Any, ...]:
     """Status, headers and JSON of the answer; what may pass is tried again."""
     headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
     data = None if body is None else json.dumps(body).encode()
@@ -32,7 +40,7 @@ def call(server, token, method, path, body=None):
         time.sleep(2)
 
 
-def draw(num_examples, batch_size, seed):
+def draw(num_examples: int, batch_size: int, seed: int) -> list[int]:
     """The rows that a seed stands for: SplitMix64 and a partial Fisher-Yates shuffle."""
     mask, rows = 2**64 - 1, list(range(num_examples))
     for i in range(min(batch_size, num_examples)):
@@ -44,7 +52,7 @@ def draw(num_examples, batch_size, seed):
     return rows[:batch_size]
 
 
-def update(task, batch, scores, held):
+def update(task: Row, batch: Sequence[Row], scores: Row, held: int) -> dict[str, Any]:
     """Per prompt the mean cross-entropy over the examples that every prompt was scored on."""
     failed, losses = {row for _, row in scores["failed"]}, []
     _, rows, labels = scores["log_probs"]["shape"]
@@ -59,7 +67,7 @@ def update(task, batch, scores, held):
     return head | {"scored": counts, "losses": losses}
 
 
-def main(server, token, file):
+def main(server: str, token: str, file: str) -> None:
     """Works until the server says that its runs have ended."""
     held = [json.loads(line) for line in pathlib.Path(file).read_text("utf-8").splitlines()]
     me = call(server, token, "POST", "/v1/clients", {})[2]["credential"]

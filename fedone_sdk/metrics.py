@@ -6,7 +6,15 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["METRICS", "accuracy", "evaluate", "f1", "matthews"]
+from fedone_sdk.errors import SpecError
+
+__all__ = ["METRICS", "MetricFunction", "accuracy", "evaluate", "f1", "matthews"]
+
+MetricFunction = Callable[[Sequence[int], Sequence[int]], float]
+"""A user's own ``metric(true, predicted)`` over label indices, in scikit-learn's order.
+
+The indices are in the task's label order; -1 is predicted where the model wrote no label.
+"""
 
 
 def accuracy(predictions: Sequence[int], targets: Sequence[int]) -> float:
@@ -50,17 +58,42 @@ METRICS: Mapping[str, Callable[[Sequence[int], Sequence[int]], float]] = {
 """The metrics by the name that a task gives them."""
 
 
-def evaluate(name: str, predictions: Sequence[int], targets: Sequence[int]) -> float:
+def evaluate(
+    name: str,
+    predictions: Sequence[int],
+    targets: Sequence[int],
+    measure: MetricFunction | None = None,
+) -> float:
     """A metric by its name.
 
     Args:
-        name: One of `METRICS`.
+        name: One of `METRICS`, or ``package.module:function`` for a user's own.
         predictions: Predicted label indices.
         targets: True label indices, as many.
+        measure: The user's own function.
 
     Raises:
+        SpecError: The user's function is missing, raised something (its cause), or gave no finite
+            number.
         ValueError: There is no such metric, or the lengths differ.
     """
+    if ":" in name:
+        return _measured(name, predictions, targets, measure)
     if name not in METRICS:
         raise ValueError(f"no metric {name!r}; metrics: {', '.join(METRICS)}")
     return METRICS[name](predictions, targets)
+
+
+def _measured(
+    name: str, predictions: Sequence[int], targets: Sequence[int], measure: MetricFunction | None
+) -> float:
+    if measure is None:
+        raise SpecError(f"task.metric: {name} needs its function")
+    try:
+        value = float(measure(targets, predictions))
+    except Exception as exc:
+        reason = f"{type(exc).__name__}: {exc}"
+        raise SpecError(f"task.metric: {name} failed with {reason}") from exc
+    if not math.isfinite(value):
+        raise SpecError(f"task.metric: {name} gave {value!r}; it must be a finite number")
+    return value

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import math
+import re
 import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    field_validator,
+    model_validator,
+)
 
 from fedone_sdk.errors import DataError, SpecError
+from fedone_sdk.metrics import METRICS
 
 __all__ = [
     "Bias",
@@ -68,6 +78,16 @@ Rendered = tuple[Part, ...]
 """One model input: its parts, in order."""
 
 
+_FUNCTION = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
+
+
+def _known_metric(name: str) -> str:
+    if name not in (*METRICS, "loss") and not re.fullmatch(_FUNCTION, name):
+        known = ", ".join(METRICS)
+        raise ValueError(f"{name!r} is none of {known}, loss, and no package.module:function")
+    return name
+
+
 def _label_key(value: object) -> object:
     return str(value) if isinstance(value, (int, bool)) else value
 
@@ -80,8 +100,10 @@ class TaskSpec(BaseModel):
             one ``{mask}``; a causal model answers at the end.
         labels: The verbaliser: label value -> label word, a single token of the model. Empty for
             generation (the losses ``nll`` and ``score``).
-        metric: What evaluation reports; ``loss`` is the mean loss, where less is better, and the
-            only one for generation.
+        metric: What evaluation reports: ``accuracy``, ``f1``, ``matthews``; ``loss``, the mean
+            loss, where less is better, and the only one for generation; or a function of one's
+            own, ``package.module:function``, called with the true and the predicted label indices
+            (`MetricFunction`) and imported as `score` is.
         loss: What training minimises: ``cross_entropy`` over the label words, a multi-class
             ``hinge`` with margin 1 on their log-probabilities, ``zero_one`` for a wrong label (for
             models that show no log-probabilities), ``nll``, the negative log-likelihood of the
@@ -102,11 +124,11 @@ class TaskSpec(BaseModel):
     labels: dict[Annotated[str, BeforeValidator(_label_key)], str] = Field(
         default={}, max_length=64
     )
-    metric: Literal["accuracy", "f1", "matthews", "loss"] = "accuracy"
+    metric: Annotated[str, Field(max_length=200), AfterValidator(_known_metric)] = "accuracy"
     loss: Loss = "cross_entropy"
     label_field: str = "label"
     max_tokens: Annotated[int, Field(ge=1, le=4096)] = 64
-    score: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")] | None = None
+    score: Annotated[str, Field(pattern=_FUNCTION)] | None = None
     bias: tuple[Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)], ...] | None = None
 
     @model_validator(mode="before")

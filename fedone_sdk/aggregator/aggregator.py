@@ -19,6 +19,7 @@ from fedone_sdk.aggregator.run import ServedRun
 from fedone_sdk.aggregator.service import Service
 from fedone_sdk.backends import LLMBackend
 from fedone_sdk.clock import Clock, SystemClock
+from fedone_sdk.metrics import MetricFunction
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore, Store
 from fedone_sdk.stores.watched import watched
@@ -183,6 +184,7 @@ class Aggregator:
         *,
         dev: Sequence[Example] = (),
         score: ScoreFunction | None = None,
+        measure: MetricFunction | None = None,
     ) -> ServedRun:
         """Adds a run under its spec's name, or takes up the stored one.
 
@@ -191,12 +193,13 @@ class Aggregator:
             vocabulary: Its candidates.
             dev: Held-out examples to measure prompts on.
             score: The user's function that measures them, for loss ``score``.
+            measure: The user's function, for a metric of their own.
 
         Raises:
             SpecError: The run cannot work, or its name is taken by a different run.
             LabelWordError: A label word is not one token of the model.
         """
-        return await self.service.add_run(spec, vocabulary, dev=dev, score=score)
+        return await self.service.add_run(spec, vocabulary, dev=dev, score=score, measure=measure)
 
     async def wait(self, run: ServedRun) -> None:
         """Returns when the run has ended and its last prompt was measured."""

@@ -48,6 +48,7 @@ from fedone_sdk.messages import (
     Score,
     Scores,
 )
+from fedone_sdk.metrics import MetricFunction
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import ClientRecord, LogEntry, RunRecord, Store
 from fedone_sdk.task import Example, ScoreFunction
@@ -169,6 +170,7 @@ class Service:
         *,
         dev: Sequence[Example] = (),
         score: ScoreFunction | None = None,
+        measure: MetricFunction | None = None,
     ) -> ServedRun:
         """Adds a run under its spec's name; a stored run with the same spec is taken up again.
 
@@ -177,6 +179,7 @@ class Service:
             vocabulary: Its candidates.
             dev: Held-out examples to measure prompts on.
             score: The user's function that measures them, for loss ``score``.
+            measure: The user's function, for a metric of their own.
 
         Raises:
             SpecError: The run cannot work, or its name is taken by a different run.
@@ -202,7 +205,7 @@ class Service:
                 raise SpecError(f"name: {spec.name!r} is taken by a run with another description")
         if dev and self._backend is not None and run.run_id not in self._evaluations:
             self._evaluations[run.run_id] = Evaluation(
-                run, self._backend, dev, score, replica=lambda: self._store.replica
+                run, self._backend, dev, score, measure, replica=lambda: self._store.replica
             )
             self._evaluate(run)
         self.dispatcher.look_at(run)

@@ -12,7 +12,7 @@ from fedone_sdk.backends.base import Answer, LLMBackend, Query
 from fedone_sdk.budget import Usage
 from fedone_sdk.calibration import CONTENT_FREE, LabelFree, neutral_bias
 from fedone_sdk.errors import SpecError
-from fedone_sdk.metrics import evaluate
+from fedone_sdk.metrics import MetricFunction, evaluate
 from fedone_sdk.soft_prompt import SoftPrompt
 from fedone_sdk.task import (
     Example,
@@ -41,6 +41,7 @@ class Prediction:
         censored: Log-probabilities that are only upper bounds.
         models: What the provider called the models that answered.
         score: The user's function, for loss ``score``.
+        measure: The user's function, for a metric of their own.
     """
 
     task: TaskSpec
@@ -50,6 +51,7 @@ class Prediction:
     censored: int = 0
     models: tuple[str, ...] = ()
     score: ScoreFunction | None = None
+    measure: MetricFunction | None = None
 
     @classmethod
     def of(
@@ -60,6 +62,7 @@ class Prediction:
         examples: Sequence[Example],
         score: ScoreFunction | None = None,
         calibration: LabelFree | None = None,
+        measure: MetricFunction | None = None,
     ) -> Self:
         """Puts the answers to `prediction_queries` of the same calibration together."""
         pairs = list(zip(queries, answers, strict=True))
@@ -78,6 +81,7 @@ class Prediction:
             censored=sum(answer.censored for answer in answers),
             models=tuple(dict.fromkeys(answer.model for answer in answers if answer.model)),
             score=score,
+            measure=measure,
         )
 
     @property
@@ -91,7 +95,7 @@ class Prediction:
         """The task's metric over what was scored; None where nothing was.
 
         Raises:
-            SpecError: The user's score function is missing or broken.
+            SpecError: The user's function is missing or broken.
         """
         if not self.scored or self.task.metric == "loss":
             return self.mean_loss
@@ -102,7 +106,7 @@ class Prediction:
             assert isinstance(target, int)
             predictions.append(predicted(self.task, row))
             targets.append(target)
-        return evaluate(self.task.metric, predictions, targets)
+        return evaluate(self.task.metric, predictions, targets, self.measure)
 
     @property
     def mean_loss(self) -> float | None:
@@ -164,6 +168,7 @@ async def predict(
     *,
     score: ScoreFunction | None = None,
     calibration: LabelFree | None = None,
+    measure: MetricFunction | None = None,
 ) -> Prediction:
     """Asks a model about every example under one prompt.
 
@@ -175,6 +180,7 @@ async def predict(
         batch_size: Examples of a query.
         score: The user's function, for loss ``score``.
         calibration: How a bias is found without labels, in place of the task's own.
+        measure: The user's function, for a metric of their own.
 
     Raises:
         BackendError: The model refused a query.
@@ -184,4 +190,4 @@ async def predict(
     """
     queries = prediction_queries(backend, task, prompt, examples, batch_size, calibration)
     answers = await score_all(backend, queries)
-    return Prediction.of(task, queries, answers, examples, score, calibration)
+    return Prediction.of(task, queries, answers, examples, score, calibration, measure)

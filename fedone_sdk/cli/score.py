@@ -22,6 +22,7 @@ from fedone_sdk.task import MAX_BIAS, TaskSpec, glue_task
 if TYPE_CHECKING:
     from fedone_sdk.backends import LLMBackend, Prediction
     from fedone_sdk.calibration import LabelFree
+    from fedone_sdk.metrics import MetricFunction
     from fedone_sdk.task import Example, ScoreFunction
 
 __all__ = ["score"]
@@ -65,7 +66,7 @@ def score(
     json_file: JsonFile = None,
 ) -> None:
     """Measure one prompt on one data file."""
-    from fedone_sdk.simulation import load_score
+    from fedone_sdk.simulation import load_measure, load_score
 
     output = Output(json_file)
     quiet_logs()
@@ -78,8 +79,11 @@ def score(
     backend = _backend(run, model)
     size = batch_size or (run.spec.method.batch_size if run else _BATCH_SIZE)
     with naming(str(run_path or "arguments")):
-        function = load_score(task, run.folder if run else ".")
-        found = asyncio.run(_predict(backend, task, prompt, examples, size, function, label_free))
+        folder = run.folder if run else "."
+        score, measure = load_score(task, folder), load_measure(task, folder)
+        found = asyncio.run(
+            _predict(backend, task, prompt, examples, size, score, measure, label_free)
+        )
         metric, mean_loss = found.metric, found.mean_loss
     report = {
         "prompt": prompt,
@@ -161,7 +165,8 @@ async def _predict(
     prompt: str,
     examples: list[Example],
     batch_size: int,
-    function: ScoreFunction | None,
+    score: ScoreFunction | None,
+    measure: MetricFunction | None,
     label_free: LabelFree | None,
 ) -> Prediction:
     from fedone_sdk.backends import predict
@@ -169,7 +174,14 @@ async def _predict(
     async with backend:
         await backend.check(task.label_words)
         return await predict(
-            backend, task, prompt, examples, batch_size, score=function, calibration=label_free
+            backend,
+            task,
+            prompt,
+            examples,
+            batch_size,
+            score=score,
+            calibration=label_free,
+            measure=measure,
         )
 
 

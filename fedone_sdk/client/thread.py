@@ -38,6 +38,9 @@ class EdgeClientThread:
         self._client = client
         self._stop_timeout_s = stop_timeout_s
         self._thread = threading.Thread(target=self._run, name="fedone edge client", daemon=True)
+        # Instead of `Thread.join` and `is_alive`: after a Ctrl-C in `join`, CPython 3.11 takes a
+        # thread that works for one that has ended.
+        self._ended = threading.Event()
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._working: asyncio.Task[None] | None = None
@@ -59,7 +62,7 @@ class EdgeClientThread:
     @property
     def running(self) -> bool:
         """Whether the client is at work or waits for some."""
-        return self._thread.is_alive()
+        return self._thread.ident is not None and not self._ended.is_set()
 
     @property
     def error(self) -> BaseException | None:
@@ -109,9 +112,9 @@ class EdgeClientThread:
         Returns:
             Whether it has ended.
         """
-        if self._thread.ident is not None and self._thread is not threading.current_thread():
-            self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        if self.running and self._thread is not threading.current_thread():
+            self._ended.wait(timeout_s)
+        return not self.running
 
     def _run(self) -> None:
         try:
@@ -123,6 +126,8 @@ class EdgeClientThread:
             # Of an app's own errors only the kind: they may quote private text.
             reason = str(exc) if isinstance(exc, FedOneError) else None
             _log.error("edge client ended", error=type(exc).__name__, reason=reason)
+        finally:
+            self._ended.set()
 
     async def _work(self) -> None:
         with self._lock:

@@ -1,7 +1,15 @@
 """Whole federations in one process, over loopback HTTP or without sockets."""
 
-from fedone_sdk.simulation.federation import Federation, load_score, simulate
+from fedone_sdk.simulation.federation import Federation, load_measure, load_score, simulate
 from fedone_sdk.simulation.memory_transport import MemoryTransport
 from fedone_sdk.simulation.plan import RunPlan, plan_run
 
-__all__ = ["Federation", "MemoryTransport", "RunPlan", "load_score", "plan_run", "simulate"]
+__all__ = [
+    "Federation",
+    "MemoryTransport",
+    "RunPlan",
+    "load_measure",
+    "load_score",
+    "plan_run",
+    "simulate",
+]

@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import structlog
 
@@ -22,6 +22,7 @@ from fedone_sdk.client import EdgeClient, HttpTransport, Trainer
 from fedone_sdk.data import Partition, check_examples, load_examples, partition_clients
 from fedone_sdk.errors import DataError, SpecError
 from fedone_sdk.messages import RunResult
+from fedone_sdk.metrics import MetricFunction
 from fedone_sdk.simulation.devices import Between, Devices
 from fedone_sdk.simulation.population import Population
 from fedone_sdk.spec import DirichletSpec, RunSpec
@@ -29,7 +30,7 @@ from fedone_sdk.stores import Store
 from fedone_sdk.task import Example, ScoreFunction, TaskSpec
 from fedone_sdk.vocabulary import Vocabulary, build_vocabulary
 
-__all__ = ["Federation", "load_score", "simulate"]
+__all__ = ["Federation", "load_measure", "load_score", "simulate"]
 
 _log = structlog.get_logger(__name__)
 
@@ -48,6 +49,7 @@ class Federation:
         vocabulary: The candidates.
         reused_rows: Whether clients share rows, because there were too few.
         score: The user's function, for loss ``score``.
+        measure: The user's function, for a metric of their own.
     """
 
     spec: RunSpec
@@ -56,10 +58,16 @@ class Federation:
     vocabulary: Vocabulary
     reused_rows: bool
     score: ScoreFunction | None = None
+    measure: MetricFunction | None = None
 
     @classmethod
     def load(
-        cls, spec: RunSpec, base_dir: str | Path = ".", *, score: ScoreFunction | None = None
+        cls,
+        spec: RunSpec,
+        base_dir: str | Path = ".",
+        *,
+        score: ScoreFunction | None = None,
+        measure: MetricFunction | None = None,
     ) -> Federation:
         """Reads and spreads a run's data.
 
@@ -67,9 +75,10 @@ class Federation:
             spec: The run; its ``data`` is required.
             base_dir: Where relative paths start: the folder of RUN.yaml.
             score: For loss ``score``; None imports the function that the task names.
+            measure: For a metric of one's own; None imports the function that the task names.
 
         Raises:
-            SpecError: The run names no data, or no score function that can be imported.
+            SpecError: The run names no data, or a function that cannot be imported.
             DataError: A file or an example cannot be used.
         """
         data, task = spec.data, spec.task
@@ -106,6 +115,7 @@ class Federation:
             vocabulary=vocabulary,
             reused_rows=partition.reused_rows,
             score=score or load_score(task, base_dir),
+            measure=measure or load_measure(task, base_dir),
         )
 
 
@@ -127,20 +137,42 @@ def load_score(task: TaskSpec, base_dir: str | Path = ".") -> ScoreFunction | No
         return None
     if task.score is None:
         raise SpecError("task.score: is required for loss score: package.module:function")
+    found: ScoreFunction = _imported("task.score", task.score, base_dir)
+    return found
+
+
+def load_measure(task: TaskSpec, base_dir: str | Path = ".") -> MetricFunction | None:
+    """Imports the user's metric that a run of this machine names.
+
+    Args:
+        task: The task.
+        base_dir: As for `load_score`.
+
+    Returns:
+        The function; None where the metric is one of the SDK's.
+
+    Raises:
+        SpecError: It cannot be imported.
+    """
+    if ":" not in task.metric:
+        return None
+    found: MetricFunction = _imported("task.metric", task.metric, base_dir)
+    return found
+
+
+def _imported(key: str, path: str, base_dir: str | Path) -> Any:
+    """The function at ``package.module:function``."""
     folder = str(Path(base_dir).resolve())
     if folder not in sys.path:
         sys.path.append(folder)
-    module, _, name = task.score.partition(":")
+    module, _, name = path.partition(":")
     try:
         function = getattr(import_module(module), name)
     except Exception as exc:  # A module of the user's can raise anything.
-        raise SpecError(
-            f"task.score: cannot import {task.score!r}: {type(exc).__name__}: {exc}"
-        ) from exc
+        raise SpecError(f"{key}: cannot import {path!r}: {type(exc).__name__}: {exc}") from exc
     if not callable(function):
-        raise SpecError(f"task.score: {task.score!r} is no function")
-    found: ScoreFunction = function
-    return found
+        raise SpecError(f"{key}: {path!r} is no function")
+    return function
 
 
 @contextmanager
@@ -191,6 +223,8 @@ async def simulate(
     """
     if federation.spec.task.loss == "score" and federation.score is None:
         raise SpecError("task.score: loss score needs Federation.score")
+    if ":" in federation.spec.task.metric and federation.measure is None:
+        raise SpecError(f"task.metric: {federation.spec.task.metric} needs Federation.measure")
     token = secrets.token_urlsafe(32)
     async with AsyncExitStack() as stack:
         aggregator = Aggregator(backend=backend, store=store, enrolment_tokens=[token])
@@ -231,7 +265,11 @@ async def simulate(
         # Only now is the model asked: a process that is killed while its clients enrol may make
         # others of them, with other draws, but has not paid for anything yet.
         await aggregator.add_run(
-            federation.spec, federation.vocabulary, dev=federation.dev, score=federation.score
+            federation.spec,
+            federation.vocabulary,
+            dev=federation.dev,
+            score=federation.score,
+            measure=federation.measure,
         )
         async with working:
             await _ended(aggregator, run, stop)

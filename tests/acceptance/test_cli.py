@@ -46,6 +46,8 @@ COMMANDS = [
     *(["db", name] for name in ("current", "upgrade")),
     *(["runs", name] for name in ("clients", "export", "import", "list", "log", "replay")),
     ["reproduce"],
+    ["report"],
+    *(["prompt", *name] for name in ([], ["use"], ["verify"])),
     *(["runs", name] for name in ("resume", "rollback", "show", "stop", "watch")),
     *(["tokens", name] for name in ("create", "list", "revoke")),
 ]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
-import os
+import re
 import shutil
 import sys
 import threading
@@ -21,8 +20,6 @@ import fedone_sdk.cli
 from fedone_sdk import assets
 from fedone_sdk.messages import RunResult
 from fedone_sdk.spec import RunSpec
-from fedone_sdk.testing import LoopbackFederation, ScriptedBackend
-from fedone_sdk.vocabulary import Vocabulary
 from tests.fake_openai import FakeModel, FakeOpenAI
 
 ROOT = Path(__file__).parents[2]
@@ -243,137 +240,24 @@ def test_a_broken_score_function_ends_a_run_at_once(command: Fedone, tmp_path: P
     assert f"paused: {told}" in " ".join(out.split())
 
 
-async def test_edge_client(tmp_path: Path) -> None:
-    spec = RunSpec.model_validate(
-        {
-            "task": {"template": "{prompt} {text}", "loss": "score"},
-            "prompt": {"length": 2, "vocabulary": {"kind": "list", "candidates": ["x", "y"]}},
-            "method": {"name": "evolution", "num_samples": 2, "batch_size": 2},
-            "participation": {"exchange": "losses"},
-            "gateway": {"generated_text": True},
-            "rounds": 3,
-        }
-    )
-    rows = [{"text": f"mail me: {n}@home.example now", "keywords": ["0", "a"]} for n in range(4)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    model = ScriptedBackend()
-    async with (
-        asyncio.timeout(60),
-        LoopbackFederation(spec, Vocabulary(candidates=(" good", " bad")), backend=model) as served,
-    ):
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            EXAMPLES / "edge_client.py",
-            served.url,
-            served.token,
-            "rows.jsonl",
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )
-        assert await process.wait() == 0
-        assert served.run.result().status == "completed"
-    asked = ["".join(part.text for part in i) for query in model.asked for i in query.inputs]
-    assert asked
-    assert all(text.endswith("mail me: [mail] now") for text in asked)
-
-
-def label_spec() -> RunSpec:
-    return RunSpec.model_validate(
-        {
-            "task": {"template": "{prompt} {text} {mask}", "labels": {0: " no", 1: " yes"}},
-            "prompt": {"length": 2, "vocabulary": {"kind": "list", "candidates": ["x", "y"]}},
-            "method": {"name": "gs-bdpl", "num_samples": 4, "batch_size": 3, "tau": 1.0},
-            "participation": {"exchange": "losses"},
-            "rounds": 5,
-            "evaluation": {"every": 0},
-        }
-    )
-
-
-async def test_embed_in_app(tmp_path: Path) -> None:
-    rows = [{"text": f"text {n}", "label": n % 2} for n in range(8)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = Vocabulary(candidates=(" good", " bad"))
-    async with (
-        asyncio.timeout(60),
-        LoopbackFederation(label_spec(), words, backend=ScriptedBackend()) as served,
-    ):
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            EXAMPLES / "embed_in_app.py",
-            served.url,
-            served.token,
-            "rows.jsonl",
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stdout=asyncio.subprocess.PIPE,
-        )
-        out, _ = await process.communicate()
-        assert process.returncode == 0
-        assert served.run.result().status == "completed"
-    told = out.decode().split("\n")
-    assert told[0] == "enrolled"
-    assert told.count("scored 4/4") == told.count("updated") == 5
-    assert told[-2:] == ["ended", ""]
-
-
-def stdlib_client() -> Any:
-    spec = importlib.util.spec_from_file_location("stdlib_client", EXAMPLES / "stdlib_client.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_stdlib_client_draws_what_the_vectors_say() -> None:
-    vectors = json.loads((ROOT / "tests" / "vectors" / "minibatch.json").read_text())
-    draw = stdlib_client().draw
-    assert vectors["draws"]
-    for case in vectors["draws"]:
-        rows = draw(case["num_examples"], case["batch_size"], case["seed"])
-        assert rows == case["rows"]
-
-
-async def test_stdlib_client(tmp_path: Path) -> None:
-    """No package at all, and the run is the same as an `EdgeClient` makes it."""
-    text = (EXAMPLES / "stdlib_client.py").read_text()
-    code = [line for line in text.splitlines() if line and not line.startswith(('"', "import"))]
-    assert len(code) <= 64
-    rows = [{"text": f"text {n}", "label": n % 2} for n in range(8)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = Vocabulary(candidates=(" good", " bad"))
-    model = ScriptedBackend()
-    async with (
-        asyncio.timeout(60),
-        LoopbackFederation(label_spec(), words, backend=model) as served,
-    ):
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-I", "-S", "-W", "error::DeprecationWarning"),  # isolated: no site-packages
-            EXAMPLES / "stdlib_client.py",
-            served.url,
-            served.token,
-            "rows.jsonl",
-            cwd=tmp_path,
-            stdout=asyncio.subprocess.PIPE,
-        )
-        out, _ = await process.communicate()
-        assert process.returncode == 0
-        result = served.run.result()
-    assert out.decode().splitlines()[:5] == [f"{number} 200" for number in range(5)]
-    assert (result.status, result.rounds, result.spent.queries) == ("completed", 5, 20)
-    async with LoopbackFederation(label_spec(), words, backend=ScriptedBackend()) as served:
-        async with served.client(rows) as client:
-            await client.run_forever()
-        assert served.run.result().alpha_sha256 == result.alpha_sha256
-
-
 def test_every_example_is_listed() -> None:
     listed = (EXAMPLES / "README.md").read_text()
     names = {path.parent.name for path in EXAMPLES.glob("*/RUN.yaml")}
     names |= {path.name for path in EXAMPLES.glob("*.py")}
-    programs = {"edge_client.py", "embed_in_app.py", "stdlib_client.py"}
-    assert names == programs | {"generation_nll", "generation_score", "zero_one"}
-    for name in names:
-        assert f"| [{name}]({name}" in listed
+    names |= {f"{path.parent.name}/app.py" for path in EXAMPLES.glob("*/app.py")}
+    assert re.findall(r"^\| \[([^\]]+)\]", listed, re.MULTILINE) == [
+        "edge_client.py",
+        "thread_app.py",
+        "aiohttp_app.py",
+        "companion_app/app.py",
+        "mqtt_gateway.py",
+        "stdlib_client.py",
+        "zero_one",
+        "generation_nll",
+        "generation_score",
+        "openai_budget.py",
+        "own_backend.py",
+        "own_metric",
+        "own_algorithm.py",
+    ]
+    assert names == set(re.findall(r"^\| \[([^\]]+)\]", listed, re.MULTILINE))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
+import signal
 import threading
 import time
 import tracemalloc
@@ -438,6 +440,26 @@ class TestThread:
         working.start()
         assert working.join(30)
         assert working.error is None
+
+    def test_ctrl_c_in_join_leaves_the_thread_at_work(self) -> None:
+        asked = threading.Event()
+
+        def not_now() -> bool:
+            asked.set()
+            return False
+
+        client = EdgeClient("http://127.0.0.1:9", token=TOKEN, data=DATA, only_when=not_now)
+        working = EdgeClientThread(client)
+        with working:
+            assert asked.wait(10)
+            interrupt = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+            interrupt.start()
+            with pytest.raises(KeyboardInterrupt):
+                working.join(10)
+            assert working.running
+            assert not working.join(0)
+        assert not working.running
+        assert working.join(0)
 
 
 class Endless:

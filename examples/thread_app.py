@@ -1,24 +1,20 @@
-"""A plain synchronous app with an edge client beside it, which works while the device charges.
+"""A plain synchronous app takes part by a thread: `EdgeClientThread` has an event loop of its own.
 
-python examples/embed_in_app.py http://127.0.0.1:8080 ENROLMENT_TOKEN rows.jsonl
+python examples/thread_app.py http://127.0.0.1:8080 ENROLMENT_TOKEN rows.jsonl
+
+Prints a line for each event of the client. Ends with the runs, or with Ctrl-C; work under way may
+then take five seconds more, and what is not done by that time goes on at the next start.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from fedone_sdk.client import ClientEvent, EdgeClient, EdgeClientThread
-
-POWER = Path("/sys/class/power_supply/AC/online")
-"""Where Linux says whether the device is plugged in; a device without it has no battery."""
-
-
-def plugged_in() -> bool:
-    """Asked before the device takes work, and between its requests."""
-    return not POWER.exists() or POWER.read_text().strip() == "1"
 
 
 def show(event: ClientEvent) -> None:
@@ -28,7 +24,7 @@ def show(event: ClientEvent) -> None:
 
 
 def rows(file: Path) -> list[dict[str, Any]]:
-    """What the device holds at the moment."""
+    """What the device holds at the moment; called in the client's thread too."""
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line]
 
 
@@ -38,11 +34,10 @@ def main(server: str, token: str, file: str) -> None:
         server,
         token=token,
         data=lambda: rows(Path(file)),
-        only_when=plugged_in,
         on_event=show,
         state_dir="app-state",
     )
-    with EdgeClientThread(client, stop_timeout_s=5) as working:
+    with EdgeClientThread(client, stop_timeout_s=5) as working, suppress(KeyboardInterrupt):
         while working.running:
             working.join(0.2)  # the app's own main loop stands here
     if working.error is not None:

@@ -1,0 +1,91 @@
+"""A web app takes part with what its users tell it: an `EdgeClient` in aiohttp's own event loop.
+
+python examples/aiohttp_app.py http://127.0.0.1:8080 ENROLMENT_TOKEN rows.jsonl [PORT]
+
+`POST /feedback` adds a row to the file, and the next piece of work has it; `GET /federation` says
+what the client did last. Prints the app's address (port 8000 by default) and each update that the
+aggregator has taken. Ctrl-C ends both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from fedone_sdk import EdgeClient, FedOneError
+from fedone_sdk.client import ClientEvent
+
+FILE = web.AppKey("file", Path)
+LAST = web.AppKey("last", dict[str, Any])
+
+
+async def take_feedback(request: web.Request) -> web.Response:
+    """Keeps what a user says."""
+    try:
+        said = await request.json()
+        row = {"text": str(said["text"]), "label": (0, 1).index(said["label"])}
+    except (KeyError, TypeError, ValueError):
+        raise web.HTTPUnprocessableEntity(text="needs a text, and 0 or 1 as its label\n") from None
+    with request.app[FILE].open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")
+    return web.Response(status=201)
+
+
+async def federation(request: web.Request) -> web.Response:
+    """What the client did last."""
+    return web.json_response(request.app[LAST])
+
+
+def rows(file: Path) -> list[dict[str, Any]]:
+    """What the app holds at the moment; asked anew before each piece of work."""
+    if not file.exists():
+        return []  # nobody has said anything yet: the client waits
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line]
+
+
+def build_app(server: str, token: str, file: Path) -> web.Application:
+    """The app, with a client that lives as long as it does."""
+    app = web.Application()
+    app[FILE], app[LAST] = file, {}
+
+    def note(event: ClientEvent) -> None:
+        app[LAST].update(event=event.kind, round=event.round)
+        if event.kind == "updated":
+            print(f"round {event.round} updated", flush=True)
+
+    async def take_part(client: EdgeClient) -> None:
+        try:
+            await client.run_forever()
+        except FedOneError as exc:  # a token that is not valid, say; the app goes on without
+            print(f"not taking part: {exc}", file=sys.stderr, flush=True)
+
+    async def federated(app: web.Application) -> AsyncIterator[None]:
+        async with EdgeClient(
+            server, token=token, data=lambda: rows(file), on_event=note, state_dir="app-state"
+        ) as client:
+            working = asyncio.create_task(take_part(client), name="edge client")
+            yield
+            client.stop()  # work under way is finished first, if that is soon
+            with suppress(TimeoutError):
+                await asyncio.wait_for(working, timeout=5)
+
+    app.cleanup_ctx.append(federated)
+    app.router.add_post("/feedback", take_feedback)
+    app.router.add_get("/federation", federation)
+    return app
+
+
+def main(server: str, token: str, file: str, port: str = "8000") -> None:
+    """Serves on this machine alone."""
+    web.run_app(build_app(server, token, Path(file)), host="127.0.0.1", port=int(port))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,101 @@
+"""A companion app that takes part only while the device charges and is on wi-fi.
+
+pip install toga          # and toga-textual for a window in the terminal, without a desktop
+python examples/companion_app/app.py http://127.0.0.1:8080 ENROLMENT_TOKEN rows.jsonl
+
+Prints nothing: the window has a switch, says why the device does not take part or what it does,
+and counts the updates that the aggregator has taken. A skeleton for BeeWare: `briefcase` packs it
+for phones. The client runs in a thread, so that its disk and network never hold up the window.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import toga
+from conditions import Conditions
+
+from fedone_sdk.client import ClientEvent, EdgeClient, EdgeClientThread
+
+
+def rows(file: Path) -> list[dict[str, Any]]:
+    """What the app holds at the moment."""
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line]
+
+
+class Companion(toga.App):
+    """The window, and the client behind it."""
+
+    def __init__(self, server: str, token: str, file: Path, conditions: Conditions) -> None:
+        self.conditions = conditions
+        self.did, self.updates = "starting", 0
+        self.client = EdgeClient(
+            server,
+            token=token,
+            data=lambda: rows(file),
+            only_when=conditions.hold,
+            # Called in the client's thread; widgets belong to the app's.
+            on_event=lambda event: self.loop.call_soon_threadsafe(self.show, event),
+            state_dir=file.with_name("app-state"),
+        )
+        self.working = EdgeClientThread(self.client, stop_timeout_s=5)
+        super().__init__("Companion", "org.example.companion", on_exit=self.leave)
+
+    def startup(self) -> None:
+        """Builds the window."""
+        switch = toga.Switch("Help to improve answers", value=True, on_change=self.switched)
+        self.status, self.count = toga.Label("Starting"), toga.Label("Updates: 0")
+        self.main_window = window = toga.MainWindow(title="Companion")
+        window.content = toga.Box(children=[switch, self.status, self.count], direction="column")
+        window.show()
+        self.working.start()
+
+    def switched(self, switch: toga.Switch, **_: Any) -> None:
+        """The user's word; the client asks for it before its next request."""
+        self.conditions.wanted = switch.value
+        self.refresh()
+
+    def show(self, event: ClientEvent) -> None:
+        """Takes note of what the client does."""
+        self.did = event.kind
+        self.updates += event.kind == "updated"
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Says what the client does, or why it does nothing."""
+        why = ", ".join(self.conditions.missing())
+        self.status.text = f"Paused: {why}" if why else self.did.capitalize()
+        self.count.text = f"Updates: {self.updates}"
+
+    def on_running(self) -> None:
+        """Begins to look every second."""
+        self.tick()
+
+    def tick(self) -> None:
+        """Chargers and networks come and go without an event of the client's."""
+        self.refresh()
+        self.loop.call_later(1, self.tick)
+
+    def leave(self, app: toga.App, **_: Any) -> bool:
+        """Lets work under way end; what does not goes on at the next start."""
+        self.working.stop(timeout_s=5)
+        return True
+
+
+def main() -> None:
+    """Reads the arguments."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("server", help="base URL of the aggregator")
+    parser.add_argument("token", help="enrolment token")
+    parser.add_argument("file", type=Path, help="rows of this device, JSON lines")
+    parser.add_argument("--system", type=Path, default="/sys", help="where Linux describes devices")
+    arguments = parser.parse_args()
+    conditions = Conditions(arguments.system)
+    Companion(arguments.server, arguments.token, arguments.file, conditions).main_loop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""When a companion app takes part: its user wants it, the device charges, and it is on wi-fi.
+
+It knows no toolkit, and reads what Linux says under /sys. On Android the same two questions are
+`BatteryManager.isCharging()` and `ConnectivityManager.isActiveNetworkMetered()`, on iOS
+`UIDevice.batteryState` and `NWPath.isExpensive`: Briefcase's apps reach them by Chaquopy's `java`
+and by `rubicon.objc`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class Conditions:
+    """What the client asks before it takes work, and between its requests.
+
+    Args:
+        system: Where Linux describes its devices.
+
+    Attributes:
+        wanted: The user's switch.
+    """
+
+    def __init__(self, system: Path = Path("/sys")) -> None:
+        self._system = system
+        self.wanted = True
+
+    def charging(self) -> bool:
+        """Whether a charger is plugged in; a device without any power supply has no battery."""
+        supplies = list(self._system.glob("class/power_supply/*"))
+        return not supplies or any(_says(supply / "online", "1") for supply in supplies)
+
+    def on_wifi(self) -> bool:
+        """Whether a wireless network is up."""
+        radios = self._system.glob("class/net/*/wireless")
+        return any(_says(radio.parent / "operstate", "up") for radio in radios)
+
+    def missing(self) -> list[str]:
+        """What has to change before the device takes part, for people."""
+        asked = {
+            "switched off": self.wanted,
+            "not charging": self.charging(),
+            "not on wi-fi": self.on_wifi(),
+        }
+        return [what for what, holds in asked.items() if not holds]
+
+    def hold(self) -> bool:
+        """Whether the device may work now: the client's ``only_when``."""
+        return not self.missing()
+
+
+def _says(file: Path, value: str) -> bool:
+    return file.is_file() and file.read_text().strip() == value

@@ -1,0 +1,107 @@
+"""An IoT gateway: many sensors speak MQTT, and one `EdgeClient` takes part for all of them.
+
+pip install aiomqtt
+python examples/mqtt_gateway.py http://127.0.0.1:8080 ENROLMENT_TOKEN --broker 127.0.0.1:1883
+
+Sensors publish {"text": ..., "label": 0 or 1} to sensors/NAME/feedback. Only the latest rows of
+each are kept, so that a talkative one does not drown the others. Prints when the broker comes and
+goes, each new sensor, and each event of the client; ends with the runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from collections import deque
+from typing import Any
+
+import aiomqtt
+
+from fedone_sdk import EdgeClient
+from fedone_sdk.client import ClientEvent
+
+TOPIC = "sensors/+/feedback"
+ROWS_PER_SENSOR = 50
+RECONNECT_S = 1.0
+
+
+class Sensors:
+    """What the sensors have said lately."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, deque[dict[str, Any]]] = {}
+        self.joined = asyncio.Event()
+
+    def hear(self, name: str, payload: object) -> None:
+        """Takes a message; what is no row is left out."""
+        try:
+            row = json.loads(str(payload, "utf-8") if isinstance(payload, bytes) else "null")
+            row = {"text": str(row["text"]), "label": int(row["label"])}
+        except (ValueError, TypeError, KeyError):
+            return
+        if name not in self.rows:
+            self.rows[name] = deque(maxlen=ROWS_PER_SENSOR)
+            print(f"sensor {name}", flush=True)
+            self.joined.set()
+        self.rows[name].append(row)
+
+    async def heard(self, number: int) -> None:
+        """Returns once so many sensors have spoken."""
+        while len(self.rows) < number:
+            self.joined.clear()
+            await self.joined.wait()
+
+    def held(self) -> list[dict[str, Any]]:
+        """All rows of this moment; which sensor said them stays here."""
+        return [row for rows in self.rows.values() for row in rows]
+
+
+async def listen(host: str, port: int, sensors: Sensors) -> None:
+    """Hears the sensors; the broker may come and go, and keeps what is said meanwhile."""
+    while True:
+        try:
+            async with aiomqtt.Client(
+                host, port, identifier="fedone-gateway", clean_session=False
+            ) as broker:
+                await broker.subscribe(TOPIC, qos=1)
+                print("listening", flush=True)
+                async for message in broker.messages:
+                    sensors.hear(message.topic.value.split("/")[1], message.payload)
+        except aiomqtt.MqttError as exc:
+            print(f"no broker: {exc}", flush=True)
+            await asyncio.sleep(RECONNECT_S)
+
+
+def show(event: ClientEvent) -> None:
+    """Says what the client does."""
+    print(event.kind, flush=True)
+
+
+async def bridge(server: str, token: str, host: str, port: int, sensors_wanted: int) -> None:
+    """Takes part until the runs have ended."""
+    sensors = Sensors()
+    async with asyncio.TaskGroup() as group:
+        listening = group.create_task(listen(host, port, sensors))
+        await sensors.heard(sensors_wanted)
+        async with EdgeClient(
+            server, token=token, data=sensors.held, on_event=show, state_dir="gateway-state"
+        ) as client:
+            await client.run_forever()
+        listening.cancel()
+
+
+def main() -> None:
+    """Reads the arguments."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("server", help="base URL of the aggregator")
+    parser.add_argument("token", help="enrolment token")
+    parser.add_argument("--broker", default="127.0.0.1:1883", help="HOST:PORT of the MQTT broker")
+    parser.add_argument("--sensors", type=int, default=1, help="wait for so many of them first")
+    arguments = parser.parse_args()
+    host, _, port = arguments.broker.rpartition(":")
+    asyncio.run(bridge(arguments.server, arguments.token, host, int(port), arguments.sensors))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""Tune against a paid API under hard caps: requests and dollars are set aside before they are sent.
+
+export OPENAI_API_KEY=sk-...
+python examples/openai_budget.py --requests 2000 --usd 0.50
+
+Prints, among log lines, what the caps will buy (this asks nothing that is paid), then the tuned
+prompt, its accuracy and what was spent; with fewer `--rounds` than that the caps leave something
+to measure the tuned prompt with. Killed and started again it goes on in the same files, and what
+may have been sent counts as spent: neither crashes nor retries pass a cap. `--base-url` names
+another service that speaks OpenAI's API, at the prices below.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from pathlib import Path
+
+from fedone_sdk import RunSpec
+from fedone_sdk.backends.build import build_backend
+from fedone_sdk.simulation import Federation, plan_run, simulate
+from fedone_sdk.stores import SqlStore
+
+DATA = Path(__file__).parent / "zero_one"
+WORDS = ["Judge", " only", " the", " mood", " of", " this", " short", " honest"]
+QUESTION = "Was the customer pleased? Answer yes or no:"
+KEPT = Path("openai-budget.db")
+
+
+def describe(arguments: argparse.Namespace) -> RunSpec:
+    """The run; the same keys as in RUN.yaml."""
+    return RunSpec.model_validate(
+        {
+            "name": "paid",
+            "task": {
+                "template": "{prompt}\n\nReview: {text}\n\n" + QUESTION,
+                "labels": {0: " no", 1: " yes"},
+            },
+            "data": {"train": "train.jsonl", "dev": "dev.jsonl", "num_clients": 3},
+            "prompt": {
+                "length": 4,
+                "vocabulary": {"kind": "list", "candidates": WORDS, "blank": True},
+            },
+            "method": {"name": "evolution", "num_samples": 8, "batch_size": 4},
+            "participation": {"exchange": "losses"},
+            "budget": {"requests": arguments.requests, "usd": arguments.usd},
+            "rounds": arguments.rounds,
+            "evaluation": {"every": 0},
+            "backend": {
+                "kind": "openai",
+                "model": arguments.model,
+                "base_url": arguments.base_url,
+                # US dollars per million tokens
+                "prices": {"prompt": 0.15, "completion": 0.60},
+                "cache": str(KEPT.with_suffix(".answers").absolute()),
+            },
+        }
+    )
+
+
+async def tune(spec: RunSpec) -> None:
+    """Plans, then runs until the first cap."""
+    federation = Federation.load(spec, DATA)
+    async with build_backend(spec.backend) as backend:
+        plan = await plan_run(federation, backend=backend)
+        print(f"the caps buy about {plan.rounds_expected} rounds", flush=True)
+        result = await simulate(
+            federation,
+            backend=backend,
+            store=SqlStore.sqlite(KEPT),
+            state_dir=KEPT.with_suffix(".clients"),
+        )
+    print(f"{result.status} after {result.rounds} rounds: {result.prompt.text!r}")
+    after = "not measured" if result.metric.after is None else result.metric.after
+    print(f"accuracy {result.metric.before} -> {after}")
+    spent, cap = result.spent, result.cap
+    print(f"spent {spent.requests} of {cap.requests} requests, ${spent.usd:.4f} of ${cap.usd}")
+
+
+def main() -> None:
+    """Reads the arguments."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--usd", type=float, default=0.50)
+    parser.add_argument("--rounds", type=int, default=1000)
+    parser.add_argument("--model", default="gpt-4o-mini")
+    parser.add_argument("--base-url", help="with its /v1; OpenAI's own by default")
+    asyncio.run(tune(describe(parser.parse_args())))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""A search of one's own by `ask` and `tell`, beside one of the SDK's, on the embedded model.
+
+python examples/own_algorithm.py
+
+A black-box method is a pure function of its state: `ask` gives prompts, somebody finds the loss of
+each, `tell` gives the next state. Prints for either method its prompt and its accuracy on held-out
+rows, before and after the same number of queries. (Methods that RUN.yaml can name are the SDK's.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedone_sdk import OnnxBackend, TaskSpec, Vocabulary, assets
+from fedone_sdk.algorithms import Algorithm, Candidates, ClassLosses, State, make_method, stream
+from fedone_sdk.algorithms.method import PlainAlgorithm
+from fedone_sdk.backends import predict
+from fedone_sdk.data import load_examples
+
+TASK = TaskSpec(
+    template=" {text} It was{prompt} {mask}.", labels={0: " disappointing", 1: " great"}
+)
+WORDS = Vocabulary(candidates=("", " really", " not", " so", " just", " truly", " what", " a"))
+POSITIONS, PROMPTS, STEPS, BATCH = 4, 8, 12, 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class HillClimb(PlainAlgorithm):
+    """Changes one position of its prompt at a time, and keeps what did best on the mini-batch."""
+
+    shares_memory: ClassVar[bool] = True
+
+    prompt_len: int
+    vocab_size: int
+    num_samples: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """One row per position: alpha holds a 1 where the prompt's token is."""
+        return self.prompt_len, self.vocab_size
+
+    def init(self) -> State:
+        """The prompt of all first candidates."""
+        return self._at(np.zeros(self.prompt_len, dtype=np.int64))
+
+    def check(self, state: State) -> None:
+        """Alpha is all that there is."""
+        if state.alpha.shape != self.shape:
+            raise ValueError(f"alpha must be of shape {self.shape}, not {state.alpha.shape}")
+
+    def project(self, alpha: ArrayLike) -> NDArray[np.float32]:
+        """Any matrix has a largest entry in each row."""
+        return np.asarray(alpha, dtype=np.float32)
+
+    def prompt(self, state: State) -> NDArray[np.int64]:
+        """What would be deployed now."""
+        return np.asarray(state.alpha.argmax(axis=1), dtype=np.int64)
+
+    def ask(
+        self, state: State, rng: np.random.Generator, num_samples: int | None = None
+    ) -> Candidates:
+        """The prompt as it is, and copies with one position changed."""
+        prompts = np.tile(self.prompt(state), (num_samples or self.num_samples, 1))
+        for prompt in prompts[1:]:
+            prompt[rng.integers(self.prompt_len)] = rng.integers(self.vocab_size)
+        return Candidates(prompts=prompts, probabilities=state.alpha.astype(np.float64))
+
+    def tell(self, state: State, candidates: Candidates, losses: ArrayLike | ClassLosses) -> State:
+        """The best one; of several the first, so that a tie changes nothing."""
+        if isinstance(losses, ClassLosses):
+            raise ValueError("this method does not calibrate")
+        return self._at(candidates.prompts[np.asarray(losses).argmin()])
+
+    def _at(self, prompt: NDArray[np.int64]) -> State:
+        return State(alpha=np.eye(self.vocab_size, dtype=np.float32)[prompt])
+
+
+async def main() -> None:
+    """Gives both methods the same mini-batches."""
+    folder = assets.path("companion_feedback")
+    train, dev = (list(load_examples(folder / f"{name}.jsonl")) for name in ("train", "dev"))
+    ours = HillClimb(prompt_len=POSITIONS, vocab_size=len(WORDS), num_samples=PROMPTS)
+    theirs = make_method(
+        "random", prompt_len=POSITIONS, vocab_size=len(WORDS), num_samples=PROMPTS, seed=0
+    )
+    methods: dict[str, Algorithm] = {"hill climb": ours, "random search": theirs}
+    async with OnnxBackend() as model:
+        for name, method in methods.items():
+            rng, state = stream(0), method.init()
+            before = await predict(model, TASK, WORDS.text(method.prompt(state)), dev, BATCH)
+            for _ in range(STEPS):
+                rows = [train[row] for row in rng.choice(len(train), BATCH, replace=False)]
+                candidates = method.ask(state, rng)
+                found = [
+                    await predict(model, TASK, WORDS.text(prompt), rows, BATCH)
+                    for prompt in candidates.prompts
+                ]
+                state = method.tell(state, candidates, [each.mean_loss or 0.0 for each in found])
+            text = WORDS.text(method.prompt(state))
+            after = await predict(model, TASK, text, dev, BATCH)
+            print(f"{name}: {text!r}, accuracy {before.metric:.3f} -> {after.metric:.3f}")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,75 @@
+"""A model with an API of its own: one adapter, and the SDK's wrappers do the rest.
+
+python examples/own_backend.py examples/zero_one/RUN.yaml http://127.0.0.1:9000
+
+The model here answers `POST /rank`: {"texts": [...], "words": [...]} in, {"log_probs": [[...]],
+"tokens": 12} out, nats. Split, cache, retry and budget are wrapped around it in their one order.
+Prints the tuned prompt, and what was spent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import aiohttp
+
+from fedone_sdk import LLMBackend, RunSpec, Usage
+from fedone_sdk.backends import Answer, CachedBackend, Query
+from fedone_sdk.backends.wrappers import BudgetedBackend, RetryingBackend, SplitBackend
+from fedone_sdk.errors import BackendError, BackendUnavailable
+from fedone_sdk.simulation import Federation, simulate
+
+
+class RankingService(LLMBackend):
+    """Asks the service; each call of `score` is one request."""
+
+    max_inputs = 8  # a wrapper splits larger mini-batches
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._session: aiohttp.ClientSession | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the exact model; scores of different ones are never mixed."""
+        return f"ranking-service {self._url} v1"
+
+    async def score(self, query: Query) -> Answer:
+        """Says what passes (`BackendUnavailable`) apart from what does not."""
+        texts = ["".join(part.text for part in parts) for parts in query.inputs]
+        body = {"texts": texts, "words": query.label_words}
+        self._session = self._session or aiohttp.ClientSession(self._url)
+        try:
+            async with self._session.post("/rank", json=body) as response:
+                if response.status in (429, 503):
+                    wait_s = float(response.headers.get("Retry-After", 1))
+                    raise BackendUnavailable("the service is busy", retry_after_s=wait_s)
+                if response.status != 200:
+                    raise BackendError(f"the service answers {response.status}")
+                found = await response.json()
+        except aiohttp.ClientError as exc:
+            raise BackendUnavailable("the service cannot be reached") from exc
+        rows = tuple(None if row is None else tuple(row) for row in found["log_probs"])
+        return Answer(log_probs=rows, usage=Usage(requests=1, prompt_tokens=found["tokens"]))
+
+    async def aclose(self) -> None:
+        """Closes the connections."""
+        if self._session is not None:
+            await self._session.close()
+
+
+async def tune(run: Path, url: str) -> None:
+    """Runs what RUN.yaml describes, but for its backend."""
+    federation = Federation.load(RunSpec.load(run), run.parent)
+    backend = SplitBackend(CachedBackend(RetryingBackend(BudgetedBackend(RankingService(url)))))
+    async with backend:
+        result = await simulate(federation, backend=backend)
+    print(f"{result.status}: {result.prompt.text!r}")
+    print(f"accuracy {result.metric.no_prompt} -> {result.metric.after}")
+    print(f"{result.spent.queries} queries, {result.spent.requests} requests")
+
+
+if __name__ == "__main__":
+    asyncio.run(tune(Path(sys.argv[1]), sys.argv[2]))

@@ -1,0 +1,393 @@
+"""`fedone report`, `fedone prompt` and trackers as a person meets them."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import structlog
+
+import fedone_sdk.cli
+from fedone_sdk import assets
+from fedone_sdk.cli import report
+from fedone_sdk.messages import RunResult
+from fedone_sdk.reports import PromptArtefact, read_artefact
+from fedone_sdk.spec import RunSpec
+from fedone_sdk.testing import LoopbackFederation, ScriptedBackend
+from fedone_sdk.trackers import tracker
+from fedone_sdk.vocabulary import Vocabulary
+from tests.integration.tuned import ROWS, SPEC
+
+RUN = """\
+name: tiny
+task: {template: "{prompt} {text} It was {mask}.", labels: {0: " terrible", 1: " great"}}
+data: {train: train.jsonl, dev: dev.jsonl, num_clients: 4, shots: 3}
+prompt: {length: 3, vocabulary: {kind: list, candidates: [" good", " bad", " really", " so"]}}
+method:
+  {name: gs-bdpl, num_samples: 4, batch_size: 4, optimizer: sgd, learning_rate: 0.01,
+   alpha_min: 0.01}
+budget: {queries: 16}
+rounds: 4
+evaluation: {every: 2}
+"""
+
+
+class Outcome(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Fedone = Callable[..., Outcome]
+
+
+@pytest.fixture
+def fedone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Runs the console entry point in this process."""
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+
+    def run(*arguments: object, stdin: str = "") -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["fedone", *map(str, arguments)])
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        capsys.readouterr()
+        code: Any = 0
+        try:
+            fedone_sdk.cli.main()
+        except SystemExit as exit_:
+            code = exit_.code
+        captured = capsys.readouterr()
+        return Outcome(code or 0, captured.out, captured.err)
+
+    yield run
+    structlog.reset_defaults()
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run that is over: its store, result, artefact and both reports."""
+    folder = tmp_path_factory.mktemp("finished")
+    source = assets.path("companion_feedback")
+    for name, count in ("train", 40), ("dev", 16):
+        lines = (source / f"{name}.jsonl").read_text().splitlines(keepends=True)
+        (folder / f"{name}.jsonl").write_text("".join(lines[:count]))
+    (folder / "run.yaml").write_text(RUN)
+    patch = pytest.MonkeyPatch()
+    with patch.context() as context:
+        context.chdir(folder)
+        context.setattr(sys, "excepthook", sys.excepthook)
+        context.setattr(
+            sys,
+            "argv",
+            [
+                *("fedone", "tune", "run.yaml", "--transport", "memory", "--store", "run.db"),
+                *("--json", "result.json", "--artefact", "prompt.json", "--report", "report.html"),
+            ],
+        )
+        with pytest.raises(SystemExit) as ended:
+            fedone_sdk.cli.main()
+        structlog.reset_defaults()
+    assert ended.value.code == 0
+    return folder
+
+
+@pytest.fixture
+def folder(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for file in finished.iterdir():
+        if file.is_file():
+            shutil.copy(file, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def result(folder: Path) -> RunResult:
+    return RunResult.model_validate_json((folder / "result.json").read_bytes())
+
+
+def artefact(folder: Path) -> PromptArtefact:
+    return read_artefact(folder / "prompt.json")
+
+
+def test_tune_writes_the_artefact_and_the_report(folder: Path) -> None:
+    found, made = result(folder), artefact(folder)
+    assert made.prompt == found.prompt
+    assert made.alpha_sha256 == found.alpha_sha256
+    assert made.ledger.spent == found.spent
+    page = (folder / "report.html").read_text()
+    assert found.alpha_sha256 in page
+    assert page.startswith("<!DOCTYPE html>")
+
+
+def test_tune_without_a_store_does_so_too(fedone: Fedone, folder: Path) -> None:
+    code, _, err = fedone(
+        *("tune", "run.yaml", "--transport", "memory", "--artefact", "again.json"),
+        *("--report", "again.md"),
+    )
+    assert (code, (folder / "again.svg").exists()) == (0, True), err
+    again, first = read_artefact(folder / "again.json"), artefact(folder)
+    # The same seed, so the same run: all but what was remembered in between.
+    assert (again.prompt, again.alpha_sha256) == (first.prompt, first.alpha_sha256)
+    assert again.evaluation == first.evaluation
+    assert (folder / "again.md").read_text().startswith("# tiny\n")
+
+
+def test_export_gives_the_same_artefact(fedone: Fedone, folder: Path) -> None:
+    code, out, err = fedone("runs", "export", "tiny", "--as", "prompt", "--store", "run.db")
+    assert (code, out) == (0, "tiny.prompt.json: prompt of run tiny, 4 rounds\n"), err
+    assert (folder / "tiny.prompt.json").read_bytes() == (folder / "prompt.json").read_bytes()
+
+
+def test_verify(fedone: Fedone, folder: Path) -> None:
+    fedone("runs", "export", "tiny", "--store", "run.db", "-o", "tiny.fedone")
+    code, out, _ = fedone("prompt", "verify", "prompt.json")
+    assert (code, "--against holds it against its run" in out) == (0, True)
+    for against in ("tiny.fedone", "run.db"):
+        code, out, err = fedone(
+            "prompt", "verify", "prompt.json", "--against", against, "--json", "checks.json"
+        )
+        assert (code, "replay" in out) == (0, True), err
+        checks = json.loads((folder / "checks.json").read_text())
+        assert checks["agrees"] is True
+        assert {check["verdict"] for check in checks["checks"]} == {"ok"}
+    code, out, _ = fedone("prompt", "verify", "prompt.json", "--against", "result.json")
+    assert (code, "not checked: a result file has none" in out) == (0, True)
+
+
+def test_verify_finds_what_differs(fedone: Fedone, folder: Path) -> None:
+    changed = artefact(folder).model_copy(update={"alpha_sha256": "0" * 64}).signed()
+    Path("changed.json").write_text(changed.dump())
+    code, out, err = fedone("prompt", "verify", "changed.json", "--against", "run.db")
+    assert (code, err) == (1, "")
+    assert "changed.json: does not agree" in out
+    assert "alpha                         differs: artefact: '0000" in out
+    Path("edited.json").write_text(changed.dump().replace(" great", " awful"))
+    code, out, _ = fedone("prompt", "verify", "edited.json")
+    assert (code, "digest of the file            differs" in out) == (1, True)
+    assert fedone("prompt", "use", "edited.json").code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["prompt", "verify", "none.json"], "none.json: No such file or directory"),
+        (["prompt", "verify", "dev.jsonl"], "dev.jsonl: is no JSON"),
+        (["prompt", "verify", "result.json"], "result.json: is no prompt artefact"),
+        (
+            ["prompt", "verify", "prompt.json", "--against", "run.yaml"],
+            "run.yaml: must be an archive (fedone runs export) or a result (--json)",
+        ),
+        (
+            ["prompt", "use", "prompt.json", "--run", "run.yaml"],
+            "arguments: --data: is required to ask a model",
+        ),
+        (
+            ["prompt", "use", "prompt.json", "--data", "bad.txt"],
+            "bad.txt: line 1 is no JSON",
+        ),
+        (
+            ["prompt", "use", "prompt.json", "--data", "other.jsonl"],
+            "other.jsonl: example 1 has no text 'text'",
+        ),
+        (["report", "none.fedone"], "none.fedone: No such file or directory"),
+        (["report", "result.json", "-o", "x.pdf"], "--output: x.pdf must end in .html or .md"),
+        (
+            ["report", "result.json", "--markdown", "-o", "x.html"],
+            "--output: x.html must end in .md",
+        ),
+        (["report", "result.json", "-o", "no/x.html"], "--output: there is no folder no"),
+        (["report", "other", "--store", "run.db"], "there is no run 'other' in the store"),
+        (
+            ["report", "tiny", "--store", "run.db", "--run", "run.yaml"],
+            "--run: does not go with --store and --server",
+        ),
+        (
+            ["runs", "export", "tiny", "--as", "prompt", "--with-credentials", "--store", "run.db"],
+            "--with-credentials: does not go with --as prompt",
+        ),
+        (["tune", "run.yaml", "--report", "x.txt"], "--report: x.txt must end in .html or .md"),
+        (["tune", "run.yaml", "--artefact", "no/x.json"], "--artefact: there is no folder no"),
+        (["tune", "run.yaml", "--tracker", "paper"], "--tracker: 'paper' is not one of mlflow"),
+    ],
+)
+def test_mistakes_are_told_in_a_line(
+    fedone: Fedone, folder: Path, arguments: list[str], problem: str
+) -> None:
+    Path("bad.txt").write_text("{bad\n")
+    Path("other.jsonl").write_text('{"sentence": "fine"}\n')
+    code, out, err = fedone(*arguments)
+    assert (code, out) == (2, "")
+    assert problem in err
+    assert err.count("\n") == 1
+
+
+def test_use_prints_the_prompt(fedone: Fedone, folder: Path) -> None:
+    prompt = result(folder).prompt.text
+    template = f"{prompt} {{text}} It was {{mask}}."
+    assert fedone("prompt", "use", "prompt.json") == (0, template, "")
+    assert fedone("prompt", "use", "prompt.json", "--as", "text") == (0, prompt, "")
+    assert fedone("prompt", "use", "prompt.json", "--as", "dspy", "-o", "d.json") == (0, "", "")
+    assert json.loads(Path("d.json").read_text())["lm"] is None
+
+
+def test_use_labels_texts(fedone: Fedone, folder: Path) -> None:
+    """As `fedone score` measures: the same rows right."""
+    code, out, err = fedone(
+        "prompt", "use", "prompt.json", "--run", "run.yaml", "--data", "dev.jsonl"
+    )
+    assert code == 0, err
+    dev = [json.loads(line) for line in (folder / "dev.jsonl").read_text().splitlines()]
+    labels = [json.loads(line)["label"] for line in out.splitlines()]
+    right = [label == str(row["label"]) for label, row in zip(labels, dev, strict=True)]
+    assert sum(right) / len(right) == result(folder).metric.after
+    assert err.startswith("16 labelled, ")
+    # Lines of standard input: a text, or its fields; blank lines are none.
+    lines = f"{dev[0]['text']}\n\n{json.dumps({'text': dev[1]['text']})}\n"
+    code, out, err = fedone("prompt", "use", "prompt.json", "--data", "-", stdin=lines)
+    assert [json.loads(line)["label"] for line in out.splitlines()] == labels[:2], err
+
+
+def test_use_takes_no_other_model(fedone: Fedone, folder: Path) -> None:
+    other = artefact(folder).model_copy(update={"model": "openai:api.openai.com:gpt"}).signed()
+    Path("other.json").write_text(other.dump())
+    command = ("prompt", "use", "other.json", "--data", "dev.jsonl")
+    code, out, err = fedone(*command)
+    assert (code, out) == (2, "")
+    assert "the prompt was tuned for 'openai:api.openai.com:gpt'" in err
+    assert fedone(*command, "--any-model").code == 0
+
+
+def test_report_of_a_store_an_archive_and_a_result(fedone: Fedone, folder: Path) -> None:
+    fedone("runs", "export", "tiny", "--store", "run.db", "-o", "tiny.fedone")
+    code, out, err = fedone("report", "tiny", "--store", "run.db", "-o", "stored.html")
+    assert (code, out) == (0, "stored.html: run tiny, 4 rounds\n"), err
+    assert fedone("report", "tiny.fedone").out == "tiny.html: run tiny, 4 rounds\n"
+    # From wherever it comes it is the same page.
+    assert Path("tiny.html").read_bytes() == Path("stored.html").read_bytes()
+    assert Path("tiny.html").read_bytes() == Path("report.html").read_bytes()
+    code, out, _ = fedone("report", "result.json", "--markdown", "--run", "run.yaml")
+    assert out == "result.md: run tiny, 4 rounds\nresult.svg: run tiny, 4 rounds\n"
+    assert "(<result.svg>)" in Path("result.md").read_text()
+    code, _, err = fedone("report", "result.json", "--run", "run.yaml", "-o", "r.html")
+    assert (code, err) == (0, "")
+    assert "openai.OpenAI()" in Path("r.html").read_text()
+    Path("run.yaml").write_text(RUN.replace("tiny", "other"))
+    code, _, err = fedone("report", "result.json", "--run", "run.yaml")
+    assert (code, err) == (2, "run.yaml: name: is 'other', the result is of 'tiny'\n")
+
+
+def test_a_missing_extra_is_said_before_the_work(
+    fedone: Fedone, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "find_spec", lambda name: None)
+    monkeypatch.setattr(tracker, "find_spec", lambda name: None)
+    wanted = "a report needs an extra: pip install 'fedone-sdk[report]'\n"
+    assert fedone("report", "result.json", "-o", "x.html") == (2, "", wanted)
+    assert fedone("tune", "run.yaml", "--report", "x.html") == (2, "", wanted)
+    wanted = "--tracker mlflow needs an extra: pip install 'fedone-sdk[mlflow]'\n"
+    assert fedone("tune", "run.yaml", "--tracker", "mlflow") == (2, "", wanted)
+
+
+def test_vectors_have_no_artefact(fedone: Fedone, folder: Path) -> None:
+    text = RUN.replace("prompt: {length: 3, vocabulary: {kind: list, candidates: "
+                       '[" good", " bad", " really", " so"]}}', "prompt: {length: 3}")  # fmt: skip
+    method = text[text.index("method:") : text.index("budget:")]
+    Path("vectors.yaml").write_text(text.replace(method, "method: {name: bbt}\n"))
+    code, out, err = fedone("tune", "vectors.yaml", "--artefact", "x.json")
+    assert (code, out) == (2, "")
+    assert err == "arguments: --artefact: bbt tunes vectors, no words\n"
+
+
+TRACKERS = """\
+class Tracker:
+    def __init__(self, run):
+        self.file = open("told.txt", "w")
+        print("run", run.name, run.params.get("method.name"), file=self.file)
+
+    def round(self, report, queries):
+        print("round", report.round, queries, file=self.file)
+
+    def metric(self, name, value, queries):
+        print("metric", name, queries, file=self.file)
+
+    def end(self, result):
+        print("end", result.status, file=self.file)
+        self.file.close()
+
+
+def Broken(run):
+    raise OSError("the disk is full")
+"""
+
+
+def install_trackers(folder: Path) -> None:
+    """As pip would: a package with two trackers of somebody's."""
+    metadata = folder / "theirs-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(
+        "[fedone.trackers]\nlines = cli_lines:Tracker\nbroken = cli_lines:Broken\n"
+    )
+    (folder / "cli_lines.py").write_text(TRACKERS)
+
+
+def test_tune_tells_trackers(fedone: Fedone, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of ours is not needed for it: any installed package may bring one."""
+    install_trackers(folder)
+    monkeypatch.syspath_prepend(folder)
+    code, out, err = fedone(
+        *("tune", "run.yaml", "--transport", "memory", "--tracker", "lines", "--tracker", "broken")
+    )
+    assert (code, "status           completed" in out) == (0, True)
+    assert "a tracker failed; the run goes on without it" in err
+    assert "the disk is full" in err
+    told = Path("told.txt").read_text().splitlines()
+    assert (told[0], told[-1]) == ("run tiny gs-bdpl", "end completed")
+    # A measurement is told when it is there, some rounds late.
+    assert [line for line in told if line.startswith("round")] == [
+        f"round {number} {4 * number + 4}" for number in range(4)
+    ]
+    assert [line for line in told if line.startswith("metric")] == [
+        "metric accuracy 8",
+        "metric accuracy 16",
+    ]
+
+
+async def test_a_served_run_is_tracked_and_reported(tmp_path: Path) -> None:
+    install_trackers(tmp_path)
+    spec = RunSpec.model_validate(SPEC)
+    vocabulary = Vocabulary(candidates=(" good", " bad", " really", " so"))
+
+    async def start(*arguments: str) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "fedone_sdk.cli", *arguments, "--server", served.url),
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(tmp_path), "FEDONE_ADMIN_TOKEN": "admin"},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+
+    async with LoopbackFederation(spec, vocabulary, backend=ScriptedBackend()) as served:
+        watching = await start("runs", "watch", "small", "--tracker", "lines")
+        async with served.client(ROWS[:6]) as client:
+            await client.run_forever()
+        _, err = await watching.communicate()
+        assert watching.returncode == 0, err.decode()
+        for command in ("report", "small"), ("runs", "export", "small", "--as", "prompt"):
+            process = await start(*command)
+            _, err = await process.communicate()
+            assert process.returncode == 0, err.decode()
+        digest = served.run.result().alpha_sha256
+    assert (tmp_path / "told.txt").read_text().splitlines() == [
+        "run small None",
+        *(f"round {number} {4 * number + 4}" for number in range(8)),
+        "end completed",
+    ]
+    assert digest in (tmp_path / "small.html").read_text()
+    assert read_artefact(tmp_path / "small.prompt.json").alpha_sha256 == digest
