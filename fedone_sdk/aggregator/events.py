@@ -32,6 +32,7 @@ __all__ = [
     "GatewayAsked",
     "Measured",
     "MemorySaved",
+    "MetricKnown",
     "ModelSeen",
     "PauseAsked",
     "PutOut",
@@ -372,6 +373,19 @@ class WentBack:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MetricKnown:
+    """The deployable prompt after a round has been measured.
+
+    Attributes:
+        round: Which round.
+        value: The dev metric.
+    """
+
+    round: int
+    value: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunEnded:
     """The run is over."""
 
@@ -388,5 +402,6 @@ Effect = (
     | RoundFinished
     | PutOut
     | WentBack
+    | MetricKnown
     | RunEnded
 )

@@ -115,12 +115,20 @@ def _messages(route: Route) -> Iterator[_Key]:
     if _is_message(route.request):
         yield route.request, "validation"
     for answer in route.answers.values():
-        if _is_message(answer):
-            yield answer, "serialization"
+        for kind in _kinds(answer):
+            if _is_message(kind):
+                yield kind, "serialization"
 
 
-def _is_message(answer: object) -> bool:
-    return answer is not None and not isinstance(answer, (str, tuple))
+def _kinds(answer: Any) -> tuple[Any, ...]:
+    """What an answer may be: message types and media types."""
+    if answer is None:
+        return ()
+    return answer if isinstance(answer, tuple) else (answer,)
+
+
+def _is_message(kind: object) -> bool:
+    return kind is not None and not isinstance(kind, str)
 
 
 def _operation(route: Route, schemas: dict[_Key, Any]) -> dict[str, Any]:
@@ -163,12 +171,13 @@ def _responses(route: Route, schemas: dict[_Key, Any]) -> dict[str, Any]:
     responses: dict[int, dict[str, Any]] = {}
     for status, model in route.answers.items():
         content: dict[str, Any] = {}
-        if _is_message(model):
-            content = _content(model, schemas[model, "serialization"])
-        elif model is not None:
-            types = (model,) if isinstance(model, str) else model
-            content = {media_type: {"schema": {"type": "string"}} for media_type in types}
-        responses[status] = _response("Done" if status < 300 else "Not now", content)
+        for kind in _kinds(model):
+            if _is_message(kind):
+                content |= _content(kind, schemas[kind, "serialization"])
+            else:
+                content[kind] = {"schema": {"type": "string"}}
+        text = "Done" if status < 300 else "As before" if status == 304 else "Not now"
+        responses[status] = _response(text, content)
         _add_headers(responses[status], route.headers.get(status, {}))
     problem = schemas[Problem, "serialization"]
     by_status: dict[int, list[str]] = {}

@@ -34,6 +34,7 @@ from fedone_sdk.messages.run import RunResult
 from fedone_sdk.messages.score import Score, Scores
 from fedone_sdk.messages.steering import About, Health, Quarantine, RollBack, RunSummary
 from fedone_sdk.messages.update import AlphaUpdate, Decline, LossesUpdate, Receipt
+from fedone_sdk.messages.watch import Me, Seats, TokenProbabilities
 
 __all__ = ["json_schemas"]
 
@@ -54,8 +55,11 @@ _MESSAGES = (
     Receipt,
     RunSummary,
     RunResult,
+    Seats,
+    TokenProbabilities,
     RollBack,
     Quarantine,
+    Me,
     NewToken,
     CreatedToken,
     TokenInfo,

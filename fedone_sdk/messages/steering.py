@@ -6,8 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from fedone_sdk.budget import Usage
 from fedone_sdk.messages.base import Message
-from fedone_sdk.messages.run import RunStatus
+from fedone_sdk.messages.run import Cap, RunStatus
 from fedone_sdk.spec import RunName
 
 __all__ = ["About", "Check", "Health", "Quarantine", "RollBack", "RunSummary"]
@@ -45,11 +46,17 @@ class RunSummary(Message):
         run_id: The run.
         status: ``running`` or how it ended.
         round: Rounds done.
+        rounds: Rounds planned.
+        cap: The caps.
+        spent: What was spent, training and evaluation (`queries`: training only).
     """
 
     run_id: RunName
     status: RunStatus
     round: int
+    rounds: int
+    cap: Cap
+    spent: Usage
 
 
 class Check(Message):

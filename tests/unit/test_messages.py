@@ -86,8 +86,9 @@ class TestGoldenMessages:
 
     def test_every_message_has_a_vector(self) -> None:
         parts = {"Array", "CacheReport", "Cap", "CensoringReport", "Check", "ClientInfluence",
-                 "Message", "MetricReport", "PrivacyReport", "PromptReport", "RoundReport",
-                 "Scored", "Step", "Traffic"}  # fmt: skip
+                 "LostWork", "Message", "MetricReport", "PositionProbabilities", "PrivacyReport",
+                 "PromptReport", "RoundReport", "Scored", "SeatReport", "Step", "TokenProbability",
+                 "Traffic"}  # fmt: skip
         classes = {
             name
             for name in messages.__all__

@@ -29,6 +29,7 @@ from fedone_sdk.aggregator.routes.machines import MACHINES, metrics_route
 from fedone_sdk.aggregator.routes.observe import noted, observing, stamp
 from fedone_sdk.aggregator.routes.people import PEOPLE
 from fedone_sdk.aggregator.routes.route import MAX_BODY_BYTES, Route
+from fedone_sdk.aggregator.routes.watch import WATCH
 from fedone_sdk.aggregator.service import Service
 
 if TYPE_CHECKING:
@@ -46,7 +47,8 @@ def routes(*, public_metrics: bool = False) -> tuple[Route, ...]:
     Args:
         public_metrics: Whether anybody may read the metrics.
     """
-    return (*DEVICES, *PEOPLE, *ARCHIVES, *ACCESS, *MACHINES, metrics_route(public=public_metrics))
+    metrics = metrics_route(public=public_metrics)
+    return (*DEVICES, *PEOPLE, *WATCH, *ARCHIVES, *ACCESS, *MACHINES, metrics)
 
 
 def build_app(

@@ -1,4 +1,4 @@
-"""What programs and passers-by call: health, metrics, the contract and a page that shows it."""
+"""What programs and passers-by call: health, metrics, the contract, and the pages for people."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 from aiohttp import web
 
 from fedone_sdk import __version__
+from fedone_sdk.aggregator import dashboard
+from fedone_sdk.aggregator.dashboard import PageFile
 from fedone_sdk.aggregator.docs_page import ASSETS, PAGE, PAGE_HEADERS, asset_file
 from fedone_sdk.aggregator.http import answer
 from fedone_sdk.aggregator.routes.exchange import DOCUMENT, EXCHANGE, METRICS, READINESS
@@ -21,9 +23,35 @@ _TYPES = {".css": "text/css", ".js": "text/javascript", ".png": "image/png"}
 
 
 async def about(request: web.Request) -> web.Response:
-    """Says what answers here, and where it is described."""
-    return answer(
-        About(name="FedOne aggregator", version=__version__, docs="/docs", openapi="/openapi.json")
+    """The dashboard for a browser; else what answers here, and where it is described."""
+    if "text/html" in request.headers.get("Accept", ""):
+        response = _file(request, dashboard.PAGE)
+        response.headers.update(PAGE_HEADERS)
+    else:
+        found = About(
+            name="FedOne aggregator", version=__version__, docs="/docs", openapi="/openapi.json"
+        )
+        response = answer(found)
+    response.headers["Vary"] = "Accept"
+    return response
+
+
+async def dashboard_file(request: web.Request) -> web.Response:
+    """A file that the dashboard loads."""
+    name = request.match_info["page_file"]
+    if name not in dashboard.FILES:
+        raise ProblemError("not_found", f"the dashboard has no file {name!r}")
+    return _file(request, dashboard.FILES[name])
+
+
+def _file(request: web.Request, file: PageFile) -> web.Response:
+    """A file, unless the browser has this very one."""
+    # Asked for each time: of two versions of the SDK, no page may have some files of each.
+    headers = {"Cache-Control": "no-cache", "ETag": file.etag}
+    if file.etag in request.headers.get("If-None-Match", ""):
+        return web.Response(status=304, headers=headers)
+    return web.Response(
+        body=file.body, content_type=file.content_type, charset="utf-8", headers=headers
     )
 
 
@@ -81,7 +109,16 @@ MACHINES = (
         access="public",
         tag="machines",
         summary="What answers here",
-        answers={200: About},
+        answers={200: (About, "text/html"), 304: None},
+    ),
+    Route(
+        method="GET",
+        path="/dashboard/{page_file}",
+        handler=dashboard_file,
+        access="public",
+        tag="machines",
+        summary="Files of the dashboard",
+        answers={200: ("text/javascript", "text/css", "image/svg+xml"), 304: None},
     ),
     Route(
         method="GET",

@@ -9,7 +9,7 @@ from typing import Any
 from aiohttp import web
 from pydantic import TypeAdapter
 
-from fedone_sdk.aggregator.events import Effect, RoundFinished, RunEnded
+from fedone_sdk.aggregator.events import Effect, MetricKnown, RoundFinished, RunEnded
 from fedone_sdk.aggregator.http import answer
 from fedone_sdk.aggregator.routes.exchange import (
     DRAIN,
@@ -30,11 +30,13 @@ from fedone_sdk.errors import (
 )
 from fedone_sdk.messages import (
     Array,
+    Cap,
     ClientInfluence,
     Message,
     PromptReport,
     Quarantine,
     RollBack,
+    RoundReport,
     RunResult,
     RunSummary,
 )
@@ -46,6 +48,9 @@ __all__ = ["PEOPLE"]
 _JSON: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
 _SUMMARIES: TypeAdapter[list[RunSummary]] = TypeAdapter(list[RunSummary])
 _INFLUENCES: TypeAdapter[list[ClientInfluence]] = TypeAdapter(list[ClientInfluence])
+
+_NEWS = (CaughtUp, MetricKnown, RoundFinished, RunEnded)
+"""What changes the rounds that are told, or ends them."""
 
 _STILL_HERE_S = 15.0
 """A comment keeps proxies from closing a quiet stream."""
@@ -80,7 +85,14 @@ async def runs(request: web.Request) -> web.Response:
     """All runs that the caller may see, in the order they were added."""
     exchange = EXCHANGE.get()
     summaries = [
-        RunSummary(run_id=run.run_id, status=run.state.status, round=run.state.round)
+        RunSummary(
+            run_id=run.run_id,
+            status=run.state.status,
+            round=run.state.round,
+            rounds=run.spec.rounds,
+            cap=Cap.of(run.spec.budget),
+            spent=run.state.account.spent,
+        )
         for run in request.app[SERVICE].runs.values()
         if exchange.may_see(run.run_id)
     ]
@@ -88,8 +100,15 @@ async def runs(request: web.Request) -> web.Response:
 
 
 async def run(request: web.Request) -> web.Response:
-    """Where a run stands, or how it ended."""
-    return answer((await run_of(request)).result())
+    """Where a run stands, or how it ended.
+
+    With `history=false` without its rounds, which may be many.
+    """
+    given = request.query.get("history", "true")
+    if given not in ("true", "false"):
+        raise ProblemError("invalid_message", "history: must be true or false")
+    result = (await run_of(request)).result()
+    return answer(result if given == "true" else result.model_copy(update={"history": ()}))
 
 
 async def prompt(request: web.Request) -> web.Response:
@@ -118,14 +137,15 @@ async def log(request: web.Request) -> web.Response:
 async def events(request: web.Request) -> web.StreamResponse:
     """Server-sent events: one `round` for every round, also earlier ones, and `end` at the end.
 
-    A stream that ends without `end` was cut; whoever connects again gets all rounds again.
+    A round comes again when its metric is known. A stream that ends without `end` was cut; whoever
+    connects again gets all rounds again.
     """
     service, drain = request.app[SERVICE], request.app[DRAIN]
     watched = await run_of(request)
     queue: asyncio.Queue[Effect | CaughtUp] = asyncio.Queue()
 
     def listen(source: ServedRun, effect: Effect | CaughtUp) -> None:
-        if source is watched and isinstance(effect, (CaughtUp, RoundFinished, RunEnded)):
+        if source is watched and isinstance(effect, _NEWS):
             queue.put_nowait(effect)
 
     response = web.StreamResponse(headers={"Cache-Control": "no-cache"})
@@ -133,13 +153,14 @@ async def events(request: web.Request) -> web.StreamResponse:
     service.listeners.append(listen)
     try:
         await response.prepare(request)
-        sent = 0
+        sent: list[RoundReport] = []
         while await _is_welcome(service):
-            sent = min(sent, len(watched.history))  # A rollback makes it shorter.
-            for report in watched.history[sent:]:
-                await _event(response, "round", report)
-                sent += 1
-            if sent < len(watched.history):
+            history = list(watched.history)  # It goes on, and back, while it is written.
+            for at, report in enumerate(history):
+                if at >= len(sent) or report is not sent[at]:
+                    await _event(response, "round", report)
+            sent = history
+            if watched.history != sent:
                 continue
             if not watched.state.running:
                 await _event(response, "end", watched.result())
@@ -241,6 +262,7 @@ PEOPLE = (
         tag="runs",
         summary="Where a run stands",
         answers={200: RunResult},
+        query={"history": {"type": "boolean", "default": True}},
     ),
     Route(
         method="GET",

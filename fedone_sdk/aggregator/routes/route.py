@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from fedone_sdk.aggregator import dashboard
 from fedone_sdk.aggregator.docs_page import ASSETS, FILES
 from fedone_sdk.aggregator.http import Handler
 from fedone_sdk.errors import PROBLEMS
@@ -28,6 +29,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "client_id": {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"},
     "token_name": {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9_.:-]{0,63}$"},
     "asset": {"type": "string", "enum": sorted([*ASSETS, *FILES])},
+    "page_file": {"type": "string", "enum": sorted(dashboard.FILES)},
 }
 """The JSON Schema of every name in a path."""
 
@@ -43,7 +45,7 @@ class Route:
         access: Who may call.
         tag: The group it is shown in.
         summary: One line.
-        answers: HTTP status -> message type, media types, or None for no body.
+        answers: HTTP status -> message type, media types, several of them, or None for no body.
         request: Message type of the body, its media type where it is no message, or None.
         max_body: Size of the largest body, bytes.
         problems: Codes of refusals that are this route's own; those that follow from its access,

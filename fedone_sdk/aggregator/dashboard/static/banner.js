@@ -1,0 +1,42 @@
+// The line under the header that says when what is shown may be old.
+
+import { h, say } from "./dom.js";
+
+const node = () => document.getElementById("banner");
+let ticking = null;
+
+// Says that the connection is gone, and counts down to the next try.
+export function lost(ms, tryNow) {
+  const first = !node().classList.contains("lost");
+  clearInterval(ticking);
+  const until = Date.now() + ms;
+  const left = h("span", { "aria-hidden": "true" });
+  const tick = () => {
+    const seconds = Math.max(Math.ceil((until - Date.now()) / 1000), 0);
+    left.textContent = seconds ? ` Trying again in ${seconds} s.` : " Trying again.";
+  };
+  tick();
+  ticking = setInterval(tick, 500);
+  const button = h("button", { type: "button", on: { click: tryNow } }, "Try now");
+  if (first) {
+    node().replaceChildren(h("span", {}, "Connection lost. What you see may be old."), left, button);
+  } else {
+    // The first words stay: a screen reader says them once.
+    node().replaceChildren(node().firstChild, left, button);
+  }
+  node().classList.add("lost");
+  document.body.classList.add("stale");
+}
+
+export function found() {
+  if (!node().classList.contains("lost")) return;
+  clear();
+  say("Connected again.");
+}
+
+export function clear() {
+  clearInterval(ticking);
+  node().classList.remove("lost");
+  node().replaceChildren();
+  document.body.classList.remove("stale");
+}

@@ -1,0 +1,88 @@
+// Loss and metric over queries.
+
+import { lineChart } from "./chart.js";
+import { h, panel } from "./dom.js";
+import { smooth } from "./forecast.js";
+import { count, loss, metric } from "./format.js";
+
+const QUERIES = { label: "Queries", format: count };
+
+export function lossPanel(signal) {
+  const chart = lineChart({
+    title: "Loss over queries",
+    x: QUERIES,
+    format: loss,
+    series: [
+      { label: "Round", tone: 1, faint: true },
+      { label: "Smoothed", tone: 1 },
+    ],
+    signal,
+  });
+  const none = h("p", { class: "none" }, "No round is done yet.");
+  const node = panel("Loss", none, chart.node);
+  return {
+    node,
+    update({ rounds }) {
+      none.hidden = rounds.length > 0;
+      chart.node.hidden = !rounds.length;
+      if (!rounds.length) return;
+      const values = rounds.map((each) => each.mean_loss);
+      const means = smooth(values);
+      const x = queries(rounds);
+      chart.update(
+        [x, values, means],
+        `Smoothed mean loss: ${loss(means[0])} in the first round, ${loss(means.at(-1))} after ` +
+          `${count(x.at(-1))} queries.`,
+      );
+    },
+  };
+}
+
+export function metricPanel(signal) {
+  const chart = lineChart({
+    title: "Metric over queries",
+    x: QUERIES,
+    format: metric,
+    series: [
+      { label: "Tuned prompt", tone: 2, dots: true },
+      { label: "Untrained prompt", tone: 3, dash: true, mark: true },
+      { label: "No prompt", tone: 4, dash: true, mark: true },
+    ],
+    signal,
+  });
+  const none = h("p", { class: "none" });
+  const heading = panel("Metric", none, chart.node);
+  const title = heading.querySelector("h2");
+  return {
+    node: heading,
+    update({ rounds, result }) {
+      const { name, before, no_prompt: bare, after } = result.metric;
+      title.textContent = name.replaceAll("_", " ").replace(/^./, (first) => first.toUpperCase());
+      const x = [0, ...queries(rounds)];
+      const values = [before, ...rounds.map((each) => each.metric)];
+      if (after !== null && values.length > 1) values[values.length - 1] = after;
+      const known = values.filter((value) => value !== null);
+      const found = known.length > 0 && rounds.length > 0;
+      none.hidden = found;
+      none.textContent = rounds.length
+        ? "Not measured: the run has no dev split here, or it is not evaluated yet."
+        : before === null
+          ? "Nothing is measured yet."
+          : `${metric(before)} with the untrained prompt. The curve begins with the first round.`;
+      chart.node.hidden = !found;
+      if (!found) return;
+      chart.update(
+        [x, values, x.map(() => before), x.map(() => bare)],
+        `${name}: ${metric(known.at(-1))} of the tuned prompt` +
+          (before === null ? "" : `, ${metric(before)} of the untrained one`) +
+          (bare === null ? "." : `, ${metric(bare)} without a prompt.`),
+      );
+    },
+  };
+}
+
+// Queries spent after each round.
+function queries(rounds) {
+  let sum = 0;
+  return rounds.map((each) => (sum += each.queries));
+}

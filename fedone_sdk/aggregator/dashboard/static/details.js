@@ -1,0 +1,61 @@
+// What went over the wire, what the model was asked, and what went wrong.
+
+import { h, panel } from "./dom.js";
+import { bytes, count, plural } from "./format.js";
+import { name } from "./rounds.js";
+
+const LISTED = 20;
+const BROKEN_OFF = ["stopped", "failed"];
+
+export function trafficPanel() {
+  const list = h("dl", { class: "facts" });
+  return {
+    node: panel("Traffic and model", list),
+    update({ result }) {
+      const { communication, gateway, cache, censoring, evaluation } = result;
+      const facts = [
+        ["Federated messages", traffic(communication)],
+        ["Gateway", gateway.messages ? traffic(gateway) : "not used"],
+        ["Model", result.model ?? "not asked yet"],
+        ["Asked", `${plural(result.spent.requests, "request", "requests")}, ${count(result.spent.prompt_tokens + result.spent.completion_tokens)} tokens`],
+        ["Evaluation", plural(evaluation.queries, "query", "queries")],
+        ["Answers from the cache", count(cache.hits)],
+      ];
+      if (censoring.censored) {
+        facts.push(["Log-probabilities not shown", `${count(censoring.censored)} of ${count(censoring.values)}`]);
+      }
+      if (result.privacy) {
+        facts.push(["Privacy", `ε ${result.privacy.epsilon.toFixed(2)} at δ ${result.privacy.delta}, at most, per ${result.privacy.unit}`]);
+      }
+      facts.push(["Alpha", result.alpha_sha256.slice(0, 12)], ["Seed", String(result.seed)]);
+      list.replaceChildren(...facts.map(([term, text]) => h("div", {}, h("dt", {}, term), h("dd", {}, text))));
+    },
+  };
+}
+
+function traffic({ upload_bytes: up, download_bytes: down, messages }) {
+  return `${bytes(up)} up, ${bytes(down)} down in ${plural(messages, "message", "messages")}`;
+}
+
+export function troublePanel() {
+  const list = h("ul", { class: "troubles" });
+  const none = h("p", { class: "none" }, "Nothing went wrong so far.");
+  return {
+    node: panel("Errors", none, list),
+    update({ result, seats }) {
+      const items = [];
+      if (BROKEN_OFF.includes(result.status) && result.reason) items.push(h("li", {}, h("strong", {}, "Run: "), result.reason));
+      if (result.quarantined) {
+        items.push(h("li", {}, h("strong", {}, plural(result.quarantined, "client", "clients")), " in quarantine."));
+      }
+      for (const work of seats.lost.slice(-LISTED).reverse()) {
+        items.push(
+          h("li", {}, h("strong", {}, `Round ${count(work.round + 1)}: `), name(work.client_id), ` lost its work: ${work.reason}`),
+        );
+      }
+      none.hidden = items.length > 0;
+      list.hidden = !items.length;
+      list.replaceChildren(...items);
+    },
+  };
+}

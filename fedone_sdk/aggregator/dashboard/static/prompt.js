@@ -1,0 +1,80 @@
+// The prompt that a user would get now, and what alpha says of each of its tokens.
+
+import { h, panel, say, table } from "./dom.js";
+import { percent, token } from "./format.js";
+
+export const TOP = 8;
+
+export function promptPanel() {
+  const text = h("p", { class: "prompt" });
+  const copy = h("button", { type: "button" }, "Copy");
+  const bias = h("p", { class: "muted" });
+  let current = "";
+  let known = null;
+  copy.addEventListener("click", async () => {
+    try {
+      await navigator.clipboard.writeText(current);
+      say("The prompt is copied.");
+      copy.textContent = "Copied";
+    } catch {
+      copy.textContent = "Select it to copy"; // Without TLS browsers have no clipboard.
+    }
+    setTimeout(() => (copy.textContent = "Copy"), 2_000);
+  });
+  const heat = table("Token probabilities by position", [
+    { text: "Position" },
+    { text: "Bits", number: true },
+    ...Array.from({ length: TOP }, (_, at) => ({ text: at ? `${at + 1}.` : "Likeliest" })),
+  ]);
+  heat.node.classList.add("heat");
+  const about = h("p", { class: "muted" });
+  return {
+    node: panel("Prompt", h("div", { class: "prompt-line" }, text, copy), bias, h("h3", {}, "Token probabilities"), about, heat.node),
+    update({ result, tokens }) {
+      const { prompt } = result;
+      const now = JSON.stringify([prompt, tokens]);
+      if (now === known) return; // Whoever selects a token keeps it.
+      known = now;
+      current = prompt.text;
+      copy.hidden = !prompt.tokens.length;
+      text.replaceChildren(...(prompt.tokens.length ? chips(prompt.tokens) : ["This run tunes vectors: no words to show."]));
+      bias.textContent = prompt.bias ? `Label biases: ${prompt.bias.map((value) => value.toFixed(2)).join(", ")}` : "";
+      bias.hidden = !prompt.bias;
+      heat.node.hidden = tokens === null;
+      about.textContent =
+        tokens === null
+          ? "Of vectors there are none."
+          : `What alpha gives the likeliest of ${tokens.vocab_size} candidates at each position; ` +
+            "the token of the prompt is framed. Bits say how open a position is: 0 is decided.";
+      if (tokens) heat.body.replaceChildren(...tokens.positions.map((each, at) => position(each, at, prompt.tokens[at])));
+    },
+  };
+}
+
+function chips(tokens) {
+  return tokens.map((each) => h("span", { class: "chip" }, token(each)));
+}
+
+function position(found, at, chosen) {
+  return h(
+    "tr",
+    {},
+    h("th", { scope: "row" }, String(at + 1)),
+    h("td", { class: "number" }, found.entropy.toFixed(2)),
+    found.tokens.map((each) =>
+      h(
+        "td",
+        { class: `heat${shade(each.probability)}${each.token === chosen ? " chosen" : ""}` },
+        h("span", { class: "token" }, token(each.token)),
+        h("span", { class: "share" }, percent(each.probability)),
+        each.token === chosen ? h("span", { class: "unseen" }, ", in the prompt") : null,
+      ),
+    ),
+  );
+}
+
+// Eight shades; the square root keeps small probabilities apart.
+function shade(probability) {
+  return Math.min(Math.floor(8 * Math.sqrt(probability)), 7);
+}
+

@@ -1,0 +1,33 @@
+// What stands where there is nothing to show yet, or something went wrong.
+
+import { Problem, Unreachable } from "./api.js";
+import { h } from "./dom.js";
+
+export function loading(text) {
+  return h(
+    "div",
+    { class: "loading", "aria-busy": "true" },
+    h("p", { role: "status" }, text),
+    h("div", { class: "bones", "aria-hidden": "true" }, h("i"), h("i"), h("i"), h("i")),
+  );
+}
+
+export function empty(title, ...children) {
+  return h("div", { class: "empty" }, h("h2", {}, title), ...children);
+}
+
+export function trouble(error, retry) {
+  const title =
+    error instanceof Problem
+      ? error.title
+      : error instanceof Unreachable
+        ? "No answer"
+        : "Something went wrong";
+  return h(
+    "div",
+    { class: "notice bad", role: "alert" },
+    h("h2", {}, title),
+    h("p", {}, error.message),
+    retry && h("p", {}, h("button", { type: "button", on: { click: retry } }, "Try again")),
+  );
+}

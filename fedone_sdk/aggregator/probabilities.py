@@ -1,0 +1,40 @@
+"""Alpha as people read it: each position's likeliest tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedone_sdk.messages import PositionProbabilities, TokenProbability
+from fedone_sdk.vocabulary import Vocabulary
+
+__all__ = ["likeliest"]
+
+
+def likeliest(
+    alpha: NDArray[np.float32], vocabulary: Vocabulary, top: int
+) -> tuple[PositionProbabilities, ...]:
+    """The likeliest tokens of every position.
+
+    Args:
+        alpha: Shape (n, N), positive. Its rows' shares are the probabilities that tokens are drawn
+            with; of a Gumbel-Softmax, as its temperature goes to 0.
+        vocabulary: The N candidates.
+        top: How many tokens of each position.
+    """
+    weights = alpha.astype(np.float64)
+    shares = weights / weights.sum(axis=1, keepdims=True)
+    # A candidate that cannot be drawn adds nothing.
+    logs = np.log2(shares, out=np.zeros_like(shares), where=shares > 0)
+    entropies = -(shares * logs).sum(axis=1)
+    order = np.argsort(-shares, axis=1, kind="stable")[:, :top]
+    return tuple(
+        PositionProbabilities(
+            entropy=abs(round(float(entropy), 6)),
+            tokens=tuple(
+                TokenProbability(token=token, probability=round(float(share), 6))
+                for token, share in zip(vocabulary.tokens(row.tolist()), known[row], strict=True)
+            ),
+        )
+        for entropy, row, known in zip(entropies, order, shares, strict=True)
+    )

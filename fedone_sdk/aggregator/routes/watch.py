@@ -1,0 +1,91 @@
+"""What people call beside results to watch runs: who they are, who works, what alpha says."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiohttp import web
+
+from fedone_sdk.aggregator.http import answer
+from fedone_sdk.aggregator.probabilities import likeliest
+from fedone_sdk.aggregator.routes.exchange import EXCHANGE, SERVICE, run_of
+from fedone_sdk.aggregator.routes.route import Route
+from fedone_sdk.errors import ProblemError
+from fedone_sdk.messages import Me, Seats, TokenProbabilities
+
+__all__ = ["WATCH"]
+
+_MOST_TOKENS = 32
+_TOKENS = 8
+
+
+async def me(request: web.Request) -> web.Response:
+    """Whose token this is, and what it allows."""
+    person = EXCHANGE.get().person
+    if person is None:
+        raise LookupError(f"{request.path} admits more than people")
+    return answer(Me(name=person.name, role=person.role, runs=person.runs))
+
+
+async def seats(request: web.Request) -> web.Response:
+    """Who works on the round under way, who waits, and the newest work that came to nothing."""
+    run = await run_of(request)
+    busy = {seat.client for seat in run.state.seats if seat.phase != "done"}
+    waiting = request.app[SERVICE].dispatcher.available(run).keys() - busy
+    return answer(
+        Seats(
+            round=run.state.round,
+            waiting=len(waiting),
+            seats=await run.seats(),
+            lost=tuple(run.lost),
+        )
+    )
+
+
+async def probabilities(request: web.Request) -> web.Response:
+    """The likeliest tokens of each position of a run that tunes words, by alpha."""
+    given = request.query.get("top", str(_TOKENS))
+    if not (given.isascii() and given.isdigit() and 1 <= int(given[:3]) <= _MOST_TOKENS):
+        raise ProblemError("invalid_message", f"top: must be from 1 to {_MOST_TOKENS}")
+    run = await run_of(request)
+    if run.spec.method.domain != "tokens":
+        raise ProblemError("not_found", "this run tunes vectors, not words")
+    state = run.state
+    # As much as four million numbers.
+    positions = await asyncio.to_thread(likeliest, state.method.alpha, run.vocabulary, int(given))
+    return answer(
+        TokenProbabilities(round=state.round, vocab_size=len(run.vocabulary), positions=positions)
+    )
+
+
+WATCH = (
+    Route(
+        method="GET",
+        path="/v1/me",
+        handler=me,
+        access="viewer",
+        tag="access",
+        summary="Whose token this is",
+        answers={200: Me},
+    ),
+    Route(
+        method="GET",
+        path="/v1/runs/{run_id}/seats",
+        handler=seats,
+        access="viewer",
+        tag="runs",
+        summary="Who works on a run",
+        answers={200: Seats},
+    ),
+    Route(
+        method="GET",
+        path="/v1/runs/{run_id}/probabilities",
+        handler=probabilities,
+        access="viewer",
+        tag="runs",
+        summary="The likeliest tokens of each position",
+        answers={200: TokenProbabilities},
+        problems=("invalid_message",),
+        query={"top": {"type": "integer", "minimum": 1, "maximum": _MOST_TOKENS}},
+    ),
+)

@@ -1,0 +1,16 @@
+"""One Chromium for all tests that look."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest_asyncio
+
+from tests.browser.stage import Chromium, browsing
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def chromium() -> AsyncIterator[Chromium]:
+    """A started browser; each test opens pages of its own."""
+    async with browsing() as found:
+        yield found

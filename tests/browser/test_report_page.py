@@ -1,0 +1,56 @@
+"""The report in a real browser: readable by everybody, and never on the network."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+
+import pytest
+from axe_playwright_python.async_playwright import Axe
+
+from fedone_sdk.reports import run_of_archive
+from fedone_sdk.reports.render import html_report
+from tests.browser.stage import DESKTOP, PHONE, Chromium, needs_chromium
+from tests.integration.test_reports import hostile
+from tests.integration.tuned import small
+
+pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="session")]
+
+
+async def test_axe_finds_nothing_and_the_page_fits(chromium: Chromium, tmp_path: Path) -> None:
+    (tmp_path / "report.html").write_text(
+        html_report(await run_of_archive((await small()).archive)), encoding="utf-8"
+    )
+    found = []
+    # It asserts at its end that nothing but these files was asked for.
+    async with chromium.watching(tmp_path.as_uri()) as watcher:
+        await watcher.visit("report.html")
+        page = watcher.page
+        for (width, height), scheme in product((DESKTOP, PHONE), ("light", "dark")):
+            await page.set_viewport_size({"width": width, "height": height})
+            await page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
+            results = await Axe().run(page, options={"resultTypes": ["violations"]})
+            found += [
+                (width, scheme, violation["id"], node["html"])
+                for violation in results.response["violations"]
+                for node in violation["nodes"]
+            ]
+            # What is wide scrolls in its own box, not with the page.
+            overflow = await page.evaluate(
+                "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+            )
+            assert overflow == 0, (width, scheme)
+        assert await page.evaluate("document.querySelector('img').naturalWidth") > 0
+    assert found == []
+
+
+async def test_hostile_text_does_nothing(chromium: Chromium, tmp_path: Path) -> None:
+    run = hostile(await run_of_archive((await small()).archive))
+    (tmp_path / "report.html").write_text(html_report(run), encoding="utf-8")
+    said: list[str] = []
+    async with chromium.watching(tmp_path.as_uri()) as watcher:
+        watcher.page.on("dialog", lambda dialog: said.append(dialog.message))
+        await watcher.visit("report.html")
+        shown = await watcher.page.evaluate("document.querySelector('pre').textContent")
+    assert shown == run.result.prompt.text
+    assert said == []

@@ -1,0 +1,295 @@
+"""What people see of a run beside its result: who they are, seats, lost work, alpha, the page."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+
+from fedone_sdk import EdgeClient
+from fedone_sdk.aggregator import Aggregator
+from fedone_sdk.aggregator.archive import export_run, import_run
+from fedone_sdk.aggregator.auth import AdminToken, digest
+from fedone_sdk.aggregator.dashboard import FILES
+from fedone_sdk.aggregator.probabilities import likeliest
+from fedone_sdk.messages import Me, RoundReport, RunSummary, Seats, TokenProbabilities
+from fedone_sdk.spec import RunSpec
+from fedone_sdk.stores import MemoryStore, SqlStore, Store
+from fedone_sdk.testing import ManualClock, ScriptedBackend
+from fedone_sdk.vocabulary import Vocabulary
+from tests.integration.caller import Caller
+
+ENROLMENT, ROOT, OPS, LOOK = "enrolment-5b1e", "root-19ab", "ops-c4f2", "look-e06d"
+WORDS = Vocabulary(candidates=(" good", " bad", " fine", ""))
+
+
+def spec_of(name: str = "run", **changes: Any) -> RunSpec:
+    document: dict[str, Any] = {
+        "name": name,
+        "task": {"template": "{prompt} {text} {mask}", "labels": {0: " no", 1: " yes"}},
+        "prompt": {"length": 2, "vocabulary": {"kind": "list", "candidates": ["x", "y"]}},
+        "method": {"name": "gs-bdpl", "num_samples": 4, "batch_size": 2, "optimizer": "sgd"},
+        "participation": {"exchange": "losses", "deadline_s": 100},
+        "budget": {"queries": 100},
+        "rounds": 3,
+        "evaluation": {"every": 0},
+    }
+    return RunSpec.model_validate({**document, **changes})
+
+
+@dataclass(slots=True)
+class Server(Caller):
+    aggregator: Aggregator
+    url: str
+    session: aiohttp.ClientSession
+    clock: ManualClock
+
+    async def enrol(self) -> tuple[str, str]:
+        """Client id and credential."""
+        _, document, _ = await self.call("POST", "/v1/clients", {}, token=ENROLMENT)
+        return document["client_id"], document["credential"]
+
+    async def claim(self, credential: str) -> dict[str, Any]:
+        body = {"num_examples": 5, "wait_s": 0}
+        path = "/v1/assignments/claim"
+        status, document, _ = await self.call("POST", path, body, token=credential)
+        assert status == 200
+        found: dict[str, Any] = document
+        return found
+
+    async def decline(self, credential: str, work: dict[str, Any], reason: str) -> None:
+        path = f"/v1/assignments/{work['assignment_id']}/decline"
+        assert (await self.call("POST", path, {"reason": reason}, token=credential))[0] == 204
+
+    async def seats(self, token: str = LOOK) -> Seats:
+        status, document, _ = await self.call("GET", "/v1/runs/run/seats", token=token)
+        assert status == 200
+        return Seats.model_validate(document)
+
+
+@asynccontextmanager
+async def serving(
+    store: Store | None = None, *, spec: RunSpec | None = None, gateway: bool = True
+) -> AsyncIterator[Server]:
+    clock = ManualClock()
+    aggregator = Aggregator(
+        backend=ScriptedBackend() if gateway else None,
+        store=store or MemoryStore(),
+        enrolment_tokens=[ENROLMENT],
+        admin_token=ROOT,
+        admin_tokens=[
+            AdminToken(token_sha256=digest(OPS), name="ops", role="operator", runs=("acme-*",)),
+            AdminToken(token_sha256=digest(LOOK), name="look", role="viewer"),
+        ],
+        clock=clock,
+    )
+    async with aggregator, aiohttp.ClientSession() as session:
+        await aggregator.add_run(spec or spec_of(), WORDS)
+        yield Server(aggregator, await aggregator.listen(), session, clock)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    async with serving() as found:
+        yield found
+
+
+@pytest.mark.parametrize(
+    ("token", "expected"),
+    [
+        (ROOT, Me(name="admin_token", role="admin")),
+        (OPS, Me(name="ops", role="operator", runs=("acme-*",))),
+        (LOOK, Me(name="look", role="viewer")),
+    ],
+)
+async def test_who_asks(server: Server, token: str, expected: Me) -> None:
+    status, document, _ = await server.call("GET", "/v1/me", token=token)
+    assert (status, Me.model_validate(document)) == (200, expected)
+
+
+@pytest.mark.parametrize("path", ["/v1/me", "/v1/runs/run/seats", "/v1/runs/run/probabilities"])
+async def test_devices_and_strangers_learn_nothing(server: Server, path: str) -> None:
+    _, credential = await server.enrol()
+    for token in (None, "wrong", ENROLMENT, credential):
+        assert await server.refused("GET", path, token=token) == "unauthorized"
+    if path != "/v1/me":
+        assert await server.refused("GET", path, token=OPS) == "not_found"
+
+
+async def test_a_summary_says_how_far_it_is(server: Server) -> None:
+    _, documents, _ = await server.call("GET", "/v1/runs", token=LOOK)
+    (summary,) = [RunSummary.model_validate(document) for document in documents]
+    assert (summary.round, summary.rounds, summary.cap.queries) == (0, 3, 100)
+    assert summary.spent.queries == 0
+
+
+async def test_a_result_without_its_rounds(server: Server) -> None:
+    async with EdgeClient(
+        server.url, token=ENROLMENT, data=[{"text": "a", "label": 0}, {"text": "b", "label": 1}]
+    ) as client:
+        await client.run_forever()
+    path = "/v1/runs/run"
+    _, whole, _ = await server.call("GET", path, token=LOOK)
+    _, short, _ = await server.call("GET", f"{path}?history=false", token=LOOK)
+    assert len(whole["history"]) == 3
+    assert short == {**whole, "history": []}
+    refused = await server.refused("GET", f"{path}?history=maybe", token=LOOK)
+    assert refused == "invalid_message"
+
+
+class TestSeats:
+    async def test_who_works_and_who_waits(self, server: Server) -> None:
+        assert (await server.seats()) == Seats(round=0, waiting=0, seats=(), lost=())
+        first, credential = await server.enrol()
+        await server.claim(credential)
+        _, other = await server.enrol()
+        await server.call(
+            "POST", "/v1/assignments/claim", {"num_examples": 5, "wait_s": 0}, token=other
+        )
+        server.clock.advance(40)
+        found = await server.seats()
+        (seat,) = found.seats
+        assert (seat.client_id, seat.phase, seat.slot, seat.due_in_s) == (first, "working", 0, 60)
+        assert found.waiting == 1
+
+    async def test_lost_work_outlives_a_restart(self, tmp_path: Path) -> None:
+        async with serving(SqlStore.sqlite(tmp_path / "runs.db")) as server:
+            device, credential = await server.enrol()
+            work = await server.claim(credential)
+            await server.decline(credential, work, "the battery is low")
+            await server.claim(credential)
+            server.clock.advance(101)
+            await server.aggregator.service.tick()
+            before = (await server.seats()).lost
+        assert [(work.round, work.client_id) for work in before] == [(0, device), (0, device)]
+        assert "the battery is low" in before[0].reason
+        assert before[1].reason == "the deadline passed"
+        async with serving(SqlStore.sqlite(tmp_path / "runs.db")) as server:
+            assert (await server.seats()).lost == before
+
+    async def test_lost_work_goes_with_the_run(self) -> None:
+        store, other = MemoryStore(), MemoryStore()
+        async with serving(store) as server:
+            _, credential = await server.enrol()
+            await server.decline(credential, await server.claim(credential), "no data")
+            archive = await export_run(store, "run")
+            lost = (await server.seats()).lost
+        await import_run(other, archive, 0.0)
+        async with serving(other) as server:
+            assert (await server.seats()).lost == lost
+
+    async def test_only_the_newest_are_told(self, server: Server) -> None:
+        run = server.aggregator.service.runs["run"]
+        _, credential = await server.enrol()
+        for number in range(5):
+            await server.decline(credential, await server.claim(credential), f"reason {number}")
+        assert run.lost.maxlen == 200
+        assert [work.reason[-1] for work in run.lost] == ["0", "1", "2", "3", "4"]
+
+
+class TestProbabilities:
+    async def test_of_an_untrained_run(self, server: Server) -> None:
+        _, document, _ = await server.call("GET", "/v1/runs/run/probabilities?top=3", token=LOOK)
+        found = TokenProbabilities.model_validate(document)
+        assert (found.round, found.vocab_size, len(found.positions)) == (0, 4, 2)
+        for position in found.positions:
+            assert position.entropy == 2.0
+            assert [each.probability for each in position.tokens] == [0.25] * 3
+
+    @pytest.mark.parametrize("top", ["0", "33", "-1", "1.5", "many", "", "٣", "9" * 5000])
+    async def test_how_many_is_bounded(self, server: Server, top: str) -> None:
+        path = f"/v1/runs/run/probabilities?top={top}"
+        assert await server.refused("GET", path, token=LOOK) == "invalid_message"
+
+    def test_the_likeliest_come_first(self) -> None:
+        alpha = np.array([[1, 5, 2, 0], [3, 3, 3, 3]], dtype=np.float32)
+        first, second = likeliest(alpha, WORDS, top=2)
+        assert [(each.token, each.probability) for each in first.tokens] == [
+            (" bad", 0.625),
+            (" fine", 0.25),
+        ]
+        expected = -sum(p * math.log2(p) for p in (1 / 8, 5 / 8, 2 / 8))
+        assert first.entropy == pytest.approx(expected, abs=1e-6)
+        assert [each.token for each in second.tokens] == [" good", " bad"]
+
+    async def test_of_vectors_there_are_none(self) -> None:
+        spec = spec_of(
+            prompt={"length": 2},
+            method={"name": "prompt-tuning", "batch_size": 2, "hidden_size": 4},
+            participation={"exchange": "alpha"},
+            budget=None,
+        )
+        async with serving(spec=spec, gateway=False) as server:
+            path = "/v1/runs/run/probabilities"
+            assert await server.refused("GET", path, token=LOOK) == "not_found"
+
+
+async def test_a_round_comes_again_when_its_metric_is_known(server: Server) -> None:
+    async with EdgeClient(
+        server.url, token=ENROLMENT, data=[{"text": "a", "label": 0}, {"text": "b", "label": 1}]
+    ) as client:
+        await client.run_once()
+        run = server.aggregator.service.runs["run"]
+        headers = {"Authorization": f"Bearer {LOOK}"}
+        async with server.session.get(
+            f"{server.url}/v1/runs/run/events", headers=headers
+        ) as response:
+            first = await response.content.readuntil(b"\n\n")
+            await run.record_metric(0, 0.75)
+            await client.run_forever()
+            rest = await response.text()
+    data = re.findall(r"event: round\ndata: (.*)", first.decode() + rest)
+    reports = [RoundReport.model_validate_json(each) for each in data]
+    assert [(each.round, each.metric) for each in reports] == [
+        (0, None),
+        (0, 0.75),
+        (1, None),
+        (2, None),
+    ]
+
+
+class TestPage:
+    async def test_a_browser_gets_the_dashboard(self, server: Server) -> None:
+        async with server.session.get(
+            f"{server.url}/", headers={"Accept": "text/html,*/*;q=0.8"}
+        ) as response:
+            page = await response.text()
+            assert response.content_type == "text/html"
+            assert response.headers["Vary"] == "Accept"
+            policy = response.headers["Content-Security-Policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert "style=" not in page
+        assert re.findall(r"<script(?![^>]* src=)", page) == []
+        links = re.findall(r'(?:src|href)="(dashboard/[^"]*)"', page)
+        assert len(links) >= 5
+        for link in links:
+            async with server.session.get(f"{server.url}/{link}") as response:
+                assert response.status == 200
+
+    async def test_every_file_is_served_and_known_again(self, server: Server) -> None:
+        assert {"app.js", "style.css", "uPlot.iife.min.js"} <= FILES.keys()
+        for name in FILES:
+            url = f"{server.url}/dashboard/{name}"
+            async with server.session.get(url) as response:
+                assert await response.read() == FILES[name].body
+                tag = response.headers["ETag"]
+            async with server.session.get(url, headers={"If-None-Match": tag}) as response:
+                assert (response.status, await response.read()) == (304, b"")
+
+    async def test_modules_load_only_what_is_there(self) -> None:
+        for name, file in FILES.items():
+            for loaded in re.findall(r'from "\./([^"]*)"', file.body.decode()):
+                assert loaded in FILES, f"{name} loads {loaded}"
+
+    @pytest.mark.parametrize("name", ["index.html", "uPlot.LICENSE.txt", "..%2ffiles.py", "%00"])
+    async def test_no_other_file(self, server: Server, name: str) -> None:
+        assert await server.refused("GET", f"/dashboard/{name}") == "not_found"
