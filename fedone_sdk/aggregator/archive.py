@@ -36,7 +36,7 @@ from fedone_sdk.aggregator.run import Counters
 from fedone_sdk.aggregator.state import RunState, Seat
 from fedone_sdk.algorithms import Memory, State
 from fedone_sdk.errors import ArchiveError
-from fedone_sdk.messages import Receipt, RoundReport
+from fedone_sdk.messages import LostWork, Receipt, RoundReport
 from fedone_sdk.messages.base import Id, Name
 from fedone_sdk.stores import (
     ClientRecord,
@@ -466,6 +466,8 @@ def _check_run(snapshot: RunSnapshot) -> RunState:
             RoundReport.model_validate(body["report"])
         elif entry.kind == "metric":
             _METRIC.validate_python((body["round"], body["value"]))
+        elif entry.kind == "lost":
+            LostWork.model_validate(body)
         elif not isinstance(body, dict):
             raise ValueError(f"a line of the log is no {entry.kind}")
     return state

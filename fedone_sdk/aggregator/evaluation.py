@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import structlog
 
@@ -19,6 +19,7 @@ from fedone_sdk.aggregator.events import (
     RoundFinished,
     RunEnded,
 )
+from fedone_sdk.aggregator.outcomes import Outcomes, Which
 from fedone_sdk.aggregator.purse import Attempts, Purse
 from fedone_sdk.aggregator.run import CaughtUp, ServedRun
 from fedone_sdk.aggregator.state import RunState
@@ -41,6 +42,7 @@ from fedone_sdk.errors import (
     ProblemError,
     SpecError,
 )
+from fedone_sdk.metrics import MetricFunction
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.task import Bias, Example, ScoreFunction
 
@@ -78,10 +80,12 @@ class _Found(NamedTuple):
     Attributes:
         value: The metric.
         bias: The label bias that it found without labels, where another one would find the same.
+        outcomes: Example by example; None for a point of the curve.
     """
 
     value: float
     bias: Bias | None
+    outcomes: Outcomes | None
 
 
 class Evaluation:
@@ -95,6 +99,7 @@ class Evaluation:
         backend: The model.
         examples: The dev split.
         score: The user's function, for loss ``score``.
+        measure: The user's function, for a metric of their own.
         replica: Names this process now; what it has under way bears its name.
     """
 
@@ -104,6 +109,7 @@ class Evaluation:
         backend: LLMBackend,
         examples: Sequence[Example],
         score: ScoreFunction | None = None,
+        measure: MetricFunction | None = None,
         *,
         replica: Callable[[], str],
     ) -> None:
@@ -112,6 +118,7 @@ class Evaluation:
         self._backend = backend
         self._examples = examples
         self._score = score
+        self._metric = measure
         self._subset = curve_examples(run.spec, examples)
         # The prompt is taken when its round ends; training does not wait for the measurement.
         self._points: asyncio.Queue[tuple[int, _Shown, int] | None] = asyncio.Queue()
@@ -166,17 +173,20 @@ class Evaluation:
         elif self._run.state.paused:
             self._points.put_nowait((round_number, shown, rollbacks))
 
-    async def _measure_whole(
-        self, which: Literal["no_prompt", "before", "after"], shown: _Shown
-    ) -> None:
+    async def _measure_whole(self, which: Which, shown: _Shown) -> None:
         if getattr(self._run.state.metric, which) is not None:
             return
-        found = await self._measure(shown, self._examples)
+        found = await self._measure(shown, self._examples, which)
         if found is not None:
+            if found.outcomes is not None:
+                # First: what has its metric is not measured again.
+                await self._kept(partial(self._run.record_outcomes, found.outcomes))
             measured = Measured(which=which, value=found.value, bias=found.bias)
             await self._kept(partial(self._run.apply, measured))
 
-    async def _measure(self, shown: _Shown, examples: Sequence[Example]) -> _Found | None:
+    async def _measure(
+        self, shown: _Shown, examples: Sequence[Example], which: Which | None = None
+    ) -> _Found | None:
         """The metric of a prompt, or None where the budget or the model does not allow it."""
         run, calibration = self._run, self._run.spec.calibration.label_free
         if run.state.paused:
@@ -191,12 +201,18 @@ class Evaluation:
             )
             answers = await self._ask(queries)
             await run.note(answers)
-            found = Prediction.of(task, queries, answers, examples, self._score, calibration)
+            found = Prediction.of(
+                task, queries, answers, examples, self._score, calibration, self._metric
+            )
             if found.metric is None:
                 return None
             # Another batch gives another bias; what is without content says the same again.
             lasts = calibration == "contextual"
-            return _Found(found.metric, found.task.bias if lasts else None)
+            return _Found(
+                found.metric,
+                found.task.bias if lasts else None,
+                None if which is None else Outcomes.of(which, found),
+            )
         except (BackendError, BudgetExhausted, SpecError) as exc:
             _log.warning("evaluation failed", run_id=run.run_id, reason=str(exc))
             if isinstance(exc, (BackendBlocked, BudgetExhausted, SpecError)):

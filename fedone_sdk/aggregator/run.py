@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
@@ -17,6 +18,7 @@ from fedone_sdk.aggregator.events import (
     Effect,
     Event,
     MemorySaved,
+    MetricKnown,
     ModelSeen,
     PauseAsked,
     PutOut,
@@ -31,6 +33,7 @@ from fedone_sdk.aggregator.events import (
 )
 from fedone_sdk.aggregator.influence import influences
 from fedone_sdk.aggregator.machine import RoundMachine
+from fedone_sdk.aggregator.outcomes import OUTCOMES, Outcomes
 from fedone_sdk.aggregator.signals import MAX_NAMED, RunMoved
 from fedone_sdk.aggregator.state import RunState
 from fedone_sdk.algorithms import alpha_sha256, dump_memory, load_memory
@@ -43,10 +46,12 @@ from fedone_sdk.messages import (
     Cap,
     CensoringReport,
     ClientInfluence,
+    LostWork,
     PromptReport,
     RoundReport,
     RunResult,
     RunTask,
+    SeatReport,
     Traffic,
 )
 from fedone_sdk.messages.ndarray import to_wire
@@ -57,6 +62,9 @@ from fedone_sdk.vocabulary import Vocabulary
 __all__ = ["CaughtUp", "Counters", "Listener", "ServedRun"]
 
 _log = structlog.get_logger(__name__)
+
+_MAX_LOST = 200
+"""Lost work that a copy of a run remembers; the log has it all."""
 
 T = TypeVar("T")
 
@@ -131,6 +139,7 @@ class ServedRun:
 
     Attributes:
         history: One entry per round.
+        lost: The newest work that came to nothing, oldest first.
         ended: Set while the run does not run.
         broken_off: Whether it was stopped, paused or failed already when it was taken up.
     """
@@ -150,6 +159,7 @@ class ServedRun:
         self.machine = machine
         self.vocabulary = vocabulary
         self.history: list[RoundReport] = []
+        self.lost: deque[LostWork] = deque(maxlen=_MAX_LOST)
         self.ended = asyncio.Event()
         self.broken_off = False
         self._stored = Counters()
@@ -323,6 +333,8 @@ class ServedRun:
                 del self.history[body["round"] :]
             elif entry.kind == "metric":
                 self._add_metric(body["round"], body["value"])
+            elif entry.kind == "lost":
+                self.lost.append(LostWork.model_validate(body))
             self._logged = entry.version
 
     def _add_metric(self, round_number: int, value: float) -> None:
@@ -418,11 +430,32 @@ class ServedRun:
             for line, name in zip(lines.values(), names, strict=True)
         ]
 
+    async def seats(self) -> tuple[SeatReport, ...]:
+        """Who works on the round under way, in the order of the seats."""
+        seats, now = self._state.seats, self._clock.now()
+        names = await self._names([seat.client for seat in seats])
+        return tuple(
+            SeatReport(
+                slot=seat.slot,
+                client_id=name,
+                phase=seat.phase,
+                step=seat.step,
+                due_in_s=None if seat.phase == "done" else round(max(seat.due - now, 0.0), 3),
+            )
+            for seat, name in zip(seats, names, strict=True)
+        )
+
     async def record_metric(self, round_number: int, value: float) -> None:
         """Adds a point to the metric's curve."""
         body = json.dumps({"round": round_number, "value": value})
         await _to_the_end(self._append(LogEntry(kind="metric", body=body)))
         self._add_metric(round_number, value)
+        self._tell(MetricKnown(round=round_number, value=value))
+
+    async def record_outcomes(self, outcomes: Outcomes) -> None:
+        """Writes down what a measurement found, example by example."""
+        body = outcomes.model_dump_json()
+        await _to_the_end(self._append(LogEntry(kind=OUTCOMES, body=body)))
 
     async def _append(self, entry: LogEntry) -> None:
         async with self._lock:
@@ -437,7 +470,7 @@ class ServedRun:
 
     async def _commit(self, state: RunState, effects: Sequence[Effect]) -> None:
         closed, log, memories = [], [], []
-        reports = []
+        reports, lost = [], []
         for effect in effects:
             if isinstance(effect, Accepted):
                 receipt = effect.receipt
@@ -460,6 +493,11 @@ class ServedRun:
                         outcome=effect.reason,
                     )
                 )
+                (name,) = await self._names([effect.client])
+                # The round before the event: with its last seat a round may end, too.
+                work = LostWork(round=self._state.round, client_id=name, reason=effect.reason)
+                lost.append(work)
+                log.append(LogEntry(kind="lost", body=work.model_dump_json()))
             elif isinstance(effect, RoundFinished):
                 names = ",".join(await self._names(effect.clients))
                 report = effect.report.model_copy(update={"client_id": names})
@@ -477,6 +515,7 @@ class ServedRun:
             if isinstance(effect, WentBack):
                 del self.history[effect.to_round :]
         self.history.extend(reports)
+        self.lost.extend(lost)
 
     async def _store_commit(
         self, state: RunState, effects: Sequence[Effect], **changes: Any

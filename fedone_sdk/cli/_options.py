@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["Calibration", "Cap", "Exchange", "JsonFile", "RunPath", "Seed", "Transport"]
+__all__ = ["Calibration", "Cap", "Exchange", "JsonFile", "RunPath", "Seed", "Trackers", "Transport"]
 
 
 class ExchangeName(StrEnum):
@@ -57,6 +57,15 @@ Calibration = Annotated[
 Exchange = Annotated[
     ExchangeName | None,
     typer.Option(help="What travels: alpha (as in the paper) or one loss per prompt."),
+]
+Trackers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tracker",
+        metavar="NAME",
+        show_default=False,
+        help="Tell mlflow, tensorboard, wandb, or one of yours, of the run; repeatable.",
+    ),
 ]
 Transport = Annotated[
     TransportName, typer.Option(help="HTTP over loopback, or the same messages without sockets.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -12,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from fedone_sdk.errors import SpecError
+from fedone_sdk.cli._files import check_target, write_file
 
 __all__ = ["Output", "moment", "size", "terminal"]
 
@@ -38,18 +37,7 @@ class Output:
         self._file = None if self._to_stdout else json_file
         self.console = terminal(stderr=self._to_stdout)
         if self._file is not None:
-            folder = self._file.parent
-            problem = (
-                f"there is no folder {folder}"
-                if not folder.is_dir()
-                else f"{self._file} is a folder"
-                if self._file.is_dir()
-                else f"{folder} cannot be written to"
-                if not os.access(folder, os.W_OK)
-                else None
-            )
-            if problem is not None:
-                raise SpecError(f"--json: {problem}", source="arguments")
+            check_target("--json", self._file)
 
     def write_json(self, document: object) -> None:
         """Writes the JSON, whole or not at all."""
@@ -61,12 +49,7 @@ class Output:
             if target.exists() and not target.is_file():
                 target.write_text(text, encoding="utf-8")  # a pipe or a device
                 return
-            draft = target.with_name(f".{target.name}.{os.getpid()}")
-            try:
-                draft.write_text(text, encoding="utf-8")
-                draft.replace(target)
-            finally:
-                draft.unlink(missing_ok=True)
+            write_file("--json", target, text)
 
     def heading(self, text: str) -> None:
         """A line above facts."""

@@ -12,10 +12,14 @@ from fedone_sdk.cli._signals import stopping
 from fedone_sdk.cli.progress import progress
 
 if TYPE_CHECKING:
+    from fedone_sdk.aggregator import ServedRun
+    from fedone_sdk.aggregator.events import Effect
+    from fedone_sdk.aggregator.run import CaughtUp
     from fedone_sdk.backends import LLMBackend
     from fedone_sdk.messages import RunResult
     from fedone_sdk.simulation import Federation
     from fedone_sdk.stores import Store
+    from fedone_sdk.trackers import Tracking
 
 __all__ = ["run_here"]
 
@@ -28,6 +32,7 @@ async def run_here(
     transport: Literal["http", "memory"],
     store: Store | None = None,
     state_dir: Path | None = None,
+    tracking: Tracking | None = None,
 ) -> RunResult:
     """Runs a federation to its end, or to the first Ctrl-C.
 
@@ -38,6 +43,7 @@ async def run_here(
         transport: How messages travel.
         store: Keeps the run.
         state_dir: Keeps the clients.
+        tracking: Told of the run as well.
     """
     from fedone_sdk.baselines import trainer_of
     from fedone_sdk.simulation import simulate
@@ -48,8 +54,18 @@ async def run_here(
         stop.set()
         print("stopping, the prompt so far is measured; Ctrl-C again aborts", file=sys.stderr)
 
-    with stopping(stop_in_good_order), progress(federation.spec.name) as watch, naming(str(source)):
-        return await simulate(
+    with (
+        stopping(stop_in_good_order),
+        progress(federation.spec.name) as shown,
+        naming(str(source)),
+    ):
+
+        def watch(run: ServedRun, effect: Effect | CaughtUp | None) -> None:
+            shown(run, effect)
+            if tracking is not None:
+                tracking(run, effect)
+
+        result = await simulate(
             federation,
             backend=backend,
             transport=transport,
@@ -59,3 +75,6 @@ async def run_here(
             stop=stop,
             trainer=trainer_of(federation.spec.method, backend),
         )
+    if tracking is not None:
+        tracking.end(result)
+    return result

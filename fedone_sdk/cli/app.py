@@ -14,7 +14,9 @@ from fedone_sdk.cli import (
     db,
     gateway,
     plan,
+    prompt,
     quickstart,
+    report,
     reproduce,
     runs,
     score,
@@ -56,6 +58,7 @@ app.command(epilog="Example: fedone quickstart --json result.json")(quickstart.q
 app.command(epilog="Example: fedone tune run.yaml --cap 500 --store run.db")(tune.tune)
 app.command(epilog="Example: fedone plan run.yaml")(plan.plan)
 app.command(epilog='Example: fedone score run.yaml --prompt " Overall verdict"')(score.score)
+app.command(epilog="Example: fedone report sst2 --store fedone.db -o sst2.html")(report.report)
 app.command(epilog="Example: fedone reproduce table1 --data glue --seeds 3")(reproduce.reproduce)
 app.command(epilog="Example: fedone serve config.yaml")(serve.serve)
 app.command(epilog="Example: fedone gateway gateway.yaml")(gateway.gateway)
@@ -64,6 +67,7 @@ app.command(
     "--data reviews.jsonl --state ~/.fedone"
 )(client.client)
 app.add_typer(bench.app, name="bench")
+app.add_typer(prompt.app, name="prompt")
 app.add_typer(runs.app, name="runs")
 app.add_typer(tokens.app, name="tokens")
 app.add_typer(clients.app, name="clients")

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import os
 from collections.abc import Awaitable, Callable
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from fedone_sdk.cli._failures import naming
+from fedone_sdk.cli._files import check_target, write_file
 from fedone_sdk.cli._http import call, parse
 from fedone_sdk.cli._options import JsonFile
 from fedone_sdk.cli._output import Output, size
 from fedone_sdk.errors import ArchiveError, SpecError
 
 if TYPE_CHECKING:
+    from fedone_sdk.reports import ReportedRun
     from fedone_sdk.stores import RunSnapshot, SqlStore
 
-__all__ = ["export_run", "import_run", "replay"]
+__all__ = ["Server", "StoreUrl", "Token", "export_run", "import_run", "replay", "stored_run"]
 
 T = TypeVar("T")
 
@@ -47,6 +49,13 @@ StoreUrl = Annotated[
         help="The store itself: a SQLite file, or postgresql://USER@HOST/DATABASE.",
     ),
 ]
+
+
+class ExportName(StrEnum):
+    """What of a run is written."""
+
+    archive = "archive"
+    prompt = "prompt"
 
 
 def replay(
@@ -97,9 +106,17 @@ def export_run(
     target: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", metavar="FILE", show_default=False, help="RUN_ID.fedone by default."
+            "--output",
+            "-o",
+            metavar="FILE",
+            show_default=False,
+            help="RUN_ID.fedone, or RUN_ID.prompt.json, by default.",
         ),
     ] = None,
+    form: Annotated[
+        ExportName,
+        typer.Option("--as", help="The run, to go on elsewhere; or its prompt, to be used."),
+    ] = ExportName.archive,
     server: Server = None,
     token: Token = None,
     store: StoreUrl = None,
@@ -112,21 +129,40 @@ def export_run(
         ),
     ] = False,
 ) -> None:
-    """Write a run with its log, state and open work to one file.
+    """Write a run with its log, state and open work to one file, or its prompt.
 
     A run may go on in one place only: its budget does not know of the other.
     """
+    if form == ExportName.prompt:
+        if with_credentials:
+            raise SpecError("--with-credentials: does not go with --as prompt", source="arguments")
+        from fedone_sdk.reports import artefact_of
+
+        run = stored_run(run_id, server, token, store)
+        target = target or Path(f"{run_id}.prompt.json")
+        check_target("--output", target)
+        write_file("--output", target, artefact_of(run).dump())
+        typer.echo(f"{target}: prompt of run {run_id}, {run.result.rounds} rounds")
+        return
     target = target or Path(f"{run_id}.fedone")
     data = _exported(run_id, server, token, store, with_credentials=with_credentials)
-    draft = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(data)
-        draft.replace(target)
-    except OSError as exc:
-        draft.unlink(missing_ok=True)
-        raise SpecError(f"--output: {target}: {exc.strerror or exc}", source="arguments") from exc
+    write_file("--output", target, data, mode=0o600)
     typer.echo(f"{target}: run {run_id}, {size(len(data))}")
+
+
+def stored_run(
+    run_id: str, server: str | None, token: str | None, store: str | None
+) -> ReportedRun:
+    """A run of a server or a store, to be told of.
+
+    Raises:
+        ArchiveError: There is no such run.
+        SpecError: Not one of server and store is given.
+    """
+    from fedone_sdk.reports import run_of_archive
+
+    data = _exported(run_id, server, token, store, with_credentials=False)
+    return asyncio.run(run_of_archive(data))
 
 
 def import_run(

@@ -13,12 +13,15 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedone_sdk.cli import archives
 from fedone_sdk.cli._http import Server, Token, call, parse, request
-from fedone_sdk.cli._options import JsonFile
+from fedone_sdk.cli._logs import quiet_logs
+from fedone_sdk.cli._options import JsonFile, Trackers
 from fedone_sdk.cli._output import Output
 from fedone_sdk.cli._report import print_result
 from fedone_sdk.cli._signals import stopping
+from fedone_sdk.cli._tracking import tracking_of
 from fedone_sdk.errors import SpecError, TransportError
 from fedone_sdk.messages import ClientInfluence, RollBack, RoundReport, RunResult
+from fedone_sdk.trackers import TrackedRun, Tracking
 
 __all__ = ["app"]
 
@@ -127,9 +130,9 @@ def rollback(
 
 
 app.command(epilog="Example: fedone runs replay sst2 --store fedone.db")(archives.replay)
-app.command("export", epilog="Example: fedone runs export sst2 -o sst2.fedone --store fedone.db")(
-    archives.export_run
-)
+app.command(
+    "export", epilog="Example: fedone runs export sst2 --as prompt -o sst2.json --store fedone.db"
+)(archives.export_run)
 app.command("import", epilog="Example: fedone runs import sst2.fedone --store other.db")(
     archives.import_run
 )
@@ -142,10 +145,18 @@ def log(run_id: RunId, server: Server, token: Token) -> None:
 
 
 @app.command(epilog="Example: fedone runs watch sst2 --server https://fedone.example")
-def watch(run_id: RunId, server: Server, token: Token, json_file: JsonFile = None) -> None:
+def watch(
+    run_id: RunId,
+    server: Server,
+    token: Token,
+    trackers: Trackers = None,
+    json_file: JsonFile = None,
+) -> None:
     """Follow a run to its end, round by round."""
     output = Output(json_file)
-    result = asyncio.run(_watch(output, server, token, run_id))
+    quiet_logs()
+    with tracking_of(trackers) as tracking:
+        result = asyncio.run(_watch(output, server, token, run_id, tracking))
     if result is None:
         raise typer.Exit(130)
     _show(output, result.model_dump_json().encode())
@@ -153,13 +164,21 @@ def watch(run_id: RunId, server: Server, token: Token, json_file: JsonFile = Non
     raise typer.Exit(int(result.status == "failed"))
 
 
-async def _watch(output: Output, server: str, token: str, run_id: str) -> RunResult | None:
+async def _watch(
+    output: Output, server: str, token: str, run_id: str, tracking: Tracking
+) -> RunResult | None:
     async def follow() -> RunResult:
+        if tracking.active:
+            now = await _now(server, token, run_id)
+            tracking.begin(TrackedRun(run_id=run_id, name=now.name), metric=now.metric.name)
         async with request(server, token, "GET", f"/v1/runs/{run_id}/events") as response:
             async for name, data in _events(response.content):
                 if name == "end":
-                    return parse(RunResult.model_validate_json, data)
+                    result = parse(RunResult.model_validate_json, data)
+                    tracking.end(result)
+                    return result
                 report = parse(RoundReport.model_validate_json, data)
+                tracking.add(report)
                 metric = "" if report.metric is None else f", metric {report.metric:.3f}"
                 output.console.print(
                     f"round {report.round + 1}, loss {report.mean_loss:.3f}, "
@@ -173,6 +192,11 @@ async def _watch(output: Output, server: str, token: str, run_id: str) -> RunRes
             return await following
         except asyncio.CancelledError:
             return None
+
+
+async def _now(server: str, token: str, run_id: str) -> RunResult:
+    async with request(server, token, "GET", f"/v1/runs/{run_id}") as response:
+        return parse(RunResult.model_validate_json, await response.read())
 
 
 async def _events(stream: aiohttp.StreamReader) -> AsyncIterator[tuple[str, bytes]]:

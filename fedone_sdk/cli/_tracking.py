@@ -1,0 +1,23 @@
+"""The trackers that a command was told to tell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fedone_sdk.trackers import Tracking
+
+__all__ = ["tracking_of"]
+
+
+def tracking_of(names: Sequence[str] | None) -> Tracking:
+    """Loads trackers by their names.
+
+    Raises:
+        MissingExtraError: What one needs is not installed.
+        SpecError: There is none of a name.
+    """
+    from fedone_sdk.trackers import Tracking, find_tracker
+
+    return Tracking({name: find_tracker(name) for name in names or ()})

@@ -1,0 +1,259 @@
+"""`fedone prompt`: checking a prompt artefact, and using it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterable
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedone_sdk.cli._failures import naming
+from fedone_sdk.cli._files import check_target, write_file
+from fedone_sdk.cli._logs import quiet_logs
+from fedone_sdk.cli._options import JsonFile
+from fedone_sdk.cli._output import Output, terminal
+from fedone_sdk.cli._run_file import RunFile
+from fedone_sdk.cli.archives import stored_run
+from fedone_sdk.data import load_examples
+from fedone_sdk.errors import DataError, SpecError
+from fedone_sdk.spec import OnnxSpec
+
+if TYPE_CHECKING:
+    from fedone_sdk.backends import LLMBackend
+    from fedone_sdk.reports import Labelled, PromptArtefact, ReportedRun
+    from fedone_sdk.task import Example, TaskSpec
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    help="Check a tuned prompt, and use it.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    epilog="Example: fedone prompt use sst2.prompt.json --data texts.jsonl",
+)
+
+_SQLITE = b"SQLite format 3\0"
+
+Artefact = Annotated[
+    Path,
+    typer.Argument(
+        metavar="ARTEFACT", show_default=False, help="What `fedone runs export --as prompt` wrote."
+    ),
+]
+
+
+class FormName(StrEnum):
+    """What is printed of a prompt."""
+
+    text = "text"
+    template = "template"
+    dspy = "dspy"
+
+
+@app.command(epilog="Example: fedone prompt verify sst2.prompt.json --against fedone.db")
+def verify(
+    path: Artefact,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RUN",
+            show_default=False,
+            help="An archive, a store (SQLite file or postgresql://...), or a result file.",
+        ),
+    ] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Check a prompt by itself, or against the run that it comes from.
+
+    Against an archive or a store the run is computed again from its log. Exits with 1 when
+    something differs.
+    """
+    from fedone_sdk.reports import check_against, check_artefact, read_artefact
+
+    output = Output(json_file)
+    artefact = read_artefact(path, checked=False)
+    checks = check_artefact(artefact)
+    if against is not None:
+        checks += check_against(artefact, _run_of(against, artefact.run_id))
+    agrees = all(check.verdict != "differs" for check in checks)
+    output.heading(f"{path}: {'agrees' if agrees else 'does not agree'}")
+    output.facts(
+        {
+            check.what: f"{check.verdict}{f': {check.detail}' if check.detail else ''}"
+            for check in checks
+        }
+    )
+    if against is None:
+        output.console.print("  by itself only; --against holds it against its run")
+    output.write_json(
+        {
+            "agrees": agrees,
+            "run_id": artefact.run_id,
+            "checks": [
+                {"what": check.what, "verdict": check.verdict, "detail": check.detail}
+                for check in checks
+            ],
+        }
+    )
+    raise typer.Exit(int(not agrees))
+
+
+def _run_of(against: str, run_id: str) -> ReportedRun:
+    from fedone_sdk.reports import read_run
+
+    if "://" in against or _begins(Path(against), _SQLITE):
+        return stored_run(run_id, None, None, against)
+    return asyncio.run(read_run(Path(against)))
+
+
+def _begins(path: Path, magic: bytes) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(magic)) == magic
+    except OSError:
+        return False  # Whoever reads it says why.
+
+
+@app.command(epilog="Example: fedone prompt use sst2.prompt.json --run run.yaml --data texts.jsonl")
+def use(
+    path: Artefact,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            show_default=False,
+            help="Label these: JSONL, CSV ..., or a .txt with a text a line; - is standard input "
+            "(JSON objects or texts).",
+        ),
+    ] = None,
+    form: Annotated[
+        FormName,
+        typer.Option(
+            "--as",
+            help="Without --data: print the prompt to the letter, the input that it makes, or "
+            "what DSPy loads.",
+        ),
+    ] = FormName.template,
+    run_path: Annotated[
+        Path | None,
+        typer.Option("--run", metavar="RUN.yaml", show_default=False, help="Ask its model."),
+    ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", show_default=False, help="Ask the model of this folder."),
+    ] = None,
+    any_model: Annotated[
+        bool, typer.Option("--any-model", help="Take another model than it was tuned for.")
+    ] = False,
+    target: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            show_default=False,
+            help="Write there instead of standard output.",
+        ),
+    ] = None,
+) -> None:
+    """Label texts with a tuned prompt, or print it.
+
+    Labels come as JSON lines: label, and each label's log-probability. Without --run and --model
+    the embedded model is asked.
+    """
+    from fedone_sdk.reports import in_form, read_artefact
+
+    quiet_logs()
+    artefact = read_artefact(path)
+    if target is not None:
+        check_target("--output", target)
+    if data is None:
+        if run_path is not None or model is not None or any_model:
+            raise SpecError("--data: is required to ask a model", source="arguments")
+        _say(in_form(artefact, form.value), target)
+        return
+    examples = _examples(data, artefact.task)
+    backend = _backend(run_path, model)
+    with naming(str(path)):
+        found = asyncio.run(_labelled(backend, artefact, examples, any_model))
+    _say("".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in _rows(found)), target)
+    usage = found.usage
+    terminal(stderr=True).print(
+        f"{len(examples)} labelled, {usage.requests} requests, {usage.prompt_tokens} prompt "
+        f"tokens, USD {usage.usd:.4f}"
+    )
+
+
+def _say(text: str, target: Path | None) -> None:
+    if target is not None:
+        write_file("--output", target, text)
+    else:
+        # A person wants the cursor on a new line, a program the text to the letter.
+        end = "\n" if sys.stdout.isatty() and not text.endswith("\n") else ""
+        sys.stdout.write(f"{text}{end}")
+
+
+async def _labelled(
+    backend: LLMBackend, artefact: PromptArtefact, examples: list[Example], any_model: bool
+) -> Labelled:
+    from fedone_sdk.reports import label_examples
+
+    async with backend:
+        return await label_examples(backend, artefact, examples, any_model=any_model)
+
+
+def _rows(found: Labelled) -> Iterable[dict[str, Any]]:
+    for label, scores, text in zip(found.labels, found.scores, found.texts, strict=True):
+        yield {"text": text} if text is not None else {"label": label, "scores": scores}
+
+
+def _backend(run_path: Path | None, model: Path | None) -> LLMBackend:
+    if run_path is not None and model is not None:
+        raise SpecError("give one of --run, --model", source="arguments")
+    if run_path is not None:
+        return RunFile.load(run_path).backend()
+    from fedone_sdk.backends.build import build_backend
+
+    with naming("arguments"):
+        return build_backend(OnnxSpec(model=None if model is None else str(model)))
+
+
+def _examples(data: str, task: TaskSpec) -> list[Example]:
+    if data == "-":
+        examples = [*_lines(sys.stdin, "standard input", task)]
+    elif data.endswith(".txt"):
+        try:
+            with open(data, encoding="utf-8") as file:
+                examples = [*_lines(file, data, task)]
+        except (OSError, UnicodeDecodeError) as exc:
+            raise DataError(f"{data}: cannot be read: {exc}") from exc
+    else:
+        examples = [*load_examples(data, split="test")]
+    for number, example in enumerate(examples, 1):
+        for name in task.fields:
+            if not isinstance(example.get(name), str):
+                raise DataError(f"{data}: example {number} has no text {name!r}")
+    return examples
+
+
+def _lines(lines: Iterable[str], source: str, task: TaskSpec) -> Iterable[Example]:
+    """A JSON object, or the text itself, from each line that is not blank."""
+    for number, line in enumerate(lines, 1):
+        text = line.strip("\r\n")
+        if not text.strip():
+            continue
+        if text.lstrip().startswith("{"):
+            try:
+                yield json.loads(text)
+            except ValueError as exc:
+                raise DataError(f"{source}: line {number} is no JSON: {exc}") from exc
+        elif len(task.fields) == 1:
+            yield {task.fields[0]: text}
+        else:
+            wanted = ", ".join(task.fields)
+            raise DataError(f"{source}: line {number} must be a JSON object with {wanted}")

@@ -1,0 +1,123 @@
+"""`fedone report`: what a run found and cost, as one page."""
+
+from __future__ import annotations
+
+import asyncio
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedone_sdk.cli._failures import naming
+from fedone_sdk.cli._files import check_target, write_file
+from fedone_sdk.cli._run_file import RunFile
+from fedone_sdk.cli.archives import Server, StoreUrl, Token, stored_run
+from fedone_sdk.errors import MissingExtraError, SpecError
+
+if TYPE_CHECKING:
+    from fedone_sdk.reports import ReportedRun
+
+__all__ = ["check_report", "report", "write_report"]
+
+
+def report(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN",
+            show_default=False,
+            help="What `fedone runs export` or --json wrote; or, with --store or --server, a "
+            "run's id.",
+        ),
+    ],
+    target: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            show_default=False,
+            help="RUN.html by default; FILE.md is Markdown.",
+        ),
+    ] = None,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Write Markdown, and its figure beside it.")
+    ] = False,
+    run_path: Annotated[
+        Path | None,
+        typer.Option(
+            "--run",
+            metavar="RUN.yaml",
+            show_default=False,
+            help="For a result file, which does not say what the task is.",
+        ),
+    ] = None,
+    store: StoreUrl = None,
+    server: Server = None,
+    token: Token = None,
+) -> None:
+    """Tell what a run found and cost, on one page that needs no network.
+
+    Metric with intervals, curves, the prompt before and after, confusion, cost, clients, and
+    programs that use the prompt. It holds neither texts of examples nor keys.
+    """
+    stored = store is not None or server is not None
+    if stored and run_path is not None:
+        raise SpecError("--run: does not go with --store and --server", source="arguments")
+    name = source if stored else Path(source).stem
+    suffix = ".md" if markdown else ".html"
+    target = target or Path(f"{name}{suffix}")
+    if markdown and target.suffix != ".md":
+        raise SpecError(f"--output: {target} must end in .md", source="arguments")
+    check_report("--output", target)
+    run = stored_run(source, server, token, store) if stored else _of_file(Path(source), run_path)
+    for file in write_report("--output", target, run):
+        typer.echo(f"{file}: run {run.result.run_id}, {run.result.rounds} rounds")
+
+
+def _of_file(source: Path, run_path: Path | None) -> ReportedRun:
+    from fedone_sdk.reports import read_run
+
+    spec = None if run_path is None else RunFile.load(run_path).spec
+    with naming(str(run_path)):
+        return asyncio.run(read_run(source, spec))
+
+
+def check_report(option: str, target: Path) -> None:
+    """Looks whether a report can be written, before the work.
+
+    Raises:
+        MissingExtraError: What draws and fills pages is not installed.
+        SpecError: There is no such kind of report, or the file cannot be written.
+    """
+    if target.suffix not in (".html", ".md"):
+        raise SpecError(f"{option}: {target} must end in .html or .md", source="arguments")
+    check_target(option, target)
+    if any(find_spec(name) is None for name in ("jinja2", "matplotlib")):
+        raise MissingExtraError("a report", extra="report")
+
+
+def write_report(option: str, target: Path, run: ReportedRun) -> list[Path]:
+    """Writes a report.
+
+    Args:
+        option: That names the file, for messages.
+        target: The file; its suffix says which form.
+        run: What it tells of.
+
+    Returns:
+        The files that were written.
+    """
+    from fedone_sdk.reports.render import html_report, markdown_report
+
+    if target.suffix == ".html":
+        write_file(option, target, html_report(run))
+        return [target]
+    figure = target.with_suffix(".svg")
+    text, svg = markdown_report(run, figure.name)
+    write_file(option, target, text)
+    if svg is None:
+        return [target]
+    write_file(option, figure, svg)
+    return [target, figure]

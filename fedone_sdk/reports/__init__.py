@@ -1,0 +1,33 @@
+"""What a run leaves behind for people: the prompt artefact and the report."""
+
+from fedone_sdk.reports.artefact import (
+    ArtefactEvaluation,
+    LedgerReport,
+    PromptArtefact,
+    artefact_of,
+    read_artefact,
+)
+from fedone_sdk.reports.forms import FORMS, dspy_state, in_form, ready_text
+from fedone_sdk.reports.source import ReportedRun, read_run, run_of_archive
+from fedone_sdk.reports.use import Labelled, label_examples
+from fedone_sdk.reports.verify import Check, check_against, check_artefact
+
+__all__ = [
+    "ArtefactEvaluation",
+    "Check",
+    "FORMS",
+    "Labelled",
+    "LedgerReport",
+    "PromptArtefact",
+    "ReportedRun",
+    "artefact_of",
+    "check_against",
+    "check_artefact",
+    "dspy_state",
+    "in_form",
+    "label_examples",
+    "read_artefact",
+    "read_run",
+    "ready_text",
+    "run_of_archive",
+]

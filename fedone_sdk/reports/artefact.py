@@ -1,0 +1,239 @@
+"""The prompt artefact: a tuned prompt in one JSON file, with all that says where it comes from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+import fedone_sdk
+from fedone_sdk.budget import Usage
+from fedone_sdk.errors import ArchiveError, SpecError
+from fedone_sdk.messages import Cap, MetricReport, PromptReport, RunStatus
+from fedone_sdk.reports.intervals import interval
+from fedone_sdk.reports.source import ReportedRun
+from fedone_sdk.stores import LogEntry
+from fedone_sdk.task import TaskSpec
+
+__all__ = [
+    "ArtefactEvaluation",
+    "LedgerReport",
+    "PromptArtefact",
+    "artefact_of",
+    "ledger_sha256",
+    "read_artefact",
+]
+
+_MAX_BYTES = 1 << 24
+
+_Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+_Count = Annotated[int, Field(ge=0, le=2**53)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class LedgerReport(_Part):
+    """What the run had spent, and the log that it stands in.
+
+    Attributes:
+        lines: Lines of the run's log when the artefact was made. A log only ever grows.
+        sha256: Digest of these lines (`ledger_sha256`).
+        cap: The caps.
+        spent: What was spent.
+        leased: What was reserved for work under way.
+        evaluation: What of it evaluation spent.
+    """
+
+    lines: _Count
+    sha256: _Sha256
+    cap: Cap
+    spent: Usage
+    leased: Usage
+    evaluation: Usage
+
+
+class ArtefactEvaluation(_Part):
+    """What the prompt was measured at.
+
+    Attributes:
+        metric: On the dev split.
+        examples: Examples of it; null where nobody measured.
+        interval: The ends of the metric's 95 % bootstrap interval over the examples; null as above.
+        batch_size: Examples of a query: what quantised models answer hangs on it a little.
+    """
+
+    metric: MetricReport
+    examples: _Count | None = None
+    interval: tuple[float, float] | None = None
+    batch_size: Annotated[int, Field(ge=1, le=100_000)]
+
+
+class PromptArtefact(_Part):
+    """A tuned prompt and where it comes from. The same run gives the same artefact.
+
+    Attributes:
+        format: What kind of file this is.
+        version: Of the format.
+        run_id: The run.
+        name: What its RunSpec calls it.
+        status: How it stood.
+        rounds: Rounds done.
+        seed: Of the run.
+        method: The method that tuned it.
+        prompt: The prompt: text, tokens, label bias.
+        task: Template, label words, loss, metric.
+        calibration: How the label bias was found, or is to be found when the prompt is used.
+        model: Fingerprint of the model that it was tuned for.
+        models: What the provider called the models that answered.
+        vocabulary_sha256: Digest of the candidates (`Vocabulary.sha256`).
+        alpha_sha256: Digest of alpha's bytes.
+        ledger: What it cost, and the log that says so.
+        evaluation: What it was measured at.
+        sdk_version: Version of fedone-sdk that wrote this.
+        sha256: Digest of all other keys, as canonical JSON.
+    """
+
+    format: Literal["fedone-prompt"] = "fedone-prompt"
+    version: Literal[1] = 1
+    run_id: Annotated[str, Field(max_length=200)]
+    name: Annotated[str, Field(max_length=200)]
+    status: RunStatus
+    rounds: _Count
+    seed: _Count
+    method: Annotated[str, Field(max_length=200)]
+    prompt: PromptReport
+    task: TaskSpec
+    calibration: Literal["none", "labels", "contextual", "batch"] = "none"
+    model: str | None
+    models: tuple[str, ...] = ()
+    vocabulary_sha256: _Sha256
+    alpha_sha256: _Sha256
+    ledger: LedgerReport
+    evaluation: ArtefactEvaluation
+    sdk_version: Annotated[str, Field(max_length=100)]
+    sha256: str = ""
+
+    @property
+    def digest(self) -> str:
+        """What `sha256` must be."""
+        rest = self.model_dump(mode="json", exclude={"sha256"})
+        return hashlib.sha256(_canonical(rest)).hexdigest()
+
+    @property
+    def asked(self) -> TaskSpec:
+        """The task with the prompt's label bias in it: what a user of the prompt asks."""
+        return self.task if self.prompt.bias is None else self.task.with_bias(self.prompt.bias)
+
+    def signed(self) -> Self:
+        """With its digest."""
+        return self.model_copy(update={"sha256": self.digest})
+
+    def dump(self) -> str:
+        """As a file has it."""
+        return json.dumps(self.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n"
+
+
+def ledger_sha256(lines: Sequence[LogEntry]) -> str:
+    """Digest of a log's lines: SHA-256 over ``["kind","body"]`` as canonical JSON, one a line."""
+    digest = hashlib.sha256()
+    for entry in lines:
+        digest.update(_canonical([entry.kind, entry.body]) + b"\n")
+    return digest.hexdigest()
+
+
+def artefact_of(run: ReportedRun) -> PromptArtefact:
+    """The artefact of a run, as it stands.
+
+    Args:
+        run: Out of an archive or a store.
+
+    Raises:
+        ArchiveError: It is out of a result file, which has not all of it; or tunes no words.
+    """
+    result, spec = run.result, run.spec
+    if spec is None or run.snapshot is None or run.vocabulary is None:
+        raise ArchiveError(
+            f"run {result.run_id!r}: a result file has no task and no log; "
+            "take the run's archive or store"
+        )
+    if spec.method.domain != "tokens":
+        raise ArchiveError(f"run {result.run_id!r}: {spec.method.name} tunes vectors, no words")
+    after = run.outcomes.get("after")
+    ends = after and interval(spec.task.metric, after, len(spec.task.labels))
+    return PromptArtefact(
+        run_id=result.run_id,
+        name=result.name,
+        status=result.status,
+        rounds=result.rounds,
+        seed=result.seed,
+        method=spec.method.name,
+        prompt=result.prompt,
+        task=spec.task,
+        calibration=spec.calibration.kind,
+        model=result.model,
+        models=result.models,
+        vocabulary_sha256=run.vocabulary.sha256,
+        alpha_sha256=result.alpha_sha256,
+        ledger=LedgerReport(
+            lines=len(run.snapshot.log),
+            sha256=ledger_sha256(run.snapshot.log),
+            cap=result.cap,
+            spent=result.spent,
+            leased=result.leased,
+            evaluation=result.evaluation,
+        ),
+        evaluation=ArtefactEvaluation(
+            metric=result.metric,
+            examples=None if after is None else len(after.targets or after.losses),
+            interval=ends and (ends.low, ends.high),
+            batch_size=spec.method.batch_size,
+        ),
+        sdk_version=fedone_sdk.__version__,
+    ).signed()
+
+
+def read_artefact(path: Path, *, checked: bool = True) -> PromptArtefact:
+    """Reads an artefact.
+
+    Args:
+        path: The file.
+        checked: Whether one whose digest is another is refused.
+
+    Raises:
+        SpecError: It is no artefact, of a newer version, or was changed.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_BYTES + 1)
+        document = json.loads(data)
+    except OSError as exc:
+        raise SpecError(exc.strerror or str(exc), source=str(path)) from exc
+    except (ValueError, RecursionError) as exc:
+        raise SpecError("is no JSON", source=str(path)) from exc
+    if not isinstance(document, dict) or document.get("format") != "fedone-prompt":
+        raise SpecError("is no prompt artefact", source=str(path))
+    if document.get("version") != 1:
+        found = document.get("version")
+        raise SpecError(f"version: is {found!r}, this fedone-sdk reads 1", source=str(path))
+    try:
+        artefact = PromptArtefact.model_validate_json(data)
+    except ValidationError as exc:
+        problems = [
+            f"{'.'.join(map(str, error['loc']))}: {error['msg']}"
+            for error in exc.errors(include_url=False, include_input=False)
+        ]
+        raise SpecError(problems, source=str(path)) from exc
+    if checked and artefact.sha256 != artefact.digest:
+        raise SpecError("sha256: is another one: the file was changed", source=str(path))
+    return artefact
+
+
+def _canonical(value: object) -> bytes:
+    text = json.dumps(value, ensure_ascii=True, sort_keys=True, separators=(",", ":"))
+    return text.encode()

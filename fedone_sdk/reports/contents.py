@@ -1,0 +1,221 @@
+"""What a report says, before it is HTML or Markdown."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import fedone_sdk
+from fedone_sdk.aggregator.outcomes import Which
+from fedone_sdk.budget import Usage
+from fedone_sdk.reports.intervals import Interval, confusion, difference, interval
+from fedone_sdk.reports.snippets import Snippet, snippets
+from fedone_sdk.reports.source import ReportedRun
+
+__all__ = ["Client", "Contents", "Measured", "Table", "contents_of"]
+
+MOST_CLIENTS = 30
+"""Clients with a line of their own."""
+
+_NAMES: dict[Which, str] = {
+    "no_prompt": "No prompt",
+    "before": "Untrained prompt",
+    "after": "Tuned prompt",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One number of the metric.
+
+    Attributes:
+        name: What was measured.
+        value: The number; None where nobody measured it.
+        ends: Of its 95 % interval; None where the examples are not known.
+    """
+
+    name: str
+    value: float | None
+    ends: Interval | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """A confusion matrix.
+
+    Attributes:
+        columns: What was predicted.
+        rows: The true label, and how often it was taken for each of the columns.
+        most: The largest count.
+    """
+
+    columns: list[str]
+    rows: list[tuple[str, list[int]]]
+    most: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Client:
+    """What a client did.
+
+    Attributes:
+        name: Its id.
+        rounds: Rounds that it took part in.
+        share: Of all seats.
+        mean_loss: Over its rounds.
+    """
+
+    name: str
+    rounds: int
+    share: float
+    mean_loss: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contents:
+    """All that a report says.
+
+    Attributes:
+        run: The run.
+        measured: The metric of no prompt, the untrained and the tuned one.
+        differences: What tuning has brought.
+        examples: Examples of the dev split; None where they are not known.
+        confusion: Of the tuned prompt; None where it is not known, or there are no labels.
+        costs: Name, what was spent, the cap; as text.
+        clients: Those that did most.
+        others: How many more took part.
+        programs: How to use the prompt.
+        note: A word about these programs.
+        version: Of the SDK that wrote this.
+        began: When the run was made, UTC; None where it is not known.
+    """
+
+    run: ReportedRun
+    measured: list[Measured]
+    differences: list[Measured]
+    examples: int | None
+    confusion: Table | None
+    costs: list[tuple[str, str, str]]
+    clients: list[Client]
+    others: int
+    programs: list[Snippet]
+    note: str
+    version: str
+    began: str | None
+
+
+def contents_of(run: ReportedRun) -> Contents:
+    """Computes what a report of a run says."""
+    result, spec = run.result, run.spec
+    after = run.outcomes.get("after")
+    table = None
+    if after is not None and after.targets and spec is not None:
+        table = _table(confusion(after, len(spec.task.labels)), list(spec.task.labels))
+    clients = _clients(run)
+    programs, note = ([], "") if spec is None else snippets(spec, result.prompt)
+    return Contents(
+        run=run,
+        measured=[
+            Measured(name=name, value=getattr(result.metric, which), ends=_interval(run, which))
+            for which, name in _NAMES.items()
+        ],
+        differences=_differences(run),
+        examples=None if after is None else len(after.targets or after.losses),
+        confusion=table,
+        costs=_costs(run),
+        clients=clients[:MOST_CLIENTS],
+        others=len(clients[MOST_CLIENTS:]),
+        programs=programs,
+        note=note,
+        version=fedone_sdk.__version__,
+        began=None if run.snapshot is None else _date(run.snapshot.record.created_at),
+    )
+
+
+def _interval(run: ReportedRun, which: Which) -> Interval | None:
+    outcomes, spec = run.outcomes.get(which), run.spec
+    if outcomes is None or spec is None:
+        return None
+    return interval(spec.task.metric, outcomes, len(spec.task.labels))
+
+
+def _differences(run: ReportedRun) -> list[Measured]:
+    found, spec = run.outcomes, run.spec
+    if spec is None or "after" not in found:
+        return []
+    lines = []
+    for which in ("before", "no_prompt"):
+        if which in found:
+            ends = difference(spec.task.metric, found["after"], found[which], len(spec.task.labels))
+            if ends is not None:
+                name = f"Tuned less {_NAMES[which].lower()}"
+                lines.append(Measured(name=name, value=ends.value, ends=ends))
+    return lines
+
+
+def _table(counts: list[list[int]], labels: list[str]) -> Table:
+    columns = [*labels, "none of them"]
+    if not any(row[-1] for row in counts):
+        columns, counts = columns[:-1], [row[:-1] for row in counts]
+    return Table(
+        columns=columns,
+        rows=list(zip(labels, counts, strict=True)),
+        most=max(max(row) for row in counts),
+    )
+
+
+def _costs(run: ReportedRun) -> list[tuple[str, str, str]]:
+    result = run.result
+    spent, cap, evaluation = result.spent, result.cap, result.evaluation
+    tokens = spent.prompt_tokens + spent.completion_tokens
+    lines = [
+        ("Training queries", f"{spent.queries:,}", _cap(cap.queries)),
+        ("Evaluation queries", f"{evaluation.queries:,}", "-"),
+        ("Billed requests", f"{spent.requests:,}", _cap(cap.requests)),
+        ("of them evaluation", f"{evaluation.requests:,}", "-"),
+        ("Prompt tokens", f"{spent.prompt_tokens:,}", _cap(cap.prompt_tokens)),
+        ("Completion tokens", f"{spent.completion_tokens:,}", _cap(cap.completion_tokens)),
+        ("Tokens together", f"{tokens:,}", _cap(cap.tokens)),
+        ("US dollars", f"{spent.usd:.4f}", "-" if cap.usd is None else f"{cap.usd:.2f}"),
+    ]
+    if result.leased != Usage():
+        lines.append(
+            ("Reserved, not settled", f"{result.leased.queries:,} queries", "counts as spent")
+        )
+    return [
+        *lines,
+        ("Cached answers", f"{result.cache.hits:,}", "-"),
+        ("Federated traffic, up", f"{result.communication.upload_bytes:,} B", "-"),
+        ("Federated traffic, down", f"{result.communication.download_bytes:,} B", "-"),
+        ("Gateway traffic, up", f"{result.gateway.upload_bytes:,} B", "-"),
+        ("Gateway traffic, down", f"{result.gateway.download_bytes:,} B", "-"),
+        ("Time", f"{result.wall_s:,.1f} s", "-"),
+    ]
+
+
+def _cap(cap: int | None) -> str:
+    return "-" if cap is None else f"{cap:,}"
+
+
+def _clients(run: ReportedRun) -> list[Client]:
+    """Who did how much, the most first."""
+    losses = defaultdict[str, list[float]](list)
+    for entry in run.result.history:
+        for name in entry.client_id.split(","):
+            losses[name].append(entry.mean_loss)
+    seats = sum(map(len, losses.values()))
+    found = [
+        Client(
+            name=name,
+            rounds=len(theirs),
+            share=len(theirs) / seats,
+            mean_loss=sum(theirs) / len(theirs),
+        )
+        for name, theirs in losses.items()
+    ]
+    return sorted(found, key=lambda client: (-client.rounds, client.name))
+
+
+def _date(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -1,0 +1,81 @@
+"""The curves of a run, as SVG."""
+
+from __future__ import annotations
+
+import io
+from itertools import accumulate
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+
+from fedone_sdk.reports.source import ReportedRun
+
+__all__ = ["curves_svg"]
+
+_SMOOTHING = 0.1
+"""Weight of the newest round in the smooth loss: single mini-batches jump."""
+
+_BLUE, _GREY, _GREEN = "#2563a8", "#8a8f98", "#1b7f5c"
+
+
+def curves_svg(run: ReportedRun) -> str:
+    """Metric and loss over the training queries; the same run gives the same picture."""
+    # Text stays text: it is smaller, and a screen reader finds it.
+    with matplotlib.rc_context({"svg.hashsalt": "fedone", "svg.fonttype": "none"}):
+        figure = Figure(figsize=(8.0, 3.2), layout="constrained")
+        FigureCanvasSVG(figure)
+        left, right = figure.subplots(1, 2)
+        _draw_metric(left, run)
+        _draw_loss(right, run)
+        for axes in (left, right):
+            axes.set_xlabel("training queries")
+            axes.grid(alpha=0.25)
+            axes.spines[["top", "right"]].set_visible(False)
+        stream = io.StringIO()
+        figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": None})
+    text = stream.getvalue()
+    return text[text.index("<svg") :]
+
+
+def _draw_metric(axes: Axes, run: ReportedRun) -> None:
+    metric, queries = run.result.metric, run.queries
+    points = [
+        (spent, entry.metric)
+        for spent, entry in zip(queries, run.result.history, strict=True)
+        if entry.metric is not None
+    ]
+    if points:
+        axes.plot(*zip(*points, strict=True), color=_BLUE, marker=".", label=_along(run))
+    if metric.no_prompt is not None:
+        axes.axhline(metric.no_prompt, color=_GREY, linestyle=":", label="no prompt")
+    if metric.before is not None:
+        axes.plot([0], [metric.before], color=_GREY, marker="o", ls="", label="untrained prompt")
+    if metric.after is not None:
+        end = queries[-1] if queries else 0
+        axes.plot([end], [metric.after], color=_GREEN, marker="o", ls="", label="tuned prompt")
+    # A result file may call it anything: no formulas, and nothing that XML cannot hold.
+    name = "".join(char if char.isprintable() else " " for char in metric.name)
+    axes.set_title(f"{name} on dev", parse_math=False)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize="small", frameon=False)
+
+
+def _along(run: ReportedRun) -> str:
+    """What the curve is called: it may be of a part of the dev split only."""
+    after = run.outcomes.get("after")
+    if after is None or run.spec is None:
+        return "along the way"
+    part = run.spec.evaluation.examples
+    if part >= len(after.targets or after.losses):
+        return "along the way"
+    return f"along the way, on {part} examples"
+
+
+def _draw_loss(axes: Axes, run: ReportedRun) -> None:
+    losses = [entry.mean_loss for entry in run.result.history]
+    smooth = list(accumulate(losses, lambda mean, loss: mean + _SMOOTHING * (loss - mean)))
+    axes.plot(run.queries, losses, color=_GREY, alpha=0.4, linewidth=0.8)
+    axes.plot(run.queries, smooth, color=_BLUE)
+    axes.set_title("mean loss of a round's prompts")

@@ -1,0 +1,89 @@
+"""A report as one HTML file, or as Markdown with its figure."""
+
+from __future__ import annotations
+
+import base64
+import re
+import shlex
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from fedone_sdk.reports.contents import contents_of
+from fedone_sdk.reports.figures import curves_svg
+from fedone_sdk.reports.source import ReportedRun
+
+__all__ = ["html_report", "markdown_report"]
+
+_SPECIAL = re.compile(r"([\\`*_\[\]|~&<>])")
+_ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
+
+
+def html_report(run: ReportedRun) -> str:
+    """One page that needs nothing else: no network, no script."""
+    figure = base64.b64encode(curves_svg(run).encode()).decode() if run.result.history else None
+    # An image of its own: what stands in it cannot reach the page.
+    return _HTML.get_template("report.html.j2").render(
+        report=contents_of(run), figure=figure and f"data:image/svg+xml;base64,{figure}"
+    )
+
+
+def markdown_report(run: ReportedRun, figure: str) -> tuple[str, str | None]:
+    """Markdown, and the SVG that it shows.
+
+    Args:
+        run: The run.
+        figure: What the SVG's file will be called, beside the Markdown's.
+
+    Returns:
+        The Markdown; the SVG, None for a run without rounds.
+    """
+    svg = curves_svg(run) if run.result.history else None
+    text = _MARKDOWN.get_template("report.md.j2").render(
+        report=contents_of(run), figure=None if svg is None else figure
+    )
+    return text, svg
+
+
+def _number(value: float | None, digits: int = 3) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _signed(value: float, digits: int = 3) -> str:
+    return f"{value:+.{digits}f}"
+
+
+def _inline(text: object) -> str:
+    """Any text as Markdown that shows it to the letter, in one line."""
+    line = " ".join(str(text).split()) if "\n" in str(text) or "\r" in str(text) else str(text)
+    return _SPECIAL.sub(lambda found: _ENTITIES.get(found[1], f"\\{found[1]}"), line)
+
+
+def _fenced(text: str, language: str = "") -> str:
+    """Any text as a Markdown code block, which nothing in it can end."""
+    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    # A carriage return, or what else ends a line, would end the block's line as well.
+    body = "\n".join(text.splitlines())
+    return f"{fence}{language}\n{body}\n{fence}"
+
+
+def _environment(*, autoescape: bool) -> Environment:
+    environment = Environment(
+        loader=PackageLoader("fedone_sdk.reports"),
+        autoescape=autoescape,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "number": _number,
+        "signed": _signed,
+        "inline": _inline,
+        "fenced": _fenced,
+        "shell": shlex.quote,
+    }
+    return environment
+
+
+_HTML = _environment(autoescape=True)
+_MARKDOWN = _environment(autoescape=False)

@@ -1,0 +1,162 @@
+"""A run to report on: out of an archive, with its log, or out of a result file, without it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from fedone_sdk.aggregator import ServedRun
+from fedone_sdk.aggregator.archive import read_archive
+from fedone_sdk.aggregator.outcomes import OUTCOMES, Outcomes, Which
+from fedone_sdk.aggregator.replay import machine_of
+from fedone_sdk.clock import SystemClock
+from fedone_sdk.errors import ArchiveError, SpecError
+from fedone_sdk.messages import PromptReport, RunResult
+from fedone_sdk.spec import RunSpec
+from fedone_sdk.stores import MemoryStore, RunSnapshot
+from fedone_sdk.vocabulary import Vocabulary
+
+__all__ = ["ReportedRun", "read_run", "run_of_archive"]
+
+_GZIP = b"\x1f\x8b"
+_MAX_RESULT_BYTES = 1 << 28
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportedRun:
+    """All that is known of a run.
+
+    Attributes:
+        result: Where it stands, or how it ended.
+        spec: What it is; None where only its result file is there.
+        vocabulary: Its candidates; None as above.
+        snapshot: All that a store keeps of it; None as above.
+        untrained: The prompt that it began with; None as above, and where it tunes no words.
+        outcomes: The measurements of whole dev splits, example by example.
+    """
+
+    result: RunResult
+    spec: RunSpec | None = None
+    vocabulary: Vocabulary | None = None
+    snapshot: RunSnapshot | None = None
+    untrained: PromptReport | None = None
+    outcomes: Mapping[Which, Outcomes] = field(default_factory=dict)
+
+    @cached_property
+    def queries(self) -> list[int]:
+        """Training queries spent by the end of each round of the history."""
+        total, spent = 0, []
+        for entry in self.result.history:
+            total += entry.queries
+            spent.append(total)
+        return spent
+
+
+async def run_of_archive(data: bytes) -> ReportedRun:
+    """A run out of an archive; one that does not agree with itself is told as it stands.
+
+    Args:
+        data: What `fedone runs export` wrote.
+
+    Raises:
+        ArchiveError: It is damaged, or no archive.
+    """
+    snapshot = read_archive(data, computes=False).snapshot
+    run = await _taken_up(snapshot)
+    result = run.result()
+    words = run.spec.method.domain == "tokens"
+    return ReportedRun(
+        result=result,
+        spec=run.spec,
+        vocabulary=run.vocabulary,
+        snapshot=snapshot,
+        untrained=run.prompt(run.machine.start()) if words else None,
+        outcomes=_outcomes(snapshot, result),
+    )
+
+
+async def read_run(path: Path, spec: RunSpec | None = None) -> ReportedRun:
+    """A run out of a file: an archive, or a result that `--json` wrote.
+
+    Args:
+        path: The file.
+        spec: What the run is, for a result file, which does not say it.
+
+    Raises:
+        ArchiveError: The file cannot be used.
+        SpecError: The spec is that of another run.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_RESULT_BYTES + 1)
+    except OSError as exc:
+        raise ArchiveError(f"{path}: {exc.strerror or exc}") from exc
+    if len(data) > _MAX_RESULT_BYTES:
+        raise ArchiveError(f"{path}: is larger than {_MAX_RESULT_BYTES} bytes")
+    if data.startswith(_GZIP):
+        try:
+            return await run_of_archive(data)
+        except ArchiveError as exc:
+            raise ArchiveError(f"{path}: {exc}") from exc
+    result = _result(path, data)
+    if spec is not None and spec.name != result.name:
+        raise SpecError(f"name: is {spec.name!r}, the result is of {result.name!r}")
+    return ReportedRun(result=result, spec=spec)
+
+
+def _result(path: Path, data: bytes) -> RunResult:
+    wanted = "must be an archive (fedone runs export) or a result (--json)"
+    try:
+        document = json.loads(data)
+        if isinstance(document, dict):
+            document.pop("losses_exchange", None)  # What `fedone quickstart` adds.
+        return RunResult.model_validate_json(json.dumps(document))
+    except ValidationError as exc:
+        first = exc.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ArchiveError(f"{path}: {wanted}; {place}: {first['msg']}") from exc
+    except (ValueError, RecursionError) as exc:
+        raise ArchiveError(f"{path}: {wanted}") from exc
+
+
+async def _taken_up(snapshot: RunSnapshot) -> ServedRun:
+    """The run as a server has it, though nobody serves it."""
+    store = MemoryStore()
+    await store.restore(snapshot)
+    candidates = json.loads(snapshot.record.candidates)
+    run = ServedRun(
+        machine_of(snapshot),
+        vocabulary=Vocabulary(candidates=tuple(candidates)),
+        store=store,
+        clock=SystemClock(),
+        available=lambda _: {},
+        enrolled=lambda: 0,
+        names=_no_names,
+        listener=lambda *_: None,
+    )
+    await run.load(snapshot.record)
+    return run
+
+
+async def _no_names(indices: object) -> list[str]:
+    return []
+
+
+def _outcomes(snapshot: RunSnapshot, result: RunResult) -> dict[Which, Outcomes]:
+    """The newest measurement of each prompt, if it is the one that the result speaks of."""
+    found: dict[Which, Outcomes] = {}
+    for entry in snapshot.log:
+        if entry.kind == OUTCOMES:
+            try:
+                outcomes = Outcomes.model_validate_json(entry.body)
+            except ValidationError as exc:
+                raise ArchiveError(f"a line of the log holds no {OUTCOMES}") from exc
+            found[outcomes.which] = outcomes
+        elif entry.kind == "rollback":
+            found.pop("after", None)
+    return {which: one for which, one in found.items() if getattr(result.metric, which) is not None}

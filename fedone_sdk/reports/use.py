@@ -1,0 +1,97 @@
+"""Using a prompt: labels for examples that have none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedone_sdk.backends import LLMBackend, Prediction, query_for, score_all
+from fedone_sdk.budget import Usage
+from fedone_sdk.calibration import CONTENT_FREE, LabelFree
+from fedone_sdk.errors import SpecError
+from fedone_sdk.reports.artefact import PromptArtefact
+from fedone_sdk.task import Example, biased, predicted
+
+__all__ = ["Labelled", "label_examples"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Labelled:
+    """What the model said of some examples.
+
+    Attributes:
+        labels: The label of each: null where the model wrote none of them, or failed.
+        scores: Each label's log-probability with the bias, nats, by label; null where the model
+            failed.
+        texts: What it wrote, for tasks without labels.
+        usage: What was spent.
+    """
+
+    labels: tuple[str | None, ...]
+    scores: tuple[dict[str, float] | None, ...]
+    texts: tuple[str | None, ...]
+    usage: Usage
+
+
+async def label_examples(
+    backend: LLMBackend,
+    artefact: PromptArtefact,
+    examples: Sequence[Example],
+    *,
+    batch_size: int | None = None,
+    any_model: bool = False,
+) -> Labelled:
+    """Asks a model about examples under the artefact's prompt.
+
+    Args:
+        backend: The model, open.
+        artefact: The prompt, and what it is for.
+        examples: The template's text fields; no labels.
+        batch_size: Examples of a query; None is as the prompt was measured.
+        any_model: Take another model than the one that the prompt was tuned for.
+
+    Raises:
+        BackendError: The model cannot answer.
+        DataError: A text field is missing.
+        LabelWordError: A label word is not one token of the model.
+        SpecError: It is another model, or cannot answer what the task asks.
+    """
+    task = artefact.asked
+    if task.loss == "nll":
+        raise SpecError("task.loss: nll scores a text that is given; there is nothing to predict")
+    await backend.check(task.label_words)
+    if not any_model and artefact.model not in (None, backend.fingerprint):
+        raise SpecError(
+            f"model: is {backend.fingerprint!r}, the prompt was tuned for {artefact.model!r}"
+        )
+    size = batch_size or artefact.evaluation.batch_size
+    batches = [examples[at : at + size] for at in range(0, len(examples), size)]
+    queries = [query_for(task, artefact.prompt.text, batch, backend=backend) for batch in batches]
+    found_when_used: LabelFree | None = None
+    if task.bias is None and artefact.calibration in ("contextual", "batch"):
+        found_when_used = "contextual" if artefact.calibration == "contextual" else "batch"
+        if found_when_used == "contextual" and queries:
+            texts = [dict.fromkeys(task.fields, text) for text in CONTENT_FREE]
+            queries.append(query_for(task, artefact.prompt.text, texts, backend=backend))
+    answers = await score_all(backend, queries)
+    found = Prediction.of(task, queries, answers, examples, calibration=found_when_used)
+    return _labelled(found)
+
+
+def _labelled(found: Prediction) -> Labelled:
+    task, names = found.task, list(found.task.labels)
+    labels: list[str | None] = []
+    scores: list[dict[str, float] | None] = []
+    texts: list[str | None] = []
+    for row in found.rows:
+        texts.append(row if isinstance(row, str) else None)
+        if row is None or isinstance(row, str):
+            labels.append(None)
+            scores.append(None)
+            continue
+        index = predicted(task, row)
+        labels.append(names[index] if index >= 0 else None)
+        scores.append(dict(zip(names, biased(task, row), strict=True)))
+    return Labelled(
+        labels=tuple(labels), scores=tuple(scores), texts=tuple(texts), usage=found.usage
+    )

@@ -1,0 +1,49 @@
+"""TensorBoard: event files, written by tensorboardX's SummaryWriter."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from fedone_sdk.messages import RoundReport, RunResult
+from fedone_sdk.trackers.summary import summary_of
+from fedone_sdk.trackers.tracker import TrackedRun
+
+__all__ = ["TensorboardTracker"]
+
+
+class TensorboardTracker:
+    """Writes to the folder that ``TENSORBOARD_LOGDIR`` names.
+
+    Without it, to ``runs/DATE_HOST-NAME``, as SummaryWriter does.
+
+    Args:
+        run: What is tracked.
+    """
+
+    def __init__(self, run: TrackedRun) -> None:
+        from tensorboardX import SummaryWriter
+
+        self._writer: Any = SummaryWriter(
+            os.environ.get("TENSORBOARD_LOGDIR"), comment=f"-{run.name}"
+        )
+        table = "".join(f"    {name}: {value}\n" for name, value in run.params.items())
+        self._writer.add_text("run", f"    run_id: {run.run_id}\n{table}", 0)
+
+    def round(self, report: RoundReport, queries: int) -> None:
+        """Its mean loss."""
+        self._writer.add_scalar("train/mean_loss", report.mean_loss, queries)
+
+    def metric(self, name: str, value: float, queries: int) -> None:
+        """A point of the curve."""
+        self._writer.add_scalar(f"dev/{name}", value, queries)
+
+    def end(self, result: RunResult | None) -> None:
+        """The final numbers, and the prompt."""
+        if result is not None:
+            for name, value in summary_of(result).items():
+                self._writer.add_scalar(f"final/{name}", value, result.spent.queries)
+            # Indented: Markdown shows it to the letter.
+            lines = "\n".join(f"    {line}" for line in result.prompt.text.splitlines())
+            self._writer.add_text("prompt", lines, result.spent.queries)
+        self._writer.close()

@@ -1,0 +1,185 @@
+"""Between a run and its trackers: whatever they do, the run goes on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
+from queue import SimpleQueue
+from threading import Thread
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import structlog
+
+from fedone_sdk.messages import RoundReport, RunResult
+from fedone_sdk.trackers.tracker import TrackedRun, Tracker, TrackerFactory, params_of
+
+if TYPE_CHECKING:
+    from fedone_sdk.aggregator import ServedRun
+    from fedone_sdk.aggregator.events import Effect
+    from fedone_sdk.aggregator.run import CaughtUp
+
+__all__ = ["Tracking"]
+
+_log = structlog.get_logger(__name__)
+
+_PATIENCE_S = 60.0
+"""How long trackers may take to write down what is left when a run is over."""
+
+_USER = re.compile(r"(?<=://)[^/@\s]+@")
+
+
+class Tracking:
+    """Tells trackers of one run.
+
+    Each tracker has a thread of its own, so that a slow one holds nothing up. One that raises is
+    warned about and told no more. Use it with ``with``: leaving waits until all is written down.
+
+    It is a watcher of `simulate`, which fills it with the rounds; where there is none, `add` does.
+
+    Args:
+        trackers: How they are made, by name.
+        patience_s: Seconds to wait for them at the end.
+    """
+
+    def __init__(
+        self, trackers: Mapping[str, TrackerFactory], *, patience_s: float = _PATIENCE_S
+    ) -> None:
+        self._workers = [_Worker(name, factory) for name, factory in trackers.items()]
+        self._patience_s = patience_s
+        self._begun = False
+        self._metric = "metric"
+        self._rounds = 0
+        self._queries: dict[int, int] = {}
+        self._spent = 0
+        self._measured = -1
+        self._result: RunResult | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if not self._begun:
+            return
+        result = self._result
+        self._tell(lambda tracker: tracker.end(result))
+        for worker in self._workers:
+            worker.close()
+        for worker in self._workers:
+            worker.wait(self._patience_s)
+
+    def __call__(self, run: ServedRun, effect: Effect | CaughtUp | None) -> None:
+        """Looks what is new of a run."""
+        # Who follows a run from afar needs no aggregator.
+        from fedone_sdk.aggregator.events import RoundFinished, WentBack
+
+        if not self._begun:
+            self.begin(
+                TrackedRun(run_id=run.run_id, name=run.spec.name, params=params_of(run.spec)),
+                metric=run.spec.task.metric,
+            )
+        if isinstance(effect, WentBack):  # These rounds come again.
+            self._rounds = min(self._rounds, effect.to_round)
+            self._measured = min(self._measured, effect.to_round - 1)
+        elif effect is None or isinstance(effect, RoundFinished):
+            for report in run.history[self._rounds :]:
+                self.add(report)
+            if run.spec.evaluation.every:
+                self._measure(run.history)
+
+    @property
+    def active(self) -> bool:
+        """Whether there is anybody to tell."""
+        return bool(self._workers)
+
+    def begin(self, run: TrackedRun, *, metric: str = "metric") -> None:
+        """Makes the trackers.
+
+        Args:
+            run: What they are told of.
+            metric: What the run's metric is called.
+        """
+        self._begun, self._metric = True, metric
+        for worker in self._workers:
+            worker.start(run)
+
+    def add(self, report: RoundReport) -> None:
+        """Tells of a round, and of its metric if it has one already."""
+        self._rounds += 1
+        self._spent += report.queries
+        self._queries[report.round] = spent = self._spent
+        self._tell(lambda tracker: tracker.round(report, spent))
+        if report.metric is not None:
+            self._measure([report])
+
+    def end(self, result: RunResult) -> None:
+        """Tells how the run ended, on leaving."""
+        self._measure(result.history)
+        self._result = result
+
+    def _measure(self, history: Sequence[RoundReport]) -> None:
+        """Tells of measurements that have not been told of; they come some rounds late."""
+        since = takewhile(lambda report: report.round > self._measured, reversed(history))
+        for report in reversed(list(since)):
+            if report.metric is not None:
+                self._measured = report.round
+                queries = self._queries.get(report.round, self._spent)
+                self._tell(_measurement(self._metric, report.metric, queries))
+
+    def _tell(self, call: Callable[[Tracker], None]) -> None:
+        for worker in self._workers:
+            worker.tell(call)
+
+
+def _measurement(name: str, value: float, queries: int) -> Callable[[Tracker], None]:
+    return lambda tracker: tracker.metric(name, value, queries)
+
+
+class _Worker:
+    """One tracker and its thread."""
+
+    def __init__(self, name: str, factory: TrackerFactory) -> None:
+        self._name, self._factory = name, factory
+        self._calls: SimpleQueue[Callable[[Tracker], None] | None] = SimpleQueue()
+        self._thread: Thread | None = None
+        self._failed = False
+
+    def start(self, run: TrackedRun) -> None:
+        # A daemon: a tracker that hangs must not keep the process.
+        self._thread = Thread(
+            target=self._work, args=(run,), name=f"tracker {self._name}", daemon=True
+        )
+        self._thread.start()
+
+    def tell(self, call: Callable[[Tracker], None]) -> None:
+        if not self._failed:  # else nobody takes it out again
+            self._calls.put(call)
+
+    def close(self) -> None:
+        self._calls.put(None)
+
+    def wait(self, seconds: float) -> None:
+        if self._thread is not None:
+            self._thread.join(seconds)
+            if self._thread.is_alive():
+                _log.warning("a tracker does not end", tracker=self._name, waited_s=seconds)
+
+    def _work(self, run: TrackedRun) -> None:
+        try:
+            tracker = self._factory(run)
+            while (call := self._calls.get()) is not None:
+                call(tracker)
+        except Exception as exc:
+            self._failed = True
+            reason = _USER.sub("***@", " ".join(f"{type(exc).__name__}: {exc}".split()))
+            _log.warning(
+                "a tracker failed; the run goes on without it",
+                tracker=self._name,
+                reason=reason[:300],
+            )

@@ -1,0 +1,413 @@
+"""The report: what it says, that nothing in a run breaks out of it, that its programs run."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from fedone_sdk.backends import OpenAIBackend
+from fedone_sdk.backends.build import build_backend
+from fedone_sdk.messages import PromptReport
+from fedone_sdk.reports import artefact_of, label_examples, read_run, run_of_archive
+from fedone_sdk.reports.contents import MOST_CLIENTS, contents_of
+from fedone_sdk.reports.render import html_report, markdown_report
+from fedone_sdk.reports.snippets import snippets
+from fedone_sdk.reports.source import ReportedRun
+from fedone_sdk.spec import OpenAISpec, RunSpec
+from fedone_sdk.trackers import params_of
+from tests.fake_openai import FakeOpenAI, Script
+from tests.integration.tuned import ROWS, SPEC, small, tuned
+
+HOSTILE = (
+    "</pre></code><script>alert(1)</script><img src=x onerror=alert(2)>'\"`{{7*7}}\n```\n# |$x$"
+)
+
+
+class Page(HTMLParser):
+    """A page's elements, and its text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def hostile(run: ReportedRun) -> ReportedRun:
+    """A run of somebody who means harm, as far as its file can be made to say so."""
+    prompt = PromptReport(text=HOSTILE, tokens=(HOSTILE, ""), bias=(0.0, 0.5))
+    history = tuple(
+        entry.model_copy(update={"client_id": HOSTILE.replace(",", "")})
+        for entry in run.result.history
+    )
+    metric = run.result.metric.model_copy(update={"name": HOSTILE})
+    result = run.result.model_copy(
+        update={
+            "name": HOSTILE,
+            "run_id": HOSTILE,
+            "reason": HOSTILE,
+            "model": HOSTILE,
+            "models": (HOSTILE,),
+            "prompt": prompt,
+            "history": history,
+            "metric": metric,
+            "alpha_sha256": HOSTILE,
+        }
+    )
+    assert run.spec is not None
+    template = f"{HOSTILE.replace('{', '{{').replace('}', '}}')} {{prompt}} {{text}}"
+    task = run.spec.task.model_copy(
+        update={"template": template, "labels": {HOSTILE: HOSTILE, "1": " great"}}
+    )
+    spec = run.spec.model_copy(update={"task": task})
+    return replace(run, result=result, spec=spec, untrained=prompt)
+
+
+async def test_a_report_says_what_the_run_found() -> None:
+    done = await small()
+    run = await run_of_archive(done.archive)
+    page = Page(html_report(run))
+    result = done.result
+    assert result.prompt.text in page.text
+    assert run.untrained is not None
+    assert run.untrained.text in page.text
+    for value in (result.metric.no_prompt, result.metric.before, result.metric.after):
+        assert value is not None
+        assert f"{value:.3f}" in page.text
+    for digest in (result.alpha_sha256, run.vocabulary.sha256 if run.vocabulary else ""):
+        assert digest in page.text
+    assert all(entry.client_id in page.text for entry in result.history)
+    headings = ["Outcome", "Prompt", "Curves", "Confusion", "Cost", "Clients", "How to use it"]
+    assert [title for title in headings if title in page.text] == headings
+
+
+async def test_its_numbers_are_those_of_the_run() -> None:
+    done = await small()
+    contents = contents_of(await run_of_archive(done.archive))
+    metric = done.result.metric
+    assert [line.value for line in contents.measured] == [
+        metric.no_prompt,
+        metric.before,
+        metric.after,
+    ]
+    for line in contents.measured:
+        assert line.ends is not None
+        assert line.ends.value == pytest.approx(line.value)
+    tuned_less_untrained, tuned_less_none = (line.value for line in contents.differences)
+    assert metric.after is not None
+    assert tuned_less_untrained == pytest.approx(metric.after - (metric.before or 0))
+    assert tuned_less_none == pytest.approx(metric.after - (metric.no_prompt or 0))
+    assert contents.confusion is not None
+    counts = [count for _, row in contents.confusion.rows for count in row]
+    right = sum(row[index] for index, (_, row) in enumerate(contents.confusion.rows))
+    assert (sum(counts), right / sum(counts)) == (12, pytest.approx(metric.after))
+    assert ("Training queries", "32", "48") in contents.costs
+    assert sum(client.rounds for client in contents.clients) == done.result.rounds
+    assert sum(client.share for client in contents.clients) == pytest.approx(1.0)
+
+
+async def test_the_page_needs_nothing_else() -> None:
+    page = Page(html_report(await run_of_archive((await small()).archive)))
+    assert not {"script", "link", "iframe", "object", "embed", "base"} & {
+        name for name, _ in page.elements
+    }
+    for name, attributes in page.elements:
+        for key in ("src", "href", "srcset", "action", "data", "background"):
+            value = attributes.get(key)
+            assert value is None or value.startswith("data:image/svg+xml;base64,"), (name, key)
+        assert not any(key.startswith("on") for key in attributes)
+        assert "url(" not in (attributes.get("style") or "")
+    (policy,) = [a for name, a in page.elements if name == "meta" and "http-equiv" in a]
+    assert (policy["content"] or "").startswith("default-src 'none';")
+    (image,) = [a for name, a in page.elements if name == "img"]
+    assert image["alt"]
+    svg = ElementTree.fromstring(base64.b64decode((image["src"] or "").partition(",")[2]))
+    for element in svg.iter():
+        assert not element.tag.endswith("}script")
+        for key, value in element.attrib.items():
+            assert not key.endswith("href") or value.startswith("#")
+    assert "accuracy on dev" in "".join(svg.itertext())
+
+
+async def test_hostile_text_stays_text_in_html() -> None:
+    run = await run_of_archive((await small()).archive)
+    text = html_report(hostile(run))
+    page, plain = Page(text), Page(html_report(run))
+    # Not one element more than a harmless run has; labels and tokens have as many there.
+    assert {name for name, _ in page.elements} <= {name for name, _ in plain.elements}
+    assert len([1 for name, _ in page.elements if name == "img"]) == 1
+    assert "<script" not in text
+    assert "<img src=x" not in text
+    assert HOSTILE in page.text
+    assert "{{7*7}}" in page.text
+
+
+async def test_hostile_text_stays_text_in_markdown() -> None:
+    markdown_it = pytest.importorskip("markdown_it", reason="rich brings markdown-it")
+    run = await run_of_archive((await small()).archive)
+    reader = markdown_it.MarkdownIt("commonmark", {"html": True}).enable("table")
+
+    def kinds(run: ReportedRun) -> list[str]:
+        text, svg = markdown_report(run, "small.svg")
+        assert svg is not None
+        tokens = reader.parse(text)
+        inner = [child for token in tokens for child in token.children or ()]
+        assert [t.type for t in inner if t.type == "image"] == ["image"]
+        assert not [t for t in [*tokens, *inner] if t.type in ("html_block", "html_inline")]
+        shown = "".join(t.content for t in [*tokens, *inner] if t.type in ("text", "fence"))
+        assert run.result.prompt.text.splitlines()[0] in shown
+        return [token.type for token in tokens if token.type in ("heading_open", "table_open")]
+
+    harmless = kinds(run)
+    assert kinds(hostile(run)) == harmless
+    assert harmless.count("table_open") == 4
+
+
+async def test_a_result_file_gives_what_it_has(tmp_path: Path) -> None:
+    done = await small()
+    (tmp_path / "result.json").write_text(
+        json.dumps({**done.result.model_dump(mode="json"), "losses_exchange": None})
+    )
+    run = await read_run(tmp_path / "result.json")
+    page = Page(html_report(run))
+    assert "a result file has no single examples" in page.text
+    assert "Confusion" not in page.text
+    assert done.result.prompt.text in page.text
+    with_task = await read_run(tmp_path / "result.json", RunSpec.model_validate(SPEC))
+    assert "openai.OpenAI()" in Page(html_report(with_task)).text
+    text, _ = markdown_report(run, "x.svg")
+    assert "| Tuned prompt |" in text
+
+
+async def test_a_run_that_has_not_begun_has_no_curves() -> None:
+    done = await small()
+    empty = done.result.model_copy(update={"history": (), "rounds": 0})
+    run = ReportedRun(result=empty)
+    assert "Curves" not in Page(html_report(run)).text
+    text, svg = markdown_report(run, "x.svg")
+    assert svg is None
+    assert "x.svg" not in text
+
+
+async def test_many_clients_are_counted(tmp_path: Path) -> None:
+    done = await small()
+    entry = done.result.history[0]
+    history = tuple(
+        entry.model_copy(update={"round": number, "client_id": f"one,client-{number:03}"})
+        for number in range(50)
+    )
+    run = ReportedRun(result=done.result.model_copy(update={"history": history}))
+    contents = contents_of(run)
+    assert len(contents.clients) == MOST_CLIENTS
+    assert (contents.clients[0].name, contents.clients[0].rounds) == ("one", 50)
+    assert contents.others == 51 - MOST_CLIENTS
+    assert f"{contents.others} more" in Page(html_report(run)).text
+
+
+async def test_a_task_without_labels() -> None:
+    done = await tuned(
+        task={"template": "{prompt} {text}", "loss": "score", "max_tokens": 4, "score": "a:b"},
+        gateway={"generated_text": True},
+    )
+    run = await run_of_archive(done.archive)
+    contents = contents_of(run)
+    assert contents.confusion is None
+    assert contents.measured[2].value == 0.5
+    assert contents.measured[2].ends == (0.5, 0.5, 0.5)
+    assert "less is better" in Page(html_report(run)).text
+
+
+async def test_a_metric_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = await run_of_archive((await small()).archive)
+    assert run.spec is not None
+    metric = run.result.metric.model_copy(update={"name": "costs:saved"})
+    task = run.spec.task.model_copy(update={"metric": "costs:saved"})
+    run = replace(
+        run,
+        result=run.result.model_copy(update={"metric": metric}),
+        spec=run.spec.model_copy(update={"task": task}),
+    )
+    page = Page(html_report(run))
+    assert "a function of your own" in page.text
+    assert "Confusion" in page.text
+    assert artefact_of(run).evaluation.interval is None
+    assert "a function of your own" in markdown_report(run, "x.svg")[0]
+
+
+async def test_a_metric_name_is_no_formula() -> None:
+    run = await run_of_archive((await small()).archive)
+    metric = run.result.metric.model_copy(update={"name": "$\\frac{$ \x00\x1b"})
+    text = html_report(replace(run, result=run.result.model_copy(update={"metric": metric})))
+    (image,) = [a for name, a in Page(text).elements if name == "img"]
+    svg = ElementTree.fromstring(base64.b64decode((image["src"] or "").partition(",")[2]))
+    assert "$\\frac{$" in "".join(svg.itertext())
+
+
+async def test_no_key_is_in_what_is_left_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a provider repeats it: that ends the run, and its words are the reason."""
+    key = "sk-right-12345678"
+    monkeypatch.setenv("OUR_KEY", key)
+    script = Script({12: "bad_key"})
+    async with FakeOpenAI(key=key, models={"fake-1": {}}, script=script) as server:
+        backend = OpenAISpec(
+            kind="openai", model="fake-1", base_url=server.base_url, api_key_env="OUR_KEY"
+        )
+        async with build_backend(backend) as model:
+            done = await tuned(backend=model, backend_spec=backend.model_dump())
+    assert done.result.status == "stopped"
+    assert "OUR_KEY" in (done.result.reason or "")
+    run = await run_of_archive(done.archive)
+    page, (markdown, _) = html_report(run), markdown_report(run, "x.svg")
+    assert "OUR_KEY" in page
+    params = json.dumps(params_of(run.spec)) if run.spec else ""
+    for text in (page, markdown, artefact_of(run).dump(), params):
+        assert key not in text
+        assert "12345678" not in text
+
+
+async def test_the_same_run_gives_the_same_report() -> None:
+    archive = (await small()).archive
+    first, second = [await run_of_archive(archive) for _ in range(2)]
+    assert html_report(first) == html_report(second)
+
+
+# The programs of a report
+
+
+async def run_program(code: str, texts: list[str], url: str, folder: Path) -> list[str | None]:
+    """Runs a report's program as its reader would: saved, and asked about some texts."""
+    calls = f"import json\nprint(json.dumps([ask(text=text) for text in {texts!r}]))\n"
+    (folder / "program.py").write_text(f"{code}\n{calls}", encoding="utf-8")
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "program.py"),
+        cwd=folder,
+        env={"OPENAI_BASE_URL": url, "OPENAI_API_KEY": "sk-right", "PATH": ""},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await process.communicate()
+    assert process.returncode == 0, err.decode()
+    found: list[str | None] = json.loads(out)
+    return found
+
+
+@pytest.mark.parametrize(("api", "bias"), [("chat", (0.0, 1.5)), ("completions", None)])
+async def test_the_programs_give_the_labels_of_the_sdk(
+    api: str, bias: tuple[float, float] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-right")
+    async with FakeOpenAI(key="sk-right", models={"fake-1": {}}) as server:
+        backend: dict[str, Any] = {"kind": "openai", "model": "fake-1", "api": api}
+        backend["base_url"] = server.base_url
+        run = await run_of_archive((await small()).archive)
+        assert run.spec is not None
+        spec = RunSpec.model_validate({**SPEC, "backend": backend})
+        template = '{prompt} "{text}" {{quoted}} isn\'t it'
+        spec = spec.model_copy(update={"task": spec.task.model_copy(update={"template": template})})
+        prompt = PromptReport(text=" {bra}\\ces 'and' \"quotes\"", tokens=(), bias=bias)
+        texts = [str(row["text"]) for row in ROWS] + ["{text} and \\n é"]
+        artefact = artefact_of(run).model_copy(
+            update={"task": spec.task, "prompt": prompt, "model": None}
+        )
+        async with OpenAIBackend(
+            "fake-1", base_url=server.base_url, api="chat" if api == "chat" else "completions"
+        ) as model:
+            found = await label_examples(
+                model, artefact, [{"text": text} for text in texts], batch_size=1
+            )
+        before = len(server.received)
+        sent = sorted(json.dumps(row.body.get("messages", row.body.get("prompt")))
+                      for row in server.received)  # fmt: skip
+        programs, note = snippets(spec, prompt)
+        assert note == ""
+        assert [program.title for program in programs] == ["The openai client", "Plain HTTP"]
+        for number, program in enumerate(programs, 1):
+            labels = await run_program(program.code, texts, server.base_url, tmp_path)
+            assert labels == list(found.labels)
+            asked = server.received[before + (number - 1) * len(texts) :]
+            assert sent == sorted(
+                json.dumps(row.body.get("messages", row.body.get("prompt"))) for row in asked
+            )
+        assert len(set(found.labels)) == 2
+
+
+async def test_the_programs_where_the_model_shows_no_log_probabilities(tmp_path: Path) -> None:
+    async with FakeOpenAI(log_probs="unsupported", models={"fake-1": {}}) as server:
+        server.model.write = lambda text, most: (  # type: ignore[method-assign]
+            "Great." if "fine" in text else "terrible" if "bad" in text else "who knows"
+        )
+        spec = RunSpec.model_validate(
+            {
+                **SPEC,
+                "task": {**SPEC["task"], "loss": "zero_one"},
+                "backend": {
+                    "kind": "openai",
+                    "model": "fake-1",
+                    "log_probs": False,
+                    "base_url": server.base_url,
+                },
+            }
+        )
+        programs, note = snippets(spec, PromptReport(text="Well:", tokens=()))
+        assert "JSON schema" in note
+        for program in programs:
+            texts = ["fine", "bad", "neither"]
+            labels = await run_program(program.code, texts, server.base_url, tmp_path)
+            assert labels == ["1", "0", None]
+
+
+async def test_the_programs_of_a_task_that_writes(tmp_path: Path) -> None:
+    async with FakeOpenAI(models={"fake-1": {}}) as server:
+        spec = RunSpec.model_validate(
+            {
+                **SPEC,
+                "task": {"template": "{prompt} {text}", "loss": "score", "max_tokens": 5},
+                "backend": {"kind": "openai", "model": "fake-1", "base_url": server.base_url},
+            }
+        )
+        programs, _ = snippets(spec, PromptReport(text="Go on:", tokens=()))
+        for program in programs:
+            (written,) = await run_program(program.code, ["so"], server.base_url, tmp_path)
+            assert written == server.model.write("Go on: so", 5)
+
+
+def test_where_no_such_program_can_be_written() -> None:
+    prompt = PromptReport(text=" x", tokens=(" x",))
+
+    def of(**task: Any) -> tuple[int, str]:
+        spec = RunSpec.model_validate({**SPEC, "task": {**SPEC["task"], **task}})
+        programs, note = snippets(spec, prompt)
+        return len(programs), note
+
+    count, note = of(template="{prompt} {text} It was {mask}.")
+    assert (count, "masked model at {mask}" in note) == (2, True)
+    count, note = of(template="{prompt} {mask}, {text}")
+    assert (count, "only a masked model" in note) == (0, True)
+    count, note = of(loss="nll", labels={}, metric="loss")
+    assert (count, "scores a text that is given" in note) == (0, True)
+
+
+def test_how_other_servers_call_the_limit() -> None:
+    def code(**backend: Any) -> str:
+        given = {"kind": "openai", "model": "m", **backend}
+        spec = RunSpec.model_validate({**SPEC, "backend": given})
+        return snippets(spec, PromptReport(text="", tokens=()))[0][0].code
+
+    assert "max_completion_tokens=1" in code()
+    assert "max_tokens=1" in code(base_url="http://localhost:1/v1")
+    assert 'reasoning_effort="none"' in code(reasoning_effort="none")

@@ -1,0 +1,120 @@
+"""Intervals over examples, against the metrics themselves and against theory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from fedone_sdk.aggregator.outcomes import Outcomes
+from fedone_sdk.metrics import METRICS, evaluate
+from fedone_sdk.reports.intervals import confusion, difference, interval
+
+
+def outcomes(predicted: Sequence[int | None], targets: Sequence[int]) -> Outcomes:
+    return Outcomes(which="after", predicted=tuple(predicted), targets=tuple(targets))
+
+
+def losses(values: Sequence[float | None]) -> Outcomes:
+    return Outcomes(which="after", losses=tuple(values))
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("seed", range(5))
+def test_the_value_is_the_metric(metric: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    targets = rng.integers(2, size=60).tolist()
+    predicted = rng.integers(-1, 2, size=60).tolist()  # -1: the model wrote no label
+    found = interval(metric, outcomes(predicted, targets), 2)
+    assert found is not None
+    assert found.value == pytest.approx(evaluate(metric, predicted, targets), abs=1e-12)
+    assert found.low <= found.value <= found.high
+
+
+def test_matthews_without_variety_is_zero() -> None:
+    found = interval("matthews", outcomes([1] * 8, [0, 1] * 4), 2)
+    assert found == (0.0, 0.0, 0.0)
+
+
+def test_many_labels() -> None:
+    rng = np.random.default_rng(0)
+    targets, predicted = rng.integers(5, size=200).tolist(), rng.integers(5, size=200).tolist()
+    found = interval("accuracy", outcomes(predicted, targets), 5)
+    assert found is not None
+    assert found.value == evaluate("accuracy", predicted, targets)
+
+
+def test_the_ends_are_those_of_the_binomial() -> None:
+    """With 400 examples the normal approximation is good to a third of an example."""
+    right, count = 300, 400
+    found = interval("accuracy", outcomes([0] * right + [1] * (count - right), [0] * count), 2)
+    assert found is not None
+    half = 1.96 * math.sqrt(0.75 * 0.25 / count)
+    assert found.low == pytest.approx(0.75 - half, abs=0.004)
+    assert found.high == pytest.approx(0.75 + half, abs=0.004)
+
+
+def test_the_mean_loss_has_the_ends_of_its_standard_error() -> None:
+    values = np.random.default_rng(1).normal(2.0, 0.5, size=500)
+    found = interval("loss", losses(values.tolist()), 0)
+    assert found is not None
+    half = 1.96 * values.std() / math.sqrt(len(values))
+    assert found.value == pytest.approx(values.mean())
+    assert (found.low, found.high) == pytest.approx(
+        (values.mean() - half, values.mean() + half), abs=0.004
+    )
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_a_prompt_differs_from_itself_by_nothing(metric: str) -> None:
+    one = outcomes([0, 1, 1, -1, 0, 1], [0, 1, 0, 1, 0, 0])
+    assert difference(metric, one, one, 2) == (0.0, 0.0, 0.0)
+
+
+def test_pairs_take_out_what_both_find_hard() -> None:
+    targets = [0] * 200
+    first = [0] * 120 + [1] * 80
+    second = [0] * 110 + [1] * 90  # wrong wherever the first is, and ten times more
+    found = difference("accuracy", outcomes(first, targets), outcomes(second, targets), 2)
+    alone = interval("accuracy", outcomes(first, targets), 2)
+    assert found is not None
+    assert alone is not None
+    assert found.value == pytest.approx(0.05)
+    assert 0.0 < found.low < found.high < 0.1
+    assert found.high - found.low < (alone.high - alone.low) / 2
+    apart = difference("loss", losses([1.0, 2.0, 4.0]), losses([0.5, 1.5, 3.5]), 0)
+    assert apart == pytest.approx((0.5, 0.5, 0.5))
+
+
+def test_what_failed_does_not_count() -> None:
+    some = outcomes([0, None, 1, 1], [0, 0, 1, 0])
+    found = interval("accuracy", some, 2)
+    assert found is not None
+    assert found.value == pytest.approx(2 / 3)
+    assert confusion(some, 2) == [[1, 1, 0], [0, 1, 0]]
+    assert interval("accuracy", outcomes([None], [0]), 2) is None
+    assert interval("loss", losses([None]), 0) is None
+    assert interval("loss", losses([1.0, None]), 0) == (1.0, 1.0, 1.0)
+    assert difference("accuracy", some, outcomes([None, 0, None, None], [0, 0, 1, 0]), 2) is None
+
+
+def test_of_two_dev_splits_there_is_no_difference() -> None:
+    assert difference("accuracy", outcomes([0], [0]), outcomes([0], [1]), 2) is None
+    assert difference("loss", losses([1.0]), losses([1.0, 2.0]), 0) is None
+
+
+def test_a_metric_of_ones_own_has_none() -> None:
+    one = outcomes([0, 1], [0, 1])
+    assert interval("costs:saved", one, 2) is None
+    assert difference("costs:saved", one, one, 2) is None
+
+
+def test_confusion_counts_what_is_no_label() -> None:
+    assert confusion(outcomes([0, -1, 1], [0, 0, 1]), 2) == [[1, 0, 1], [0, 1, 0]]
+
+
+def test_as_many_predictions_as_targets() -> None:
+    with pytest.raises(ValueError, match="not as many predictions"):
+        outcomes([0], [0, 1])
