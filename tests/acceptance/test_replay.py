@@ -73,6 +73,7 @@ def spec_of(
             "prompt": {"length": 2, "vocabulary": {"kind": "list", "candidates": ["x", "y"]}},
             "method": few | method,
             "participation": {"max_lost": 1000, "min_clients": 2, **part},
+            "calibration": "none",
             "budget": None if cap is None else {"queries": cap},
             "rounds": rounds,
             "evaluation": {"every": 0},

@@ -85,9 +85,7 @@ async def one_seed(seed: int) -> Scored:
     return Scored(no_prompt=no_prompt, before=before, after=after)
 
 
-async def hits(
-    backend: LLMBackend, federation: Federation, prompt: str, bias: Bias | None
-) -> Hits:
+async def hits(backend: LLMBackend, federation: Federation, prompt: str, bias: Bias | None) -> Hits:
     """Which dev examples a prompt gets right."""
     task, size = federation.spec.task.with_bias(bias), federation.spec.method.batch_size
     found = await predict(backend, task, prompt, federation.dev, size)

@@ -73,6 +73,7 @@ def spec_of(
             },
             "method": {"name": name, **few, **local, **method},
             "participation": {"deadline_s": 100, "claim_timeout_s": 10, **(participation or {})},
+            "calibration": "none",
             "budget": budget,
             "rounds": rounds,
             "evaluation": evaluation or {},
