@@ -129,8 +129,9 @@ async def test_own_metric(tmp_path: Path) -> None:
     run = EXAMPLES / "own_metric" / "RUN.yaml"
     async with asyncio.timeout(60):
         result = await fedone("tune", run, folder=tmp_path)
-        prompt = result["prompt"]["text"]
-        score = await fedone("score", run, "--prompt", prompt, folder=tmp_path)
+        prompt, bias = result["prompt"]["text"], result["prompt"]["bias"]
+        with_bias = ["--bias", ",".join(map(str, bias))]
+        score = await fedone("score", run, "--prompt", prompt, *with_bias, folder=tmp_path)
     assert result["status"] == "completed"
     assert result["metric"]["name"] == "costs:money_saved"
     assert score["metric"] == {"name": "costs:money_saved", "value": result["metric"]["after"]}
@@ -140,7 +141,7 @@ async def test_own_metric(tmp_path: Path) -> None:
     async with OnnxBackend() as model:
         found = await predict(
             model,
-            spec.task,
+            spec.task.with_bias(bias),
             prompt,
             dev,
             spec.method.batch_size,
