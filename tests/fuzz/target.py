@@ -63,6 +63,7 @@ RUNS: tuple[dict[str, Any], ...] = (
         **_COMMON,
         "name": "evolution",
         "method": {"name": "evolution", "num_samples": 4, "batch_size": 2},
+        "calibration": "none",
         "participation": {**_PART, "exchange": "losses", "clients_per_round": 2},
     },
 )
