@@ -37,6 +37,10 @@ class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
 
+Token = Annotated[str, Field(max_length=_MAX_CHARS)]
+"""A candidate's text."""
+
+
 class Vocabulary(_Frozen):
     """The N candidates of every prompt position, in index order.
 
@@ -47,7 +51,7 @@ class Vocabulary(_Frozen):
     """
 
     candidates: Annotated[
-        tuple[Annotated[str, Field(max_length=_MAX_CHARS)], ...],
+        tuple[Token, ...],
         Field(max_length=_MAX_CANDIDATES),
     ]
 
@@ -176,6 +180,8 @@ def build_vocabulary(
     spec: VocabularySpec | None,
     texts: Iterable[str],
     base_dir: str | Path = ".",
+    *,
+    wanted: Iterable[str] = (),
 ) -> Vocabulary:
     """Makes the vocabulary that a run asks for.
 
@@ -183,6 +189,7 @@ def build_vocabulary(
         spec: Where candidates come from; None gives a vocabulary without any.
         texts: Training text; a file vocabulary does not read it.
         base_dir: Where a relative path starts.
+        wanted: Candidates that must be there; those that were not are the last.
 
     Returns:
         Most frequent candidates first (equal ones in text order); may be smaller than
@@ -209,7 +216,7 @@ def build_vocabulary(
             assert_never(spec)
     if spec.blank:
         candidates = ["", *filter(None, candidates)]
-    candidates = candidates[: spec.size]
+    candidates = _with(wanted, candidates, spec.size)
     if len(candidates) < 2:
         raise DataError(f"{source}: has {len(candidates)} candidates for the vocabulary, needs 2")
     try:
@@ -219,6 +226,16 @@ def build_vocabulary(
         where = "".join(f"number {step}: " for step in problem["loc"][1:])
         message = problem["msg"].removeprefix("Value error, ")
         raise DataError(f"{source}: candidates: {where}{message}") from None
+
+
+def _with(wanted: Iterable[str], candidates: Sequence[str], size: int | None) -> list[str]:
+    """At most `size` candidates, the wanted ones among them."""
+    chosen = list(candidates[:size])
+    missing = [text for text in dict.fromkeys(wanted) if text not in chosen]
+    if size is not None and len(missing) > size - 2:
+        raise DataError(f"size: {size} leaves no room for {len(missing)} tokens to begin with")
+    kept = chosen if size is None else chosen[: size - len(missing)]
+    return [*kept, *missing]
 
 
 # A word with its inner apostrophes, hyphens and digit groups; a clitic as treebanks split it off;

@@ -305,7 +305,10 @@ class ServeConfig(Spec):
             )
         try:
             vocabulary = build_vocabulary(
-                spec.prompt.vocabulary, _public_text(spec, path), path.parent
+                spec.prompt.vocabulary,
+                _public_text(spec, path),
+                path.parent,
+                wanted=spec.prompt.wanted,
             )
         except DataError as exc:
             raise SpecError(f"prompt.vocabulary: {exc}", source=str(path)) from exc

@@ -124,7 +124,13 @@ def machine_of(snapshot: RunSnapshot) -> RoundMachine:
 
 
 def _machine(run_id: str, spec: RunSpec, vocabulary: Vocabulary) -> RoundMachine:
-    return RoundMachine(run_id, spec, vocab_size=len(vocabulary), blank=vocabulary.blank)
+    return RoundMachine(
+        run_id,
+        spec,
+        vocab_size=len(vocabulary),
+        blank=vocabulary.blank,
+        start=spec.prompt.begun(vocabulary),
+    )
 
 
 def replay(

@@ -262,6 +262,7 @@ class Service:
                 spec,
                 vocab_size=len(vocabulary),
                 blank=vocabulary.blank,
+                start=spec.prompt.begun(vocabulary),
                 gateway_model=None if self._backend is None else "",
             )
         except ValueError as exc:

@@ -13,6 +13,7 @@ from .method import Candidates, PlainAlgorithm
 from .optimizers import OPTIMIZERS, Optimizer, make_optimizer
 from .sampling import argmax_prompt, draw_prompts
 from .simplex import nearest_capped, nearest_probabilities
+from .start import Start, begun
 from .state import State
 
 __all__ = ["BDPL", "score_function"]
@@ -39,6 +40,7 @@ class BDPL(PlainAlgorithm):
             al.'s code, whose bisection leaves rows that sum below 1 as they are: entries in
             [alpha_min, 1] that sum to at most 1. Prompts are drawn from the row over its sum.
         weight_decay: AdamW's, 0.01 by default; not for SGD.
+        start: What alpha begins with (`begun`); None begins uniform.
         seed: Breaks ties of the deployable prompt.
     """
 
@@ -51,6 +53,7 @@ class BDPL(PlainAlgorithm):
     alpha_min: float = 1e-5
     projection: str = "simplex"
     weight_decay: float | None = None
+    start: Start | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -81,8 +84,8 @@ class BDPL(PlainAlgorithm):
         return False
 
     def init(self) -> State:
-        """Return the uniform state."""
-        return State(alpha=np.full(self.shape, 1.0 / self.vocab_size, dtype=np.float32))
+        """Return the uniform state, or what was begun with."""
+        return State(alpha=self.project(begun(self.shape, self.start)))
 
     def check(self, state: State) -> None:
         """Refuse an alpha without logarithms, and another optimiser's memory."""

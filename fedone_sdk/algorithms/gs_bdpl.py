@@ -12,6 +12,7 @@ from .estimator import drawn_advantage
 from .method import Candidates, PlainAlgorithm
 from .optimizers import OPTIMIZERS, Optimizer, make_optimizer
 from .sampling import argmax_prompt, draw_prompts, softmax
+from .start import Start, begun
 from .state import State
 
 __all__ = ["GumbelSoftmaxBDPL", "score_function"]
@@ -37,6 +38,7 @@ class GumbelSoftmaxBDPL(PlainAlgorithm):
             floor moves by 1/(tau alpha_min) when it is drawn: SGD wants a higher one.
         alpha_init: The first value of every alpha, 1/N by default.
         weight_decay: AdamW's, 0.01 by default; not for SGD.
+        start: What alpha begins with (`begun`); None begins uniform.
         seed: Breaks ties of the deployable prompt.
     """
 
@@ -49,6 +51,7 @@ class GumbelSoftmaxBDPL(PlainAlgorithm):
     alpha_min: float = 1e-5
     alpha_init: float | None = None
     weight_decay: float | None = None
+    start: Start | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -83,8 +86,9 @@ class GumbelSoftmaxBDPL(PlainAlgorithm):
         return False
 
     def init(self) -> State:
-        """Return the uniform state."""
-        return State(alpha=np.full(self.shape, self._alpha_init, dtype=np.float32))
+        """Return the uniform state, or what was begun with."""
+        weights = begun(self.shape, self.start) * self.vocab_size
+        return State(alpha=self.project(weights * self._alpha_init))
 
     def check(self, state: State) -> None:
         """Refuse an alpha without logarithms, and another optimiser's memory."""

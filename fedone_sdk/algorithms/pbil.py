@@ -13,6 +13,7 @@ from .pool import Pool
 from .sampling import draw_prompts
 from .search import PromptSearch
 from .simplex import nearest_probabilities
+from .start import is_begun
 from .state import Memory, State
 
 __all__ = ["PBIL"]
@@ -66,6 +67,8 @@ class PBIL(PromptSearch):
         known = state.memory.get("probabilities")
         if known is not None:
             return _checks.positive_alpha(known, shape=self.shape)
+        if is_begun(state.alpha):
+            return state.alpha.astype(np.float64)
         start = np.full(self.shape, 1.0 / self.vocab_size)
         if self.blank is not None:
             start *= 1.0 - self._blank_share

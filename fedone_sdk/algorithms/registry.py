@@ -16,6 +16,7 @@ from .method import Algorithm
 from .pbil import PBIL
 from .random_search import RandomSearch
 from .rloo import RLOO
+from .start import Start
 from .thompson import ThompsonSampling
 from .trained import Trained
 
@@ -89,6 +90,7 @@ def method_from_spec(
     seed: int = 0,
     biases: Sequence[Sequence[float]] | None = None,
     asks: int | None = None,
+    start: Start | None = None,
 ) -> Algorithm | Trained:
     """Return the method that a RunSpec's ``method`` describes.
 
@@ -100,6 +102,7 @@ def method_from_spec(
         seed: The run's seed.
         biases: Label biases whose losses are told, shape (G, C), for a method that keeps a pool.
         asks: How many the run has for it, so that a race can be its end; None is no race.
+        start: What the search begins with (`begun`), for a method that tunes tokens.
 
     Raises:
         ValueError: If its settings do not fit each other.
@@ -112,6 +115,8 @@ def method_from_spec(
     options = spec.model_dump(exclude=ours, exclude_none=True)
     if "blank" in allowed:
         options["blank"] = blank
+    if "start" in allowed:
+        options["start"] = start
     if spec.pools:
         pool = cast("PoolSpec", spec)
         race = 0 if asks is None else math.floor(pool.race * asks)

@@ -13,6 +13,7 @@ from .optimizers import AdamW
 from .pool import Pool
 from .sampling import draw_prompts, softmax
 from .search import PromptSearch
+from .start import is_begun
 from .state import Memory, State
 
 __all__ = ["RLOO"]
@@ -39,12 +40,12 @@ class RLOO(PromptSearch):
     def _new(
         self, state: State, pool: Pool, count: int, rng: np.random.Generator
     ) -> NDArray[np.int64]:
-        return draw_prompts(softmax(self._logits(state.memory)), count, rng)
+        return draw_prompts(softmax(self._logits(state)), count, rng)
 
     def _learned(
         self, state: State, before: Pool, candidates: Candidates, losses: ClassLosses
     ) -> Memory:
-        logits = self._logits(state.memory)
+        logits = self._logits(state)
         moments = {name: state.memory[name] for name in ("m", "v", "t") if name in state.memory}
         fresh = self._fresh(before, candidates)
         prompts = candidates.prompts[fresh]
@@ -60,12 +61,16 @@ class RLOO(PromptSearch):
         return {"logits": logits, **memory}
 
     def _alpha(self, pool: Pool, memory: Memory) -> NDArray[np.float64]:
-        return softmax(self._logits(memory))
+        logits = _checks.matrix("logits", memory["logits"], shape=self.shape)
+        return softmax(logits)
 
-    def _logits(self, memory: Memory) -> NDArray[np.float64]:
-        known = memory.get("logits")
+    def _logits(self, state: State) -> NDArray[np.float64]:
+        known = state.memory.get("logits")
         if known is not None:
             return _checks.matrix("logits", known, shape=self.shape)
+        if is_begun(state.alpha):
+            begun: NDArray[np.float64] = np.log(state.alpha.astype(np.float64))
+            return begun
         logits = np.zeros(self.shape)
         if self.blank is not None:
             odds = self._blank_share / (1.0 - self._blank_share)

@@ -14,8 +14,9 @@ from . import _checks
 from .calibration import BiasGrid
 from .method import Candidates, ClassLosses
 from .pool import Pool
-from .sampling import argmax_prompt
+from .sampling import argmax_prompt, draw_prompts
 from .simplex import nearest_probabilities
+from .start import Start, begun, is_begun
 from .state import Memory, State
 
 __all__ = ["PromptSearch"]
@@ -68,6 +69,7 @@ class PromptSearch(ABC):
             the first candidates, and the reference.
         biases: Label biases whose losses are told, shape (G, C) (see `BiasGrid`); None without
             calibration.
+        start: What the first ask begins with (`begun`); None begins with nothing.
         seed: Breaks ties of the untrained prompt.
     """
 
@@ -81,6 +83,7 @@ class PromptSearch(ABC):
     patience: int | None = None
     blank: int | None = None
     biases: tuple[tuple[float, ...], ...] | None = None
+    start: Start | None = None
     seed: int = 0
     _grid: BiasGrid | None = field(init=False, repr=False, compare=False, default=None)
 
@@ -116,8 +119,8 @@ class PromptSearch(ABC):
         return True
 
     def init(self) -> State:
-        """Return the uniform alpha and an empty pool."""
-        return State(alpha=np.full(self.shape, 1.0 / self.vocab_size, dtype=np.float32))
+        """Return the uniform alpha, or what was begun with, and an empty pool."""
+        return State(alpha=self.project(begun(self.shape, self.start)))
 
     def check(self, state: State) -> None:
         """Refuse an alpha without logarithms, and a malformed memory."""
@@ -145,9 +148,7 @@ class PromptSearch(ABC):
             again = pool.prompts[self._again(pool, count)]
             indices = np.concatenate([again, self._new(state, pool, count - len(again), rng)])
         else:
-            indices = self._random(count, rng)
-            if self.blank is not None:
-                indices[0] = self.blank
+            indices = self._first(state, count, rng)
         return Candidates(prompts=indices, probabilities=alpha / alpha.sum(axis=1, keepdims=True))
 
     def tell(self, state: State, candidates: Candidates, losses: ArrayLike | ClassLosses) -> State:
@@ -208,6 +209,17 @@ class PromptSearch(ABC):
     def _floor(self) -> float:
         """The least alpha."""
         return 1.0 / self.vocab_size / (self.elite + 1)
+
+    def _first(self, state: State, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+        """The first ask: no prompt, random prompts, what was begun with and its like."""
+        indices = self._random(count, rng)
+        if is_begun(state.alpha):
+            known = draw_prompts(state.alpha.astype(np.float64), (count + 1) // 2, rng)
+            known[0] = argmax_prompt(state.alpha, self.seed)
+            indices[-len(known) :] = self._compact(known)
+        if self.blank is not None:
+            indices[0] = self.blank
+        return indices
 
     # Helpers of the methods
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -36,6 +37,7 @@ class RunFile:
         seed: int | None = None,
         cap: int | None = None,
         exchange: str | None = None,
+        start: Sequence[Mapping[str, float]] | None = None,
     ) -> Self:
         """Reads a RUN.yaml; what is not None replaces what the file says.
 
@@ -50,6 +52,8 @@ class RunFile:
             given["budget"] = {**(given["budget"] or {}), "queries": cap}
         if exchange is not None:
             given["participation"]["exchange"] = exchange
+        if start is not None:
+            given["prompt"]["start"] = start
         return cls(path=path, spec=validate_spec(RunSpec, given, source="arguments"))
 
     @property

@@ -47,6 +47,15 @@ def tune(
     exchange: Exchange = None,
     seed: Seed = None,
     cap: Cap = None,
+    start: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            show_default=False,
+            help="Begin with what an earlier run came to: its archive (`fedone runs export`), or "
+            "its result (--json).",
+        ),
+    ] = None,
     store: Annotated[
         Path | None,
         typer.Option(
@@ -84,7 +93,7 @@ def tune(
     if report is not None:
         check_report("--report", report)
     tracking = tracking_of(trackers)
-    run = RunFile.load(run_path, seed=seed, cap=cap, exchange=exchange)
+    run = RunFile.load(run_path, seed=seed, cap=cap, exchange=exchange, start=_begun(start))
     if artefact is not None and run.spec.method.domain != "tokens":
         raise SpecError(
             f"--artefact: {run.spec.method.name} tunes vectors, no words", source="arguments"
@@ -111,6 +120,12 @@ def _how_to_go_on(run: RunFile, store: Path | None) -> str:
     cache = run.spec.backend.cache
     kept = "nothing" if cache is None else f"nothing but the answers in {cache}"
     return f"{kept} is kept: with --store FILE a run can go on"
+
+
+def _begun(path: Path | None) -> tuple[dict[str, float], ...] | None:
+    from fedone_sdk.reports import read_run, start_of
+
+    return None if path is None else start_of(asyncio.run(read_run(path)))
 
 
 def _write(run: ReportedRun, artefact: Path | None, report: Path | None) -> None:

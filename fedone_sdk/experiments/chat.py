@@ -113,6 +113,7 @@ def untrained_prompt(federation: Federation) -> str:
         prompt_len=spec.prompt.length,
         vocab_size=len(federation.vocabulary),
         blank=federation.vocabulary.blank,
+        start=spec.prompt.begun(federation.vocabulary),
         seed=spec.seed,
     )
     return federation.vocabulary.text(method.prompt(method.init()).tolist())

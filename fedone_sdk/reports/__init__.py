@@ -9,6 +9,7 @@ from fedone_sdk.reports.artefact import (
 )
 from fedone_sdk.reports.forms import FORMS, dspy_state, in_form, ready_text
 from fedone_sdk.reports.source import ReportedRun, read_run, run_of_archive
+from fedone_sdk.reports.start import start_of
 from fedone_sdk.reports.use import Labelled, label_examples
 from fedone_sdk.reports.verify import Check, check_against, check_artefact
 
@@ -30,4 +31,5 @@ __all__ = [
     "read_run",
     "ready_text",
     "run_of_archive",
+    "start_of",
 ]

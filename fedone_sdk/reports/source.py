@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from fedone_sdk.aggregator import ServedRun
@@ -36,6 +38,7 @@ class ReportedRun:
         spec: What it is; None where only its result file is there.
         vocabulary: Its candidates; None as above.
         snapshot: All that a store keeps of it; None as above.
+        alpha: Its state, shape (n, N), float32; None as above, and where it tunes no words.
         untrained: The prompt that it began with; None as above, and where it tunes no words.
         outcomes: The measurements of whole dev splits, example by example.
     """
@@ -44,6 +47,7 @@ class ReportedRun:
     spec: RunSpec | None = None
     vocabulary: Vocabulary | None = None
     snapshot: RunSnapshot | None = None
+    alpha: NDArray[np.float32] | None = None
     untrained: PromptReport | None = None
     outcomes: Mapping[Which, Outcomes] = field(default_factory=dict)
 
@@ -75,6 +79,7 @@ async def run_of_archive(data: bytes) -> ReportedRun:
         spec=run.spec,
         vocabulary=run.vocabulary,
         snapshot=snapshot,
+        alpha=run.state.method.alpha if words else None,
         untrained=run.prompt(run.machine.start()) if words else None,
         outcomes=_outcomes(snapshot, result),
     )

@@ -107,7 +107,9 @@ class Federation:
         held = sorted({row for shard in partition.shards for row in shard})
         texts = (str(train[row][name]) for row in held for name in task.fields)
         with _about("prompt.vocabulary"):
-            vocabulary = build_vocabulary(spec.prompt.vocabulary, texts, base_dir)
+            vocabulary = build_vocabulary(
+                spec.prompt.vocabulary, texts, base_dir, wanted=spec.prompt.wanted
+            )
         return cls(
             spec=spec,
             shards=tuple(tuple(train[row] for row in shard) for shard in partition.shards),

@@ -61,6 +61,7 @@ def planned_machine(federation: Federation, spec: RunSpec, model: str) -> RoundM
             spec,
             vocab_size=len(federation.vocabulary),
             blank=federation.vocabulary.blank,
+            start=spec.prompt.begun(federation.vocabulary),
             gateway_model=model or None,
         )
     except ValueError as exc:

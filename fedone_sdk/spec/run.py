@@ -16,7 +16,7 @@ from fedone_sdk.spec.defence import DefenceSpec
 from fedone_sdk.spec.methods import BbtSpec, BdplSpec, GsBdplSpec, MethodSpec, Rate
 from fedone_sdk.spec.privacy import PrivacySpec
 from fedone_sdk.task import TaskSpec, glue_task
-from fedone_sdk.vocabulary import VocabularySpec
+from fedone_sdk.vocabulary import Token, Vocabulary, VocabularySpec
 
 __all__ = [
     "DataSpec",
@@ -34,6 +34,14 @@ RunName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 """What a run is called, in specs, messages and paths."""
 
 _Count = Annotated[int, Field(ge=1, le=10**9)]
+
+Shares = Annotated[dict[Token, Annotated[float, Field(gt=0, le=1)]], Field(max_length=256)]
+"""Parts of a position's probability, by token."""
+
+Start = tuple[tuple[tuple[int, float], ...], ...]
+"""For each position, candidates' indices and their shares."""
+
+_ROUNDING = 1e-6
 
 
 class IidSpec(Spec):
@@ -73,10 +81,51 @@ class PromptSpec(Spec):
     Attributes:
         length: n, positions.
         vocabulary: Where the N candidates come from; null for methods that tune no tokens.
+        start: What the search begins with: a text, which becomes a candidate and has the first
+            position to itself; or, position by position, shares of tokens, such as an earlier
+            run's alpha had. What a position's shares leave over goes to all candidates alike;
+            positions that are not named begin half blank. Null begins with nothing.
     """
 
     length: Annotated[int, Field(ge=1, le=1000)] = 20
     vocabulary: VocabularySpec | None = None
+    start: Annotated[tuple[Shares, ...], Field(min_length=1)] | None = None
+
+    @field_validator("start", mode="before")
+    @classmethod
+    def _text_for_short(cls, value: object) -> object:
+        return ({value: 0.5},) if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _check_start(self) -> Self:
+        if self.start is None:
+            return self
+        if self.vocabulary is None:
+            raise ValueError("start: needs a vocabulary")
+        if len(self.start) > self.length:
+            raise ValueError(f"start: has {len(self.start)} positions, the prompt {self.length}")
+        if len(self.start) < self.length and not self.vocabulary.blank:
+            raise ValueError(
+                f"start: has {len(self.start)} of {self.length} positions; for the others "
+                "vocabulary.blank must be true"
+            )
+        for position, shares in enumerate(self.start):
+            if sum(shares.values()) > 1.0 + _ROUNDING:
+                raise ValueError(f"start: the shares of position {position} are more than 1")
+        return self
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """Candidates that the vocabulary must have."""
+        return tuple(token for shares in self.start or () for token in shares)
+
+    def begun(self, vocabulary: Vocabulary) -> Start | None:
+        """`start` in a vocabulary's indices, for all positions."""
+        if self.start is None:
+            return None
+        index = {token: number for number, token in enumerate(vocabulary.candidates)}
+        given = [*self.start, *[{"": 0.5}] * (self.length - len(self.start))]
+        return tuple(tuple((index[token], share) for token, share in row.items()) for row in given)
 
 
 class ParticipationSpec(Spec):

@@ -138,6 +138,19 @@ def test_tune_without_a_store_does_so_too(fedone: Fedone, folder: Path) -> None:
     assert (folder / "again.md").read_text().startswith("# tiny\n")
 
 
+@pytest.mark.parametrize("name", ["tiny.fedone", "result.json"])
+def test_tune_begins_with_an_earlier_run(fedone: Fedone, folder: Path, name: str) -> None:
+    earlier = result(folder)
+    if name.endswith(".fedone"):
+        fedone("runs", "export", "tiny", "--store", "run.db")
+    code, _, _ = fedone("tune", "run.yaml", "--start", name, "--json", "again.json")
+    assert code == 0
+    again = RunResult.model_validate_json((folder / "again.json").read_text())
+    # It was the tuned prompt, and is now the untrained one.
+    assert again.metric.before == earlier.metric.after
+    assert again.metric.no_prompt == earlier.metric.no_prompt
+
+
 def test_export_gives_the_same_artefact(fedone: Fedone, folder: Path) -> None:
     code, out, err = fedone("runs", "export", "tiny", "--as", "prompt", "--store", "run.db")
     assert (code, out) == (0, "tiny.prompt.json: prompt of run tiny, 4 rounds\n"), err

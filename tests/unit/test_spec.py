@@ -15,6 +15,7 @@ from fedone_sdk.budget import Budget
 from fedone_sdk.errors import FedOneError, MissingExtraError, SpecError
 from fedone_sdk.spec import RunSpec, load_yaml, validate_spec
 from fedone_sdk.task import GLUE_TASKS, glue_task
+from fedone_sdk.vocabulary import build_vocabulary
 
 # As in the design.
 RUN_YAML = """
@@ -199,6 +200,44 @@ NLL = {"template": "{prompt} {text}", "loss": "nll"}
 def test_calibrations_that_cannot_be(change: dict[str, Any], line: str) -> None:
     (problem,) = problems({**CALIBRATED, **change})
     assert problem.startswith(line), problem
+
+
+WORDS = {"kind": "list", "candidates": ["a", "b"], "blank": True}
+
+
+def test_something_to_begin_with() -> None:
+    def begun(start: object, **more: object) -> object:
+        prompt = {"length": 2, "vocabulary": WORDS, "start": start, **more}
+        found = validate_spec(RunSpec, {**SMALL, "prompt": prompt}, source="x").prompt
+        assert found == RunSpec.model_validate({**SMALL, "prompt": found.model_dump()}).prompt
+        vocabulary = build_vocabulary(found.vocabulary, (), wanted=found.wanted)
+        assert vocabulary.candidates[:3] == ("", "a", "b")
+        return found.begun(vocabulary)
+
+    assert begun(None) is None
+    assert begun("Say:") == (((3, 0.5),), ((0, 0.5),))
+    assert begun("b") == (((2, 0.5),), ((0, 0.5),))
+    assert begun([{"a": 0.25, "b": 0.75}]) == (((1, 0.25), (2, 0.75)), ((0, 0.5),))
+    assert begun([{"a": 0.2}, {"b": 1.0}]) == (((1, 0.2),), ((2, 1.0),))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "line"),
+    [
+        ({"vocabulary": SMALL["prompt"]["vocabulary"], "start": "Say:"},
+         "prompt: start: has 1 of 2 positions; for the others vocabulary.blank must be true"),
+        ({"vocabulary": WORDS, "start": [{"a": 1}, {"a": 1}, {"a": 1}]},
+         "prompt: start: has 3 positions, the prompt 2"),
+        ({"vocabulary": WORDS, "start": [{"a": 0.7, "b": 0.4}]},
+         "prompt: start: the shares of position 0 are more than 1"),
+        ({"vocabulary": WORDS, "start": [{"a": 0}]}, "prompt.start.0.a: input should be greater"),
+        ({"vocabulary": WORDS, "start": []}, "prompt.start: "),
+        ({"vocabulary": None, "start": "Say:"}, "prompt: start: needs a vocabulary"),
+    ],
+)  # fmt: skip
+def test_nothing_to_begin_with(prompt: dict[str, Any], line: str) -> None:
+    found = problems({**SMALL, "prompt": {"length": 2, **prompt}})
+    assert found[0].startswith(line), found
 
 
 def test_all_mistakes_at_once() -> None:

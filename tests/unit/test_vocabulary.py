@@ -90,6 +90,18 @@ def test_blank_comes_first_and_counts() -> None:
     assert vocabulary.candidates == ("", " a", " b")
 
 
+def test_wanted_candidates_are_there_and_count() -> None:
+    def built(spec: TopVocabulary, *wanted: str) -> tuple[str, ...]:
+        return build_vocabulary(spec, ["a a a a b b b c c d"], wanted=wanted).candidates
+
+    spec = TopVocabulary(size=4, blank=True)
+    assert built(spec, "Say:", " b", "Say:") == ("", " a", " b", "Say:")
+    assert built(spec, " d", "Say:") == ("", " a", " d", "Say:")
+    assert built(TopVocabulary(size=9), "Say:") == (" a", " b", " c", " d", "Say:")
+    with pytest.raises(DataError, match="size: 4 leaves no room for 3 tokens to begin with"):
+        built(spec, "1", "2", "3")
+
+
 # " new york" always together, " the" everywhere.
 CITY = ["the new york film", "the old film", "new york", "the plan", "the film the", "see new york"]
 

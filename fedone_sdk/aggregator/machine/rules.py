@@ -24,6 +24,7 @@ from fedone_sdk.algorithms import (
     stream_seed,
 )
 from fedone_sdk.algorithms.cma_es import check_library
+from fedone_sdk.algorithms.start import Start
 from fedone_sdk.algorithms.trained import Trained
 from fedone_sdk.budget import Account, Budget, Usage
 from fedone_sdk.calibration import bias_grid
@@ -59,6 +60,7 @@ class Rules:
         spec: The run.
         vocab_size: N.
         blank: Index of the blank candidate, if there is one.
+        start: What the search begins with, in the vocabulary's indices (`PromptSpec.begun`).
         worst_query: The most that one query may spend.
         gateway_model: Fingerprint of the gateway's model, empty while that is not known; None when
             clients score themselves.
@@ -75,6 +77,7 @@ class Rules:
         *,
         vocab_size: int,
         blank: int | None = None,
+        start: Start | None = None,
         worst_query: Usage = ONE_QUERY,
         gateway_model: str | None = None,
     ) -> None:
@@ -113,6 +116,7 @@ class Rules:
             seed=spec.seed,
             biases=self.biases,
             asks=self.planned_asks if self.losses_exchange else None,
+            start=start,
         )
         # A seat's prompts are drawn for its assignment, for the gateway, and for what is learnt.
         self._drawn: dict[tuple[int, ...], tuple[State, Candidates]] = {}

@@ -73,7 +73,8 @@ async def add_run(request: web.Request) -> web.Response:
             raise ProblemError("forbidden", f"your token is not for runs called {spec.name!r}")
         if spec.name in service.runs:
             raise ProblemError("run_conflict", f"there is a run {spec.name!r} already")
-        run = await service.add_run(spec, build_vocabulary(spec.prompt.vocabulary, ()))
+        vocabulary = build_vocabulary(spec.prompt.vocabulary, (), wanted=spec.prompt.wanted)
+        run = await service.add_run(spec, vocabulary)
     except (SpecError, DataError, BackendError, MissingExtraError) as exc:
         raise ProblemError("invalid_run", str(exc)) from exc
     response = answer(run.result(), status=201)

@@ -348,7 +348,7 @@ def test_unknown_names_say_what_is_allowed() -> None:
     with pytest.raises(ValueError, match=r"gs-bdpl takes tau, .*, not temperature"):
         make_method("gs-bdpl", temperature=1.0, **sizes)
     assert method_options("evolution") == (
-        *("elite", "pool_size", "search", "race", "patience", "blank", "biases"),
+        *("elite", "pool_size", "search", "race", "patience", "blank", "biases", "start"),
         "mutation_rate",
     )
 

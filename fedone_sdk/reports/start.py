@@ -1,0 +1,46 @@
+"""What a new run may begin with: what an earlier one came to."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from fedone_sdk.errors import ArchiveError
+from fedone_sdk.reports.source import ReportedRun
+
+__all__ = ["start_of"]
+
+_BELIEVED = 0.8
+"""Share of a prompt's tokens where nothing more is known than the prompt."""
+
+_MOST = 32
+"""Tokens of a position."""
+
+
+def start_of(run: ReportedRun) -> tuple[dict[str, float], ...]:
+    """A run's alpha as `PromptSpec.start` has it; of a result file, its prompt's tokens.
+
+    Of each position the likeliest tokens, as far as they are likelier than the average one: the
+    new run may have other candidates.
+
+    Args:
+        run: The earlier run.
+
+    Raises:
+        ArchiveError: It tunes no words.
+    """
+    if run.alpha is None or run.vocabulary is None:
+        if not run.result.prompt.tokens:
+            raise ArchiveError(f"run {run.result.run_id!r} tunes no words")
+        return tuple({token: _BELIEVED} for token in run.result.prompt.tokens)
+    weights = run.alpha.astype(np.float64)
+    start = []
+    for row in weights / weights.sum(axis=1, keepdims=True):
+        likeliest = [at for at in np.argsort(-row, kind="stable")[:_MOST] if row[at] > row.mean()]
+        # Rounded down, so that they do not sum to more than 1.
+        shares = {at: math.floor(row[at] * 1e6) / 1e6 for at in likeliest}
+        start.append(
+            {run.vocabulary.candidates[at]: share for at, share in shares.items() if share}
+        )
+    return tuple(start)

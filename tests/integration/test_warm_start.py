@@ -1,0 +1,107 @@
+"""Runs that begin with a known prompt, or with what an earlier run came to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fedone_sdk.aggregator.replay import compare, machine_of
+from fedone_sdk.backends import predict
+from fedone_sdk.simulation import Federation, simulate
+from fedone_sdk.spec import RunSpec
+from fedone_sdk.stores import MemoryStore
+from fedone_sdk.task import Rendered
+from fedone_sdk.testing import ScriptedBackend, pseudo_log_probs
+from fedone_sdk.vocabulary import build_vocabulary
+
+TEXT = "Say whether it is good:"
+
+
+def spec_of(method: dict[str, Any], exchange: str, start: object) -> RunSpec:
+    return RunSpec.model_validate(
+        {
+            "task": {"template": "{prompt} {text} {mask}", "labels": {0: " no", 1: " yes"}},
+            "prompt": {
+                "length": 3,
+                "vocabulary": {"kind": "list", "candidates": [" a", " b", " c"], "blank": True},
+                "start": start,
+            },
+            "method": {"num_samples": 6, "batch_size": 4, **method},
+            "participation": {"exchange": exchange, "min_clients": 2},
+            "rounds": 3,
+            "evaluation": {"every": 0},
+        }
+    )
+
+
+def better(inputs: Rendered, words: tuple[str, ...]) -> tuple[float, ...] | None:
+    """A model that knows the label only when it is asked with the text."""
+    text = "".join(part.text for part in inputs)
+    if text.startswith(TEXT):
+        return (-0.1, -3.0) if "bad" in text else (-3.0, -0.1)
+    return pseudo_log_probs(inputs, words)
+
+
+def rows(count: int) -> tuple[dict[str, Any], ...]:
+    return tuple({"text": f"{('bad', 'good')[n % 2]} {n}", "label": n % 2} for n in range(count))
+
+
+def federation_of(spec: RunSpec) -> Federation:
+    return Federation(
+        spec=spec,
+        shards=(rows(12), rows(10)),
+        dev=rows(8),
+        vocabulary=build_vocabulary(spec.prompt.vocabulary, (), wanted=spec.prompt.wanted),
+        reused_rows=False,
+    )
+
+
+@pytest.mark.parametrize("exchange", ["alpha", "losses"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"name": "gs-bdpl", "tau": 1.0},
+        {"name": "bdpl"},
+        {"name": "thompson"},
+        {"name": "pbil"},
+    ],
+    ids=lambda method: str(method["name"]),
+)
+async def test_a_text_is_what_is_bettered(method: dict[str, Any], exchange: str) -> None:
+    spec = spec_of(method, exchange, TEXT)
+    store = MemoryStore()
+    await store.open()
+    result = await simulate(
+        federation_of(spec), backend=ScriptedBackend(better), transport="memory", store=store
+    )
+    assert result.status == "completed"
+    measured = await predict(ScriptedBackend(better), spec.task, TEXT, rows(8), 4)
+    assert result.metric.before == measured.metric == 1.0
+    assert result.metric.no_prompt is not None
+    assert result.metric.no_prompt < 1.0
+    # Nothing is better than the text, so that it is what is left.
+    assert TEXT in result.prompt.text
+    snapshot = await store.snapshot("run")
+    assert snapshot is not None
+    assert compare(snapshot).difference is None
+    # The run was begun with the text, says its log.
+    start = machine_of(snapshot).start().method
+    assert start.alpha.max() > start.alpha.min()
+
+
+async def test_an_earlier_run_is_gone_on_from() -> None:
+    """Its alpha, as shares: the new run begins with the prompt that the old one ended with."""
+    first = await simulate(
+        federation_of(spec_of({"name": "thompson"}, "losses", None)),
+        backend=ScriptedBackend(better),
+        transport="memory",
+    )
+    shares = [{token: 0.8} for token in first.prompt.tokens]
+    federation = federation_of(spec_of({"name": "gs-bdpl", "tau": 1.0}, "alpha", shares))
+    second = await simulate(federation, backend=ScriptedBackend(better), transport="memory")
+    assert second.metric.before is not None
+    untrained = await predict(
+        ScriptedBackend(better), federation.spec.task, first.prompt.text, rows(8), 4
+    )
+    assert second.metric.before == untrained.metric
