@@ -450,14 +450,19 @@ class TestThread:
 
         client = EdgeClient("http://127.0.0.1:9", token=TOKEN, data=DATA, only_when=not_now)
         working = EdgeClientThread(client)
-        with working:
-            assert asked.wait(10)
-            interrupt = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
-            interrupt.start()
-            with pytest.raises(KeyboardInterrupt):
-                working.join(10)
-            assert working.running
-            assert not working.join(0)
+        # Where the tests are a background job, the shell had it ignored.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            with working:
+                assert asked.wait(10)
+                interrupt = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+                interrupt.start()
+                with pytest.raises(KeyboardInterrupt):
+                    working.join(10)
+                assert working.running
+                assert not working.join(0)
+        finally:
+            signal.signal(signal.SIGINT, before)
         assert not working.running
         assert working.join(0)
 
