@@ -125,10 +125,11 @@ def values(items: Any) -> dict[str, Any]:
 
 
 async def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("wandb", reason="scripts/test-trackers installs wandb")
+    wandb = pytest.importorskip("wandb", reason="scripts/test-trackers installs wandb")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     monkeypatch.delenv("WANDB_MODE", raising=False)  # offline is our default
     done = await track("wandb")
+    wandb.teardown()  # as a process does that ends: W&B writes the rest only now
     (folder,) = (tmp_path / "wandb").glob("offline-run-*")
     (file,) = folder.glob("run-*.wandb")
     from wandb.proto import wandb_internal_pb2
