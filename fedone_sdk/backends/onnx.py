@@ -28,13 +28,17 @@ R = TypeVar("R")
 MODEL_FILES = ("model.int8.onnx", "model.onnx")
 """What a model is looked for as, the first one there."""
 
+_GROUP = 8
+"""Inputs per forward pass: fewer save no more padding, and cost a pass."""
+
 
 class OnnxBackend(LLMBackend):
     """Asks a local masked language model for the words at ``{mask}``.
 
-    Every query is one forward pass with its own padding. An int8 model's scores depend on what
-    else is in the batch, so queries are never merged, split or reordered; and each pass runs on
-    one core, so scores do not depend on `threads` either.
+    A query's inputs pass in groups of like length, since padding is paid like text. An int8
+    model's scores depend on what else is in the group, so the groups follow from the query alone
+    and queries are never merged; and each pass runs on one core, so scores do not depend on
+    `threads` either.
 
     The files are checked here, and loaded in a worker thread by the first call that needs them.
 
@@ -80,7 +84,7 @@ class OnnxBackend(LLMBackend):
         return f"onnx:{self._name}:{digest.hexdigest()[:16]}"
 
     async def score(self, query: Query) -> Answer:
-        """Answers one query by one forward pass.
+        """Answers one query.
 
         A too long input loses the ends of its text fields, the longest field first; prompt,
         template text and mask stay whole.
@@ -173,11 +177,22 @@ class _MaskedModel:
     def log_probs(
         self, clozes: Sequence[Cloze], label_ids: Sequence[int]
     ) -> tuple[tuple[float, ...], ...]:
-        """One forward pass.
+        """Forward passes over groups of like length.
 
         Returns:
             Shape (len(clozes), len(label_ids)), nats over the whole vocabulary, float32 numbers.
         """
+        rows: dict[int, tuple[float, ...]] = {}
+        order = sorted(range(len(clozes)), key=lambda at: len(clozes[at].ids))
+        for start in range(0, len(order), _GROUP):
+            group = order[start : start + _GROUP]
+            found = self._one_pass([clozes[at] for at in group], label_ids)
+            rows.update(zip(group, found, strict=True))
+        return tuple(rows[at] for at in range(len(clozes)))
+
+    def _one_pass(
+        self, clozes: Sequence[Cloze], label_ids: Sequence[int]
+    ) -> list[tuple[float, ...]]:
         import numpy as np
 
         shape = (len(clozes), max(len(cloze.ids) for cloze in clozes))
@@ -199,7 +214,7 @@ class _MaskedModel:
         logits -= logits.max(axis=1, keepdims=True)
         log_total = np.log(np.exp(logits).sum(axis=1, keepdims=True))
         rows = (logits[:, list(label_ids)] - log_total).astype(np.float32).tolist()
-        return tuple(tuple(row) for row in rows)
+        return [tuple(row) for row in rows]
 
 
 def _files(folder: Path) -> tuple[Path, Path]:

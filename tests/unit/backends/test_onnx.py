@@ -123,9 +123,19 @@ async def test_the_embedded_model_knows_sentiment(backend: OnnxBackend) -> None:
     assert np.mean(guessed == [row["label"] for row in rows]) > 0.7
 
 
-async def test_scores_do_not_depend_on_threads_or_on_company() -> None:
+async def test_inputs_of_all_lengths_keep_their_order(tmp_path: Path) -> None:
+    for name in ("model.onnx", "tokenizer.json", "config.json"):
+        shutil.copy(shared("models", "roberta-mini", name), tmp_path)
+    sentences = [row["sentence"] for row in sst2_dev(30)]
+    async with OnnxBackend(tmp_path) as backend:
+        together = (await backend.score(ask(*sentences))).log_probs
+        alone = [(await backend.score(ask(sentence))).log_probs[0] for sentence in sentences]
+    np.testing.assert_allclose(together, alone, atol=2e-5)  # fp32 does not know its company
+
+
+async def test_scores_do_not_depend_on_threads_or_on_other_queries() -> None:
     queries = [
-        ask(*SENTENCES[:size], prompt=prompt) for prompt in ("", " no") for size in (1, 2, 3)
+        ask(*(SENTENCES * 7)[:size], prompt=prompt) for prompt in ("", " no") for size in (1, 3, 20)
     ]
     async with OnnxBackend(threads=1) as one, OnnxBackend(threads=4) as four:
         alone = [await one.score(query) for query in queries]
