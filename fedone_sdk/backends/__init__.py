@@ -22,6 +22,7 @@ from fedone_sdk.backends.wrappers.cache import CachedBackend
 if TYPE_CHECKING:
     from fedone_sdk.backends.cassette import CassetteBackend
     from fedone_sdk.backends.gateway import GatewayBackend
+    from fedone_sdk.backends.litellm import LiteLLMBackend
     from fedone_sdk.backends.onnx import OnnxBackend
     from fedone_sdk.backends.openai import OpenAIBackend
     from fedone_sdk.backends.transformers import TransformersBackend
@@ -35,6 +36,7 @@ __all__ = [
     "GatewayBackend",
     "LLMBackend",
     "LOG_ZERO",
+    "LiteLLMBackend",
     "OnnxBackend",
     "OpenAIBackend",
     "Prediction",
@@ -57,6 +59,7 @@ __all__ = [
 _HOMES = {
     "CassetteBackend": "cassette",
     "GatewayBackend": "gateway",
+    "LiteLLMBackend": "litellm",
     "OnnxBackend": "onnx",
     "OpenAIBackend": "openai",
     "TransformersBackend": "transformers",

@@ -23,6 +23,7 @@ from fedone_sdk.errors import SpecError
 from fedone_sdk.spec import (
     BackendSpec,
     GatewaySpec,
+    LiteLLMSpec,
     OnnxSpec,
     OpenAISpec,
     TransformersSpec,
@@ -63,13 +64,13 @@ def build_backend(
     """
     folder = Path(folder)
     with _about("model"):
-        backend = build_adapter(spec, folder)
+        backend = adapter = build_adapter(spec, folder)
     if watch is not None:
         backend = WatchedBackend(backend, watch)
     if spec.record is not None:
         with _about("record"):
             backend = RecordingBackend(backend, _path(folder, spec.record))
-    backend = BudgetedBackend(backend, price=_price(spec), guard=guard)
+    backend = BudgetedBackend(backend, price=_price(spec, adapter), guard=guard)
     concurrency = CONCURRENCY
     if not isinstance(spec, OnnxSpec | TransformersSpec):
         concurrency = spec.limits.concurrency
@@ -135,6 +136,10 @@ def build_adapter(spec: BackendSpec, folder: Path) -> LLMBackend:
         from fedone_sdk.backends.gateway import GatewayBackend
 
         return GatewayBackend(**options)
+    if isinstance(spec, LiteLLMSpec):
+        from fedone_sdk.backends.litellm import LiteLLMBackend
+
+        return LiteLLMBackend(**options)
     from fedone_sdk.backends.openai import OpenAIBackend
 
     return OpenAIBackend(**options)
@@ -144,7 +149,7 @@ def _path(folder: Path, name: str) -> Path:
     return folder / Path(name).expanduser()
 
 
-def _price(spec: BackendSpec) -> Price | None:
+def _price(spec: BackendSpec, adapter: LLMBackend) -> Price | None:
     if isinstance(spec, OnnxSpec | TransformersSpec):
         return FREE
     if spec.prices is not None:
@@ -152,4 +157,8 @@ def _price(spec: BackendSpec) -> Price | None:
         return Price(prompt=prices.prompt, completion=prices.completion, request=prices.request)
     if isinstance(spec, OpenAISpec):
         return known_price(spec.model) if spec.base_url is None else None
+    if isinstance(spec, LiteLLMSpec):
+        from fedone_sdk.backends.litellm import LiteLLMBackend
+
+        return adapter.price if isinstance(adapter, LiteLLMBackend) else None
     return FREE if isinstance(spec, VllmSpec) else None

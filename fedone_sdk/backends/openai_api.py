@@ -32,6 +32,7 @@ __all__ = [
     "make_client",
     "message_of",
     "rate_limits",
+    "read_key",
     "retry_after_s",
     "translated",
     "usage_of",
@@ -83,7 +84,7 @@ def make_client(
     )
     return openai.AsyncOpenAI(
         # The client insists on one; the hook takes it out again.
-        api_key="none" if api_key_env is None else _key(api_key_env),
+        api_key="none" if api_key_env is None else read_key(api_key_env),
         base_url=base_url or OPENAI_URL,
         timeout=timeout_s,
         # Retries are the retry wrapper's, which pays for each.
@@ -194,11 +195,12 @@ def usage_of(usage: object | None, quoted: Usage) -> Usage:
     return Usage(requests=1, prompt_tokens=prompt, completion_tokens=completion)
 
 
-async def _leave_out_key(request: Any) -> None:
-    request.headers.pop("Authorization", None)
+def read_key(api_key_env: str) -> str:
+    """The key in an environment variable.
 
-
-def _key(api_key_env: str) -> str:
+    Raises:
+        SpecError: The variable is not set, or its value cannot be a key.
+    """
     # A newline at the end of a secret's file is common, and not allowed in a header.
     key = os.environ.get(api_key_env, "").strip()
     if not key:
@@ -213,6 +215,10 @@ def _key(api_key_env: str) -> str:
             source="backend",
         )
     return key
+
+
+async def _leave_out_key(request: Any) -> None:
+    request.headers.pop("Authorization", None)
 
 
 def _bad_key(url: str, key_env: str | None) -> BackendBlocked:

@@ -34,6 +34,7 @@ class BackendName(StrEnum):
     transformers = "transformers"
     vllm = "vllm"
     openai = "openai"
+    litellm = "litellm"
     gateway = "gateway"
 
 

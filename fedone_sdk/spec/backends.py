@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from decimal import Decimal
 from typing import Annotated, Literal, Self
 
@@ -13,6 +14,7 @@ __all__ = [
     "BackendSpec",
     "GatewaySpec",
     "LimitsSpec",
+    "LiteLLMSpec",
     "OnnxSpec",
     "OpenAISpec",
     "PriceSpec",
@@ -212,6 +214,45 @@ class OpenAISpec(_Remote):
         return self
 
 
+class LiteLLMSpec(_Remote):
+    """A model of any provider that LiteLLM knows.
+
+    Attributes:
+        model: ``PROVIDER/MODEL``, as LiteLLM names it.
+        base_url: Null is where LiteLLM asks that provider.
+        api_key_env: Environment variable that holds the key; null is the provider's own, and none
+            where there is a `base_url`.
+        log_probs: As for ``openai``.
+        structured: As for ``openai``.
+        reasoning_effort: As for ``openai``.
+        max_input_tokens: As for ``openai``.
+        tokenizer: As for ``openai``.
+        timeout_s: Seconds until an unanswered request counts as failed.
+        retry: When a request is sent again.
+        limits: How fast it is asked.
+        prices: What it costs; null looks the model up in LiteLLM's price table.
+        cache: As for all kinds.
+        record: As for all kinds.
+    """
+
+    kind: Literal["litellm"]
+    model: Annotated[str, Field(max_length=500)]
+    base_url: str | None = None
+    api_key_env: _EnvName | None = None
+    log_probs: bool = True
+    structured: bool = True
+    reasoning_effort: Annotated[str, Field(max_length=20)] | None = None
+    max_input_tokens: Annotated[int, Field(ge=16, le=1_000_000)] = 1024
+    tokenizer: str | None = None
+
+    @field_validator("model")
+    @classmethod
+    def _check_model(cls, value: str) -> str:
+        if re.fullmatch(r"[^/\s]+/\S+", value) is None:
+            raise ValueError("must be PROVIDER/MODEL, as LiteLLM names it")
+        return value
+
+
 class GatewaySpec(_Remote):
     """A `fedone gateway` process, which holds the key.
 
@@ -232,5 +273,6 @@ class GatewaySpec(_Remote):
 
 
 BackendSpec = Annotated[
-    OnnxSpec | TransformersSpec | VllmSpec | OpenAISpec | GatewaySpec, Field(discriminator="kind")
+    OnnxSpec | TransformersSpec | VllmSpec | OpenAISpec | LiteLLMSpec | GatewaySpec,
+    Field(discriminator="kind"),
 ]

@@ -1,0 +1,410 @@
+"""What adapters to hosted models share: how they ask, what they read, what they learn."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import structlog
+from pydantic import ValidationError
+
+from fedone_sdk.backends._completion import (
+    Choice,
+    Completion,
+    chosen_label,
+    label_log_probs,
+    spellings,
+)
+from fedone_sdk.backends.base import Answer, LLMBackend, Query, Want
+from fedone_sdk.backends.openai_api import message_of, rate_limits, translated, usage_of
+from fedone_sdk.backends.tokenizer import find_tokenizer
+from fedone_sdk.backends.tokens import TokenCounter, token_counter
+from fedone_sdk.budget import NOTHING, Usage
+from fedone_sdk.errors import BackendBlocked, BackendError, BackendUnavailable, LabelWordError
+
+if TYPE_CHECKING:
+    import openai
+
+__all__ = ["HostedBackend", "RawAnswer"]
+
+_log = structlog.get_logger(__name__)
+
+_TOP = 20  # The most that OpenAI shows.
+_SMALL_TOP = 5  # What servers show that show less.
+_CHOICE_TOKENS = 64  # A label word, in JSON too.
+_FILTERED = frozenset({"content_filter", "content_policy_violation", "invalid_prompt"})
+_ONE_REQUEST = Usage(requests=1)
+
+
+class RawAnswer(Protocol):
+    """An answer as it came.
+
+    Attributes:
+        content: A completion in OpenAI's form, JSON.
+        headers: Of the answer.
+    """
+
+    @property
+    def content(self) -> bytes: ...
+
+    @property
+    def headers(self) -> Mapping[str, str]: ...
+
+
+class HostedBackend(LLMBackend):
+    """Asks a hosted model; one input is one request.
+
+    `OpenAIBackend` says what its log-probabilities are, and what it learns from refusals. Who
+    derives from this sends, and does nothing else.
+
+    Args:
+        model: As the provider names it.
+        url: Who is asked, for messages.
+        key_env: Environment variable that holds the key, for messages.
+        api: ``chat`` sends the input as one user message; ``completions`` as a prompt.
+        log_probs: Whether the model shows log-probabilities; without them it answers ``choice``
+            instead of ``labels``.
+        structured: For ``choice``: whether a JSON schema holds the answer to the label words.
+        reasoning_effort: Sent where it is not None.
+        max_input_tokens: The longest input, without the frame of the message. Longer ones lose
+            the ends of their text fields.
+        overhead: The most tokens of that frame.
+        max_name: How the server calls the limit of completion tokens, as far as is known.
+        tokenizer: ``tokenizer.json`` to count with, or a folder with it; None looks for one by the
+            model's name, takes tiktoken, or counts bytes.
+        timeout_s: Until an unanswered request counts as failed.
+
+    Raises:
+        SpecError: There is no such tokeniser.
+    """
+
+    bounds = frozenset({"queries", "requests", "tokens", "prompt_tokens", "completion_tokens"})
+    max_inputs = 1
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        url: str,
+        key_env: str | None,
+        api: Literal["chat", "completions"],
+        log_probs: bool,
+        structured: bool,
+        reasoning_effort: str | None,
+        max_input_tokens: int,
+        overhead: int,
+        max_name: str = "max_tokens",
+        tokenizer: str | None,
+        timeout_s: float,
+    ) -> None:
+        self._model = model
+        self._url = url
+        self._key_env = key_env
+        self._api = api
+        self._log_probs = log_probs
+        self._structured = structured
+        self._reasoning_effort = reasoning_effort
+        self._max_input_tokens = max_input_tokens
+        self._overhead = overhead
+        if tokenizer is not None:
+            find_tokenizer(tokenizer, model)  # A wrong path is seen here.
+        self._tokenizer = tokenizer
+        self._timeout_s = timeout_s
+        self.answers = frozenset[Want]({"labels" if log_probs else "choice", "text"})
+        self.censors = log_probs
+        self._counter: TokenCounter | None = None
+        self._loading = asyncio.Lock()
+        # What is learned from the server.
+        self._max_name = max_name
+        self._max_name_learned = False
+        self._num_top = _TOP
+        self._first = asyncio.Lock()
+        self._proven: set[Want] = set()
+        self._no_log_probs: str | None = None
+        self._warned = False
+
+    @abstractmethod
+    async def _complete(self, body: Mapping[str, Any]) -> RawAnswer:
+        """Sends one request, once.
+
+        Args:
+            body: In OpenAI's form.
+
+        Raises:
+            openai.OpenAIError: It failed.
+        """
+
+    async def score(self, query: Query) -> Answer:
+        """Answers a query of one input by one request.
+
+        An input that the provider filters, or that the model refuses or answers with something
+        else than a label word (``choice``), gets None.
+
+        Raises:
+            BackendError: The input cannot be asked: it has a mask, or is too long without fields.
+            BackendUnavailable: The server cannot answer now, or has just told us how to ask.
+            BackendBlocked: Key, quota, model or settings must change.
+            SpecError: Two label words are the same but for case and space.
+            ValueError: The query has not one input, or asks what this backend does not answer.
+        """
+        if len(query.inputs) != 1:
+            raise ValueError(f"one input at a time, not {len(query.inputs)}")
+        if query.want not in self.answers:
+            raise ValueError(f"this backend answers {sorted(self.answers)}, not {query.want}")
+        words = spellings(query.label_words)
+        (text,), quoted = await self._prepared(query)
+        async with self._first_alone(query.want):
+            answer = await self._asked(query, text, words, quoted)
+        self._warn_beyond(answer.usage, quoted)
+        return answer
+
+    async def check(self, label_words: tuple[str, ...]) -> None:
+        """Checks the label words, at no cost."""
+        words = spellings(label_words)
+        counter = await self._loaded()
+        if self._log_probs and counter.exact:
+            for given, word in zip(label_words, words, strict=True):
+                forms = {word, word.capitalize(), word.upper(), given.strip()}
+                if all(counter.count(space + form) != 1 for form in forms for space in ("", " ")):
+                    raise LabelWordError(given, counter.tokens(given))
+
+    def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
+        """`batch_size` requests of the longest input."""
+        return Usage(
+            queries=1,
+            requests=batch_size,
+            prompt_tokens=batch_size * (self._max_input_tokens + self._overhead),
+            completion_tokens=batch_size
+            * (max_tokens or (1 if self._log_probs else _CHOICE_TOKENS)),
+        )
+
+    async def quote(self, query: Query) -> Usage:
+        """The counted tokens of the inputs, and the longest completions.
+
+        Raises:
+            BackendError: An input has a mask, or is too long without its fields.
+        """
+        _, quoted = await self._prepared(query)
+        return quoted
+
+    async def _loaded(self) -> TokenCounter:
+        async with self._loading:
+            if self._counter is None:
+                self._counter = await asyncio.to_thread(
+                    token_counter, model=self._model, tokenizer=self._tokenizer
+                )
+            return self._counter
+
+    async def _prepared(self, query: Query) -> tuple[list[str], Usage]:
+        """The inputs' texts, shortened to fit, and what they may cost."""
+        counter = await self._loaded()
+        schema = self._schema(query)
+        # A schema is shown to the model too, and counts as input.
+        around = 0 if schema is None else len(json.dumps(schema).encode())
+        texts, num_tokens = [], 0
+        for parts in query.inputs:
+            if any(part.kind == "mask" for part in parts):
+                raise BackendError(
+                    "the template has {mask}, but this model answers at the end: "
+                    "take {mask} and what follows it out of the template"
+                )
+            fitted = counter.fit(parts, self._max_input_tokens - around)
+            texts.append("".join(part.text for part in fitted))
+            num_tokens += counter.count(texts[-1]) + around + self._overhead
+        return texts, Usage(
+            queries=1,
+            requests=len(texts),
+            prompt_tokens=num_tokens,
+            completion_tokens=len(texts) * _most_written(query),
+        )
+
+    def _schema(self, query: Query) -> dict[str, Any] | None:
+        if query.want != "choice" or not self._structured:
+            return None
+        words = [word.strip() for word in query.label_words]
+        return {
+            "type": "object",
+            "properties": {"label": {"type": "string", "enum": words}},
+            "required": ["label"],
+            "additionalProperties": False,
+        }
+
+    @asynccontextmanager
+    async def _first_alone(self, want: Want) -> AsyncIterator[None]:
+        """Lets one request through until one was answered in full, and all of them then."""
+        if want in self._proven:
+            yield
+            return
+        async with self._first:
+            if want == "labels" and self._no_log_probs is not None:
+                raise BackendBlocked(self._no_log_probs, usage=NOTHING)
+            if want not in self._proven:
+                yield
+                return
+        yield
+
+    async def _asked(self, query: Query, text: str, words: Sequence[str], quoted: Usage) -> Answer:
+        import openai
+
+        with translated(model=self._model, url=self._url, key_env=self._key_env):
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    raw = await self._complete(self._body(query, text))
+            except openai.APIStatusError as exc:
+                if str(exc.code) in _FILTERED:
+                    return _answer(query.want, None, usage=_ONE_REQUEST)
+                self._learn(exc)
+                raise
+            content: bytes = raw.content
+        limits = rate_limits(raw.headers)
+        try:
+            found = Completion.model_validate_json(content)
+        except ValidationError:
+            # Without its cause, which quotes the answer.
+            raise BackendUnavailable(
+                f"{self._url}: the answer is cut off or not a completion (if that stays so, check "
+                "base_url and api)"
+            ) from None
+        usage = usage_of(found.usage, quoted)
+        model = ":".join(filter(None, (found.model, found.system_fingerprint))) or None
+        row: tuple[float, ...] | None = None
+        written: str | None = None
+        censored = 0
+        choice = found.choices[0]
+        if not choice.withheld:
+            if query.want == "labels":
+                top = choice.top()
+                if top is None:
+                    self._refuse_no_log_probs(usage)
+                elif top:
+                    row, censored = label_log_probs(top, choice.first_token(), words)
+            else:
+                self._refuse_only_reasoning(choice, found.usage, usage)
+                written = choice.written
+                if query.want == "choice" and written is not None:
+                    row = chosen_label(written, words)
+            if row is not None or query.want != "labels":
+                self._proven.add(query.want)
+        return _answer(
+            query.want, row, written, usage=usage, censored=censored, model=model, limits=limits
+        )
+
+    def _body(self, query: Query, text: str) -> dict[str, Any]:
+        labels = query.want == "labels"
+        body: dict[str, Any] = {"model": self._model, "temperature": 1}
+        if self._api == "completions":
+            body |= {"prompt": text, "max_tokens": _most_written(query)}
+            return body | ({"logprobs": self._num_top} if labels else {})
+        body["messages"] = [{"role": "user", "content": text}]
+        body[self._max_name] = _most_written(query)
+        if labels:
+            body |= {"logprobs": True, "top_logprobs": self._num_top}
+        if self._reasoning_effort is not None:
+            body["reasoning_effort"] = self._reasoning_effort
+        schema = self._schema(query)
+        if schema is not None:
+            body["response_format"] = {
+                "type": "json_schema",
+                "json_schema": {"name": "answer", "strict": True, "schema": schema},
+            }
+        return body
+
+    def _learn(self, exc: openai.APIStatusError) -> None:
+        """Sees from a refusal how this server wants to be asked, or that it cannot be.
+
+        Raises:
+            BackendUnavailable: Asking again will be in another way.
+            BackendBlocked: A setting must change.
+        """
+        if exc.status_code not in (400, 403, 422):
+            return
+        said, param = message_of(exc), str(exc.param)
+        text = f"{param} {said}".lower()
+        if "output limit was reached" in text:
+            raise BackendBlocked(self._only_reasons())
+        if "logprobs" in text:
+            never = ("unsupported", "not support", "not allowed")
+            if self._num_top == _TOP and not any(word in f"{exc.code} {text}" for word in never):
+                self._num_top = _SMALL_TOP
+                raise self._again(f"it shows at most {_SMALL_TOP} tokens")
+            self._refuse_no_log_probs(_ONE_REQUEST)
+        about_length = self._max_name in text and "context" not in text
+        if about_length and not self._max_name_learned and self._api == "chat":
+            others = {"max_tokens", "max_completion_tokens"} - {self._max_name}
+            self._max_name, self._max_name_learned = others.pop(), True
+            raise self._again(f"it wants {self._max_name}")
+        if "response_format" in text or "json_schema" in text:
+            raise BackendBlocked(
+                f"{self._url}: model {self._model!r} offers no JSON schema: set structured: false "
+                f"(it says: {said})",
+                usage=_ONE_REQUEST,
+            )
+        if "reasoning_effort" in text:
+            raise BackendBlocked(
+                f"{self._url}: model {self._model!r} does not take reasoning_effort "
+                f"{self._reasoning_effort!r}: change it or leave it out (it says: {said})",
+                usage=_ONE_REQUEST,
+            )
+
+    def _again(self, what: str) -> BackendUnavailable:
+        return BackendUnavailable(
+            f"{self._url}: asked in a way this server does not take ({what}); the next attempt "
+            "will be right",
+            usage=_ONE_REQUEST,
+            retry_after_s=0.0,
+        )
+
+    def _refuse_no_log_probs(self, usage: Usage) -> None:
+        if "labels" in self._proven:  # It did before: some services have several servers.
+            raise BackendUnavailable(
+                f"{self._url}: an answer without log-probabilities", usage=usage
+            )
+        effort = ""
+        if self._api == "chat" and self._reasoning_effort is None:
+            effort = " (a reasoning model may show them with reasoning_effort: none)"
+        self._no_log_probs = (
+            f"{self._url}: model {self._model!r} shows no log-probabilities: set log_probs: false "
+            f"with loss: zero_one, or take another model{effort}"
+        )
+        raise BackendBlocked(self._no_log_probs, usage=usage)
+
+    def _refuse_only_reasoning(self, choice: Choice, reported: object, usage: Usage) -> None:
+        """A model that spends its few tokens on reasoning will never answer."""
+        details = reported.get("completion_tokens_details") if isinstance(reported, dict) else None
+        reasoning = details.get("reasoning_tokens") if isinstance(details, dict) else None
+        if choice.finish_reason == "length" and not choice.written and reasoning:
+            raise BackendBlocked(self._only_reasons(), usage=usage)
+
+    def _only_reasons(self) -> str:
+        return (
+            f"{self._url}: model {self._model!r} reasons until its tokens are used up: set "
+            "reasoning_effort: none (or its lowest), or take another model"
+        )
+
+    def _warn_beyond(self, usage: Usage, quoted: Usage) -> None:
+        if not self._warned and usage.beyond(quoted) != NOTHING:
+            self._warned = True
+            _log.warning(
+                "usage_beyond_quote",
+                model=self._model,
+                prompt_tokens=usage.prompt_tokens,
+                quoted=quoted.prompt_tokens,
+                effect="a cap on tokens or money may be passed by the requests under way",
+                change="set tokenizer to the model's own",
+            )
+
+
+def _answer(
+    want: Want, row: tuple[float, ...] | None, written: str | None = None, **rest: Any
+) -> Answer:
+    if want == "text":
+        return Answer(log_probs=(None if written is None else (),), texts=(written,), **rest)
+    return Answer(log_probs=(row,), **rest)
+
+
+def _most_written(query: Query) -> int:
+    return {"labels": 1, "choice": _CHOICE_TOKENS}.get(query.want, query.max_tokens)
