@@ -1,0 +1,1 @@
+"""FedOne in Flower."""

@@ -1,0 +1,120 @@
+"""FedOne's edge client as a Flower ClientApp."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import structlog
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedone_sdk.backends.base import LLMBackend
+from fedone_sdk.client import EdgeClient, OnlyWhen, Trainer
+from fedone_sdk.client.batch import BeforeSend
+from fedone_sdk.client.source import Data
+from fedone_sdk.errors import FedOneError
+from fedone_sdk.flower.data import node_file, partition_of
+from fedone_sdk.flower.letters import RECORD, Item, item_of, pack, unpack
+from fedone_sdk.flower.relay import Relay, turn
+from fedone_sdk.flower.state import Kept, kept_folder
+from fedone_sdk.messages import Decline
+from fedone_sdk.task import ScoreFunction
+
+__all__ = ["client_app"]
+
+_log = structlog.get_logger(__name__)
+
+_SERVER = "flower"
+"""The server's name in the client's state."""
+
+
+def client_app(
+    data: Callable[[Context], Data] = node_file,
+    *,
+    backend: Callable[[Context], LLMBackend] | None = None,
+    trainer: Callable[[Context], Trainer] | None = None,
+    score: ScoreFunction | None = None,
+    before_send: BeforeSend | None = None,
+    only_when: OnlyWhen | None = None,
+    state_dir: str | Path | None = None,
+) -> ClientApp:
+    """A ClientApp whose nodes are edge clients of a `FedOneStrategy`.
+
+    Every message is one turn of an `EdgeClient`, up to the call that the server must answer. The
+    functions are called anew for each: Flower may run each in a process of its own.
+
+    Args:
+        data: Gives a node's examples; the file that its node config names by default.
+        backend: Makes a model of the node's own, closed after the message; None scores through
+            the server's.
+        trainer: Makes what trains the soft prompts of white-box methods.
+        score: ``score(generated, example)`` from 0 to 1, for runs whose loss is ``score``.
+        before_send: Sees every text before it is scored; see `EdgeClient`.
+        only_when: Whether the node may work now; see `EdgeClient`.
+        state_dir: Where a node keeps what its method remembers, in a folder for its
+            ``partition-id`` if it has one; Flower's context by default, which lasts as long as
+            the SuperNode.
+    """
+    app = ClientApp()
+
+    @app.query()
+    @app.train()
+    def work(message: Message, context: Context) -> Message:
+        partition: int | None = None
+        try:
+            partition = partition_of(context)
+            reply = asyncio.run(_reply(message, context))
+        except FedOneError as exc:
+            _log.warning("this node cannot work", reason=str(exc))
+            reply = _unable(str(exc))
+        except Exception as exc:
+            # Of an app's own errors only the kind leaves the node: they may quote private text.
+            _log.exception("this node cannot work")
+            reply = _unable(f"{type(exc).__name__} in the node's app; see its log")
+        record = ConfigRecord(pack([reply]))
+        if partition is not None:
+            record["partition-id"] = partition
+        return Message(RecordDict({RECORD: record}), reply_to=message)
+
+    async def _reply(message: Message, context: Context) -> Item:
+        answers = unpack(message.content.config_records.get(RECORD))
+        if state_dir is not None:
+            # A simulation's nodes share a machine; a deployed one may have another id tomorrow.
+            number = partition_of(context)
+            own = "" if number is None else f"partition-{number}"
+            return await _turn(answers, context, Path(state_dir) / own)
+        kept = context.state.config_records.get(RECORD, ConfigRecord())
+        before: Kept = {path: bytes(content) for path, content in kept.items()}
+        with kept_folder(before) as (folder, after):
+            reply = await _turn(answers, context, folder)
+        context.state[RECORD] = ConfigRecord(after)
+        return reply
+
+    async def _turn(answers: list[Item], context: Context, folder: Path) -> Item:
+        async with AsyncExitStack() as stack:
+            model = None if backend is None else backend(context)
+            if model is not None:
+                await stack.enter_async_context(model)
+            relay = Relay(f"node-{context.node_id}", answers)
+            client = EdgeClient(
+                _SERVER,
+                token=_SERVER,
+                data=data(context),
+                backend=model,
+                trainer=None if trainer is None else trainer(context),
+                score=score,
+                before_send=before_send,
+                only_when=only_when,
+                state_dir=folder,
+                transport=relay,
+            )
+            return await turn(client, relay)
+
+    return app
+
+
+def _unable(reason: str) -> Item:
+    return item_of("decline", "", Decline(reason=" ".join(reason.split())[:500]))
