@@ -10,24 +10,30 @@ from fedone_sdk.cli._output import Output, size
 if TYPE_CHECKING:
     from fedone_sdk.messages import RunResult
 
-__all__ = ["bias_text", "exit_code", "paused", "print_exchanges", "print_result"]
+__all__ = ["bias_text", "can_go_on", "exit_code", "print_exchanges", "print_result"]
 
 
 def exit_code(result: RunResult) -> int:
     """1 for a run that failed or is paused, 130 for one that Ctrl-C stopped; 0 for a success."""
     if result.status == "stopped":
-        return 1 if paused(result) else 130
+        return 1 if _paused(result) else 130
     return int(result.status == "failed")
 
 
-def paused(result: RunResult) -> bool:
+def can_go_on(result: RunResult) -> bool:
+    """Whether the same command goes on with the run: it is paused, or Ctrl-C stopped it."""
+    return result.status == "stopped" and (_paused(result) or result.reason == "interrupted")
+
+
+def _paused(result: RunResult) -> bool:
     """Whether the run waits for somebody to change something."""
-    return result.status == "stopped" and (result.reason or "").startswith("paused: ")
+    return (result.reason or "").startswith("paused: ")
 
 
 def print_result(output: Output, result: RunResult, *, num_clients: int | None = None) -> None:
     """Prints what a run found and what it cost."""
     metric, spent, cap = result.metric, result.spent, result.cap.queries
+    money = f"USD {spent.usd:.4f}" + ("" if result.cap.usd is None else f" of {result.cap.usd:g}")
     reason = f" ({result.reason})" if result.reason else ""
     took_part = {name for entry in result.history for name in entry.client_id.split(",")}
     facts = {
@@ -49,7 +55,7 @@ def print_result(output: Output, result: RunResult, *, num_clients: int | None =
         "queries": f"{spent.queries}{'' if cap is None else f' of {cap}'}"
         f" (evaluation: {result.evaluation.queries} more)",
         "billed requests": f"{spent.requests} (of them evaluation: {result.evaluation.requests}), "
-        f"{spent.prompt_tokens} prompt tokens, USD {spent.usd:.2f}",
+        f"{spent.prompt_tokens} prompt tokens, {money}",
         "cache hits": f"{result.cache.hits}",
         "clients": f"{len(took_part)}"
         f"{'' if num_clients is None else f' of {num_clients}'} took part",

@@ -23,7 +23,7 @@ from fedone_sdk.cli._options import (
     TransportName,
 )
 from fedone_sdk.cli._output import Output
-from fedone_sdk.cli._report import exit_code, paused, print_result
+from fedone_sdk.cli._report import can_go_on, exit_code, print_result
 from fedone_sdk.cli._run_file import RunFile
 from fedone_sdk.cli._tracking import tracking_of
 from fedone_sdk.cli._tuning import run_here
@@ -109,7 +109,7 @@ def tune(
     output.write_json(result.model_dump(mode="json"))
     if kept is not None:
         _write(kept.run(result.run_id), artefact, report)
-    if paused(result):
+    if can_go_on(result):
         print(f"{result.reason}; {_how_to_go_on(run, store)}", file=sys.stderr)
     raise typer.Exit(exit_code(result))
 

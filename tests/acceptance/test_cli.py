@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
-import structlog
 
 import fedone_sdk.cli
 from fedone_sdk import __version__, assets
 from fedone_sdk.messages import RunResult
+from tests.console import Fedone
 
 RUN = """\
 name: tiny
@@ -51,37 +48,6 @@ COMMANDS = [
     *(["runs", name] for name in ("resume", "rollback", "show", "stop", "watch")),
     *(["tokens", name] for name in ("create", "list", "revoke")),
 ]
-
-
-class Outcome(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Fedone = Callable[..., Outcome]
-
-
-@pytest.fixture
-def fedone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Runs the console entry point in this process: a second saved each time."""
-    # Typer and the commands set these for the whole process.
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-
-    def run(*arguments: object) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["fedone", *map(str, arguments)])
-        capsys.readouterr()
-        code: Any = 0
-        try:
-            fedone_sdk.cli.main()
-        except SystemExit as exit_:
-            code = exit_.code
-        captured = capsys.readouterr()
-        assert "\x1b" not in captured.out + captured.err
-        return Outcome(code or 0, captured.out, captured.err)
-
-    yield run
-    structlog.reset_defaults()
 
 
 @pytest.fixture

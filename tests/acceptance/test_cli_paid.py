@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
-import structlog
 
-import fedone_sdk.cli
 from fedone_sdk import assets
 from fedone_sdk.messages import RunResult
+from tests.console import Fedone, Outcome
 from tests.fake_openai import read_log
 
 ROOT = Path(__file__).parents[2]
@@ -37,34 +35,17 @@ backend:
 """
 
 
-class Outcome(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Fedone = Callable[..., Outcome]
-
-
 @pytest.fixture
-def fedone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Fedone]:
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+def fedone(fedone: Fedone, monkeypatch: pytest.MonkeyPatch) -> Fedone:
+    """With the key, which is never shown."""
     monkeypatch.setenv("PAID_KEY", "sk-right-12345678")
 
     def run(*arguments: object) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["fedone", *map(str, arguments)])
-        capsys.readouterr()
-        code: Any = 0
-        try:
-            fedone_sdk.cli.main()
-        except SystemExit as exit_:
-            code = exit_.code
-        captured = capsys.readouterr()
-        assert "sk-right" not in captured.out + captured.err
-        return Outcome(code or 0, captured.out, captured.err)
+        outcome = fedone(*arguments)
+        assert "sk-right" not in outcome.out + outcome.err
+        return outcome
 
-    yield run
-    structlog.reset_defaults()
+    return run
 
 
 class Provider:

@@ -175,6 +175,8 @@ def test_a_stored_run_goes_on(start: Start, folder: Path, number: signal.Signals
     run.says("round 1/")
     run.popen.send_signal(number)
     assert run.ended() == (-9 if number == signal.SIGKILL else 130)
+    if number == signal.SIGINT:
+        assert run.err.endswith("interrupted; the same command goes on where this run is\n")
     run = start(*tune)
     assert run.ended() == 0
     found = result(folder / "r.json")

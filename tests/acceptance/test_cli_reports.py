@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import os
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
 import structlog
@@ -24,6 +21,7 @@ from fedone_sdk.spec import RunSpec
 from fedone_sdk.testing import LoopbackFederation, ScriptedBackend
 from fedone_sdk.trackers import tracker
 from fedone_sdk.vocabulary import Vocabulary
+from tests.console import Fedone
 from tests.integration.tuned import ROWS, SPEC
 
 RUN = """\
@@ -38,36 +36,6 @@ budget: {queries: 16}
 rounds: 4
 evaluation: {every: 2}
 """
-
-
-class Outcome(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Fedone = Callable[..., Outcome]
-
-
-@pytest.fixture
-def fedone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Runs the console entry point in this process."""
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-
-    def run(*arguments: object, stdin: str = "") -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["fedone", *map(str, arguments)])
-        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
-        capsys.readouterr()
-        code: Any = 0
-        try:
-            fedone_sdk.cli.main()
-        except SystemExit as exit_:
-            code = exit_.code
-        captured = capsys.readouterr()
-        return Outcome(code or 0, captured.out, captured.err)
-
-    yield run
-    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="module")

@@ -31,11 +31,24 @@ class Process:
     """
 
     def __init__(
-        self, argv: list[str], environment: Mapping[str, str], folder: Path, name: str
+        self,
+        argv: list[str],
+        environment: Mapping[str, str],
+        folder: Path,
+        name: str,
+        *,
+        start_new_session: bool = False,
     ) -> None:
         self._log = folder / f"{name}.log"
         with self._log.open("ab") as log:
-            self.popen = subprocess.Popen(argv, stdout=log, stderr=log, cwd=folder, env=environment)
+            self.popen = subprocess.Popen(
+                argv,
+                stdout=log,
+                stderr=log,
+                cwd=folder,
+                env=environment,
+                start_new_session=start_new_session,
+            )
 
     @property
     def log(self) -> str:
@@ -66,9 +79,9 @@ def running(
         process.popen.wait()
 
 
-def until(true: Callable[[], object], *processes: Process) -> None:
+def until(true: Callable[[], object], *processes: Process, patience_s: float = PATIENCE_S) -> None:
     """Waits for something that another process does: no manual clock reaches into it."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + patience_s
     while not true():
         for process in processes:
             assert process.popen.poll() is None, f"ended early: {process.log}"

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests import pages
 from tests.deploy.helm_chart import CHART, Manifests, render
 from tests.deploy.helm_pods import Kubelet, Pod
 from tests.deploy.processes import Process, fetch, running, until
@@ -21,11 +22,12 @@ from tests.postgres import PASSWORD, Cluster
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "guides" / "kubernetes.md").read_text()
+BLOCKS = pages.blocks(PAGE)
 REVIEWS = ROOT / "fedone_sdk" / "assets" / "companion_feedback" / "train.jsonl"
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    return [block.text for block in BLOCKS if block.language == language]
 
 
 def merged(below: Any, above: Any) -> Any:
@@ -46,10 +48,9 @@ def test_the_values_go_together(number: int) -> None:
 
 
 def test_the_readmes_values_go_together() -> None:
-    (block,) = re.findall(
-        r"^```yml\n(.*?)^```$", (CHART / "README.md").read_text(), re.MULTILINE | re.DOTALL
-    )
-    assert render(yaml.safe_load(block)).get("Deployment", "fedone-vllm")
+    found = pages.blocks((CHART / "README.md").read_text())
+    (values,) = [yaml.safe_load(block.text) for block in found if block.language == "yml"]
+    assert render(values).get("Deployment", "fedone-vllm")
 
 
 def test_the_secrets_of_the_page_are_those_that_pods_ask_for() -> None:

@@ -15,10 +15,10 @@ import pytest
 
 from tests.deploy.machine import Machine
 from tests.deploy.processes import fetch, tool, until
+from tests.pages import blocks
 from tests.postgres import Cluster
 
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "operations" / "runbooks"
-_BLOCK = re.compile(r"^```bash ?(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 class Page:
@@ -29,11 +29,8 @@ class Page:
     """
 
     def __init__(self, name: str, machine: Machine, variables: Mapping[str, str] = {}) -> None:
-        text = (PAGES / f"{name}.md").read_text()
-        self._blocks = [(match[1], match[2]) for match in _BLOCK.finditer(text)]
-        ((_, setup),) = [
-            (match[1], match[2]) for match in _BLOCK.finditer((PAGES / "README.md").read_text())
-        ]
+        self._blocks = _commands(name)
+        ((_, setup),) = _commands("README")
         given = {"OWNER": f"{os.geteuid()}:{os.getegid()}"} | variables
         exports = "\n".join(f"export {name}={shlex.quote(value)}" for name, value in given.items())
         self._before = f"{setup}\n{exports}\n"
@@ -63,6 +60,11 @@ class Page:
     def rest(self) -> list[str]:
         """The kinds of the blocks that were not reached."""
         return [kind for kind, _ in self._blocks]
+
+
+def _commands(name: str) -> list[tuple[str, str]]:
+    found = blocks((PAGES / f"{name}.md").read_text())
+    return [(block.info, block.text) for block in found if block.language == "bash"]
 
 
 @pytest.fixture

@@ -1,0 +1,49 @@
+"""The `fedone` command, run in the test's own process: a second saved each time."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import structlog
+
+import fedone_sdk.cli
+
+__all__ = ["Fedone", "Outcome", "fedone"]
+
+
+class Outcome(NamedTuple):
+    """What a command left: its exit status, and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+
+Fedone = Callable[..., Outcome]
+
+
+@pytest.fixture
+def fedone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Fedone]:
+    """Runs the console entry point: ``fedone(*arguments, stdin="")``."""
+    # Typer and the commands set these for the whole process.
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+
+    def run(*arguments: object, stdin: str = "") -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["fedone", *map(str, arguments)])
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        capsys.readouterr()
+        code: Any = 0
+        try:
+            fedone_sdk.cli.main()
+        except SystemExit as exit_:
+            code = exit_.code
+        captured = capsys.readouterr()
+        assert "\x1b" not in captured.out + captured.err
+        return Outcome(code or 0, captured.out, captured.err)
+
+    yield run
+    structlog.reset_defaults()

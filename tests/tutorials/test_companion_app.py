@@ -1,0 +1,56 @@
+"""docs/tutorials/companion-app.md, with a plug that is pulled and an app that is ended."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.deploy.processes import free_port, until
+from tests.tutorials.tutorial import Running, Tutorial
+
+
+def test_companion_app(tmp_path: Path) -> None:
+    page = Tutorial("companion-app", tmp_path, changes={"8080": str(free_port())})
+    page.skip("python3 -m venv")
+    page.run()
+    page.run()
+    with page.start() as server:
+        server.reaches('"event": "serving"')
+        page.shown(server)
+        page.run()
+
+        with page.start() as app:
+            app.reaches("paused: not charging\n")
+            page.shown(app)
+            page.run()  # plugged in
+            app.reaches("round 1: ")
+            page.shown(app)
+            page.run()  # unplugged
+            until(lambda: app.log.endswith("paused: not charging\n"), app)
+            page.shown(app)
+            spent = budget(page)
+            assert app.ctrl_c() == 0
+        assert budget(page) == spent > 0
+
+        output = page.run()  # to the end of the run
+        assert "enrolled" not in output
+        page.run()
+        assert "completed" in (page.folder / "reviews.json").read_text()
+        output = page.run()
+        server_says, app_says = (int(line.split()[-1]) for line in output.splitlines())
+        assert server_says == app_says == budget(page) > spent
+        page.run()
+        assert server.ctrl_c() == 0
+    assert page.rest == []
+    secrets = (page.folder / "tokens.env").read_text().split("=")[1:]
+    written = logs(server, app) + output
+    assert not [secret for secret in secrets if secret.split("\n")[0] in written]
+
+
+def budget(page: Tutorial) -> int:
+    """What the app has on its disk."""
+    return sum(json.loads((page.folder / "budget.json").read_text()).values())
+
+
+def logs(*running: Running) -> str:
+    return "".join(one.log for one in running)

@@ -1,0 +1,85 @@
+"""docs/tutorials/paid-api.md, and the bill beside what the practice provider counted."""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+from pathlib import Path
+
+from fedone_sdk.messages import RunResult
+from fedone_sdk.spec import RunSpec
+from tests.deploy.processes import free_port
+from tests.fake_openai import Received, read_log
+from tests.tutorials.tutorial import Tutorial
+
+
+def result(file: Path) -> RunResult:
+    return RunResult.model_validate_json(file.read_bytes())
+
+
+def usd(rows: list[Received]) -> Decimal:
+    """What the provider bills, at the page's prices."""
+    prompt = sum(row.prompt_tokens for row in rows)
+    completion = sum(row.completion_tokens for row in rows)
+    return (Decimal("0.15") * prompt + Decimal("0.60") * completion) / 1_000_000
+
+
+def test_paid_api(tmp_path: Path) -> None:
+    port = free_port()
+    page = Tutorial("paid-api", tmp_path, changes={"8124": str(port)})
+    log = page.root / "provider.jsonl"
+    page.skip("python3 -m venv")
+    with page.start() as provider:
+        provider.reaches(f"http://127.0.0.1:{port}/v1")
+        page.shown(provider)
+        page.run()
+        page.run()
+        page.run()
+        assert read_log(log) == []  # planning is free
+
+        with page.start() as tuning:
+            tuning.reaches("round 1/10")
+            assert tuning.ctrl_c() == 130
+            page.shown(tuning)
+        assert result(page.folder / "result.json").status == "stopped"
+        page.run()
+
+        page.run()
+        page.run()
+        rows = read_log(log)
+        run = result(page.folder / "result.json")
+        assert (run.status, run.rounds) == ("completed", 10)
+        # To the request, the token and the dollar.
+        assert run.spent.requests == len(rows)
+        assert run.spent.prompt_tokens == sum(row.prompt_tokens for row in rows)
+        assert run.spent.completion_tokens == sum(row.completion_tokens for row in rows)
+        assert run.spent.usd == usd(rows) < run.cap.usd
+
+        page.run()
+        again = result(page.folder / "again.json")
+        paid = read_log(log)
+        # A stopped run may have asked other things, but none of these twice.
+        assert again.spent.requests == len(paid) - len(rows) < run.spent.requests
+        assert again.cache.hits > 0
+
+        page.run()
+        assert len(read_log(log)) == len(paid)
+        page.run()
+        small = result(page.folder / "small.json")
+        billed = read_log(log)[len(paid) :]
+        assert small.status == "budget_exhausted"
+        assert 0 < small.spent.usd == usd(billed) <= small.cap.usd == 0.002
+        assert small.spent.requests == len(billed)
+
+        page.run()
+        assert len(read_log(log)) == len(paid) + len(billed) + 1
+        assert provider.ctrl_c() == 0
+    page.run()
+    real = RunSpec.load(page.folder / "run.yaml")
+    assert real.backend.model_dump(exclude_defaults=True).keys() == {
+        *("kind", "model", "max_input_tokens", "cache")
+    }
+    page.skip("export OPENAI_API_KEY=sk-...")
+    assert page.rest == []
+    artefact = json.loads((page.folder / "prompt.json").read_text())
+    assert artefact["prompt"]["text"] == run.prompt.text

@@ -1,0 +1,35 @@
+"""docs/tutorials/ten-thousand-clients.md, with all ten thousand of them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from fedone_sdk.messages import RunResult
+from tests.tutorials.tutorial import Tutorial
+
+MOST_MB = 1000
+
+
+def test_ten_thousand_clients(tmp_path: Path) -> None:
+    page = Tutorial("ten-thousand-clients", tmp_path)
+    page.skip("python3 -m venv")
+    page.run()
+    page.run()
+    measured = re.search(r"^[\d.]+ s, [\d.]+ s of CPU, (\d+) MB$", page.run(), re.MULTILINE)
+    assert measured is not None
+    assert int(measured[1]) < MOST_MB
+    page.run()
+    page.run()
+    page.run()
+    assert page.rest == []
+    results = {
+        name: RunResult.model_validate_json((page.folder / f"{name}.json").read_bytes())
+        for name in ("iid", "unlike", "ten")
+    }
+    for name, run in results.items():
+        assert run.status == "completed"
+        assert 0 < run.spent.queries <= 500
+        each = {len(entry.client_id.split(",")) for entry in run.history}
+        assert each == ({10} if name == "ten" else {1})
+    assert len({run.alpha_sha256 for run in results.values()}) == 3
