@@ -23,6 +23,7 @@ Hence T_eps(K*) = (c1 + c2/K*)^2 / eps^2 rounds reach eps, and at K* I queries a
 which is least at K* = c2 / c1. Below 1, as under the paper's constants, it grows over all K* >= 1.
 
 What the result leans on:
+
 - The learning rate is the same for all K*. Tuned for each K*, eta_0 ~ sqrt(K*) balances the bound
   at 2 sqrt(2 D L V / (K* T)), and Q_eps no longer depends on K*: one client is then a tie.
 - c is a constant, so I is. With I = T^(1/4), c grows with T_eps(K*) and the least point moves to

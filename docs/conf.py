@@ -1,0 +1,125 @@
+"""Sphinx: the folder `docs`, the other Markdown of the repository, and the docstrings, as a site.
+
+The root of the repository is the source folder, so that links between its files work on GitHub,
+on disk and in the site alike; a linked file that is no page comes with the site as a download.
+Nothing is fetched, neither to build the site nor to read it.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+from textwrap import indent
+from typing import TYPE_CHECKING, Any
+
+from docutils import nodes
+from docutils.utils.math.latex2mathml import tex2mathml
+
+import fedone_sdk
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+    from sphinx.writers.html5 import HTML5Translator
+
+logging.getLogger("alembic").setLevel(logging.WARNING)  # it says that it was imported
+
+project = "FedOne SDK"
+release = version = fedone_sdk.__version__
+html_title = f"{project} {release}"
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.napoleon",
+    "sphinx_external_toc",
+]
+root_doc = "docs/index"
+include_patterns = [
+    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/**.md", "docs/**.rst"),
+    *("examples/**.md", "deploy/**.md"),
+]
+exclude_patterns = ["docs/_templates"]
+external_toc_path = "docs/_toc.yml"
+templates_path = [str(Path(__file__).parent / "_templates")]
+
+html_theme = "furo"
+html_theme_options = {
+    "navigation_with_keys": True,
+    "light_css_variables": {"color-code-background": "#f3f4f6"},  # it is white otherwise
+}
+html_extra_path = ["_extra"]
+html_copy_source = False
+html_show_search_summary = False  # it would fetch pages, which browsers refuse from a disk
+html_math_renderer = "mathml"
+# Legible in both schemes: furo brings them.
+pygments_style = "a11y-high-contrast-light"
+pygments_dark_style = "a11y-high-contrast-dark"
+highlight_language = "none"  # of blocks that name no language
+
+myst_heading_anchors = 4  # as on GitHub
+myst_fence_as_directive = ["math"]  # GitHub's form of a formula
+
+napoleon_attr_annotations = False  # the signature has them
+napoleon_use_ivar = True  # attributes as a list, not as entries of every contents
+
+default_role = "py:obj"
+autosummary_ignore_module_all = False
+autosummary_imported_members = True
+autosummary_context = {"shown_elsewhere": {"fedone_sdk.backends.wrappers": "CachedBackend"}}
+autodoc_mock_imports = ["flwr", "litellm"]  # they do not stand beside our other extras
+autodoc_member_order = "groupwise"
+autodoc_typehints_format = "short"
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 80
+suppress_warnings = ["etoc.toctree"]  # the list of packages is autosummary's
+
+
+def _highlight_fences(
+    _app: Sphinx, _what: str, _name: str, _member: object, _options: object, lines: list[str]
+) -> None:
+    """Reads the Markdown fences of docstrings, which editors show well, as code blocks."""
+    fence = re.compile(r"^( *)```(\w+)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+    lines[:] = fence.sub(
+        lambda found: f"{found[1]}.. code-block:: {found[2]}\n\n{indent(found[3], '   ')}",
+        "\n".join(lines),
+    ).split("\n")
+
+
+def _skip_aliases(
+    _app: Sphinx, _what: str, _name: str, member: object, _skip: bool, _options: object
+) -> bool | None:
+    """The fields of a named tuple stand under its attributes already."""
+    return True if str(member.__doc__).startswith("Alias for field number") else None
+
+
+def _open_to_all(
+    _app: Sphinx, _page: str, _template: str, context: dict[str, Any], _doctree: object
+) -> None:
+    """Mends for screen readers and the keyboard what the theme leaves open.
+
+    Headings of the navigation get a level, what scrolls sideways gets the focus, and signatures,
+    a line per parameter, are no lists of definitions.
+    """
+    tree, level = context["furo_navigation_tree"], 'role="heading" aria-level="2"'
+    context["furo_navigation_tree"] = tree.replace('role="heading"', level)
+    body = context.get("body", "")
+    body = re.sub(r'<pre(?=>)|<div(?= class="(?:table|math)-wrapper)', r'\g<0> tabindex="0"', body)
+    body = re.sub(r'<dl(?=>)|<dd(?=><em class="sig-param">)', r'\g<0> role="presentation"', body)
+    context["body"] = body
+
+
+def _visit_math(writer: HTML5Translator, node: nodes.Element) -> None:
+    """Writes a formula as MathML, which browsers show by themselves."""
+    block = isinstance(node, nodes.math_block)
+    writer.body.append(tex2mathml(node.astext(), as_block=block))
+    raise nodes.SkipNode
+
+
+def setup(app: Sphinx) -> None:
+    """Adds what is ours."""
+    app.connect("autodoc-process-docstring", _highlight_fences)
+    app.connect("autodoc-skip-member", _skip_aliases)
+    app.connect("html-page-context", _open_to_all, priority=900)  # after furo
+    app.add_html_math_renderer("mathml", (_visit_math, None), (_visit_math, None))

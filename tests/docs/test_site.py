@@ -1,0 +1,90 @@
+"""The built site: it needs no network, and its links and anchors lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+FETCHED = {"script": "src", "link": "href", "img": "src", "iframe": "src", "source": "src"}
+CANONICAL = {"canonical", "index", "search", "next", "prev", "author", "copyright"}
+
+
+class Page(HTMLParser):
+    """What a page fetches, where it links to, and where one can link to in it.
+
+    Attributes:
+        fetched: Addresses that a browser loads by itself.
+        links: Addresses that a reader may follow.
+        anchors: Its ids.
+        tags: The names of its elements.
+    """
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.fetched: list[str] = []
+        self.links: list[str] = []
+        self.anchors: set[str] = set()
+        self.tags: list[str] = []
+        self.feed(file.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        self.tags.append(tag)
+        self.anchors |= {found[name] or "" for name in ("id", "name") if name in found}
+        address = found.get(FETCHED.get(tag, ""))
+        if address and not (tag == "link" and found.get("rel") in CANONICAL):
+            self.fetched.append(address)
+        if tag == "a" and found.get("href"):
+            self.links.append(str(found["href"]))
+
+
+@pytest.fixture(scope="module")
+def pages(site: Path) -> dict[Path, Page]:
+    return {file: Page(file) for file in sorted(site.rglob("*.html"))}
+
+
+def test_nothing_is_fetched_from_elsewhere(site: Path, pages: dict[Path, Page]) -> None:
+    fetched = {address for page in pages.values() for address in page.fetched}
+    assert len(fetched) > 20
+    assert [address for address in fetched if re.match(r"(\w+:)?//", address)] == []
+    styles = [file.read_text(encoding="utf-8") for file in site.rglob("*.css")]
+    urls = [url for style in styles for url in re.findall(r"url\(\s*[\"']?([^\"')]+)", style)]
+    assert [url for url in urls if re.match(r"(?!data:)(\w+:)?//|https?:", url)] == []
+    assert not any("@import" in style for style in styles)
+    assert not list(site.rglob("*.woff*"))
+
+
+def test_links_and_anchors_lead_somewhere(site: Path, pages: dict[Path, Page]) -> None:
+    broken = []
+    for file, page in pages.items():
+        for link in {*page.links, *page.fetched}:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            target = (file.parent / unquote(parts.path)).resolve() if parts.path else file
+            anchor = unquote(parts.fragment)
+            if not target.is_file() or (
+                anchor and target in pages and anchor not in pages[target].anchors
+            ):
+                broken.append((str(file.relative_to(site)), link))
+    assert broken == []
+
+
+def test_formulas_are_written_out(site: Path, pages: dict[Path, Page]) -> None:
+    page = pages[site / "docs" / "explanation" / "algorithm.html"]
+    assert page.tags.count("math") >= 3
+    assert not any("\\frac" in file.read_text(encoding="utf-8") for file in pages)
+
+
+def test_files_that_are_no_pages_come_along(site: Path, pages: dict[Path, Page]) -> None:
+    links = pages[site / "examples" / "README.html"].links
+    files = {link.rpartition("/")[2] for link in links if "_downloads" in link}
+    assert {"edge_client.py", "own_algorithm.py", "RUN.yaml"} <= files
+
+
+def test_the_root_leads_to_the_first_page(site: Path, pages: dict[Path, Page]) -> None:
+    assert pages[site / "index.html"].links == ["docs/index.html"]

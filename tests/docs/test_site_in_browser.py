@@ -1,0 +1,71 @@
+"""The site in real Chromium, from the disk: readable by everybody, searchable, never online."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from itertools import product
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from axe_playwright_python.async_playwright import Axe
+from playwright.async_api import expect
+
+from tests.browser.stage import DESKTOP, PHONE, Chromium, browsing, needs_chromium
+
+pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="session")]
+
+PAGES = (
+    "docs/index.html",
+    "docs/tutorials/paid-api.html",
+    "docs/explanation/algorithm.html",
+    "docs/reference/api/fedone_sdk.client.html",
+    "docs/reference/errors.html",
+)
+SEVERE = ("serious", "critical")
+AXE = {
+    "resultTypes": ["violations"],
+    "preload": False,  # Chromium lets no script read style sheets from the disk.
+}
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def chromium() -> AsyncIterator[Chromium]:
+    """A started browser."""
+    async with browsing() as found:
+        yield found
+
+
+@pytest.mark.parametrize("name", PAGES)
+async def test_axe_finds_nothing_serious_and_the_page_fits(
+    chromium: Chromium, site: Path, name: str
+) -> None:
+    found = []
+    # It asserts at its end that nothing but the site's files was asked for.
+    async with chromium.watching(site.as_uri()) as watcher:
+        await watcher.visit(name)
+        page = watcher.page
+        for (width, height), scheme in product((DESKTOP, PHONE), ("light", "dark")):
+            await page.set_viewport_size({"width": width, "height": height})
+            await page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
+            results = await Axe().run(page, options=AXE)
+            found += [
+                (width, scheme, violation["id"], node["html"], node["failureSummary"])
+                for violation in results.response["violations"]
+                if violation["impact"] in SEVERE
+                for node in violation["nodes"]
+            ]
+            overflow = await page.evaluate(
+                "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+            )
+            assert overflow == 0, (width, scheme)
+    assert found == []
+
+
+async def test_search_finds_a_page_without_a_server(chromium: Chromium, site: Path) -> None:
+    async with chromium.watching(site.as_uri()) as watcher:
+        await watcher.visit("docs/index.html")
+        await watcher.page.get_by_role("textbox", name="Search").fill("trimmed_mean")
+        await watcher.page.keyboard.press("Enter")
+        results = watcher.page.locator("#search-results")
+        await expect(results.get_by_role("link", name="RUN.yaml").first).to_be_visible()
