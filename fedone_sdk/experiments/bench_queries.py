@@ -134,7 +134,7 @@ class _Plan:
     def _of_seed(
         self, variant: Variant, seed: int, ready: dict[tuple[str, str], Contestant]
     ) -> list[Trial]:
-        base, found = VARIANTS[variant.base], []
+        found = []
         for name in self.methods:
             if name in CONTESTANTS:
                 contestant = ready.get((variant.name, name))
@@ -145,9 +145,9 @@ class _Plan:
                     )
             elif name == "oracle":
                 if seed == 0:
-                    found.append(self._oracle(base))
+                    found.append(self._oracle(VARIANTS[variant.base]))
             else:
-                found.append(self._no_prompt(base, seed))
+                found.append(self._no_prompt(VARIANTS[variant.twin], seed))
         return found
 
     def _contestants(self, variant: Variant) -> list[str]:
@@ -208,10 +208,10 @@ class _Plan:
 
     # Rows beside the runs
 
-    def _no_prompt(self, base: Variant, seed: int) -> Trial:
-        run = self._bare(base, seed)
-        key = _no_prompt_key(base, seed)
-        return no_prompt_trial(key, self.settings, base.task, run, self.scale.bias_rows)
+    def _no_prompt(self, twin: Variant, seed: int) -> Trial:
+        run = self._bare(twin, seed)
+        key = _no_prompt_key(twin, seed)
+        return no_prompt_trial(key, self.settings, twin.task, run, self.scale.bias_rows)
 
     def _oracle(self, base: Variant) -> Trial:
         effort = dict(_QUICK_EFFORT) if self.settings.quick else {}
@@ -220,13 +220,13 @@ class _Plan:
         run = self._bare(base, 0, prompt_len=CONTESTANTS[DEFAULT].prompt_len)
         return oracle_trial(_oracle_key(base), self.settings, base.task, run, effort)
 
-    def _bare(self, base: Variant, seed: int, prompt_len: int = 8) -> dict[str, Any]:
+    def _bare(self, variant: Variant, seed: int, prompt_len: int = 8) -> dict[str, Any]:
         """The clients' rows and the candidates of a run, whatever is tuned."""
         nothing = Contestant(
             label="no method", method={"name": "gs-bdpl", "num_samples": 2}, blank=True,
             prompt_len=prompt_len,
         )  # fmt: skip
-        run = contest_document(self.settings, self.scale, base, nothing, seed)
+        run = contest_document(self.settings, self.scale, variant, nothing, seed)
         # Nothing is run: other marks are no reason to do it again.
         return {**run, "budget": None, "rounds": 1}
 
@@ -237,7 +237,7 @@ class _Plan:
     # What is known
 
     def _variant(self, variant: Variant) -> VariantResults:
-        base = VARIANTS[variant.base]
+        base, twin = VARIANTS[variant.base], VARIANTS[variant.twin]
         runs = {
             name: Runs(
                 label=CONTESTANTS[name].label,
@@ -250,7 +250,7 @@ class _Plan:
         return VariantResults(
             variant=variant,
             runs={name: found for name, found in runs.items() if found.by_seed},
-            no_prompt=self._by_seed(lambda seed: _no_prompt_key(base, seed))
+            no_prompt=self._by_seed(lambda seed: _no_prompt_key(twin, seed))
             if shown & set(STANDALONE[:2])
             else {},
             oracle=self.results.get(_oracle_key(base)),
@@ -276,8 +276,8 @@ def _pilot_key(name: str, base: Variant, choice: str, seed: int) -> str:
     return f"pilot_{base.name}_{name}_{choice}_s{seed}"
 
 
-def _no_prompt_key(base: Variant, seed: int) -> str:
-    return f"{base.name}_no-prompt_s{seed}"
+def _no_prompt_key(twin: Variant, seed: int) -> str:
+    return f"{twin.name}_no-prompt_s{seed}"
 
 
 def _oracle_key(base: Variant) -> str:

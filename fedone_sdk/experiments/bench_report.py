@@ -164,7 +164,8 @@ def _rules(settings: Settings, scale: Scale) -> str:
         "**Statistics.** Lower medians over seeds with 95 % percentile bootstrap intervals; "
         "differences are means over pairs of the same seed, with paired bootstrap intervals. Each "
         "interval is of one comparison. The bare model's label bias is fitted on "
-        f"{scale.bias_rows} labelled rows of all clients together (IID).\n"
+        f"{scale.bias_rows} labelled rows of the variant's own clients: that their labels are "
+        "shared out otherwise than dev's is the same for it and for the default.\n"
     )
 
 

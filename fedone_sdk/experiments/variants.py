@@ -24,9 +24,9 @@ class Variant:
     Attributes:
         name: In keys and JSON.
         base: The variant with the same task, label words and template, IID, one client per round
-            and nobody lying: what settings are chosen on, and whose no-prompt and oracle rows
-            count here too.
-        twin: The variant with one client per round and nobody lying.
+            and nobody lying: what settings are chosen on, and whose oracle row counts here too.
+        twin: The variant with the same clients, one per round and nobody lying: whose no-prompt
+            rows count here too.
         task: One of GLUE's: whose rows.
         template: In the place of the task's own; None keeps that.
         words: Label words in label order, in the place of the task's own; None keeps those.

@@ -163,6 +163,14 @@ class TestTrials:
 
         assert trials("100,500") == trials("50")
 
+    def test_the_bare_model_is_calibrated_on_the_same_clients(self, settings: Settings) -> None:
+        asked = chosen(settings, variants="sst2-bad-was-dir0.1-random", methods="no-prompt")
+        (trial,) = {
+            one.key: one for one in BenchQueries().trials(asked, {}) if "_s0" in one.key
+        }.values()
+        assert trial.key == "sst2-bad-was-dir0.1_no-prompt_s0"
+        assert trial.options["run"]["data"]["partition"]["kind"] == "dirichlet"
+
     @pytest.mark.parametrize(
         ("options", "message"),
         [
