@@ -32,6 +32,10 @@ __all__ = ["Judged", "Pool"]
 _SHARE_SPREAD = 0.1
 """How far classes are thought to be from equally frequent, before clients say otherwise."""
 
+_CLIENTS_AHEAD = 50
+"""As many clients a prompt is thought to be for, beside those that were met: where clients differ,
+their classes will be shared out otherwise."""
+
 _PRIOR_DEGREES = 4.0
 """How many differences the first guess at the noise counts for."""
 
@@ -262,11 +266,13 @@ class Pool:
         """The part of all examples that each class has, shape (C,)."""
         equal = 1.0 / len(self.seen)
         batches = self.shares[0].sum()  # each has shares that sum to 1
-        if batches < 2 or len(self.seen) == 1:
+        if not batches:
             return np.full(self.seen.shape, equal)
-        mean = self.shares[0] / batches
-        # The variance of that mean, from how much the clients differ.
-        varies = float((self.shares[1] / batches - mean**2).max()) / (batches - 1)
+        mean, square = self.shares / batches
+        # A few clients who by chance are all alike do not show how clients differ: what their mean
+        # is worth is told by how far they are from equal shares.
+        from_equal = square - 2.0 * equal * mean + equal**2
+        varies = float((from_equal / batches + (square - mean**2) / _CLIENTS_AHEAD).max())
         believed = _SHARE_SPREAD**2 / (_SHARE_SPREAD**2 + varies)
         result: NDArray[np.float64] = equal + believed * (mean - equal)
         return result

@@ -131,16 +131,19 @@ def test_without_every_class_there_is_no_bias() -> None:
 
 
 def test_class_shares_of_uneven_clients_are_believed_less() -> None:
-    def share(kind: str) -> float:
+    def share(*positive: float) -> float:
         pool = Pool.empty(1, GRID)
-        for number in range(10):
-            positive = 0.8 if kind == "alike" else float(number % 5 != 0)
-            client = Client(np.random.default_rng(number), positive=positive, size=200)
+        for number, part in enumerate(positive):
+            client = Client(np.random.default_rng(number), positive=part, size=200)
             pool = pool.with_batch(rows(0, 1), client.losses(np.zeros(2), np.ones(2)))
         return float(pool.class_share[1])
 
-    assert share("alike") == pytest.approx(0.8, abs=0.03)
-    assert 0.55 < share("apart") < 0.75
+    alike, apart = [0.8] * 100, [0.0, 1.0, 1.0, 1.0, 1.0] * 20
+    assert share(*alike) == pytest.approx(0.8, abs=0.04)
+    assert 0.65 < share(*apart) < share(*alike) - 0.03
+    # Five who by chance are alike, or one: next to nothing.
+    assert 0.5 < share(*[1.0] * 5) < 0.6
+    assert 0.5 < share(1.0) < share(*[1.0] * 5)
 
 
 def test_equal_prompts_share_a_row() -> None:
