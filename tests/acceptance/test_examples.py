@@ -245,6 +245,7 @@ def test_every_example_is_listed() -> None:
     names = {path.parent.name for path in EXAMPLES.glob("*/RUN.yaml")}
     names |= {path.name for path in EXAMPLES.glob("*.py")}
     names |= {f"{path.parent.name}/app.py" for path in EXAMPLES.glob("*/app.py")}
+    names |= {path.parent.name for path in EXAMPLES.glob("*/pyproject.toml")}
     assert re.findall(r"^\| \[([^\]]+)\]", listed, re.MULTILINE) == [
         "edge_client.py",
         "thread_app.py",
@@ -259,5 +260,6 @@ def test_every_example_is_listed() -> None:
         "own_backend.py",
         "own_metric",
         "own_algorithm.py",
+        "flower-app",
     ]
     assert names == set(re.findall(r"^\| \[([^\]]+)\]", listed, re.MULTILINE))
