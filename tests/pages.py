@@ -17,13 +17,18 @@ class Block(NamedTuple):
         language: The first word behind the fence.
         info: What stands behind it, such as ``title="run.yaml"``.
         text: Its lines.
+        line: Where its fence stands in the page, from 1.
     """
 
     language: str
     info: str
     text: str
+    line: int
 
 
 def blocks(page: str) -> list[Block]:
     """The blocks that have a language, in their order."""
-    return [Block(match[1], match[2] or "", match[3]) for match in _BLOCK.finditer(page)]
+    return [
+        Block(found[1], found[2] or "", found[3], page.count("\n", 0, found.start()) + 1)
+        for found in _BLOCK.finditer(page)
+    ]

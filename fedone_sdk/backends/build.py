@@ -160,5 +160,6 @@ def _price(spec: BackendSpec, adapter: LLMBackend) -> Price | None:
     if isinstance(spec, LiteLLMSpec):
         from fedone_sdk.backends.litellm import LiteLLMBackend
 
-        return adapter.price if isinstance(adapter, LiteLLMBackend) else None
+        assert isinstance(adapter, LiteLLMBackend)  # made of this spec
+        return adapter.price
     return FREE if isinstance(spec, VllmSpec) else None

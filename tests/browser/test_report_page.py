@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import product
 from pathlib import Path
 
 import pytest
-from axe_playwright_python.async_playwright import Axe
 
 from fedone_sdk.reports import run_of_archive
 from fedone_sdk.reports.render import html_report
-from tests.browser.stage import DESKTOP, PHONE, Chromium, needs_chromium
+from tests.browser.axe import looks, overflow, violations
+from tests.browser.stage import Chromium, needs_chromium
 from tests.integration.test_reports import hostile
 from tests.integration.tuned import small
 
@@ -26,20 +25,9 @@ async def test_axe_finds_nothing_and_the_page_fits(chromium: Chromium, tmp_path:
     async with chromium.watching(tmp_path.as_uri()) as watcher:
         await watcher.visit("report.html")
         page = watcher.page
-        for (width, height), scheme in product((DESKTOP, PHONE), ("light", "dark")):
-            await page.set_viewport_size({"width": width, "height": height})
-            await page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
-            results = await Axe().run(page, options={"resultTypes": ["violations"]})
-            found += [
-                (width, scheme, violation["id"], node["html"])
-                for violation in results.response["violations"]
-                for node in violation["nodes"]
-            ]
-            # What is wide scrolls in its own box, not with the page.
-            overflow = await page.evaluate(
-                "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-            )
-            assert overflow == 0, (width, scheme)
+        async for look in looks(page):
+            found += [(look, one) for one in await violations(page)]
+            assert await overflow(page) == 0, look
         assert await page.evaluate("document.querySelector('img').naturalWidth") > 0
     assert found == []
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from itertools import product
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import expect
 
-from tests.browser.stage import DESKTOP, PHONE, Chromium, browsing, needs_chromium
+from tests.browser.axe import SEVERE, looks, overflow, violations
+from tests.browser.stage import Chromium, browsing, needs_chromium
 
 pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="session")]
 
@@ -22,11 +21,6 @@ PAGES = (
     "docs/reference/api/fedone_sdk.client.html",
     "docs/reference/errors.html",
 )
-SEVERE = ("serious", "critical")
-AXE = {
-    "resultTypes": ["violations"],
-    "preload": False,  # Chromium lets no script read style sheets from the disk.
-}
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -45,20 +39,11 @@ async def test_axe_finds_nothing_serious_and_the_page_fits(
     async with chromium.watching(site.as_uri()) as watcher:
         await watcher.visit(name)
         page = watcher.page
-        for (width, height), scheme in product((DESKTOP, PHONE), ("light", "dark")):
-            await page.set_viewport_size({"width": width, "height": height})
-            await page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
-            results = await Axe().run(page, options=AXE)
-            found += [
-                (width, scheme, violation["id"], node["html"], node["failureSummary"])
-                for violation in results.response["violations"]
-                if violation["impact"] in SEVERE
-                for node in violation["nodes"]
-            ]
-            overflow = await page.evaluate(
-                "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-            )
-            assert overflow == 0, (width, scheme)
+        async for look in looks(page):
+            # Without preload: Chromium lets no script read style sheets from the disk.
+            broken = await violations(page, preload=False)
+            found += [(look, one) for one in broken if one.impact in SEVERE]
+            assert await overflow(page) == 0, look
     assert found == []
 
 

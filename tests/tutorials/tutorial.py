@@ -119,10 +119,10 @@ class Tutorial:
 
         In order, but for what `...` stands for, numbers and quoted prompts.
         """
-        language, _, expected = self._blocks.pop(0)
-        assert language == "text", expected
-        found = re.search(_pattern(expected), running.log, re.MULTILINE)
-        assert found, f"{expected}\nis not\n{running.log}"
+        expected = self._blocks.pop(0)
+        assert expected.language == "text", expected.text
+        found = re.search(_pattern(expected.text), running.log, re.MULTILINE)
+        assert found, f"{expected.text}\nis not\n{running.log}"
 
     def _prints(self) -> bool:
         return bool(self._blocks) and self._blocks[0][:2] == ("text", "")

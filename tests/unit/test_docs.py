@@ -19,6 +19,7 @@ from fedone_sdk.gateway import GatewayConfig
 from fedone_sdk.simulation import Federation
 from fedone_sdk.spec import BackendSpec, MethodSpec, RunSpec, Spec, load_yaml, validate_spec
 from fedone_sdk.spec.run import GatewayPolicy
+from tests.pages import blocks
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
@@ -28,7 +29,6 @@ PAGES = [
     *sorted((ROOT / "examples").rglob("*.md")),
 ]
 
-_FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\((?!https?:|mailto:)([^)\s]*)\)")
 _CODES = re.compile(r"^```.*?^ *```$|^    .*?$|`[^`\n]+`", re.MULTILINE | re.DOTALL)
 _COMMAND = re.compile(r"(?:^\s*|[`|;(]\s*|&& |[A-Z_]=\S* )fedone ((?:[^`|;&#>)]|\|(?=\w))*)")
@@ -56,14 +56,13 @@ class _Method(Spec):
 
 
 def _blocks(language: str) -> list[Any]:
-    blocks = []
-    for page in PAGES:
-        text = page.read_text(encoding="utf-8")
-        for found in _FENCE.finditer(text):
-            if found[1] == language:
-                line = text.count("\n", 0, found.start()) + 1
-                blocks.append(pytest.param(found[2], id=f"{page.relative_to(ROOT)}:{line}"))
-    return blocks
+    """The blocks without a title: tutorials follow those that have one."""
+    return [
+        pytest.param(block.text, id=f"{page.relative_to(ROOT)}:{block.line}")
+        for page in PAGES
+        for block in blocks(page.read_text(encoding="utf-8"))
+        if block.language == language and not block.info
+    ]
 
 
 def _model_of(document: dict[str, Any]) -> type[Spec]:

@@ -165,9 +165,7 @@ class TestTrials:
 
     def test_the_bare_model_is_calibrated_on_the_same_clients(self, settings: Settings) -> None:
         asked = chosen(settings, variants="sst2-bad-was-dir0.1-random", methods="no-prompt")
-        (trial,) = {
-            one.key: one for one in BenchQueries().trials(asked, {}) if "_s0" in one.key
-        }.values()
+        (trial,) = (one for one in BenchQueries().trials(asked, {}) if one.key.endswith("_s0"))
         assert trial.key == "sst2-bad-was-dir0.1_no-prompt_s0"
         assert trial.options["run"]["data"]["partition"]["kind"] == "dirichlet"
 
