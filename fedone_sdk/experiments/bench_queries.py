@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from statistics import fmean
 from typing import Any
 
 from fedone_sdk.errors import SpecError
@@ -38,8 +39,8 @@ _QUICK_EFFORT: dict[str, Any] = {
     "elite": 2,
 }
 
-_SECOND_PILOT = 3
-"""The best one in so many of a first pilot's settings are run with the second seed too."""
+_THIRD = 3
+"""A first third of a task's pilots has all settings, the others the best third of these."""
 
 
 class BenchQueries(Experiment):
@@ -49,9 +50,9 @@ class BenchQueries(Experiment):
     such as ``sst2-*-iid``), which also say what is run first; ``marks`` (training queries, rising,
     joined by commas; the last is the cap); ``generations`` of the oracle at most.
 
-    Settings with choices are chosen on pilots first: all of them with the seed 9001, the better
-    third with 9002 too, on the variant's IID form, by the loss at the cap on training rows that
-    were taken away from the clients. Where the user names no variants, GLUE's other tasks are
+    Settings with choices are chosen on pilots first, once per task, on the IID forms of its
+    variants: all of them on a third of these, the better third of them on the others, by the mean
+    loss at the cap on training rows that were taken away from the clients. Where the user names no variants, GLUE's other tasks are
     added if the calibrated bare model is above the dev split's majority class.
     """
 
@@ -107,7 +108,7 @@ class _Plan:
         ready: dict[tuple[str, str], Contestant] = {}
         for variant in self.variants:
             for name in self._contestants(variant):
-                pilots, contestant = self._settled(name, VARIANTS[variant.base])
+                pilots, contestant = self._settled(name, variant.task)
                 found |= {trial.key: trial for trial in pilots}
                 if contestant is not None:
                     ready[variant.name, name] = contestant
@@ -161,7 +162,7 @@ class _Plan:
 
     # Choices
 
-    def _settled(self, name: str, base: Variant) -> tuple[list[Trial], Contestant | None]:
+    def _settled(self, name: str, task: str) -> tuple[list[Trial], Contestant | None]:
         """The pilots of a contestant, and the settings that they chose, once they are there."""
         contestant = CONTESTANTS[name]
         if not contestant.choices:
@@ -169,23 +170,23 @@ class _Plan:
         tried = contestant.variations()
         if self.settings.quick:
             return [], next(iter(tried.values()))
-        trials = [self._pilot(name, base, choice, PILOTS[0]) for choice in tried]
-        first = {choice: self._pilot_loss(name, base, choice, PILOTS[0]) for choice in tried}
-        known = {choice: loss for choice, loss in first.items() if loss is not None}
+        grounds = _pilot_grounds(task)
+        first = grounds[: -(-len(grounds) // _THIRD)]
+        trials = [self._pilot(name, *ground, choice) for choice in tried for ground in first]
+        known = self._pilot_losses(name, first, tried)
         # Those that failed are out, once the others are there; and before that none is known.
         if not known:
             return trials, None
-        better = sorted(known, key=lambda choice: known[choice])
-        better = better[: max(1, -(-len(tried) // _SECOND_PILOT))]
-        trials += [self._pilot(name, base, choice, PILOTS[1]) for choice in better]
-        both = {
-            choice: known[choice] + loss
+        better = sorted(known, key=lambda choice: known[choice])[: -(-len(tried) // _THIRD)]
+        trials += [
+            self._pilot(name, *ground, choice)
             for choice in better
-            if (loss := self._pilot_loss(name, base, choice, PILOTS[1])) is not None
-        }
-        return trials, tried[min(both, key=lambda choice: both[choice])] if both else None
+            for ground in grounds[len(first) :]
+        ]
+        final = self._pilot_losses(name, grounds, better)
+        return trials, tried[min(final, key=lambda choice: final[choice])] if final else None
 
-    def _pilot(self, name: str, base: Variant, choice: str, seed: int) -> Trial:
+    def _pilot(self, name: str, base: Variant, seed: int, choice: str) -> Trial:
         return contest_trial(
             _pilot_key(name, base, choice, seed),
             self.settings,
@@ -196,12 +197,19 @@ class _Plan:
             pilot=True,
         )
 
-    def _pilot_loss(self, name: str, base: Variant, choice: str, seed: int) -> float | None:
-        found = self.results.get(_pilot_key(name, base, choice, seed))
-        return None if found is None else float(found["curve"][-1]["loss"])
+    def _pilot_losses(
+        self, name: str, grounds: Sequence[tuple[Variant, int]], choices: Iterable[str]
+    ) -> dict[str, float]:
+        """The mean loss of each choice that has been everywhere."""
+        found = {}
+        for choice in choices:
+            keys = [_pilot_key(name, base, choice, seed) for base, seed in grounds]
+            if all(key in self.results for key in keys):
+                found[choice] = fmean(self.results[key]["curve"][-1]["loss"] for key in keys)
+        return found
 
-    def _choice(self, name: str, base: Variant) -> str | None:
-        _, settled = self._settled(name, base)
+    def _choice(self, name: str, task: str) -> str | None:
+        _, settled = self._settled(name, task)
         if settled is None or not CONTESTANTS[name].choices:
             return None
         return next(key for key, one in CONTESTANTS[name].variations().items() if one == settled)
@@ -241,7 +249,7 @@ class _Plan:
         runs = {
             name: Runs(
                 label=CONTESTANTS[name].label,
-                choice=self._choice(name, base),
+                choice=self._choice(name, variant.task),
                 by_seed=self._by_seed(lambda seed, name=name: _key(variant, name, seed)),
             )
             for name in self._contestants(variant)
@@ -266,6 +274,12 @@ class _Plan:
 
 def _has_data(settings: Settings, variant: Variant) -> bool:
     return settings.data is not None and (settings.data / variant.task / "train.jsonl").is_file()
+
+
+def _pilot_grounds(task: str) -> list[tuple[Variant, int]]:
+    """Where a task's settings are chosen: variants and seeds."""
+    bases = [one for one in VARIANTS.values() if one.task == task and one.name == one.base]
+    return [(base, seed) for seed in PILOTS[: 1 if len(bases) > 1 else 2] for base in bases]
 
 
 def _key(variant: Variant, name: str, seed: int) -> str:

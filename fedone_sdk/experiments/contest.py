@@ -69,7 +69,7 @@ def contest_document(
         SpecError: There is no such run.
     """
     method = {**contestant.method, **dict(scale.method)}
-    cap = scale.marks[-1]
+    cap = min(scale.marks[-1], contestant.queries or scale.marks[-1])
     tuning = Tuning(
         task=variant.task,
         method=method,

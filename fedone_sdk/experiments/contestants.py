@@ -37,6 +37,7 @@ class Contestant:
         calibration: As in a run.
         defence: As in a run.
         ours: Whether it is this SDK's own.
+        queries: A cap of its own, where that of the bench is higher.
         choices: What is chosen on pilots: names of settings (``method.tau``, ``prompt_len``), and
             the values that each is tried with, in all combinations.
     """
@@ -49,6 +50,7 @@ class Contestant:
     calibration: Literal["none", "labels"] = "none"
     defence: Literal["none", "standard"] = "none"
     ours: bool = False
+    queries: int | None = None
     choices: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
     def variations(self) -> dict[str, Contestant]:
@@ -104,6 +106,11 @@ def _pool(name: str, label: str) -> dict[str, Contestant]:
     return {name: calibrated, f"{name}-plain": plain}
 
 
+_THOMPSON = _pool("thompson", "Thompson sampling")
+
+DEFAULT = "default"
+"""What a new run starts with: the contestant that the bench's promises are about."""
+
 CONTESTANTS: Mapping[str, Contestant] = {
     "gs-bdpl-paper": Contestant(
         label="GS-BDPL, the paper's settings", method={"name": "gs-bdpl", "tau": 0.1, **_PAPER}
@@ -145,12 +152,12 @@ CONTESTANTS: Mapping[str, Contestant] = {
     **_pool("evolution", "Evolution"),
     **_pool("pbil", "PBIL"),
     **_pool("rloo", "RLOO"),
-    **_pool("thompson", "Thompson sampling"),
+    **_THOMPSON,
+    DEFAULT: replace(
+        _THOMPSON["thompson"], label="Thompson sampling, calibrated, 500 queries", queries=500
+    ),
 }
 """By their names."""
-
-DEFAULT = "thompson"
-"""What a new run starts with: the contestant that the bench's promises are about."""
 
 BARS: Mapping[str, float] = {
     "gs-bdpl-paper": 20.0,
@@ -169,7 +176,7 @@ search on all clients' rows finds."""
 
 
 def chosen_methods(settings: Settings) -> tuple[list[str], bool]:
-    """The methods that the user wants, in the order given; ``default`` is `DEFAULT`.
+    """The methods that the user wants, in the order given.
 
     Returns:
         The names, and whether the user named them.
@@ -182,13 +189,13 @@ def chosen_methods(settings: Settings) -> tuple[list[str], bool]:
         if settings.quick:
             return ["no-prompt", "no-prompt-calibrated", "gs-bdpl-paper", DEFAULT, "oracle"], False
         return [*STANDALONE[:2], *CONTESTANTS, STANDALONE[2]], False
-    known = [*STANDALONE, *CONTESTANTS, "default"]
+    known = [*STANDALONE, *CONTESTANTS]
     for name in asked.split(","):
         if name not in known:
             raise SpecError(
                 f"--set methods: there is no {name!r}; {', '.join(known)}", source="arguments"
             )
-    return list(dict.fromkeys(DEFAULT if n == "default" else n for n in asked.split(","))), True
+    return list(dict.fromkeys(asked.split(","))), True
 
 
 def can_lie(contestant: Contestant) -> bool:

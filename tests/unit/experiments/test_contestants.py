@@ -42,7 +42,7 @@ class TestContestants:
             run = contest_document(settings, SCALE, SST2_VARIANTS[1], contestant, 3)
             spec = RunSpec.model_validate(run)
             assert spec.budget is not None
-            assert (spec.budget.queries, spec.seed) == (2000, 3)
+            assert (spec.budget.queries, spec.seed) == (contestant.queries or 2000, 3)
             assert spec.data is not None
             assert spec.data.partition.kind == "dirichlet"
             assert spec.prompt.length == contestant.prompt_len
@@ -73,6 +73,14 @@ class TestContestants:
         assert BARS.keys() <= CONTESTANTS.keys()
         assert BILLED_BARS.keys() <= BARS.keys()
         assert CONTESTANTS[DEFAULT].ours
+
+    def test_the_default_ends_early_and_a_lower_cap_of_the_bench_counts(
+        self, settings: Settings
+    ) -> None:
+        for last, cap in ((2000, 500), (100, 100)):
+            scale = Scale(marks=(50, last))
+            run = contest_document(settings, scale, SST2_VARIANTS[0], CONTESTANTS[DEFAULT], 0)
+            assert (run["budget"], run["rounds"]) == ({"queries": cap}, cap // 10)
 
 
 class TestVariants:
@@ -131,25 +139,41 @@ class TestTrials:
 
     def test_pilots_come_first_and_choose(self, settings: Settings) -> None:
         asked = chosen(settings, variants="sst2-bad-was-dir0.1", methods="random")
-        base = "sst2-bad-was-iid"
+        bases = [one.name for one in SST2_VARIANTS if one.dirichlet is None]
 
-        def pilot(length: int, seed: int) -> str:
-            return f"pilot_{base}_random_prompt_len={length}_s{seed}"
+        def pilot(base: str, length: int) -> str:
+            return f"pilot_{base}_random_prompt_len={length}_s9001"
 
-        first = [pilot(length, 9001) for length in (4, 8, 20)]
+        first = [pilot(base, length) for length in (4, 8, 20) for base in bases[:2]]
         assert keys(asked) == first
-        losses = dict(zip(first, (0.5, 0.4, 0.6), strict=True))
+        losses = dict(zip(first, (0.5, 0.5, 0.3, 0.6, 0.4, 0.7), strict=True))
         results = {key: {"curve": [{"loss": loss}]} for key, loss in losses.items()}
-        assert keys(asked, results) == [*first, pilot(8, 9002)]
-        results[pilot(8, 9002)] = {"curve": [{"loss": 0.45}]}
+        others = [pilot(base, 8) for base in bases[2:]]
+        assert keys(asked, results) == [*first, *others]
+        results |= {key: {"curve": [{"loss": 0.45}]} for key in others}
         trials = BenchQueries().trials(asked, results)  # type: ignore[arg-type]
-        assert [trial.key for trial in trials[4:]] == [
+        pilots, runs = trials[:10], trials[10:]
+        assert [trial.key for trial in runs] == [
             f"sst2-bad-was-dir0.1_random_s{seed}" for seed in (0, 1)
         ]
-        assert all(trial.options["run"]["prompt"]["length"] == 8 for trial in trials[4:])
-        assert all(trial.options["held_out"] is None for trial in trials[4:])
-        assert all("dev" not in trial.inputs for trial in trials[:4])
-        assert all(trial.options["held_out"] for trial in trials[:4])
+        assert all(trial.options["run"]["prompt"]["length"] == 8 for trial in runs)
+        assert all(trial.options["held_out"] is None for trial in runs)
+        assert all("dev" not in trial.inputs for trial in pilots)
+        assert all(trial.options["held_out"] for trial in pilots)
+
+    def test_a_task_of_one_variant_has_pilots_of_two_seeds(self, settings: Settings) -> None:
+        assert settings.data is not None
+        (settings.data / "rte").mkdir(exist_ok=True)
+        for part in ("train", "dev"):
+            (settings.data / "rte" / f"{part}.jsonl").write_text("{}\n")
+        asked = chosen(settings, variants="rte-iid", methods="random")
+        first = [f"pilot_rte-iid_random_prompt_len={length}_s9001" for length in (4, 8, 20)]
+        assert keys(asked) == first
+        results = {
+            key: {"curve": [{"loss": loss}]} for key, loss in zip(first, (3, 2, 1), strict=True)
+        }
+        second = "pilot_rte-iid_random_prompt_len=20_s9002"
+        assert keys(asked, results) == [*first, second]
 
     def test_marks_do_not_concern_what_is_not_tuned(self, settings: Settings) -> None:
         def trials(marks: str) -> list[object]:
