@@ -44,6 +44,10 @@ _LEAST_VARIANCE = 1e-12
 _LEAST_SIGNAL = 0.2
 """Part of the variance between prompts that is believed in, however noisy they are."""
 
+_DOUBT = 2.0
+"""Standard deviations that a leader must be better by. Many prompts are tried and few are better
+than none, so that of those which look better by one of them most are not."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Judged:
@@ -60,7 +64,7 @@ class Judged:
     @property
     def pessimistic(self) -> NDArray[np.float64]:
         """What a prompt is at least worth, but for bad luck: one lucky client makes no leader."""
-        return self.value + self.spread
+        return self.value + _DOUBT * self.spread
 
     @property
     def optimistic(self) -> NDArray[np.float64]:
