@@ -52,8 +52,9 @@ class BenchQueries(Experiment):
 
     Settings with choices are chosen on pilots first, once per task, on the IID forms of its
     variants: all of them on a third of these, the better third of them on the others, by the mean
-    loss at the cap on training rows that were taken away from the clients. Where the user names no variants, GLUE's other tasks are
-    added if the calibrated bare model is above the dev split's majority class.
+    loss at the cap on training rows that were taken away from the clients. Where the user names no
+    variants, GLUE's other tasks are added if the calibrated bare model is above the dev split's
+    majority class.
     """
 
     name = "queries"
