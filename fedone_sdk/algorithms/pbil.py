@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _checks
-from .method import Candidates, ClassLosses
+from .method import Candidates
 from .pool import Pool
 from .sampling import draw_prompts
 from .search import PromptSearch
@@ -44,12 +44,8 @@ class PBIL(PromptSearch):
     ) -> NDArray[np.int64]:
         return draw_prompts(self._probabilities(state), count, rng)
 
-    def _learned(
-        self, state: State, before: Pool, candidates: Candidates, losses: ClassLosses
-    ) -> Memory:
-        fresh = self._fresh(before, candidates)
-        values = before.alone(candidates.prompts, losses)[fresh]
-        prompts = candidates.prompts[fresh]
+    def _learned(self, state: State, pool: Pool, candidates: Candidates, known: int) -> Memory:
+        values, prompts = pool.alone()[known:], candidates.prompts[known:]
         probabilities = self._probabilities(state)
         if len(prompts):
             number = max(1, round(BEST_SHARE * len(prompts)))

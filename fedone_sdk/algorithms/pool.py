@@ -5,10 +5,13 @@ of a mini-batch is, for each class and each label bias,
 
     loss of a prompt = the client's effect + the prompt's own + noise,
 
-where the noise of a mean over b examples has the variance sigma^2 / b. Prompts that were seen
-before measure the client's effect; what is left is added to the prompt's sum. What a prompt is
-worth at its best bias is shrunk towards the other prompts by as much as it is noise (empirical
-Bayes: the variances are estimated from the pool).
+where the noise of a mean over b examples has the variance sigma^2 / b. Effects and own parts are
+those of least squares over all losses that are remembered, so that prompts are compared where the
+same client met both, or over prompts that link them. (Taking out each client's effect as it comes
+would be simpler, and wrong: a leader got there by luck, and what it lacks on the next client would
+be laid to that client's charge.) What a prompt is worth at its best bias is shrunk towards the
+other prompts by as much as it is noise (empirical Bayes: the variances are estimated from the
+pool).
 
 Classes are put together by their share among all clients seen so far, not by those that a prompt
 happened to meet: a prompt that was only tried on positive reviews is no better for it. Where each
@@ -18,7 +21,8 @@ client holds other classes, a few of them say little of all: the share is shrunk
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Self
+from functools import cached_property
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +31,14 @@ from .calibration import BiasGrid
 from .method import ClassLosses
 from .state import Memory
 
-__all__ = ["Judged", "Pool"]
+__all__ = ["LOOKS", "Judged", "Pool"]
+
+LOOKS = 4
+"""Losses that are remembered, for each prompt that is: leaders have more, most others one."""
+
+_AHEAD = 0.5
+"""Mini-batches that a prompt is thought to have had before its first, as good as the average
+prompt: what was scored on one client was picked for looking good there."""
 
 _SHARE_SPREAD = 0.1
 """How far classes are thought to be from equally frequent, before clients say otherwise."""
@@ -72,31 +83,52 @@ class Judged:
         return self.value - self.spread
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Parts(NamedTuple):
+    """What losses are made of.
+
+    Attributes:
+        own: Of each prompt, beside the average one, shape (P, C, G).
+        effects: Of each mini-batch's client, shape (J, C, G).
+    """
+
+    own: NDArray[np.float64]
+    effects: NDArray[np.float64]
+
+
+class _Noise(NamedTuple):
+    """Residuals that estimate sigma^2.
+
+    Attributes:
+        squares: The sum of their squares, each over the noise that it has in that of one example.
+        degrees: Of freedom.
+    """
+
+    squares: float
+    degrees: int
+
+
+# No slots: estimates are kept with the pool they are of.
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Pool:
-    """Distinct prompts with what was found of them.
+    """Distinct prompts with the losses that are remembered of them.
 
     Attributes:
         prompts: Shape (P, n), int64.
-        total: Sums over examples of each prompt's losses without the clients' effects, float64,
-            shape (P, C, G); C and G are 1 where losses come neither by class nor by bias.
-        count: Examples behind them, float64, shape (P, C).
-        effect: Sums over examples of the clients' effects, shape (C, G).
-        seen: Examples of each class in all mini-batches, shape (C,).
-        shares: Sums over mini-batches of each class's share, and of its square; shape (2, C).
-        noise: Sum of squared differences of one prompt's losses between clients, each weighted
-            to estimate sigma^2, and how many they are, for each class; then the same of prompts'
-            values at their best biases; shape (C + 1, 2).
+        rows: Which prompt a loss is of, shape (E,), int64.
+        batches: Which mini-batch it is from, shape (E,), int64, rising.
+        losses: Mean losses over the examples of a class, were a bias added, shape (E, C, G),
+            float32; C and G are 1 where losses come neither by class nor by bias.
+        examples: Examples of each class in those mini-batches, shape (J, C), int64.
+        shares: Sums over all mini-batches of each class's share, and of its square; shape (2, C).
         grid: The label biases; None without calibration.
     """
 
     prompts: NDArray[np.int64]
-    total: NDArray[np.float64]
-    count: NDArray[np.float64]
-    effect: NDArray[np.float64]
-    seen: NDArray[np.float64]
+    rows: NDArray[np.int64]
+    batches: NDArray[np.int64]
+    losses: NDArray[np.float32]
+    examples: NDArray[np.int64]
     shares: NDArray[np.float64]
-    noise: NDArray[np.float64]
     grid: BiasGrid | None = None
 
     @classmethod
@@ -105,12 +137,11 @@ class Pool:
         points, classes = (1, 1) if grid is None else grid.biases.shape
         return cls(
             prompts=np.empty((0, prompt_len), dtype=np.int64),
-            total=np.empty((0, classes, points)),
-            count=np.empty((0, classes)),
-            effect=np.zeros((classes, points)),
-            seen=np.zeros(classes),
+            rows=np.empty(0, dtype=np.int64),
+            batches=np.empty(0, dtype=np.int64),
+            losses=np.empty((0, classes, points), dtype=np.float32),
+            examples=np.empty((0, classes), dtype=np.int64),
             shares=np.zeros((2, classes)),
-            noise=np.zeros((classes + 1, 2)),
             grid=grid,
         )
 
@@ -127,49 +158,51 @@ class Pool:
         names = pool.memory().keys()
         if missing := sorted(names - memory.keys()):
             raise ValueError(f"not the memory of a pool: {', '.join(missing)} missing")
-        pool = cls(grid=grid, **{name: memory[name] for name in names})
-        size = len(pool.prompts)
-        classes, points = pool.effect.shape if pool.effect.ndim == 2 else (0, 0)
-        fits = (
-            (points, classes) == ((1, 1) if grid is None else grid.biases.shape)
-            and pool.prompts.shape == (size, prompt_len)
-            and np.issubdtype(pool.prompts.dtype, np.integer)
-            and pool.total.shape == (size, classes, points)
-            and pool.count.shape == (size, classes)
-            and pool.seen.shape == (classes,)
-            and pool.shares.shape == (2, classes)
-            and pool.noise.shape == (classes + 1, 2)
+        own = {name: memory[name] for name in names}
+        size, looks = len(own["prompts"]), len(own["rows"])
+        classes = len(pool.shares[0])
+        shapes = {
+            "prompts": (size, prompt_len),
+            "rows": (looks,),
+            "batches": (looks,),
+            "losses": (looks, *pool.losses.shape[1:]),
+            "examples": (len(own["examples"]), classes),
+            "shares": (2, classes),
+        }
+        fits = all(
+            own[name].shape == shape and own[name].dtype.kind == getattr(pool, name).dtype.kind
+            for name, shape in shapes.items()
         )
         if not fits:
             raise ValueError(f"the pool's arrays do not fit prompts of {prompt_len} tokens")
-        if not all(np.isfinite(memory[name]).all() for name in names):
+        if not all(np.isfinite(array).all() for array in own.values()):
             raise ValueError("the pool's numbers must be finite")
-        if size and (pool.count.min() < 0 or pool.count.sum(axis=1).min() <= 0):
-            raise ValueError("every prompt of a pool was scored at least once")
-        if min(pool.seen.min(), pool.shares.min(), pool.noise.min()) < 0:
-            raise ValueError("a pool's counts and variances are not negative")
-        return pool
+        everywhere = (("rows", size), ("batches", len(own["examples"])))
+        if any(not np.array_equal(np.unique(own[name]), np.arange(n)) for name, n in everywhere):
+            raise ValueError("every prompt and mini-batch of a pool has a loss")
+        if (np.diff(own["batches"]) < 0).any():
+            raise ValueError("a pool's mini-batches stand in their order")
+        if own["examples"].min(initial=0) < 0 or own["shares"].min() < 0:
+            raise ValueError("a pool's counts are not negative")
+        if not own["examples"].any(axis=1).all():
+            raise ValueError("every mini-batch of a pool has examples")
+        return cls(grid=grid, **own)
 
     def memory(self) -> dict[str, NDArray[np.generic]]:
         """Return the pool as a part of a state's memory."""
         return {
             "prompts": self.prompts,
-            "total": self.total,
-            "count": self.count,
-            "effect": self.effect,
-            "seen": self.seen,
+            "rows": self.rows,
+            "batches": self.batches,
+            "losses": self.losses,
+            "examples": self.examples,
             "shares": self.shares,
-            "noise": self.noise,
         }
 
-    # What a mini-batch adds
+    # What is remembered
 
     def with_batch(self, prompts: NDArray[np.int64], losses: ClassLosses) -> Self:
         """Return the pool with one mini-batch's losses added.
-
-        The client's effect is the mean of what known prompts' losses differ from their shrunken
-        means, each weighted by N / (N + b), as the noise of N examples behind the one and b
-        behind the other demands. Without a known prompt, it is the mean of all.
 
         Args:
             prompts: Shape (I, n); equal ones share a row.
@@ -178,94 +211,63 @@ class Pool:
         Raises:
             ValueError: The losses have other classes or biases than the pool.
         """
-        if losses.means.shape[1:] != self.effect.shape:
+        if losses.means.shape[1:] != self.losses.shape[1:]:
             raise ValueError(
-                f"losses must be of shape (I, {', '.join(map(str, self.effect.shape))}), "
+                f"losses must be of shape (I, {', '.join(map(str, self.losses.shape[1:]))}), "
                 f"not {losses.means.shape}"
             )
-        pool, rows = self._with_rows(prompts)
-        effects = pool._effects(rows, losses)
-        total, count = pool.total.copy(), pool.count.copy()
-        for row, own in zip(rows, losses.means - effects, strict=True):
-            total[row] += losses.counts[:, None] * own
-            count[row] += losses.counts
-        return replace(
-            pool._met(losses, effects),
-            total=total,
-            count=count,
-            noise=pool.noise + pool._differences(rows, losses),
-        )
-
-    def alone(self, prompts: NDArray[np.int64], losses: ClassLosses) -> NDArray[np.float64]:
-        """Return what the prompts of a mini-batch are worth by it alone, unshrunk; shape (I,).
-
-        The client's effect is taken out; a class that did not occur tells nothing.
-        """
-        pool, rows = self._with_rows(prompts)
-        effects = pool._effects(rows, losses)
-        own = np.where(losses.counts[:, None] > 0, losses.means - effects, 0.0)
-        after = pool._met(losses, effects)
-        return after.lowest(after._mixed(own))
-
-    def _met(self, losses: ClassLosses, effects: NDArray[np.float64]) -> Self:
-        """The pool with one more client known, its prompts left as they are."""
+        row_of = {prompt.tobytes(): row for row, prompt in enumerate(self.prompts)}
+        rows = [row_of.setdefault(prompt.tobytes(), len(row_of)) for prompt in prompts]
+        distinct = np.pad(self.prompts, ((0, len(row_of) - len(self.prompts)), (0, 0)))
+        distinct[rows] = prompts
         share = losses.counts / losses.counts.sum()
         return replace(
             self,
-            effect=self.effect + losses.counts[:, None] * effects,
-            seen=self.seen + losses.counts,
+            prompts=distinct,
+            rows=np.append(self.rows, rows),
+            batches=np.append(self.batches, np.full(len(rows), len(self.examples))),
+            losses=np.concatenate([self.losses, losses.means.astype(np.float32)]),
+            examples=np.concatenate([self.examples, losses.counts[None]]),
             shares=self.shares + np.stack([share, share**2]),
         )
 
-    def _with_rows(self, prompts: NDArray[np.int64]) -> tuple[Self, list[int]]:
-        row_of = {prompt.tobytes(): row for row, prompt in enumerate(self.prompts)}
-        rows = [row_of.setdefault(prompt.tobytes(), len(row_of)) for prompt in prompts]
-        new = len(row_of) - len(self.prompts)
-        distinct = np.pad(self.prompts, ((0, new), (0, 0)))
-        distinct[rows] = prompts
-        total = np.pad(self.total, ((0, new), (0, 0), (0, 0)))
-        count = np.pad(self.count, ((0, new), (0, 0)))
-        return replace(self, prompts=distinct, total=total, count=count), rows
+    def ranked(self, size: int, *, keep: int | None = None) -> Self:
+        """Return the `size` prompts with the best pessimistic value, best first; ties keep order.
 
-    def _effects(self, rows: list[int], losses: ClassLosses) -> NDArray[np.float64]:
-        own = self._own()
-        effects = np.zeros(self.effect.shape)
-        for c, examples in enumerate(losses.counts):
-            if not examples:
-                continue
-            weight = self.count[rows, c] / (self.count[rows, c] + examples)
-            if weight.any():
-                surprise = losses.means[:, c] - own[rows, c]
-                effects[c] = (weight[:, None] * surprise).sum(axis=0) / weight.sum()
-            else:
-                effects[c] = losses.means[:, c].mean(axis=0)
-        return effects
+        Of more than `LOOKS` times `size` losses the oldest are forgotten, and prompts with them
+        that have no others.
 
-    def _differences(self, rows: list[int], losses: ClassLosses) -> NDArray[np.float64]:
-        """What a mini-batch says of the noise: how known prompts differ from what was known."""
-        found = np.zeros(self.noise.shape)
-        counts, point = losses.counts, self._usual_point
-        for c, examples in enumerate(counts):
-            known = np.array([place for place, row in enumerate(rows) if self.count[row, c] > 0])
-            if examples and len(known) > 1:
-                which = np.array(rows)[known]
-                left = losses.means[known, c, point] - self._means()[which, c, point]
-                found[c] = _estimate(left, 1.0 / examples + 1.0 / self.count[which, c])
-        # Of values: each prompt at its own best bias, which must be known well enough for that.
-        enough = (self.count[rows] >= 2 * counts).all(axis=1) & (counts.sum() > 0)
-        known = np.flatnonzero(enough)
-        if len(known) > 1:
-            which = np.array(rows)[known]
-            points = self._points()[which]
-            share = np.where(counts > 0, self.class_share, 0.0)
-            left = losses.means[known, :, points] - self._means()[which, :, points]
-            behind = 1.0 / np.maximum(counts, 1) + 1.0 / np.maximum(self.count[which], 1.0)
-            found[-1] = _estimate((share * left).sum(axis=1), (share**2 * behind).sum(axis=1))
-        return found
+        Args:
+            size: How many.
+            keep: A row that stays, whatever its rank.
+        """
+        order = np.argsort(self.judged().pessimistic, kind="stable")
+        chosen = order[:size]
+        if keep is not None and keep not in chosen:
+            chosen[-1] = keep
+        looks = np.flatnonzero(np.isin(self.rows, chosen))[-LOOKS * size :]
+        chosen = chosen[np.isin(chosen, self.rows[looks])]
+        place = np.zeros(len(self.prompts), dtype=np.int64)
+        place[chosen] = np.arange(len(chosen))
+        batches, renumbered = np.unique(self.batches[looks], return_inverse=True)
+        return replace(
+            self,
+            prompts=self.prompts[chosen],
+            rows=place[self.rows[looks]],
+            batches=renumbered,
+            losses=self.losses[looks],
+            examples=self.examples[batches],
+        )
 
-    # What is known
+    # What is known of clients
 
     @property
+    def seen(self) -> NDArray[np.bool_]:
+        """Which classes any client has shown, shape (C,)."""
+        seen: NDArray[np.bool_] = self.shares[0] > 0.0
+        return seen
+
+    @cached_property
     def class_share(self) -> NDArray[np.float64]:
         """The part of all examples that each class has, shape (C,)."""
         equal = 1.0 / len(self.seen)
@@ -281,10 +283,56 @@ class Pool:
         result: NDArray[np.float64] = equal + believed * (mean - equal)
         return result
 
+    @cached_property
+    def _looks(self) -> NDArray[np.float64]:
+        """How often each prompt was in each mini-batch, shape (P, J)."""
+        looks = np.zeros((len(self.prompts), len(self.examples)))
+        np.add.at(looks, (self.rows, self.batches), 1.0)
+        return looks
+
+    @cached_property
+    def count(self) -> NDArray[np.float64]:
+        """Examples of each class behind what is known of each prompt, shape (P, C)."""
+        count: NDArray[np.float64] = self._looks @ self.examples
+        return count
+
+    @cached_property
+    def _parts(self) -> _Parts:
+        """Least squares: own parts are drawn to 0 by `_AHEAD`, clients' effects are free."""
+        shape = self.losses.shape[1:]
+        own = np.zeros((len(self.prompts), *shape))
+        effects = np.zeros((len(self.examples), *shape))
+        together = self._looks.sum(axis=0)
+        for c, examples in enumerate(self.examples.T.astype(np.float64)):
+            if not examples.any():
+                continue
+            losses = self.losses[:, c].astype(np.float64)
+            means = np.zeros((len(examples), shape[1]))
+            np.add.at(means, self.batches, losses)
+            means /= together[:, None]
+            ahead = _AHEAD * examples[examples > 0].mean()
+            # Normal equations without the clients' effects, which are what the rest leaves of
+            # each mini-batch's mean.
+            shared = (self._looks * (examples / together)) @ self._looks.T
+            matrix = np.diag(self.count[:, c] + ahead) - shared
+            right = np.zeros((len(self.prompts), shape[1]))
+            weighted = examples[self.batches, None] * (losses - means[self.batches])
+            np.add.at(right, self.rows, weighted)
+            own[:, c] = np.linalg.solve(matrix, right)
+            effects[:, c] = means - (self._looks.T @ own[:, c]) / together[:, None]
+        return _Parts(own, effects)
+
     @property
+    def own(self) -> NDArray[np.float64]:
+        """What each prompt's losses are beside those of the average prompt, shape (P, C, G)."""
+        return self._parts.own
+
+    @cached_property
     def usual(self) -> NDArray[np.float64]:
         """Losses of the average prompt on the average client, shape (C, G)."""
-        result: NDArray[np.float64] = self.effect / np.maximum(self.seen, 1.0)[:, None]
+        examples = self.examples[:, :, None]
+        total = (examples * self._parts.effects).sum(axis=0)
+        result: NDArray[np.float64] = total / np.maximum(examples.sum(axis=0), 1)
         return result
 
     @property
@@ -293,35 +341,23 @@ class Pool:
         result: NDArray[np.float64] = (self.class_share[:, None] * self.usual).sum(axis=0)
         return result
 
+    # What is known of prompts
+
     def variances(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return sigma^2 of one example and the prompts' variance, at the usual bias; each (C,)."""
+        point = int(self.average.argmin()) if self.seen.all() else self._unbiased
         noise, signal = np.ones(self.seen.shape), np.ones(self.seen.shape)
         for c in range(len(self.seen)):
-            seen = self.count[:, c] > 0
-            if seen.sum() < 2:
+            known = self.count[:, c] > 0
+            if known.sum() < 2:
                 continue
-            means = self._means()[seen, c, self._usual_point]
-            noise[c], signal[c] = self._apart(c, means, 1.0 / self.count[seen, c])
+            examples = self.examples[self.batches, c]
+            residuals = self._residuals[:, c, point]
+            found = self._noise(residuals, examples > 0, 1.0 / np.maximum(examples, 1))
+            noise[c], signal[c] = _apart(
+                found, self.own[known, c, point], 1.0 / self.count[known, c]
+            )
         return noise, signal
-
-    def _apart(
-        self, row: int, values: NDArray[np.float64], per_noise: NDArray[np.float64]
-    ) -> tuple[float, float]:
-        """The variance of one example's noise, and what prompts vary beyond it.
-
-        Args:
-            row: Of `noise`.
-            values: What differs between prompts, shape (P,).
-            per_noise: The noise of each of them in that of one example, shape (P,).
-        """
-        between, usual = float(np.var(values)), float(per_noise.mean())
-        squares, degrees = self.noise[row]
-        # Until prompts have met several clients, half of what tells them apart is thought noise.
-        guess = 0.5 * between / usual
-        noise = (squares + _PRIOR_DEGREES * guess) / (degrees + _PRIOR_DEGREES)
-        signal = max(between - noise * usual, _LEAST_SIGNAL * between)
-        # Prompts that do not differ at all have a variance of 0, which nothing can be divided by.
-        return max(noise, _LEAST_VARIANCE), max(signal, _LEAST_VARIANCE)
 
     def judged(self) -> Judged:
         """Return the value of each prompt and how sure it is.
@@ -330,17 +366,33 @@ class Pool:
         towards their mean, by the part of what they vary that is noise. Of a prompt that some
         class has not met nothing is believed: what helps one class mostly hurts another.
         """
-        value = self.lowest(self._mixed(self._means()))
-        known = (self.count[:, self.seen > 0] > 0).all(axis=1)
+        value, points = self._lowest(self._mixed(self.own))
+        known: NDArray[np.bool_] = (self.count[:, self.seen] > 0).all(axis=1)
         if known.sum() < 2:
             return Judged(value=value, spread=np.ones(len(value)))
-        per_noise = (self.class_share**2 / np.maximum(self.count, 1.0)).sum(axis=1)
-        noise, signal = self._apart(-1, value[known], per_noise[known])
-        believed = np.where(known, signal / (signal + noise * per_noise), 0.0)
+        # A value's residual: of all classes, at the bias that suits the prompt best.
+        squared = self.class_share**2
+        examples = self.examples[self.batches]
+        at_best = self._residuals[np.arange(len(self.rows)), :, points[self.rows]]
+        per_noise = np.where(examples > 0, squared / np.maximum(examples, 1), 0.0).sum(axis=1)
+        residuals = np.where(examples > 0, self.class_share * at_best, 0.0).sum(axis=1)
+        found = self._noise(residuals, known[self.rows], per_noise)
+        behind = (squared / np.maximum(self.count, 1.0)).sum(axis=1)
+        noise, signal = _apart(found, value[known], behind[known])
+        believed = np.where(known, signal / (signal + noise * behind), 0.0)
         mean = float(value[known].mean())
         return Judged(
             value=mean + believed * (value - mean), spread=np.sqrt(signal * (1.0 - believed))
         )
+
+    def alone(self) -> NDArray[np.float64]:
+        """Return what the prompts of the last mini-batch are worth by it alone, unshrunk.
+
+        Its client's effect is taken out; a class that did not occur tells nothing. Shape (I,).
+        """
+        last = self.batches == len(self.examples) - 1
+        own = self.losses[last] - self._parts.effects[-1]
+        return self.lowest(self._mixed(np.where(self.examples[-1][:, None] > 0, own, 0.0)))
 
     def bias(self, row: int) -> NDArray[np.float64] | None:
         """Return the best label bias of a prompt, shape (C,); None without calibration."""
@@ -348,73 +400,68 @@ class Pool:
             return None
         if not self.seen.all():
             return np.zeros(len(self.seen))
-        return self.grid.best(self._mixed(self._means())[row])
-
-    def ranked(self, size: int, *, keep: int | None = None) -> Self:
-        """Return the `size` prompts with the best pessimistic value, best first; ties keep order.
-
-        Args:
-            size: How many.
-            keep: A row that stays, whatever its rank.
-        """
-        order = np.argsort(self.judged().pessimistic, kind="stable")
-        chosen = order[:size]
-        if keep is not None and keep not in chosen:
-            chosen[-1] = keep
-        return replace(
-            self, prompts=self.prompts[chosen], total=self.total[chosen], count=self.count[chosen]
-        )
-
-    def _own(self) -> NDArray[np.float64]:
-        """Each prompt's own part of its loss, as far as it is believed at once; (P, C, G).
-
-        What was scored on one client counts half: it was picked for looking good.
-        """
-        usual = self.seen / max(self.shares[0].sum(), 1.0)
-        believed = self.count / np.maximum(self.count + usual, 1.0)
-        own: NDArray[np.float64] = self._means() * believed[:, :, None]
-        return own
-
-    def _means(self) -> NDArray[np.float64]:
-        means: NDArray[np.float64] = self.total / np.maximum(self.count, 1.0)[:, :, None]
-        return means
-
-    def _mixed(self, own: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Losses over all classes, shape (P, G)."""
-        mixed: NDArray[np.float64] = (self.class_share[:, None] * (self.usual[None] + own)).sum(
-            axis=1
-        )
-        return mixed
+        return self.grid.best(self._mixed(self.own)[row])
 
     def lowest(self, mixed: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return what curves over the biases, shape (P, G), are at their best; shape (P,)."""
+        return self._lowest(mixed)[0]
+
+    def _lowest(self, mixed: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """The same, and which of the grid's points is nearest."""
         if self.grid is None or not self.seen.all():
-            unbiased: NDArray[np.float64] = mixed[:, self._unbiased]
-            return unbiased
-        return self.grid.lowest(mixed)[0]
+            return mixed[:, self._unbiased], np.full(len(mixed), self._unbiased)
+        return self.grid.lowest(mixed)
+
+    def _mixed(self, own: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Losses over all classes, shape (P, G)."""
+        mixed: NDArray[np.float64] = (self.class_share[:, None] * (self.usual + own)).sum(axis=1)
+        return mixed
 
     @property
     def _unbiased(self) -> int:
         """The bias of nothing; a class that nobody has shown would make the best one endless."""
         return 0 if self.grid is None else len(self.grid.biases) // 2
 
-    @property
-    def _usual_point(self) -> int:
-        """The grid's point that suits the average prompt best."""
-        if not self.seen.all():
-            return self._unbiased
-        return int(self.average.argmin())
+    @cached_property
+    def _residuals(self) -> NDArray[np.float64]:
+        """What neither client nor prompt explains of each loss, shape (E, C, G)."""
+        own, effects = self._parts
+        residuals: NDArray[np.float64] = self.losses - effects[self.batches] - own[self.rows]
+        return residuals
 
-    def _points(self) -> NDArray[np.int64]:
-        """The grid's point that suits each prompt best, as it was found; shape (P,)."""
-        if self.grid is None or not self.seen.all():
-            return np.full(len(self.prompts), self._unbiased)
-        return self.grid.lowest(self._mixed(self._means()))[1]
+    def _noise(
+        self,
+        residuals: NDArray[np.float64],
+        usable: NDArray[np.bool_],
+        per_noise: NDArray[np.float64],
+    ) -> _Noise:
+        """What residuals, shape (E,), say of the noise.
+
+        A prompt that was met once explains its loss, and its residual tells nothing.
+        """
+        met = np.bincount(self.rows[usable], minlength=len(self.prompts))
+        telling = usable & (met[self.rows] > 1)
+        explained = (met > 1).sum() + len(np.unique(self.batches[telling])) - 1
+        return _Noise(
+            squares=float((residuals[telling] ** 2 / per_noise[telling]).sum()),
+            degrees=max(int(telling.sum() - explained), 0),
+        )
 
 
-def _estimate(left: NDArray[np.float64], per_noise: NDArray[np.float64]) -> tuple[float, int]:
-    """The sum of squared differences that estimate the noise, and their number.
+def _apart(
+    found: _Noise, values: NDArray[np.float64], per_noise: NDArray[np.float64]
+) -> tuple[float, float]:
+    """The variance of one example's noise, and what prompts vary beyond it.
 
-    What all prompts have in common is the client's; one degree of freedom goes into that.
+    Args:
+        found: What residuals say of it.
+        values: What differs between prompts, shape (P,).
+        per_noise: The noise of each of them in that of one example, shape (P,).
     """
-    return float(((left - left.mean()) ** 2 / per_noise).sum()), len(left) - 1
+    between, usual = float(np.var(values)), float(per_noise.mean())
+    # Until prompts have met several clients, half of what tells them apart is thought noise.
+    guess = 0.5 * between / usual
+    noise = (found.squares + _PRIOR_DEGREES * guess) / (found.degrees + _PRIOR_DEGREES)
+    signal = max(between - noise * usual, _LEAST_SIGNAL * between)
+    # Prompts that do not differ at all have a variance of 0, which nothing can be divided by.
+    return max(noise, _LEAST_VARIANCE), max(signal, _LEAST_VARIANCE)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _checks
-from .method import Candidates, ClassLosses
+from .method import Candidates
 from .optimizers import AdamW
 from .pool import Pool
 from .sampling import draw_prompts, softmax
@@ -42,16 +42,13 @@ class RLOO(PromptSearch):
     ) -> NDArray[np.int64]:
         return draw_prompts(softmax(self._logits(state)), count, rng)
 
-    def _learned(
-        self, state: State, before: Pool, candidates: Candidates, losses: ClassLosses
-    ) -> Memory:
+    def _learned(self, state: State, pool: Pool, candidates: Candidates, known: int) -> Memory:
         logits = self._logits(state)
         moments = {name: state.memory[name] for name in ("m", "v", "t") if name in state.memory}
-        fresh = self._fresh(before, candidates)
-        prompts = candidates.prompts[fresh]
+        prompts = candidates.prompts[known:]
         if len(prompts) < 2:
             return {"logits": logits, **moments}
-        values = before.alone(candidates.prompts, losses)[fresh]
+        values = pool.alone()[known:]
         # The others' mean is a baseline that does not know the prompt: no bias.
         advantage = (values - values.mean()) * len(values) / (len(values) - 1)
         drawn = (prompts[:, :, None] == np.arange(self.vocab_size)) - softmax(logits)

@@ -155,11 +155,11 @@ class PromptSearch(ABC):
         """Add what the prompts did to the pool, and rank it."""
         told = self._told(candidates, losses)
         before = self._pool(state)
-        pool = before.with_batch(candidates.prompts, told)
-        pool = pool.ranked(self.pool_size, keep=self._reference(pool))
+        added = before.with_batch(candidates.prompts, told)
+        pool = added.ranked(self.pool_size, keep=self._reference(added))
         memory = {
             **pool.memory(),
-            **self._learned(state, before, candidates, told),
+            **self._learned(state, added, candidates, self._num_again(before, len(told.means))),
             "progress": self._further(state, pool),
         }
         return State(alpha=self.project(self._alpha(pool, memory)), memory=memory)
@@ -192,10 +192,15 @@ class PromptSearch(ABC):
     ) -> NDArray[np.int64]:
         """Return prompts to try, shape (count, n)."""
 
-    def _learned(
-        self, state: State, before: Pool, candidates: Candidates, losses: ClassLosses
-    ) -> Memory:
-        """Return what the method remembers beside the pool, once it knows these losses."""
+    def _learned(self, state: State, pool: Pool, candidates: Candidates, known: int) -> Memory:
+        """Return what the method remembers beside the pool.
+
+        Args:
+            state: As it was asked.
+            pool: With the losses of this ask, not ranked yet.
+            candidates: Of this ask.
+            known: How many of the candidates, the first ones, were no new prompts.
+        """
         return {}
 
     def _alpha(self, pool: Pool, memory: Memory) -> NDArray[np.float64]:
@@ -253,11 +258,6 @@ class PromptSearch(ABC):
         """How many of an ask for `count` prompts are known ones."""
         wanted = min(max(2, round(AGAIN * count)), count - 1) if count > 1 else count
         return min(wanted, len(pool.prompts))
-
-    def _fresh(self, before: Pool, candidates: Candidates) -> slice:
-        """Which of the candidates of an ask of `before` were new."""
-        count = len(candidates.prompts)
-        return slice(self._num_again(before, count), count)
 
     # The pool and the race
 

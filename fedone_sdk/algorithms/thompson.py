@@ -77,8 +77,7 @@ class ThompsonSampling(PromptSearch):
             behind = pool.count[:, c]
             weighted = occurrences * (behind / noise[c])[:, None]
             precision = occurrences.T @ weighted + np.eye(self.vocab_size) * (length / signal[c])
-            own = pool.total[:, c] / np.maximum(behind, 1.0)[:, None]
-            means.append(np.linalg.solve(precision, weighted.T @ own))
+            means.append(np.linalg.solve(precision, weighted.T @ pool.own[:, c]))
             # With precision = L L', the rows of L^-1 transposed have the covariance's products.
             root = np.linalg.inv(np.linalg.cholesky(precision)).T
             if self.blank is not None:

@@ -142,8 +142,8 @@ class PoolSpec(_MethodSpec):
     patience: Annotated[int, Field(ge=1, le=10**9)] | None = None
 
     def travelling_memory(self, prompt_len: int, points: int) -> int:
-        """The prompts of the pool, in int64, or its sums, in float64."""
-        return 2 * self.pool_size * max(prompt_len, points)
+        """The prompts of the pool, in int64, or their losses (a pool has 4 for each prompt)."""
+        return self.pool_size * max(2 * prompt_len, 4 * max(points, 2))
 
 
 class EvolutionSpec(PoolSpec):
