@@ -367,7 +367,7 @@ class Pool:
         class has not met nothing is believed: what helps one class mostly hurts another.
         """
         value, points = self._lowest(self._mixed(self.own))
-        known: NDArray[np.bool_] = (self.count[:, self.seen] > 0).all(axis=1)
+        known = np.all(self.count[:, self.seen] > 0, axis=1)
         if known.sum() < 2:
             return Judged(value=value, spread=np.ones(len(value)))
         # A value's residual: of all classes, at the bias that suits the prompt best.

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from . import _checks
 from .calibration import BiasGrid
 from .method import Candidates, ClassLosses
-from .pool import Pool
+from .pool import LOOKS, Pool
 from .sampling import argmax_prompt, draw_prompts
 from .simplex import nearest_probabilities
 from .start import Start, begun, is_begun
@@ -61,7 +61,7 @@ class PromptSearch(ABC):
         vocab_size: N.
         num_samples: I, at least 2.
         elite: How many of the best prompts alpha is made of.
-        pool_size: How many prompts are remembered.
+        pool_size: How many prompts are remembered, with `LOOKS` times as many losses.
         search: Asks before the race; None never ends the search.
         race: Asks of the race.
         patience: Asks without a better leader after which the race begins; None waits.
@@ -263,6 +263,11 @@ class PromptSearch(ABC):
 
     def _pool(self, state: State) -> Pool:
         pool = Pool.remembered(state.memory, self.prompt_len, self._grid)
+        # What comes from a client: what it costs to judge grows with the cube of the prompts.
+        if len(pool.prompts) > self.pool_size or len(pool.rows) > LOOKS * self.pool_size:
+            raise ValueError(
+                f"a pool holds {self.pool_size} prompts and {LOOKS * self.pool_size} losses at most"
+            )
         if (
             pool.prompts.size
             and not 0 <= pool.prompts.min() <= pool.prompts.max() < self.vocab_size

@@ -315,7 +315,7 @@ async def test_both_transports_and_a_replay_find_the_same() -> None:
     then, last = (at_round(spec, WORDS, snapshot.log, number).state for number in (2, 4))
     machine = machine_of(snapshot)
     assert machine.bias(last) == memory.prompt.bias
-    assert then.method.memory["count"].sum() < last.method.memory["count"].sum()
+    assert len(then.method.memory["rows"]) < len(last.method.memory["rows"])
 
 
 @pytest.mark.parametrize("method", ["evolution", "pbil", "rloo", "random", "thompson"])

@@ -160,6 +160,15 @@ def test_blanks_are_at_the_end_so_that_equal_texts_are_one_prompt() -> None:
             assert prompt == tokens + [0] * (4 - len(tokens))
 
 
+def test_a_pool_beyond_its_size_is_refused() -> None:
+    method = RandomSearch(**SIZES)
+    state, _ = play(method, 100)
+    method.check(state)
+    small = RandomSearch(**SIZES, pool_size=len(state.memory["prompts"]) - 1)
+    with pytest.raises(ValueError, match=r"prompts and \d+ losses at most"):
+        small.check(state)
+
+
 def test_losses_that_do_not_fit_are_refused() -> None:
     method = RandomSearch(**SIZES, biases=((0.0, -1.0), (0.0, 0.0), (0.0, 1.0)))
     candidates = method.ask(method.init(), stream(0))
