@@ -177,8 +177,7 @@ class Pool:
             raise ValueError(f"the pool's arrays do not fit prompts of {prompt_len} tokens")
         if not all(np.isfinite(array).all() for array in own.values()):
             raise ValueError("the pool's numbers must be finite")
-        everywhere = (("rows", size), ("batches", len(own["examples"])))
-        if any(not np.array_equal(np.unique(own[name]), np.arange(n)) for name, n in everywhere):
+        if not (_all_there(own["rows"], size) and _all_there(own["batches"], len(own["examples"]))):
             raise ValueError("every prompt and mini-batch of a pool has a loss")
         if (np.diff(own["batches"]) < 0).any():
             raise ValueError("a pool's mini-batches stand in their order")
@@ -241,7 +240,7 @@ class Pool:
             size: How many.
             keep: A row that stays, whatever its rank.
         """
-        order = np.argsort(self.judged().pessimistic, kind="stable")
+        order = np.argsort(self.judged.pessimistic, kind="stable")
         chosen = order[:size]
         if keep is not None and keep not in chosen:
             chosen[-1] = keep
@@ -302,24 +301,22 @@ class Pool:
         shape = self.losses.shape[1:]
         own = np.zeros((len(self.prompts), *shape))
         effects = np.zeros((len(self.examples), *shape))
-        together = self._looks.sum(axis=0)
         for c, examples in enumerate(self.examples.T.astype(np.float64)):
             if not examples.any():
                 continue
-            losses = self.losses[:, c].astype(np.float64)
-            means = np.zeros((len(examples), shape[1]))
-            np.add.at(means, self.batches, losses)
-            means /= together[:, None]
-            ahead = _AHEAD * examples[examples > 0].mean()
-            # Normal equations without the clients' effects, which are what the rest leaves of
-            # each mini-batch's mean.
-            shared = (self._looks * (examples / together)) @ self._looks.T
-            matrix = np.diag(self.count[:, c] + ahead) - shared
-            right = np.zeros((len(self.prompts), shape[1]))
-            weighted = examples[self.batches, None] * (losses - means[self.batches])
-            np.add.at(right, self.rows, weighted)
-            own[:, c] = np.linalg.solve(matrix, right)
-            effects[:, c] = means - (self._looks.T @ own[:, c]) / together[:, None]
+            weighted = examples[self.batches, None] * self.losses[:, c]
+            of_prompt = np.zeros((len(own), shape[1]))
+            of_client = np.zeros((len(effects), shape[1]))
+            np.add.at(of_prompt, self.rows, weighted)
+            np.add.at(of_client, self.batches, weighted)
+            behind = (self.count[:, c] + _AHEAD * examples[examples > 0].mean())[:, None]
+            # The normal equations of the effects, once own parts are what these leave.
+            links = self._looks * examples
+            matrix = np.diag(links.sum(axis=0)) - links.T @ (links / behind)
+            absent = np.flatnonzero(examples == 0.0)
+            matrix[absent, absent] = 1.0  # no such class, no effect
+            effects[:, c] = np.linalg.solve(matrix, of_client - links.T @ (of_prompt / behind))
+            own[:, c] = (of_prompt - links @ effects[:, c]) / behind
         return _Parts(own, effects)
 
     @property
@@ -359,8 +356,9 @@ class Pool:
             )
         return noise, signal
 
+    @cached_property
     def judged(self) -> Judged:
-        """Return the value of each prompt and how sure it is.
+        """The value of each prompt and how sure it is.
 
         The best of many that were looked at once looks better than it is: values are shrunk
         towards their mean, by the part of what they vary that is noise. Of a prompt that some
@@ -446,6 +444,14 @@ class Pool:
             squares=float((residuals[telling] ** 2 / per_noise[telling]).sum()),
             degrees=max(int(telling.sum() - explained), 0),
         )
+
+
+def _all_there(numbers: NDArray[np.int64], count: int) -> bool:
+    """Whether these are the numbers from 0 to below `count`, and none is missing."""
+    if not numbers.size:
+        return count == 0
+    known = numbers.min() >= 0 and numbers.max() < count
+    return bool(known and np.bincount(numbers, minlength=count).all())
 
 
 def _apart(

@@ -160,7 +160,7 @@ class PromptSearch(ABC):
         memory = {
             **pool.memory(),
             **self._learned(state, added, candidates, self._num_again(before, len(told.means))),
-            "progress": self._further(state, pool),
+            "progress": self._further(state, float(added.judged.pessimistic.min())),
         }
         return State(alpha=self.project(self._alpha(pool, memory)), memory=memory)
 
@@ -301,7 +301,7 @@ class PromptSearch(ABC):
         others = [row for row in range(len(pool.prompts)) if row not in first]
         leaders = others[: (number - len(first) + 1) // 2]
         rest = np.array(others[len(leaders) :], dtype=np.int64)
-        by_hope = rest[np.argsort(pool.judged().optimistic[rest], kind="stable")]
+        by_hope = rest[np.argsort(pool.judged.optimistic[rest], kind="stable")]
         rows = [*first, *leaders, *by_hope.tolist()]
         return np.array(rows[:number], dtype=np.int64)
 
@@ -317,10 +317,10 @@ class PromptSearch(ABC):
             raise ValueError("progress must be four numbers")
         return np.array(progress, dtype=np.float64)
 
-    def _further(self, state: State, pool: Pool) -> NDArray[np.float64]:
+    def _further(self, state: State, best: float) -> NDArray[np.float64]:
+        """The progress with one ask more, after which the leader is worth `best` at least."""
         progress = self._progress(state)
         progress[_TOLD] += 1
-        best = float(pool.judged().pessimistic.min())
         if best < progress[_BEST] - BETTER:
             progress[_MOVED], progress[_BEST] = progress[_TOLD], best
         enough = self.search is not None and progress[_TOLD] >= self.search

@@ -73,7 +73,7 @@ def test_prompts_are_ranked_as_if_all_had_met_all_clients(kind: str) -> None:
     )
     truth = GRID.lowest(by_class.mean(axis=0))[0]
     order = pool.prompts[:, 0]
-    found = pool.judged()
+    found = pool.judged
     assert np.corrcoef(found.value, truth[order])[0, 1] > 0.85
     # What is not known is about as much as it says.
     error = found.value - truth[order]
@@ -111,7 +111,7 @@ def test_what_a_leader_lacks_on_later_clients_is_not_laid_to_their_charge() -> N
     known = dict(zip(pool.prompts[:, 0].tolist(), own.tolist(), strict=True))
     assert known[1] > 0.1
     assert known[2] > 0.1
-    assert pool.judged().pessimistic.argmin() == 0
+    assert pool.judged.pessimistic.argmin() == 0
 
 
 def test_a_lucky_client_makes_no_leader_but_is_worth_another_look() -> None:
@@ -122,7 +122,7 @@ def test_a_lucky_client_makes_no_leader_but_is_worth_another_look() -> None:
             rows(0, 1, 2, 3), plain(np.array([-1.0, 0.0, 1.0, 0.5]) + rng.normal(0, 0.6, 4))
         )
     pool = pool.with_batch(rows(0, 4), plain([-1.0, -1.6]))
-    judged = pool.judged()
+    judged = pool.judged
     assert judged.pessimistic.argmin() == 0
     assert judged.optimistic[1:].argmin() == 3  # of those that do not lead
     assert judged.spread[4] > 2 * judged.spread[0]
@@ -138,9 +138,9 @@ def test_one_class_alone_says_nothing_of_a_prompt() -> None:
     shifts[2] = 2.0
     only_positive = Client(rng, positive=1.0)
     pool = pool.with_batch(rows(0, 1, 2), only_positive.losses(shifts, scales))
-    value = pool.judged().value
+    value = pool.judged.value
     assert value.argmin() == 1
-    assert pool.judged().pessimistic.argmin() == 1
+    assert pool.judged.pessimistic.argmin() == 1
     assert value[1] < value[2] < value[0]  # as the others' mean
 
 
@@ -149,7 +149,7 @@ def test_without_every_class_there_is_no_bias() -> None:
     client = Client(np.random.default_rng(2), positive=1.0)
     pool = pool.with_batch(rows(0, 1), client.losses(np.array([0.0, 1.0]), np.ones(2)))
     assert pool.bias(0).tolist() == [0.0, 0.0]  # type: ignore[union-attr]
-    assert pool.judged().value.min() > 0.05
+    assert pool.judged.value.min() > 0.05
 
 
 def test_class_shares_of_uneven_clients_are_believed_less() -> None:
@@ -202,7 +202,7 @@ def test_a_memory_is_read_back_or_refused() -> None:
     client = Client(np.random.default_rng(0), positive=0.5)
     pool = Pool.empty(1, GRID).with_batch(rows(0, 1), client.losses(np.zeros(2), np.ones(2)))
     again = Pool.remembered(pool.memory(), 1, GRID)
-    assert again.judged().value.tolist() == pool.judged().value.tolist()
+    assert again.judged.value.tolist() == pool.judged.value.tolist()
     for name, value in (
         ("prompts", np.zeros((2, 3), np.int64)),
         ("prompts", np.zeros((3, 1), np.int64)),
