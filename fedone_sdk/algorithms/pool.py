@@ -116,7 +116,7 @@ class Pool:
         prompts: Shape (P, n), int64.
         rows: Which prompt a loss is of, shape (E,), int64.
         batches: Which mini-batch it is from, shape (E,), int64, rising.
-        losses: Mean losses over the examples of a class, were a bias added, shape (E, C, G),
+        means: Mean losses over the examples of a class, were a bias added, shape (E, C, G),
             float32; C and G are 1 where losses come neither by class nor by bias.
         examples: Examples of each class in those mini-batches, shape (J, C), int64.
         shares: Sums over all mini-batches of each class's share, and of its square; shape (2, C).
@@ -126,7 +126,7 @@ class Pool:
     prompts: NDArray[np.int64]
     rows: NDArray[np.int64]
     batches: NDArray[np.int64]
-    losses: NDArray[np.float32]
+    means: NDArray[np.float32]
     examples: NDArray[np.int64]
     shares: NDArray[np.float64]
     grid: BiasGrid | None = None
@@ -139,7 +139,7 @@ class Pool:
             prompts=np.empty((0, prompt_len), dtype=np.int64),
             rows=np.empty(0, dtype=np.int64),
             batches=np.empty(0, dtype=np.int64),
-            losses=np.empty((0, classes, points), dtype=np.float32),
+            means=np.empty((0, classes, points), dtype=np.float32),
             examples=np.empty((0, classes), dtype=np.int64),
             shares=np.zeros((2, classes)),
             grid=grid,
@@ -165,7 +165,7 @@ class Pool:
             "prompts": (size, prompt_len),
             "rows": (looks,),
             "batches": (looks,),
-            "losses": (looks, *pool.losses.shape[1:]),
+            "means": (looks, *pool.means.shape[1:]),
             "examples": (len(own["examples"]), classes),
             "shares": (2, classes),
         }
@@ -193,7 +193,7 @@ class Pool:
             "prompts": self.prompts,
             "rows": self.rows,
             "batches": self.batches,
-            "losses": self.losses,
+            "means": self.means,
             "examples": self.examples,
             "shares": self.shares,
         }
@@ -210,9 +210,9 @@ class Pool:
         Raises:
             ValueError: The losses have other classes or biases than the pool.
         """
-        if losses.means.shape[1:] != self.losses.shape[1:]:
+        if losses.means.shape[1:] != self.means.shape[1:]:
             raise ValueError(
-                f"losses must be of shape (I, {', '.join(map(str, self.losses.shape[1:]))}), "
+                f"losses must be of shape (I, {', '.join(map(str, self.means.shape[1:]))}), "
                 f"not {losses.means.shape}"
             )
         row_of = {prompt.tobytes(): row for row, prompt in enumerate(self.prompts)}
@@ -225,7 +225,7 @@ class Pool:
             prompts=distinct,
             rows=np.append(self.rows, rows),
             batches=np.append(self.batches, np.full(len(rows), len(self.examples))),
-            losses=np.concatenate([self.losses, losses.means.astype(np.float32)]),
+            means=np.concatenate([self.means, losses.means.astype(np.float32)]),
             examples=np.concatenate([self.examples, losses.counts[None]]),
             shares=self.shares + np.stack([share, share**2]),
         )
@@ -254,7 +254,7 @@ class Pool:
             prompts=self.prompts[chosen],
             rows=place[self.rows[looks]],
             batches=renumbered,
-            losses=self.losses[looks],
+            means=self.means[looks],
             examples=self.examples[batches],
         )
 
@@ -298,13 +298,13 @@ class Pool:
     @cached_property
     def _parts(self) -> _Parts:
         """Least squares: own parts are drawn to 0 by `_AHEAD`, clients' effects are free."""
-        shape = self.losses.shape[1:]
+        shape = self.means.shape[1:]
         own = np.zeros((len(self.prompts), *shape))
         effects = np.zeros((len(self.examples), *shape))
         for c, examples in enumerate(self.examples.T.astype(np.float64)):
             if not examples.any():
                 continue
-            weighted = examples[self.batches, None] * self.losses[:, c]
+            weighted = examples[self.batches, None] * self.means[:, c]
             of_prompt = np.zeros((len(own), shape[1]))
             of_client = np.zeros((len(effects), shape[1]))
             np.add.at(of_prompt, self.rows, weighted)
@@ -389,7 +389,7 @@ class Pool:
         Its client's effect is taken out; a class that did not occur tells nothing. Shape (I,).
         """
         last = self.batches == len(self.examples) - 1
-        own = self.losses[last] - self._parts.effects[-1]
+        own = self.means[last] - self._parts.effects[-1]
         return self.lowest(self._mixed(np.where(self.examples[-1][:, None] > 0, own, 0.0)))
 
     def bias(self, row: int) -> NDArray[np.float64] | None:
@@ -424,7 +424,7 @@ class Pool:
     def _residuals(self) -> NDArray[np.float64]:
         """What neither client nor prompt explains of each loss, shape (E, C, G)."""
         own, effects = self._parts
-        residuals: NDArray[np.float64] = self.losses - effects[self.batches] - own[self.rows]
+        residuals: NDArray[np.float64] = self.means - effects[self.batches] - own[self.rows]
         return residuals
 
     def _noise(

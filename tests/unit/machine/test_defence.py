@@ -213,8 +213,8 @@ def test_a_memory_beyond_all_measure_is_refused(value: float) -> None:
     work = game.take(CLIENTS)
     honest = answer_to(game, work)
     assert isinstance(honest, AlphaUpdate)
-    losses = to_wire(np.full(honest.memory["losses"].shape, value, np.float32))
-    bad = honest.model_copy(update={"memory": {**honest.memory, "losses": losses}})
+    means = to_wire(np.full(honest.memory["means"].shape, value, np.float32))
+    bad = honest.model_copy(update={"memory": {**honest.memory, "means": means}})
     found = refusal(game.send(work, bad))
     assert isinstance(found, Refused)
     assert "memory" in found.detail
