@@ -31,7 +31,7 @@ from .calibration import BiasGrid
 from .method import ClassLosses
 from .state import Memory
 
-__all__ = ["LOOKS", "Judged", "Pool"]
+__all__ = ["Judged", "LOOKS", "Pool"]
 
 LOOKS = 4
 """Losses that are remembered, for each prompt that is: leaders have more, most others one."""
