@@ -60,7 +60,7 @@ async def test_processes_share_a_cap(seed: int) -> None:
     assert figures.requests >= 20
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow])
 @given(
     num_callers=st.sampled_from([1, 20, 200]),
     cap=st.one_of(

@@ -261,7 +261,7 @@ async def test_evolution_again(part: dict[str, Any]) -> None:
     assert report.rounds == 6
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(
     seed=st.integers(0, 2**32),
     exchange=st.sampled_from(["alpha", "losses"]),

@@ -45,9 +45,7 @@ from tests.fuzz.mutate import damaged, damaged_bytes, vectors
 from tests.fuzz.states import working_state
 
 SEEDS = st.integers(min_value=0, max_value=2**64 - 1)
-MANY = settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+MANY = settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 STATE = State(
     alpha=np.ones((2, 3), dtype=np.float32),

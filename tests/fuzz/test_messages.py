@@ -50,7 +50,7 @@ def check(adapter: TypeAdapter[Any], body: bytes) -> None:
     repr(message)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(seed=SEEDS)
 def test_damaged_messages(seed: int) -> None:
     rng = random.Random(seed)
@@ -70,7 +70,7 @@ def test_no_value_breaks_a_parser(token: bytes) -> None:
             check(ADAPTERS[entry["type"]], marked.replace(b'"\\u0001"', token))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     dtype=st.sampled_from(["float32", "float64", "int64", "uint8", "uint16", "object", ">f8"]),
     shape=st.lists(
@@ -106,7 +106,7 @@ def test_arrays_are_what_they_say(dtype: str, shape: list[int], raw: bytes, tail
     assert not values.flags.writeable
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(body=st.binary(max_size=300), name=st.sampled_from(sorted(ADAPTERS)))
 def test_noise_is_refused(body: bytes, name: str) -> None:
     check(ADAPTERS[name], body)

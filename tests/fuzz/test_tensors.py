@@ -68,7 +68,7 @@ def test_damaged_files() -> None:
     assert seen[False] > 1000
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(seed=SEEDS)
 def test_any_damage(seed: int) -> None:
     rng = random.Random(seed)
@@ -95,7 +95,7 @@ def test_no_value_breaks_the_reader(token: bytes) -> None:
         check(FILES[1][0], joined(text, data))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(content=st.binary(max_size=200), length=st.integers(0, 2**64 - 1) | st.integers(0, 200))
 @example(content=b"", length=2**64 - 1)
 @example(content=b"{}", length=2)

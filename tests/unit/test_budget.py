@@ -246,7 +246,7 @@ class AccountMachine(RuleBasedStateMachine):
 
 
 TestAccountMachine = AccountMachine.TestCase
-TestAccountMachine.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestAccountMachine.settings = settings(max_examples=60, stateful_step_count=25)
 
 
 class _Caller:
@@ -364,7 +364,7 @@ class GuardMachine(RuleBasedStateMachine):
 
 
 TestGuardMachine = GuardMachine.TestCase
-TestGuardMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestGuardMachine.settings = settings(max_examples=60, stateful_step_count=30)
 
 
 class TestBudgetGuard:
@@ -497,7 +497,7 @@ class TestSqliteLedger:
         assert Decimal("0.86") < account.held.usd <= 1
 
     @given(st.lists(usages, max_size=6), st.lists(usages, max_size=3))
-    @settings(max_examples=10, deadline=None)
+    @settings(max_examples=10)
     def test_money_comes_back_exactly(
         self, tmp_path_factory: pytest.TempPathFactory, spent: list[Usage], leased: list[Usage]
     ) -> None:

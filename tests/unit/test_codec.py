@@ -107,7 +107,7 @@ run_states = st.builds(
 
 
 @given(run_states)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_round_trip(state: RunState) -> None:
     document = json.dumps(encode_document(state), allow_nan=False)
     again = decode(json.loads(document), encode_arrays(arrays_of(state)))

@@ -207,7 +207,7 @@ MESSAGES: st.SearchStrategy[Message] = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(MESSAGES)
 def test_both_forms_give_the_message_back(message: Message) -> None:
     parse = parser(type(message).__name__)

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedone_sdk.metrics import METRICS, accuracy, evaluate, f1, matthews
@@ -56,7 +56,6 @@ def test_binary_matthews_is_the_textbook_form(pairs: list[tuple[int, int]]) -> N
     assert matthews([p for p, _ in pairs], [t for _, t in pairs]) == pytest.approx(expected)
 
 
-@settings(deadline=None)  # the first example imports it
 @pytest.mark.filterwarnings("ignore:A single label was found")
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=2))
 def test_against_sklearn(pairs: list[tuple[int, int]]) -> None:

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -201,7 +201,6 @@ def test_hinge_is_the_multi_margin_loss(case: tuple[list[float], int]) -> None:
     assert loss == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
-@settings(deadline=None)  # the first example imports it
 @given(scored())
 def test_hinge_against_torch(case: tuple[list[float], int]) -> None:
     torch = pytest.importorskip("torch")

@@ -16,7 +16,6 @@ ROWS = arrays(
 )
 
 
-@settings(deadline=None)
 @given(ROWS, st.floats(0.0, 0.9))
 def test_meets_the_kkt_conditions(rows: np.ndarray, share: float) -> None:
     """The unique projection: feasible, and above the floor it is the row minus one threshold."""
@@ -30,7 +29,6 @@ def test_meets_the_kkt_conditions(rows: np.ndarray, share: float) -> None:
         assert np.all(row[~free] - floor <= thresholds.max() + 1e-9)
 
 
-@settings(deadline=None)
 @given(ROWS)
 def test_agrees_with_bisection(rows: np.ndarray) -> None:
     low_t = np.full((len(rows), 1), rows.min() - 2.0)
@@ -42,7 +40,6 @@ def test_agrees_with_bisection(rows: np.ndarray) -> None:
     np.testing.assert_allclose(project_to_simplex(rows), np.maximum(rows - low_t, 0), atol=1e-9)
 
 
-@settings(deadline=None)
 @given(arrays(np.float64, (3, 5), elements=st.floats(0.01, 1.0)))
 def test_keeps_points_of_the_simplex(rows: np.ndarray) -> None:
     rows /= rows.sum(axis=1, keepdims=True)
@@ -91,7 +88,7 @@ def nearest_by_enumeration(row: np.ndarray, floor: float) -> np.ndarray:
     return best
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     arrays(np.float64, array_shapes(min_dims=2, max_dims=2, max_side=4),
            elements=st.floats(-2, 2) | st.floats(0, 0.4)),
@@ -103,7 +100,6 @@ def test_capped_is_the_nearest_point(rows: np.ndarray, share: float) -> None:
     np.testing.assert_allclose(nearest_capped(rows, floor=floor), expected, atol=2e-6)
 
 
-@settings(deadline=None)
 @given(ROWS, st.floats(0.0, 0.9))
 def test_capped_is_feasible_and_keeps_what_is(rows: np.ndarray, share: float) -> None:
     floor = float(np.float32(share / rows.shape[1]))

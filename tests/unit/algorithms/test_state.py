@@ -6,7 +6,7 @@ import pickle
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedone_sdk.algorithms import (
@@ -128,7 +128,6 @@ def test_a_state_is_not_a_memory() -> None:
         load_state(dump_memory(example().memory))
 
 
-@settings(deadline=None)
 @given(st.integers(0, len(dump_state(example())) - 1), st.integers(1, 255))
 def test_a_damaged_byte_is_refused(position: int, flip: int) -> None:
     data = bytearray(dump_state(example()))

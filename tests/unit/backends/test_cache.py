@@ -342,7 +342,7 @@ class TestFile:
         st.lists(st.text(st.characters()), max_size=2),
         st.none() | st.text(max_size=5),
     )
-    @settings(max_examples=30, deadline=None)
+    @settings(max_examples=30)
     async def test_answers_come_back_exactly(
         self, rows: list[list[float]], texts: list[str], model: str | None
     ) -> None:

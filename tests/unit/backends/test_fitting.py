@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedone_sdk import assets
@@ -48,7 +48,6 @@ texts = st.one_of(
 )  # fmt: skip
 
 
-@settings(deadline=None)
 @given(prompt=texts.filter(lambda text: len(text.encode()) < 90), first=texts, second=texts)
 def test_only_fields_are_shortened(
     encoder: ClozeEncoder, prompt: str, first: str, second: str
@@ -178,7 +177,6 @@ def test_an_empty_input_needs_a_token_that_starts_a_text(tmp_path: Path) -> None
         encoder.encode((Part("field", ""),))
 
 
-@settings(deadline=None)
 @given(prompt=texts.filter(lambda text: len(text.encode()) < 90), field=texts)
 def test_a_causal_input_keeps_all_but_the_end_of_its_field(prompt: str, field: str) -> None:
     ids = CAUSAL.encode(

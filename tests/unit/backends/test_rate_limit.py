@@ -84,7 +84,7 @@ def most_in_a_minute(sent: list[tuple[float, int]]) -> int:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     limit=st.floats(0.3, 30),
     arrivals=st.lists(st.floats(0, 45), min_size=1, max_size=60),
@@ -115,7 +115,7 @@ async def test_no_minute_has_more_requests_than_the_limit(
         assert model.times[int(limit) - 1] == pytest.approx(sorted(arrivals)[int(limit) - 1])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     limit=st.integers(1, 100),
     requests=st.lists(st.integers(0, 150), min_size=1, max_size=40),

@@ -127,7 +127,7 @@ async def outcome_of(backend: LLMBackend, query: Query) -> object:
 
 
 @given(st.lists(st.tuples(queries, answers | errors), min_size=1, max_size=6))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 async def test_a_cassette_gives_what_was_recorded(
     asked: list[tuple[Query, Answer | BackendError]],
 ) -> None:
@@ -148,7 +148,7 @@ async def test_a_cassette_gives_what_was_recorded(
 
 
 @given(st.lists(st.lists(texts, min_size=1, max_size=3), min_size=1, max_size=5))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 async def test_a_scripted_model_replays_itself(batches: list[list[str]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "cassette.jsonl")

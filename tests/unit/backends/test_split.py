@@ -6,7 +6,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedone_sdk.backends import Answer, LLMBackend, Query
@@ -91,7 +91,6 @@ async def settle() -> None:
 
 
 @given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 5))
-@settings(deadline=None)
 async def test_the_answer_is_that_of_the_whole_query(
     num_inputs: int, max_inputs: int, concurrency: int
 ) -> None:

@@ -79,7 +79,7 @@ texts = st.one_of(
 
 
 @pytest.mark.parametrize("name", COUNTERS)
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(first=texts, second=texts)
 def test_only_the_ends_of_fields_are_cut(name: str, first: str, second: str) -> None:
     counter = COUNTERS[name]

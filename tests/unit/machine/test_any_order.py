@@ -333,6 +333,5 @@ TestAnyOrder = AnyOrder.TestCase
 TestAnyOrder.settings = settings(
     max_examples=60,
     stateful_step_count=30,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )

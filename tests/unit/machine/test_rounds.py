@@ -253,7 +253,7 @@ class TestSizes:
 
 class TestDeterminism:
     @given(st.permutations(range(5)), st.permutations(range(5)), st.booleans(), st.booleans())
-    @settings(max_examples=15, deadline=None)
+    @settings(max_examples=15)
     def test_the_order_of_clients_does_not_matter(
         self, arrivals: list[int], answers: list[int], proportional: bool, losses: bool
     ) -> None:
