@@ -263,7 +263,7 @@ class PromptSearch(ABC):
 
     def _pool(self, state: State) -> Pool:
         pool = Pool.remembered(state.memory, self.prompt_len, self._grid)
-        # It may come from a client, and what it costs to judge grows with the cube of what it holds.
+        # It may come from a client, and what it costs to judge grows faster than what it holds.
         if len(pool.prompts) > self.pool_size or len(pool.rows) > LOOKS * self.pool_size:
             raise ValueError(
                 f"a pool holds {self.pool_size} prompts and {LOOKS * self.pool_size} losses at most"
