@@ -159,14 +159,16 @@ class Pool:
         if missing := sorted(names - memory.keys()):
             raise ValueError(f"not the memory of a pool: {', '.join(missing)} missing")
         own = {name: memory[name] for name in names}
-        size, looks = len(own["prompts"]), len(own["rows"])
         classes = len(pool.shares[0])
+        # By their numbers, as it may come from a client: what has no rows at all has no length.
+        size, looks = own["prompts"].size // prompt_len, own["rows"].size
+        clients = own["examples"].size // classes
         shapes = {
             "prompts": (size, prompt_len),
             "rows": (looks,),
             "batches": (looks,),
             "means": (looks, *pool.means.shape[1:]),
-            "examples": (len(own["examples"]), classes),
+            "examples": (clients, classes),
             "shares": (2, classes),
         }
         fits = all(
@@ -177,7 +179,7 @@ class Pool:
             raise ValueError(f"the pool's arrays do not fit prompts of {prompt_len} tokens")
         if not all(np.isfinite(array).all() for array in own.values()):
             raise ValueError("the pool's numbers must be finite")
-        if not (_all_there(own["rows"], size) and _all_there(own["batches"], len(own["examples"]))):
+        if not (_all_there(own["rows"], size) and _all_there(own["batches"], clients)):
             raise ValueError("every prompt and mini-batch of a pool has a loss")
         if (np.diff(own["batches"]) < 0).any():
             raise ValueError("a pool's mini-batches stand in their order")

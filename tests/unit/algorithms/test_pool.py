@@ -208,6 +208,7 @@ def test_a_memory_is_read_back_or_refused() -> None:
         ("prompts", np.zeros((3, 1), np.int64)),
         ("rows", np.array([0, 2])),
         ("rows", np.zeros(2)),
+        *((name, array.flat[0]) for name, array in pool.memory().items()),
         ("batches", np.array([1, 1])),
         ("means", np.zeros((2, 1, 1), np.float32)),
         ("means", np.full((2, 2, 9), np.inf, np.float32)),
@@ -216,7 +217,7 @@ def test_a_memory_is_read_back_or_refused() -> None:
         ("shares", np.zeros(3)),
     ):
         with pytest.raises(ValueError, match="pool"):
-            Pool.remembered({**pool.memory(), name: value}, 1, GRID)
+            Pool.remembered({**pool.memory(), name: np.asarray(value)}, 1, GRID)
     with pytest.raises(ValueError, match="memory"):
         Pool.remembered({"m": np.zeros(3)}, 1)
     with pytest.raises(ValueError, match="fit"):
