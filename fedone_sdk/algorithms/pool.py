@@ -13,6 +13,11 @@ be laid to that client's charge.) What a prompt is worth at its best bias is shr
 other prompts by as much as it is noise (empirical Bayes: the variances are estimated from the
 pool).
 
+Clients may lie. A mini-batch whose losses disagree with those of others by more than they do among
+each other counts less, by as much: noise is thought to be from a t distribution with a scale of its
+own for each mini-batch (Lange, Little and Taylor 1989), which least squares with the weights that
+the last residuals deserve fit step by step.
+
 Classes are put together by their share among all clients seen so far, not by those that a prompt
 happened to meet: a prompt that was only tried on positive reviews is no better for it. Where each
 client holds other classes, a few of them say little of all: the share is shrunk to equal ones.
@@ -46,6 +51,18 @@ _SHARE_SPREAD = 0.1
 _CLIENTS_AHEAD = 50
 """As many clients a prompt is thought to be for, beside those that were met: where clients differ,
 their classes will be shared out otherwise."""
+
+_BARELY = 0.001
+"""The same where own parts are not to be drawn: just what makes them the only solution."""
+
+_DIFFERS = 0.2
+"""Part of a prompt's own part that may differ between clients, as a standard deviation."""
+
+_TAILS = 4.0
+"""Degrees of freedom of the t distribution that residuals are thought to have: the usual choice."""
+
+_SETTLED, _MOST_TURNS = 0.01, 20
+"""What trust may still change by when it is good enough, and how often it is estimated at most."""
 
 _PRIOR_DEGREES = 4.0
 """How many differences the first guess at the noise counts for."""
@@ -89,10 +106,12 @@ class _Parts(NamedTuple):
     Attributes:
         own: Of each prompt, beside the average one, shape (P, C, G).
         effects: Of each mini-batch's client, shape (J, C, G).
+        trust: How much each mini-batch counts, in (0, 1], shape (J,).
     """
 
     own: NDArray[np.float64]
     effects: NDArray[np.float64]
+    trust: NDArray[np.float64]
 
 
 class _Noise(NamedTuple):
@@ -233,17 +252,17 @@ class Pool:
         )
 
     def ranked(self, size: int, *, keep: int | None = None) -> Self:
-        """Return the `size` prompts with the best pessimistic value, best first; ties keep order.
+        """Return the leader and the prompts with the next best pessimistic values, in this order.
 
-        Of more than `LOOKS` times `size` losses the oldest are forgotten, and prompts with them
-        that have no others.
+        Ties keep their order. Of more than `LOOKS` times `size` losses the oldest are forgotten,
+        and prompts with them that have no others.
 
         Args:
-            size: How many.
+            size: How many prompts, at most.
             keep: A row that stays, whatever its rank.
         """
         order = np.argsort(self.judged.pessimistic, kind="stable")
-        chosen = order[:size]
+        chosen = np.concatenate([[self.leader], order[order != self.leader]])[:size]
         if keep is not None and keep not in chosen:
             chosen[-1] = keep
         looks = np.flatnonzero(np.isin(self.rows, chosen))[-LOOKS * size :]
@@ -293,33 +312,76 @@ class Pool:
 
     @cached_property
     def count(self) -> NDArray[np.float64]:
-        """Examples of each class behind what is known of each prompt, shape (P, C)."""
-        count: NDArray[np.float64] = self._looks @ self.examples
+        """Examples of each class behind what is known of each prompt, as trusted, shape (P, C)."""
+        count: NDArray[np.float64] = self._looks @ self._trusted
         return count
+
+    @property
+    def _trusted(self) -> NDArray[np.float64]:
+        """Examples of each class in each mini-batch, as trusted, shape (J, C)."""
+        return self._parts.trust[:, None] * self.examples
 
     @cached_property
     def _parts(self) -> _Parts:
-        """Least squares: own parts are drawn to 0 by `_AHEAD`, clients' effects are free."""
+        """Least squares, again and again with the trust that the last residuals deserve."""
+        trust = np.ones(len(self.examples))
+        for _ in range(_MOST_TURNS):
+            # Drawn to 0, prompts that differ much would seem to disagree with themselves.
+            parts = self._least_squares(trust, ahead=_BARELY)
+            trust = self._deserved(parts)
+            if np.abs(trust - parts.trust).max(initial=0.0) < _SETTLED:
+                break
+        return self._least_squares(trust, ahead=_AHEAD)
+
+    def _least_squares(self, trust: NDArray[np.float64], *, ahead: float) -> _Parts:
+        """Own parts are drawn to 0 by `ahead` mini-batches, clients' effects are free."""
         shape = self.means.shape[1:]
         own = np.zeros((len(self.prompts), *shape))
         effects = np.zeros((len(self.examples), *shape))
-        for c, examples in enumerate(self.examples.T.astype(np.float64)):
-            if not examples.any():
+        for c, told in enumerate(self.examples.T.astype(np.float64)):
+            if not told.any():
                 continue
+            examples = trust * told
             weighted = examples[self.batches, None] * self.means[:, c]
             of_prompt = np.zeros((len(own), shape[1]))
             of_client = np.zeros((len(effects), shape[1]))
             np.add.at(of_prompt, self.rows, weighted)
             np.add.at(of_client, self.batches, weighted)
-            behind = (self.count[:, c] + _AHEAD * examples[examples > 0].mean())[:, None]
-            # The normal equations of the effects, once own parts are what these leave.
             links = self._looks * examples
+            behind = (links.sum(axis=1) + ahead * told[told > 0].mean())[:, None]
+            # The normal equations of the effects, once own parts are what these leave.
             matrix = np.diag(links.sum(axis=0)) - links.T @ (links / behind)
-            absent = np.flatnonzero(examples == 0.0)
+            absent = np.flatnonzero(told == 0.0)
             matrix[absent, absent] = 1.0  # no such class, no effect
             effects[:, c] = np.linalg.solve(matrix, of_client - links.T @ (of_prompt / behind))
             own[:, c] = (of_prompt - links @ effects[:, c]) / behind
-        return _Parts(own, effects)
+        return _Parts(own, effects, trust)
+
+    def _deserved(self, parts: _Parts) -> NDArray[np.float64]:
+        """The trust that mini-batches deserve by how far they agree with the others, shape (J,)."""
+        squares, degrees = np.zeros((2, len(self.examples)))
+        residuals = self._residuals_of(parts)
+        for c, told in enumerate(self.examples.T.astype(np.float64)):
+            telling = self._telling(told[self.batches] > 0)
+            rows, batches = self.rows[telling], self.batches[telling]
+            examples = told[batches]
+            # Of a prompt that others hardly met, or a client that hardly met others' prompts, the
+            # own part and the effect follow the loss, and leave little to be told by.
+            weights = parts.trust[batches] * examples
+            of_prompt = np.bincount(rows, weights, minlength=len(self.prompts))[rows]
+            of_client = np.bincount(batches, weights, minlength=len(squares))[batches]
+            free = (1.0 - weights / of_prompt) * (1.0 - weights / of_client)
+            if not free.sum() > 0.0:
+                continue
+            square = examples[:, None] * residuals[telling, c] ** 2
+            usual = (parts.trust[batches, None] * square).sum(axis=0) / free.sum()
+            # The more a prompt changes answers, the more what it changes differs between clients.
+            expected = usual + examples[:, None] * (_DIFFERS * parts.own[rows, c]) ** 2
+            square /= np.maximum(expected, _LEAST_VARIANCE)
+            np.add.at(squares, batches, square.mean(axis=1))
+            np.add.at(degrees, batches, free)
+        deserved: NDArray[np.float64] = (_TAILS + degrees) / (_TAILS + squares)
+        return np.minimum(deserved, 1.0)
 
     @property
     def own(self) -> NDArray[np.float64]:
@@ -329,9 +391,10 @@ class Pool:
     @cached_property
     def usual(self) -> NDArray[np.float64]:
         """Losses of the average prompt on the average client, shape (C, G)."""
-        examples = self.examples[:, :, None]
+        examples = self._trusted[:, :, None]
         total = (examples * self._parts.effects).sum(axis=0)
-        result: NDArray[np.float64] = total / np.maximum(examples.sum(axis=0), 1)
+        behind = examples.sum(axis=0)
+        result: NDArray[np.float64] = total / np.where(behind > 0.0, behind, 1.0)
         return result
 
     @property
@@ -350,9 +413,9 @@ class Pool:
             known = self.count[:, c] > 0
             if known.sum() < 2:
                 continue
-            examples = self.examples[self.batches, c]
+            examples = self._trusted[self.batches, c]
             residuals = self._residuals[:, c, point]
-            found = self._noise(residuals, examples > 0, 1.0 / np.maximum(examples, 1))
+            found = self._noise(residuals, examples > 0, _one_over(examples))
             noise[c], signal[c] = _apart(
                 found, self.own[known, c, point], 1.0 / self.count[known, c]
             )
@@ -372,18 +435,29 @@ class Pool:
             return Judged(value=value, spread=np.ones(len(value)))
         # A value's residual: of all classes, at the bias that suits the prompt best.
         squared = self.class_share**2
-        examples = self.examples[self.batches]
+        examples = self._trusted[self.batches]
         at_best = self._residuals[np.arange(len(self.rows)), :, points[self.rows]]
-        per_noise = np.where(examples > 0, squared / np.maximum(examples, 1), 0.0).sum(axis=1)
+        per_noise = np.where(examples > 0, squared * _one_over(examples), 0.0).sum(axis=1)
         residuals = np.where(examples > 0, self.class_share * at_best, 0.0).sum(axis=1)
         found = self._noise(residuals, known[self.rows], per_noise)
-        behind = (squared / np.maximum(self.count, 1.0)).sum(axis=1)
+        behind = (squared * _one_over(self.count)).sum(axis=1)
         noise, signal = _apart(found, value[known], behind[known])
         believed = np.where(known, signal / (signal + noise * behind), 0.0)
         mean = float(value[known].mean())
         return Judged(
             value=mean + believed * (value - mean), spread=np.sqrt(signal * (1.0 - believed))
         )
+
+    @cached_property
+    def leader(self) -> int:
+        """The row with the best pessimistic value of those that two mini-batches met.
+
+        What one client says alone, of a prompt or of a class, makes no leader, unless there is
+        nothing else.
+        """
+        values = self.judged.pessimistic
+        confirmed = np.count_nonzero(self._looks, axis=1) > 1
+        return int(np.where(confirmed | ~confirmed.any(), values, np.inf).argmin())
 
     def alone(self) -> NDArray[np.float64]:
         """Return what the prompts of the last mini-batch are worth by it alone, unshrunk.
@@ -424,10 +498,23 @@ class Pool:
 
     @cached_property
     def _residuals(self) -> NDArray[np.float64]:
+        return self._residuals_of(self._parts)
+
+    def _residuals_of(self, parts: _Parts) -> NDArray[np.float64]:
         """What neither client nor prompt explains of each loss, shape (E, C, G)."""
-        own, effects = self._parts
-        residuals: NDArray[np.float64] = self.means - effects[self.batches] - own[self.rows]
+        residuals: NDArray[np.float64] = (
+            self.means - parts.effects[self.batches] - parts.own[self.rows]
+        )
         return residuals
+
+    def _telling(self, usable: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Which of the usable losses tell something by their residuals, shape (E,).
+
+        A prompt that was met once explains its loss.
+        """
+        met = np.bincount(self.rows[usable], minlength=len(self.prompts))
+        telling: NDArray[np.bool_] = usable & (met[self.rows] > 1)
+        return telling
 
     def _noise(
         self,
@@ -435,17 +522,20 @@ class Pool:
         usable: NDArray[np.bool_],
         per_noise: NDArray[np.float64],
     ) -> _Noise:
-        """What residuals, shape (E,), say of the noise.
-
-        A prompt that was met once explains its loss, and its residual tells nothing.
-        """
-        met = np.bincount(self.rows[usable], minlength=len(self.prompts))
-        telling = usable & (met[self.rows] > 1)
-        explained = (met > 1).sum() + len(np.unique(self.batches[telling])) - 1
+        """What residuals, shape (E,), say of the noise."""
+        telling = self._telling(usable)
+        prompts, batches = np.unique(self.rows[telling]), np.unique(self.batches[telling])
+        explained = len(prompts) + len(batches) - 1
         return _Noise(
             squares=float((residuals[telling] ** 2 / per_noise[telling]).sum()),
             degrees=max(int(telling.sum() - explained), 0),
         )
+
+
+def _one_over(examples: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The noise of a mean over examples in that of one; as of one where there is none."""
+    noise: NDArray[np.float64] = 1.0 / np.where(examples > 0.0, examples, 1.0)
+    return noise
 
 
 def _all_there(numbers: NDArray[np.int64], count: int) -> bool:

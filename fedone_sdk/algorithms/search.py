@@ -160,7 +160,7 @@ class PromptSearch(ABC):
         memory = {
             **pool.memory(),
             **self._learned(state, added, candidates, self._num_again(before, len(told.means))),
-            "progress": self._further(state, float(added.judged.pessimistic.min())),
+            "progress": self._further(state, float(added.judged.pessimistic[added.leader])),
         }
         return State(alpha=self.project(self._alpha(pool, memory)), memory=memory)
 

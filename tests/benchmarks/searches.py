@@ -29,6 +29,8 @@ from fedone_sdk.algorithms.calibration import BiasGrid
 from fedone_sdk.algorithms.search import PromptSearch
 from fedone_sdk.backends import predict
 from fedone_sdk.calibration import bias_grid
+from fedone_sdk.experiments.lies import LIES
+from fedone_sdk.experiments.variants import LIARS
 from fedone_sdk.task import Example
 from fedone_sdk.vocabulary import PmiVocabulary, build_vocabulary
 
@@ -51,6 +53,7 @@ def main() -> None:
     parser.add_argument("--methods", default="thompson")
     parser.add_argument("--seeds", type=int, default=24)
     parser.add_argument("--dirichlet", type=float, help="of clients' classes; IID without it")
+    parser.add_argument("--lie", choices=LIES, help="what a fifth of the clients do")
     args = parser.parse_args()
     if not args.table.is_file():
         text = args.train.read_text(encoding="utf-8")
@@ -61,7 +64,7 @@ def main() -> None:
     print("|---|---|" + "---|" * (len(MARKS) + 1))
     for name in args.methods.split(","):
         for pair, words in enumerate(PAIRS):
-            world = World(odds[pair], args.dirichlet)
+            world = World(odds[pair], args.dirichlet, args.lie)
             found = np.array([world.run(name, seed) for seed in range(args.seeds)])
             pairs = zip(found.mean(axis=0), found.std(axis=0) / np.sqrt(args.seeds), strict=True)
             cells = [f"{mean:+.4f} ({error:.4f}) |" for mean, error in pairs]
@@ -100,10 +103,12 @@ class World:
         odds: Log-odds of the positive word by token (the first is blank) and row (the first half
             is positive).
         dirichlet: How alike clients' classes are; None is equally many of each.
+        lie: What liars do, of `LIES`; None has no liars.
     """
 
     odds: Rows
     dirichlet: float | None
+    lie: str | None
 
     def run(self, name: str, seed: int) -> list[float]:
         """A search's loss beyond that of calibrated no prompt at each of `MARKS`, nats."""
@@ -155,6 +160,8 @@ class World:
             all_losses = losses(self.said(prompt), OFFSETS)
             for label in np.flatnonzero(counts):
                 means[place, label] = all_losses[rows[label]].mean(axis=0)
+        if self.lie is not None and rng.random() < LIARS:
+            means = LIES[self.lie](means, rng)
         return ClassLosses(means=means, counts=counts)
 
 
