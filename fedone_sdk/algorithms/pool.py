@@ -251,7 +251,7 @@ class Pool:
             shares=self.shares + np.stack([share, share**2]),
         )
 
-    def ranked(self, size: int, *, keep: int | None = None) -> Self:
+    def ranked(self, size: int, *, reference: int | None = None) -> Self:
         """Return the leader and the prompts with the next best pessimistic values, in this order.
 
         Ties keep their order. Of more than `LOOKS` times `size` losses the oldest are forgotten,
@@ -259,12 +259,13 @@ class Pool:
 
         Args:
             size: How many prompts, at most.
-            keep: A row that stays, whatever its rank.
+            reference: A row that stays, whatever its rank.
         """
+        leader = self.leader(reference)
         order = np.argsort(self.judged.pessimistic, kind="stable")
-        chosen = np.concatenate([[self.leader], order[order != self.leader]])[:size]
-        if keep is not None and keep not in chosen:
-            chosen[-1] = keep
+        chosen = np.concatenate([[leader], order[order != leader]])[:size]
+        if reference is not None and reference not in chosen:
+            chosen[-1] = reference
         looks = np.flatnonzero(np.isin(self.rows, chosen))[-LOOKS * size :]
         chosen = chosen[np.isin(chosen, self.rows[looks])]
         place = np.zeros(len(self.prompts), dtype=np.int64)
@@ -317,9 +318,14 @@ class Pool:
         return count
 
     @property
+    def trust(self) -> NDArray[np.float64]:
+        """How much each mini-batch counts, in (0, 1], shape (J,)."""
+        return self._parts.trust
+
+    @property
     def _trusted(self) -> NDArray[np.float64]:
         """Examples of each class in each mini-batch, as trusted, shape (J, C)."""
-        return self._parts.trust[:, None] * self.examples
+        return self.trust[:, None] * self.examples
 
     @cached_property
     def _parts(self) -> _Parts:
@@ -448,16 +454,17 @@ class Pool:
             value=mean + believed * (value - mean), spread=np.sqrt(signal * (1.0 - believed))
         )
 
-    @cached_property
-    def leader(self) -> int:
-        """The row with the best pessimistic value of those that two mini-batches met.
+    def leader(self, reference: int | None = None) -> int:
+        """Return the row with the best pessimistic value of those that two mini-batches met.
 
-        What one client says alone, of a prompt or of a class, makes no leader, unless there is
-        nothing else.
+        What one client says alone, of a prompt or of a class, makes no leader: until there are
+        such rows the reference leads, and without one whatever looks best.
         """
         values = self.judged.pessimistic
         confirmed = np.count_nonzero(self._looks, axis=1) > 1
-        return int(np.where(confirmed | ~confirmed.any(), values, np.inf).argmin())
+        if confirmed.any():
+            return int(np.where(confirmed, values, np.inf).argmin())
+        return int(values.argmin()) if reference is None else reference
 
     def alone(self) -> NDArray[np.float64]:
         """Return what the prompts of the last mini-batch are worth by it alone, unshrunk.

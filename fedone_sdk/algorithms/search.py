@@ -47,7 +47,8 @@ class PromptSearch(ABC):
     where the vocabulary has a blank), then half leaders and half prompts that may be better than
     they look. The others are new. `Pool` says how losses of different clients are compared.
 
-    The deployable prompt is the leader by its pessimistic value, together with its best bias.
+    The deployable prompt is the leader by its pessimistic value, together with its best bias; after
+    the first ask, the reference.
 
     **Race.** After `search` asks, or once the leader has stood still for `patience` of them, no new
     prompts are made: the best ones race for `race` asks, fewer and fewer of them (successive
@@ -156,11 +157,13 @@ class PromptSearch(ABC):
         told = self._told(candidates, losses)
         before = self._pool(state)
         added = before.with_batch(candidates.prompts, told)
-        pool = added.ranked(self.pool_size, keep=self._reference(added))
+        reference = self._reference(added)
+        pool = added.ranked(self.pool_size, reference=reference)
+        best = float(added.judged.pessimistic[added.leader(reference)])
         memory = {
             **pool.memory(),
             **self._learned(state, added, candidates, self._num_again(before, len(told.means))),
-            "progress": self._further(state, float(added.judged.pessimistic[added.leader])),
+            "progress": self._further(state, best),
         }
         return State(alpha=self.project(self._alpha(pool, memory)), memory=memory)
 

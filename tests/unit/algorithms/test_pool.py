@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from fedone_sdk.algorithms import ClassLosses
 from fedone_sdk.algorithms.calibration import BiasGrid
 from fedone_sdk.algorithms.pool import LOOKS, Pool
+from fedone_sdk.experiments.lies import LIES
 
 BIASES = tuple((0.0, float(offset)) for offset in range(-4, 5))
 GRID = BiasGrid(BIASES)
@@ -48,17 +51,25 @@ def clients(kind: str, rng: np.random.Generator, count: int) -> list[Client]:
     return [Client(rng, positive=share) for share in shares]
 
 
+@pytest.mark.parametrize("lie", [None, *LIES])
 @pytest.mark.parametrize("kind", ["iid", "dirichlet"])
-def test_prompts_are_ranked_as_if_all_had_met_all_clients(kind: str) -> None:
-    """12 prompts, three at a time and one of them always, each on 10 clients of 110."""
+def test_prompts_are_ranked_as_if_all_had_met_all_clients(kind: str, lie: str | None) -> None:
+    """12 prompts, three at a time and one of them always, each on 10 clients of 110.
+
+    Also where every fifth client lies.
+    """
     rng = np.random.default_rng(4)
     shifts, scales = rng.normal(0.0, 0.7, 12), np.linspace(0.2, 1.8, 12)
     pool = Pool.empty(1, GRID)
     everybody = clients(kind, rng, 110)
     met = []
+    lies = np.arange(110) % 5 == 2 if lie else np.zeros(110, dtype=bool)
     for number, client in enumerate(everybody):
         tokens = rows(0, 1 + (2 * number) % 11, 1 + (2 * number + 1) % 11)
-        pool = pool.with_batch(tokens, client.losses(shifts[tokens[:, 0]], scales[tokens[:, 0]]))
+        told = client.losses(shifts[tokens[:, 0]], scales[tokens[:, 0]])
+        if lies[number]:
+            told = replace(told, means=LIES[str(lie)](told.means, rng))
+        pool = pool.with_batch(tokens, told)
         met.append(client.losses(shifts, scales))
     # What each is worth at its best bias on a fleet of equally frequent classes.
     by_class = np.stack(
@@ -82,6 +93,21 @@ def test_prompts_are_ranked_as_if_all_had_met_all_clients(kind: str) -> None:
     best = np.array([GRID.best(by_class.mean(axis=0)[token])[1] for token in order])
     assert np.abs(single - best).mean() < 0.35
     assert np.abs(best).mean() > 0.4
+    assert np.median(pool.trust[~lies]) > 0.9
+    if lie is not None:
+        assert np.median(pool.trust[lies]) < 0.3
+
+
+def test_what_prompts_change_more_may_differ_more_between_clients() -> None:
+    """One prompt does much, to each client's examples otherwise; all others do nothing at all."""
+    rng = np.random.default_rng(0)
+    pool = Pool.empty(1)
+    for number in range(30):
+        told = [0.0, -1.0 + 0.2 * rng.normal(), 0.0, 0.0] if number % 5 == 0 else [0.0, 0.0, 0.0]
+        tokens = rows(0, 1, 2, 3) if number % 5 == 0 else rows(0, 2, 3)
+        pool = pool.with_batch(tokens, plain(np.array(told) + number))
+    assert pool.trust.min() > 0.9
+    assert pool.own[1, 0, 0] - pool.own[0, 0, 0] < -0.8
 
 
 def test_effects_are_removed_exactly_without_noise() -> None:
@@ -126,6 +152,16 @@ def test_a_lucky_client_makes_no_leader_but_is_worth_another_look() -> None:
     assert judged.pessimistic.argmin() == 0
     assert judged.optimistic[1:].argmin() == 3  # of those that do not lead
     assert judged.spread[4] > 2 * judged.spread[0]
+
+
+def test_what_one_client_says_alone_makes_no_leader() -> None:
+    first = Pool.empty(1).with_batch(rows(0, 1, 2), plain([3.0, 2.0, 4.0]))
+    assert first.leader() == 1  # there is nothing else
+    assert first.leader(reference=0) == 0
+    pool = first.with_batch(rows(0, 3), plain([3.0, -50.0]))
+    assert pool.leader(reference=2) == 0
+    assert pool.ranked(3).prompts[0].tolist() == [0]
+    assert pool.with_batch(rows(0, 3), plain([4.0, -49.0])).leader(reference=2) == 3
 
 
 def test_one_class_alone_says_nothing_of_a_prompt() -> None:
@@ -185,7 +221,7 @@ def test_ranked_keeps_what_it_is_told_to() -> None:
     pool = Pool.empty(1).with_batch(rows(0, 1, 2, 3), plain([4.0, 3.0, 2.0, 1.0]))
     worst = int(np.flatnonzero(pool.prompts[:, 0] == 0)[0])
     assert pool.ranked(2).prompts[:, 0].tolist() == [3, 2]
-    assert pool.ranked(2, keep=worst).prompts[:, 0].tolist() == [3, 0]
+    assert pool.ranked(2, reference=worst).prompts[:, 0].tolist() == [0, 3]
 
 
 def test_the_oldest_losses_are_forgotten_and_what_is_known_by_them_alone() -> None:
