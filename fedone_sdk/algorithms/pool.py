@@ -72,6 +72,10 @@ _LEAST_VARIANCE = 1e-12
 _LEAST_SIGNAL = 0.2
 """Part of the variance between prompts that is believed in, however noisy they are."""
 
+_CONFIRMED = 1.5
+"""Mini-batches, as they are trusted, that must have met a leader: of two that disagree, one at most
+is trusted."""
+
 _DOUBT = 2.0
 """Standard deviations that a leader must be better by. Many prompts are tried and few are better
 than none, so that of those which look better by one of them most are not."""
@@ -455,13 +459,13 @@ class Pool:
         )
 
     def leader(self, reference: int | None = None) -> int:
-        """Return the row with the best pessimistic value of those that two mini-batches met.
+        """Return the row with the best pessimistic value of those that two mini-batches agree on.
 
         What one client says alone, of a prompt or of a class, makes no leader: until there are
         such rows the reference leads, and without one whatever looks best.
         """
         values = self.judged.pessimistic
-        confirmed = np.count_nonzero(self._looks, axis=1) > 1
+        confirmed = np.minimum(self._looks, 1.0) @ self.trust >= _CONFIRMED
         if confirmed.any():
             return int(np.where(confirmed, values, np.inf).argmin())
         return int(values.argmin()) if reference is None else reference
