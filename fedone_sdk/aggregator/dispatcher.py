@@ -23,7 +23,7 @@ from fedone_sdk.aggregator.events import (
 )
 from fedone_sdk.aggregator.pool import STAY_S, Pool, TurnedAway
 from fedone_sdk.aggregator.run import CaughtUp, ServedRun
-from fedone_sdk.aggregator.signals import MAX_NAMED, Joined, Left, tell
+from fedone_sdk.aggregator.signals import MAX_NAMED, Joined, Left, written
 from fedone_sdk.aggregator.state import Seat
 from fedone_sdk.clock import Clock
 from fedone_sdk.errors import ProblemError
@@ -189,16 +189,13 @@ class Dispatcher:
         await self._seat(list(self._runs.values()))
 
     async def _join(self, member: Member) -> None:
-        await self._store.join(member)
-        await tell(
-            self._store,
-            Joined(
-                client_index=member.client_index,
-                num_examples=member.num_examples,
-                run_id=member.run_id,
-                until=member.until,
-            ),
+        joined = Joined(
+            client_index=member.client_index,
+            num_examples=member.num_examples,
+            run_id=member.run_id,
+            until=member.until,
         )
+        await self._store.join(member, written(self._store, joined))
 
     async def _seat(self, runs: Sequence[ServedRun]) -> None:
         """Gives the free seats of runs to those who wait."""
@@ -375,10 +372,11 @@ class Dispatcher:
             poll.end()
 
     async def _left(self, clients: Sequence[int]) -> None:
-        await self._store.leave(clients)
-        for at in range(0, len(clients), MAX_NAMED):
-            named = tuple(clients[at : at + MAX_NAMED])
-            await tell(self._store, Left(client_indices=named))
+        left = (
+            Left(client_indices=tuple(clients[at : at + MAX_NAMED]))
+            for at in range(0, len(clients), MAX_NAMED)
+        )
+        await self._store.leave(clients, written(self._store, *left))
 
     def left(self, clients: Sequence[int]) -> None:
         """Takes note of clients that do not wait at another replica any more."""

@@ -1,4 +1,8 @@
-"""What the replicas of an aggregator tell each other. A lost signal costs time, never a state."""
+"""What the replicas of an aggregator tell each other. A lost signal costs time, never a state.
+
+Who waits for work is told of with the write itself, so that all replicas draw from the same clients
+even where one dies right after it; commits are told of afterwards, and are found without that.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +24,7 @@ __all__ = [
     "SIGNAL",
     "Signal",
     "tell",
+    "written",
 ]
 
 MAX_NAMED = 256
@@ -106,3 +111,8 @@ async def tell(store: Store, signal: Signal) -> None:
     """Tells the other replicas, where there may be any."""
     if store.shared:
         await store.publish(signal.model_dump_json())
+
+
+def written(store: Store, *signals: Signal) -> list[str]:
+    """Signals as a store passes them on; none where there are no other replicas."""
+    return [signal.model_dump_json() for signal in signals] if store.shared else []

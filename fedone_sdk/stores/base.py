@@ -291,12 +291,18 @@ class Store(Protocol):
 
     # Who waits for work
 
-    async def join(self, member: Member) -> None:
-        """Keeps that a client waits for work, in place of what was known of it."""
+    async def join(self, member: Member, signals: Sequence[str] = ()) -> None:
+        """Keeps that a client waits for work, in place of what was known of it.
+
+        Args:
+            member: The client.
+            signals: What listeners in other processes are told of it: both happens, or neither.
+                It is safe no later than any commit made afterwards.
+        """
         ...
 
-    async def leave(self, client_indices: Collection[int]) -> None:
-        """Forgets clients that do not wait any more."""
+    async def leave(self, client_indices: Collection[int], signals: Sequence[str] = ()) -> None:
+        """Forgets clients that do not wait any more; `signals` as of `join`."""
         ...
 
     async def members(self) -> list[Member]:

@@ -179,12 +179,12 @@ class MemoryStore(Alone):
 
     # Who waits for work
 
-    async def join(self, member: Member) -> None:
-        """Keeps that a client waits for work, in place of what was known of it."""
+    async def join(self, member: Member, signals: Sequence[str] = ()) -> None:
+        """Keeps that a client waits for work; the signals are for nobody."""
         self._members[member.client_index] = member
 
-    async def leave(self, client_indices: Collection[int]) -> None:
-        """Forgets clients that do not wait any more."""
+    async def leave(self, client_indices: Collection[int], signals: Sequence[str] = ()) -> None:
+        """Forgets clients that do not wait any more; the signals are for nobody."""
         for index in client_indices:
             self._members.pop(index, None)
 

@@ -25,6 +25,7 @@ from fedone_sdk.stores import (
     ClientRecord,
     Commit,
     LogEntry,
+    Member,
     SqlStore,
     TokenRefused,
     VersionConflict,
@@ -156,6 +157,35 @@ class TestReplicas:
             await one.publish("last")
             await until(lambda: bool(heard))
             assert heard == ["last"]
+
+    async def test_who_waits_is_told_with_the_write(self, url: str) -> None:
+        member = Member(client_index=7, num_examples=3, run_id=None, until=9.0)
+        async with replicas(url, 2) as (one, two):
+            queue: asyncio.Queue[str | None] = asyncio.Queue()
+            two.listen(queue.put_nowait)
+
+            async def said() -> str | None:
+                return await asyncio.wait_for(queue.get(), 5)
+
+            await one.join(member, ["here"])
+            assert (await said(), await two.members()) == ("here", [member])
+            await one.leave([7], ["going", "gone"])
+            assert (await said(), await said(), await two.members()) == ("going", "gone", [])
+            with pytest.raises(FedOneError):
+                await one.join(replace(member, until=None), ["nobody"])  # type: ignore[arg-type]
+            await one.publish("last")
+            assert await said() == "last"
+
+    async def test_a_later_commit_makes_it_safe(self, url: str, restarted: Cluster) -> None:
+        member = Member(client_index=7, num_examples=3, run_id=None, until=9.0)
+        async with opened(url) as store:
+            await store.add_run(RUN)
+            for version in range(20):
+                await store.join(replace(member, num_examples=version + 1), ["here"])
+                await store.commit("run-1", version, Commit(document=""))
+            await asyncio.to_thread(restarted.kill)
+            await asyncio.to_thread(restarted.start)
+            assert await store.members() == [replace(member, num_examples=20)]
 
     async def test_a_snapshot_is_of_one_moment(self, url: str) -> None:
         async with replicas(url, 2) as (one, two):

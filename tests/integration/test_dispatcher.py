@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -124,6 +124,16 @@ class Shared(MemoryStore):
 
     async def lead(self) -> bool:
         return next(store for store in self.hub.stores if store.alive_now) is self
+
+    async def join(self, member: Member, signals: Sequence[str] = ()) -> None:
+        await super().join(member)
+        for signal in signals:
+            await self.publish(signal)
+
+    async def leave(self, client_indices: Collection[int], signals: Sequence[str] = ()) -> None:
+        await super().leave(client_indices)
+        for signal in signals:
+            await self.publish(signal)
 
     async def publish(self, signal: str) -> None:
         if signal and not self.hub.deaf:
@@ -337,7 +347,7 @@ class TestStoreFailures:
 
     async def test_a_client_that_could_not_be_kept_is_not_drawn(self) -> None:
         class Away(MemoryStore):
-            async def join(self, member: Member) -> None:
+            async def join(self, member: Member, signals: Sequence[str] = ()) -> None:
                 raise FedOneError("the store is away")
 
         async with serving(Away()) as (service,):
@@ -353,7 +363,7 @@ class TestHangUps:
     @pytest.mark.parametrize("after", range(24))
     async def test_whenever_a_client_goes_nothing_is_lost(self, after: int) -> None:
         class Slow(MemoryStore):
-            async def join(self, member: Member) -> None:
+            async def join(self, member: Member, signals: Sequence[str] = ()) -> None:
                 await asyncio.sleep(0)
                 await super().join(member)
 

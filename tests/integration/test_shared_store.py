@@ -220,7 +220,7 @@ class TestThreeReplicas:
             await services[0].stop_run(await services[0].run("run"), "enough")
 
             async def ended() -> bool:
-                return services[1].runs["run"].ended.is_set()
+                return (await services[1].run("run")).ended.is_set()
 
             await until(ended)
             await services[1].resume_run(await services[1].run("run"))

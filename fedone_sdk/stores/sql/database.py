@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 from sqlalchemy import Connection
@@ -41,10 +41,12 @@ class Database(Protocol):
         """Does `work`; if told so, all its statements read one moment."""
         ...
 
-    async def write(self, work: Callable[[Connection], T]) -> T:
+    async def write(self, work: Callable[[Connection], T], signals: Sequence[str] = ()) -> T:
         """Does `work` in a transaction that an error rolls back; it may be done several times.
 
-        Whatever becomes of the caller, work that has begun is carried out.
+        Whatever becomes of the caller, work that has begun is carried out. With signals, other
+        processes are told them in the same transaction, and it is safe no later than whatever is
+        written afterwards.
         """
         ...
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import TypeVar
 
@@ -96,6 +96,9 @@ WITH moved AS (
 SELECT version FROM moved
 """)
 _NOTIFY = text(f"SELECT pg_notify('{CHANNEL}', s) FROM unnest(CAST(:signals AS text[])) AS s")
+# A transaction that notifies lets no other such one commit until it is on the disk. This one does
+# not wait for the disk: it gets there before whatever is committed after it.
+_NOT_AWAITED = text("SELECT set_config('synchronous_commit', 'off', true)")
 _MAX_SIGNALS = 256
 
 
@@ -181,12 +184,16 @@ class PostgresDatabase:
             async with self._connection() as connection:
                 await connection.run_sync(statements.ping)
 
-    async def write(self, work: Callable[[Connection], T]) -> T:
-        """Does `work` in a transaction, again where its outcome is not known."""
+    async def write(self, work: Callable[[Connection], T], signals: Sequence[str] = ()) -> T:
+        """Does `work` in a transaction, again where its outcome is not known; signals are of it."""
 
         async def write() -> T:
             async with self._connection("READ COMMITTED") as connection, connection.begin():
-                return await connection.run_sync(work)
+                done = await connection.run_sync(work)
+                if signals:
+                    await connection.execute(_NOTIFY, self._signed(signals))
+                    await connection.execute(_NOT_AWAITED)
+                return done
 
         return await self._patiently(write)
 
@@ -278,8 +285,8 @@ class PostgresDatabase:
     async def _tell(self) -> None:
         """Sends the signals of commits, until none is left.
 
-        A transaction that notifies lets no other one commit until it is on the disk. So signals
-        have transactions of their own, which change nothing and need not wait for the disk.
+        Commits wait for the disk, and those that notify would do so one after the other. So their
+        signals have transactions of their own, which change nothing and need not wait.
         """
         try:
             while self._signals:
@@ -290,11 +297,11 @@ class PostgresDatabase:
         finally:
             self._telling = None
 
-    async def _notify(self, signals: list[str]) -> None:
+    async def _notify(self, signals: Sequence[str]) -> None:
         if self._engine is None:
             raise FedOneError(f"store {self._where} is not open")
         engine = self._engine.execution_options(isolation_level="AUTOCOMMIT")
-        row = {"signals": [f"{self._sender} {signal}" for signal in signals]}
+        row = self._signed(signals)
 
         async def notify() -> None:
             # Not in turn: the pool has a connection for it.
@@ -302,6 +309,9 @@ class PostgresDatabase:
                 await connection.execute(_NOTIFY, row)
 
         await self._patiently(notify)
+
+    def _signed(self, signals: Sequence[str]) -> dict[str, list[str]]:
+        return {"signals": [f"{self._sender} {signal}" for signal in signals]}
 
     def _make_engine(self, num_connections: int, *, timeout_s: float | None) -> AsyncEngine:
         try:

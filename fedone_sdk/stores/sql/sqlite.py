@@ -8,7 +8,7 @@ import sqlite3
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -153,8 +153,11 @@ class SqliteDatabase(Alone):
         with self._translated():
             return await to_the_end(self._threads.read(transaction, self._engine))
 
-    async def write(self, work: Callable[[Connection], T]) -> T:
-        """Does `work` on the writing connection, with others that wait at the same time."""
+    async def write(self, work: Callable[[Connection], T], signals: Sequence[str] = ()) -> T:
+        """Does `work` on the writing connection, with others that wait at the same time.
+
+        The signals are for nobody.
+        """
         if self._engine is None:
             raise FedOneError(f"store {self._path} is not open")
         write = _Write(work)

@@ -203,13 +203,13 @@ class SqlStore:
 
     # Who waits for work
 
-    async def join(self, member: Member) -> None:
-        """Keeps that a client waits for work, in place of what was known of it."""
-        await self._database.write(lambda c: statements.join(c, member))
+    async def join(self, member: Member, signals: Sequence[str] = ()) -> None:
+        """Keeps that a client waits for work, and tells of it; see `Store.join`."""
+        await self._database.write(lambda c: statements.join(c, member), signals)
 
-    async def leave(self, client_indices: Collection[int]) -> None:
-        """Forgets clients that do not wait any more."""
-        await self._database.write(lambda c: statements.leave(c, client_indices))
+    async def leave(self, client_indices: Collection[int], signals: Sequence[str] = ()) -> None:
+        """Forgets clients that do not wait any more, and tells of it; see `Store.leave`."""
+        await self._database.write(lambda c: statements.leave(c, client_indices), signals)
 
     async def members(self) -> list[Member]:
         """Who waits for work, in index order; also those whose time is over."""
