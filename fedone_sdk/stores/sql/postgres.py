@@ -191,7 +191,7 @@ class PostgresDatabase:
             async with self._connection("READ COMMITTED") as connection, connection.begin():
                 done = await connection.run_sync(work)
                 if signals:
-                    await connection.execute(_NOTIFY, self._signed(signals))
+                    await connection.execute(_NOTIFY, self._row_of(signals))
                     await connection.execute(_NOT_AWAITED)
                 return done
 
@@ -301,7 +301,7 @@ class PostgresDatabase:
         if self._engine is None:
             raise FedOneError(f"store {self._where} is not open")
         engine = self._engine.execution_options(isolation_level="AUTOCOMMIT")
-        row = self._signed(signals)
+        row = self._row_of(signals)
 
         async def notify() -> None:
             # Not in turn: the pool has a connection for it.
@@ -310,7 +310,7 @@ class PostgresDatabase:
 
         await self._patiently(notify)
 
-    def _signed(self, signals: Sequence[str]) -> dict[str, list[str]]:
+    def _row_of(self, signals: Sequence[str]) -> dict[str, list[str]]:
         return {"signals": [f"{self._sender} {signal}" for signal in signals]}
 
     def _make_engine(self, num_connections: int, *, timeout_s: float | None) -> AsyncEngine:
