@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager
 from dataclasses import replace
 
-from fedone_sdk.aggregator.auth import may_see
 from fedone_sdk.aggregator.events import (
     Accepted,
     Assigned,
@@ -127,7 +126,7 @@ class Dispatcher:
                     return assignment
                 if self._draining:
                     return _SOON
-                turned_away = await self._wait_in_pool(client.index, message, open_to_it)
+                turned_away = await self._wait_in_pool(client, message, open_to_it)
                 if turned_away is not None:
                     return turned_away
                 if poll.news.is_set():
@@ -157,12 +156,11 @@ class Dispatcher:
                 del self._polls[client]
 
     async def _wait_in_pool(
-        self, client: int, message: Claim, runs: Sequence[ServedRun]
+        self, client: ClientRecord, message: Claim, runs: Sequence[ServedRun]
     ) -> TurnedAway | None:
         """Lets a client wait for runs, and gives it a seat that nobody else was there for."""
-        eligible = [run.run_id for run in runs]
         entered = self.pool.enter(
-            client, message.num_examples, message.run_id, eligible, self._clock.now()
+            client.index, message.num_examples, message.run_id, client.runs, self._clock.now()
         )
         if isinstance(entered, TurnedAway):
             return entered
@@ -171,7 +169,7 @@ class Dispatcher:
             try:
                 await self._join(entered)
             except Exception:
-                self.pool.leave([client])
+                self.pool.leave([client.index])
                 raise
         await self._seat(runs)
         return None
@@ -345,8 +343,7 @@ class Dispatcher:
 
     def take_in(self, member: Member, client: ClientRecord) -> None:
         """Takes note of a client that waits, as the store or another replica knows."""
-        runs = self._runs if member.run_id is None else [member.run_id]
-        self.pool.take(member, [run_id for run_id in runs if may_see(client.runs, run_id)])
+        self.pool.take(member, client.runs)
 
     def presume(self, member: Member) -> Member:
         """A member after nobody could be reached for a while: its time begins anew."""

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from fedone_sdk.aggregator.auth import may_see
 from fedone_sdk.stores import Member
 
 __all__ = ["MAX_RETRY_AFTER_S", "Pool", "STAY_S", "TurnedAway"]
@@ -40,11 +41,24 @@ class TurnedAway:
     retry_after_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A member, and the patterns of the runs that it may work for; None is all runs."""
+
+    member: Member
+    patterns: Sequence[str] | None
+
+    def may(self, run_id: str) -> bool:
+        return self.member.run_id in (None, run_id) and may_see(self.patterns, run_id)
+
+
 class Pool:
     """The clients that wait for work of a number of runs.
 
     A client waits for every run that it may work for and that has a place. Whoever is in the
-    pool already keeps its places until they are taken from it.
+    pool already keeps its places until they are taken from it, and waits at once for a run that
+    opens: were the first to ask again the first to be drawn, the draw would not be a fair one,
+    nor the same after a restart.
 
     Args:
         rng: Spreads the pauses.
@@ -52,7 +66,7 @@ class Pool:
 
     def __init__(self, rng: random.Random | None = None) -> None:
         self._rng = rng or random.Random()
-        self._members: dict[int, Member] = {}
+        self._members: dict[int, _Waiting] = {}
         self._capacities: dict[str, int] = {}
         self._places: dict[str, dict[int, int]] = {}
         # Nobody's time in the pool is over before that.
@@ -99,9 +113,14 @@ class Pool:
         return len(self._away) + sum(away for away, _, _ in self._elsewhere.values())
 
     def open(self, run_id: str, capacity: int) -> None:
-        """Gives a run its places."""
+        """Gives a run its places, and them to the members that may work for it."""
         self._capacities[run_id] = capacity
-        self._places.setdefault(run_id, {})
+        if run_id not in self._places:
+            self._places[run_id] = {
+                client: one.member.num_examples
+                for client, one in self._members.items()
+                if one.may(run_id)
+            }
 
     def shut(self, run_id: str) -> None:
         """Takes a run's places away."""
@@ -116,12 +135,14 @@ class Pool:
         """Enrolment index -> examples held, of who waits for a run."""
         places = self._places.get(run_id, {})
         if now >= self._fresh_until:
-            until = [member.until for member in self._members.values()]
+            until = [one.member.until for one in self._members.values()]
             self._fresh_until = min(until, default=math.inf)
         if now < self._fresh_until:
             return dict(places)
         return {
-            client: held for client, held in places.items() if self._members[client].until > now
+            client: held
+            for client, held in places.items()
+            if self._members[client].member.until > now
         }
 
     def enter(
@@ -129,7 +150,7 @@ class Pool:
         client: int,
         num_examples: int,
         run_id: str | None,
-        eligible: Iterable[str],
+        patterns: Sequence[str] | None,
         now: float,
     ) -> Member | TurnedAway | None:
         """Lets a client wait, or sends it away.
@@ -138,7 +159,7 @@ class Pool:
             client: Its enrolment index.
             num_examples: Examples that it holds now.
             run_id: The only run that it wants to work for; None is any.
-            eligible: The runs that it may work for; only those with places count.
+            patterns: Of the runs that it may work for; None is all.
             now: Seconds since the epoch.
 
         Returns:
@@ -148,8 +169,12 @@ class Pool:
         if self._opened is None:
             self._opened = now
         self._forget_lost(now)
+        member = Member(
+            client_index=client, num_examples=num_examples, run_id=run_id, until=now + STAY_S
+        )
+        waiting = _Waiting(member, patterns)
         known = self._members.get(client)
-        may = [run_id for run_id in eligible if run_id in self._places]
+        may = [run_id for run_id in self._places if waiting.may(run_id)]
         if known is None:
             came_back = self._away.pop(client, None) is not None
             has_worked = client in self._served
@@ -161,13 +186,11 @@ class Pool:
             free = [r for r in may if client in self._places[r] or self._has_place(r, False)]
             for place in free:
                 self._places[place][client] = num_examples
-            same = known.num_examples == num_examples and known.run_id == run_id
-            if same and known.until > now + STAY_S / 2:
+            before = known.member
+            same = before.num_examples == num_examples and before.run_id == run_id
+            if same and before.until > now + STAY_S / 2:
                 return None
-        member = Member(
-            client_index=client, num_examples=num_examples, run_id=run_id, until=now + STAY_S
-        )
-        self._take_places(member, free)
+        self._take_places(waiting, free)
         return member
 
     def _has_place(self, run_id: str, has_worked: bool) -> bool:
@@ -176,16 +199,23 @@ class Pool:
         room = capacity - len(self._places.get(run_id, ()))
         return room > (capacity // 2 if has_worked and self._num_outside else 0)
 
-    def _take_places(self, member: Member, run_ids: Iterable[str]) -> None:
-        self.leave([member.client_index])
-        self._members[member.client_index] = member
-        self._fresh_until = min(self._fresh_until, member.until)
+    def _take_places(self, waiting: _Waiting, run_ids: Iterable[str]) -> None:
+        client = waiting.member.client_index
+        self.leave([client])
+        self._members[client] = waiting
+        self._fresh_until = min(self._fresh_until, waiting.member.until)
         for run_id in run_ids:
-            self._places[run_id][member.client_index] = member.num_examples
+            self._places[run_id][client] = waiting.member.num_examples
 
-    def take(self, member: Member, eligible: Iterable[str]) -> None:
-        """Takes in a member that the store or another replica knows of."""
-        self._take_places(member, [run_id for run_id in eligible if run_id in self._places])
+    def take(self, member: Member, patterns: Sequence[str] | None) -> None:
+        """Takes in a member that the store or another replica knows of.
+
+        Args:
+            member: Who waits.
+            patterns: Of the runs that it may work for; None is all.
+        """
+        waiting = _Waiting(member, patterns)
+        self._take_places(waiting, [run_id for run_id in self._places if waiting.may(run_id)])
 
     def leave(self, clients: Iterable[int]) -> None:
         """Frees clients' places."""
@@ -250,7 +280,7 @@ class Pool:
             self._elsewhere = {r: told for r, told in self._elsewhere.items() if told[2] > now}
         if now > self._swept + 10.0:
             self._swept = now
-            self.leave([c for c, member in self._members.items() if member.until <= now])
+            self.leave([c for c, one in self._members.items() if one.member.until <= now])
             late = MAX_RETRY_AFTER_S / 10
             self._away = {c: back for c, back in self._away.items() if back + late > now}
             self._served = {c: until for c, until in self._served.items() if until > now}

@@ -489,9 +489,7 @@ class TestFairness:
             clients = await enrol(one, 66)
             await until(lambda: "run" in two.runs)
             for client in clients[:64]:
-                await one.dispatcher._wait_in_pool(
-                    client.index, Claim(num_examples=5), [one.runs["run"]]
-                )
+                await one.dispatcher._wait_in_pool(client, Claim(num_examples=5), [one.runs["run"]])
             await until(lambda: len(two.dispatcher.pool) == 64)
             found = await claim(two, clients[64])
             assert isinstance(found, TurnedAway)

@@ -17,8 +17,10 @@ def pool_of(**capacities: int) -> Pool:
     return pool
 
 
-def enter(pool: Pool, client: int, now: float = 0.0, runs: tuple[str, ...] = ("a",)) -> object:
-    return pool.enter(client, 10 + client, None, runs, now)
+def enter(
+    pool: Pool, client: int, now: float = 0.0, patterns: tuple[str, ...] | None = None
+) -> object:
+    return pool.enter(client, 10 + client, None, patterns, now)
 
 
 class TestPlaces:
@@ -57,30 +59,35 @@ class TestPlaces:
 
     def test_what_it_says_of_itself_is_kept(self) -> None:
         pool = pool_of(a=1)
-        pool.enter(0, 10, None, ["a"], 0.0)
-        changed = pool.enter(0, 12, None, ["a"], 1.0)
+        pool.enter(0, 10, None, None, 0.0)
+        changed = pool.enter(0, 12, None, None, 1.0)
         assert isinstance(changed, Member)
         assert changed.num_examples == 12
         assert pool.waiting("a", 1.0) == {0: 12}
 
     def test_a_client_waits_for_every_run_that_has_a_place(self) -> None:
         pool = pool_of(a=1, b=2)
-        enter(pool, 0, runs=("a", "b"))
-        enter(pool, 1, runs=("a", "b"))
+        enter(pool, 0)
+        enter(pool, 1)
         assert set(pool.waiting("a", 0.0)) == {0}
         assert set(pool.waiting("b", 0.0)) == {0, 1}
 
     def test_and_only_for_runs_that_it_may_work_for(self) -> None:
         pool = pool_of(a=1, b=1)
-        enter(pool, 0, runs=("b",))
+        enter(pool, 0, patterns=("b*",))
+        pool.enter(1, 10, "b", None, 0.0)
         assert pool.waiting("a", 0.0) == {}
 
-    def test_a_run_that_opens_later_is_waited_for_at_the_next_request(self) -> None:
-        pool = pool_of(a=1)
+    def test_a_run_that_opens_later_is_waited_for_at_once(self) -> None:
+        pool = pool_of(a=4)
         enter(pool, 0)
+        enter(pool, 1, patterns=("a", "c"))
+        pool.enter(2, 12, "b", None, 0.0)
+        pool.enter(3, 13, "a", None, 0.0)
         pool.open("b", 1)
-        assert enter(pool, 0, runs=("a", "b")) is None
-        assert pool.waiting("b", 0.0) == {0: 10}
+        assert pool.waiting("b", 0.0) == {0: 10, 2: 12}
+        assert enter(pool, 0) is None
+        assert pool.waiting("b", 0.0) == {0: 10, 2: 12}
 
     def test_a_run_that_is_shut_has_nobody(self) -> None:
         pool = pool_of(a=1)
@@ -91,16 +98,16 @@ class TestPlaces:
 
     def test_without_a_run_some_may_wait_for_one(self) -> None:
         pool = pool_of()
-        answers = [enter(pool, client, runs=()) for client in range(100)]
+        answers = [enter(pool, client) for client in range(100)]
         assert 0 < sum(isinstance(answer, Member) for answer in answers) < 100
 
     def test_work_for_one_run_frees_the_places_in_others_until_the_next_request(self) -> None:
         pool = pool_of(a=1, b=1)
-        enter(pool, 0, runs=("a", "b"))
+        enter(pool, 0)
         pool.work(0, "a")
         assert set(pool.waiting("a", 0.0)) == {0}
         assert pool.waiting("b", 0.0) == {}
-        assert enter(pool, 0, runs=("a", "b")) is None
+        assert enter(pool, 0) is None
         assert set(pool.waiting("b", 0.0)) == {0}
 
 
@@ -167,7 +174,7 @@ def test_what_the_store_knew_is_taken_in_again() -> None:
     pool = pool_of(a=1)
     enter(pool, 0)
     after = pool_of(a=1)
-    after.take(Member(client_index=0, num_examples=10, run_id=None, until=STAY_S), ["a", "gone"])
+    after.take(Member(client_index=0, num_examples=10, run_id=None, until=STAY_S), ("a", "gone"))
     assert after.waiting("a", 0.0) == pool.waiting("a", 0.0)
 
 
@@ -187,7 +194,7 @@ def test_every_device_has_the_same_chance(devices: int, work_s: float) -> None:
         now, what, device = heapq.heappop(agenda)
         if what == "ask":
             asked += now > warm
-            answer = pool.enter(device, 10, None, ["a"], now)
+            answer = pool.enter(device, 10, None, None, now)
             if isinstance(answer, TurnedAway):
                 heapq.heappush(agenda, (now + answer.retry_after_s, "ask", device))
             else:

@@ -47,17 +47,22 @@ def can_resume(state: RunState) -> bool:
 def wind_up(
     rules: Rules, state: RunState, status: RunStatus, reason: str | None, now: float
 ) -> Outcome:
-    """Ends a run amid a round: no work stays open, and local steps that were paid for count."""
+    """Ends a run amid a round: no work stays open, and local steps that were paid for count.
+
+    A round of which nothing counts begins anew once the run is resumed, with the same draw: whom
+    it falls on again is asked the same, and what was paid for is answered from the cache.
+    """
     effects: list[Effect] = []
     for seat in state.seats:
         state, seat, closed = release(rules, state, seat, f"the run ended as {status}", None)
         effects.extend(closed)
     finished_first = sorted(state.seats, key=lambda seat: seat.phase != "done")
     kept = tuple(replace(seat, phase="done") for seat in finished_first if seat.step)
-    state = replace(state, seats=kept)
     if kept:
-        state, finished = finish(rules, state, now)
+        state, finished = finish(rules, replace(state, seats=kept), now)
         effects.extend(finished)
+    else:
+        state = replace(state, seats=(), fills=0)
     if state.running:
         state, over = ended(state, status, reason, now)
         effects.extend(over)

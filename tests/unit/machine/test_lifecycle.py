@@ -157,6 +157,23 @@ class TestStopAndResume:
         assert game.only(RoundFinished).clients == (first,)
         assert not np.array_equal(game.state.method.alpha, before)
 
+    @both
+    def test_a_round_that_was_stopped_begins_anew(self, exchange: str) -> None:
+        """Its clients are asked what they were asked: that may have been paid for."""
+        game = Game(spec_of(participation={"exchange": exchange, "clients_per_round": 3}))
+        clients = range(20)
+        for client in game.seat(clients):
+            game.claim(client)
+        seats = game.state.seats
+        game.apply(StopAsked())
+        assert game.state.seats == ()
+        game.apply(ResumeAsked())
+        for client in game.seat(clients):
+            game.claim(client)
+        ids = {seat.slot: seat.assignment_id for seat in seats}
+        again = [replace(seat, assignment_id=ids[seat.slot]) for seat in game.state.seats]
+        assert again == list(seats)
+
     def test_stopping_is_no_failure_of_the_clients(self) -> None:
         game = Game(spec_of(participation={"clients_per_round": 3, "max_lost": 1}))
         for client in game.seat():
