@@ -186,9 +186,11 @@ class Replicas:
     async def _look_who_lives(self) -> None:
         before, self._alive = self._alive, await self._store.alive()
         if before - self._alive:
-            # What they had under way may be newer than the copies here.
+            # What they had under way may be newer than the copies here, and of what they did last
+            # they may have told nobody.
             for run in self._runs.values():
                 run.doubt()
+            await self._access.reload()
 
     async def _look_at(self, run: ServedRun) -> None:
         # A replica may die between a commit and its signal, and a signal may be lost.

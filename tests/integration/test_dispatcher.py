@@ -427,6 +427,20 @@ class TestEnds:
         async with serving(store) as (service,):
             assert len(service.dispatcher.pool) == 0
 
+    async def test_a_revocation_counts_though_who_made_it_died_before_it_told(self) -> None:
+        hub = Hub()
+        stores = hub.store(), hub.store()
+        async with serving(*stores) as (one, two):
+            await one.tick()
+            enrolled = await one.enrol(TOKEN, Enrol())
+            await one.client(enrolled.credential)
+            hub.deaf = True
+            await two.access.revoke_client(enrolled.client_id)
+            stores[1].alive_now = False
+            await one.tick()
+            with pytest.raises(ProblemError, match="revoked"):
+                await one.client(enrolled.credential)
+
     async def test_who_had_gone_long_before_a_restart_is_not_waited_for(self) -> None:
         store, clock = MemoryStore(), ManualClock()
         async with serving(store, clock=clock) as (service,):
