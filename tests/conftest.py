@@ -1,6 +1,10 @@
 """Fixtures that tests of several folders share."""
 
+import signal
+from collections.abc import Iterator
 from importlib.util import find_spec
+
+import pytest
 
 from tests.postgres import database, postgres
 
@@ -12,3 +16,11 @@ if find_spec("hypothesis") is not None:  # some extras are tested without it
     # How long an example takes says more of the machine than of the code.
     settings.register_profile("fedone", deadline=None)
     settings.load_profile("fedone")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ctrl_c_is_heard() -> Iterator[None]:
+    """Where the tests are a background job, the shell had it ignored, for what we start too."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
