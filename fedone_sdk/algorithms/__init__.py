@@ -9,11 +9,9 @@ from .evolution import Evolution
 from .gs_bdpl import GumbelSoftmaxBDPL
 from .method import Algorithm, Candidates, ClassLosses, Method
 from .optimizers import SGD, AdamW, Optimizer, make_optimizer
-from .pbil import PBIL
 from .projection import bounded, projected
 from .random_search import RandomSearch
 from .registry import METHODS, make_method, method_from_spec, method_options
-from .rloo import RLOO
 from .selection import select
 from .server import ServerOptimizer
 from .simplex import project_to_simplex
@@ -42,8 +40,6 @@ __all__ = [
     "Memory",
     "Method",
     "Optimizer",
-    "PBIL",
-    "RLOO",
     "RandomSearch",
     "SGD",
     "ServerOptimizer",

@@ -470,15 +470,6 @@ class Pool:
             return int(np.where(confirmed, values, np.inf).argmin())
         return int(values.argmin()) if reference is None else reference
 
-    def alone(self) -> NDArray[np.float64]:
-        """Return what the prompts of the last mini-batch are worth by it alone, unshrunk.
-
-        Its client's effect is taken out; a class that did not occur tells nothing. Shape (I,).
-        """
-        last = self.batches == len(self.examples) - 1
-        own = self.means[last] - self._parts.effects[-1]
-        return self.lowest(self._mixed(np.where(self.examples[-1][:, None] > 0, own, 0.0)))
-
     def bias(self, row: int) -> NDArray[np.float64] | None:
         """Return the best label bias of a prompt, shape (C,); None without calibration."""
         if self.grid is None:

@@ -13,9 +13,7 @@ from .bdpl import BDPL
 from .evolution import Evolution
 from .gs_bdpl import GumbelSoftmaxBDPL
 from .method import Algorithm
-from .pbil import PBIL
 from .random_search import RandomSearch
-from .rloo import RLOO
 from .start import Start
 from .thompson import ThompsonSampling
 from .trained import Trained
@@ -31,9 +29,7 @@ _TYPES: dict[str, type[Any]] = {
     "bdpl": BDPL,
     "evolution": Evolution,
     "gs-bdpl": GumbelSoftmaxBDPL,
-    "pbil": PBIL,
     "random": RandomSearch,
-    "rloo": RLOO,
     "thompson": ThompsonSampling,
 }
 _COMMON = ("prompt_len", "vocab_size", "num_samples", "seed")

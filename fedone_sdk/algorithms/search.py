@@ -17,7 +17,7 @@ from .pool import LOOKS, Pool
 from .sampling import argmax_prompt, draw_prompts
 from .simplex import nearest_probabilities
 from .start import Start, begun, is_begun
-from .state import Memory, State
+from .state import State
 
 __all__ = ["PromptSearch"]
 
@@ -155,17 +155,12 @@ class PromptSearch(ABC):
     def tell(self, state: State, candidates: Candidates, losses: ArrayLike | ClassLosses) -> State:
         """Add what the prompts did to the pool, and rank it."""
         told = self._told(candidates, losses)
-        before = self._pool(state)
-        added = before.with_batch(candidates.prompts, told)
+        added = self._pool(state).with_batch(candidates.prompts, told)
         reference = self._reference(added)
         pool = added.ranked(self.pool_size, reference=reference)
         best = float(added.judged.pessimistic[added.leader(reference)])
-        memory = {
-            **pool.memory(),
-            **self._learned(state, added, candidates, self._num_again(before, len(told.means))),
-            "progress": self._further(state, best),
-        }
-        return State(alpha=self.project(self._alpha(pool, memory)), memory=memory)
+        memory = {**pool.memory(), "progress": self._further(state, best)}
+        return State(alpha=self.project(self._alpha(pool)), memory=memory)
 
     def project(self, alpha: ArrayLike) -> NDArray[np.float32]:
         """Project each row on the simplex above what smoothing leaves to an unseen token."""
@@ -195,18 +190,9 @@ class PromptSearch(ABC):
     ) -> NDArray[np.int64]:
         """Return prompts to try, shape (count, n)."""
 
-    def _learned(self, state: State, pool: Pool, candidates: Candidates, known: int) -> Memory:
-        """Return what the method remembers beside the pool.
+    # Helpers
 
-        Args:
-            state: As it was asked.
-            pool: With the losses of this ask, not ranked yet.
-            candidates: Of this ask.
-            known: How many of the candidates, the first ones, were no new prompts.
-        """
-        return {}
-
-    def _alpha(self, pool: Pool, memory: Memory) -> NDArray[np.float64]:
+    def _alpha(self, pool: Pool) -> NDArray[np.float64]:
         """Return alpha for a ranked pool, shape (n, N)."""
         elite = pool.prompts[: self.elite]
         frequency = (elite[:, :, None] == np.arange(self.vocab_size)).sum(axis=0)
@@ -229,8 +215,6 @@ class PromptSearch(ABC):
             indices[0] = self.blank
         return indices
 
-    # Helpers of the methods
-
     def _random(self, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
         """Random prompts, short ones where there is a blank."""
         tokens = rng.integers(self.vocab_size, size=(count, self.prompt_len))
@@ -244,11 +228,6 @@ class PromptSearch(ABC):
         if self.blank is None:
             return np.full(count, self.prompt_len)
         return np.minimum(rng.geometric(1.0 / LENGTH, size=count), self.prompt_len)
-
-    @property
-    def _blank_share(self) -> float:
-        """The chance of a blank at a position, where positions are drawn apart."""
-        return max(0.5, 1.0 - LENGTH / self.prompt_len)
 
     def _compact(self, prompts: NDArray[np.int64]) -> NDArray[np.int64]:
         """The same texts with their blanks at the end, so that equal texts are equal prompts."""

@@ -150,8 +150,6 @@ CONTESTANTS: Mapping[str, Contestant] = {
         choices={"prompt_len": _LENGTHS},
     ),
     **_pool("evolution", "Evolution"),
-    **_pool("pbil", "PBIL"),
-    **_pool("rloo", "RLOO"),
     **_THOMPSON,
     DEFAULT: replace(
         _THOMPSON["thompson"], label="Thompson sampling, calibrated, 500 queries", queries=500

@@ -16,12 +16,10 @@ __all__ = [
     "GsBdplSpec",
     "MethodSpec",
     "PTuningV2Spec",
-    "PbilSpec",
     "PoolSpec",
     "PromptTuningSpec",
     "RandomSpec",
     "Rate",
-    "RlooSpec",
     "ThompsonSpec",
     "TrainedSpec",
 ]
@@ -196,42 +194,6 @@ class ThompsonSpec(PoolSpec):
     name: Literal["thompson"]
 
 
-class PbilSpec(PoolSpec):
-    """Population-based incremental learning: probabilities that move to the best prompts.
-
-    Attributes:
-        num_samples: I, prompts per local step.
-        local_steps: E.
-        batch_size: B, examples per mini-batch.
-        learning_rate: Part of the way that they move at a time.
-        elite: Of no interest here.
-        pool_size: How many prompts are remembered.
-        race: Part of the run in which the best prompts race, in the ``losses`` exchange.
-        patience: Local steps without a better leader after which the race begins; null waits.
-    """
-
-    name: Literal["pbil"]
-    learning_rate: Annotated[float, Field(gt=0, le=1)] = 0.2
-
-
-class RlooSpec(PoolSpec):
-    """A policy gradient over token logits with a leave-one-out baseline.
-
-    Attributes:
-        num_samples: I, prompts per local step.
-        local_steps: E.
-        batch_size: B, examples per mini-batch.
-        learning_rate: Adam's, whose state belongs to the run.
-        elite: Of no interest here.
-        pool_size: How many prompts are remembered.
-        race: Part of the run in which the best prompts race, in the ``losses`` exchange.
-        patience: Local steps without a better leader after which the race begins; null waits.
-    """
-
-    name: Literal["rloo"]
-    learning_rate: Rate = 0.1
-
-
 class BbtSpec(_MethodSpec):
     """Black-box tuning of a soft prompt by CMA-ES (Sun et al. 2022).
 
@@ -349,14 +311,6 @@ TrainedSpec = PromptTuningSpec | PTuningV2Spec
 """The white-box methods."""
 
 MethodSpec = Annotated[
-    GsBdplSpec
-    | BdplSpec
-    | EvolutionSpec
-    | RandomSpec
-    | ThompsonSpec
-    | PbilSpec
-    | RlooSpec
-    | BbtSpec
-    | TrainedSpec,
+    GsBdplSpec | BdplSpec | EvolutionSpec | RandomSpec | ThompsonSpec | BbtSpec | TrainedSpec,
     Field(discriminator="name"),
 ]

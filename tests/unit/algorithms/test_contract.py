@@ -37,11 +37,7 @@ VARIANTS = {
     "bdpl/capped": ("bdpl", {"learning_rate": 0.01, "projection": "capped"}),
     "evolution": ("evolution", {}),
     "evolution/blank": ("evolution", {"blank": 3, "elite": 2, "pool_size": 6}),
-    "pbil": ("pbil", {}),
-    "pbil/blank": ("pbil", {"blank": 3, "learning_rate": 0.5}),
     "random": ("random", {}),
-    "rloo": ("rloo", {}),
-    "rloo/blank": ("rloo", {"blank": 3, "learning_rate": 0.3}),
     "thompson": ("thompson", {}),
     "thompson/blank": ("thompson", {"blank": 3}),
     "bbt": ("bbt", {"intrinsic_dim": 12}),
@@ -325,8 +321,6 @@ def test_bad_sizes(name: str, wrong: dict[str, object]) -> None:
         ("random", {"race": 0.2}),
         ("random", {"patience": 0}),
         ("random", {"biases": ((0.0,), (1.0,))}),
-        ("pbil", {"learning_rate": 1.1}),
-        ("rloo", {"learning_rate": 0.0}),
     ],
 )
 def test_bad_options(name: str, options: dict[str, object]) -> None:
@@ -342,7 +336,7 @@ def test_bbt_needs_two_candidates() -> None:
 def test_unknown_names_say_what_is_allowed() -> None:
     sizes = {"prompt_len": 4, "vocab_size": 5, "num_samples": 3, "seed": 0}
     with pytest.raises(
-        ValueError, match=r"bbt, bdpl, evolution, gs-bdpl, pbil, random, rloo, thompson, not 'cma'"
+        ValueError, match=r"bbt, bdpl, evolution, gs-bdpl, random, thompson, not 'cma'"
     ):
         make_method("cma", **sizes)
     with pytest.raises(ValueError, match=r"gs-bdpl takes tau, .*, not temperature"):

@@ -211,12 +211,6 @@ def test_equal_prompts_share_a_row() -> None:
     assert pool.own[0, 0, 0] < pool.own[1, 0, 0]
 
 
-def test_what_a_prompt_is_worth_by_one_batch_alone() -> None:
-    pool = Pool.empty(1).with_batch(rows(0, 1), plain([1.0, 3.0]))
-    alone = pool.with_batch(rows(0, 2), plain([11.0, 12.5])).alone()
-    assert alone[1] - alone[0] == pytest.approx(1.5)
-
-
 def test_ranked_keeps_what_it_is_told_to() -> None:
     pool = Pool.empty(1).with_batch(rows(0, 1, 2, 3), plain([4.0, 3.0, 2.0, 1.0]))
     worst = int(np.flatnonzero(pool.prompts[:, 0] == 0)[0])

@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 
 from fedone_sdk.algorithms import (
-    PBIL,
-    RLOO,
     Candidates,
     ClassLosses,
     Evolution,
@@ -18,7 +16,7 @@ from fedone_sdk.algorithms.search import RACERS, PromptSearch
 
 SIZES = {"prompt_len": 4, "vocab_size": 30, "num_samples": 10, "blank": 0}
 WORTH = np.random.default_rng(1).normal(0.0, 0.3, 30) * (np.arange(30) > 0)
-KINDS = [Evolution, PBIL, RLOO, RandomSearch, ThompsonSampling]
+KINDS = [Evolution, RandomSearch, ThompsonSampling]
 
 
 def cost(prompts: np.ndarray) -> np.ndarray:
@@ -58,7 +56,7 @@ def test_no_prompt_is_measured_on_every_client(kind: type[PromptSearch]) -> None
     assert (state.memory["rows"] == row).sum() >= 6
 
 
-@pytest.mark.parametrize("kind", [Evolution, PBIL, RLOO, ThompsonSampling])
+@pytest.mark.parametrize("kind", [Evolution, ThompsonSampling])
 def test_beats_random_search_where_tokens_are_worth_something(kind: type[PromptSearch]) -> None:
     def mean(one: type[PromptSearch]) -> float:
         method = one(**SIZES)

@@ -11,7 +11,7 @@ from fedone_sdk.algorithms.start import begun, is_begun
 SIZES: dict[str, Any] = {"prompt_len": 3, "vocab_size": 6, "num_samples": 8, "seed": 5}
 START = (((4, 0.5),), ((0, 0.5),), ((0, 0.25), (2, 0.75)))
 TOKENS = ("bdpl", "gs-bdpl")
-POOLS = ("evolution", "pbil", "random", "rloo", "thompson")
+POOLS = ("evolution", "random", "thompson")
 
 
 class TestBegun:
@@ -64,13 +64,3 @@ def test_a_search_looks_at_it_first(name: str) -> None:
     # What is not known of the method is in alpha: a device begins alike.
     device = make_method(name, **SIZES, blank=0)
     assert device.ask(State(alpha=method.init().alpha), stream(1)).prompts.tolist() == asked
-
-
-@pytest.mark.parametrize("name", ["pbil", "rloo"])
-def test_distributions_go_on_from_it(name: str) -> None:
-    method = make_method(name, **SIZES, start=START)
-    state = method.init()
-    asked = method.ask(state, stream(1))
-    # All alike: nothing is learnt, and what prompts are drawn from stays where it began.
-    state = method.tell(state, asked, np.zeros(len(asked.prompts)))
-    assert method.prompt(State(alpha=state.alpha)).tolist() == [4, 0, 2]

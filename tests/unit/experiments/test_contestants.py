@@ -128,13 +128,13 @@ def keys(settings: Settings, results: Mapping[str, object] | None = None) -> lis
 class TestTrials:
     def test_seed_by_seed_in_the_order_asked_for(self, settings: Settings) -> None:
         asked = chosen(
-            settings, variants="sst2-bad-was-iid,sst2-terrible-was-iid", methods="pbil,default"
+            settings, variants="sst2-bad-was-iid,sst2-terrible-was-iid", methods="evolution,default"
         )
         assert keys(asked) == [
             f"{variant}_{method}_s{seed}"
             for seed in (0, 1)
             for variant in ("sst2-bad-was-iid", "sst2-terrible-was-iid")
-            for method in ("pbil", DEFAULT)
+            for method in ("evolution", DEFAULT)
         ]
 
     def test_pilots_come_first_and_choose(self, settings: Settings) -> None:
