@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from fedone_sdk.errors import DataError, FedOneError, LabelWordError, SpecError
+from fedone_sdk.errors import BackendError, DataError, FedOneError, LabelWordError, SpecError
 
 __all__ = ["naming", "told"]
 
@@ -60,5 +60,5 @@ def naming(source: str) -> Iterator[None]:
         raise SpecError(exc.problems, source=source) from exc
     except LabelWordError as exc:
         raise SpecError(f"task.labels: {exc}", source=source) from exc
-    except DataError as exc:
+    except (BackendError, DataError) as exc:
         raise SpecError(str(exc), source=source) from exc

@@ -325,6 +325,7 @@ def test_score_without_a_run(fedone: Fedone, tmp_path: Path) -> None:
         ("train.jsonl", "nope.jsonl", "data.train: "),
         ('1: " great"', '1: " "', "task: label '1' has no label word"),
         ('1: " great"', '1: " unbelievably"', "task.labels: label word ' unbelievably' is 2 tok"),
+        (" {mask}", "", "the template needs {mask} exactly once"),
         ("num_clients: 4, shots: 3", "num_clients: 41", "data.num_clients: 40 rows are too few"),
         ("{text}", "{body}", "data.train: train.jsonl: row 1: field 'body' is missing"),
         ("rounds: 10", "backend: {kind: onnx, model: nope}", "backend.model: "),
