@@ -403,7 +403,7 @@ class Dispatcher:
             places = max(
                 run.machine.min_clients, part.clients_per_round * _PLACES_PER_SEAT, _FEWEST_PLACES
             )
-            self.pool.open(run.run_id, places)
+            self.pool.open(run.run_id, places, again=run.state.started_at is not None)
             self.wake()
         elif not waited_for and self.pool.is_open(run.run_id):
             self.pool.shut(run.run_id)

@@ -56,9 +56,7 @@ class Pool:
     """The clients that wait for work of a number of runs.
 
     A client waits for every run that it may work for and that has a place. Whoever is in the
-    pool already keeps its places until they are taken from it, and waits at once for a run that
-    opens: were the first to ask again the first to be drawn, the draw would not be a fair one,
-    nor the same after a restart.
+    pool already keeps its places until they are taken from it.
 
     Args:
         rng: Spreads the pauses.
@@ -112,14 +110,22 @@ class Pool:
     def _num_outside(self) -> int:
         return len(self._away) + sum(away for away, _, _ in self._elsewhere.values())
 
-    def open(self, run_id: str, capacity: int) -> None:
-        """Gives a run its places, and them to the members that may work for it."""
+    def open(self, run_id: str, capacity: int, *, again: bool = False) -> None:
+        """Gives a run its places.
+
+        Args:
+            run_id: The run.
+            capacity: How many it has.
+            again: Whether it goes on after it was stopped. Members that may work for it have their
+                places at once then: whom it draws must not depend on who asks first. A new run
+                waits for requests; some members may be gone.
+        """
         self._capacities[run_id] = capacity
         if run_id not in self._places:
             self._places[run_id] = {
                 client: one.member.num_examples
                 for client, one in self._members.items()
-                if one.may(run_id)
+                if again and one.may(run_id)
             }
 
     def shut(self, run_id: str) -> None:

@@ -78,13 +78,21 @@ class TestPlaces:
         pool.enter(1, 10, "b", None, 0.0)
         assert pool.waiting("a", 0.0) == {}
 
-    def test_a_run_that_opens_later_is_waited_for_at_once(self) -> None:
+    def test_a_run_that_opens_later_is_waited_for_at_the_next_request(self) -> None:
+        pool = pool_of(a=1)
+        enter(pool, 0)
+        pool.open("b", 1)
+        assert pool.waiting("b", 0.0) == {}
+        assert enter(pool, 0) is None
+        assert pool.waiting("b", 0.0) == {0: 10}
+
+    def test_a_run_that_goes_on_is_waited_for_at_once(self) -> None:
         pool = pool_of(a=4)
         enter(pool, 0)
         enter(pool, 1, patterns=("a", "c"))
         pool.enter(2, 12, "b", None, 0.0)
         pool.enter(3, 13, "a", None, 0.0)
-        pool.open("b", 1)
+        pool.open("b", 1, again=True)
         assert pool.waiting("b", 0.0) == {0: 10, 2: 12}
         assert enter(pool, 0) is None
         assert pool.waiting("b", 0.0) == {0: 10, 2: 12}
