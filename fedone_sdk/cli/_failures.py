@@ -51,7 +51,7 @@ def _lines(error: BaseException) -> Iterator[str | None]:
 
 @contextmanager
 def naming(source: str) -> Iterator[None]:
-    """Names the file that a mistake stands in, where the library knows only the key."""
+    """Names the file that a mistake, or a model that fails, stands in."""
     try:
         yield
     except SpecError as exc:
