@@ -122,10 +122,9 @@ class Pool:
         """
         self._capacities[run_id] = capacity
         if run_id not in self._places:
+            waiting = self._members.items() if again else ()
             self._places[run_id] = {
-                client: one.member.num_examples
-                for client, one in self._members.items()
-                if again and one.may(run_id)
+                client: one.member.num_examples for client, one in waiting if one.may(run_id)
             }
 
     def shut(self, run_id: str) -> None:

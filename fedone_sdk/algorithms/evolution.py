@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from . import _checks
 from .pool import Pool
 from .search import PromptSearch
-from .state import State
 
 __all__ = ["Evolution"]
 
@@ -36,9 +35,7 @@ class Evolution(PromptSearch):
         if rate is not None and _checks.number("mutation_rate", rate) > 1.0:
             raise ValueError(f"mutation_rate must lie in (0, 1], not {rate!r}")
 
-    def _new(
-        self, state: State, pool: Pool, count: int, rng: np.random.Generator
-    ) -> NDArray[np.int64]:
+    def _new(self, pool: Pool, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
         parents = pool.prompts[: self.elite]
         shape = count, self.prompt_len
         mother, father = parents[rng.integers(len(parents), size=(2, count))]

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from .pool import Pool
 from .search import PromptSearch
-from .state import State
 
 __all__ = ["RandomSearch"]
 
@@ -18,7 +17,5 @@ __all__ = ["RandomSearch"]
 class RandomSearch(PromptSearch):
     """New prompts are drawn without regard to what is known (attributes: see `PromptSearch`)."""
 
-    def _new(
-        self, state: State, pool: Pool, count: int, rng: np.random.Generator
-    ) -> NDArray[np.int64]:
+    def _new(self, pool: Pool, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
         return self._random(count, rng)

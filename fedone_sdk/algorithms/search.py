@@ -147,7 +147,7 @@ class PromptSearch(ABC):
             indices = self._racers(state, pool)[:count]
         elif len(pool.prompts):
             again = pool.prompts[self._again(pool, count)]
-            indices = np.concatenate([again, self._new(state, pool, count - len(again), rng)])
+            indices = np.concatenate([again, self._new(pool, count - len(again), rng)])
         else:
             indices = self._first(state, count, rng)
         return Candidates(prompts=indices, probabilities=alpha / alpha.sum(axis=1, keepdims=True))
@@ -185,9 +185,7 @@ class PromptSearch(ABC):
     # What methods add
 
     @abstractmethod
-    def _new(
-        self, state: State, pool: Pool, count: int, rng: np.random.Generator
-    ) -> NDArray[np.int64]:
+    def _new(self, pool: Pool, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
         """Return prompts to try, shape (count, n)."""
 
     # Helpers

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from .pool import Pool
 from .search import PromptSearch
-from .state import State
 
 __all__ = ["ThompsonSampling"]
 
@@ -30,9 +29,7 @@ class ThompsonSampling(PromptSearch):
     Attributes: see `PromptSearch`.
     """
 
-    def _new(
-        self, state: State, pool: Pool, count: int, rng: np.random.Generator
-    ) -> NDArray[np.int64]:
+    def _new(self, pool: Pool, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
         means, roots = self._effects(pool)
         share, start = pool.class_share, pool.average
         prompts = np.empty((count, self.prompt_len), dtype=np.int64)
