@@ -12,6 +12,7 @@ FedOneError
 │   ├── BackendUnavailable the model cannot be asked now; asking again may help
 │   ├── BackendBlocked     it cannot be asked until somebody changes something
 │   └── LabelWordError     a label word is not one token of the model
+├── StoreUnavailable       the aggregator's store does not do its work now
 ├── MessageError           a wire message is malformed
 ├── TransportError         the aggregator cannot be reached; trying again may help
 └── ProblemError           the aggregator refused, with an RFC 9457 problem and a stable code
@@ -39,6 +40,7 @@ __all__ = [
     "PROBLEMS",
     "ProblemError",
     "SpecError",
+    "StoreUnavailable",
     "TransportError",
     "UnknownLease",
     "is_retryable",
@@ -90,9 +92,11 @@ class BudgetError(FedOneError):
 class BudgetExhausted(BudgetError):
     """A reservation does not fit under the cap.
 
-    The attributes are None where somebody else keeps the account.
+    `unit`, `cap`, `held` and `asked` are None where somebody else keeps the account.
 
     Attributes:
+        usage: What was spent all the same, where somebody else asked the model before: None is
+            nothing.
         unit: The capped unit that is short (``queries``, ``usd`` ...).
         cap: The cap in that unit.
         held: What is spent or leased already.
@@ -107,7 +111,9 @@ class BudgetExhausted(BudgetError):
         cap: object = None,
         held: object = None,
         asked: object = None,
+        usage: Usage | None = None,
     ) -> None:
+        self.usage = usage
         self.unit, self.cap, self.held, self.asked = unit, cap, held, asked
         super().__init__(
             message or f"budget of {cap} {unit} exhausted: {held} held, {asked} more asked"
@@ -178,6 +184,10 @@ class MessageError(FedOneError):
     """A wire message is malformed."""
 
 
+class StoreUnavailable(FedOneError):
+    """A store does not do its work now: it is away, full, locked or damaged."""
+
+
 class TransportError(FedOneError):
     """The aggregator cannot be reached; the same call may work later.
 
@@ -221,6 +231,7 @@ PROBLEMS: dict[str, tuple[int, str]] = {
     "internal": (500, "The server failed"),
     "backend_failed": (502, "The language model refused the request"),
     "backend_unavailable": (503, "The language model cannot be asked now"),
+    "store_unavailable": (503, "The server's store cannot be used now"),
 }
 
 

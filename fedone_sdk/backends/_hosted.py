@@ -29,9 +29,12 @@ from fedone_sdk.errors import BackendBlocked, BackendError, BackendUnavailable, 
 if TYPE_CHECKING:
     import openai
 
-__all__ = ["HostedBackend", "RawAnswer"]
+__all__ = ["MAX_INPUT_TOKENS", "HostedBackend", "RawAnswer"]
 
 _log = structlog.get_logger(__name__)
+
+MAX_INPUT_TOKENS = 1024
+"""The longest input where nothing else is said."""
 
 _TOP = 20  # The most that OpenAI shows.
 _SMALL_TOP = 5  # What servers show that show less.
@@ -123,9 +126,29 @@ class HostedBackend(LLMBackend):
         self._max_name_learned = False
         self._num_top = _TOP
         self._first = asyncio.Lock()
+        self._known: set[Want] = set()
         self._proven: set[Want] = set()
+        self._refusals = 0
+        self._last_refusal = ""
         self._no_log_probs: str | None = None
         self._warned = False
+
+    @property
+    def _manner(self) -> str:
+        """The end of a fingerprint: how the model is asked, as far as that moves its scores.
+
+        Only what is not as usual, so that most fingerprints end with the model's name.
+        """
+        asked = {
+            "api": None if self._api == "chat" else self._api,
+            "structured": None if self._structured or self._log_probs else "false",
+            "reasoning_effort": self._reasoning_effort,
+            "max_input_tokens": (
+                None if self._max_input_tokens == MAX_INPUT_TOKENS else self._max_input_tokens
+            ),
+        }
+        found = ",".join(f"{name}={value}" for name, value in asked.items() if value is not None)
+        return f":{found}" if found else ""
 
     @abstractmethod
     async def _complete(self, body: Mapping[str, Any]) -> RawAnswer:
@@ -155,9 +178,9 @@ class HostedBackend(LLMBackend):
             raise ValueError(f"one input at a time, not {len(query.inputs)}")
         if query.want not in self.answers:
             raise ValueError(f"this backend answers {sorted(self.answers)}, not {query.want}")
-        words = spellings(query.label_words)
+        words, refusals = spellings(query.label_words), self._refusals
         (text,), quoted = await self._prepared(query)
-        async with self._first_alone(query.want):
+        async with self._first_alone(query.want, refusals):
             answer = await self._asked(query, text, words, quoted)
         self._warn_beyond(answer.usage, quoted)
         return answer
@@ -234,16 +257,35 @@ class HostedBackend(LLMBackend):
         }
 
     @asynccontextmanager
-    async def _first_alone(self, want: Want) -> AsyncIterator[None]:
-        """Lets one request through until one was answered in full, and all of them then."""
-        if want in self._proven:
+    async def _first_alone(self, want: Want, refusals: int) -> AsyncIterator[None]:
+        """Lets one request through until it is known how the server is asked, and all of them then.
+
+        Args:
+            want: What is asked.
+            refusals: How many there had been when it came.
+
+        Raises:
+            BackendBlocked: The one before met it; this one is not sent.
+        """
+        if want in self._known:
             yield
             return
         async with self._first:
+            if self._refusals > refusals:
+                raise BackendBlocked(self._last_refusal, usage=NOTHING)
             if want == "labels" and self._no_log_probs is not None:
                 raise BackendBlocked(self._no_log_probs, usage=NOTHING)
-            if want not in self._proven:
-                yield
+            if want not in self._known:
+                try:
+                    yield
+                except BackendBlocked as exc:
+                    self._refusals += 1
+                    self._last_refusal = str(exc)
+                    raise
+                except BackendUnavailable as exc:
+                    if exc.retry_after_s != 0:  # It was not for how it was asked.
+                        self._known.add(want)
+                    raise
                 return
         yield
 
@@ -288,6 +330,7 @@ class HostedBackend(LLMBackend):
                 if query.want == "choice" and written is not None:
                     row = chosen_label(written, words)
             if row is not None or query.want != "labels":
+                self._known.add(query.want)
                 self._proven.add(query.want)
         return _answer(
             query.want, row, written, usage=usage, censored=censored, model=model, limits=limits
@@ -322,7 +365,7 @@ class HostedBackend(LLMBackend):
         """
         if exc.status_code not in (400, 403, 422):
             return
-        said, param = message_of(exc), str(exc.param)
+        said, param = message_of(exc, self._key_env), str(exc.param)
         text = f"{param} {said}".lower()
         if "output limit was reached" in text:
             raise BackendBlocked(self._only_reasons())

@@ -271,7 +271,7 @@ class GatewayBackend(LLMBackend):
             label_word.usage = problem.usage
             return label_word
         if problem.code == "budget_exhausted":
-            return BudgetExhausted(problem.detail)
+            return BudgetExhausted(problem.detail, usage=problem.usage)
         if problem.code == "backend_unavailable":
             return BackendUnavailable(
                 problem.detail, usage=problem.usage, retry_after_s=problem.retry_after_s

@@ -14,7 +14,8 @@ from urllib.parse import urlsplit
 
 from aiohttp import ClientConnectorError, ClientOSError
 
-from fedone_sdk.backends._hosted import HostedBackend, RawAnswer
+from fedone_sdk.backends._hosted import MAX_INPUT_TOKENS, HostedBackend, RawAnswer
+from fedone_sdk.backends._secrets import without_secrets
 from fedone_sdk.backends._wire import Wire, wire
 from fedone_sdk.backends.openai_api import read_key
 from fedone_sdk.backends.tokens import CHAT_OVERHEAD, OPENAI_CHAT_OVERHEAD
@@ -41,7 +42,6 @@ _AT_HOME = {
 _FOREIGN = (
     "callbacks", "failure_callback", "input_callback", "model_fallbacks", "success_callback",
 )  # fmt: skip
-_SECRET_NAME = re.compile(r"(?i)key|token|secret|password|credential")
 
 
 class LiteLLMBackend(HostedBackend):
@@ -81,7 +81,7 @@ class LiteLLMBackend(HostedBackend):
         log_probs: bool = True,
         structured: bool = True,
         reasoning_effort: str | None = None,
-        max_input_tokens: int = 1024,
+        max_input_tokens: int = MAX_INPUT_TOKENS,
         tokenizer: str | None = None,
         timeout_s: float = 60.0,
     ) -> None:
@@ -123,9 +123,12 @@ class LiteLLMBackend(HostedBackend):
 
     @property
     def fingerprint(self) -> str:
-        """``litellm:PROVIDER/MODEL``, with the host of `base_url` in between where there is one."""
+        """``litellm:PROVIDER/MODEL``, with the host of `base_url` in between where there is one.
+
+        Settings that move scores follow where they are not the default.
+        """
         host = "" if self._base_url is None else urlsplit(self._base_url).netloc + ":"
-        return f"litellm:{host}{self._name}"
+        return f"litellm:{host}{self._name}{self._manner}"
 
     @property
     def price(self) -> Price | None:
@@ -213,7 +216,7 @@ class LiteLLMBackend(HostedBackend):
             return failed
         return BackendBlocked(
             f"{self._url}: LiteLLM does not send this for model {self._name!r} "
-            f"({_one_line(str(exc))})"
+            f"({_one_line(str(exc), self._key_env)})"
         )
 
     def _found(self, model: str) -> tuple[str, str]:
@@ -296,7 +299,7 @@ def the_package() -> Any:
 
 
 def _refusal(response: Any) -> openai.APIStatusError:
-    """The refusal that came back, without secrets."""
+    """The refusal that came back."""
     import openai
 
     try:
@@ -306,21 +309,12 @@ def _refusal(response: Any) -> openai.APIStatusError:
     error = error[0] if isinstance(error, list) and error else error
     error = error.get("error", error) if isinstance(error, dict) else error
     error = {"message": error} if isinstance(error, str) else error
-    if isinstance(error, dict) and isinstance(error.get("message"), str):
-        error = {**error, "message": _without_secrets(error["message"])}
     kind = openai.AuthenticationError if response.status_code == 401 else openai.APIStatusError
     return kind("refused", response=response, body=error)
 
 
-def _without_secrets(text: str) -> str:
-    for name, value in os.environ.items():
-        if len(value) >= 8 and _SECRET_NAME.search(name):
-            text = text.replace(value, "***")
-    return text
-
-
-def _one_line(text: str) -> str:
-    line = _without_secrets(" ".join(text.split()))
+def _one_line(text: str, key_env: str | None) -> str:
+    line = without_secrets(" ".join(text.split()), key_env)
     return line if len(line) <= 200 else line[:197] + "..."
 
 

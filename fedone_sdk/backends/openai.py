@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import structlog
 
-from fedone_sdk.backends._hosted import HostedBackend, RawAnswer
+from fedone_sdk.backends._hosted import MAX_INPUT_TOKENS, HostedBackend, RawAnswer
 from fedone_sdk.backends.openai_api import OPENAI_URL, make_client, translated
 from fedone_sdk.backends.tokens import CHAT_OVERHEAD, OPENAI_CHAT_OVERHEAD
 from fedone_sdk.errors import BackendBlocked
@@ -69,7 +69,7 @@ class OpenAIBackend(HostedBackend):
         log_probs: bool = True,
         structured: bool = True,
         reasoning_effort: str | None = None,
-        max_input_tokens: int = 1024,
+        max_input_tokens: int = MAX_INPUT_TOKENS,
         tokenizer: str | None = None,
         timeout_s: float = 60.0,
     ) -> None:
@@ -102,8 +102,11 @@ class OpenAIBackend(HostedBackend):
 
     @property
     def fingerprint(self) -> str:
-        """``openai:<host>:<model>``; what the provider adds to it is in `Answer.model`."""
-        return f"openai:{self._host}:{self._model}"
+        """``openai:<host>:<model>``, and settings that move scores where they are not the default.
+
+        What the provider adds to it is in `Answer.model`.
+        """
+        return f"openai:{self._host}:{self._model}{self._manner}"
 
     async def check(self, label_words: tuple[str, ...]) -> None:
         """Checks the label words, and asks the server, for free, whether it has the model."""

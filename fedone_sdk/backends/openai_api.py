@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from fedone_sdk.backends._secrets import without_secrets
 from fedone_sdk.backends.base import RateLimits
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import (
@@ -46,11 +47,11 @@ _RETRYABLE = frozenset({408, 409, 425, 429})
 # A proxy says these about the server behind it, which may have done the work all the same.
 _OUTCOME_UNKNOWN = frozenset({502, 504, *range(520, 528)})
 # Never sent: no connection was made. By name, as httpx and httpx2 (openai 2 and 3) both have them.
-_NOT_SENT = frozenset({"ConnectError", "ConnectTimeout", "PoolTimeout"})
+_NOT_SENT = frozenset({"ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError"})
 # The connection broke while it was in use; other TLS errors come from how it is set up.
 _TLS_BROKEN = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
+_CONNECT_S = 10.0
 _ONE_REQUEST = Usage(requests=1)
-_SECRET = re.compile(r"(?i)\b(sk-|bearer\s+)[^\s\"',;]+")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
@@ -63,8 +64,9 @@ def make_client(
     Args:
         base_url: With its ``/v1``; None is OpenAI's own, whatever ``OPENAI_BASE_URL`` says.
         api_key_env: Environment variable that holds the key; None sends none.
-        timeout_s: For connecting and for each read. A server that dribbles can take longer, so
-            callers hold ``asyncio.timeout`` around each request as well.
+        timeout_s: For each read; connecting has half of it, and 10 s at most. A server that
+            dribbles can take longer, so callers hold ``asyncio.timeout`` of so long around each
+            request as well.
 
     Raises:
         MissingExtraError: The extra ``openai`` is not installed.
@@ -86,7 +88,8 @@ def make_client(
         # The client insists on one; the hook takes it out again.
         api_key="none" if api_key_env is None else read_key(api_key_env),
         base_url=base_url or OPENAI_URL,
-        timeout=timeout_s,
+        # Connecting ends first, and is known to have cost nothing.
+        timeout=openai.Timeout(timeout_s, connect=min(_CONNECT_S, timeout_s / 2)),
         # Retries are the retry wrapper's, which pays for each.
         max_retries=0,
         http_client=http,
@@ -120,7 +123,7 @@ def translated(*, model: str, url: str, key_env: str | None = None) -> Iterator[
     except openai.APIStatusError as exc:
         raise _of_status(exc, model, url, key_env) from exc
     except openai.APIConnectionError as exc:
-        raise _of_connection(exc, url) from exc
+        raise _of_connection(exc, url, key_env) from exc
     except TimeoutError as exc:
         raise BackendUnavailable(f"{url}: no answer in time") from exc
     except UnicodeEncodeError as exc:
@@ -132,15 +135,20 @@ def translated(*, model: str, url: str, key_env: str | None = None) -> Iterator[
             f"{url}: the answer is cut off or not JSON (if that stays so, check base_url)"
         ) from exc
     except openai.OpenAIError as exc:
-        raise BackendError(f"{url}: {_one_line(str(exc))}") from exc
+        raise BackendError(f"{url}: {_one_line(str(exc), key_env)}") from exc
 
 
-def message_of(exc: openai.APIStatusError) -> str:
-    """What the provider says about a refusal: one line, bounded, without anything like a key."""
+def message_of(exc: openai.APIStatusError, key_env: str | None) -> str:
+    """What the provider says about a refusal: one line, bounded, without the key.
+
+    Args:
+        exc: The refusal.
+        key_env: Environment variable that holds the key.
+    """
     body = exc.body
     if isinstance(body, Mapping):
         message = body.get("message")
-        return _one_line(message) if isinstance(message, str) else ""
+        return _one_line(message, key_env) if isinstance(message, str) else ""
     return ""
 
 
@@ -230,7 +238,7 @@ def _of_status(
     exc: openai.APIStatusError, model: str, url: str, key_env: str | None
 ) -> BackendError:
     status = exc.status_code
-    detail = message_of(exc)
+    detail = message_of(exc, key_env)
     said = f" (it says: {detail})" if detail else ""
     if status == 402 or {str(exc.code), str(exc.type)} & _QUOTA_CODES:
         return BackendBlocked(
@@ -258,7 +266,7 @@ def _of_status(
     return BackendError(f"{url}: HTTP {status}: the request was refused{said}", usage=_ONE_REQUEST)
 
 
-def _of_connection(exc: openai.APIConnectionError, url: str) -> BackendError:
+def _of_connection(exc: openai.APIConnectionError, url: str, key_env: str | None) -> BackendError:
     causes = list(_causes(exc))
     usage = NOTHING if any(type(cause).__name__ in _NOT_SENT for cause in causes) else None
     for cause in causes:
@@ -279,7 +287,7 @@ def _of_connection(exc: openai.APIConnectionError, url: str) -> BackendError:
     if isinstance(exc, openai.APITimeoutError):
         return BackendUnavailable(f"{url}: no answer in time", usage=usage)
     what = "no connection" if usage is not None else "the connection broke"
-    reason = _one_line(str(causes[-1])) or type(causes[-1]).__name__
+    reason = _one_line(str(causes[-1]), key_env) or type(causes[-1]).__name__
     return BackendUnavailable(f"{url}: {what} ({reason})", usage=usage)
 
 
@@ -293,8 +301,8 @@ def _causes(exc: BaseException) -> Iterator[BaseException]:
         current = current.__cause__ or current.__context__
 
 
-def _one_line(text: str) -> str:
-    line = _SECRET.sub(r"\1***", " ".join(text.split()))
+def _one_line(text: str, key_env: str | None) -> str:
+    line = without_secrets(" ".join(text.split()), key_env)
     return line if len(line) <= 300 else line[:297] + "..."
 
 

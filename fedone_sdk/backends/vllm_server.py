@@ -155,7 +155,7 @@ class VllmServer:
             except openai.APIStatusError as exc:
                 if exc.status_code in (403, 404, 405):
                     return False  # Causal; a proxy may hide what such a model has no use for.
-                if exc.status_code == 400 and "token_ids" in message_of(exc):
+                if exc.status_code == 400 and "token_ids" in message_of(exc, self._key_env):
                     return True
                 if exc.status_code not in (400, 422, 501):
                     raise

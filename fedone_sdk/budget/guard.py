@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Protocol, TypeVar
 
 from fedone_sdk.budget.account import Account
 from fedone_sdk.budget.ledger import Ledger, MemoryLedger, SqliteLedger
 from fedone_sdk.budget.usage import NOTHING, Budget, Usage
+from fedone_sdk.errors import UnknownLease
 
 __all__ = ["BudgetGuard", "Lease", "Payer"]
 
@@ -107,11 +108,20 @@ class BudgetGuard:
                 await asyncio.wait({settling})  # so that a loop that ends does not miss it
                 raise
 
-    async def _give_back(self, lease: Lease, reserving: asyncio.Future[None]) -> None:
-        """Waits for a reservation that nobody will use, and undoes it if it was granted."""
-        await asyncio.wait({reserving})
-        if not reserving.cancelled() and reserving.exception() is None:
-            await self._call(lambda ledger: ledger.settle(lease.lease_id, NOTHING))
+    def _give_back(self, lease: Lease, reserving: asyncio.Future[None]) -> asyncio.Future[None]:
+        """Undoes a reservation that nobody will use, if it is granted."""
+
+        def undo(ledger: Ledger) -> None:
+            with suppress(UnknownLease):  # It was refused.
+                ledger.settle(lease.lease_id, NOTHING)
+
+        async def when_decided() -> None:
+            await asyncio.wait({reserving})
+            await self._call(undo)
+
+        # A file's calls keep their order, so this one can be made at once.
+        in_order = isinstance(self._ledger, SqliteLedger)
+        return self._call(undo) if in_order else asyncio.ensure_future(when_decided())
 
     async def account(self) -> Account:
         """What is spent and leased now."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
@@ -30,11 +31,14 @@ class Claim(Message):
         num_examples: Examples that the client holds now.
         wait_s: How long the server may hold the request open, seconds.
         run_id: Only work for this run is wanted.
+        own_model: Whether the client asks a model of its own, though the server may have one: what
+            that spends the server does not see.
     """
 
     num_examples: Annotated[int, Field(ge=1, le=2**31)]
     wait_s: Annotated[float, Field(ge=0, le=60)] = 25.0
     run_id: RunName | None = None
+    own_model: Annotated[bool, Field(exclude_if=operator.not_)] = False
 
 
 class Step(Message):

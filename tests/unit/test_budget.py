@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -412,6 +413,44 @@ class TestBudgetGuard:
         async def body() -> None:
             async with guard.reserve(Usage(requests=1)):
                 pytest.fail("it was cancelled before")
+
+        task = asyncio.create_task(body())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert (await guard.account()).held == NOTHING
+
+    def test_cancelled_while_the_ledger_grants_and_the_loop_ends(self, tmp_path: Path) -> None:
+        """The reservation is undone although no task lives to see to it."""
+        ledger, cap = SqliteLedger(tmp_path / "budget.db"), Budget(requests=10)
+        guard = BudgetGuard(cap, ledger=ledger)
+
+        async def body(worst: Usage) -> None:
+            async with guard.reserve(worst):
+                pytest.fail("it was cancelled before")
+
+        async def main() -> None:
+            worsts = (Usage(requests=4), Usage(requests=11))  # granted, and refused
+            tasks = [asyncio.create_task(body(worst)) for worst in worsts]
+            await asyncio.sleep(0)
+            for task in tasks:
+                task.cancel()
+            await asyncio.sleep(0)
+
+        with contextlib.closing(sqlite3.connect(tmp_path / "budget.db")) as other:
+            other.isolation_level = None
+            other.execute("BEGIN IMMEDIATE")  # Holds the ledger back.
+            asyncio.run(main())
+            other.execute("ROLLBACK")
+        assert ledger.account(cap).held == NOTHING
+
+    async def test_cancelled_while_the_ledger_refuses(self, tmp_path: Path) -> None:
+        guard = BudgetGuard(Budget(requests=1), ledger=SqliteLedger(tmp_path / "budget.db"))
+
+        async def body() -> None:
+            async with guard.reserve(Usage(requests=2)):
+                pytest.fail("it does not fit")
 
         task = asyncio.create_task(body())
         await asyncio.sleep(0)

@@ -10,7 +10,7 @@ import structlog
 from fedone_sdk.backends.base import Answer, LLMBackend, Query
 from fedone_sdk.backends.wrappers.wrapper import Wrapper
 from fedone_sdk.budget import NOTHING, BudgetGuard, Lease, Payer, Price, Usage
-from fedone_sdk.errors import BackendError
+from fedone_sdk.errors import BackendError, BudgetExhausted
 
 __all__ = ["BudgetedBackend"]
 
@@ -72,7 +72,8 @@ class BudgetedBackend(Wrapper):
         """The inner backend's answer, paid for; its usage has its money.
 
         Raises:
-            BudgetExhausted: It cannot be paid for; nothing was sent.
+            BudgetExhausted: It cannot be paid for, and nothing was sent; or the model's own budget
+                is spent, and what it cost until then is charged.
         """
         worst = (await self.quote(query)).without_queries()
         async with AsyncExitStack() as stack:
@@ -82,6 +83,9 @@ class BudgetedBackend(Wrapper):
             except BackendError as exc:
                 if exc.usage is not None:
                     self._settle(leases, worst, self._priced(exc.usage))
+                raise
+            except BudgetExhausted as exc:  # Of another account, behind this model.
+                self._settle(leases, worst, self._priced(exc.usage or NOTHING))
                 raise
             usage = self._priced(answer.usage)
             self._settle(leases, worst, usage)

@@ -133,7 +133,8 @@ class MergingBackend(Wrapper):
             try:
                 answer = await self.inner.score(call.query)
             except Exception as exc:
-                call.answer.set_exception(exc)
+                if not call.answer.done():
+                    call.answer.set_exception(exc)
             else:
                 if not call.answer.done():
                     call.answer.set_result(answer)

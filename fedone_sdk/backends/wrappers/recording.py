@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from fedone_sdk.backends._codec import dump, dump_answer, dump_error, dump_query
+from fedone_sdk.backends._secrets import without_secrets
 from fedone_sdk.backends.base import Answer, LLMBackend, Query
 from fedone_sdk.backends.wrappers.wrapper import Wrapper
 from fedone_sdk.budget import NOTHING
@@ -19,15 +19,6 @@ from fedone_sdk.clock import Clock, SystemClock
 from fedone_sdk.errors import BackendBlocked, SpecError
 
 __all__ = ["RecordingBackend"]
-
-# Adapters keep secrets out of their errors; this is the last guard against one that a provider
-# quotes.
-_SECRETS = re.compile(
-    r"(?i:\bbearer\s+)[^\s\"',]+"
-    r"|\b(?:sk|pk|rk|hf|gsk|xai)[-_][^\s\"',]{6,}"
-    r"|(?i:\b(?:api[-_ ]?key|token|password|secret)\s*[=:]\s*)[^\s\"',]+"
-    r"|(?<=://)[^\s/@]+(?=@)"
-)
 
 
 class RecordingBackend(Wrapper):
@@ -145,4 +136,5 @@ def _ends_a_line(path: Path) -> bool:
 
 
 def _dump_error(error: BaseException) -> dict[str, object]:
-    return {**dump_error(error), "message": _SECRETS.sub("[removed]", str(error))}
+    # Adapters keep secrets out of their errors; this is the last guard.
+    return {**dump_error(error), "message": without_secrets(str(error))}

@@ -27,6 +27,9 @@ class RetryingBackend(Wrapper):
     `max_wait_s`. Each attempt passes the wrappers inside anew: its turn, its reservation. The
     answer's usage is that of the last attempt; the others were charged when they were made.
 
+    The first request goes alone, and all others wait, until it is known what becomes of it: a wrong
+    key or setting costs one request.
+
     A breaker opens after so many failed attempts in a row, over all queries, or at the first
     `BackendBlocked`. Then every query, also of those that wait, fails with `BackendBlocked`, and
     nothing is sent but what is under way. Who asks after a pause of `max_wait_s`, or after
@@ -66,6 +69,7 @@ class RetryingBackend(Wrapper):
         )
         self._pauses: set[asyncio.Future[None]] = set()
         self._failures = 0  # in a row
+        self._untried = True  # Nothing is known of the model yet.
         self._refusal: str | None = None  # Why the breaker is open.
         self._refuse_until = 0.0
         self._openings = 0
@@ -105,6 +109,8 @@ class RetryingBackend(Wrapper):
         except BackendUnavailable as exc:
             if openings != self._openings:
                 raise  # It was sent before the breaker opened.
+            if exc.retry_after_s != 0:  # Else it was asked in a wrong way, and knows a better one.
+                self._untried = False
             self._failures += 1
             if self._failures < self._breaker_failures:
                 self._refusal = None
@@ -125,16 +131,16 @@ class RetryingBackend(Wrapper):
                 probe.set_result(None)
 
     async def _admit(self) -> asyncio.Future[None] | None:
-        """Lets a query in; if it is the one that tries an open breaker, gives it the probe.
+        """Lets a query in; the one that tries a new model, or an open breaker, gets the probe.
 
         Raises:
             BackendBlocked: The breaker is open.
         """
-        while self._refusal is not None:
+        while self._untried or self._refusal is not None:
             loop = asyncio.get_running_loop()
             if self._probe is not None:
                 await asyncio.wait({self._probe})
-            elif loop.time() < self._refuse_until:
+            elif self._refusal is not None and loop.time() < self._refuse_until:
                 raise BackendBlocked(self._refusal, usage=NOTHING)
             else:
                 self._probe = loop.create_future()
@@ -154,6 +160,7 @@ class RetryingBackend(Wrapper):
                 backend.refuse_waiting(reason)
 
     def _answered(self, openings: int) -> None:
+        self._untried = False
         if openings == self._openings:
             self._failures = 0
             self._refusal = None

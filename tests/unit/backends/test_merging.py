@@ -138,6 +138,31 @@ async def test_who_goes_away_is_not_asked_for() -> None:
     assert [row[0].text for asked in local.asked for row in asked.inputs] == ["stays"]
 
 
+async def test_who_goes_away_while_its_query_fails_takes_nobody_along() -> None:
+    held = asyncio.Event()
+
+    async def gate(asked: Query) -> None:
+        if any(row[0].text == "broken" for row in asked.inputs):
+            if len(asked.inputs) == 1:
+                await held.wait()
+            raise BackendError("too long")
+
+    local = Local(gate=gate)
+    merging = MergingBackend(local)
+    broken = asyncio.create_task(merging.score(query("broken")))
+    others = [asyncio.create_task(merging.score(query(text))) for text in "ab"]
+    while len(local.asked) < 2:  # All together, and the broken one alone.
+        await asyncio.sleep(0)
+    late = asyncio.create_task(merging.score(query("late")))
+    await asyncio.sleep(0)
+    broken.cancel()
+    await asyncio.sleep(0)
+    held.set()
+    async with asyncio.timeout(10):  # Nobody would ever answer them.
+        found = await asyncio.gather(*others, late, return_exceptions=True)
+    assert found == await asked_alone([query(text) for text in ("a", "b", "late")])
+
+
 async def test_the_end_frees_who_waits() -> None:
     async def never(query: Query) -> None:
         await asyncio.Event().wait()

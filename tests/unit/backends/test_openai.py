@@ -6,6 +6,7 @@ import math
 import struct
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +15,12 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from fedone_sdk import assets
-from fedone_sdk.backends import LOG_ZERO, Query
+from fedone_sdk.backends import LOG_ZERO, CachedBackend, Query
 from fedone_sdk.backends._completion import Completion, Token, chosen_label, label_log_probs
+from fedone_sdk.backends.asking import ask_each
+from fedone_sdk.backends.build import build_backend
 from fedone_sdk.backends.openai import OpenAIBackend
-from fedone_sdk.budget import NOTHING, Usage
+from fedone_sdk.budget import NOTHING, Budget, BudgetGuard, Usage
 from fedone_sdk.errors import (
     BackendBlocked,
     BackendError,
@@ -25,6 +28,7 @@ from fedone_sdk.errors import (
     LabelWordError,
     SpecError,
 )
+from fedone_sdk.spec import OpenAISpec
 from fedone_sdk.task import Part, Rendered
 
 pytest.importorskip("openai")
@@ -414,6 +418,46 @@ async def test_no_log_probs_cost_one_request(make: Make, log_probs: Any) -> None
     assert sum(usage.requests for usage in costs) == 1
 
 
+@pytest.mark.parametrize("behaviour", ["bad_key", "no_quota", "forbidden", "no_model"])
+async def test_what_a_person_must_change_costs_one_request(make: Make, behaviour: str) -> None:
+    """Who waited for the first is told the same, and not sent."""
+    async with FakeOpenAI(script=Script(default=behaviour), latency_s=0.01) as server:
+        backend = make(server)
+        failures = await asyncio.gather(
+            *(backend.score(ask(str(index))) for index in range(50)), return_exceptions=True
+        )
+        assert len(server.received) == 1
+    assert {type(failure) for failure in failures} == {BackendBlocked}
+    assert len({str(failure) for failure in failures}) == 1
+    usages = [failure.usage for failure in failures if isinstance(failure, BackendBlocked)]
+    assert (usages.count(ONE), usages.count(NOTHING)) == (1, 49)
+
+
+async def test_who_is_stopped_before_it_was_sent_costs_nothing() -> None:
+    """A whole stack, and a person who gives up while the first request is under way."""
+    async with FakeOpenAI(script=Script(default="hang")) as server:
+        described = OpenAISpec(
+            kind="openai",
+            model="fake-1",
+            base_url=server.base_url,
+            api_key_env=None,
+            tokenizer=TOKENIZER,
+            prices={"prompt": 2, "completion": 8},
+        )
+        guard = BudgetGuard(Budget(requests=1000))
+        async with build_backend(described) as backend:
+            queries = [ask(str(index), payer=guard) for index in range(50)]
+            asking = asyncio.create_task(ask_each(backend, queries))
+            while not server.received:
+                await asyncio.sleep(0.001)
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+        assert len(server.received) == 1
+    account = await guard.account()
+    assert (account.spent.requests, account.leased) == (1, NOTHING)
+
+
 async def test_the_first_request_goes_alone_and_then_all_of_them(make: Make) -> None:
     async with FakeOpenAI(script=Script({2: "hang", 3: "hang"})) as server:
         backend = make(server)
@@ -427,13 +471,29 @@ async def test_the_first_request_goes_alone_and_then_all_of_them(make: Make) -> 
     assert first.log_probs[0] is not None
 
 
-async def test_after_a_first_failure_the_next_goes_alone(make: Make) -> None:
-    async with FakeOpenAI(script=Script({1: "error"}), latency_s=0.01) as server:
+async def test_after_a_first_failure_that_passes_all_go(make: Make) -> None:
+    """A server that is slow or busy may be so for hours; it was not asked in a wrong way."""
+    script = Script({1: "error", 2: "hang", 3: "hang"})
+    async with FakeOpenAI(script=script, latency_s=0.01) as server:
+        backend = make(server)
+        asked = [asyncio.create_task(backend.score(ask(str(index)))) for index in range(3)]
+        while len(server.received) < 3:  # The last two are under way at once.
+            await asyncio.sleep(0.001)
+        for task in asked:
+            task.cancel()
+        found = await asyncio.gather(*asked, return_exceptions=True)
+    assert [type(end) for end in found] == [BackendUnavailable, *[asyncio.CancelledError] * 2]
+
+
+async def test_while_it_learns_how_to_ask_they_go_one_by_one(make: Make) -> None:
+    async with FakeOpenAI(max_name="max_completion_tokens", max_top=5, latency_s=0.01) as server:
         backend = make(server)
         found = await asyncio.gather(
-            *(backend.score(ask(str(index))) for index in range(5)), return_exceptions=True
+            *(backend.score(ask(str(index))) for index in range(20)), return_exceptions=True
         )
-    assert sum(isinstance(answer, BackendUnavailable) for answer in found) == 1
+    refused = [failure for failure in found if isinstance(failure, BackendUnavailable)]
+    assert [failure.retry_after_s for failure in refused] == [0.0, 0.0]
+    assert len(server.received) == 20
 
 
 async def test_one_answer_without_log_probs_among_others_may_be_asked_again(make: Make) -> None:
@@ -544,6 +604,52 @@ async def test_a_bill_beyond_the_quote_is_reported_once(
             await backend.score(ask())
     assert answer.usage.prompt_tokens == 5007
     assert [log["event"] for log in logs].count("usage_beyond_quote") == 1
+
+
+# Its name
+
+
+@pytest.mark.parametrize(
+    ("settings", "ending"),
+    [
+        ({}, ""),
+        ({"max_input_tokens": 1024, "api": "chat", "structured": True}, ""),
+        ({"max_input_tokens": 16}, ":max_input_tokens=16"),
+        ({"api": "completions"}, ":api=completions"),
+        ({"reasoning_effort": "low"}, ":reasoning_effort=low"),
+        ({"log_probs": False}, ""),
+        ({"log_probs": False, "structured": False}, ":structured=false"),
+        ({"structured": False}, ""),  # It is asked for the label's probability as before.
+        ({"timeout_s": 5.0}, ""),
+        (
+            {"api": "completions", "max_input_tokens": 16},
+            ":api=completions,max_input_tokens=16",
+        ),
+    ],
+    ids=str,
+)
+def test_settings_that_move_scores_are_in_the_fingerprint(
+    make: Make, settings: dict[str, Any], ending: str
+) -> None:
+    assert make(None, **settings).fingerprint == f"openai:127.0.0.1:9:fake-1{ending}"
+
+
+async def test_runs_of_other_settings_share_a_cache_and_no_answers(
+    make: Make, tmp_path: Path
+) -> None:
+    """A text that one shortens, and the other does not."""
+    settings: list[dict[str, Any]] = [
+        {"max_input_tokens": 40},
+        {},
+        {"reasoning_effort": "none"},
+        {"api": "completions"},
+    ]
+    query = ask("a film " * 20)
+    async with FakeOpenAI() as server:
+        for options in settings * 2:
+            async with CachedBackend(make(server, **options), file=tmp_path / "answers") as cached:
+                await cached.score(query)
+        assert len(server.received) == len(settings)
 
 
 # check

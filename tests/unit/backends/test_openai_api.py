@@ -7,13 +7,16 @@ import ssl
 import subprocess
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from shutil import which
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from aiohttp import web
 
+from fedone_sdk.aggregator.http import listening
 from fedone_sdk.backends import RateLimits
 from fedone_sdk.backends.openai_api import (
     OPENAI_URL,
@@ -35,6 +38,7 @@ from fedone_sdk.errors import (
 pytest.importorskip("openai")
 
 from tests.fake_openai import FakeOpenAI, Script, read_log
+from tests.virtual_time import now, on_virtual_time
 
 KEY = "sk-very-secret-0123456789"
 ONE = Usage(requests=1)
@@ -190,6 +194,68 @@ async def test_a_server_that_repeats_the_key_gives_nothing_away() -> None:
     assert caught.value.__suppress_context__
 
 
+async def told(says: str, *, status: int, key_env: str | None) -> BackendError:
+    """What is made of a refusal; ``{}`` in it is the key that the server was sent."""
+
+    async def handler(request: web.Request) -> web.Response:
+        sent = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        error = {"message": says.replace("{}", sent), "type": "invalid_request_error"}
+        return web.json_response({"error": error}, status=status)
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", handler)
+    async with listening(app) as url:
+        with pytest.raises(BackendError) as caught:
+            await ask(f"{url}/v1", key_env=key_env)
+    return caught.value
+
+
+@pytest.mark.parametrize("status", [400, 403, 429, 503])
+@pytest.mark.parametrize(
+    "secret",
+    [
+        "sk-proj-0123456789abcdef",
+        "gsk_Abcdef0123456789Abcdef0123456789",
+        "xai-0123456789abcdef0123456789",
+        "0123456789abcdef0123456789abcdef",
+        "plain+words/of=nobody",
+    ],
+)
+async def test_a_key_of_any_form_is_not_repeated(
+    monkeypatch: pytest.MonkeyPatch, secret: str, status: int
+) -> None:
+    monkeypatch.setenv("MY_ACCESS", f"{secret}\n")
+    failure = await told("No {}: get one. (Yours: {})", status=status, key_env="MY_ACCESS")
+    assert secret not in str(failure)
+    assert "No [removed]: get one. (Yours: [removed])" in str(failure)
+
+
+@pytest.mark.parametrize("name", ["OTHER_API_KEY", "hf_token", "DB_PASSWORD", "Client_Secret"])
+async def test_another_secret_is_known_by_the_name_of_its_variable(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "0123456789abcdef")
+    monkeypatch.setenv("MY_CITY", "Grenoble-Isère")
+    failure = await told("I know 0123456789abcdef of Grenoble-Isère", status=400, key_env=None)
+    assert "I know [removed] of Grenoble-Isère" in str(failure)
+
+
+async def test_a_message_that_is_cut_off_has_no_part_of_the_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MY_ACCESS", "0123456789abcdef" * 2)
+    failure = await told("x" * 280 + " {}", status=400, key_env="MY_ACCESS")
+    assert "0123" not in str(failure)
+
+
+@pytest.mark.parametrize("short", ["none", "EMPTY", "seven77"])
+async def test_a_short_key_is_left_alone(monkeypatch: pytest.MonkeyPatch, short: str) -> None:
+    """A server at home takes any, and such a word may stand in a message by chance."""
+    monkeypatch.setenv("MY_ACCESS", short)
+    failure = await told("{} of it is right", status=400, key_env="MY_ACCESS")
+    assert f"{short} of it is right" in str(failure)
+
+
 async def test_a_dead_server_costs_nothing() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
@@ -197,6 +263,53 @@ async def test_a_dead_server_costs_nothing() -> None:
     with pytest.raises(BackendUnavailable, match="no connection") as caught:
         await ask(f"http://127.0.0.1:{port}/v1")
     assert caught.value.usage == NOTHING
+
+
+@pytest.mark.parametrize(("timeout_s", "connect_s"), [(60.0, 10.0), (4.0, 2.0)])
+@on_virtual_time
+async def test_a_server_that_nothing_reaches_costs_nothing(
+    monkeypatch: pytest.MonkeyPatch, timeout_s: float, connect_s: float
+) -> None:
+    """A firewall drops what is sent to it. Connecting is given up before the request is."""
+
+    async def dropped(*arguments: object) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    def at_once(find: Callable[[], object]) -> Callable[[], Awaitable[object]]:
+        async def found() -> object:
+            return find()
+
+        return found
+
+    monkeypatch.setattr(asyncio.SelectorEventLoop, "sock_connect", dropped)
+    # The client asks a thread for the platform, and a thread does not live on virtual time.
+    monkeypatch.setattr("openai._base_client.asyncify", at_once)
+    with pytest.raises(BackendUnavailable, match="no answer in time") as caught:
+        await ask("http://127.0.0.1:9/v1", timeout_s=timeout_s)
+    assert caught.value.usage == NOTHING
+    assert now() == connect_s
+
+
+async def test_a_proxy_that_does_not_connect_costs_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It refuses before anything goes to the provider."""
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    for name in ("NO_PROXY", "no_proxy", "https_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as proxy:
+        port = proxy.sockets[0].getsockname()[1]
+        monkeypatch.setenv("HTTPS_PROXY", f"http://user:pass-0123@127.0.0.1:{port}")
+        with pytest.raises(BackendUnavailable, match=r"no connection .*403 Forbidden") as caught:
+            await ask("https://provider.example/v1")
+    assert caught.value.usage == NOTHING
+    assert "pass-0123" not in str(caught.value)
 
 
 async def test_text_that_is_not_unicode_costs_nothing() -> None:

@@ -190,16 +190,59 @@ async def test_a_revoked_key_stops_those_who_wait_for_a_retry() -> None:
 async def test_two_hundred_callers_send_no_more_than_those_under_way(
     ending: Callable[[int], Exception],
 ) -> None:
-    model = Model(ending)
+    model = Model(lambda number: ending(number) if number > 1 else None)
     model.takes_s = 0.1
     payer = BudgetGuard(None)
     limited = RateLimitedBackend(BudgetedBackend(model, guard=payer), concurrency=8)
     backend = RetryingBackend(limited, breaker_failures=8)
+    await backend.score(ask())
     found = await outcomes(many(backend, 200))
     assert all(isinstance(error, BackendBlocked) for error in found)
     assert len({str(error) for error in found}) == 1
-    assert len(model.sent) == 8
-    assert (await payer.account()).held == Usage(requests=8)
+    assert len(model.sent) == 9
+    assert (await payer.account()).held == Usage(requests=9)
+
+
+@on_virtual_time
+async def test_the_first_request_goes_alone_before_its_turn_and_its_price() -> None:
+    """A wrong key costs one request, and nothing is set aside for those who wait for it."""
+    model = Model(revoked)
+    model.takes_s = 0.1
+    payer = BudgetGuard(None)
+    limited = RateLimitedBackend(BudgetedBackend(model, guard=payer), concurrency=8)
+    backend = RetryingBackend(limited)
+    asked = many(backend, 200)
+    await asyncio.sleep(0.05)
+    assert (await payer.account()).leased == Usage(requests=1)
+    found = await outcomes(asked)
+    assert all(isinstance(error, BackendBlocked) for error in found)
+    assert len(model.sent) == 1
+    assert (await payer.account()).held == Usage(requests=1)
+
+
+@on_virtual_time
+async def test_after_a_first_failure_that_passes_nobody_waits_any_more() -> None:
+    model = Model(down_until(1))
+    model.takes_s = 60
+    await outcomes(many(RetryingBackend(model, attempts=1), 20))
+    assert now() == 120
+    assert len(model.sent) == 20
+
+
+@on_virtual_time
+async def test_while_it_learns_how_to_ask_they_go_one_by_one() -> None:
+    """A refusal that says how to ask next time (`retry_after_s` 0) is no answer yet."""
+
+    def again(number: int) -> BackendUnavailable | None:
+        if number <= 2:
+            return BackendUnavailable("ask otherwise", usage=ONE, retry_after_s=0.0)
+        return None
+
+    model = Model(again)
+    model.takes_s = 1
+    await outcomes(many(RetryingBackend(model, attempts=1), 20))
+    assert len(model.sent) == 20
+    assert len({sent for sent in model.sent}) == 4  # three alone, then all others
 
 
 @on_virtual_time
@@ -323,6 +366,11 @@ async def test_what_was_sent_before_the_breaker_opened_does_not_move_it() -> Non
 
     model = Slow()
     backend = RetryingBackend(model, breaker_failures=1)
+    gates[3].set_result(None)
+    gates.insert(0, gates.pop())
+    await backend.score(ask())  # the first goes alone
+    gates.pop(0)
+    model.sent.clear()
     late, later, broken = many(backend, 3)
     await asyncio.sleep(0)
     gates[2].set_exception(revoked(3))
