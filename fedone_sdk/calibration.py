@@ -31,11 +31,12 @@ CONTENT_FREE = ("N/A", "", "[MASK]")
 
 _OFFSETS: dict[int, tuple[float, ...]] = {
     2: (-4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0),
-    3: (-3.0, -1.5, 0.0, 1.5, 3.0),
-    4: (-2.0, 0.0, 2.0),
+    3: (-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0),
+    4: (-2.0, -1.0, 0.0, 1.0, 2.0),
 }
-# What a label after the first may get, nats, by the number of labels: the grid has about as many
-# points for each of them, and an update stays a few kilobytes.
+# What a label after the first may get, nats, by the number of labels. Between points further apart
+# than 1 a paraboloid is no good guess any more; the more labels, the nearer ends the grid, so that
+# an update stays some kilobytes.
 
 MAX_LABELS = max(_OFFSETS)
 """The most labels that there is a grid for."""
@@ -61,13 +62,13 @@ def bias_grid(num_labels: int) -> tuple[Bias, ...]:
     others' run through all combinations of a few offsets, the last label's fastest:
 
     >>> len(bias_grid(2)), bias_grid(2)[0], bias_grid(3)[1]
-    (9, (0.0, -4.0), (0.0, -3.0, -1.5))
+    (9, (0.0, -4.0), (0.0, -3.0, -2.0))
 
     Args:
         num_labels: C, from 2 to `MAX_LABELS`.
 
     Returns:
-        Shape (G, C), nats: G is 9 for 2 labels, 25 for 3, 27 for 4. The middle one is zero.
+        Shape (G, C), nats: G is 9 for 2 labels, 49 for 3, 125 for 4. The middle one is zero.
 
     Raises:
         ValueError: There is no grid for so many labels.

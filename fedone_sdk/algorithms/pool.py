@@ -53,7 +53,7 @@ _CLIENTS_AHEAD = 50
 their classes will be shared out otherwise."""
 
 _BARELY = 0.001
-"""The same where own parts are not to be drawn: just what makes them the only solution."""
+"""The same where they are not to be drawn: just what makes them the only solution."""
 
 _DIFFERS = 0.2
 """Part of a prompt's own part that may differ between clients, as a standard deviation."""
@@ -206,6 +206,8 @@ class Pool:
             raise ValueError("every prompt and mini-batch of a pool has a loss")
         if (np.diff(own["batches"]) < 0).any():
             raise ValueError("a pool's mini-batches stand in their order")
+        if len(np.unique(own["prompts"], axis=0)) != size:
+            raise ValueError("the prompts of a pool differ")
         if own["examples"].min(initial=0) < 0 or own["shares"].min() < 0:
             raise ValueError("a pool's counts are not negative")
         if not own["examples"].any(axis=1).all():
@@ -336,15 +338,37 @@ class Pool:
         """Least squares, again and again with the trust that the last residuals deserve."""
         trust = np.ones(len(self.examples))
         for _ in range(_MOST_TURNS):
-            # Drawn to 0, prompts that differ much would seem to disagree with themselves.
-            parts = self._least_squares(trust, ahead=_BARELY)
+            parts = self._least_squares(trust)
             trust = self._deserved(parts)
             if np.abs(trust - parts.trust).max(initial=0.0) < _SETTLED:
                 break
-        return self._least_squares(trust, ahead=_AHEAD)
+        return self._shrunk(self._least_squares(trust))
 
-    def _least_squares(self, trust: NDArray[np.float64], *, ahead: float) -> _Parts:
-        """Own parts are drawn to 0 by `ahead` mini-batches, clients' effects are free."""
+    def _shrunk(self, parts: _Parts) -> _Parts:
+        """The parts with own ones drawn to 0 by `_AHEAD` mini-batches.
+
+        Only they, and after all else: a client's effect would take up what a bad prompt is denied,
+        and make all that met it there look good; and what differs much would seem to disagree with
+        itself.
+        """
+        own = np.zeros_like(parts.own)
+        for c, told in enumerate(self.examples.T.astype(np.float64)):
+            if told.any():
+                examples = parts.trust * told
+                beside = self.means[:, c] - parts.effects[self.batches, c]
+                np.add.at(own[:, c], self.rows, examples[self.batches, None] * beside)
+                own[:, c] /= self._behind(examples, told, _AHEAD)
+        return parts._replace(own=own)
+
+    def _behind(
+        self, examples: NDArray[np.float64], told: NDArray[np.float64], ahead: float
+    ) -> NDArray[np.float64]:
+        """Examples of a class behind each prompt, and those of `ahead` mini-batches; (P, 1)."""
+        behind: NDArray[np.float64] = self._looks @ examples + ahead * told[told > 0].mean()
+        return behind[:, None]
+
+    def _least_squares(self, trust: NDArray[np.float64]) -> _Parts:
+        """Own parts and clients' effects, as trusted as the mini-batches are."""
         shape = self.means.shape[1:]
         own = np.zeros((len(self.prompts), *shape))
         effects = np.zeros((len(self.examples), *shape))
@@ -358,7 +382,7 @@ class Pool:
             np.add.at(of_prompt, self.rows, weighted)
             np.add.at(of_client, self.batches, weighted)
             links = self._looks * examples
-            behind = (links.sum(axis=1) + ahead * told[told > 0].mean())[:, None]
+            behind = self._behind(examples, told, _BARELY)
             # The normal equations of the effects, once own parts are what these leave.
             matrix = np.diag(links.sum(axis=0)) - links.T @ (links / behind)
             absent = np.flatnonzero(told == 0.0)

@@ -36,7 +36,7 @@ BETTER = 0.002
 """What a leader must gain for the search not to stand still, nats."""
 
 # The names of what `progress` holds.
-_TOLD, _MOVED, _BEST, _RACE = range(4)
+_TOLD, _MOVED, _RACE = range(3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,8 +158,10 @@ class PromptSearch(ABC):
         added = self._pool(state).with_batch(candidates.prompts, told)
         reference = self._reference(added)
         pool = added.ranked(self.pool_size, reference=reference)
-        best = float(added.judged.pessimistic[added.leader(reference)])
-        memory = {**pool.memory(), "progress": self._further(state, best)}
+        # The leader so far has row 0, but for the first ask.
+        values = added.judged.value
+        moved = not state.memory or values[0] - values[added.leader(reference)] > BETTER
+        memory = {**pool.memory(), "progress": self._further(state, moved=bool(moved))}
         return State(alpha=self.project(self._alpha(pool)), memory=memory)
 
     def project(self, alpha: ArrayLike) -> NDArray[np.float32]:
@@ -179,7 +181,7 @@ class PromptSearch(ABC):
 
     def finished(self, state: State) -> bool:
         """Return whether the race is over."""
-        told, _, _, began = self._progress(state)
+        told, _, began = self._progress(state)
         return bool(began >= 0 and told - began >= self.race)
 
     # What methods add
@@ -286,23 +288,20 @@ class PromptSearch(ABC):
         return np.array(rows[:number], dtype=np.int64)
 
     def _progress(self, state: State) -> NDArray[np.float64]:
-        """Asks told; of these when the leader last moved, its value then; when the race began.
-
-        The last is -1 before the race.
-        """
+        """Asks told; of these when another leader came; when the race began, -1 before that."""
         progress: Any = state.memory.get("progress")
         if progress is None:
-            return np.array([0.0, 0.0, math.inf, -1.0])
-        if progress.shape != (4,) or np.isnan(progress).any() or progress[_TOLD] < 0:
-            raise ValueError("progress must be four numbers")
+            return np.array([0.0, 0.0, -1.0])
+        if progress.shape != (3,) or np.isnan(progress).any() or progress[_TOLD] < 0:
+            raise ValueError("progress must be three numbers")
         return np.array(progress, dtype=np.float64)
 
-    def _further(self, state: State, best: float) -> NDArray[np.float64]:
-        """The progress with one ask more, after which the leader is worth `best` at least."""
+    def _further(self, state: State, *, moved: bool) -> NDArray[np.float64]:
+        """The progress with one ask more, after which there may be a better leader."""
         progress = self._progress(state)
         progress[_TOLD] += 1
-        if best < progress[_BEST] - BETTER:
-            progress[_MOVED], progress[_BEST] = progress[_TOLD], best
+        if moved:
+            progress[_MOVED] = progress[_TOLD]
         enough = self.search is not None and progress[_TOLD] >= self.search
         still = self.patience is not None and progress[_TOLD] - progress[_MOVED] >= self.patience
         if progress[_RACE] < 0 and (enough or still):
@@ -314,7 +313,7 @@ class PromptSearch(ABC):
 
     def _racers(self, state: State, pool: Pool) -> NDArray[np.int64]:
         """The prompts that still run: half as many in each of log2(RACERS) equal stages."""
-        told, _, _, began = self._progress(state)
+        told, _, began = self._progress(state)
         entered = min(RACERS, self.num_samples)
         stages = max(1, math.ceil(math.log2(entered)))
         stage = int((told - began) * stages / self.race) if self.race else 0

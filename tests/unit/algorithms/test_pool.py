@@ -140,6 +140,21 @@ def test_what_a_leader_lacks_on_later_clients_is_not_laid_to_their_charge() -> N
     assert pool.judged.pessimistic.argmin() == 0
 
 
+@pytest.mark.parametrize("loss", [0.4, 2.0, 20.0])
+def test_a_bad_prompt_does_not_make_those_beside_it_look_good(loss: float) -> None:
+    """What it is denied by shrinking must not become an effect of the client that met it."""
+    rng = np.random.default_rng(0)
+    pool = Pool.empty(1)
+    for client in range(20):
+        new = range(10 * client + 2, 10 * client + 9)
+        losses = 0.4 + 0.01 * rng.normal(size=9) + 0.1 * rng.normal()
+        losses[-1] = loss if client == 10 else losses[-1]
+        pool = pool.with_batch(rows(0, 1, *new), plain(losses))
+    beside = np.isin(pool.prompts[:, 0], range(102, 108))
+    values = pool.judged.value
+    assert (values[beside] - values[0]).min() > -0.01
+
+
 def test_a_lucky_client_makes_no_leader_but_is_worth_another_look() -> None:
     rng = np.random.default_rng(0)
     pool = Pool.empty(1)
@@ -236,6 +251,7 @@ def test_a_memory_is_read_back_or_refused() -> None:
     for name, value in (
         ("prompts", np.zeros((2, 3), np.int64)),
         ("prompts", np.zeros((3, 1), np.int64)),
+        ("prompts", np.zeros((2, 1), np.int64)),  # one prompt twice
         ("rows", np.array([0, 2])),
         ("rows", np.zeros(2)),
         *((name, array.flat[0]) for name, array in pool.memory().items()),

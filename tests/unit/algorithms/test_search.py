@@ -123,6 +123,24 @@ def test_a_search_that_stands_still_ends_early() -> None:
     assert total == 7 * 10 + 8 + 8 + 4 + 2
 
 
+@pytest.mark.parametrize("easier", [0.0, 5.0])
+def test_how_hard_clients_are_does_not_move_the_leader(easier: float) -> None:
+    """Neither an easy first client, nor clients that become easier, are a better leader."""
+    method = ThompsonSampling(**SIZES, search=100, race=1, patience=15)
+    state, began, leaders = method.init(), 0, []
+    rng = np.random.default_rng(0)
+    while not method.finished(state):
+        candidates = method.ask(state, stream(began), method.wanted(state))
+        losses = cost(candidates.prompts) + 0.05 * rng.normal(size=len(candidates.prompts))
+        losses -= easier * (began == 0) + 0.05 * easier * began
+        state = method.tell(state, candidates, losses)
+        leaders.append(method.prompt(state).tolist())
+        began += 1
+    race = began - 1
+    assert 15 < race < 100
+    assert leaders[race - 15] == leaders[race - 1] != leaders[0]
+
+
 def test_a_calibrated_leader_has_its_own_bias() -> None:
     """Token 1 separates the classes, and shifts them by 2; the others do nothing."""
     biases = tuple((0.0, float(offset)) for offset in range(-4, 5))
