@@ -17,15 +17,28 @@ from fedone_sdk.experiments.contestants import BARS, CONTESTANTS
 from fedone_sdk.experiments.experiment import Result
 from fedone_sdk.experiments.variants import Variant
 
-__all__ = ["BARE", "BenchResults", "COSTS", "Passage", "Runs", "VariantResults", "WORTHWHILE"]
+__all__ = [
+    "BARE",
+    "BenchResults",
+    "COSTS",
+    "HELD_TO",
+    "Passage",
+    "Runs",
+    "VariantResults",
+    "WORTHWHILE",
+]
 
 BARE: Mapping[str, str] = {
     "plain": "No prompt",
     "calibrated": "No prompt, calibrated by labels",
+    "balanced": "No prompt, calibrated by labels, classes alike",
     "contextual": "No prompt, contextual calibration",
     "batch": "No prompt, batch calibration",
 }
 """What is known without a prompt, for people."""
+
+HELD_TO = ("calibrated", "balanced")
+"""What a method must not be worse than."""
 
 COSTS = ("queries", "requests", "example_requests", "tokens")
 """What is counted of a run."""
@@ -97,6 +110,7 @@ class Passage:
             where it never is.
         queries: Of the method to the other's loss of the same seed: the median.
         queries_for_good: The same where it must stay there.
+        bar_queries: After how many the other was for good as good as at the cap: the median.
         reached: Share of the seeds that reached it.
         ratios: How many times more the other has spent at the cap, by what is counted: medians
             over the seeds, 0 where a seed never reached it.
@@ -107,6 +121,7 @@ class Passage:
     median_queries: float
     queries: Interval
     queries_for_good: Interval
+    bar_queries: Interval
     reached: float
     ratios: Mapping[str, Interval]
     seeds: int
@@ -123,6 +138,7 @@ class Passage:
         first = next(good, None)
         points = {seed: own.reached(seed, bar.last(seed)["loss"]) for seed in seeds}
         lasting = [own.reached(seed, bar.last(seed)["loss"], for_good=True) for seed in seeds]
+        bars = [bar.reached(seed, bar.last(seed)["loss"], for_good=True) for seed in seeds]
 
         def ratio(seed: int, cost: str) -> float:
             point = points[seed]
@@ -135,6 +151,7 @@ class Passage:
             median_queries=math.inf if first is None else own.median(first, "queries").value,
             queries=median_bootstrap([_queries(points[seed]) for seed in seeds]),
             queries_for_good=median_bootstrap([_queries(point) for point in lasting]),
+            bar_queries=median_bootstrap([_queries(point) for point in bars]),
             reached=sum(point is not None for point in points.values()) / len(seeds),
             ratios={
                 cost: median_bootstrap([ratio(seed, cost) for seed in seeds]) for cost in COSTS
@@ -159,15 +176,21 @@ class VariantResults:
     no_prompt: Mapping[int, Result]
     oracle: Result | None
 
-    def against_no_prompt(self, name: str, mark: int) -> Difference | None:
-        """The loss of a method minus that of the calibrated bare model, paired by seed."""
+    def against_no_prompt(self, name: str, mark: int, kind: str) -> Difference | None:
+        """The loss of a method minus that of the bare model, paired by seed.
+
+        Args:
+            name: The method.
+            mark: Training queries.
+            kind: How the bare model is calibrated, of `BARE`.
+        """
         found = self.runs.get(name)
         seeds = sorted(found.by_seed.keys() & self.no_prompt.keys()) if found else []
         if found is None or not seeds:
             return None
         return paired_difference(
             [found.at(seed, mark)["loss"] for seed in seeds],
-            [self.no_prompt[seed]["calibrated"]["loss"] for seed in seeds],
+            [self.no_prompt[seed][kind]["loss"] for seed in seeds],
         )
 
     @property
@@ -283,7 +306,9 @@ class BenchResults:
                 for bar in BARS
                 if (passage := self.passage(found, name, bar)) is not None
             },
-            "against_no_prompt": _finite(found.against_no_prompt(name, last)),
+            "against_no_prompt": {
+                kind: _finite(found.against_no_prompt(name, last, kind)) for kind in HELD_TO
+            },
             "gap_closed": {
                 str(mark): _finite(share)
                 for mark in self.marks
@@ -308,6 +333,7 @@ def _passage(passage: Passage) -> dict[str, Any]:
         "median_queries": _number(passage.median_queries),
         "queries": _finite(passage.queries),
         "queries_for_good": _finite(passage.queries_for_good),
+        "bar_queries": _finite(passage.bar_queries),
         "reached": passage.reached,
         "ratios": {cost: _finite(ratio) for cost, ratio in passage.ratios.items()},
         "seeds": passage.seeds,

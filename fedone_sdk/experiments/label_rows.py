@@ -91,9 +91,16 @@ class LabelRows:
         """The share of rows that are predicted rightly; `bias` as of `loss`."""
         return accuracy(self._predicted(bias), self.targets.tolist())
 
-    def fitted(self) -> NDArray[np.float64]:
-        """The bias of the least loss on these very rows, shape (C,)."""
-        return fitted_bias(self.log_probs, self.targets)
+    def fitted(self, *, balanced: bool = False) -> NDArray[np.float64]:
+        """The bias of the least loss on these very rows, shape (C,).
+
+        Args:
+            balanced: Whether each class counts the same, however many rows it has.
+        """
+        if not balanced:
+            return fitted_bias(self.log_probs, self.targets)
+        rows = np.bincount(self.targets)
+        return fitted_bias(self.log_probs, self.targets, 1.0 / rows[self.targets])
 
     def _predicted(self, bias: ArrayLike | None) -> list[int]:
         return [int(label) for label in self._shifted(bias).argmax(axis=1)]
@@ -111,7 +118,11 @@ def targets_of(task: TaskSpec, examples: Sequence[Example]) -> NDArray[np.int64]
     return np.array([target_of(task, example) for example in examples], dtype=np.int64)
 
 
-def fitted_bias(log_probs: NDArray[np.float64], targets: NDArray[np.int64]) -> NDArray[np.float64]:
+def fitted_bias(
+    log_probs: NDArray[np.float64],
+    targets: NDArray[np.int64],
+    weights: NDArray[np.float64] | None = None,
+) -> NDArray[np.float64]:
     """The label bias of the least cross-entropy: a regression with nothing but intercepts.
 
     Newton's method; the loss is convex. The first label's bias is 0.
@@ -119,17 +130,21 @@ def fitted_bias(log_probs: NDArray[np.float64], targets: NDArray[np.int64]) -> N
     Args:
         log_probs: Shape (R, C), nats.
         targets: Indices of the true labels, shape (R,).
+        weights: How much each row counts, shape (R,); None is all alike.
     """
     num_labels = log_probs.shape[1]
-    share = np.bincount(targets, minlength=num_labels) / len(targets)
+    parts = np.ones(len(targets)) if weights is None else weights
+    parts = parts / parts.sum()
+    share = np.bincount(targets, parts, minlength=num_labels)
     bias = np.zeros(num_labels)
     for _ in range(100):
         shifted = log_probs + bias
         shifted = shifted - shifted.max(axis=1, keepdims=True)
         odds = np.exp(shifted)
         probabilities = odds / odds.sum(axis=1, keepdims=True)
-        gradient = (probabilities.mean(axis=0) - share)[1:]
-        hessian = np.diag(probabilities.mean(axis=0)) - probabilities.T @ probabilities / len(odds)
+        mean = parts @ probabilities
+        gradient = (mean - share)[1:]
+        hessian = np.diag(mean) - probabilities.T @ (parts[:, None] * probabilities)
         # The ridge keeps a step finite where all probabilities are 0 or 1.
         step = np.linalg.solve(hessian[1:, 1:] + 1e-9 * np.eye(num_labels - 1), gradient)
         step = np.clip(step, -1.0, 1.0)

@@ -54,8 +54,9 @@ def run_no_prompt(options: dict[str, Any], workspace: Workspace) -> Result:
     """Measures the bare task on the dev split, with a bias from ``bias_rows`` client rows.
 
     Returns:
-        Of the bare model (``plain``), with the fitted ``bias`` (``calibrated``), and with those
-        that take no labels (``contextual``; ``batch``, the whole dev split together): ``loss``
+        Of the bare model (``plain``), with the fitted ``bias`` (``calibrated``), with one fitted on
+        the same rows where each class counts the same (``balanced``), and with those that take no
+        labels (``contextual``; ``batch``, the whole dev split together): ``loss``
         (cross-entropy, nats), ``metric`` and ``accuracy``; the ``queries`` that the bias took;
         the ``interval`` (95 %, exact) of the calibrated accuracy, and ``majority``, the share of
         the dev split's largest class.
@@ -86,19 +87,21 @@ async def _measured(
     held = pooled_rows(federation, options["bias_rows"])
     async with trial_backend(options["run"]["backend"], workspace, keep=False) as backend:
         await backend.check(task.label_words)
-        bias = (await LabelRows.ask(backend, task, "", held)).fitted()
+        known = await LabelRows.ask(backend, task, "", held)
         rows = await LabelRows.ask(backend, task, "", federation.dev)
         label_free: dict[str, Any] = {
             kind: _numbers(rows, await _label_free(backend, task, federation.dev, kind))
             for kind in _LABEL_FREE
         }
         model = backend.fingerprint
+    bias = known.fitted()
     hits = round(rows.accuracy(bias) * len(rows.targets))
     _, low, high = proportion_interval(hits, len(rows.targets))
     return {
         "seed": federation.spec.seed,
         "plain": _numbers(rows, None),
         "calibrated": _numbers(rows, bias.tolist()),
+        "balanced": _numbers(rows, known.fitted(balanced=True).tolist()),
         **label_free,
         "bias": bias.tolist(),
         "queries": -(-len(held) // BATCH_SIZE),

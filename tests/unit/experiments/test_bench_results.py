@@ -50,7 +50,9 @@ def runs(by_seed: Sequence[dict[str, Any]], label: str = "X") -> Runs:
 def bare(loss: float) -> dict[str, Any]:
     numbers = {"loss": loss, "metric": 0.7, "accuracy": 0.7}
     plain = {**numbers, "loss": loss + 0.1}
-    return {"plain": plain, "calibrated": numbers, "contextual": plain, "batch": plain}
+    balanced = {**numbers, "loss": loss - 0.01}
+    found = {"plain": plain, "calibrated": numbers, "balanced": balanced}
+    return {**found, "contextual": plain, "batch": plain}
 
 
 def variant(
@@ -116,6 +118,13 @@ class TestPassage:
         assert found.ratios["queries"] == (20.0, 20.0, 20.0)
         assert found.ratios["requests"] == (5.0, 5.0, 5.0)  # 500 of 2000 billed, against 100
         assert (found.reached, found.seeds) == (1.0, 5)
+        assert found.bar_queries.value == 2000
+
+    def test_the_other_may_have_been_as_good_long_before(self) -> None:
+        own = runs([run([0.6, 0.5, 0.4, 0.4])])
+        found = Passage.of(own, runs([run([0.4, 0.9, 0.5, 0.5])]), MARKS)
+        assert found is not None
+        assert (found.bar_queries.value, found.ratios["queries"].value) == (500, 20.0)
 
     def test_is_paired_by_seed(self) -> None:
         """Each seed has a level of its own, larger than what tells the methods apart."""
@@ -145,7 +154,8 @@ class TestVariant:
     def test_difference_to_no_prompt_is_paired(self) -> None:
         levels = [0.3, 0.5, 0.7, 0.4]
         own = runs([run([one - 0.01] * 4) for one in levels])
-        found = variant(IID, {DEFAULT: own}, no_prompt=levels).against_no_prompt(DEFAULT, 2000)
+        results = variant(IID, {DEFAULT: own}, no_prompt=levels)
+        found = results.against_no_prompt(DEFAULT, 2000, "calibrated")
         assert found is not None
         assert (found.mean, found.most) == (pytest.approx(-0.01), pytest.approx(-0.01))
 
@@ -194,7 +204,8 @@ class TestBench:
         data = json.loads(json.dumps(self.results().data(), allow_nan=False))
         method = data["variants"][IID]["methods"][DEFAULT]
         assert method["targets"][BAR]["ratios"]["queries"]["value"] == 20.0
-        assert method["against_no_prompt"]["mean"] == pytest.approx(-0.09)
+        against = {kind: found["mean"] for kind, found in method["against_no_prompt"].items()}
+        assert against == pytest.approx({"calibrated": -0.09, "balanced": -0.08})
         assert method["gap_closed"]["500"]["value"] == pytest.approx(0.5)
         assert method["curve"]["100"]["loss"]["value"] == 0.5
         lied = data["variants"][f"{IID}-inverted"]["methods"][DEFAULT]

@@ -79,14 +79,16 @@ async def test_measures_the_deployable_prompt_with_its_bias(glue: Path, tmp_path
 @pytest.mark.parametrize("lie", LIES)
 @pytest.mark.parametrize("method", ["random", "random-best"])
 def test_liars_change_what_is_learnt(glue: Path, tmp_path: Path, method: str, lie: str) -> None:
-    honest = done(trial(glue, method), tmp_path / "honest")
-    lied = trial(glue, method, variant=f"{VARIANT.name}-{lie}")
+    longer = replace(SMALL, marks=(6, 48))
+    honest = done(trial(glue, method, longer), tmp_path / "honest")
+    lied = trial(glue, method, longer, variant=f"{VARIANT.name}-{lie}")
     liars = {**lied.options, "liars": 1.0}
     found = done(replace(lied, options=liars), tmp_path / "lied")
     assert found["curve"][0] == honest["curve"][0]
     # None of them is refused.
     assert found["curve"][-1]["queries"] == honest["curve"][-1]["queries"]
-    assert found["curve"][-1]["loss"] != honest["curve"][-1]["loss"]
+    # What it hands out in the end may be the same, but not all that it asked on the way.
+    assert (found["curve"], found["spent"]) != (honest["curve"], honest["spent"])
 
 
 async def test_pilots_measure_the_longer_half_of_what_clients_lack(
@@ -124,7 +126,8 @@ def test_no_prompt_and_oracle(glue: Path, tmp_path: Path) -> None:
     low, high = bare["interval"]
     assert low <= bare["calibrated"]["accuracy"] <= high
     assert 0.5 <= bare["majority"] < 1.0
-    assert len({bare[kind]["loss"] for kind in BARE}) == 4
+    assert bare["balanced"] == bare["calibrated"]  # as many of each class
+    assert len({bare[kind]["loss"] for kind in BARE}) == len(BARE) - 1
     # No prompt is where the search begins.
     assert oracle["train_loss"] <= oracle["no_prompt_train_loss"]
     assert oracle["generations"] == 1

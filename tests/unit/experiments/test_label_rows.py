@@ -41,6 +41,19 @@ def test_fitted_bias_is_the_best_one() -> None:
         assert rows.loss(bias) < min(rows.loss(bias + step), rows.loss(bias - step))
 
 
+def test_balanced_bias_does_not_follow_how_many_rows_a_class_has() -> None:
+    rng = np.random.default_rng(0)
+    log_probs = rng.normal(size=(200, 2))
+    log_probs[np.arange(200), np.arange(200) % 2] += 1.0
+    rows = LabelRows(metric_name="accuracy", log_probs=log_probs, targets=np.arange(200) % 2)
+    more = np.repeat(np.arange(200), np.where(rows.targets == 0, 5, 1))
+    uneven = LabelRows(
+        metric_name="accuracy", log_probs=log_probs[more], targets=rows.targets[more]
+    )
+    assert uneven.fitted(balanced=True) == pytest.approx(rows.fitted())
+    assert uneven.fitted()[1] < rows.fitted()[1] - 1.0
+
+
 def test_fitted_bias_stays_finite_without_a_class() -> None:
     log_probs = np.log(np.full((10, 2), 0.5))
     bias = fitted_bias(log_probs, np.zeros(10, dtype=np.int64))
