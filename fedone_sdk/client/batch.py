@@ -9,12 +9,16 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import structlog
+
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import FedOneError
 from fedone_sdk.messages import MAX_TEXT_CHARS, MIN_SCORED_SHARE, Scored
 from fedone_sdk.task import Example, TaskSpec, references_of
 
 __all__ = ["BeforeSend", "Declining", "Minibatch", "usable"]
+
+_log = structlog.get_logger(__name__)
 
 BeforeSend = Callable[[str], "str | Awaitable[str | None] | None"]
 """Sees every text before it leaves the device; returns it, a redacted form, or None to veto."""
@@ -36,7 +40,7 @@ class Minibatch:
         texts: Text fields of each, after the hook.
         references: Reference text of each, after the hook, for loss ``nll``; else none.
         examples: The same examples whole; their labels stay on the device when the gateway scores.
-        vetoed: Examples that the hook held back.
+        vetoed: Examples that the hook held back, or left without a text that can be sent.
     """
 
     texts: tuple[dict[str, str], ...]
@@ -57,13 +61,12 @@ class Minibatch:
         names = (*task.fields, task.label_field) if task.loss == "nll" else task.fields
         texts, kept_examples = [], []
         for example in examples:
-            fields: dict[str, str | None] = {name: example[name] for name in names}
+            kept = dict(example)
             if before_send is not None:
-                fields = {name: await _passed(before_send, text) for name, text in fields.items()}
-            kept = {name: text for name, text in fields.items() if text is not None}
-            if len(kept) == len(fields):
+                kept |= {name: await _passed(before_send, example[name]) for name in names}
+            if usable(task, kept):
                 texts.append({name: kept[name] for name in task.fields})
-                kept_examples.append({**example, **kept})
+                kept_examples.append(kept)
         batch = cls(
             texts=tuple(texts),
             references=references_of(task, kept_examples),
@@ -77,7 +80,11 @@ class Minibatch:
     def sha256(self) -> str:
         """Names texts and labels, so that what is known of other ones is not taken for theirs."""
         content = [self.texts, self.examples]
-        text = json.dumps(content, sort_keys=True, default=repr, ensure_ascii=False)
+        try:
+            text = json.dumps(content, sort_keys=True, default=repr, ensure_ascii=False)
+        except (TypeError, ValueError):
+            # Keys that are no text, as csv.DictReader makes them, or a row that holds itself.
+            text = repr(content)
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
     def check(self, failed: frozenset[int], usage: Usage) -> Scored:
@@ -99,11 +106,16 @@ class Minibatch:
 
 async def _passed(before_send: BeforeSend, text: Any) -> str | None:
     result = before_send(text)
-    return await result if inspect.isawaitable(result) else result
+    passed = await result if inspect.isawaitable(result) else result
+    if passed is None or _fits(passed):
+        return passed
+    # One text that no message can carry must not end the client.
+    _log.warning("before_send gave no text that can be sent", kind=type(passed).__name__)
+    return None
 
 
 def usable(task: TaskSpec, example: Mapping[str, Any]) -> bool:
-    """Whether an example has the task's text fields, of a fit length, and what its loss needs."""
+    """Whether an example has the task's text fields, fit to be sent, and what its loss needs."""
     if not all(_fits(example.get(name)) for name in task.fields):
         return False
     label = example.get(task.label_field)
@@ -113,4 +125,11 @@ def usable(task: TaskSpec, example: Mapping[str, Any]) -> bool:
 
 
 def _fits(text: object) -> bool:
-    return isinstance(text, str) and len(text) <= MAX_TEXT_CHARS
+    """Whether a message can carry a text: not too long, and no half of a character in it."""
+    if not isinstance(text, str) or len(text) > MAX_TEXT_CHARS:
+        return False
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

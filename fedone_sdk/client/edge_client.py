@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self
 
 import structlog
 
 from fedone_sdk.backends.base import LLMBackend
 from fedone_sdk.backends.prompts import shown_by
 from fedone_sdk.budget import NOTHING
+from fedone_sdk.client.arguments import check_arguments, token_of
 from fedone_sdk.client.batch import BeforeSend, Declining, Minibatch, usable
 from fedone_sdk.client.condition import (
     CONDITION_POLL_S,
@@ -31,9 +31,11 @@ from fedone_sdk.client.link import Link
 from fedone_sdk.client.memories import Memories
 from fedone_sdk.client.network import Network
 from fedone_sdk.client.outbox import Outbox, Unsent
-from fedone_sdk.client.patience import MAX_WAIT_S, Backoff
+from fedone_sdk.client.patience import MAX_WAIT_S, PATIENCE_S, Backoff, asked_s
+from fedone_sdk.client.reasons import reason_of
 from fedone_sdk.client.scoring import GatewayOracle, Losses, Oracle, OwnOracle, Step, score_step
 from fedone_sdk.client.source import Data, Source
+from fedone_sdk.client.stop import Stop
 from fedone_sdk.client.trainer import Trainer
 from fedone_sdk.client.transport import (
     HttpTransport,
@@ -63,8 +65,6 @@ Outcome = Literal["worked", "declined", "refused", "idle", "paused", "offline", 
 _NOT_DECLINED = ("assignment_expired", "run_conflict", "unauthorized")
 """Refusals that leave nothing to give back: the work is gone, or kept while the run is paused."""
 
-T = TypeVar("T")
-
 
 class EdgeClient:
     """A device that takes part in prompt tuning with its own labelled text.
@@ -83,7 +83,8 @@ class EdgeClient:
 
     Args:
         server: Base URL of the aggregator.
-        token: Enrolment token; needed until the device has an identity.
+        token: Enrolment token; needed until the device has an identity. Blanks around it, as a
+            secret's file has them, are no part of it.
         data: The examples: an iterable; an async iterator, read as it yields; or a callable
             (plain or async) that is asked for the current examples before each piece of work.
         backend: A model of the device's own; None scores through the gateway.
@@ -99,9 +100,9 @@ class EdgeClient:
             one process at a time; None forgets them.
         sign: Whether the device makes a key when it enrols and signs its requests from then on
             (extra ``signing``).
-        name: What people may call this device.
+        name: What people may call this device, 1 to 200 characters.
         run_id: Work only for this run.
-        wait_s: How long a request for work may stay open, seconds.
+        wait_s: How long a request for work may stay open, seconds, from 0 to 60.
         network: Proxy, trusted authorities, the device's certificate.
         transport: How to reach the aggregator; HTTP by default.
 
@@ -111,7 +112,7 @@ class EdgeClient:
 
     Raises:
         DataError: `data` is empty, or the state folder cannot be made.
-        SpecError: The URL, the proxy or a certificate cannot be used.
+        SpecError: The URL, the proxy, a certificate or another argument cannot be used.
     """
 
     def __init__(
@@ -134,6 +135,8 @@ class EdgeClient:
         network: Network | None = None,
         transport: Transport | None = None,
     ) -> None:
+        check_arguments(name=name, run_id=run_id, wait_s=wait_s)
+        token = token_of(token)
         self._server = server
         self._source = Source(data)
         self._backend = backend
@@ -144,7 +147,7 @@ class EdgeClient:
         self._condition = Condition(only_when, self._teller)
         self._run_id = run_id
         self._wait_s = wait_s
-        self._stopping = asyncio.Event()
+        self._stop = Stop()
         self._shelf = shelf_of(state_dir, server)
         self._link = Link(
             transport or HttpTransport(server, network=network),
@@ -154,7 +157,7 @@ class EdgeClient:
             sign=sign,
             teller=self._teller,
             pause=lambda seconds: self._pause(seconds),
-            stopping=self._stopping.is_set,
+            stopping=self._stop.wished,
         )
         self._outbox = Outbox(self._shelf)
         self._memories = Memories(self._shelf)
@@ -196,17 +199,21 @@ class EdgeClient:
             ProblemError: The aggregator does not let this device in, or not this version.
             SpecError: There is neither an identity nor a token.
         """
-        while not self._stopping.is_set():
-            if await self.run_once() == "ended":
-                return
-            await self._pause(self.next_turn_s)
+        with self._stop.heeded():
+            while not self._stop.wished():
+                if await self.run_once() == "ended":
+                    return
+                await self._pause(self.next_turn_s)
 
     def stop(self) -> None:
         """Asks `run_forever` to return; work under way is finished first.
 
+        Once it has returned, it can be called again. Where nothing is under way, the next call of
+        `run_forever` returns at once, or the next `run_once` without waiting.
+
         From another thread: ``loop.call_soon_threadsafe(client.stop)``, or an `EdgeClientThread`.
         """
-        self._stopping.set()
+        self._stop.wish()
 
     async def enrol(self) -> None:
         """Makes sure that this device has an identity; asking for work does so by itself.
@@ -244,14 +251,15 @@ class EdgeClient:
             ProblemError: The aggregator does not let this device in, or not this version.
             SpecError: There is neither an identity nor a token.
         """
-        async with self._turns:
-            self.next_turn_s = 0.0
-            try:
-                outcome = await self._turn()
-            except PutOff:
-                outcome = "paused"
-            except (TransportError, MessageError, ProblemError) as exc:
-                outcome = self._broken_off(exc)
+        with self._stop.heeded():
+            async with self._turns:
+                self.next_turn_s = 0.0
+                try:
+                    outcome = await self._turn()
+                except PutOff:
+                    outcome = "paused"
+                except (TransportError, MessageError, ProblemError) as exc:
+                    outcome = self._broken_off(exc)
         if outcome in ("declined", "refused"):
             self.next_turn_s = self._backoff.next_s()
         if outcome == "ended":
@@ -274,24 +282,29 @@ class EdgeClient:
             return "idle"
         # An answer that is none of an aggregator's is a hotel's login page, say: offline.
         self._link.is_down(exc)
-        asked_s = None if isinstance(exc, MessageError) else exc.retry_after_s
-        self.next_turn_s = self._backoff.next_s(asked_s)
+        self.next_turn_s = self._backoff.next_s(asked_s(exc))
         return "offline"
 
     async def _turn(self) -> Outcome:
         if not await self._condition.holds():
             self.next_turn_s = CONDITION_POLL_S
             return "paused"
+        self._source.open()  # where the app has no `async with`
         await self._link.enrol()
         await self._hand_in_waiting()
         held = await self._source.held()
         if not held:
             self.next_turn_s = self._wait_s
             return "idle"
-        message = Claim(num_examples=len(held), wait_s=self._wait_s, run_id=self._run_id)
+        message = Claim(
+            num_examples=len(held),
+            wait_s=self._wait_s,
+            run_id=self._run_id,
+            own_model=self._backend is not None,
+        )
         self._teller.tell("waiting", run_id=self._run_id)
         try:
-            claimed = await self._unless_stopping(self._link.claim(message))
+            claimed = await self._stop.unless_wished(self._link.claim(message))
         except ProblemError as exc:
             if exc.code == "run_ended":
                 return "ended"
@@ -325,7 +338,7 @@ class EdgeClient:
                     log.warning("assignment declined", reason=str(exc))
                     # Also what it cost before a restart.
                     usage = usage.at_least(journal.total)
-                    message = Decline(reason=str(exc)[:500], usage=usage)
+                    message = Decline(reason=reason_of(exc)[:500], usage=usage)
                     await self._link.decline(assignment.assignment_id, message)
                     journal.drop()
                     self._teller.tell("declined", reason=message.reason, **facts)
@@ -400,7 +413,7 @@ class EdgeClient:
             self._condition,
             lease,
             pause=lambda seconds: self._pause(seconds),
-            stopping=self._stopping.is_set,
+            stopping=self._stop.wished,
         ).ready
         if self._backend is not None:
             tokens = run.method.domain == "tokens"
@@ -463,28 +476,15 @@ class EdgeClient:
 
     # Patience
 
-    async def _unless_stopping(self, call: Awaitable[T]) -> T | None:
-        """The call's result, or None if `stop` was called first."""
-        working = asyncio.ensure_future(call)
-        stopping = asyncio.create_task(self._stopping.wait())
-        try:
-            await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            return working.result() if working.done() else None
-        finally:
-            working.cancel()
-            stopping.cancel()
-            await asyncio.gather(working, stopping, return_exceptions=True)
-
     async def _pause(self, seconds: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._stopping.wait()
+        await self._stop.pause(seconds)
 
 
 def _is_kept(refusal: ProblemError) -> bool:
     """Whether work that met this refusal is gone or goes on later; else it is given back."""
-    passes = is_retryable(refusal) and refusal.code != "backend_unavailable"
-    return passes or refusal.code in _NOT_DECLINED
+    # A model that stayed away for all attempts may stay away for long, unless it says how long.
+    stays_away = refusal.code == "backend_unavailable" and asked_s(refusal) <= PATIENCE_S
+    return (is_retryable(refusal) and not stays_away) or refusal.code in _NOT_DECLINED
 
 
 def _facts(work: Assigned | Unsent) -> dict[str, Any]:

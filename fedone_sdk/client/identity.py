@@ -13,7 +13,7 @@ import structlog
 from fedone_sdk.client.shelf import Shelf
 from fedone_sdk.messages import Enrolled
 
-__all__ = ["Identity", "shelf_of"]
+__all__ = ["Identity", "is_sendable", "shelf_of"]
 
 _log = structlog.get_logger(__name__)
 
@@ -30,6 +30,11 @@ def shelf_of(state_dir: str | Path | None, server: str) -> Shelf:
     if state_dir is None:
         return Shelf(None)
     return Shelf(Path(state_dir) / hashlib.sha256(server.encode()).hexdigest()[:16])
+
+
+def is_sendable(secret: str) -> bool:
+    """Whether a header can carry a token or a credential."""
+    return bool(secret) and secret.isascii() and secret.isprintable()
 
 
 class Identity:
@@ -67,6 +72,8 @@ class Identity:
             found = [kept[name] for name in ("client_id", "credential", "nonce", "private_key")]
             if not all(value is None or isinstance(value, str) for value in found):
                 raise TypeError("not text")
+            if found[1] is not None and not is_sendable(found[1]):
+                raise ValueError("not a credential")
             if found[3] is not None and len(base64.b64decode(found[3], validate=True)) != 32:
                 raise ValueError("not a key")
         except (ValueError, TypeError, KeyError, RecursionError) as exc:

@@ -11,12 +11,16 @@ import tenacity
 
 from fedone_sdk.errors import ProblemError, TransportError, is_retryable
 
-__all__ = ["Backoff", "MAX_WAIT_S", "Patience"]
+__all__ = ["Backoff", "MAX_WAIT_S", "PATIENCE_S", "Patience", "asked_s"]
 
 _log = structlog.get_logger(__name__)
 
 MAX_WAIT_S = 3600.0
 """The longest that a server's ``Retry-After`` is honoured, seconds."""
+
+PATIENCE_S = 3.0
+"""The longest ``Retry-After`` that a call waits for, seconds; a longer one ends the turn. An app
+that the system has woken has no more than some minutes."""
 
 _ATTEMPTS = 5
 _JITTER = tenacity.wait_random_exponential(multiplier=0.2, max=20)
@@ -57,7 +61,7 @@ class Patience:
         retrying = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception(is_retryable),
             wait=_wait_s,
-            stop=lambda state: state.attempt_number >= _ATTEMPTS or self._stopping(),
+            stop=self._gives_up,
             sleep=self._pause,
             before_sleep=_log_retry,
             reraise=True,
@@ -72,6 +76,10 @@ class Patience:
                 self._succeeded()
                 return result
         raise AssertionError("unreachable: retrying ends by returning or raising")
+
+    def _gives_up(self, state: tenacity.RetryCallState) -> bool:
+        tried_enough = state.attempt_number >= _ATTEMPTS
+        return tried_enough or self._stopping() or asked_s(_failure(state)) > PATIENCE_S
 
 
 class Backoff:
@@ -105,12 +113,19 @@ class Backoff:
         return min(asked_s or 0.0, MAX_WAIT_S) + random.uniform(0.0, bound)
 
 
-def _wait_s(state: tenacity.RetryCallState) -> float:
-    failure = state.outcome.exception() if state.outcome else None
+def asked_s(failure: BaseException | None) -> float:
+    """The wait that a server asks for, seconds; 0 where it does not say."""
     asked = failure.retry_after_s if isinstance(failure, (ProblemError, TransportError)) else None
-    return min(asked or 0.0, MAX_WAIT_S) + _JITTER(state)
+    return asked or 0.0
+
+
+def _wait_s(state: tenacity.RetryCallState) -> float:
+    return asked_s(_failure(state)) + _JITTER(state)
 
 
 def _log_retry(state: tenacity.RetryCallState) -> None:
-    failure = state.outcome.exception() if state.outcome else None
-    _log.info("trying again", attempt=state.attempt_number, reason=str(failure))
+    _log.info("trying again", attempt=state.attempt_number, reason=str(_failure(state)))
+
+
+def _failure(state: tenacity.RetryCallState) -> BaseException | None:
+    return state.outcome.exception() if state.outcome else None

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 import structlog
+from pydantic import ValidationError
 
 from fedone_sdk.backends.asking import query_for, rows_of, score_all
 from fedone_sdk.backends.base import Answer, LLMBackend, Query
@@ -18,6 +19,7 @@ from fedone_sdk.calibration import class_losses
 from fedone_sdk.client.batch import Declining, Minibatch
 from fedone_sdk.client.journal import Answers, Journal, Row, prompt_key
 from fedone_sdk.client.noise import private_losses
+from fedone_sdk.client.reasons import problem_of, reason_of
 from fedone_sdk.errors import BackendError, BudgetError, SpecError
 from fedone_sdk.messages import Array, Score, Scored, Scores
 from fedone_sdk.soft_prompt import SoftPrompt
@@ -262,7 +264,7 @@ class GatewayOracle:
         the same request, which the server counts once.
 
         Raises:
-            Declining: The score function is broken.
+            Declining: The score function is broken, or no message can carry the step.
         """
         keys, wanted = step.keys(), set(missing)
         count, length = step.prompts.shape
@@ -274,14 +276,8 @@ class GatewayOracle:
             await self._ready()
             raw = step.prompts.to_bytes()[part.start * size : part.stop * size]
             prompts = Array.from_bytes(raw, (len(part), length), step.prompts.dtype)
-            scores = await self._ask(
-                Score(
-                    assignment_id=self._assignment_id,
-                    prompts=None if self._known and len(parts) == 1 else prompts,
-                    examples=step.batch.texts,
-                    references=step.batch.references,
-                )
-            )
+            told = None if self._known and len(parts) == 1 else prompts
+            scores = await self._ask(self._request(step, told))
             num_values = max(len(step.task.labels), 1)
             answers = _answers(scores, len(part), len(step.batch.texts), num_values)
             fresh = {
@@ -290,6 +286,18 @@ class GatewayOracle:
                 if place in wanted
             }
             step.keep(fresh, scores.model)
+
+    def _request(self, step: Step, prompts: Array | None) -> Score:
+        try:
+            return Score(
+                assignment_id=self._assignment_id,
+                prompts=prompts,
+                examples=step.batch.texts,
+                references=step.batch.references,
+            )
+        except ValidationError as exc:
+            # Not from it: it quotes private text.
+            raise Declining(f"the step cannot be asked: {problem_of(exc)}") from None
 
     async def usage(self, step: Step) -> Usage:
         """Nothing: the server sees by itself what was spent."""
@@ -413,7 +421,8 @@ class OwnOracle:
         try:
             await score_all(noting, queries.values())
         except (BackendError, BudgetError) as exc:
-            raise Declining(str(exc)) from exc
+            _log.warning("the device's model failed", reason=str(exc))
+            raise Declining(reason_of(exc)) from exc
         finally:
             at_risk.clear()
             held = (await bill.account()).held

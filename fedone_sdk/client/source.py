@@ -43,7 +43,7 @@ class Source:
                 raise DataError("data: this client has no examples; it needs at least one")
 
     def open(self) -> None:
-        """Begins to read an async iterable."""
+        """Begins to read an async iterable; called again, it does no harm."""
         if isinstance(self._data, AsyncIterable) and self._reader is None:
             reading = self._read(aiter(self._data))
             self._reader = asyncio.create_task(reading, name="edge client data")
@@ -61,6 +61,9 @@ class Source:
         Raises:
             Exception: What the app's own iterator or function raises.
         """
+        self.open()
+        if self._reader is not None and not self._examples:
+            await asyncio.sleep(0)  # its first turn
         if not callable(self._data):
             if self._reader is not None and self._reader.done() and not self._reader.cancelled():
                 self._reader.result()

@@ -30,7 +30,7 @@ class EdgeClientThread:
     that thread. All methods may be called from any thread.
 
     Args:
-        client: The client; nobody else may use it from now on.
+        client: The client; nobody else may use it until the thread has ended.
         stop_timeout_s: How long the end of the ``with`` block waits for work under way, seconds.
     """
 
@@ -45,6 +45,7 @@ class EdgeClientThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._working: asyncio.Task[None] | None = None
         self._stopping = False
+        self._at_work = False
         self._error: BaseException | None = None
 
     def __enter__(self) -> Self:
@@ -92,7 +93,7 @@ class EdgeClientThread:
         with self._lock:
             self._stopping = True
             if self._loop is not None:
-                self._loop.call_soon_threadsafe(self._client.stop)
+                self._loop.call_soon_threadsafe(self._stop_client)
         if self._thread is threading.current_thread():
             return False
         if self.join(timeout_s):
@@ -129,6 +130,11 @@ class EdgeClientThread:
         finally:
             self._ended.set()
 
+    def _stop_client(self) -> None:
+        # In the client's thread. A wish that comes too late would stop the next to start it.
+        if self._at_work:
+            self._client.stop()
+
     async def _work(self) -> None:
         with self._lock:
             self._loop = asyncio.get_running_loop()
@@ -137,7 +143,11 @@ class EdgeClientThread:
                 return
         try:
             async with self._client:
-                await self._client.run_forever()
+                self._at_work = True
+                try:
+                    await self._client.run_forever()
+                finally:
+                    self._at_work = False
         finally:
             # From here on the loop may be closed at any moment.
             with self._lock:

@@ -11,7 +11,9 @@ import structlog
 from pydantic import ValidationError
 from yarl import URL
 
+from fedone_sdk.client.identity import is_sendable
 from fedone_sdk.client.network import Network
+from fedone_sdk.client.reasons import problem_of
 from fedone_sdk.clock import Clock, SystemClock
 from fedone_sdk.errors import (
     MessageError,
@@ -56,6 +58,7 @@ __all__ = ["HttpTransport", "Idle", "Transport", "new_private_key", "public_key_
 _log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
+_Secret = TypeVar("_Secret", Enrolled, Rotated)
 
 _MAX_ANSWER_BYTES = 32 * 1024 * 1024
 """The longest answer that carries arrays or a vocabulary: `MAX_ELEMENTS` of float32 in base64."""
@@ -182,12 +185,12 @@ class HttpTransport:
         """Makes an identity."""
         body = encode(message)
         _, _, content = await self._request("POST", "/v1/clients", token, body, signed=False)
-        return _parse(Enrolled.model_validate_json, content)
+        return _sendable(_parse(Enrolled.model_validate_json, content))
 
     async def rotate(self, credential: str) -> Rotated:
         """Fetches another credential."""
         _, _, content = await self._request("POST", "/v1/clients/me/credential", credential)
-        return _parse(Rotated.model_validate_json, content)
+        return _sendable(_parse(Rotated.model_validate_json, content))
 
     async def claim(
         self, credential: str, message: Claim
@@ -433,14 +436,17 @@ def _parse(parse: Parse[T], content: bytes, headers: Mapping[str, str] | None = 
     try:
         return decode(parse, content, JSON if headers is None else _form(headers))
     except ValidationError as exc:
-        # Without the input: it may hold a credential.
-        first = exc.errors(include_url=False, include_input=False, include_context=False)[0]
-        where = ".".join(str(step) for step in first["loc"])[:100]
-        raise MessageError(
-            f"the aggregator's answer is malformed: {where}: {first['msg'][:200]}"
-        ) from None
+        raise MessageError(f"the aggregator's answer is malformed: {problem_of(exc)}") from None
     except ValueError as exc:
         raise MessageError(f"the aggregator's answer is malformed: {exc}") from None
+
+
+def _sendable(message: _Secret) -> _Secret:
+    if not is_sendable(message.credential):
+        raise MessageError(
+            "the aggregator's answer is malformed: credential: holds what no header can carry"
+        )
+    return message
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float:

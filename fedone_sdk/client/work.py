@@ -12,6 +12,7 @@ import structlog
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.calibration import MAX_LABELS, bias_grid
 from fedone_sdk.client.batch import BeforeSend, Declining, Minibatch
+from fedone_sdk.client.reasons import reason_of
 from fedone_sdk.client.scoring import Losses
 from fedone_sdk.client.trainer import Trainer
 from fedone_sdk.data.minibatch import draw_minibatch
@@ -41,7 +42,8 @@ def _declining(what: str, usage: Usage) -> Iterator[None]:
     try:
         yield
     except (BackendError, ValueError) as exc:
-        reason = " ".join(str(exc).split())
+        _log.warning("work failed", what=what, reason=str(exc))
+        reason = " ".join(reason_of(exc).split())
         raise Declining(f"{what}: {reason}"[:500], usage) from exc
 
 

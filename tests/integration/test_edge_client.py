@@ -16,7 +16,7 @@ from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Aggregator, ServedRun, Service
 from fedone_sdk.aggregator.auth import Authority
 from fedone_sdk.backends import LLMBackend, Query
-from fedone_sdk.budget import Usage
+from fedone_sdk.budget import Budget, Usage
 from fedone_sdk.client import HttpTransport, Idle
 from fedone_sdk.client.identity import shelf_of
 from fedone_sdk.client.outbox import Outbox, Unsent
@@ -316,6 +316,35 @@ class TestOwnBackend:
         assert result.spent.queries == 12
         # A prompt that stands twice is asked once; it is a query all the same.
         assert result.spent.requests == len(own.asked) <= 12
+
+    @pytest.mark.parametrize("gateway", [False, True])
+    async def test_work_that_is_given_up_costs_what_it_may_have_asked(self, gateway: bool) -> None:
+        """Whether the server has a model, too, makes no difference."""
+        own = ScriptedBackend(lambda inputs, words: None)
+        spec = spec_of().model_copy(update={"budget": Budget(queries=8)})
+        async with (
+            serving(spec, gateway=gateway) as service,
+            client_of(service, backend=own) as client,
+        ):
+            outcomes = [await client.run_once() for _ in range(3)]
+            state = run_of(service).state
+        assert outcomes == ["declined", "declined", "ended"]
+        assert (state.status, state.account.spent.queries) == ("budget_exhausted", 8)
+
+    async def test_the_server_s_model_is_not_paid_for(self) -> None:
+        """A device that is trusted says what its own model cost."""
+        own, other = ScriptedBackend(), ScriptedBackend()
+        spec = spec_of(participation={"trusted_clients": True})
+        async with (
+            serving(spec, backend=other) as service,
+            client_of(service, backend=own) as client,
+        ):
+            await worked(client)
+            result = run_of(service).result()
+        assert (result.status, other.asked) == ("completed", [])
+        asked = [await own.quote(query) for query in own.asked]
+        spent = sum((usage.without_queries() for usage in asked), Usage(queries=12))
+        assert result.spent == spent
 
     async def test_another_model_than_the_run_s(self) -> None:
         clock = ManualClock()

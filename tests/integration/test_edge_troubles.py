@@ -1,0 +1,453 @@
+"""What must not end an edge client, nor leave its device: odd rows, odd words, odd arguments."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from structlog.testing import capture_logs
+
+from fedone_sdk import EdgeClient
+from fedone_sdk.aggregator import Service
+from fedone_sdk.aggregator.auth import Authority
+from fedone_sdk.aggregator.http import listening
+from fedone_sdk.backends import LLMBackend, Query
+from fedone_sdk.client import ClientEvent, EdgeClientThread, HttpTransport
+from fedone_sdk.client.batch import Minibatch
+from fedone_sdk.client.identity import Identity, shelf_of
+from fedone_sdk.errors import (
+    BackendBlocked,
+    BackendError,
+    BackendUnavailable,
+    BudgetExhausted,
+    LabelWordError,
+    MessageError,
+    SpecError,
+    TransportError,
+)
+from fedone_sdk.messages import MAX_TEXT_CHARS, Claim, Decline, Enrol, Enrolled
+from fedone_sdk.simulation import MemoryTransport
+from fedone_sdk.spec import RunSpec
+from fedone_sdk.stores import MemoryStore
+from fedone_sdk.testing import LoopbackFederation, ManualClock, ScriptedBackend
+from fedone_sdk.vocabulary import Vocabulary
+from tests.virtual_time import now, on_virtual_time
+
+TOKEN = "enrolment-token"
+WORDS = Vocabulary(candidates=(" good", " bad", " fine"))
+JANE = "My name is Jane Roe"
+DATA: list[dict[str, Any]] = [{"text": f"{JANE} {n}", "label": n % 2} for n in range(5)]
+
+
+def spec_of(rounds: int = 2, *, task: dict[str, Any] | None = None) -> RunSpec:
+    labels = {0: " no", 1: " yes"}
+    return RunSpec.model_validate(
+        {
+            "task": task or {"template": "{prompt} {text} {mask}", "labels": labels},
+            "prompt": {"length": 2, "vocabulary": {"kind": "list", "candidates": ["x", "y"]}},
+            "method": {"name": "gs-bdpl", "num_samples": 4, "batch_size": 5, "tau": 1.0},
+            "participation": {"exchange": "losses", "deadline_s": 100},
+            "rounds": rounds,
+            "evaluation": {"every": 0},
+        }
+    )
+
+
+@asynccontextmanager
+async def serving(
+    spec: RunSpec | None = None, backend: LLMBackend | None = None
+) -> AsyncIterator[Service]:
+    service = Service(
+        store=MemoryStore(),
+        clock=ManualClock(),
+        authority=Authority(enrolment_tokens=[TOKEN]),
+        backend=backend or ScriptedBackend(),
+    )
+    await service.start()
+    try:
+        await service.add_run(spec or spec_of(), WORDS)
+        yield service
+    finally:
+        await service.stop()
+
+
+class Watched(MemoryTransport):
+    """Keeps what the server is told."""
+
+    def __init__(self, service: Service) -> None:
+        super().__init__(service)
+        self.updates: list[Any] = []
+        self.reasons: list[str] = []
+
+    async def update(self, credential: str, assignment_id: str, message: Any) -> Any:
+        self.updates.append(message)
+        return await super().update(credential, assignment_id, message)
+
+    async def decline(self, credential: str, assignment_id: str, message: Decline) -> None:
+        self.reasons.append(message.reason)
+        await super().decline(credential, assignment_id, message)
+
+
+def client_of(service: Service, data: Any = DATA, **more: Any) -> EdgeClient:
+    options: dict[str, Any] = {"token": TOKEN, "transport": Watched(service), **more}
+    return EdgeClient("memory:", data=data, **options)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def round_of(service: Service) -> int:
+    return service.runs["run"].state.round
+
+
+def itself() -> dict[Any, Any]:
+    row: dict[Any, Any] = {"text": "fine", "label": 1}
+    row["me"] = row
+    return row
+
+
+class TestOddRows:
+    async def test_half_a_character_leaves_its_row_out(self) -> None:
+        backend = ScriptedBackend()
+        rows = [{"text": "a \ud83d b", "label": 1}, *DATA]
+        async with serving(backend=backend) as service, client_of(service, rows) as client:
+            await client.run_forever()
+            assert service.runs["run"].state.status == "completed"
+        assert "\ud83d" not in repr(backend.asked).encode("unicode_escape").decode()
+
+    @pytest.mark.parametrize(
+        "given", [f"{JANE} \ud83d", "x" * (MAX_TEXT_CHARS + 1), 5], ids=["half", "long", "no text"]
+    )
+    @pytest.mark.parametrize("own", [False, True])
+    async def test_what_the_hook_makes_unfit_is_held_back(self, given: Any, own: bool) -> None:
+        def hook(text: str) -> Any:
+            return given if text == DATA[3]["text"] else text
+
+        async with serving() as service:
+            watched = Watched(service)
+            backend = ScriptedBackend() if own else None
+            options = {"transport": watched, "before_send": hook, "backend": backend}
+            async with client_of(service, **options) as client:
+                assert await client.run_once() == "worked"
+        assert [(u.scored.scored, u.scored.vetoed) for u in watched.updates] == [(4, 1)]
+
+    async def test_a_reference_text_that_the_hook_empties(self) -> None:
+        task = {"template": "{prompt} {text}", "loss": "nll", "metric": "loss"}
+        task |= {"label_field": "summary"}
+        rows = [{"text": f"{n}", "summary": f"s {n}"} for n in range(5)]
+        async with serving(spec_of(task=task)) as service:
+            watched = Watched(service)
+            options = {"transport": watched, "before_send": lambda text: text.replace("s 3", "")}
+            async with client_of(service, rows, **options) as client:
+                assert await client.run_once() == "worked"
+        assert [update.scored.vetoed for update in watched.updates] == [1]
+
+    async def test_a_hook_that_makes_all_unfit_gives_the_work_back(self) -> None:
+        told: list[ClientEvent] = []
+        async with serving() as service:
+            options = {"before_send": lambda text: text * 2000, "on_event": told.append}
+            async with client_of(service, **options) as client:
+                assert await client.run_once() == "declined"
+            (seat,) = service.runs["run"].state.seats
+            assert seat.assignment_id is None
+        assert told[-1].reason == "only 0 of 5 examples could be scored (0 failed, 5 vetoed)"
+
+    @pytest.mark.parametrize(
+        "odd",
+        [{"text": "fine", "label": 1, None: ["surplus"], 5: 6}, {"text": "fine", "label": 1, (): 0},
+         itself()],
+        ids=["none", "tuple", "itself"],
+    )  # fmt: skip
+    async def test_keys_that_are_no_text(self, odd: Any) -> None:
+        async with serving() as service, client_of(service, [odd]) as client:
+            await client.run_forever()
+            assert service.runs["run"].state.status == "completed"
+
+    def test_their_digests_differ_all_the_same(self) -> None:
+        def digest(value: int) -> str:
+            row: Any = {"text": "fine", None: value, "label": 1}
+            texts = ({"text": "fine"},)
+            return Minibatch(texts=texts, references=(), examples=(row,), vetoed=0).sha256
+
+        assert digest(1) == digest(1) != digest(2)
+
+    async def test_a_step_that_no_message_can_carry_is_given_back(self) -> None:
+        names = [f"field{n}" for n in range(17)]
+        template = "{prompt} " + " ".join(f"{{{name}}}" for name in names) + " {mask}"
+        task = {"template": template, "labels": {0: " no", 1: " yes"}}
+        rows = [dict.fromkeys(names, JANE) | {"label": 0}]
+        told: list[ClientEvent] = []
+        async with serving(spec_of(task=task)) as service:
+            watched = Watched(service)
+            options = {"transport": watched, "on_event": told.append}
+            async with client_of(service, rows, **options) as client:
+                assert await client.run_once() == "declined"
+        (reason,) = watched.reasons
+        assert reason == told[-1].reason
+        assert reason.startswith("the step cannot be asked: examples.0: ")
+        assert "Jane" not in reason
+
+
+SAID = f"HTTP 400 (it says: [{{'input': '{JANE}'}}])"
+
+
+class TestWhatIsTold:
+    """A model that refuses a request quotes it: the texts stay on the device all the same."""
+
+    @pytest.mark.parametrize(
+        ("error", "reason"),
+        [
+            (BackendError(SAID), "the client's model failed"),
+            (BackendUnavailable(SAID), "the client's model cannot be asked now"),
+            (
+                BackendBlocked(SAID),
+                "the client's model cannot be asked until somebody changes something",
+            ),
+            (
+                BudgetExhausted(SAID),
+                "the budget of the client's model has nothing left for this",
+            ),
+        ],
+        ids=lambda value: type(value).__name__,
+    )
+    async def test_of_a_model_on_the_device(self, error: Exception, reason: str) -> None:
+        def gate(query: Query) -> None:
+            raise error
+
+        await self.told(reason, ScriptedBackend(gate=gate))
+
+    async def test_of_a_model_that_does_not_fit(self) -> None:
+        class Picky(ScriptedBackend):
+            async def check(self, label_words: tuple[str, ...]) -> None:
+                raise LabelWordError(SAID, ["n", "o"])
+
+        await self.told("a label word is not one token of the client's model", Picky())
+
+    async def told(self, reason: str, own: LLMBackend) -> None:
+        told: list[ClientEvent] = []
+        async with serving() as service:
+            watched = Watched(service)
+            options = {"transport": watched, "backend": own, "on_event": told.append}
+            with capture_logs() as logs:
+                async with client_of(service, **options) as client:
+                    assert await client.run_once() == "declined"
+        assert watched.reasons == [reason]
+        assert "Jane" not in repr(told)
+        assert told[-1].reason == reason
+        assert "Jane" in repr(logs)  # for the people at the device
+
+    async def test_of_a_model_behind_the_gateway(self) -> None:
+        def gate(query: Query) -> None:
+            raise BackendError(f"http://model: HTTP 400: the request was refused (it says: {SAID})")
+
+        told: list[ClientEvent] = []
+        async with serving(backend=ScriptedBackend(gate=gate)) as service:
+            watched = Watched(service)
+            options = {"transport": watched, "on_event": told.append}
+            async with client_of(service, **options) as client:
+                assert await client.run_once() == "declined"
+        refused = "backend_failed: http://model: HTTP 400: the request was refused"
+        assert watched.reasons == [refused]
+        assert "Jane" not in repr(told)
+
+
+class TestRetryAfter:
+    @pytest.mark.parametrize(("asked_s", "attempts"), [(1, 5), (15, 1), (3600, 1)])
+    @on_virtual_time
+    async def test_a_turn_ends_within_seconds(self, asked_s: float, attempts: int) -> None:
+        tried: list[float] = []
+
+        class Away(MemoryTransport):
+            async def enrol(self, token: str, message: Enrol) -> Enrolled:
+                tried.append(now())
+                raise TransportError("answered 503", retry_after_s=asked_s)
+
+        async with serving() as service, client_of(service, transport=Away(service)) as client:
+            assert await client.run_once() == "offline"
+            assert asked_s <= client.next_turn_s <= asked_s + 1
+        assert len(tried) == attempts
+        assert now() < 20
+
+    @on_virtual_time
+    async def test_the_work_is_kept_meanwhile(self) -> None:
+        """The gateway's model says when it can be asked again: that is no reason to give up."""
+        kinds: list[str] = []
+
+        def gate(query: Query) -> None:
+            if now() < 15:
+                raise BackendUnavailable("overloaded", retry_after_s=15)
+
+        async with serving(backend=ScriptedBackend(gate=gate)) as service:
+            options = {"on_event": lambda event: kinds.append(event.kind)}
+            async with client_of(service, **options) as client:
+                assert await client.run_once() == "offline"
+                assert now() < 1
+                await asyncio.sleep(client.next_turn_s)
+                assert await client.run_once() == "worked"
+        assert "declined" not in kinds
+
+
+class TestArguments:
+    @pytest.mark.parametrize("around", ["{}\n", "{}\r\n", " {}"])
+    async def test_blanks_around_a_token_are_no_part_of_it(self, around: str) -> None:
+        async with LoopbackFederation(spec_of(), WORDS, backend=ScriptedBackend()) as served:
+            client = EdgeClient(served.url, token=around.format(served.token), data=DATA)
+            async with client:
+                assert await client.run_once() == "worked"
+
+    @pytest.mark.parametrize("token", ["s3c\nret", "s3c\x00ret", "s3cr\u00e9t", "s3c\x7fret"])
+    def test_a_token_that_is_none_is_not_shown(self, token: str) -> None:
+        with pytest.raises(SpecError, match=r"^arguments: token: .* printable ASCII$") as excinfo:
+            EdgeClient("http://127.0.0.1:9", token=token, data=DATA)
+        assert "s3c" not in str(excinfo.value)
+
+    async def test_an_empty_token_is_none(self) -> None:
+        async with serving() as service, client_of(service, token=" \n") as client:
+            with pytest.raises(SpecError, match="token: is required"):
+                await client.run_once()
+
+    @pytest.mark.parametrize(
+        ("argument", "told"),
+        [
+            ({"wait_s": 100}, "wait_s: .* less than or equal to 60 "),
+            ({"wait_s": -1}, "wait_s: .* greater than or equal to 0 "),
+            ({"wait_s": float("nan")}, "wait_s: .* finite"),
+            ({"name": "x" * 201}, "name: .* at most 200 "),
+            ({"name": ""}, "name: .* at least 1 "),
+            ({"run_id": "a b!"}, "run_id: .* match pattern"),
+        ],
+        ids=["wait_s", "negative", "nan", "name", "no name", "run_id"],
+    )
+    def test_what_no_message_can_carry(
+        self, tmp_path: Path, argument: dict[str, Any], told: str
+    ) -> None:
+        with pytest.raises(SpecError, match=f"^arguments: {told}"):
+            EdgeClient("http://h", token=TOKEN, data=DATA, state_dir=tmp_path / "a", **argument)
+        assert not (tmp_path / "a").exists()
+
+    @pytest.mark.parametrize("credential", ["s3c\nret", "s3c\u00e9", ""])
+    async def test_a_credential_that_is_none(self, credential: str) -> None:
+        async def enrol(request: web.Request) -> web.Response:
+            return web.json_response({"client_id": "a", "credential": credential})
+
+        async def rotate(request: web.Request) -> web.Response:
+            return web.json_response({"credential": credential})
+
+        app = web.Application()
+        app.router.add_post("/v1/clients", enrol)
+        app.router.add_post("/v1/clients/me/credential", rotate)
+        async with listening(app) as url:
+            transport = HttpTransport(url)
+            for call in (transport.enrol("t", Enrol()), transport.rotate("t")):
+                with pytest.raises(MessageError, match="malformed: credential") as excinfo:
+                    await call
+                assert "s3c" not in str(excinfo.value)
+            await transport.aclose()
+            async with EdgeClient(url, token=TOKEN, data=DATA) as client:
+                assert await client.run_once() == "offline"
+
+    def test_a_kept_credential_that_is_none(self, tmp_path: Path) -> None:
+        shelf = shelf_of(tmp_path, "memory:")
+        kept = {"client_id": "a", "credential": "s3c\nret", "nonce": None, "private_key": None}
+        shelf.write("identity.json", json.dumps(kept).encode())
+        assert Identity(shelf, "memory:").credential is None
+        assert shelf.read("identity.json.damaged") is not None
+
+
+class TestStartAgain:
+    async def test_after_a_stop(self) -> None:
+        async with serving(spec_of(1000)) as service, client_of(service) as client:
+            for wanted in (3, 6):
+                working = asyncio.create_task(client.run_forever())
+                await until(lambda wanted=wanted: round_of(service) >= wanted)
+                client.stop()
+                await working
+            assert await client.run_once() == "worked"
+
+    async def test_a_stop_before_its_task_has_begun(self) -> None:
+        async with serving() as service, client_of(service) as client:
+            working = asyncio.create_task(client.run_forever())
+            client.stop()
+            await working
+            assert round_of(service) == 0
+            await client.run_forever()
+            assert service.runs["run"].state.status == "completed"
+
+    async def test_a_stop_is_meant_for_all_at_work(self) -> None:
+        asked = asyncio.Event()
+
+        class Idling(MemoryTransport):
+            async def claim(self, credential: str, message: Claim) -> Any:
+                asked.set()
+                await asyncio.sleep(3600)
+
+        async with serving() as service, client_of(service, transport=Idling(service)) as client:
+            working = [asyncio.create_task(client.run_forever()) for _ in range(3)]
+            await asked.wait()
+            client.stop()
+            async with asyncio.timeout(5):
+                await asyncio.gather(*working)
+
+    async def test_a_stop_ends_one_turn(self) -> None:
+        """For an app that calls `run_once`: the next time it is woken, there is work again."""
+        async with serving() as service, client_of(service) as client:
+            client.stop()
+            assert await client.run_once() in ("idle", "worked")
+            assert await client.run_once() == "worked"
+
+    async def test_in_another_thread(self) -> None:
+        async with LoopbackFederation(spec_of(1000), WORDS, backend=ScriptedBackend()) as served:
+            state = served.run
+
+            def app() -> None:
+                client = EdgeClient(served.url, token=served.token, data=DATA)
+                for _ in range(3):
+                    before = state.state.round
+                    with EdgeClientThread(client) as working:
+                        while state.state.round < before + 2:
+                            assert working.running
+                        assert working.stop(10)
+                        assert working.stop(10)
+                    assert working.error is None
+
+            await asyncio.to_thread(app)
+
+    async def test_a_stop_that_comes_too_late_is_not_kept_for_the_next_thread(self) -> None:
+        client = EdgeClient("http://127.0.0.1:9", token=TOKEN, data=DATA)
+        working = EdgeClientThread(client)
+        working._stop_client()
+        assert not client._stop.wished()
+
+    async def test_a_stream_without_a_block(self) -> None:
+        async def stream() -> AsyncIterator[dict[str, Any]]:
+            for row in DATA:
+                yield row
+
+        async with serving() as service:
+            client = client_of(service, stream())
+            async with asyncio.timeout(10):
+                await client.run_forever()
+            assert service.runs["run"].state.status == "completed"
+            await client.__aexit__(None, None, None)
+
+    async def test_a_stream_is_read_before_the_first_turn_asks(self, tmp_path: Path) -> None:
+        """With an identity at hand nothing else gives the reader its turn."""
+
+        async def stream() -> AsyncIterator[dict[str, Any]]:
+            for row in DATA:
+                yield row
+
+        async with serving() as service:
+            async with client_of(service, state_dir=tmp_path) as client:
+                await client.enrol()
+            async with client_of(service, stream(), state_dir=tmp_path) as client:
+                assert await client.run_once() == "worked"
