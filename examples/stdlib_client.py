@@ -2,12 +2,14 @@
 
 python examples/stdlib_client.py http://127.0.0.1:8080 ENROLMENT_TOKEN rows.jsonl
 
-For runs with `exchange: losses` and label words. Prints for each piece of work its round and the
-status of the answer (200: taken), and in the end why there is no more. It forgets who it is, and
-leaves out what `EdgeClient` has beyond the protocol: a state folder, conditions, renewals.
+For runs with `exchange: losses`, a cross-entropy over label words, and no `privacy`. Prints for
+each piece of work its round and the status of the answer (200: taken; what is refused it gives
+back), and in the end why there is no more. It forgets who it is, and leaves out what `EdgeClient`
+has beyond the protocol: a state folder, conditions, renewals.
 """
 
 import base64
+import itertools
 import json
 import math
 import pathlib
@@ -19,6 +21,9 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+PATH = "/v1/assignments"
+PAUSE_S = 10
 
 Row = Mapping[str, Any]
 
@@ -52,19 +57,62 @@ def draw(num_examples: int, batch_size: int, seed: int) -> list[int]:
     return rows[:batch_size]
 
 
-def update(task: Row, batch: Sequence[Row], scores: Row, held: int) -> dict[str, Any]:
-    """Per prompt the mean cross-entropy over the examples that every prompt was scored on."""
-    failed, losses = {row for _, row in scores["failed"]}, []
+def loss(log_probs: Sequence[float], target: int, bias: Sequence[float]) -> float:
+    """Cross-entropy over the label words, nats; a bias is added before."""
+    values = [value + more for value, more in zip(log_probs, bias, strict=True)]
+    highest = max(values)
+    return math.log(math.fsum(math.exp(v - highest) for v in values)) + highest - values[target]
+
+
+def mean(values: Sequence[float]) -> float:
+    """Their mean; 0 of none."""
+    return math.fsum(values) / max(len(values), 1)
+
+
+def by_class(prompts: Sequence[Any], targets: Sequence[int], labels: int) -> dict[str, Any]:
+    """Per prompt, label and bias of the grid the mean loss over that label's examples."""
+    offsets = {2: range(-4, 5), 3: range(-3, 4), 4: range(-2, 3)}[labels]
+    grid = [(0, *others) for others in itertools.product(offsets, repeat=labels - 1)]
+    cells, values = itertools.product(prompts, range(labels), grid), []
+    for prompt, label, bias in cells:
+        own = [row for row, target in zip(prompt, targets, strict=True) if target == label]
+        values.append(mean([loss(row, label, bias) for row in own]))
+    data = base64.b64encode(struct.pack(f"<{len(values)}f", *values)).decode()
+    array = {"dtype": "float32", "shape": [len(prompts), labels, len(grid)], "data": data}
+    return {"by_class": array, "class_counts": [targets.count(i) for i in range(labels)]}
+
+
+def update(run: Row, batch: Sequence[Row], scores: Row, held: int) -> dict[str, Any]:
+    """Per prompt the mean loss over the examples that every prompt was scored on."""
+    task, failed = run["task"], {row for _, row in scores["failed"]}
     _, rows, labels = scores["log_probs"]["shape"]
     table = struct.iter_unpack(f"<{labels}f", base64.b64decode(scores["log_probs"]["data"]))
-    names, key = list(task["labels"]), task["label_field"]
-    for prompt in zip(*[table] * rows, strict=True):
-        pairs = [pair for b, pair in enumerate(zip(prompt, batch, strict=True)) if b not in failed]
-        each = [math.log(sum(map(math.exp, p))) - p[names.index(str(row[key]))] for p, row in pairs]
-        losses.append(sum(each) / len(each))
-    counts = {"scored": rows - len(failed), "failed": len(failed)}
+    kept, names = [b for b in range(rows) if b not in failed], list(task["labels"])
+    prompts = [[prompt[b] for b in kept] for prompt in zip(*[table] * rows, strict=True)]
+    targets = [names.index(str(batch[b][task["label_field"]])) for b in kept]
+    bias = task.get("bias") or [0] * labels
+    losses = [mean([loss(*pair, bias) for pair in zip(p, targets, strict=True)]) for p in prompts]
+    counts = {"scored": len(kept), "failed": len(failed)}
     head = {"exchange": "losses", "num_examples": held, "usage": {}, "model": scores["model"]}
-    return head | {"scored": counts, "losses": losses}
+    calibrates = run["calibration"]["kind"] == "labels"
+    more = by_class(prompts, targets, labels) if calibrates else {}
+    return head | {"scored": counts, "losses": losses} | more
+
+
+def perform(server: str, me: str, work: Row, held: Sequence[Row]) -> tuple[Any, ...]:
+    """Status, headers and JSON of the answer to the update, or of the first refusal."""
+    answer = call(server, me, "GET", f"/v1/runs/{work['run_id']}/task")
+    if answer[0] == 200:
+        run = answer[2]
+        rows = draw(len(held), run["method"]["batch_size"], work["minibatch_seed"])
+        names = {name for _, name, _, _ in string.Formatter().parse(run["task"]["template"])}
+        texts = [{name: held[i][name] for name in names & held[i].keys()} for i in rows]
+        ask = {"assignment_id": work["assignment_id"], "examples": texts}
+        answer = call(server, me, "POST", "/v1/score", ask)
+        if answer[0] == 200:
+            sent = update(run, [held[i] for i in rows], answer[2], len(held))
+            answer = call(server, me, "POST", f"{PATH}/{work['assignment_id']}/update", sent)
+    return answer
 
 
 def main(server: str, token: str, file: str) -> None:
@@ -73,22 +121,18 @@ def main(server: str, token: str, file: str) -> None:
     me = call(server, token, "POST", "/v1/clients", {})[2]["credential"]
     claim = {"num_examples": len(held), "wait_s": 25}
     while True:
-        status, headers, work = call(server, me, "POST", "/v1/assignments/claim", claim)
+        status, headers, work = call(server, me, "POST", f"{PATH}/claim", claim)
         if status == 204:
             time.sleep(float(headers["Retry-After"]))
         elif status != 200:
             return print(work["detail"])
         else:
-            run = call(server, me, "GET", f"/v1/runs/{work['run_id']}/task")[2]
-            rows = draw(len(held), run["method"]["batch_size"], work["minibatch_seed"])
-            names = {name for _, name, _, _ in string.Formatter().parse(run["task"]["template"])}
-            texts = [{name: held[i][name] for name in names & held[i].keys()} for i in rows]
-            ask = {"assignment_id": work["assignment_id"], "examples": texts}
-            status, _, scores = call(server, me, "POST", "/v1/score", ask)
-            if status == 200:
-                sent = update(run["task"], [held[i] for i in rows], scores, len(held))
-                path = f"/v1/assignments/{work['assignment_id']}/update"
-                print(work["round"], call(server, me, "POST", path, sent)[0], flush=True)
+            status, _, answer = perform(server, me, work, held)
+            print(work["round"], status, flush=True)
+            if status != 200:  # another device may do better, and asking at once would not help
+                why = {"reason": answer["detail"][:500]}
+                call(server, me, "POST", f"{PATH}/{work['assignment_id']}/decline", why)
+                time.sleep(PAUSE_S)
 
 
 if __name__ == "__main__":

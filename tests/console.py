@@ -32,9 +32,10 @@ def fedone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
     # Typer and the commands set these for the whole process.
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
 
-    def run(*arguments: object, stdin: str = "") -> Outcome:
+    def run(*arguments: object, stdin: str | bytes = "") -> Outcome:
         monkeypatch.setattr(sys, "argv", ["fedone", *map(str, arguments)])
-        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        given = stdin.encode() if isinstance(stdin, str) else stdin
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given), encoding="utf-8"))
         capsys.readouterr()
         code: Any = 0
         try:

@@ -10,6 +10,13 @@ __all__ = ["main"]
 
 def main() -> None:
     """Runs the command that the arguments name."""
+    try:
+        _run()
+    except KeyboardInterrupt:  # while modules were loaded: a command says more of it
+        sys.exit(130)
+
+
+def _run() -> None:
     if any(find_spec(name) is None for name in ("rich", "typer", "yaml")):
         print("the fedone command needs an extra: pip install 'fedone-sdk[cli]'", file=sys.stderr)
         sys.exit(2)

@@ -128,12 +128,12 @@ def run_and_report(
             run_missing=not only_report,
         )
     if finished.report is not None:
+        output.write_json(finished.document)
         output.heading(experiment.title)
         output.console.print()
         output.console.print(finished.report.markdown)
         for file in finished.files:
             output.console.print(f"  {file}")
-        output.write_json(finished.document)
     elif only_report:
         raise SpecError(f"--out: there is nothing to report in {folder}", source="arguments")
     for key, message in finished.failures.items():

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TypeGuard
 
 from fedone_sdk.errors import BackendError, DataError, FedOneError, LabelWordError, SpecError
 
@@ -12,6 +15,8 @@ __all__ = ["naming", "told"]
 
 _EXTRAS = {"alembic", "numpy", "onnxruntime", "sqlalchemy", "tokenizers"}
 """Packages that only some extras bring, and that some modules import at their top."""
+
+_FULL = {errno.EFBIG, errno.EIO, errno.ENOSPC}
 
 
 @contextmanager
@@ -23,6 +28,8 @@ def told() -> Iterator[None]:
         lines = [line for error in _leaves(exc) for line in _lines(error)]
         if None in lines:
             raise
+        if any(_is_full(error) for error in _leaves(exc)):
+            _forget_output()
         # Several clients may have failed for one reason.
         print(*dict.fromkeys(lines), sep="\n", file=sys.stderr)
         sys.exit(2)
@@ -45,8 +52,20 @@ def _lines(error: BaseException) -> Iterator[str | None]:
         yield " ".join(str(error).splitlines())
     elif isinstance(error, ModuleNotFoundError) and error.name in _EXTRAS:
         yield f"this command needs {error.name}: pip install 'fedone-sdk[all]'"
+    elif _is_full(error):
+        yield f"output cannot be written: {error.strerror}"
     else:
         yield None
+
+
+def _is_full(error: BaseException) -> TypeGuard[OSError]:
+    """Whether what a command prints could not be written; a file would have a name."""
+    return isinstance(error, OSError) and error.errno in _FULL and error.filename is None
+
+
+def _forget_output() -> None:
+    """Else Python tries once more when it ends, and says so."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 @contextmanager

@@ -20,14 +20,17 @@ def check_target(option: str, target: Path) -> None:
     Raises:
         SpecError: It cannot.
     """
-    folder = target.parent
+    place = _place(target)
+    folder = place.parent
+    # What is written straight into asks nothing of its folder.
+    written = place if _is_special(place) else folder
     problem = (
         f"there is no folder {folder}"
-        if not folder.is_dir()
+        if not os.path.isdir(folder)
         else f"{target} is a folder"
-        if target.is_dir()
-        else f"{folder} cannot be written to"
-        if not os.access(folder, os.W_OK)
+        if os.path.isdir(place)
+        else f"{written} cannot be written to"
+        if not os.access(written, os.W_OK)
         else None
     )
     if problem is not None:
@@ -36,6 +39,8 @@ def check_target(option: str, target: Path) -> None:
 
 def write_file(option: str, target: Path, data: bytes | str, *, mode: int = 0o666) -> None:
     """Writes a file in the place of what is there, whole or not at all.
+
+    A link stays, and what it leads to is replaced. A pipe or a device is written into.
 
     Args:
         option: That names it, for the message.
@@ -47,11 +52,34 @@ def write_file(option: str, target: Path, data: bytes | str, *, mode: int = 0o66
         SpecError: It cannot be written.
     """
     content = data.encode() if isinstance(data, str) else data
-    draft = target.with_name(f".{target.name}.{os.getpid()}")
+    place = _place(target)
+    try:
+        if _is_special(place):
+            place.write_bytes(content)
+        else:
+            _replace(place, content, mode)
+    except OSError as exc:
+        raise SpecError(f"{option}: {target}: {exc.strerror or exc}", source="arguments") from exc
+
+
+def _place(target: Path) -> Path:
+    """Where a file is written: where its links lead, unless that is a pipe without a name."""
+    if not target.is_symlink() or _is_special(target):
+        return target
+    return Path(os.path.realpath(target))
+
+
+def _is_special(path: Path) -> bool:
+    """Whether there is something that only can be written into, as `/dev/stdout`."""
+    return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
+
+
+def _replace(place: Path, content: bytes, mode: int) -> None:
+    draft = place.with_name(f".{place.name}.{os.getpid()}")
     try:
         with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             file.write(content)
-        draft.replace(target)
-    except OSError as exc:
+        draft.replace(place)
+    except OSError:
         draft.unlink(missing_ok=True)
-        raise SpecError(f"{option}: {target}: {exc.strerror or exc}", source="arguments") from exc
+        raise

@@ -12,6 +12,7 @@ import typer
 from pydantic import ValidationError
 from yarl import URL
 
+from fedone_sdk.cli._options import header_value
 from fedone_sdk.errors import MessageError, SpecError, TransportError
 from fedone_sdk.messages import PROTOCOL_HEADER, PROTOCOL_VERSION, Problem
 
@@ -27,6 +28,7 @@ Token = Annotated[
         metavar="T",
         envvar="FEDONE_ADMIN_TOKEN",
         show_default=False,
+        callback=header_value,
         help="The server's admin token.",
     ),
 ]
@@ -68,14 +70,12 @@ async def request(
     """Asks a server; the answer is a success, and its body is still to be read.
 
     Raises:
-        SpecError: The URL is none.
+        SpecError: The URL cannot be used.
         TransportError: The server cannot be reached.
         ProblemError: It refused.
         MessageError: It is no aggregator.
     """
-    base = URL(server)
-    if base.scheme not in ("http", "https") or not base.host:
-        raise SpecError(f"--server: {server!r} is not an http(s) URL", source="arguments")
+    base = _base(server)
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=60)
     headers = {"Authorization": f"Bearer {token}", PROTOCOL_HEADER: str(PROTOCOL_VERSION)}
     if body is not None:
@@ -99,6 +99,20 @@ async def request(
             yield response
     except (aiohttp.ClientError, TimeoutError, OSError) as exc:
         raise TransportError(f"{server}: cannot be reached: {exc or type(exc).__name__}") from exc
+
+
+def _base(server: str) -> URL:
+    try:
+        base = URL(server)
+        (base.raw_host or "").encode("idna")  # as who looks it up does
+    except ValueError:
+        base = URL()
+    if base.scheme not in ("http", "https") or not base.host:
+        raise SpecError(f"--server: {server!r} is not an http(s) URL", source="arguments")
+    if base.user is not None or base.password is not None:
+        # aiohttp would send them in the place of the token.
+        raise SpecError("--server: must not hold a user or password", source="arguments")
+    return base
 
 
 def parse(parser: Callable[[bytes], T], body: bytes) -> T:

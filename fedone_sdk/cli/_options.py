@@ -8,7 +8,19 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["Calibration", "Cap", "Exchange", "JsonFile", "RunPath", "Seed", "Trackers", "Transport"]
+from fedone_sdk.errors import SpecError
+
+__all__ = [
+    "Calibration",
+    "Cap",
+    "Exchange",
+    "JsonFile",
+    "RunPath",
+    "Seed",
+    "Trackers",
+    "Transport",
+    "header_value",
+]
 
 
 class ExchangeName(StrEnum):
@@ -31,6 +43,18 @@ class TransportName(StrEnum):
 
     http = "http"
     memory = "memory"
+
+
+def header_value(option: typer.CallbackParam, token: str | None) -> str | None:
+    """A token as a header takes it: without what a file or a shell put around it.
+
+    Raises:
+        SpecError: It cannot be sent. The message does not show it.
+    """
+    found = None if token is None else token.strip()
+    if found is not None and not found.isprintable():
+        raise SpecError(f"{option.opts[0]}: holds a control character", source="arguments")
+    return found
 
 
 RunPath = Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run.", show_default=False)]

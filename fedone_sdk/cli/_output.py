@@ -13,7 +13,7 @@ from rich.text import Text
 
 from fedone_sdk.cli._files import check_target, write_file
 
-__all__ = ["Output", "moment", "size", "terminal"]
+__all__ = ["Output", "moment", "say", "size", "terminal"]
 
 
 def terminal(*, stderr: bool = False) -> Console:
@@ -21,8 +21,17 @@ def terminal(*, stderr: bool = False) -> Console:
     return Console(stderr=stderr, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
 
+def say(text: str) -> None:
+    """Prints a text to the letter and at once; a standard output that is closed gets none."""
+    if sys.stdout is not None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
 class Output:
     """Prints a report and writes the JSON file.
+
+    The file comes first: whoever reads the report may go away, and what was paid for stays.
 
     Args:
         json_file: Where the JSON goes; ``-`` is standard output, and the report then goes to
@@ -43,13 +52,9 @@ class Output:
         """Writes the JSON, whole or not at all."""
         text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
         if self._to_stdout:
-            sys.stdout.write(text)
+            say(text)
         elif self._file is not None:
-            target = self._file.resolve()
-            if target.exists() and not target.is_file():
-                target.write_text(text, encoding="utf-8")  # a pipe or a device
-                return
-            write_file("--json", target, text)
+            write_file("--json", self._file, text)
 
     def heading(self, text: str) -> None:
         """A line above facts."""
@@ -59,11 +64,12 @@ class Output:
         """One ``name  value`` line each."""
         width = max(map(len, facts))
         for name, value in facts.items():
-            self.console.print(Text.assemble("  ", (name.ljust(width), "dim"), "  ", value))
+            shown = _printable(value)
+            self.console.print(Text.assemble("  ", (name.ljust(width), "dim"), "  ", shown))
 
     def table(self, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         """Columns: the first to the left, the others to the right."""
-        cells = [header, *rows]
+        cells = [header, *([_printable(cell) for cell in row] for row in rows)]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         for number, row in enumerate(cells):
             first, *others = (
@@ -72,6 +78,11 @@ class Output:
             )
             style = "" if number else "bold"
             self.console.print(Text("  " + "  ".join([first, *others]).rstrip(), style=style))
+
+
+def _printable(text: str) -> str:
+    """What is shown of a text that a device may have sent: nothing that moves the cursor."""
+    return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text)
 
 
 def size(num_bytes: int) -> str:

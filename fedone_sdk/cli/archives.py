@@ -14,7 +14,7 @@ import typer
 from fedone_sdk.cli._failures import naming
 from fedone_sdk.cli._files import check_target, write_file
 from fedone_sdk.cli._http import call, parse
-from fedone_sdk.cli._options import JsonFile
+from fedone_sdk.cli._options import JsonFile, header_value
 from fedone_sdk.cli._output import Output, size
 from fedone_sdk.errors import ArchiveError, SpecError
 
@@ -37,6 +37,7 @@ Token = Annotated[
         metavar="T",
         envvar="FEDONE_ADMIN_TOKEN",
         show_default=False,
+        callback=header_value,
         help="The server's admin token.",
     ),
 ]
@@ -81,13 +82,12 @@ def replay(
         data = _read(archive)
     else:
         data = _exported(run_id, server, token, store, with_credentials=False)
-    snapshot = _snapshot(data)
-    if snapshot.record.run_id != run_id:
-        raise ArchiveError(f"{archive}: holds run {snapshot.record.run_id!r}, not {run_id!r}")
+    snapshot = _snapshot(data, run_id, str(archive or run_id))
     try:
         report = compare(snapshot)
     except ValueError as exc:
         raise ArchiveError(f"run {run_id!r} cannot be computed again: {exc}") from exc
+    output.write_json({"agrees": report.agrees, **dataclasses.asdict(report)})
     output.heading(f"{run_id}: {'the same' if report.agrees else 'another'} alpha")
     facts = {"rounds": str(report.rounds), "rollbacks": str(report.rollbacks)}
     if report.difference is not None:
@@ -97,7 +97,6 @@ def replay(
             "replayed": report.difference.replayed,
         }
     output.facts({**facts, "alpha_sha256": report.alpha_sha256})
-    output.write_json({"agrees": report.agrees, **dataclasses.asdict(report)})
     raise typer.Exit(int(not report.agrees))
 
 
@@ -138,13 +137,14 @@ def export_run(
             raise SpecError("--with-credentials: does not go with --as prompt", source="arguments")
         from fedone_sdk.reports import artefact_of
 
-        run = stored_run(run_id, server, token, store)
         target = target or Path(f"{run_id}.prompt.json")
         check_target("--output", target)
+        run = stored_run(run_id, server, token, store)
         write_file("--output", target, artefact_of(run).dump())
         typer.echo(f"{target}: prompt of run {run_id}, {run.result.rounds} rounds")
         return
     target = target or Path(f"{run_id}.fedone")
+    check_target("--output", target)
     data = _exported(run_id, server, token, store, with_credentials=with_credentials)
     write_file("--output", target, data, mode=0o600)
     typer.echo(f"{target}: run {run_id}, {size(len(data))}")
@@ -216,7 +216,9 @@ def _exported(
     if server is not None:
         params = {"credentials": str(with_credentials).lower()}
         path = f"/v1/runs/{run_id}/export"
-        return call(server, _required(token), "GET", path, params=params)
+        data = call(server, _required(token), "GET", path, params=params)
+        _snapshot(data, run_id, server)  # whatever answers there: this may replace a good archive
+        return data
     return _in_store(
         store or "",
         False,
@@ -245,11 +247,21 @@ def _in_store(where: str, serving: bool, work: Callable[[SqlStore], Awaitable[T]
     return asyncio.run(opened())
 
 
-def _snapshot(data: bytes) -> RunSnapshot:
-    """An archive's run, which may differ from what its log gives."""
+def _snapshot(data: bytes, run_id: str, source: str) -> RunSnapshot:
+    """An archive's run, which may differ from what its log gives.
+
+    Raises:
+        ArchiveError: It is no archive, or another run's.
+    """
     from fedone_sdk.aggregator.archive import read_archive
 
-    return read_archive(data, computes=False).snapshot
+    try:
+        snapshot = read_archive(data, computes=False).snapshot
+    except ArchiveError as exc:
+        raise ArchiveError(f"{source}: {exc}") from exc
+    if snapshot.record.run_id != run_id:
+        raise ArchiveError(f"{source}: holds run {snapshot.record.run_id!r}, not {run_id!r}")
+    return snapshot
 
 
 def _read(path: Path) -> bytes:

@@ -13,6 +13,7 @@ import typer
 
 from fedone_sdk.cli._failures import naming
 from fedone_sdk.cli._logs import json_logs
+from fedone_sdk.cli._options import header_value
 from fedone_sdk.cli._signals import stopping
 from fedone_sdk.data import load_examples
 from fedone_sdk.errors import SpecError
@@ -53,6 +54,7 @@ def client(
             metavar="T",
             envvar="FEDONE_TOKEN",
             show_default=False,
+            callback=header_value,
             help="Enrolment token; not needed once --state holds an identity.",
         ),
     ] = None,

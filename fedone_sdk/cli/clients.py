@@ -26,11 +26,11 @@ def list_clients(server: Server, token: Token, json_file: JsonFile = None) -> No
     """List the clients."""
     output = Output(json_file)
     found = parse(ClientList.model_validate_json, call(server, token, "GET", "/v1/clients")).clients
+    output.write_json([client.model_dump(mode="json") for client in found])
     output.table(
         ["client", "name", "token", "runs", "signs", "enrolled", "revoked"],
         ([client.client_id, *_facts(client).values()] for client in found),
     )
-    output.write_json([client.model_dump(mode="json") for client in found])
 
 
 @app.command(
@@ -46,8 +46,8 @@ def revoke(
     output = Output(json_file)
     path = f"/v1/clients/{client_id}/revoke"
     revoked = parse(ClientInfo.model_validate_json, call(server, token, "POST", path))
-    output.facts(_facts(revoked))
     output.write_json(revoked.model_dump(mode="json"))
+    output.facts(_facts(revoked))
 
 
 def _facts(client: ClientInfo) -> dict[str, str]:

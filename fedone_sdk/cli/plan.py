@@ -22,8 +22,8 @@ def plan(run_path: RunPath, seed: Seed = None, cap: Cap = None, json_file: JsonF
     output = Output(json_file)
     quiet_logs()
     found = asyncio.run(_plan(RunFile.load(run_path, seed=seed, cap=cap)))
-    _print(output, found)
     output.write_json(found.model_dump(mode="json"))
+    _print(output, found)
 
 
 async def _plan(run: RunFile) -> RunPlan:

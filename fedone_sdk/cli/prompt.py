@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import Iterable
 from enum import StrEnum
@@ -16,7 +17,7 @@ from fedone_sdk.cli._failures import naming
 from fedone_sdk.cli._files import check_target, write_file
 from fedone_sdk.cli._logs import quiet_logs
 from fedone_sdk.cli._options import JsonFile
-from fedone_sdk.cli._output import Output, terminal
+from fedone_sdk.cli._output import Output, say, terminal
 from fedone_sdk.cli._run_file import RunFile
 from fedone_sdk.cli.archives import stored_run
 from fedone_sdk.data import load_examples
@@ -81,15 +82,6 @@ def verify(
     if against is not None:
         checks += check_against(artefact, _run_of(against, artefact.run_id))
     agrees = all(check.verdict != "differs" for check in checks)
-    output.heading(f"{path}: {'agrees' if agrees else 'does not agree'}")
-    output.facts(
-        {
-            check.what: f"{check.verdict}{f': {check.detail}' if check.detail else ''}"
-            for check in checks
-        }
-    )
-    if against is None:
-        output.console.print("  by itself only; --against holds it against its run")
     output.write_json(
         {
             "agrees": agrees,
@@ -100,6 +92,15 @@ def verify(
             ],
         }
     )
+    output.heading(f"{path}: {'agrees' if agrees else 'does not agree'}")
+    output.facts(
+        {
+            check.what: f"{check.verdict}{f': {check.detail}' if check.detail else ''}"
+            for check in checks
+        }
+    )
+    if against is None:
+        output.console.print("  by itself only; --against holds it against its run")
     raise typer.Exit(int(not agrees))
 
 
@@ -194,8 +195,8 @@ def _say(text: str, target: Path | None) -> None:
         write_file("--output", target, text)
     else:
         # A person wants the cursor on a new line, a program the text to the letter.
-        end = "\n" if sys.stdout.isatty() and not text.endswith("\n") else ""
-        sys.stdout.write(f"{text}{end}")
+        end = "\n" if os.isatty(1) and not text.endswith("\n") else ""
+        say(f"{text}{end}")
 
 
 async def _labelled(
@@ -224,33 +225,40 @@ def _backend(run_path: Path | None, model: Path | None) -> LLMBackend:
 
 
 def _examples(data: str, task: TaskSpec) -> list[Example]:
+    source = "standard input" if data == "-" else data
     if data == "-":
-        examples = [*_lines(sys.stdin, "standard input", task)]
+        examples = [*_lines(sys.stdin.buffer, source, task)]
     elif data.endswith(".txt"):
         try:
-            with open(data, encoding="utf-8") as file:
+            with open(data, "rb") as file:
                 examples = [*_lines(file, data, task)]
-        except (OSError, UnicodeDecodeError) as exc:
+        except OSError as exc:
             raise DataError(f"{data}: cannot be read: {exc}") from exc
     else:
         examples = [*load_examples(data, split="test")]
     for number, example in enumerate(examples, 1):
         for name in task.fields:
-            if not isinstance(example.get(name), str):
-                raise DataError(f"{data}: example {number} has no text {name!r}")
+            text = example.get(name)
+            if not isinstance(text, str):
+                raise DataError(f"{source}: example {number} has no text {name!r}")
+            if any("\ud800" <= one <= "\udfff" for one in text):  # JSON can spell it
+                raise DataError(f"{source}: example {number}: {name!r} is no valid Unicode text")
     return examples
 
 
-def _lines(lines: Iterable[str], source: str, task: TaskSpec) -> Iterable[Example]:
+def _lines(lines: Iterable[bytes], source: str, task: TaskSpec) -> Iterable[Example]:
     """A JSON object, or the text itself, from each line that is not blank."""
     for number, line in enumerate(lines, 1):
-        text = line.strip("\r\n")
+        try:
+            text = line.decode().strip("\r\n")
+        except UnicodeDecodeError as exc:
+            raise DataError(f"{source}: line {number} is not UTF-8 text") from exc
         if not text.strip():
             continue
         if text.lstrip().startswith("{"):
             try:
                 yield json.loads(text)
-            except ValueError as exc:
+            except (ValueError, RecursionError) as exc:  # text, or a nesting beyond Python's limits
                 raise DataError(f"{source}: line {number} is no JSON: {exc}") from exc
         elif len(task.fields) == 1:
             yield {task.fields[0]: text}

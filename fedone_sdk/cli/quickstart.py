@@ -35,6 +35,12 @@ def quickstart(seed: Seed = None, cap: Cap = None, json_file: JsonFile = None) -
     federation = run.federation()
     result, other = asyncio.run(_both_exchanges(run, federation))
 
+    output.write_json(
+        {
+            **result.model_dump(mode="json"),
+            "losses_exchange": None if other is None else other.model_dump(mode="json"),
+        }
+    )
     print_result(output, result, num_clients=len(federation.shards))
     if other is not None:
         output.console.print()
@@ -43,12 +49,6 @@ def quickstart(seed: Seed = None, cap: Cap = None, json_file: JsonFile = None) -
         output.console.print(
             f"  alpha after both is {same}; asked again in the second: {other.spent.requests}"
         )
-    output.write_json(
-        {
-            **result.model_dump(mode="json"),
-            "losses_exchange": None if other is None else other.model_dump(mode="json"),
-        }
-    )
     raise typer.Exit(exit_code(other or result))
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
-from typing import Annotated
+from typing import Annotated, Any
 
 import aiohttp
 import typer
@@ -20,7 +19,7 @@ from fedone_sdk.cli._report import print_result
 from fedone_sdk.cli._signals import stopping
 from fedone_sdk.cli._tracking import tracking_of
 from fedone_sdk.errors import SpecError, TransportError
-from fedone_sdk.messages import ClientInfluence, RollBack, RoundReport, RunResult
+from fedone_sdk.messages import ClientInfluence, RollBack, RoundReport, RunResult, RunSummary
 from fedone_sdk.trackers import TrackedRun, Tracking
 
 __all__ = ["app"]
@@ -32,7 +31,9 @@ app = typer.Typer(
     epilog="Example: fedone runs watch sst2 --server https://fedone.example",
 )
 
+_SUMMARIES: TypeAdapter[list[RunSummary]] = TypeAdapter(list[RunSummary])
 _INFLUENCES: TypeAdapter[list[ClientInfluence]] = TypeAdapter(list[ClientInfluence])
+_LOG_LINE: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
 
 RunId = Annotated[str, typer.Argument(metavar="RUN_ID", show_default=False)]
 
@@ -41,12 +42,12 @@ RunId = Annotated[str, typer.Argument(metavar="RUN_ID", show_default=False)]
 def list_runs(server: Server, token: Token, json_file: JsonFile = None) -> None:
     """List the runs."""
     output = Output(json_file)
-    runs = json.loads(call(server, token, "GET", "/v1/runs"))
+    runs = parse(_SUMMARIES.validate_json, call(server, token, "GET", "/v1/runs"))
+    output.write_json([run.model_dump(mode="json") for run in runs])
     output.table(
         ["run", "status", "rounds"],
-        ([run["run_id"], run["status"], str(run["round"])] for run in runs),
+        ([run.run_id, run.status, str(run.round)] for run in runs),
     )
-    output.write_json(runs)
 
 
 @app.command(epilog="Example: fedone runs show sst2 --server https://fedone.example")
@@ -65,6 +66,7 @@ def clients(run_id: RunId, server: Server, token: Token, json_file: JsonFile = N
     output = Output(json_file)
     body = call(server, token, "GET", f"/v1/runs/{run_id}/clients")
     found = parse(_INFLUENCES.validate_json, body)
+    output.write_json([line.model_dump(mode="json") for line in found])
     output.table(
         ["client", "updates", "share", "scaled", "held back", "score", "epsilon", "quarantined"],
         (
@@ -81,7 +83,6 @@ def clients(run_id: RunId, server: Server, token: Token, json_file: JsonFile = N
             for line in found
         ),
     )
-    output.write_json([line.model_dump(mode="json") for line in found])
 
 
 @app.command(epilog="Example: fedone runs stop sst2 --server https://fedone.example")
@@ -141,7 +142,10 @@ app.command("import", epilog="Example: fedone runs import sst2.fedone --store ot
 @app.command(epilog="Example: fedone runs log sst2 --server https://fedone.example > sst2.jsonl")
 def log(run_id: RunId, server: Server, token: Token) -> None:
     """Print a run's log: one JSON object per round."""
-    typer.echo(call(server, token, "GET", f"/v1/runs/{run_id}/log"), nl=False)
+    body = call(server, token, "GET", f"/v1/runs/{run_id}/log")
+    for line in body.splitlines():
+        parse(_LOG_LINE.validate_json, line)
+    typer.echo(body, nl=False)
 
 
 @app.command(epilog="Example: fedone runs watch sst2 --server https://fedone.example")
@@ -215,5 +219,5 @@ async def _events(stream: aiohttp.StreamReader) -> AsyncIterator[tuple[str, byte
 
 def _show(output: Output, body: bytes) -> None:
     result = parse(RunResult.model_validate_json, body)
-    print_result(output, result)
     output.write_json(result.model_dump(mode="json"))
+    print_result(output, result)

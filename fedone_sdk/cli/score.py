@@ -97,18 +97,19 @@ def score(
         "censored": found.censored,
         "usage": found.usage.model_dump(mode="json"),
     }
-    output.heading(f"{prompt!r} on {source}")
-    output.facts(
-        {
-            **({} if task.metric == "loss" else {task.metric: _number(metric)}),
-            "mean loss": f"{_number(mean_loss)} ({task.loss})",
-            **({} if found.task.bias is None else {"label bias": bias_text(found.task.bias)}),
-            "examples": f"{report['examples']} ({report['failed']} failed)",
-            "queries": f"{found.usage.queries} ({found.usage.requests} requests, "
-            f"{found.usage.prompt_tokens} prompt tokens, USD {found.usage.usd:.4f})",
-        }
-    )
-    output.write_json(report)
+    facts = {
+        **({} if task.metric == "loss" else {task.metric: _number(metric)}),
+        "mean loss": f"{_number(mean_loss)} ({task.loss})",
+        **({} if found.task.bias is None else {"label bias": bias_text(found.task.bias)}),
+        "examples": f"{report['examples']} ({report['failed']} failed)",
+        "queries": f"{found.usage.queries} ({found.usage.requests} requests, "
+        f"{found.usage.prompt_tokens} prompt tokens, USD {found.usage.usd:.4f})",
+    }
+    try:
+        output.write_json(report)
+    finally:  # paid for: shown even where it cannot be written
+        output.heading(f"{prompt!r} on {source}")
+        output.facts(facts)
 
 
 def _task(run: RunFile | None, name: str | None) -> TaskSpec:

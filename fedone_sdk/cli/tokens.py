@@ -66,8 +66,10 @@ def create(
     message = validate_spec(NewToken, asked, source="arguments")
     body = message.model_dump_json().encode()
     made = parse(CreatedToken.model_validate_json, call(server, token, "POST", _PATH, body=body))
-    output.facts({"token": made.token, **_facts(made)})
-    output.write_json(made.model_dump(mode="json"))
+    try:
+        output.write_json(made.model_dump(mode="json"))
+    finally:  # no other answer holds it
+        output.facts({"token": made.token, **_facts(made)})
 
 
 @app.command("list", epilog="Example: fedone tokens list --server https://fedone.example")
@@ -75,11 +77,11 @@ def list_tokens(server: Server, token: Token, json_file: JsonFile = None) -> Non
     """List the tokens, without their secrets."""
     output = Output(json_file)
     found = parse(TokenList.model_validate_json, call(server, token, "GET", _PATH)).tokens
+    output.write_json([one.model_dump(mode="json") for one in found])
     output.table(
         ["token", "runs", "uses left", "expires", "revoked"],
         ([one.name, *_facts(one).values()] for one in found),
     )
-    output.write_json([one.model_dump(mode="json") for one in found])
 
 
 @app.command(epilog="Example: fedone tokens revoke fleet --server https://fedone.example")
@@ -87,8 +89,8 @@ def revoke(name: Name, server: Server, token: Token, json_file: JsonFile = None)
     """Revoke a token for good; devices that came with it stay."""
     output = Output(json_file)
     revoked = parse(TokenInfo.model_validate_json, call(server, token, "DELETE", f"{_PATH}/{name}"))
-    output.facts(_facts(revoked))
     output.write_json(revoked.model_dump(mode="json"))
+    output.facts(_facts(revoked))
 
 
 def _facts(token: TokenInfo) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -88,6 +89,8 @@ def tune(
     """
     output = Output(json_file)
     quiet_logs()
+    if store is not None:
+        check_target("--store", store)
     if artefact is not None:
         check_target("--artefact", artefact)
     if report is not None:
@@ -105,10 +108,12 @@ def tune(
     kept = None if artefact is None and report is None else _Kept(store)
     with tracking:
         result = asyncio.run(_tune(run, federation, transport, store, kept, tracking))
-    print_result(output, result, num_clients=len(federation.shards))
-    output.write_json(result.model_dump(mode="json"))
-    if kept is not None:
-        _write(kept.run(result.run_id), artefact, report)
+    # What was paid for: that one cannot be written, or nobody reads it, costs none of the others.
+    with ExitStack() as last_first:
+        last_first.callback(print_result, output, result, num_clients=len(federation.shards))
+        if kept is not None:
+            last_first.callback(_write, kept, result.run_id, artefact, report)
+        last_first.callback(output.write_json, result.model_dump(mode="json"))
     if can_go_on(result):
         print(f"{result.reason}; {_how_to_go_on(run, store)}", file=sys.stderr)
     raise typer.Exit(exit_code(result))
@@ -128,9 +133,10 @@ def _begun(path: Path | None) -> tuple[dict[str, float], ...] | None:
     return None if path is None else start_of(asyncio.run(read_run(path)))
 
 
-def _write(run: ReportedRun, artefact: Path | None, report: Path | None) -> None:
+def _write(kept: _Kept, run_id: str, artefact: Path | None, report: Path | None) -> None:
     from fedone_sdk.reports import artefact_of
 
+    run = kept.run(run_id)
     if artefact is not None:
         write_file("--artefact", artefact, artefact_of(run).dump())
     if report is not None:
@@ -145,9 +151,7 @@ async def _tune(
     kept: _Kept | None,
     tracking: Tracking,
 ) -> RunResult:
-    cache = None
-    if store is not None and store.parent.is_dir():  # else the store says so
-        cache = store.with_name(f"{store.name}.fedone-answers")
+    cache = None if store is None else store.with_name(f"{store.name}.fedone-answers")
     async with run.backend(cache=cache) as backend:
         return await run_here(
             federation,

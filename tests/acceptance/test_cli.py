@@ -88,6 +88,16 @@ def test_without_its_extra_it_says_what_to_install(
     )
 
 
+def test_ctrl_c_while_modules_load_is_quiet(
+    fedone: Fedone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fedone_sdk.cli, "find_spec", interrupt)
+    assert fedone("quickstart") == (130, "", "")
+
+
 def test_a_bug_keeps_its_traceback(fedone: Fedone, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedone_sdk.cli.plan.RunFile.load", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -376,7 +386,38 @@ def test_a_mistake_is_one_line(
             ["runs", "list", "--server", "http://127.0.0.1:9", "--admin-token", "secret"],
             "http://127.0.0.1:9: cannot be reached",
         ),
-        (["tune", "run.yaml", "--store", "nowhere/a.db"], "store nowhere/a.db cannot be used"),
+        (["tune", "run.yaml", "--store", "no/a.db"], "arguments: --store: there is no folder no"),
+        (["tune", "run.yaml", "--store", "."], "arguments: --store: . is a folder"),
+        (["tune", "run.yaml", "--store", ""], "arguments: --store: . is a folder"),
+        (["runs", "export", "a", "-o", ".", "--store", "a.db"], "arguments: --output: . is a fol"),
+        (["runs", "export", "a", "-o", "", "--store", "a.db"], "arguments: --output: . is a fol"),
+        *(
+            (
+                ["runs", "list", "--server", server, "--admin-token", "secret"],
+                f"arguments: --server: {server!r} is not an http(s) URL",
+            )
+            for server in ("http://h:99999", "http://[bad", f"http://{'a' * 64}.example")
+        ),
+        (
+            ["runs", "list", "--server", "http://me:secret@h", "--admin-token", "secret"],
+            "arguments: --server: must not hold a user or password",
+        ),
+        *(
+            (
+                ["runs", command, *run, "--server", "http://h", "--admin-token", "secret\rx"],
+                "arguments: --admin-token: holds a control character",
+            )
+            for command, *run in (["list"], ["export", "a"])
+        ),
+        (
+            ["client", "--server", "http://h", "--data", "dev.jsonl", "--token", "secret\nx"],
+            "arguments: --token: holds a control character",
+        ),
+        # What stands around it in a file or a variable is none of it.
+        (
+            ["runs", "list", "--server", "http://127.0.0.1:9", "--admin-token", " secret\r\n"],
+            "http://127.0.0.1:9: cannot be reached",
+        ),
     ],
 )
 def test_a_wrong_argument_is_one_line(

@@ -234,6 +234,25 @@ def test_use_labels_texts(fedone: Fedone, folder: Path) -> None:
     assert [json.loads(line)["label"] for line in out.splitlines()] == labels[:2], err
 
 
+@pytest.mark.parametrize(
+    ("lines", "problem"),
+    [
+        (b"fine\n\xff\n", "line 2 is not UTF-8 text"),
+        (b'fine\n{"a": ' + b"[" * 100_000, "line 2 is no JSON: maximum recursion depth exceeded"),
+        (b'fine\n{"text": "\\ud800"}\n', "example 2: 'text' is no valid Unicode text"),
+    ],
+    ids=["bytes", "nested", "surrogate"],
+)
+def test_texts_that_are_none_are_told(
+    fedone: Fedone, folder: Path, lines: bytes, problem: str
+) -> None:
+    Path("bad.txt").write_bytes(lines)
+    for data, source in ("-", "standard input"), ("bad.txt", "bad.txt"):
+        code, out, err = fedone("prompt", "use", "prompt.json", "--data", data, stdin=lines)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert err.startswith(f"{source}: {problem}")
+
+
 def test_use_takes_no_other_model(fedone: Fedone, folder: Path) -> None:
     other = artefact(folder).model_copy(update={"model": "openai:api.openai.com:gpt"}).signed()
     Path("other.json").write_text(other.dump())

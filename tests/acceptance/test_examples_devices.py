@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import base64
 import importlib.util
 import json
 import os
@@ -16,7 +17,7 @@ import sys
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -438,15 +439,30 @@ def test_the_stdlib_client_draws_what_the_vectors_say() -> None:
         assert rows == case["rows"]
 
 
-async def test_stdlib_client(tmp_path: Path) -> None:
+def calibrated(labels: int) -> RunSpec:
+    """As the README's run: a search, which is told losses by class where it may be."""
+    words = [" no", " yes", " maybe", " never"]
+    return spec(
+        task={
+            "template": "{prompt} {text} {mask}",
+            "labels": {index: words[index] for index in range(labels)},
+        },
+        method={"name": "thompson", "num_samples": 4, "batch_size": 3},
+    )
+
+
+@pytest.mark.parametrize(
+    "run", [spec(), calibrated(2), calibrated(3), calibrated(4)], ids=["plain", "2", "3", "4"]
+)
+async def test_stdlib_client(tmp_path: Path, run: RunSpec) -> None:
     """No package at all, and the run is the same as an `EdgeClient` makes it."""
     module = ast.parse((EXAMPLES / "stdlib_client.py").read_text())
     functions = [node for node in module.body if isinstance(node, ast.FunctionDef)]
-    assert sum((node.end_lineno or 0) - node.lineno + 1 for node in functions) <= 64
+    assert sum((node.end_lineno or 0) - node.lineno + 1 for node in functions) <= 91
     write(tmp_path / "rows.jsonl")
     async with (
         asyncio.timeout(60),
-        LoopbackFederation(spec(), WORDS, backend=ScriptedBackend()) as served,
+        LoopbackFederation(run, WORDS, backend=ScriptedBackend()) as served,
     ):
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -463,7 +479,52 @@ async def test_stdlib_client(tmp_path: Path) -> None:
         result = served.run.result()
     assert out.decode().splitlines()[:5] == [f"{number} 200" for number in range(5)]
     assert (result.status, result.rounds, result.spent.queries) == ("completed", 5, 20)
-    async with LoopbackFederation(spec(), WORDS, backend=ScriptedBackend()) as served:
+    async with LoopbackFederation(run, WORDS, backend=ScriptedBackend()) as served:
         async with served.client(ROWS) as client:
             await client.run_forever()
         assert served.run.result().alpha_sha256 == result.alpha_sha256
+
+
+@pytest.mark.parametrize("refused", ["/task", "/v1/score", "/update"])
+def test_the_stdlib_client_gives_back_what_is_refused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    refused: str,
+) -> None:
+    """And waits: a loop without a pause would ask a hundred times a second."""
+    write(tmp_path / "rows.jsonl")
+    module = loaded("stdlib_client.py")
+    run = {
+        "task": {"template": "{text}", "labels": {"0": "", "1": ""}, "label_field": "label"},
+        "method": {"batch_size": 2},
+        "calibration": {"kind": "none"},
+    }
+    log_probs = {"shape": [1, 2, 2], "data": base64.b64encode(bytes(16)).decode()}
+    answers = {
+        "/v1/clients": (201, {}, {"credential": "me"}),
+        "/task": (200, {}, run),
+        "/v1/score": (200, {}, {"failed": [], "log_probs": log_probs, "model": "m"}),
+        refused: (422, {}, {"detail": "why"}),
+        "/decline": (204, {}, None),
+    }
+    claims = iter(
+        [
+            (200, {}, {"assignment_id": "a", "run_id": "r", "minibatch_seed": 1, "round": 7}),
+            (410, {}, {"detail": "over"}),
+        ]
+    )
+    told: list[object] = []
+
+    def call(server: str, token: str, method: str, path: str, body: Any = None) -> Any:
+        if path.endswith("/claim"):
+            return next(claims)
+        if path.endswith("/decline"):
+            told.append((path, body))
+        return next(answer for end, answer in answers.items() if path.endswith(end))
+
+    monkeypatch.setattr(module, "call", call)
+    monkeypatch.setattr(module, "time", SimpleNamespace(sleep=told.append))
+    module.main("http://x", "token", tmp_path / "rows.jsonl")
+    assert capsys.readouterr().out == "7 422\nover\n"
+    assert told == [("/v1/assignments/a/decline", {"reason": "why"}), module.PAUSE_S]

@@ -754,7 +754,10 @@ class TestCommands:
             (["replay", "run", "--archive", "gone"], "gone: No such file"),
             (["replay", "run", "--archive", "a", "--store", "b"], "give one of"),
             (["replay", "run", "--server", "http://127.0.0.1:9"], "--admin-token: is required"),
-            (["export", "run", "--store", "here.db", "-o", "no/where"], "--output: no/where"),
+            (
+                ["export", "run", "--store", "here.db", "-o", "no/where"],
+                "--output: there is no folder no",
+            ),
             (["import", "here.db", "--store", "there.db"], "the archive is damaged"),
             (["import", "run.fedone"], "give one of --server, --store"),
         ],

@@ -1,0 +1,258 @@
+"""Where results go: files before the screen, pipes, links, and servers that are none."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from fedone_sdk import assets
+from fedone_sdk.cli._files import check_target, write_file
+from fedone_sdk.errors import SpecError
+from fedone_sdk.messages import RunResult
+from tests.console import Fedone
+
+RUN = """\
+name: tiny
+task: {template: "{prompt} {text} It was {mask}.", labels: {0: " terrible", 1: " great"}}
+data: {train: train.jsonl, dev: dev.jsonl, num_clients: 4, shots: 3}
+prompt: {length: 3, vocabulary: {kind: list, candidates: [" good", " bad", " really", " so"]}}
+method: {name: random, num_samples: 4, batch_size: 4}
+budget: {queries: 16}
+rounds: 4
+"""
+FILES = ("result.json", "prompt.json", "report.html")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    source = assets.path("companion_feedback")
+    for name, count in ("train", 40), ("dev", 16):
+        lines = (source / f"{name}.jsonl").read_text().splitlines(keepends=True)
+        (tmp_path / f"{name}.jsonl").write_text("".join(lines[:count]))
+    (tmp_path / "run.yaml").write_text(RUN)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+# Standard output that nobody reads, or that is full
+
+
+def fedone_into(stdout: int, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "fedone_sdk.cli", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+    )
+
+
+@contextmanager
+def unread() -> Iterator[int]:
+    """A pipe whose reader has gone."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    yield writer
+    os.close(writer)
+
+
+@contextmanager
+def full() -> Iterator[int]:
+    if not os.path.exists("/dev/full"):
+        pytest.skip("this system has no /dev/full")
+    with open("/dev/full", "wb") as file:
+        yield file.fileno()
+
+
+@pytest.mark.parametrize(("where", "code"), [(unread, 1), (full, 2)])
+def test_what_was_paid_for_is_written_before_it_is_shown(
+    folder: Path, where: Callable[[], AbstractContextManager[int]], code: int
+) -> None:
+    result, prompt, report = FILES
+    tune = ("tune", "run.yaml", "--transport", "memory", "--artefact", prompt, "--report", report)
+    with where() as stdout:
+        told = fedone_into(stdout, folder, *tune, "--json", result)
+    assert RunResult.model_validate_json((folder / result).read_bytes()).rounds == 4
+    assert all((folder / name).exists() for name in FILES)
+    full_line = "output cannot be written: No space left on device"
+    assert told.returncode == code
+    assert (full_line in told.stderr.splitlines()) == (where is full)
+    assert "Traceback" not in told.stderr
+    for name in FILES:
+        (folder / name).unlink()
+    with where() as stdout:
+        told = fedone_into(stdout, folder, *tune, "--json", "-")
+    assert all((folder / name).exists() for name in (prompt, report))
+    assert (told.returncode, "Traceback" in told.stderr) == (code, False)
+    with where() as stdout:
+        told = fedone_into(stdout, folder, "prompt", "use", prompt)
+    assert told.returncode == code
+    assert told.stderr == (f"{full_line}\n" if where is full else "")
+
+
+@pytest.mark.parametrize(
+    "command", [["plan"], ["score", "--prompt", " so"], ["tune", "--transport", "memory"]]
+)
+def test_the_json_comes_first(folder: Path, command: list[str]) -> None:
+    with unread() as stdout:
+        told = fedone_into(stdout, folder, *command, "run.yaml", "--json", "found.json")
+    assert told.returncode == 1
+    assert json.loads((folder / "found.json").read_text())
+
+
+def test_a_file_that_fails_costs_none_of_the_others(
+    fedone: Fedone, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise SpecError("--json: the disk is full", source="arguments")
+
+    monkeypatch.setattr("fedone_sdk.cli._output.write_file", fail)
+    command = ("tune", "run.yaml", "--transport", "memory", "--artefact", "prompt.json")
+    code, out, err = fedone(*command, "--json", "r.json")
+    assert code == 2
+    assert "alpha_sha256" in out
+    assert err.endswith("arguments: --json: the disk is full\n")
+    assert (folder / "prompt.json").exists()
+    code, out, err = fedone("score", "run.yaml", "--prompt", " so", "--json", "s.json")
+    assert (code, err) == (2, "arguments: --json: the disk is full\n")
+    assert "mean loss" in out
+
+
+# What stands at the place of a file
+
+
+def test_a_link_stays_and_its_file_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    place, link = tmp_path / "there" / "file", tmp_path / "link"
+    link.symlink_to(place)
+    for text in ("made", "replaced"):
+        check_target("--output", link)
+        write_file("--output", link, text)
+        assert (link.readlink(), place.read_text()) == (place, text)
+    assert [file.name for file in place.parent.iterdir()] == ["file"]
+    link.unlink()
+    link.symlink_to("nowhere/file")
+    with pytest.raises(SpecError, match=f"--output: there is no folder {tmp_path}/nowhere"):
+        check_target("--output", link)
+
+
+def test_pipes_and_devices_are_written_into(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    (tmp_path / "link").symlink_to(pipe)
+    for target in pipe, tmp_path / "link":
+        # A reader first, or the writer would wait for it.
+        reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+        check_target("--output", target)
+        write_file("--output", target, "through")
+        assert os.read(reader, 100) == b"through"
+        os.close(reader)
+        assert pipe.is_fifo()
+    null = tmp_path / "null"
+    null.symlink_to(os.devnull)
+    check_target("--output", null)
+    write_file("--output", null, b"gone")
+    assert null.is_char_device()
+
+
+def test_a_pipe_without_a_name_is_written_into(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    target = Path(f"/dev/fd/{writer}")
+    check_target("--output", target)
+    write_file("--output", target, "through")
+    assert os.read(reader, 100) == b"through"
+    os.close(reader)
+    with pytest.raises(SpecError, match=r"--output: /dev/fd/\d+: Broken pipe"):
+        write_file("--output", target, "nowhere")
+    os.close(writer)
+
+
+# Servers that are no aggregators
+
+
+@contextmanager
+def answering(body: bytes) -> Iterator[str]:
+    """A server that answers everything with one body, and its URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, name="server")
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+HTML = b"<html>hi</html>"
+
+
+@pytest.mark.parametrize(
+    ("command", "body"),
+    [
+        (["list"], HTML),
+        (["list"], b'[{"a": 1}]'),
+        (["list"], b"{}"),
+        (["log", "tiny"], HTML),
+        (["log", "tiny"], b'{"round": 0}\n["round"]\n'),
+        (["clients", "tiny"], HTML),
+    ],
+)
+def test_an_answer_of_another_server_is_told(
+    fedone: Fedone, command: list[str], body: bytes
+) -> None:
+    with answering(body) as url:
+        found = fedone("runs", *command, "--server", url, "--admin-token", "t")
+    assert found == (2, "", "the server does not answer as an aggregator does\n")
+
+
+def test_a_log_is_printed_to_the_letter(fedone: Fedone) -> None:
+    log = '{"round":0,"text":"\u2028"}\n{"round":1}\n'
+    with answering(log.encode()) as url:
+        assert fedone("runs", "log", "a", "--server", url, "--admin-token", "t") == (0, log, "")
+    with answering(b"") as url:
+        assert fedone("runs", "log", "a", "--server", url, "--admin-token", "t") == (0, "", "")
+
+
+def test_only_the_runs_archive_replaces_an_archive(fedone: Fedone, folder: Path) -> None:
+    for name in "tiny", "other":
+        (folder / "run.yaml").write_text(RUN.replace("tiny", name))
+        fedone("tune", "run.yaml", "--transport", "memory", "--store", f"{name}.db")
+        assert fedone("runs", "export", name, "--store", f"{name}.db").code == 0
+    good, other = (folder / f"{name}.fedone" for name in ("tiny", "other"))
+    before = good.read_bytes()
+    export = ("runs", "export", "tiny", "--admin-token", "t", "--server")
+    for body, problem in (
+        (HTML, "the archive is damaged: Not a gzipped file (b'<h')"),
+        (other.read_bytes(), "holds run 'other', not 'tiny'"),
+    ):
+        with answering(body) as url:
+            for form in "archive", "prompt":
+                found = fedone(*export, url, "--as", form)
+                assert found == (2, "", f"{url}: {problem}\n")
+    assert good.read_bytes() == before
+    assert not (folder / "tiny.prompt.json").exists()
+    with answering(before) as url:
+        assert fedone(*export, url, "-o", "again.fedone").code == 0
+    assert (folder / "again.fedone").read_bytes() == before
