@@ -13,6 +13,7 @@ import structlog
 from fedone_sdk.aggregator.auth import Authority, EnrolmentToken, digest, may_see, new_secret
 from fedone_sdk.aggregator.signals import ClientChanged, tell
 from fedone_sdk.aggregator.signing import Signatures, SignedRequest
+from fedone_sdk.aggregator.to_the_end import to_the_end
 from fedone_sdk.clock import Clock
 from fedone_sdk.errors import ProblemError, SpecError
 from fedone_sdk.messages import Enrol, Enrolled, NewToken, Rotated
@@ -90,11 +91,17 @@ class Access:
         """Another replica has changed a client, or None: nobody knows what was changed."""
         if index is None:
             self._forget_all()
+            await self.recount()
             return
         self._forget(index)
+        self._num_clients = max(self._num_clients, index + 1)
         client = await self._store.client_at(index)
         if client is not None and client.revoked_at is not None:
             self._tell_revoked(client)
+
+    async def recount(self) -> None:
+        """Counts the clients anew: some may have come in of which nobody told."""
+        self._num_clients = len(await self._store.clients())
 
     # Tokens
 
@@ -194,6 +201,8 @@ class Access:
             await self._changed(client.index)
         else:
             self._remember(client)
+            # Others count it: how many there are says whether somebody may still come.
+            await tell(self._store, ClientChanged(client_index=client.index))
         _log.info("enrolled", client_id=client.client_id, token=client.token, again=again)
         return Enrolled(client_id=client.client_id, credential=credential)
 
@@ -218,8 +227,18 @@ class Access:
             raise ProblemError("unauthorized", "this client was revoked")
         if client.previous_sha256 is not None and client.previous_sha256 != given:
             # It has the new one: nobody needs the one before.
-            await self._retire(client.index, given)
+            await to_the_end(self._retire(client.index, given))
         return client
+
+    async def check_still(self, client: ClientRecord) -> None:
+        """Refuses a client that was revoked since it was let in: its request may have taken long.
+
+        Raises:
+            ProblemError: ``unauthorized``.
+        """
+        now = await self.record(client.index)
+        if now is not None and now.revoked_at is not None:
+            raise ProblemError("unauthorized", "this client was revoked")
 
     def signs(self, client: ClientRecord) -> bool:
         """Whether a client's requests must be signed."""

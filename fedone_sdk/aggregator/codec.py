@@ -128,6 +128,8 @@ def _load_account(document: dict[str, Any]) -> Account:
 def _seat(seat: Seat) -> dict[str, Any]:
     plain = {field.name: getattr(seat, field.name) for field in fields(seat)}
     del plain["local"]
+    if not seat.own_model:  # A replica of an earlier version does not know of it.
+        del plain["own_model"]
     return {
         **plain,
         "calls": sorted(seat.calls),

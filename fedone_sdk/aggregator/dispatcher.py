@@ -20,10 +20,12 @@ from fedone_sdk.aggregator.events import (
     UpdateArrived,
     WorkAsked,
 )
+from fedone_sdk.aggregator.machine.seats import timed
 from fedone_sdk.aggregator.pool import STAY_S, Pool, TurnedAway
 from fedone_sdk.aggregator.run import CaughtUp, ServedRun
 from fedone_sdk.aggregator.signals import MAX_NAMED, Joined, Left, written
 from fedone_sdk.aggregator.state import Seat
+from fedone_sdk.aggregator.to_the_end import to_the_end
 from fedone_sdk.clock import Clock
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import (
@@ -66,6 +68,7 @@ class Dispatcher:
         clock: Tells the time.
         runs: The runs that are served, by id.
         refresh: Reads what other replicas may have changed in any run.
+        prepare: Makes a run ready to give work.
 
     Attributes:
         pool: Who waits.
@@ -78,12 +81,14 @@ class Dispatcher:
         clock: Clock,
         runs: Mapping[str, ServedRun],
         refresh: Callable[[], Awaitable[None]],
+        prepare: Callable[[ServedRun], Awaitable[None]],
     ) -> None:
         self.pool = Pool()
         self._store = store
         self._clock = clock
         self._runs = runs
         self._refresh = refresh
+        self._prepare = prepare
         self._polls: dict[int, _Poll] = {}
         # Enrolment index -> the runs that may have a seat for this client.
         self._offers: dict[int, set[str]] = {}
@@ -121,7 +126,7 @@ class Dispatcher:
                 _check_open(open_to_it)
                 if poll.over:
                     return _SOON  # It asks again elsewhere, or may not ask any more.
-                assignment = await self._offered(client.index)
+                assignment = await self._offered(client.index, own_model=message.own_model)
                 if assignment is not None:
                     return assignment
                 if self._draining:
@@ -140,7 +145,7 @@ class Dispatcher:
         tired = self.pool.rest(client.index, self._clock.now())
         if tired is None:
             return _SOON
-        await self._left([client.index])
+        await to_the_end(self._left([client.index]))
         return tired
 
     @contextmanager
@@ -165,14 +170,17 @@ class Dispatcher:
         if isinstance(entered, TurnedAway):
             return entered
         if entered is not None:
-            # First in the store: a draw that knows of this client must be the same after a crash.
-            try:
-                await self._join(entered)
-            except Exception:
-                self.pool.leave([client.index])
-                raise
+            await to_the_end(self._join_or_leave(entered))
         await self._seat(runs)
         return None
+
+    async def _join_or_leave(self, member: Member) -> None:
+        # First in the store: a draw that knows of this client must be the same after a crash.
+        try:
+            await self._join(member)
+        except Exception:
+            self.pool.leave([member.client_index])
+            raise
 
     async def gather(self, clients: Iterable[tuple[ClientRecord, int]]) -> None:
         """Lets clients wait without a request of their own, each with the examples that it holds.
@@ -203,7 +211,9 @@ class Dispatcher:
         for at in range(len(vacant)):
             await vacant[(at + self._turn) % len(vacant)].seat()
 
-    async def _offered(self, client: int) -> AlphaAssignment | LossesAssignment | None:
+    async def _offered(
+        self, client: int, *, own_model: bool
+    ) -> AlphaAssignment | LossesAssignment | None:
         """The work of a seat that a run has for this client."""
         for run_id in tuple(self._offers.get(client, ())):
             run = self._runs[run_id]
@@ -213,7 +223,8 @@ class Dispatcher:
                 continue
             if not run.state.running:
                 continue  # paused: the seat is kept
-            asked = WorkAsked(client=client, assignment_id=uuid.uuid4().hex)
+            await self._prepare(run)
+            asked = WorkAsked(client=client, assignment_id=uuid.uuid4().hex, own_model=own_model)
             for effect in await run.apply(asked):
                 if isinstance(effect, Assigned):
                     self.pool.work(client, run_id)
@@ -354,7 +365,7 @@ class Dispatcher:
         now = self._clock.now()
         missed = [
             seat.client
-            for seat in run.state.seats
+            for seat in timed(run.state)
             if seat.phase == "offered" and seat.due <= now and seat.client not in self._polls
         ]
         if missed:

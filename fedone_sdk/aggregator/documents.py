@@ -11,12 +11,12 @@ MAX_DEPTH = 32
 """How deep lists and objects may lie in each other; messages need 6."""
 
 MAX_TOKENS = 200_000
-"""The most strings, lists and objects of one document."""
+"""The most strings, lists and objects of one document, and the most commas."""
 
-# Numbers, commas and blanks are passed over at the speed of the regex. Possessive, so that a
-# string of a million escapes leaves no trail to go back on.
+# Digits and blanks are passed over at the speed of the regex. Possessive, so that a string of a
+# million escapes leaves no trail to go back on.
 _TOKENS = re.compile(
-    rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"(?P<key>[ \t\r\n]*+:)?|[][{}]|NaN|Infinity|"', re.DOTALL
+    rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"(?P<key>[ \t\r\n]*+:)?|[][{},]|NaN|Infinity|"', re.DOTALL
 )
 
 
@@ -35,11 +35,18 @@ def check_json(body: bytes) -> None:
         raise ValueError("the body is not UTF-8") from exc
     # One entry for each list or object that is open: its keys so far.
     keys: list[set[bytes]] = []
-    for count, token in enumerate(_TOKENS.finditer(body)):
-        if count >= MAX_TOKENS:
-            raise ValueError(f"more than {MAX_TOKENS} strings, lists and objects")
+    parts = commas = 0
+    for token in _TOKENS.finditer(body):
         text = token[0]
         first = text[:1]
+        if first == b",":
+            commas += 1
+            if commas > MAX_TOKENS:
+                raise ValueError(f"more than {MAX_TOKENS} commas")
+            continue
+        parts += 1
+        if parts > MAX_TOKENS:
+            raise ValueError(f"more than {MAX_TOKENS} strings, lists and objects")
         if first in b"[{":
             if len(keys) == MAX_DEPTH:
                 raise ValueError(f"lists and objects lie more than {MAX_DEPTH} deep")

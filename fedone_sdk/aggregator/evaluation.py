@@ -154,8 +154,9 @@ class Evaluation:
                 if point is not None:  # else the run has ended, or had before it was resumed
                     await self._measure_point(*point)
             else:
-                await self._measure_whole("after", self._deployable(run.state))
-                if not run.state.running:
+                at = run.state.round, run.state.rollbacks
+                await self._measure_whole("after", self._deployable(run.state), at)
+                if not run.state.running and at == (run.state.round, run.state.rollbacks):
                     return
 
     def _deployable(self, state: RunState) -> _Shown:
@@ -173,7 +174,9 @@ class Evaluation:
         elif self._run.state.paused:
             self._points.put_nowait((round_number, shown, rollbacks))
 
-    async def _measure_whole(self, which: Which, shown: _Shown) -> None:
+    async def _measure_whole(
+        self, which: Which, shown: _Shown, at: tuple[int, int] | None = None
+    ) -> None:
         if getattr(self._run.state.metric, which) is not None:
             return
         found = await self._measure(shown, self._examples, which)
@@ -181,7 +184,7 @@ class Evaluation:
             if found.outcomes is not None:
                 # First: what has its metric is not measured again.
                 await self._kept(partial(self._run.record_outcomes, found.outcomes))
-            measured = Measured(which=which, value=found.value, bias=found.bias)
+            measured = Measured(which=which, value=found.value, at=at, bias=found.bias)
             await self._kept(partial(self._run.apply, measured))
 
     async def _measure(

@@ -77,11 +77,13 @@ class WorkAsked:
     Attributes:
         client: Its enrolment index.
         assignment_id: A fresh id, should new work be given out.
+        own_model: Whether it asks a model of its own.
         memory: What its method remembered after its last work (losses exchange).
     """
 
     client: int
     assignment_id: str
+    own_model: bool = False
     memory: Memory = field(default_factory=dict)
 
 
@@ -182,12 +184,14 @@ class Measured:
     Attributes:
         which: Of which prompt.
         value: The metric.
+        at: Of ``after``: round and number of rollbacks of the run whose prompt it is.
         bias: The label bias that the measurement found without labels and that another one of the
             prompt would find, too.
     """
 
     which: Literal["no_prompt", "before", "after"]
     value: float
+    at: tuple[int, int] | None = None
     bias: Bias | None = None
 
 

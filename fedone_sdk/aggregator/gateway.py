@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from fedone_sdk.aggregator.events import GatewayAnswered, GatewayAsked, PauseAsked
 from fedone_sdk.aggregator.purse import Attempts, Purse
@@ -33,6 +35,8 @@ from fedone_sdk.messages import Array, Score, Scores
 from fedone_sdk.messages.ndarray import from_wire
 
 __all__ = ["Gateway"]
+
+_QUOTE = re.compile(r" \(it says: .*\)", re.DOTALL)
 
 
 class Gateway:
@@ -74,7 +78,7 @@ class Gateway:
                 name=f"gateway {message.assignment_id}",
             )
             self._under_way[task] = run
-            task.add_done_callback(self._ended)
+            task.add_done_callback(partial(self._ended, calls, body_sha256))
         # Shielded: the answer is paid for, and a device that comes back shall have it.
         return await asyncio.shield(task)
 
@@ -101,9 +105,14 @@ class Gateway:
             task.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
 
-    def _ended(self, task: asyncio.Task[Scores]) -> None:
+    def _ended(
+        self, calls: dict[str, asyncio.Task[Scores]], call: str, task: asyncio.Task[Scores]
+    ) -> None:
         del self._under_way[task]
-        _failed(task)  # A device that goes away never fetches the failure of its call.
+        # A failure is fetched here, for a device that goes away, and not kept: asked again, the
+        # model is. It would keep all texts of the request, and cost nothing to add to.
+        if _failed(task) and calls.get(call) is task:
+            del calls[call]
 
     async def _show(self, run: ServedRun) -> Show:
         try:
@@ -224,7 +233,7 @@ class Gateway:
             answers = await self._paid(queries, purse, set_aside, settle)
         except BackendUnavailable as exc:
             raise ProblemError(
-                "backend_unavailable", str(exc), retry_after_s=exc.retry_after_s
+                "backend_unavailable", _told(exc), retry_after_s=exc.retry_after_s
             ) from exc
         except (BackendBlocked, BudgetExhausted) as exc:
             refusal = purse.refusal
@@ -232,9 +241,9 @@ class Gateway:
                 raise ProblemError(refusal.code, refusal.detail) from exc
             # Not the run's own budget but one behind the model: only a person can raise it.
             await run.apply(PauseAsked(reason=str(exc)))
-            raise ProblemError("run_conflict", f"the run is paused: {exc}") from exc
+            raise ProblemError("run_conflict", "the run is paused") from exc
         except BackendError as exc:
-            raise ProblemError("backend_failed", str(exc)) from exc
+            raise ProblemError("backend_failed", _told(exc)) from exc
         await run.note(answers)
         return _scores(queries, answers, self.backend.fingerprint)
 
@@ -276,6 +285,11 @@ def _scores(queries: Sequence[Query], answers: list[Answer], model: str) -> Scor
         failed=failed,
         model=model,
     )
+
+
+def _told(error: BackendError) -> str:
+    """What a device learns, and gives as its reason: what a provider says may quote its texts."""
+    return _QUOTE.sub("", str(error))
 
 
 def _failed(call: asyncio.Task[Scores]) -> bool:

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from fedone_sdk.aggregator.documents import check_json
 from fedone_sdk.aggregator.signing import SignedRequest
-from fedone_sdk.errors import ProblemError
+from fedone_sdk.errors import ProblemError, StoreUnavailable
 from fedone_sdk.messages import (
     JSON,
     PROTOCOL_HEADER,
@@ -82,6 +82,9 @@ async def problems(request: web.Request, handler: Handler) -> web.StreamResponse
         response = problem(ProblemError("method_not_allowed", detail))
         response.headers["Allow"] = allowed
         return response
+    except StoreUnavailable as exc:
+        _log.error("request failed", method=request.method, path=request.path, reason=str(exc))
+        return problem(ProblemError("store_unavailable", "it may work again by itself"))
     except Exception:
         # What went wrong is for the log; a stranger learns only that something did. Formatted
         # here, since some log renderers print local variables: tokens are among them.

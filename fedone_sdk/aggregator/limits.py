@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 from pydantic import AfterValidator, Field
 
-from fedone_sdk.aggregator.http import Handler, bearer_token
+from fedone_sdk.aggregator.http import Handler
 from fedone_sdk.aggregator.throttle import Bucket
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import PROTOCOL_HEADER, check_protocol
@@ -122,8 +122,10 @@ class Limiter:
         self._count(self._by_client, index, self._limits.requests_per_minute_per_client)
 
     def failed(self, address: str) -> None:
-        """Counts a failed authentication."""
-        self._failures.take(address, self._now())
+        """Counts a failed authentication; whoever must wait already waits no longer for it."""
+        now = self._now()
+        if self._failures.wait_s(address, now) <= 0:
+            self._failures.take(address, now)
 
     def _count(self, bucket: Bucket, who: str | int, limit: float | None) -> None:
         now = self._now()
@@ -144,13 +146,13 @@ _FAILURES = {"unauthorized", "invalid_signature"}
 
 
 def guarding(
-    limiter: Limiter, known: Callable[[str | None], bool], *, free: Iterable[str] = ()
+    limiter: Limiter, known: Callable[[web.Request], bool], *, free: Iterable[str] = ()
 ) -> Middleware:
     """What stands before every handler; inside of what makes answers of refusals.
 
     Args:
         limiter: Counts.
-        known: Whether a credential is one that need not be looked up.
+        known: Whether a request is that of a client, which has a limit of its own.
         free: Paths that count nowhere: probes of an orchestrator.
     """
     free = frozenset(free)
@@ -160,7 +162,7 @@ def guarding(
         if request.path in free:
             return await handler(request)
         address = limiter.address(request)
-        if not known(bearer_token(request)):
+        if not known(request):
             limiter.stranger(address)
         if request.path.startswith("/v1/"):
             check_protocol(request.headers.get(PROTOCOL_HEADER))

@@ -252,9 +252,11 @@ _RUN_FIGURES: tuple[tuple[str, type[CounterMetricFamily | GaugeMetricFamily], st
 def _figures_of(run: ServedRun) -> Iterator[tuple[str, Labels, float]]:
     account, counters = run.state.account, run.counters
     yield "rounds", (), run.state.round
-    for unit in Usage.model_fields:
-        yield "spent", (unit,), float(getattr(account.spent, unit))
-        yield "leased", (unit,), float(getattr(account.leased, unit))
+    for name, usage in (("spent", account.spent), ("leased", account.leased)):
+        for unit in Usage.model_fields:
+            yield name, (unit,), float(getattr(usage, unit))
+        # A cap may be on both kinds together.
+        yield name, ("tokens",), float(usage.prompt_tokens + usage.completion_tokens)
     if account.cap is not None:
         for unit, cap, held in account.cap.pairs(account.held):
             yield "left", (unit,), float(cap - held)

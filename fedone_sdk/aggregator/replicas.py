@@ -248,17 +248,22 @@ class Replicas:
 
     async def _hear(self) -> None:
         while True:
-            text = await self._signals.get()
             try:
-                if text is None:
-                    await self._doubt_all()
-                else:
-                    await self._understand(SIGNAL.validate_json(text))
-            except ValidationError:
-                _log.warning("a signal of a newer version is passed over")
-                await self._doubt_all()
+                await self._follow(await self._signals.get())
             except Exception:
                 _log.exception("a signal could not be followed")
+
+    async def _follow(self, text: str | None) -> None:
+        signal = None
+        if text is not None:
+            try:
+                signal = SIGNAL.validate_json(text)
+            except ValidationError:
+                _log.warning("a signal of a newer version is passed over")
+        if signal is None:
+            await self._doubt_all()
+        else:
+            await self._understand(signal)
 
     async def _understand(self, signal: Signal) -> None:
         match signal:
@@ -266,6 +271,7 @@ class Replicas:
                 await self._moved(signal)
             case RunAdded():
                 await self._refresh()
+                await self._access.recount()  # It may have brought its clients along.
             case Joined():
                 await self._take_in(
                     Member(

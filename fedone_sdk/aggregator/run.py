@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import structlog
 
@@ -24,6 +24,7 @@ from fedone_sdk.aggregator.events import (
     PutOut,
     Refused,
     Restarted,
+    RolledBack,
     RoundFinished,
     RunEnded,
     SeatOffered,
@@ -36,6 +37,7 @@ from fedone_sdk.aggregator.machine import RoundMachine
 from fedone_sdk.aggregator.outcomes import OUTCOMES, Outcomes
 from fedone_sdk.aggregator.signals import MAX_NAMED, RunMoved
 from fedone_sdk.aggregator.state import RunState
+from fedone_sdk.aggregator.to_the_end import to_the_end
 from fedone_sdk.algorithms import alpha_sha256, dump_memory, load_memory
 from fedone_sdk.backends import Answer, LLMBackend, Show, shown_by
 from fedone_sdk.clock import Clock
@@ -65,8 +67,6 @@ _log = structlog.get_logger(__name__)
 
 _MAX_LOST = 200
 """Lost work that a copy of a run remembers; the log has it all."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +282,7 @@ class ServedRun:
     async def catch_up(self) -> None:
         """Makes sure that the state is the newest that is known to exist."""
         if self.behind:
-            await _to_the_end(self._catch_up())
+            await to_the_end(self._catch_up())
 
     async def _catch_up(self) -> None:
         async with self._lock:
@@ -354,7 +354,7 @@ class ServedRun:
         Raises:
             ProblemError: The machine refused the event.
         """
-        effects = await _to_the_end(self._apply(event))
+        effects = await to_the_end(self._apply(event))
         for effect in effects:
             if isinstance(effect, Refused):
                 raise ProblemError(effect.code, effect.detail)
@@ -383,11 +383,16 @@ class ServedRun:
     async def _completed(self, event: Event) -> Event:
         """Reads what an event needs of the store, and must not be older than the state is.
 
-        A client that asks for work does so with what its method remembers in this very state. And
-        a replica that came since it was looked who is alive may have something under way by now.
+        A client that asks for work does so with what its method remembers in this very state. One
+        that did not work before the round that is gone back to forgets all, though it may have been
+        done with its first work a moment ago. And a replica that came since it was looked who is
+        alive may have something under way by now.
         """
         if isinstance(event, Restarted):
             return replace(event, alive=event.alive | await self._store.alive())
+        if isinstance(event, RolledBack) and self.machine.remembers_clients:
+            known = await self._store.memories(self.run_id)
+            return replace(event, memories={**{one: {} for one in known}, **event.memories})
         if not (isinstance(event, WorkAsked) and self.machine.remembers_clients):
             return event
         saved = await self._store.memory(self.run_id, event.client)
@@ -448,14 +453,14 @@ class ServedRun:
     async def record_metric(self, round_number: int, value: float) -> None:
         """Adds a point to the metric's curve."""
         body = json.dumps({"round": round_number, "value": value})
-        await _to_the_end(self._append(LogEntry(kind="metric", body=body)))
+        await to_the_end(self._append(LogEntry(kind="metric", body=body)))
         self._add_metric(round_number, value)
         self._tell(MetricKnown(round=round_number, value=value))
 
     async def record_outcomes(self, outcomes: Outcomes) -> None:
         """Writes down what a measurement found, example by example."""
         body = outcomes.model_dump_json()
-        await _to_the_end(self._append(LogEntry(kind=OUTCOMES, body=body)))
+        await to_the_end(self._append(LogEntry(kind=OUTCOMES, body=body)))
 
     async def _append(self, entry: LogEntry) -> None:
         async with self._lock:
@@ -674,8 +679,3 @@ class ServedRun:
             wall_s=0.0 if began is None else round(until - began, 3),
             seed=self.spec.seed,
         )
-
-
-async def _to_the_end(work: Coroutine[Any, Any, T]) -> T:
-    """Awaits `work`; a caller that goes away must not leave a transaction half done."""
-    return await asyncio.shield(asyncio.ensure_future(work))

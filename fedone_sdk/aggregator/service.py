@@ -102,7 +102,9 @@ class Service:
         self._evaluations: dict[str, Evaluation] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._adding = asyncio.Lock()
-        self.dispatcher = Dispatcher(store=store, clock=clock, runs=self.runs, refresh=self.refresh)
+        self.dispatcher = Dispatcher(
+            store=store, clock=clock, runs=self.runs, refresh=self.refresh, prepare=self._prepare
+        )
         self.access.on_revoked.append(self.dispatcher.shut_out)
         self.replicas = Replicas(
             store=store,
@@ -306,6 +308,20 @@ class Service:
         machine.worst_query = backend.worst_case(spec.method.batch_size, spec.task.max_written)
         machine.gateway_model = backend.fingerprint
 
+    async def _prepare(self, run: ServedRun) -> None:
+        """Looks at the model for a run that was taken up while it could not be asked.
+
+        Another replica may have let the run go on.
+
+        Raises:
+            ProblemError: It still cannot be asked.
+        """
+        if run.machine.gateway_model == "":
+            try:
+                await self._look_at_model(run.machine)
+            except (BackendError, SpecError) as exc:
+                raise ProblemError("backend_unavailable", _one_line(exc)) from exc
+
     async def stop_run(self, run: ServedRun, reason: str | None = None) -> None:
         """Ends a run with what it has learnt."""
         await run.apply(StopAsked(reason=reason))
@@ -380,12 +396,11 @@ class Service:
             )
         log = await self._store.log(run.run_id)
         before = await asyncio.to_thread(at_round, run.spec, run.vocabulary, log, to_round)
-        kept = await self._store.memories(run.run_id)
         await run.apply(
             RolledBack(
                 method=before.state.method,
                 server_memory=before.state.server_memory,
-                memories={client: before.memories.get(client, {}) for client in kept},
+                memories=before.memories,
                 to_round=to_round,
                 reason=reason,
             )

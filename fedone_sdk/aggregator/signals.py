@@ -81,7 +81,7 @@ class Left(_Signal):
 
 
 class ClientChanged(_Signal):
-    """A client's credential was changed or revoked."""
+    """A client is new, its credential was changed, or it was revoked."""
 
     kind: Literal["client"] = "client"
     client_index: int

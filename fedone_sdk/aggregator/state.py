@@ -26,6 +26,7 @@ class Seat:
         due: When the client loses the seat, seconds since the epoch.
         step: Local steps done (losses exchange; alpha's are done on the device).
         assignment_id: Names the work once it is given out.
+        own_model: Whether the client asks a model of its own for it.
         num_samples: I of the work given out.
         num_steps: E of the work given out.
         calls: Gateway requests whose queries were counted.
@@ -48,6 +49,7 @@ class Seat:
     due: float
     step: int = 0
     assignment_id: str | None = None
+    own_model: bool = False
     num_samples: int = 0
     num_steps: int = 0
     calls: frozenset[str] = frozenset()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-__all__ = ["Id", "Message", "Name", "Seed"]
+__all__ = ["Id", "Message", "Name", "ONE_LINE", "Seed"]
 
 
 class Message(BaseModel):
@@ -18,7 +18,15 @@ class Message(BaseModel):
 Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 """An identifier that the server made."""
 
-Name = Annotated[str, Field(min_length=1, max_length=200)]
+
+def _one_line(text: str) -> str:
+    return "".join(character if character.isprintable() else " " for character in text)
+
+
+ONE_LINE = AfterValidator(_one_line)
+"""Makes a text one line: what would end it, or tell a terminal to do something, becomes a blank."""
+
+Name = Annotated[str, Field(min_length=1, max_length=200), ONE_LINE]
 """A short text for people."""
 
 Seed = Annotated[int, Field(ge=0, lt=2**53)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import FailFast, Field
 
 from fedone_sdk.messages.array import MAX_ELEMENTS, Array
 from fedone_sdk.messages.base import Id, Message
@@ -38,9 +38,10 @@ class Score(Message):
     prompts: Array | None = None
     examples: Annotated[
         tuple[Annotated[dict[str, _Text], Field(max_length=16)], ...],
+        FailFast(),
         Field(min_length=1, max_length=_MAX_EXAMPLES),
     ]
-    references: Annotated[tuple[_Text, ...], Field(max_length=_MAX_EXAMPLES)] = ()
+    references: Annotated[tuple[_Text, ...], FailFast(), Field(max_length=_MAX_EXAMPLES)] = ()
 
 
 class Scores(Message):

@@ -7,13 +7,13 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from fedone_sdk.budget import Usage
-from fedone_sdk.messages.base import Message
+from fedone_sdk.messages.base import ONE_LINE, Message
 from fedone_sdk.messages.run import Cap, RunStatus
 from fedone_sdk.spec import RunName
 
 __all__ = ["About", "Check", "Health", "Quarantine", "RollBack", "RunSummary"]
 
-Reason = Annotated[str, Field(min_length=1, max_length=500)]
+Reason = Annotated[str, Field(min_length=1, max_length=500), ONE_LINE]
 """Why, for the log and for other people."""
 
 

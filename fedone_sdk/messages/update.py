@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, TypeAdapter
+from pydantic import AfterValidator, FailFast, Field, TypeAdapter
 
 from fedone_sdk.budget import Usage
 from fedone_sdk.messages.array import Array, SharedMemory
-from fedone_sdk.messages.base import Id, Message
+from fedone_sdk.messages.base import ONE_LINE, Id, Message
 
 __all__ = [
     "AlphaUpdate",
@@ -107,9 +107,9 @@ class LossesUpdate(_Update):
     """
 
     exchange: Literal["losses"] = "losses"
-    losses: Annotated[tuple[_Loss, ...], Field(min_length=2, max_length=65536)]
+    losses: Annotated[tuple[_Loss, ...], FailFast(), Field(min_length=2, max_length=65536)]
     by_class: Array | None = None
-    class_counts: Annotated[tuple[_Count, ...], Field(max_length=64)] = ()
+    class_counts: Annotated[tuple[_Count, ...], FailFast(), Field(max_length=64)] = ()
 
 
 Update = Annotated[AlphaUpdate | LossesUpdate, Field(discriminator="exchange")]
@@ -138,5 +138,5 @@ class Decline(Message):
         usage: What the client's own backend spent on it; zero through the gateway.
     """
 
-    reason: Annotated[str, Field(max_length=500)]
+    reason: Annotated[str, Field(max_length=500), ONE_LINE]
     usage: _Reported = Usage()

@@ -21,6 +21,7 @@ __all__ = [
     "TokenRecord",
     "TokenRefused",
     "VersionConflict",
+    "refuse_another",
 ]
 
 
@@ -87,6 +88,23 @@ class ClientRecord:
     public_key: str | None = None
     previous_sha256: str | None = None
     revoked_at: float | None = None
+
+
+def refuse_another(known: ClientRecord, client: ClientRecord, token: TokenRecord) -> None:
+    """Refuses an enrolment that is asked again, unless it can be by the one who asked before.
+
+    Whoever saw the nonce must not get the client: not without its key, nor by way of a token that
+    lets into other runs.
+
+    Raises:
+        TokenRefused: Says why.
+    """
+    if known.revoked_at is not None:
+        raise TokenRefused("this client was revoked")
+    if known.public_key != client.public_key:
+        raise TokenRefused("this client enrolled with another key: a new one needs a new nonce")
+    if known.runs != token.runs:
+        raise TokenRefused("this client enrolled for other runs: it needs a new nonce")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,8 +263,8 @@ class Store(Protocol):
         """Enrols a client under the next index; concurrent calls never share one.
 
         The token gives its name and runs to the client, and loses a use. A client with the same
-        ``enrolment_sha256`` is enrolled already: it gets the new credential and key, keeps
-        everything else, and the token loses nothing.
+        ``enrolment_sha256`` is enrolled already: it gets the new credential, keeps everything
+        else, and the token loses nothing.
 
         Args:
             client: Its ``index``, ``token`` and ``runs`` are set here.
@@ -254,7 +272,9 @@ class Store(Protocol):
             now: Seconds since the epoch.
 
         Raises:
-            TokenRefused: The token is not known, used up, expired or revoked; or the client is.
+            TokenRefused: The token is not known, used up, expired or revoked; or the client is
+                enrolled already, and was revoked, or comes with another key or a token for other
+                runs now.
             ValueError: The client id is known.
         """
         ...

@@ -17,6 +17,7 @@ from fedone_sdk.stores.base import (
     TokenRecord,
     TokenRefused,
     VersionConflict,
+    refuse_another,
 )
 
 __all__ = ["MemoryStore"]
@@ -97,13 +98,11 @@ class MemoryStore(Alone):
         index = self._by_enrolment.get(client.enrolment_sha256 or "")
         if index is not None:
             known = self._clients[index]
-            if known.revoked_at is not None:
-                raise TokenRefused("this client was revoked")
+            refuse_another(known, client, token)
             again = replace(
                 known,
                 credential_sha256=client.credential_sha256,
                 previous_sha256=None,
-                public_key=client.public_key,
             )
             self._put(again)
             return again

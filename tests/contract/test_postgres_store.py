@@ -20,7 +20,7 @@ from sqlalchemy import Connection
 from tenacity import stop_after_delay
 
 import fedone_sdk.stores
-from fedone_sdk.errors import FedOneError
+from fedone_sdk.errors import FedOneError, StoreUnavailable
 from fedone_sdk.stores import (
     ClientRecord,
     Commit,
@@ -654,7 +654,7 @@ class TestUrls:
             "postgresql://fedone:sesame@no.such.host.invalid/db",
         ):
             store = SqlStore(url)
-            with pytest.raises(FedOneError, match=r"store .*/.* cannot be used: \S") as caught:
+            with pytest.raises(StoreUnavailable, match=r"store .*/.* cannot be used: \S") as caught:
                 await store.open()
             for text in (str(caught.value), repr(store), repr(caught.value)):
                 assert "sesame" not in text

@@ -17,7 +17,7 @@ import pytest
 from sqlalchemy import Connection, event
 
 import fedone_sdk.stores
-from fedone_sdk.errors import FedOneError, SpecError
+from fedone_sdk.errors import FedOneError, SpecError, StoreUnavailable
 from fedone_sdk.stores import Commit, LogEntry, SqlStore, VersionConflict
 from tests.contract.stores import RUN, TOKEN, WORK, device, enrol, everything, opened, until
 
@@ -306,6 +306,7 @@ class TestSharedTransactions:
                 return_exceptions=True,
             )
             event.remove(engine, "commit", fail)
+            assert {type(result) for result in results} == {StoreUnavailable}
             assert [str(result) for result in results] == [
                 f"store {tmp_path}/store.db cannot be used: disk I/O error"
             ] * 4

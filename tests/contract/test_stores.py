@@ -146,9 +146,9 @@ class TestClients:
         nonce = "a" * 64
         first = await store.enrol(device(0, enrolment_sha256=nonce), TOKEN.token_sha256, 1.0)
         await store.set_credential(0, "rotated", first.credential_sha256)
-        asked = device(1, enrolment_sha256=nonce, public_key="new", name="n", enrolled_at=9.0)
+        asked = device(1, enrolment_sha256=nonce, name="n", enrolled_at=9.0)
         again = await store.enrol(asked, TOKEN.token_sha256, 1.0)
-        assert again == replace(first, credential_sha256=asked.credential_sha256, public_key="new")
+        assert again == replace(first, credential_sha256=asked.credential_sha256)
         assert await store.clients() == [again]
         assert await store.client("rotated") is None
         assert await store.client(first.credential_sha256) is None
@@ -156,6 +156,32 @@ class TestClients:
         await store.revoke_client(0, 5.0)
         with pytest.raises(TokenRefused, match="client was revoked"):
             await store.enrol(asked, TOKEN.token_sha256, 1.0)
+
+    @pytest.mark.parametrize("key", [None, "key"])
+    async def test_whoever_saw_a_nonce_cannot_take_the_client(
+        self, store: Store, key: str | None
+    ) -> None:
+        """Neither without its key or with another one, nor into the runs of another token."""
+        await store.put_token(replace(TOKEN, runs=("acme-*",)))
+        others = replace(TOKEN, name="others", token_sha256="o", runs=("others-*",))
+        await store.put_token(others)
+        await store.put_token(replace(TOKEN, name="all", token_sha256="a"))
+        nonce = "a" * 64
+        first = await store.enrol(
+            device(0, enrolment_sha256=nonce, public_key=key), TOKEN.token_sha256, 1.0
+        )
+        another = device(1, enrolment_sha256=nonce, public_key="another" if key is None else None)
+        with pytest.raises(TokenRefused, match="another key"):
+            await store.enrol(another, TOKEN.token_sha256, 1.0)
+        same = device(1, enrolment_sha256=nonce, public_key=key)
+        for token in ("o", "a"):
+            with pytest.raises(TokenRefused, match="other runs"):
+                await store.enrol(same, token, 1.0)
+        assert await store.clients() == [first]
+        # Another token for the same runs will do: the one before may be used up.
+        await store.put_token(replace(TOKEN, name="second", token_sha256="s", runs=("acme-*",)))
+        again = await store.enrol(same, "s", 1.0)
+        assert again == replace(first, credential_sha256=same.credential_sha256)
 
     async def test_concurrent_repeats_are_one_client(self, store: Store) -> None:
         await store.put_token(replace(TOKEN, uses_left=1))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import promql_parser
@@ -14,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from fedone_sdk.aggregator.metrics import Metrics
 from fedone_sdk.aggregator.observers import Observers
 from tests.deploy.helm_chart import CASES, CHART, render
+from tests.deploy.processes import tool
 from tests.integration.test_observing import ADMIN, serving
 
 SCRAPED = {"job", "namespace"}
@@ -142,6 +145,73 @@ def test_a_release_brings_them() -> None:
     )
     ports = {port["name"] for port in service["spec"]["ports"]}
     assert {endpoint["port"] for endpoint in monitor["spec"]["endpoints"]} == ports == {"metrics"}
+
+
+def check_firing(folder: Path, series: dict[str, str], expected: dict[str, set[str]]) -> None:
+    """Has Prometheus work out which alerts fire when, of series with a value a minute."""
+    promtool = tool("promtool", "apt-get install prometheus")
+    scraped = 'job="fedone",namespace="tuning"'
+    document = {
+        "rule_files": [str(CHART / "files" / "alerts.yaml")],
+        "tests": [
+            {
+                "interval": "1m",
+                "input_series": [
+                    {"series": name.replace("}", f",{scraped}}}"), "values": values}
+                    for name, values in series.items()
+                ],
+                "promql_expr_test": [
+                    {
+                        "expr": 'count by (alertname) (ALERTS{alertstate="firing"})',
+                        "eval_time": time,
+                        "exp_samples": [
+                            {"labels": f'{{alertname="{name}"}}', "value": 1}
+                            for name in sorted(names)
+                        ],
+                    }
+                    for time, names in expected.items()
+                ],
+            }
+        ],
+    }
+    file = folder / "test.yaml"
+    file.write_text(yaml.safe_dump(document))
+    done = subprocess.run([promtool, "test", "rules", file], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_an_alert_tells_that_all_replicas_are_gone(tmp_path: Path) -> None:
+    check_firing(
+        tmp_path,
+        {
+            'fedone_leader{instance="a"}': "1x10 stale _x500",
+            'fedone_leader{instance="b"}': "0x5 stale _x500",
+            'fedone_replicas{instance="a"}': "1x10 stale _x500",
+            'fedone_runs{instance="a",status="running"}': "1x10 stale _x500",
+        },
+        # One that is left is another alert's; one that is taken down for good is forgotten.
+        {"10m": set(), "15m": set(), "17m": {"FedOneDown"}, "6h": {"FedOneDown"}, "7h": set()},
+    )
+
+
+def test_an_alert_tells_that_no_replica_leads(tmp_path: Path) -> None:
+    check_firing(
+        tmp_path,
+        {'fedone_leader{instance="a"}': "1x5 0x20"},
+        {"5m": set(), "8m": {"FedOneNobodyLeads"}},
+    )
+
+
+def test_an_alert_tells_that_a_budget_is_nearly_spent(tmp_path: Path) -> None:
+    check_firing(
+        tmp_path,
+        {
+            'fedone_run_left{run="run",unit="tokens"}': "20x5 4x5",
+            'fedone_run_spent_total{run="run",unit="tokens"}': "80x5 95x5",
+            'fedone_run_leased{run="run",unit="tokens"}': "0x5 1x5",
+        },
+        {"5m": set(), "8m": {"FedOneBudgetNearlySpent"}},
+    )
 
 
 @pytest.mark.parametrize("expression", ["rate(fedone_updates_total)", "sum by (", "max(x[5m]"])

@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import BackendUnavailable, FedOneError, ProblemError
 from fedone_sdk.messages import Claim, Enrol, LossesAssignment, LossesUpdate, Score, Scored
 from fedone_sdk.spec import RunSpec
-from fedone_sdk.stores import ClientRecord, Commit, Member, MemoryStore, RunRecord
+from fedone_sdk.stores import ClientRecord, Commit, Member, MemoryStore, RunRecord, SqlStore, Store
 from fedone_sdk.stores.base import Signals
 from fedone_sdk.testing import ManualClock, ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
@@ -147,7 +148,7 @@ class Shared(MemoryStore):
 
 @asynccontextmanager
 async def serving(
-    *stores: MemoryStore, clock: ManualClock | None = None, backend: Any = None
+    *stores: Store, clock: ManualClock | None = None, backend: Any = None
 ) -> AsyncIterator[list[Service]]:
     clock = clock or ManualClock()
     services = []
@@ -252,6 +253,49 @@ class TestSignals:
             await until(lambda: 0 in two.dispatcher.pool)
             assert [m.client_index for m in await hub.stores[0].members()] == [0]
             waits.cancel()
+
+    async def test_what_is_not_understood_while_the_store_is_away_does_not_end_listening(
+        self,
+    ) -> None:
+        class Away(Shared):
+            away = False
+
+            async def versions(self) -> dict[str, int]:
+                if self.away:
+                    asked.set()
+                    raise FedOneError("the store is away")
+                return await super().versions()
+
+        hub, asked = Hub(), asyncio.Event()
+        stores = hub.store(), Away(hub)
+        async with serving(*stores) as (one, two):
+            run = await one.add_run(spec_of(min_clients=2), WORDS)
+            await until(lambda: "run" in two.runs)
+            stores[1].away = True
+            await stores[0].publish('{"kind": "of a newer version"}')
+            async with asyncio.timeout(5):
+                await asked.wait()
+            stores[1].away = False
+            (client,) = await enrol(one)
+            await one.dispatcher._wait_in_pool(client, Claim(num_examples=5), [run])
+            await until(lambda: client.index in two.dispatcher.pool)
+
+    async def test_who_enrols_at_one_is_counted_by_the_other(self) -> None:
+        """How many there are says whether somebody may still come who has epsilon left."""
+        hub = Hub()
+        async with serving(hub.store(), hub.store()) as (one, two):
+            await enrol(one, 10)
+            await until(lambda: two.num_clients == 10)
+
+    async def test_clients_that_come_with_a_run_are_counted(self) -> None:
+        async with serving(MemoryStore()) as (service,):
+            run = await service.add_run(spec_of(), WORDS)
+            clients = await enrol(service, 10)
+            await update(service, clients[9], await work_of(service, clients[9]))
+            data = await service.export_run(run, with_credentials=True)
+        async with serving(MemoryStore()) as (service,):
+            await service.import_run(data)
+            assert service.num_clients == len(await service.access.clients()) == 10
 
     async def test_a_flood_of_signals_is_read_as_one_doubt(self) -> None:
         hub = Hub()
@@ -359,7 +403,74 @@ class TestStoreFailures:
             assert service.dispatcher.num_polls == 0
 
 
+class TestModels:
+    async def test_one_that_started_without_the_model_looks_at_it_before_it_gives_work(
+        self,
+    ) -> None:
+        """Another one, which could ask it, let the run go on."""
+
+        class Model(ScriptedBackend):
+            down = False
+
+            async def check(self, label_words: tuple[str, ...]) -> None:
+                if self.down:
+                    raise BackendUnavailable("the provider is away")
+                await super().check(label_words)
+
+        hub, backend = Hub(), Model()
+        async with serving(hub.store(), backend=backend) as (before,):
+            await before.add_run(spec_of(budget={"requests": 4}), WORDS)
+            (client,) = await enrol(before)
+        hub.stores[0].alive_now = False
+        backend.down = True
+        async with serving(hub.store(), hub.store(), backend=backend) as (one, two):
+            assert one.runs["run"].state.paused
+            backend.down = False
+            await one.resume_run(one.runs["run"])
+            await two.refresh()
+            backend.down = True
+            with pytest.raises(ProblemError, match="the provider is away") as caught:
+                await claim(two, client)
+            assert caught.value.code == "backend_unavailable"
+            assert caught.value.retry_after_s is None
+            backend.down = False
+            run = two.runs["run"]
+            for _ in range(2):
+                work = await work_of(two, client)
+                assert run.state.account.leases[work.assignment_id].requests == 2
+                await score(two, client, work)
+                await update(two, client, work)
+            await run.catch_up()
+            assert run.state.status == "budget_exhausted"
+            assert (run.state.round, run.state.account.spent.requests) == (2, 4)
+
+
 class TestHangUps:
+    async def test_who_hangs_up_while_it_joins_has_joined(self, tmp_path: Path) -> None:
+        """Who is drawn from must be the same after a crash."""
+
+        class Slow(SqlStore):
+            async def join(self, member: Member, signals: Sequence[str] = ()) -> None:
+                begun.set()
+                await go.wait()
+                await super().join(member, signals)
+
+        begun, go = asyncio.Event(), asyncio.Event()
+        store = Slow.sqlite(tmp_path / "store.db")
+        async with serving(store) as (service,):
+            run = await service.add_run(spec_of(min_clients=2), WORDS)
+            (client,) = await enrol(service)
+            asks = asyncio.create_task(claim(service, client, wait_s=30))
+            await begun.wait()
+            asks.cancel()
+            await asyncio.gather(asks, return_exceptions=True)
+            go.set()
+            assert list(service.dispatcher.available(run)) == [client.index]
+            async with asyncio.timeout(5):
+                while not await store.members():
+                    await asyncio.sleep(0.005)
+            assert [member.client_index for member in await store.members()] == [client.index]
+
     @pytest.mark.parametrize("after", range(24))
     async def test_whenever_a_client_goes_nothing_is_lost(self, after: int) -> None:
         class Slow(MemoryStore):
@@ -534,7 +645,7 @@ class TestBudget:
                 failures -= 1
                 # Its session is lost and comes back; the other sees that before it does.
                 stores[1].name += "-anew"
-                await until(lambda: services[0].runs["run"].behind)
+                services[0].runs["run"].doubt()  # Else it would depend on what it has heard by now.
                 await services[0].tick()
                 raise BackendUnavailable("busy", retry_after_s=0.0)
 
@@ -604,6 +715,37 @@ class TestBudget:
 
 
 class TestEvaluation:
+    @pytest.mark.parametrize("back", [False, True])
+    async def test_a_measurement_that_is_overtaken_is_not_the_end_s(self, back: bool) -> None:
+        """The run went on from where it stopped, or went back, and stopped again meanwhile."""
+        gate = asyncio.Event()
+        gate.set()
+        backend = ScriptedBackend(gate=lambda query: gate.wait())
+        dev = [{"text": f"dev {number}", "label": number % 2} for number in range(4)]
+        async with serving(MemoryStore(), backend=backend) as (service,):
+            run = await service.add_run(spec_of(), WORDS, dev=dev)
+            (client,) = await enrol(service)
+            await until(lambda: run.state.metric.before is not None)
+            per_measurement = len(backend.asked) // 2  # of no prompt, and of the first one
+            await update(service, client, await work_of(service, client))
+            gate.clear()
+            await service.stop_run(run)
+            began = len(backend.asked)
+            await until(lambda: len(backend.asked) > began)
+            if back:
+                await service.roll_back(run, 0, "a lying client")
+            else:
+                await service.resume_run(run)
+                await update(service, client, await work_of(service, client))
+                await service.stop_run(run)
+            assert run.state.metric.after is None
+            gate.set()
+            async with asyncio.timeout(5):
+                await service.wait(run)
+            assert run.state.metric.after is not None
+            assert len(backend.asked) == began + 2 * per_measurement
+            assert not run.state.evaluation.leases
+
     async def test_the_end_is_seen_by_who_measures(self) -> None:
         hub, backend = Hub(), ScriptedBackend()
         async with serving(hub.store(), hub.store(), backend=backend) as (one, two):

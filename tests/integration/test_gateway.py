@@ -296,6 +296,38 @@ class TestRefusals:
         assert (await device.refused(prompts=many)).code == "lease_exhausted"
         assert backend.asked == []
 
+    async def test_refused_calls_are_not_kept(self, bench: Bench) -> None:
+        """Each would keep all its texts as long as the work is out, and costs a device nothing."""
+        backend = ScriptedBackend()
+        device = await bench.start(backend, spec_of())
+        scores = await device.score()
+        for number in range(5):
+            problem = await device.refused(examples=({"text": f"text {number}"},))
+            assert problem.code == "lease_exhausted"
+        assert device.service._gateway is not None
+        (calls,) = device.service._gateway._calls.values()
+        assert len(calls) == 1
+        # The one that was answered is answered from memory as before.
+        assert await device.score() == scores
+        assert len(backend.asked) == 4
+
+    async def test_a_refusal_that_nobody_waited_for_is_not_kept(self, bench: Bench) -> None:
+        held = Held()
+
+        async def gate(query: Query) -> None:
+            await held.wait(query)
+            raise BackendError("too long")
+
+        device = await bench.start(ScriptedBackend(gate=gate), spec_of())
+        gone = asyncio.create_task(device.score())
+        await turns()
+        gone.cancel()
+        await asyncio.gather(gone, return_exceptions=True)
+        held.opened.set()
+        await turns()
+        assert device.service._gateway is not None
+        assert list(device.service._gateway._calls.values()) == [{}]
+
     async def test_late(self, bench: Bench) -> None:
         held = Held()
         backend = ScriptedBackend(gate=held.wait)

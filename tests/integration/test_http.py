@@ -20,7 +20,7 @@ from fedone_sdk.aggregator.openapi import openapi_document
 from fedone_sdk.aggregator.routes import MAX_BODY_BYTES, build_app, routes
 from fedone_sdk.backends import Answer, Query
 from fedone_sdk.backends.wrappers import RetryingBackend
-from fedone_sdk.errors import BackendBlocked, FedOneError
+from fedone_sdk.errors import BackendBlocked, FedOneError, StoreUnavailable
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore
 from fedone_sdk.testing import ManualClock, ScriptedBackend
@@ -269,13 +269,21 @@ class TestRefusals:
         body = b" " * (MAX_BODY_BYTES + 1)
         assert await server.refused("POST", "/v1/clients", body) == "unauthorized"
 
-    async def test_a_failure_tells_a_stranger_nothing(self, server: Server) -> None:
+    @pytest.mark.parametrize(
+        ("error", "code", "retry_after"),
+        [(FedOneError, "internal", None), (StoreUnavailable, "store_unavailable", "1")],
+    )
+    async def test_a_failure_tells_a_stranger_nothing(
+        self, server: Server, error: type[FedOneError], code: str, retry_after: str | None
+    ) -> None:
         async def failing(*_: Any, **__: Any) -> Any:
-            raise FedOneError("postgres://user:password@db/fedone: cannot be reached")
+            raise error("postgres://user:password@db/fedone: cannot be reached")
 
         server.aggregator.service._store.enrol = failing  # type: ignore[method-assign]
-        status, document, _ = await server.call("POST", "/v1/clients", {}, token=TOKEN)
-        assert status == 500
+        sent: dict[str, Any] = {"body": {}, "token": TOKEN}
+        assert await server.refused("POST", "/v1/clients", **sent) == code
+        _, document, response = await server.call("POST", "/v1/clients", **sent)
+        assert response.headers.get("Retry-After") == retry_after
         assert "password" not in json.dumps(document)
 
 

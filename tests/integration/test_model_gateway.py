@@ -679,6 +679,43 @@ class TestMoney:
             "budget of 7 requests exhausted"
         }
 
+    async def test_a_budget_behind_it_that_is_spent_costs_its_callers_nothing(
+        self, gateways: Gateways, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        paid = BudgetGuard(Budget(requests=2))
+        model = ScriptedBackend()
+        priced = BudgetedBackend(model, price=PRICE, guard=paid)
+        await gateways.start(CachedBackend(priced), guard=paid, attempts=6)
+        described = GatewaySpec(kind="gateway", url=gateways.url, token_env="TEST_ALICE")
+        bill = BudgetGuard(Budget(requests=1000))
+        async with build_backend(described) as backend:
+            await backend.check(WORDS)
+            queries = [query_of(f"text {n}", payer=bill) for n in range(20)]
+            calls = (backend.score(query) for query in queries)
+            found = await asyncio.gather(*calls, return_exceptions=True)
+        refused = [error for error in found if isinstance(error, BudgetExhausted)]
+        assert (len(refused), len(model.asked)) == (18, 2)
+        account = await bill.account()
+        assert account.spent == (await paid.account()).spent
+        assert account.leases == {}
+        assert {error.usage for error in refused} == {NOTHING}
+
+    async def test_attempts_before_the_budget_behind_it_was_spent_are_charged(
+        self, gateways: Gateways
+    ) -> None:
+        """The first attempt fails and is paid, and a second one cannot be."""
+        error = BackendUnavailable("HTTP 500", usage=Usage(requests=1), retry_after_s=0)
+        paid = BudgetGuard(Budget(requests=1))
+        priced = BudgetedBackend(ScriptedBackend(gate=Failing(error)), guard=paid)
+        inner = RetryingBackend(priced, attempts=3, max_wait_s=0.01)
+        asked = await gateways.start(inner, guard=paid, attempts=3)
+        await asked.check(())
+        bill = BudgetGuard(Budget(requests=1000))
+        with pytest.raises(BudgetExhausted) as excinfo:
+            await BudgetedBackend(asked, guard=bill).score(query_of("a"))
+        assert (await bill.account()).held == Usage(requests=1)
+        assert excinfo.value.usage == Usage(requests=1)
+
     async def test_a_cap_that_cannot_be_kept(self) -> None:
         class Unbounded(ScriptedBackend):
             bounds = frozenset({"queries", "requests"})

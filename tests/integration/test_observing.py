@@ -39,7 +39,7 @@ SPEC = RunSpec.model_validate(
         "prompt": {"length": 2, "vocabulary": {"kind": "list", "candidates": ["x", "y"]}},
         "method": {"name": "gs-bdpl", "num_samples": 4, "batch_size": 2, "optimizer": "sgd"},
         "participation": {"exchange": "losses"},
-        "budget": {"queries": 100},
+        "budget": {"queries": 100, "tokens": 100_000},
         "rounds": 3,
         "evaluation": {"every": 0},
     }
@@ -145,6 +145,16 @@ class TestMetrics:
         assert figure("run_spent_total", run="run", unit="queries") == 4
         assert figure("run_left", run="run", unit="queries") == 96
         assert figure("run_leased", run="run", unit="queries") == 0
+        # What a cap is left of, is spent and leased in the same unit.
+        spent, left = (
+            figure(f"run_{name}", run="run", unit="tokens") for name in ("spent_total", "left")
+        )
+        assert spent > 0
+        assert spent == sum(
+            figure("run_spent_total", run="run", unit=unit)
+            for unit in ("prompt_tokens", "completion_tokens")
+        )
+        assert spent + figure("run_leased", run="run", unit="tokens") + left == 100_000
         assert figure("run_mean_loss", run="run") == 0.5
         assert figure("run_label_values_total", run="run") == 16
         assert figure("claim_wait_seconds_count", outcome="assigned") == 1

@@ -8,7 +8,7 @@ import gzip
 import json
 import logging
 import tracemalloc
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -67,8 +67,10 @@ class Server(Caller):
 
 
 @contextlib.asynccontextmanager
-async def serving(*, limits: Limits = NO_LIMITS, **settings: Any) -> AsyncIterator[Server]:
-    store, clock = MemoryStore(), ManualClock()
+async def serving(
+    *, store: MemoryStore | None = None, limits: Limits = NO_LIMITS, **settings: Any
+) -> AsyncIterator[Server]:
+    store, clock = store or MemoryStore(), ManualClock()
     aggregator = Aggregator(
         backend=ScriptedBackend(),
         store=store,
@@ -97,6 +99,27 @@ async def serving(*, limits: Limits = NO_LIMITS, **settings: Any) -> AsyncIterat
 async def server() -> AsyncIterator[Server]:
     async with serving() as server:
         yield server
+
+
+@contextlib.asynccontextmanager
+async def raw(server: Server) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A connection for what no client library would send."""
+    host, _, port = server.url.removeprefix("http://").rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        async with asyncio.timeout(10):
+            yield reader, writer
+    finally:
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Lets the loop turn until something has happened."""
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.001)
 
 
 OF_A_RUN = ["", "/task", "/vocabulary", "/prompt", "/events"]
@@ -137,6 +160,15 @@ class TestScopes:
             ("GET", "/v1/clients"),
         ]:
             assert await server.refused(method, path, token=credential) == "unauthorized"
+
+    async def test_a_run_of_others_reports_nothing_that_it_asked(self, server: Server) -> None:
+        _, credential = await server.enrol(ACME)
+        before = await server.ok("GET", "/v1/runs/other", token=LOOK)
+        body = {**CLAIM, "run_id": "other"}
+        path = "/v1/assignments/claim"
+        for _ in range(3):
+            assert await server.refused("POST", path, body, token=credential) == "not_found"
+        assert await server.ok("GET", "/v1/runs/other", token=LOOK) == before
 
     async def test_people_have_scopes_too(self, server: Server) -> None:
         listed = await server.ok("GET", "/v1/runs", token=OPS)
@@ -372,6 +404,28 @@ class TestLimits:
             assert await server.refused("GET", "/v1/runs", token=ROOT) == "rate_limited"
             await server.ok("GET", "/v1/runs", token=credential)
 
+    async def test_a_device_that_fails_is_heard_where_devices_are(self) -> None:
+        """What it asks elsewhere is a stranger's, and shuts nobody out for longer than that."""
+        limits = {"failures_per_minute_per_ip": 3.0, "requests_per_minute_per_ip": 100.0}
+        async with serving(limits=NO_LIMITS.model_copy(update=limits)) as server:
+            _, credential = await server.enrol()
+            codes = [await server.refused("GET", "/v1/me", token=credential) for _ in range(30)]
+            assert codes == ["unauthorized"] * 3 + ["rate_limited"] * 27
+            await server.ok("GET", "/v1/runs", token=credential)
+            status, _, response = await server.call("GET", "/v1/me", token=ROOT)
+            assert status == 429
+            assert int(response.headers["Retry-After"]) <= 20
+
+    @pytest.mark.parametrize("path", ["/v1/me", "/openapi.json", "/v1/nothing"])
+    async def test_a_credential_is_no_way_around_the_rate_of_strangers(self, path: str) -> None:
+        limits = NO_LIMITS.model_copy(update={"requests_per_minute_per_ip": 5.0})
+        async with serving(limits=limits) as server:
+            _, credential = await server.enrol()
+            statuses = [(await server.call("GET", path, token=credential))[0] for _ in range(8)]
+            assert statuses[4:] == [429] * 4
+            assert 429 not in statuses[:4]
+            await server.ok("GET", "/v1/runs", token=credential)
+
     async def test_proxies_are_believed_only_if_named(self) -> None:
         async def heard(server: Server) -> list[str]:
             return [
@@ -452,24 +506,94 @@ class TestLimits:
         assert server.store._members == {}
 
 
-class TestSlowness:
-    @contextlib.asynccontextmanager
-    async def raw(
-        self, server: Server
-    ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-        host, _, port = server.url.removeprefix("http://").rpartition(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        try:
-            async with asyncio.timeout(10):
-                yield reader, writer
-        finally:
-            writer.close()
-            with contextlib.suppress(ConnectionError):
-                await writer.wait_closed()
+class Held(MemoryStore):
+    """Makes a change, and then answers only when it is told to.
 
+    Attributes:
+        method: Which change.
+        holds: Whether it is slow by now.
+        made: The change was made.
+        go: It may answer.
+    """
+
+    def __init__(self, method: str) -> None:
+        super().__init__()
+        self.method, self.holds = method, False
+        self.made, self.go = asyncio.Event(), asyncio.Event()
+
+    async def revoke_client(self, *arguments: Any) -> None:
+        await super().revoke_client(*arguments)
+        await self._hold("revoke_client")
+
+    async def set_credential(self, *arguments: Any) -> None:
+        await super().set_credential(*arguments)
+        await self._hold("set_credential")
+
+    async def commit(self, *arguments: Any) -> None:
+        await super().commit(*arguments)
+        await self._hold("commit")
+
+    async def _hold(self, method: str) -> None:
+        if self.holds and method == self.method:
+            self.made.set()
+            await self.go.wait()
+
+
+class TestHangingUp:
+    """Whoever hangs up leaves nothing half done."""
+
+    async def hang_up(self, server: Server, request: str, token: str) -> None:
+        """Sends a request, and closes the connection when the store has made the change."""
+        store = server.store
+        assert isinstance(store, Held)
+        store.holds = True
+        async with raw(server) as (reader, writer):
+            head = f"{request} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n"
+            writer.write(f"{head}Authorization: Bearer {token}\r\n\r\n".encode())
+            await store.made.wait()
+            writer.write_eof()
+            assert await reader.read() == b""  # The server has seen it.
+        store.go.set()
+
+    async def test_a_client_that_is_revoked_is_shut_out(self) -> None:
+        async with serving(store=Held("revoke_client")) as server:
+            client_id, credential = await server.enrol()
+            await server.ok("POST", "/v1/assignments/claim", CLAIM, token=credential)
+            await self.hang_up(server, f"POST /v1/clients/{client_id}/revoke", ROOT)
+            access = server.aggregator.service.access
+            await until(lambda: not access.known(credential))
+            assert await server.refused("GET", "/v1/runs", token=credential) == "unauthorized"
+            pool = server.aggregator.service.dispatcher.pool
+            await until(lambda: 0 not in pool)
+
+    async def test_a_secret_that_was_replaced_is_shut_out(self) -> None:
+        async with serving(store=Held("set_credential")) as server:
+            _, old = await server.enrol()
+            path = "/v1/clients/me/credential"
+            new = (await server.ok("POST", path, token=old))["credential"]
+            await server.ok("GET", "/v1/runs", token=old)
+            await self.hang_up(server, "GET /v1/runs", new)
+            access = server.aggregator.service.access
+            await until(lambda: not access.known(old))
+            assert await server.refused("GET", "/v1/runs", token=old) == "unauthorized"
+            await server.ok("GET", "/v1/runs", token=new)
+
+    async def test_a_run_that_is_resumed_gives_work(self) -> None:
+        async with serving(store=Held("commit")) as server:
+            _, credential = await server.enrol()
+            await server.ok("POST", "/v1/runs/other/stop", token=ROOT)
+            await self.hang_up(server, "POST /v1/runs/other/resume", ROOT)
+            pool = server.aggregator.service.dispatcher.pool
+            await until(lambda: pool.is_open("other"))
+            body = {**CLAIM, "run_id": "other"}
+            work = await server.ok("POST", "/v1/assignments/claim", body, token=credential)
+            assert work["run_id"] == "other"
+
+
+class TestSlowness:
     async def test_a_connection_that_asks_nothing_is_closed(self) -> None:
         limits = NO_LIMITS.model_copy(update={"first_request_s": 0.1})
-        async with serving(limits=limits) as server, self.raw(server) as (reader, writer):
+        async with serving(limits=limits) as server, raw(server) as (reader, writer):
             _, credential = await server.enrol()
             body = {**CLAIM, "wait_s": 1, "run_id": "acme-1"}
             asked = asyncio.create_task(
@@ -490,7 +614,7 @@ class TestSlowness:
     ) -> None:
         monkeypatch.setattr("fedone_sdk.aggregator.http._READ_TIMEOUT_S", 0.05)
         _, credential = await server.enrol()
-        async with self.raw(server) as (reader, writer):
+        async with raw(server) as (reader, writer):
             writer.write(
                 b"POST /v1/assignments/claim HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n"
                 b"Content-Type: application/json\r\n"
@@ -500,9 +624,26 @@ class TestSlowness:
         assert answer.startswith(b"HTTP/1.1 408 ")
         assert b"request_timeout" in answer
 
+    async def test_a_device_that_is_revoked_while_it_sends_is_refused(self, server: Server) -> None:
+        client_id, credential = await server.enrol()
+        body = json.dumps(CLAIM).encode()
+        async with raw(server) as (reader, writer):
+            writer.write(
+                b"POST /v1/assignments/claim HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n"
+                b"Connection: close\r\nContent-Type: application/json\r\n"
+                + f"Content-Length: {len(body)}\r\n".encode()
+                + f"Authorization: Bearer {credential}\r\n\r\n".encode()
+            )
+            assert b" 100 " in await reader.readuntil(b"\r\n\r\n")  # It was let in.
+            await server.ok("POST", f"/v1/clients/{client_id}/revoke", token=ROOT)
+            writer.write(body)
+            answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 401 ")
+        assert server.store._members == {}
+
     async def test_a_body_that_is_cut_wrongly_is_no_failure_of_ours(self, server: Server) -> None:
         _, credential = await server.enrol()
-        async with self.raw(server) as (reader, writer):
+        async with raw(server) as (reader, writer):
             writer.write(
                 b"POST /v1/assignments/claim HTTP/1.1\r\nHost: x\r\n"
                 b"Transfer-Encoding: chunked\r\nContent-Type: application/json\r\n"
@@ -513,16 +654,16 @@ class TestSlowness:
 
     async def test_too_many_headers_are_refused(self, server: Server) -> None:
         lines = b"".join(b"X-%d: 1\r\n" % number for number in range(100))
-        async with self.raw(server) as (reader, writer):
+        async with raw(server) as (reader, writer):
             writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n" + lines + b"\r\n")
             assert (await reader.read(12)).endswith(b" 400")
 
     async def test_what_is_no_http_does_not_fill_the_log(
         self, server: Server, caplog: pytest.LogCaptureFixture
     ) -> None:
-        for raw in (b"nonsense\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"\x16\x03\x01\x00\xa5"):
-            async with self.raw(server) as (reader, writer):
-                writer.write(raw)
+        for sent in (b"nonsense\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"\x16\x03\x01\x00\xa5"):
+            async with raw(server) as (reader, writer):
+                writer.write(sent)
                 writer.write_eof()
                 await reader.read()
         assert [record for record in caplog.records if record.exc_info] == []

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from fedone_sdk.aggregator.auth import Authority
+from fedone_sdk.aggregator.events import RolledBack
 from fedone_sdk.aggregator.pool import TurnedAway
+from fedone_sdk.aggregator.replay import compare
 from fedone_sdk.aggregator.run import ServedRun
 from fedone_sdk.aggregator.service import Service
-from fedone_sdk.algorithms import alpha_sha256, dump_memory
+from fedone_sdk.algorithms import alpha_sha256, dump_memory, load_memory
 from fedone_sdk.budget import Usage
 from fedone_sdk.clock import SystemClock
 from fedone_sdk.errors import ProblemError
@@ -237,6 +239,33 @@ class _Shared(MemoryStore):
         super().__init__()
         if other is not None:
             self.__dict__ = other.__dict__
+
+
+async def test_a_rollback_forgets_the_work_that_was_done_while_it_was_looked_up() -> None:
+    """A client whose first work came meanwhile begins from nothing, as in a replay of the log."""
+    store = MemoryStore()
+    service = Service(
+        store=store, clock=SystemClock(), authority=Authority(enrolment_tokens=[TOKEN])
+    )
+    spec = spec_of(min_clients=1)
+    method = spec.method.model_copy(update={"optimizer": "adamw"})
+    async with AsyncExitStack() as stack:
+        await service.start()
+        stack.push_async_callback(service.stop)
+        run = await service.add_run(spec.model_copy(update={"method": method}), WORDS)
+        start = run.state
+        (device,) = await devices_of([service], 1)
+        work = await device.claim()
+        assert work is not None
+        await device.send(work)
+        assert load_memory(await store.memory("run", 0) or b"")
+        # What is gone back to was looked up before it came.
+        await run.apply(RolledBack(method=start.method, to_round=0, reason="a lying client"))
+        assert load_memory(await store.memory("run", 0) or b"") == {}
+        await service.stop_run(run)
+        snapshot = await store.snapshot("run")
+        assert snapshot is not None
+        assert compare(snapshot).difference is None
 
 
 async def test_a_client_remembers_what_it_did_last_and_not_what_was_read_before() -> None:

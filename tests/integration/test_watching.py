@@ -204,7 +204,9 @@ class TestProbabilities:
             assert position.entropy == 2.0
             assert [each.probability for each in position.tokens] == [0.25] * 3
 
-    @pytest.mark.parametrize("top", ["0", "33", "-1", "1.5", "many", "", "٣", "9" * 5000])
+    @pytest.mark.parametrize(
+        "top", ["0", "33", "-1", "1.5", "many", "", "٣", "9" * 5000, "0329999"]
+    )
     async def test_how_many_is_bounded(self, server: Server, top: str) -> None:
         path = f"/v1/runs/run/probabilities?top={top}"
         assert await server.refused("GET", path, token=LOOK) == "invalid_message"

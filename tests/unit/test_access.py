@@ -261,7 +261,7 @@ class TestClients:
         enrolled = await there.enrol("fleet-secret", Enrol())
         client = await here.client(enrolled.credential)
         await there.revoke_client(enrolled.client_id)
-        assert store.published == ['{"kind":"client","client_index":0}']
+        assert store.published == ['{"kind":"client","client_index":0}'] * 2  # enrolled, revoked
         await here.reload(client.index)
         await refused(here, enrolled.credential)
         assert [revoked.client_id for revoked in told] == [enrolled.client_id]
@@ -354,7 +354,7 @@ class TestRotation:
         new = (await here.rotate(await here.client(old), old)).credential
         await there.client(old)
         await here.client(new)
-        assert len(store.published) == 2
+        assert len(store.published) == 3  # enrolled, renewed, the old one retired
         await there.reload(0)
         await refused(there, old)
 

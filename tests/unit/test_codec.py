@@ -67,6 +67,7 @@ seats = st.builds(
     due=numbers,
     step=st.integers(0, 9),
     assignment_id=st.none() | names,
+    own_model=st.booleans(),
     num_samples=st.integers(0, 99),
     num_steps=st.integers(0, 9),
     sent=st.dictionaries(names, usages, max_size=3),
@@ -219,4 +220,9 @@ def test_every_field_is_written() -> None:
         == {field.name for field in dataclasses.fields(RunState)} - arrays
     )
     (seat,) = encode_document(simple())["seats"]
-    assert seat.keys() == {field.name for field in dataclasses.fields(Seat)} - {"local"}
+    # What a replica of an earlier version does not know is written only where it says something.
+    fields = {field.name for field in dataclasses.fields(Seat)} - {"local"}
+    assert seat.keys() == fields - {"own_model"}
+    own = dataclasses.replace(simple().seats[0], own_model=True)
+    (seat,) = encode_document(dataclasses.replace(simple(), seats=(own,)))["seats"]
+    assert seat.keys() == fields

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedone_sdk.aggregator.documents import MAX_DEPTH, MAX_TOKENS, check_json
+from fedone_sdk.messages import UPDATE, LossesUpdate
 
 VALUES = st.recursive(
     st.none()
@@ -43,6 +44,8 @@ def test_what_a_writer_writes_is_let_through(
         b'["a","a","a"]',
         b'{"a" : "b", "b" : "a"}',
         b"[" * MAX_DEPTH + b"]" * MAX_DEPTH,
+        b"[" + b"0," * MAX_TOKENS + b"0]",
+        b'{"a":"' + b"," * 2 * MAX_TOKENS + b'"}',
         # Not JSON: that is for the reader to say.
         b"{{{",
         b"]]]",
@@ -71,11 +74,28 @@ def test_the_rest_is_its_reader_s(body: bytes) -> None:
         (b"[-Infinity]", "no JSON numbers"),
         (b"[" + b"[]," * MAX_TOKENS, "more than 200000 strings"),
         (b"[" + b'"",' * MAX_TOKENS, "more than 200000 strings"),
+        (b"[" + b"0," * (MAX_TOKENS + 1) + b"0]", "more than 200000 commas"),
     ],
 )
 def test_what_readers_understand_differently_is_refused(body: bytes, told: str) -> None:
     with pytest.raises(ValueError, match=told):
         check_json(body)
+
+
+def test_the_longest_lists_of_messages_are_let_through() -> None:
+    document = {
+        "exchange": "losses",
+        "num_examples": 5,
+        "scored": {"scored": 2},
+        "usage": {},
+        "model": "m",
+        "losses": [0.1 * (number % 7) for number in range(65_536)],
+    }
+    body = json.dumps(document).encode()
+    check_json(body)
+    update = UPDATE.validate_json(body)
+    assert isinstance(update, LossesUpdate)
+    assert len(update.losses) == 65_536
 
 
 @given(st.binary(max_size=200))

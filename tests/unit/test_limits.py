@@ -150,6 +150,19 @@ class TestLimiter:
             limiter.stranger("a")
         limiter.stranger("b")
 
+    def test_failures_of_one_who_must_wait_already_do_not_add_up(self) -> None:
+        """Else whoever shares an address with a broken device would be shut out for days."""
+        clock = ManualClock()
+        limits = NO_LIMITS.model_copy(update={"failures_per_minute_per_ip": 60.0})
+        limiter = Limiter(limits, now=clock.now)
+        for _ in range(10_000):
+            limiter.failed("a")
+        with pytest.raises(ProblemError) as caught:
+            limiter.stranger("a")
+        assert caught.value.retry_after_s == pytest.approx(1)
+        clock.advance(1.001)
+        limiter.stranger("a")
+
     def test_nothing_is_limited_by_default_in_one_process(self) -> None:
         limiter = Limiter(NO_LIMITS)
         for _ in range(10_000):

@@ -103,10 +103,37 @@ class TestBadMessages:
         with pytest.raises(ValidationError) as excinfo:
             parser(vector["type"]).validate_json(vector["body"])
         # A vector that is wrong twice would hide that one of its mistakes is let through.
-        (error,) = excinfo.value.errors()
+        error, *others = excinfo.value.errors()
+        # A list that is left at its first wrong element may be counted as too short, too.
+        assert all(other["loc"] == error["loc"][: len(other["loc"])] for other in others)
         union = vector["type"] in UNIONS
         place = [str(step) for step in error["loc"][union:]]
         assert vector["key"] in place if vector["key"] else not place
+
+
+@pytest.mark.parametrize("kind", ["LossesUpdate", "Score"])
+def test_a_list_is_left_at_its_first_wrong_element(kind: str) -> None:
+    """Each mistake is an object in memory: a body of commas must not make millions."""
+    wrong: list[object] = [None] * 1000
+    vector = next(vector for vector in GOLDEN if vector["type"] == kind)
+    lists = {
+        "LossesUpdate": ("losses", "class_counts"),
+        "Score": ("examples", "references"),
+    }[kind]
+    body = {**json.loads(vector["body"]), **dict.fromkeys(lists, wrong)}
+    with pytest.raises(ValidationError) as excinfo:
+        parser(kind).validate_json(json.dumps(body))
+    assert excinfo.value.error_count() <= 2 * len(lists)
+
+
+@pytest.mark.parametrize(
+    ("kind", "key"), [("Enrol", "name"), ("Decline", "reason"), ("RollBack", "reason")]
+)
+def test_what_moves_a_cursor_becomes_a_blank(kind: str, key: str) -> None:
+    sent = {"to_round": 0} if kind == "RollBack" else {}
+    body = json.dumps({**sent, key: "a\nb\x00c\x1b[2Jd\u202ee \u00e9\U0001f642"})
+    message = parser(kind).validate_json(body)
+    assert getattr(message, key) == "a b c [2Jd e \u00e9\U0001f642"
 
 
 class TestArray:

@@ -62,7 +62,7 @@ def wind_up(
         state, finished = finish(rules, replace(state, seats=kept), now)
         effects.extend(finished)
     else:
-        state = replace(state, seats=(), fills=0)
+        state = replace(state, seats=(), fills=0, passed=frozenset())
     if state.running:
         state, over = ended(state, status, reason, now)
         effects.extend(over)
@@ -91,11 +91,17 @@ def resumed(rules: Rules, event: ResumeAsked, state: RunState, now: float) -> Ou
         paused=False,
         seats=_with_new_deadlines(rules, state, now),
         # Whoever resumes a run accepts the model that there is now.
-        model=rules.gateway_model or state.model,
+        model=_model_from_now(rules, state),
         metric=state.metric.model_copy(update={"after": None}),
         bias=None,
     )
     return state, ()
+
+
+def _model_from_now(rules: Rules, state: RunState) -> str | None:
+    """The server's model; where devices have their own, the next of them says which."""
+    not_looked_at_yet = rules.gateway_model == ""
+    return state.model if not_looked_at_yet else rules.gateway_model
 
 
 def _with_new_deadlines(rules: Rules, state: RunState, now: float) -> tuple[Seat, ...]:
@@ -164,6 +170,8 @@ def rolled_back(rules: Rules, event: RolledBack, state: RunState, now: float) ->
         passed=frozenset(),
         fills=0,
         lost=0,
+        # At its beginning nothing is left that the model had a part in.
+        model=state.model if event.to_round else _model_from_now(rules, state),
         rollbacks=state.rollbacks + 1,
         metric=state.metric.model_copy(update={"after": None}),
         bias=None,
@@ -181,8 +189,9 @@ def rolled_back(rules: Rules, event: RolledBack, state: RunState, now: float) ->
 
 def measured(rules: Rules, event: Measured, state: RunState, now: float) -> Outcome:
     """Takes note of a metric."""
-    if event.which == "after" and state.running:
-        return state, ()  # The run was resumed meanwhile: this prompt was not its last.
+    here = (state.round, state.rollbacks)
+    if event.which == "after" and (state.running or event.at not in (None, here)):
+        return state, ()  # The run went on meanwhile: this prompt was not its last.
     metric = state.metric.model_copy(update={event.which: event.value})
     bias = event.bias if event.which == "after" else state.bias
     return replace(state, metric=metric, bias=bias), ()

@@ -80,9 +80,9 @@ class RoundMachine(Rules):
 
     def next_deadline(self, state: RunState) -> float | None:
         """When the next seat runs out or is to get a backup, seconds since the epoch."""
-        open_seats = [seat for seat in state.seats if seat.phase != "done"]
-        times = [seat.due for seat in open_seats]
-        times += [seat.backup_due for seat in open_seats if seat.backup_due is not None]
+        timed = seats.timed(state)
+        times = [seat.due for seat in timed]
+        times += [seat.backup_due for seat in timed if seat.backup_due is not None]
         return min(times, default=None)
 
     def has_lost(self, state: RunState, alive: Set[str]) -> bool:

@@ -15,7 +15,7 @@ from fedone_sdk.aggregator.events import (
 )
 from fedone_sdk.aggregator.machine import hedges
 from fedone_sdk.aggregator.machine.lifecycle import wind_up
-from fedone_sdk.aggregator.machine.outcome import Outcome, without_seat
+from fedone_sdk.aggregator.machine.outcome import Outcome, with_seat, without_seat
 from fedone_sdk.aggregator.machine.rounds import close
 from fedone_sdk.aggregator.machine.rules import Rules
 from fedone_sdk.aggregator.machine.spending import release
@@ -24,7 +24,7 @@ from fedone_sdk.aggregator.state import RunState, Seat
 from fedone_sdk.algorithms import select, stream
 from fedone_sdk.budget import Usage
 
-__all__ = ["fill", "lose", "quarantined", "released", "time_passed"]
+__all__ = ["fill", "lose", "quarantined", "recall", "released", "time_passed", "timed"]
 
 
 def fill(rules: Rules, event: SeatsVacant, state: RunState, now: float) -> Outcome:
@@ -101,8 +101,8 @@ def _fill_vacant(
 def time_passed(rules: Rules, event: TimePassed, state: RunState, now: float) -> Outcome:
     """Takes the seats whose time is over, and takes note of slow ones."""
     effects: list[Effect] = []
-    for seat in state.seats:
-        if seat.phase != "done" and seat.due <= now and state.running:
+    for seat in timed(state):
+        if seat.due <= now and state.running:
             state, more = lose(rules, state, seat, "the deadline passed", None, now)
             effects.extend(more)
     return hedges.noticed(state, now) if state.running else state, tuple(effects)
@@ -114,6 +114,7 @@ def lose(
     """Takes a seat from its client; what the client may have spent is spent."""
     was_working = seat.phase == "working"
     state, seat, effects = release(rules, state, seat, reason, reported)
+    state = recall(rules, state, seat.client, now)
     state = replace(state, lost=state.lost + was_working, passed=state.passed | {seat.client})
     more: tuple[Effect, ...] = ()
     if state.lost > rules.spec.participation.max_lost:
@@ -124,6 +125,28 @@ def lose(
     else:
         state = without_seat(state, seat)
     return state, effects + more
+
+
+def timed(state: RunState) -> tuple[Seat, ...]:
+    """The seats whose time runs.
+
+    A client that was drawn several times has until the end of its work to come for the next seat.
+    """
+    at_work = {seat.client for seat in state.seats if seat.phase == "working"}
+    return tuple(
+        seat
+        for seat in state.seats
+        if seat.phase == "working" or (seat.phase == "offered" and seat.client not in at_work)
+    )
+
+
+def recall(rules: Rules, state: RunState, client: int, now: float) -> RunState:
+    """Gives a client that has ended its work time to come for its other seats of the round."""
+    due = now + rules.spec.participation.claim_timeout_s
+    waiting = [seat for seat in state.seats if (seat.client, seat.phase) == (client, "offered")]
+    for seat in waiting:
+        state = with_seat(state, replace(seat, due=due))
+    return state
 
 
 def quarantined(rules: Rules, event: Quarantined, state: RunState, now: float) -> Outcome:

@@ -60,19 +60,25 @@ def used(rules: Rules, state: RunState, seat: Seat, reported: Usage | None) -> U
     model of its own is believed only where the run trusts its clients.
     """
     lease = state.account.leases[seat.assignment_id or ""]
-    if rules.gateway_model is not None:
-        return seat.used + seat.under_way
-    if rules.spec.participation.trusted_clients and reported is not None:
-        queries = min(reported.queries, lease.queries)
-        return reported.model_copy(update={"queries": queries})
-    return lease
+    seen = seat.used + seat.under_way
+    has_gateway = rules.gateway_model is not None
+    if has_gateway and not seat.own_model:
+        return seen
+    if not rules.spec.participation.trusted_clients or reported is None:
+        return lease
+    # Where the server has a model, caps are on what that costs, and no report passes them.
+    most = lease if has_gateway else reported.model_copy(update={"queries": lease.queries})
+    return (reported - reported.beyond(most)).at_least(seen)
 
 
 def asked(rules: Rules, event: GatewayAsked, state: RunState, now: float) -> Outcome:
     """Sets aside what a call of the gateway may spend."""
     seat = working(state, event.assignment_id)
     if not state.running:
-        raise ProblemError("run_conflict", f"the run is {state.reason or state.status}")
+        # Why is for people: a provider may quote what another device has sent.
+        raise ProblemError(
+            "run_conflict", f"the run is {'paused' if state.paused else state.status}"
+        )
     lease = state.account.leases[event.assignment_id]
     # A request that comes again bills again, but is no new logical query.
     queries = 0 if event.call in seat.calls else event.worst.queries

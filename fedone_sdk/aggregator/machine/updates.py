@@ -15,7 +15,7 @@ from fedone_sdk.aggregator.machine import hedges
 from fedone_sdk.aggregator.machine.outcome import Outcome, with_seat
 from fedone_sdk.aggregator.machine.rounds import close
 from fedone_sdk.aggregator.machine.rules import Rules, working
-from fedone_sdk.aggregator.machine.seats import lose
+from fedone_sdk.aggregator.machine.seats import lose, recall
 from fedone_sdk.aggregator.machine.spending import used
 from fedone_sdk.aggregator.state import RunState, Seat
 from fedone_sdk.algorithms import State
@@ -43,8 +43,9 @@ def arrived(rules: Rules, event: UpdateArrived, state: RunState, now: float) -> 
     state, beaten = hedges.beaten(rules, state, seat)
     spent = used(rules, state, seat, update.usage)
     lease = state.account.leases[event.assignment_id]
-    if rules.gateway_model is not None and spent.queries < lease.queries:
-        # Scored where the server does not see it: by a model on the device.
+    through_gateway = rules.gateway_model is not None and not seat.own_model
+    if through_gateway and spent.queries < lease.queries:
+        # It had a model on the device all the same.
         spent = lease
     state = replace(
         state,
@@ -52,6 +53,7 @@ def arrived(rules: Rules, event: UpdateArrived, state: RunState, now: float) -> 
         model=update.model,
         lost=0,
     )
+    state = recall(rules, state, seat.client, now)
     receipt = Receipt(
         assignment_id=event.assignment_id, round=state.round, body_sha256=event.body_sha256
     )
@@ -116,6 +118,12 @@ def _learn(
 ) -> _Learnt:
     """Checks what an update says against what was asked, and learns from it."""
     if isinstance(update, LossesUpdate) and rules.losses_exchange:
+        batch_size = rules.spec.method.batch_size
+        if update.scored.scored > batch_size:  # They weigh what it says.
+            raise ProblemError(
+                "invalid_message",
+                f"scored: {update.scored.scored} examples, a mini-batch has at most {batch_size}",
+            )
         if len(update.losses) != seat.num_samples:
             raise ProblemError(
                 "invalid_message",

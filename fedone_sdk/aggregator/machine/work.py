@@ -34,6 +34,7 @@ def asked(rules: Rules, event: WorkAsked, state: RunState, now: float) -> Outcom
             phase="working",
             due=now + rules.spec.participation.deadline_s,
             assignment_id=event.assignment_id,
+            own_model=event.own_model,
             num_samples=samples,
             num_steps=steps,
             renewals=0,
@@ -47,6 +48,9 @@ def asked(rules: Rules, event: WorkAsked, state: RunState, now: float) -> Outcom
             releases=counted(rules.releases, state.releases, seat),
             started_at=now if state.started_at is None else state.started_at,
         )
+    elif event.own_model and not seat.own_model:  # It was started anew, with a model.
+        seat = replace(seat, own_model=True)
+        state = with_seat(state, seat)
     # A client that asks again lost the answer: it gets the same work, no second lease.
     return state, (Assigned(assignment=rules.assignment(state, seat, now)),)
 
@@ -79,5 +83,5 @@ def declined(rules: Rules, event: Declined, state: RunState, now: float) -> Outc
     """Takes work back that a client cannot do."""
     seat = working(state, event.assignment_id)
     if state.paused:
-        raise ProblemError("run_conflict", f"the run is {state.reason}; the work is kept")
+        raise ProblemError("run_conflict", "the run is paused; the work is kept")
     return lose(rules, state, seat, f"the client declined: {event.reason}", event.usage, now)

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from fedone_sdk.aggregator.drain import Drain
 from fedone_sdk.aggregator.health import Readiness
-from fedone_sdk.aggregator.http import Handler, problems, stamp_headers
+from fedone_sdk.aggregator.http import Handler, bearer_token, problems, stamp_headers
 from fedone_sdk.aggregator.limits import LIMITER, NO_LIMITS, Limiter, Limits, guarding
 from fedone_sdk.aggregator.observers import NOBODY, Observers
 from fedone_sdk.aggregator.openapi import openapi_document
@@ -31,6 +31,7 @@ from fedone_sdk.aggregator.routes.people import PEOPLE
 from fedone_sdk.aggregator.routes.route import MAX_BODY_BYTES, Route
 from fedone_sdk.aggregator.routes.watch import WATCH
 from fedone_sdk.aggregator.service import Service
+from fedone_sdk.aggregator.to_the_end import to_the_end
 
 if TYPE_CHECKING:
     from fedone_sdk.aggregator.metrics import Metrics
@@ -72,13 +73,21 @@ def build_app(
     """
     limiter = Limiter(limits)
     served = routes(public_metrics=public_metrics)
+    handlers = [(route, _guarded(route)) for route in served]
+    of_clients = {handler for route, handler in handlers if route.access in ("device", "member")}
+
+    def known(request: web.Request) -> bool:
+        # A client that calls what is not for clients is anybody.
+        is_for_clients = request.match_info.handler in of_clients
+        return is_for_clients and service.access.known(bearer_token(request))
+
     app = web.Application(
         middlewares=[
             observing(observers),
             _traffic,
             problems,
             noted,
-            guarding(limiter, service.access.known, free=_PROBES),
+            guarding(limiter, known, free=_PROBES),
         ],
         client_max_size=MAX_BODY_BYTES,
     )
@@ -91,8 +100,8 @@ def build_app(
     app.on_response_prepare.append(stamp)
     app.on_response_prepare.append(stamp_headers)
     app[DOCUMENT] = openapi_document(served)
-    for route in served:
-        app.router.add_route(route.method, route.path, _guarded(route))
+    for route, handler in handlers:
+        app.router.add_route(route.method, route.path, handler)
     return app
 
 
@@ -101,11 +110,21 @@ def _guarded(route: Route) -> Handler:
 
     @wraps(route.handler)
     async def handle(request: web.Request) -> web.StreamResponse:
-        EXCHANGE.get().route = route
+        exchange = EXCHANGE.get()
+        exchange.route = route
         await admit(request, route)
-        return await route.handler(request)
+        if route.method == "GET" or route.waits:
+            return await route.handler(request)
+        try:
+            return await to_the_end(_answered(route, request))
+        finally:
+            exchange.bind()  # What it has bound is another task's.
 
     return handle
+
+
+async def _answered(route: Route, request: web.Request) -> web.StreamResponse:
+    return await route.handler(request)
 
 
 def build_metrics_app(metrics: Metrics) -> web.Application:

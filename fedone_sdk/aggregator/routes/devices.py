@@ -55,7 +55,9 @@ async def claim(request: web.Request) -> web.Response:
     """
     service, client = request.app[SERVICE], client_of(request)
     message, _ = await message_of(request, Claim.model_validate_json)
-    EXCHANGE.get().concerns(service.traffic_run(run_id=message.run_id))
+    concerned = service.traffic_run(run_id=message.run_id)
+    if concerned is not None and EXCHANGE.get().may_see(concerned.run_id):
+        EXCHANGE.get().concerns(concerned)
     found = await service.claim(client, message)
     if isinstance(found, TurnedAway):
         # At least one: who is told nothing else asks in a loop.
@@ -132,10 +134,11 @@ DEVICES = (
         access="device",
         tag="devices",
         summary="Ask for work (long poll)",
+        waits=True,
         request=Claim,
         answers={200: Assignment, 204: None},
         headers={204: {"Retry-After": _RETRY_AFTER}},
-        problems=("not_found", "run_ended"),
+        problems=("not_found", "run_ended", "backend_unavailable"),
     ),
     Route(
         method="POST",

@@ -55,6 +55,7 @@ class Exchange:
         request_id: Names the request in the log; sent back to the caller.
         route: What was asked for; None where there is no such route.
         run: The run that it belongs to.
+        round: The round of that run, when it came.
         client: The device that sent it.
         person: The person who sent it.
         upload: Size of its body, bytes.
@@ -65,6 +66,7 @@ class Exchange:
     request_id: str
     route: Route | None = None
     run: ServedRun | None = None
+    round: int = 0
     client: ClientRecord | None = None
     person: AdminToken | None = None
     upload: int = 0
@@ -83,9 +85,13 @@ class Exchange:
 
     def concerns(self, run: ServedRun | None) -> None:
         """Notes which run it belongs to, for the log lines that follow."""
-        self.run = run
-        if run is not None:
-            bind_contextvars(run_id=run.run_id, round=run.state.round)
+        self.run, self.round = run, 0 if run is None else run.state.round
+        self.bind()
+
+    def bind(self) -> None:
+        """Has the log lines that follow in this task say which run it belongs to."""
+        if self.run is not None:
+            bind_contextvars(run_id=self.run.run_id, round=self.round)
 
 
 EXCHANGE: ContextVar[Exchange] = ContextVar("exchange")
@@ -142,7 +148,8 @@ async def message_of(request: web.Request, parse: Parse[T]) -> tuple[T, bytes]:
     What carries arrays may come as a file of tensors too.
 
     Raises:
-        ProblemError: ``not_json``, ``invalid_message`` or ``body_too_large``.
+        ProblemError: ``not_json``, ``invalid_message`` or ``body_too_large``; ``unauthorized``
+            for a device that was revoked meanwhile.
     """
     exchange = EXCHANGE.get()
     route = exchange.route
@@ -150,4 +157,7 @@ async def message_of(request: web.Request, parse: Parse[T]) -> tuple[T, bytes]:
     forms = (JSON, TENSORS) if route is not None and has_arrays(route.request) else (JSON,)
     if request.content_type in forms:
         exchange.upload = len(await body_of(request, max_bytes=limit))
-    return await read(request, parse, max_bytes=limit, forms=forms)
+    found = await read(request, parse, max_bytes=limit, forms=forms)
+    if exchange.client is not None:
+        await request.app[SERVICE].access.check_still(exchange.client)
+    return found

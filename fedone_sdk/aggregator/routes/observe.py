@@ -14,7 +14,7 @@ from aiohttp.typedefs import Middleware
 from fedone_sdk.aggregator.http import Handler
 from fedone_sdk.aggregator.observers import Observers
 from fedone_sdk.aggregator.routes.exchange import EXCHANGE, SERVICE, Exchange
-from fedone_sdk.errors import ProblemError
+from fedone_sdk.errors import ProblemError, StoreUnavailable
 
 __all__ = ["noted", "observing", "stamp"]
 
@@ -75,6 +75,9 @@ async def noted(request: web.Request, handler: Handler) -> web.StreamResponse:
         raise
     except web.HTTPMethodNotAllowed:
         EXCHANGE.get().problem = "method_not_allowed"
+        raise
+    except StoreUnavailable:
+        EXCHANGE.get().problem = "store_unavailable"
         raise
     except Exception:
         EXCHANGE.get().problem = "internal"

@@ -51,6 +51,8 @@ class Route:
         problems: Codes of refusals that are this route's own; those that follow from its access,
             path and body are added.
         headers: HTTP status -> headers of that answer -> what they say.
+        waits: Whether it may be given up when the caller hangs up, as it waits for long. All else
+            that changes something is done to its end then.
         query: Parameters behind ``?``: name -> JSON Schema.
     """
 
@@ -65,6 +67,7 @@ class Route:
     max_body: int = SMALL_BODY_BYTES
     problems: tuple[str, ...] = ()
     headers: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
+    waits: bool = False
     query: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
@@ -75,7 +78,7 @@ class Route:
     @property
     def refusals(self) -> tuple[str, ...]:
         """Codes of all refusals, in the order of `fedone_sdk.errors.PROBLEMS`."""
-        codes = {"internal", *self.problems}
+        codes = {"internal", "store_unavailable", *self.problems}
         if self.path.startswith("/v1/"):
             codes |= {"upgrade_required", "rate_limited"}
         if self.access != "public":

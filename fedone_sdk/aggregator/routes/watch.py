@@ -45,7 +45,8 @@ async def seats(request: web.Request) -> web.Response:
 async def probabilities(request: web.Request) -> web.Response:
     """The likeliest tokens of each position of a run that tunes words, by alpha."""
     given = request.query.get("top", str(_TOKENS))
-    if not (given.isascii() and given.isdigit() and 1 <= int(given[:3]) <= _MOST_TOKENS):
+    short = len(given) <= len(str(_MOST_TOKENS)) and given.isascii() and given.isdigit()
+    if not (short and 1 <= int(given) <= _MOST_TOKENS):
         raise ProblemError("invalid_message", f"top: must be from 1 to {_MOST_TOKENS}")
     run = await run_of(request)
     if run.spec.method.domain != "tokens":

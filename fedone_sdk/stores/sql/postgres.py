@@ -27,7 +27,7 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from fedone_sdk.errors import FedOneError, MissingExtraError
+from fedone_sdk.errors import FedOneError, MissingExtraError, StoreUnavailable
 from fedone_sdk.stores.base import Commit, Signals, VersionConflict
 from fedone_sdk.stores.sql import schema, statements
 from fedone_sdk.stores.sql import tables as t
@@ -360,7 +360,7 @@ class PostgresDatabase:
                 raise
             reason = error.orig if isinstance(error, DBAPIError) else error
             words = " ".join(str(reason).split()) or type(reason).__name__
-            raise FedOneError(f"store {self._where} cannot be used: {words}") from error
+            raise StoreUnavailable(f"store {self._where} cannot be used: {words}") from error
 
 
 def _prepare(connection: Connection, upgrading: bool) -> None:

@@ -21,7 +21,7 @@ from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry, NullPool
 
-from fedone_sdk.errors import FedOneError, SpecError
+from fedone_sdk.errors import FedOneError, SpecError, StoreUnavailable
 from fedone_sdk.stores.alone import Alone
 from fedone_sdk.stores.base import Commit
 from fedone_sdk.stores.sql import schema, statements
@@ -218,7 +218,7 @@ class SqliteDatabase(Alone):
             yield
         except (SQLAlchemyError, sqlite3.Error, OSError, schema.SchemaRefused) as error:
             reason = error.orig if isinstance(error, DBAPIError) else error
-            raise FedOneError(f"store {self._path} cannot be used: {reason}") from error
+            raise StoreUnavailable(f"store {self._path} cannot be used: {reason}") from error
 
 
 class _Threads:

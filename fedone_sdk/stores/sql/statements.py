@@ -40,6 +40,7 @@ from fedone_sdk.stores.base import (
     TokenRecord,
     TokenRefused,
     VersionConflict,
+    refuse_another,
 )
 from fedone_sdk.stores.sql import tables as t
 
@@ -159,7 +160,7 @@ def enrol(
     if client.enrolment_sha256 is not None:
         known = _client(connection, t.clients.c.enrolment_sha256 == client.enrolment_sha256)
         if known is not None:
-            return _enrol_again(connection, known, client)
+            return _enrol_again(connection, known, client, token)
     if token.uses_left == 0:
         raise TokenRefused("the enrolment token is used up")
     if token.uses_left is not None:
@@ -172,14 +173,14 @@ def enrol(
     return client
 
 
-def _enrol_again(connection: Connection, known: ClientRecord, client: ClientRecord) -> ClientRecord:
-    if known.revoked_at is not None:
-        raise TokenRefused("this client was revoked")
+def _enrol_again(
+    connection: Connection, known: ClientRecord, client: ClientRecord, token: TokenRecord
+) -> ClientRecord:
+    refuse_another(known, client, token)
     again = replace(
         known,
         credential_sha256=client.credential_sha256,
         previous_sha256=None,
-        public_key=client.public_key,
     )
     of_index = t.clients.c.index == known.index
     connection.execute(update(t.clients).where(of_index).values(**_client_row(again)))

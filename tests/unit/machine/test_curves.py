@@ -39,7 +39,7 @@ ZERO = GRID.index((0.0, 0.0))
 def calibrated(*, defence: Any = "none", clients: int = 1, **more: Any) -> RunSpec:
     spec = spec_of(
         participation={"exchange": "losses", "clients_per_round": clients, "aggregation": "plain"},
-        **{"name": "evolution", "race": 0, **more},
+        **{"name": "evolution", "race": 0, "batch_size": 4, **more},
     )
     document = {**spec.model_dump(), "calibration": "labels", "defence": defence}
     return RunSpec.model_validate(document)
@@ -126,6 +126,11 @@ class TestBadCurves:
     )
     def test_counts(self, counts: tuple[int, ...], detail: str) -> None:
         assert detail in self.refused({"class_counts": counts})
+
+    def test_no_more_than_were_asked_for(self) -> None:
+        """Each example weighs: who says a billion would outweigh all others."""
+        change = {"class_counts": (3, 2), "scored": Scored(scored=5)}
+        assert self.refused(change) == "scored: 5 examples, a mini-batch has at most 4"
 
     def test_none_at_all(self) -> None:
         change = {"by_class": None, "class_counts": ()}
@@ -351,5 +356,5 @@ def play_to_the_end(game: Game) -> None:
 def test_what_is_computed_by_linear_algebra_does_not_repeat_exactly() -> None:
     assert Game(calibrated()).machine.repeats_exactly
     document = calibrated().model_dump()
-    document["method"] = {"name": "thompson", "num_samples": 4, "batch_size": 2}
+    document["method"] = {"name": "thompson", "num_samples": 4, "batch_size": 4}
     assert not Game(RunSpec.model_validate(document)).machine.repeats_exactly

@@ -9,9 +9,11 @@ import numpy as np
 from fedone_sdk.aggregator.events import (
     Closed,
     Declined,
+    Measured,
     ModelSeen,
     PauseAsked,
     ResumeAsked,
+    RolledBack,
     RoundFinished,
     RunEnded,
     StopAsked,
@@ -19,7 +21,7 @@ from fedone_sdk.aggregator.events import (
 from fedone_sdk.aggregator.machine import ONE_QUERY
 from fedone_sdk.budget import NOTHING
 from fedone_sdk.messages import AlphaAssignment, LossesAssignment
-from tests.unit.machine.game import LOSSES, SAMPLES, Game, both, refusal, spec_of
+from tests.unit.machine.game import LOSSES, MODEL, SAMPLES, Game, both, refusal, spec_of
 
 
 class TestPauses:
@@ -117,6 +119,31 @@ class TestModels:
         game.apply(ResumeAsked())
         assert game.state.model == game.machine.gateway_model
 
+    @both
+    def test_who_resumes_accepts_the_devices_next_model(self, exchange: str) -> None:
+        """Else the first device that lies about its model would end the run for good."""
+        game = Game(spec_of(rounds=9, participation={"exchange": exchange, "max_lost": 2}))
+
+        def send(model: str) -> None:
+            work = game.take(range(6))
+            game.send(work, game.update_for(work, model=model))
+
+        send("of-one-device")
+        for _ in range(3):
+            send("of-the-fleet")
+        assert (game.state.status, game.state.model) == ("failed", "of-one-device")
+        game.apply(ResumeAsked())
+        for _ in range(3):
+            send("of-the-fleet")
+        assert (game.state.round, game.state.model) == (4, "of-the-fleet")
+
+    def test_a_server_that_cannot_ask_its_model_keeps_the_runs_one(self) -> None:
+        game = Game(spec_of(), gateway=True)
+        game.machine.gateway_model = ""
+        game.apply(StopAsked())
+        game.apply(ResumeAsked())
+        assert game.state.model == MODEL
+
 
 class TestStopAndResume:
     @both
@@ -174,6 +201,20 @@ class TestStopAndResume:
         again = [replace(seat, assignment_id=ids[seat.slot]) for seat in game.state.seats]
         assert again == list(seats)
 
+    @both
+    def test_who_declined_before_the_stop_is_drawn_again(self, exchange: str) -> None:
+        game = Game(spec_of(participation={"exchange": exchange, "clients_per_round": 3}))
+        clients = range(20)
+        first = game.seat(clients)
+        for client in first:
+            work = game.claim(client)
+            assert work is not None
+            game.apply(Declined(assignment_id=work.assignment_id, reason="no battery"))
+        assert set(first).isdisjoint(game.seat(clients))
+        game.apply(StopAsked())
+        game.apply(ResumeAsked())
+        assert game.seat(clients) == first
+
     def test_stopping_is_no_failure_of_the_clients(self) -> None:
         game = Game(spec_of(participation={"clients_per_round": 3, "max_lost": 1}))
         for client in game.seat():
@@ -203,6 +244,23 @@ class TestStopAndResume:
         for event in (ResumeAsked(), StopAsked()):
             refused = refusal(done.apply(event))
             assert (refused.code, "completed" in refused.detail) == ("run_conflict", True)
+
+    def test_a_measurement_of_another_prompt_is_not_the_end_s(self) -> None:
+        game = Game(spec_of(rounds=5))
+        start = game.state
+        game.send(game.take())
+
+        def after(value: float, at: tuple[int, int]) -> float | None:
+            game.apply(Measured(which="after", value=value, at=at))
+            return game.state.metric.after
+
+        game.apply(StopAsked())
+        assert after(0.1, (0, 0)) is None
+        assert after(0.2, (1, 0)) == 0.2
+        game.apply(RolledBack(method=start.method, to_round=0, reason="a lying client"))
+        assert after(0.2, (1, 0)) is None
+        assert after(0.3, (0, 0)) is None
+        assert after(0.4, (0, 1)) == 0.4
 
     def test_ended_by_whom(self) -> None:
         game = Game(spec_of())

@@ -21,7 +21,17 @@ from fedone_sdk.aggregator.events import (
 from fedone_sdk.aggregator.state import RunState
 from fedone_sdk.algorithms import alpha_sha256, stream_seed
 from fedone_sdk.budget import NOTHING, Usage
-from tests.unit.machine.game import ALPHA, LOSSES, SAMPLES, Game, answer_to, both, refusal, spec_of
+from tests.unit.machine.game import (
+    ALPHA,
+    LOSSES,
+    MODEL,
+    SAMPLES,
+    Game,
+    answer_to,
+    both,
+    refusal,
+    spec_of,
+)
 
 
 def back(state: RunState, **more: Any) -> RolledBack:
@@ -177,6 +187,23 @@ class TestRollback:
             effects = game.apply(back(start, memories={3: {}}))
             saved = [effect for effect in effects if isinstance(effect, MemorySaved)]
             assert saved == [MemorySaved(client=3, memory={})] * kept
+
+    @pytest.mark.parametrize(("to_round", "model"), [(0, None), (1, MODEL)])
+    def test_at_the_start_devices_may_come_with_another_model(
+        self, to_round: int, model: str | None
+    ) -> None:
+        game = Game(spec_of(rounds=5))
+        states = rounds(game, 2)
+        game.apply(back(states[to_round]))
+        assert game.state.model == model
+
+    def test_a_gateway_s_run_keeps_its_model(self) -> None:
+        game = Game(spec_of(rounds=5), gateway=True)
+        states = rounds(game, 1)
+        game.apply(back(states[0]))
+        assert game.state.model == MODEL
+        rounds(game, 1)
+        assert game.state.round == 1
 
     def test_rounds_are_reported_again(self) -> None:
         game = Game(spec_of(rounds=2))

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from fedone_sdk.aggregator.events import (
     Accepted,
+    Closed,
+    Declined,
     MemorySaved,
     RoundFinished,
     RunEnded,
@@ -239,6 +241,43 @@ class TestRounds:
         assert second.minibatch_seed != first.minibatch_seed
         game.send(second)
         assert game.only(RoundFinished).clients == (4, 4)
+
+    @both
+    def test_a_client_has_time_for_each_of_its_seats(self, exchange: str) -> None:
+        """However long the first one takes it: it cannot come for the second before."""
+        part = {"selection": "proportional", "clients_per_round": 3, "exchange": exchange}
+        game = Game(spec_of(participation=part))
+        assert game.seat([4]) == [4, 4, 4]
+        for _ in range(3):
+            game.advance(9)
+            work = game.claim(4)
+            assert work is not None
+            assert game.machine.next_deadline(game.state) == game.now + 100
+            game.advance(99)
+            game.send(work)
+        assert game.only(RoundFinished).clients == (4, 4, 4)
+        assert not [effect for effect in game.effects if isinstance(effect, Closed)]
+
+    @pytest.mark.parametrize("end", ["works", "vanishes", "declines", "never comes"])
+    def test_a_client_that_vanishes_loses_all_its_seats(self, end: str) -> None:
+        part = {"selection": "proportional", "clients_per_round": 2, **LOSSES}
+        game = Game(spec_of(participation=part))
+        assert game.seat([4]) == [4, 4]
+        if end != "never comes":
+            work = game.claim(4)
+            assert work is not None
+            if end == "works":
+                game.send(work)
+            elif end == "vanishes":
+                game.advance(100)
+            else:
+                game.apply(Declined(assignment_id=work.assignment_id, reason="no battery"))
+        assert game.machine.next_deadline(game.state) == game.now + 10
+        game.advance(9)
+        assert game.state.seat_of(4) is not None
+        game.advance(1)
+        assert game.state.seat_of(4) is None
+        assert set(game.seat([4, 5])) == {5}
 
 
 class TestSizes:

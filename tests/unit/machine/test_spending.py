@@ -21,7 +21,7 @@ from fedone_sdk.aggregator.events import (
     StopAsked,
 )
 from fedone_sdk.budget import NOTHING, Usage
-from fedone_sdk.messages import AlphaAssignment
+from fedone_sdk.messages import AlphaAssignment, LossesAssignment
 from tests.unit.machine.game import (
     ALL_GONE,
     ALPHA,
@@ -196,6 +196,109 @@ class TestWhatALostSeatCost:
         work = game.take()
         game.send(work, game.update_for(work, usage=Usage(queries=400, requests=7)))
         assert game.spent == Usage(queries=4, requests=7)
+
+
+ways = pytest.mark.parametrize("way", ["declined", "late", "stopped"])
+
+
+class TestAModelOnTheDeviceBesideThatOfTheServer:
+    """The server's model is not asked, and what the device's own spends is not seen."""
+
+    @staticmethod
+    def claimed(game: Game, *, own_model: bool) -> LossesAssignment | AlphaAssignment:
+        work = game.claim(game.seat()[0], own_model=own_model)
+        assert work is not None
+        return work
+
+    @staticmethod
+    def end(game: Game, work: LossesAssignment | AlphaAssignment, way: str, usage: Usage) -> None:
+        if way == "late":
+            game.advance(100)
+        elif way == "stopped":
+            game.apply(StopAsked())
+        else:
+            declined = Declined(
+                assignment_id=work.assignment_id, reason="too many failed", usage=usage
+            )
+            game.apply(declined)
+
+    @ways
+    def test_work_that_is_lost_costs_its_lease(self, way: str) -> None:
+        game = Game(spec_of(), gateway=True)
+        work = self.claimed(game, own_model=True)
+        self.end(game, work, way, NOTHING)
+        assert game.spent == GATEWAY_QUERY * SAMPLES
+
+    @ways
+    def test_through_the_gateway_nothing_asked_is_nothing_paid(self, way: str) -> None:
+        game = Game(spec_of(), gateway=True)
+        work = self.claimed(game, own_model=False)
+        self.end(game, work, way, Usage(queries=SAMPLES))
+        assert game.spent == NOTHING
+
+    @pytest.mark.parametrize(
+        ("way", "expected"),
+        [
+            ("declined", Usage(queries=1, requests=7)),
+            ("late", GATEWAY_QUERY * SAMPLES),
+            ("stopped", GATEWAY_QUERY * SAMPLES),
+        ],
+    )
+    def test_a_trusted_one_is_believed_if_it_says_anything(self, way: str, expected: Usage) -> None:
+        game = Game(spec_of(participation={"trusted_clients": True}), gateway=True)
+        work = self.claimed(game, own_model=True)
+        self.end(game, work, way, Usage(queries=1, requests=7))
+        assert game.spent == expected
+
+    def test_no_report_passes_its_lease(self) -> None:
+        """Caps are on what the server's model costs."""
+        game = Game(
+            spec_of(budget={"requests": 10}, participation={"trusted_clients": True}), gateway=True
+        )
+        work = self.claimed(game, own_model=True)
+        self.end(game, work, "declined", Usage(queries=1, requests=500))
+        assert game.spent == Usage(queries=1, requests=2 * SAMPLES)
+
+    def test_who_comes_back_with_a_model_pays_for_it(self) -> None:
+        game = Game(spec_of(), gateway=True)
+        work = self.claimed(game, own_model=False)
+        assert game.claim(game.state.seats[0].client, own_model=True) == work
+        self.end(game, work, "declined", NOTHING)
+        assert game.spent == GATEWAY_QUERY * SAMPLES
+
+    @both
+    @pytest.mark.parametrize(
+        ("trusted", "expected"),
+        [(False, GATEWAY_QUERY * SAMPLES), (True, Usage(queries=SAMPLES, requests=3))],
+    )
+    def test_an_update(self, exchange: str, trusted: bool, expected: Usage) -> None:
+        participation = {"exchange": exchange, "trusted_clients": trusted}
+        game = Game(spec_of(participation=participation), gateway=True)
+        work = self.claimed(game, own_model=True)
+        usage = Usage(queries=SAMPLES, requests=3)
+        game.send(work, game.update_for(work, usage=usage))
+        assert game.spent == expected
+
+    def test_no_more_is_asked_than_the_cap_allows(self) -> None:
+        game = Game(spec_of(budget={"queries": 10}), gateway=True)
+        leased = 0
+        while game.seat():
+            work = game.claim(game.state.seats[0].client, own_model=True)
+            if work is None:
+                break
+            leased += work.leased_queries
+            self.end(game, work, "declined", NOTHING)
+        assert leased == game.spent.queries == 10
+        assert game.state.status == "budget_exhausted"
+
+    def test_the_next_work_may_be_asked_through_the_gateway(self) -> None:
+        game = Game(spec_of(local_steps=2, participation=LOSSES), gateway=True)
+        first = self.claimed(game, own_model=True)
+        game.send(first)
+        second = game.claim(game.state.seats[0].client)
+        assert second is not None
+        game.apply(Declined(assignment_id=second.assignment_id, reason="broken", usage=NOTHING))
+        assert game.spent == GATEWAY_QUERY * SAMPLES
 
 
 class TestGatewaySpending:

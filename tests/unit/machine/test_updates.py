@@ -69,7 +69,7 @@ class TestBadUpdates:
         ids=str,
     )
     def test_too_few_scored(self, exchange: str, scored: Scored, welcome: bool) -> None:
-        game = Game(spec_of(participation={"exchange": exchange}))
+        game = Game(spec_of(participation={"exchange": exchange}, batch_size=100))
         work = game.take()
         update = game.update_for(work, scored=scored)
         if welcome:
