@@ -105,7 +105,7 @@ def perform(server: str, me: str, work: Row, held: Sequence[Row]) -> tuple[Any, 
     if answer[0] == 200:
         run = answer[2]
         rows = draw(len(held), run["method"]["batch_size"], work["minibatch_seed"])
-        names = {name for _, name, _, _ in string.Formatter().parse(run["task"]["template"])}
+        names = {one[1] or "" for one in string.Formatter().parse(run["task"]["template"])}
         texts = [{name: held[i][name] for name in names & held[i].keys()} for i in rows]
         ask = {"assignment_id": work["assignment_id"], "examples": texts}
         answer = call(server, me, "POST", "/v1/score", ask)
