@@ -223,8 +223,7 @@ class Access:
             client = self._at_hand(given) or await self._look_up(given)
         if client is None:
             raise ProblemError("unauthorized", "this needs the credential of an enrolled client")
-        if client.revoked_at is not None:
-            raise ProblemError("unauthorized", "this client was revoked")
+        _refuse_revoked(client)
         if client.previous_sha256 is not None and client.previous_sha256 != given:
             # It has the new one: nobody needs the one before.
             await to_the_end(self._retire(client.index, given))
@@ -237,8 +236,8 @@ class Access:
             ProblemError: ``unauthorized``.
         """
         now = await self.record(client.index)
-        if now is not None and now.revoked_at is not None:
-            raise ProblemError("unauthorized", "this client was revoked")
+        if now is not None:
+            _refuse_revoked(now)
 
     def signs(self, client: ClientRecord) -> bool:
         """Whether a client's requests must be signed."""
@@ -409,6 +408,11 @@ class Access:
             if name.startswith(CONFIGURED) and name not in numbered and known.revoked_at is None:
                 await self._store.revoke_token(name, now)
                 _log.info("enrolment token revoked: not configured any more", token=name)
+
+
+def _refuse_revoked(client: ClientRecord) -> None:
+    if client.revoked_at is not None:
+        raise ProblemError("unauthorized", "this client was revoked")
 
 
 def _names(

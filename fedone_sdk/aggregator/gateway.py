@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,6 +21,7 @@ from fedone_sdk.backends import (
     rows_of,
     score_all,
 )
+from fedone_sdk.backends.its_words import without_its_words
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import (
     BackendBlocked,
@@ -35,8 +35,6 @@ from fedone_sdk.messages import Array, Score, Scores
 from fedone_sdk.messages.ndarray import from_wire
 
 __all__ = ["Gateway"]
-
-_QUOTE = re.compile(r" \(it says: .*\)", re.DOTALL)
 
 
 class Gateway:
@@ -233,7 +231,7 @@ class Gateway:
             answers = await self._paid(queries, purse, set_aside, settle)
         except BackendUnavailable as exc:
             raise ProblemError(
-                "backend_unavailable", _told(exc), retry_after_s=exc.retry_after_s
+                "backend_unavailable", without_its_words(str(exc)), retry_after_s=exc.retry_after_s
             ) from exc
         except (BackendBlocked, BudgetExhausted) as exc:
             refusal = purse.refusal
@@ -243,7 +241,7 @@ class Gateway:
             await run.apply(PauseAsked(reason=str(exc)))
             raise ProblemError("run_conflict", "the run is paused") from exc
         except BackendError as exc:
-            raise ProblemError("backend_failed", _told(exc)) from exc
+            raise ProblemError("backend_failed", without_its_words(str(exc))) from exc
         await run.note(answers)
         return _scores(queries, answers, self.backend.fingerprint)
 
@@ -285,11 +283,6 @@ def _scores(queries: Sequence[Query], answers: list[Answer], model: str) -> Scor
         failed=failed,
         model=model,
     )
-
-
-def _told(error: BackendError) -> str:
-    """What a device learns, and gives as its reason: what a provider says may quote its texts."""
-    return _QUOTE.sub("", str(error))
 
 
 def _failed(call: asyncio.Task[Scores]) -> bool:

@@ -20,6 +20,7 @@ from fedone_sdk.backends._completion import (
     spellings,
 )
 from fedone_sdk.backends.base import Answer, LLMBackend, Query, Want
+from fedone_sdk.backends.its_words import in_its_words
 from fedone_sdk.backends.openai_api import message_of, rate_limits, translated, usage_of
 from fedone_sdk.backends.tokenizer import find_tokenizer
 from fedone_sdk.backends.tokens import TokenCounter, token_counter
@@ -382,14 +383,14 @@ class HostedBackend(LLMBackend):
             raise self._again(f"it wants {self._max_name}")
         if "response_format" in text or "json_schema" in text:
             raise BackendBlocked(
-                f"{self._url}: model {self._model!r} offers no JSON schema: set structured: false "
-                f"(it says: {said})",
+                f"{self._url}: model {self._model!r} offers no JSON schema: set structured: false"
+                f"{in_its_words(said)}",
                 usage=_ONE_REQUEST,
             )
         if "reasoning_effort" in text:
             raise BackendBlocked(
                 f"{self._url}: model {self._model!r} does not take reasoning_effort "
-                f"{self._reasoning_effort!r}: change it or leave it out (it says: {said})",
+                f"{self._reasoning_effort!r}: change it or leave it out{in_its_words(said)}",
                 usage=_ONE_REQUEST,
             )
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedone_sdk.backends._secrets import without_secrets
 from fedone_sdk.backends.base import RateLimits
+from fedone_sdk.backends.its_words import in_its_words
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import (
     BackendBlocked,
@@ -238,8 +239,7 @@ def _of_status(
     exc: openai.APIStatusError, model: str, url: str, key_env: str | None
 ) -> BackendError:
     status = exc.status_code
-    detail = message_of(exc, key_env)
-    said = f" (it says: {detail})" if detail else ""
+    said = in_its_words(message_of(exc, key_env))
     if status == 402 or {str(exc.code), str(exc.type)} & _QUOTA_CODES:
         return BackendBlocked(
             f"{url}: the account has no quota left: add credit or raise its limit{said}",

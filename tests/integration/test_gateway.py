@@ -175,6 +175,16 @@ async def turns(count: int = 30) -> None:
         await asyncio.sleep(0)
 
 
+async def hang_up(device: Device, held: Held) -> None:
+    """A call is under way when its device goes away, and ends without it."""
+    gone = asyncio.create_task(device.score())
+    await turns()
+    gone.cancel()
+    await asyncio.gather(gone, return_exceptions=True)
+    held.opened.set()
+    await turns()
+
+
 class TestCharges:
     async def test_a_call_and_its_retries_are_charged_once(self, bench: Bench) -> None:
         backend = ScriptedBackend()
@@ -207,12 +217,7 @@ class TestCharges:
         held = Held()
         backend = ScriptedBackend(gate=held.wait)
         device = await bench.start(backend, spec_of())
-        gone = asyncio.create_task(device.score())
-        await turns()
-        gone.cancel()
-        await asyncio.gather(gone, return_exceptions=True)
-        held.opened.set()
-        await turns()
+        await hang_up(device, held)
         await device.score()
         assert len(backend.asked) == 4
 
@@ -319,12 +324,7 @@ class TestRefusals:
             raise BackendError("too long")
 
         device = await bench.start(ScriptedBackend(gate=gate), spec_of())
-        gone = asyncio.create_task(device.score())
-        await turns()
-        gone.cancel()
-        await asyncio.gather(gone, return_exceptions=True)
-        held.opened.set()
-        await turns()
+        await hang_up(device, held)
         assert device.service._gateway is not None
         assert list(device.service._gateway._calls.values()) == [{}]
 

@@ -28,6 +28,7 @@ __all__ = [
     "evaluation_settled",
     "is_lost",
     "release",
+    "through_gateway",
     "used",
 ]
 
@@ -53,6 +54,11 @@ def release(
     return with_seat(state, seat), seat, (closed,)
 
 
+def through_gateway(rules: Rules, seat: Seat) -> bool:
+    """Whether a seat's client asks the server's model, as far as it says."""
+    return rules.gateway_model is not None and not seat.own_model
+
+
 def used(rules: Rules, state: RunState, seat: Seat, reported: Usage | None) -> Usage:
     """What a seat's open lease cost.
 
@@ -61,12 +67,12 @@ def used(rules: Rules, state: RunState, seat: Seat, reported: Usage | None) -> U
     """
     lease = state.account.leases[seat.assignment_id or ""]
     seen = seat.used + seat.under_way
-    has_gateway = rules.gateway_model is not None
-    if has_gateway and not seat.own_model:
+    if through_gateway(rules, seat):
         return seen
     if not rules.spec.participation.trusted_clients or reported is None:
         return lease
     # Where the server has a model, caps are on what that costs, and no report passes them.
+    has_gateway = rules.gateway_model is not None
     most = lease if has_gateway else reported.model_copy(update={"queries": lease.queries})
     return (reported - reported.beyond(most)).at_least(seen)
 

@@ -16,7 +16,7 @@ from fedone_sdk.aggregator.machine.outcome import Outcome, with_seat
 from fedone_sdk.aggregator.machine.rounds import close
 from fedone_sdk.aggregator.machine.rules import Rules, working
 from fedone_sdk.aggregator.machine.seats import lose, recall
-from fedone_sdk.aggregator.machine.spending import used
+from fedone_sdk.aggregator.machine.spending import through_gateway, used
 from fedone_sdk.aggregator.state import RunState, Seat
 from fedone_sdk.algorithms import State
 from fedone_sdk.budget import NOTHING
@@ -43,8 +43,7 @@ def arrived(rules: Rules, event: UpdateArrived, state: RunState, now: float) -> 
     state, beaten = hedges.beaten(rules, state, seat)
     spent = used(rules, state, seat, update.usage)
     lease = state.account.leases[event.assignment_id]
-    through_gateway = rules.gateway_model is not None and not seat.own_model
-    if through_gateway and spent.queries < lease.queries:
+    if through_gateway(rules, seat) and spent.queries < lease.queries:
         # It had a model on the device all the same.
         spent = lease
     state = replace(
