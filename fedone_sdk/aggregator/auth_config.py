@@ -9,6 +9,7 @@ from typing import Annotated, Any, Self
 from pydantic import AwareDatetime, BeforeValidator, Field, SecretStr, model_validator
 
 from fedone_sdk.aggregator.auth import AdminToken, EnrolmentToken, Role, check_patterns, digest
+from fedone_sdk.messages import is_sendable
 from fedone_sdk.spec import Spec
 
 __all__ = ["AdminTokenConfig", "AuthConfig", "EnrolmentTokenConfig", "MAKE_A_TOKEN", "Token"]
@@ -27,8 +28,8 @@ def _token(value: object) -> object:
         value = os.environ[value["env"]]
     if not isinstance(value, str):
         raise ValueError("must be a token in quotes, or {env: NAME} to read it from NAME")
-    if not value.isascii() or not value or any(c.isspace() for c in value):
-        raise ValueError("a token is not empty, and has neither spaces nor non-ASCII characters")
+    if not is_sendable(value) or " " in value:
+        raise ValueError("a token is printable ASCII without spaces, and not empty")
     return value
 
 

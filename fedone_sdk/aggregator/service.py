@@ -31,6 +31,7 @@ from fedone_sdk.aggregator.replay import at_round
 from fedone_sdk.aggregator.replicas import Replicas
 from fedone_sdk.aggregator.run import CaughtUp, Listener, ServedRun
 from fedone_sdk.aggregator.throttle import Throttle
+from fedone_sdk.aggregator.to_the_end import none_under_way
 from fedone_sdk.backends import LLMBackend, query_for, shown_by, want_of
 from fedone_sdk.backends.wrappers import BudgetedBackend
 from fedone_sdk.clock import Clock
@@ -137,6 +138,7 @@ class Service:
         if self._gateway is not None:
             await self._gateway.stop()
         await self.replicas.stop()
+        await none_under_way()  # Of callers that are gone, too.
         await self._store.close()
 
     def drain(self) -> None:

@@ -11,7 +11,7 @@ import structlog
 
 from fedone_sdk.errors import FedOneError
 
-__all__ = ["to_the_end"]
+__all__ = ["none_under_way", "to_the_end"]
 
 T = TypeVar("T")
 
@@ -31,6 +31,16 @@ async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
     except asyncio.CancelledError:
         task.add_done_callback(_hear)
         raise
+
+
+async def none_under_way() -> None:
+    """Returns when all such work of this event loop has ended, whoever has begun it."""
+    here = {asyncio.current_task()}
+    while (
+        rest := {task for task in _UNDER_WAY if task.get_loop() is asyncio.get_running_loop()}
+        - here
+    ):
+        await asyncio.wait(rest)
 
 
 def _hear(task: asyncio.Task[Any]) -> None:

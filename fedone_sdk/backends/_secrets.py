@@ -1,11 +1,17 @@
-"""Keeps keys out of what servers say: it goes into errors, logs, reports and to devices."""
+"""Reads keys, and keeps them out of what servers say.
+
+What they say goes into errors, logs, reports and to devices.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 
-__all__ = ["without_secrets"]
+from fedone_sdk.errors import SpecError
+from fedone_sdk.messages import is_sendable
+
+__all__ = ["read_secret", "without_secrets"]
 
 _NAME = re.compile(r"(?i)(^|_)(api_?keys?|keys?|tokens?|secrets?|credentials?)(_|$)|passw")
 _LEAST_CHARS = 8
@@ -15,6 +21,32 @@ _SHAPE = re.compile(
     r"|(?i:\b(?:api[-_ ]?key|token|password|secret)\s*[=:]\s*)[^\s\"',;]{6,}"
     r"|(?<=://)[^\s/@]+(?=@)"
 )
+
+
+def read_secret(option: str, env: str, *, unset: str) -> str:
+    """A secret in an environment variable.
+
+    Args:
+        option: Which option names the variable.
+        env: The variable.
+        unset: What to do where it is not set, for the error.
+
+    Raises:
+        SpecError: It is not set, or a header cannot carry its value, which the error does not show.
+    """
+    # A newline at the end of a secret's file is common, and not allowed in a header.
+    secret = os.environ.get(env, "").strip()
+    if not secret:
+        raise SpecError(
+            f"{option}: the environment variable {env} is not set; {unset}", source="backend"
+        )
+    if not is_sendable(secret):
+        raise SpecError(
+            f"{option}: the environment variable {env} holds characters that no key has; "
+            "allowed is printable ASCII",
+            source="backend",
+        )
+    return secret
 
 
 def without_secrets(text: str, key_env: str | None = None) -> str:

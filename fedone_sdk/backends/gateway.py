@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from functools import reduce
@@ -13,6 +12,7 @@ import aiohttp
 from pydantic import ValidationError
 
 from fedone_sdk.backends._codec import query_key
+from fedone_sdk.backends._secrets import read_secret
 from fedone_sdk.backends.base import Answer, LLMBackend, Query, Want
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import (
@@ -21,7 +21,6 @@ from fedone_sdk.errors import (
     BackendUnavailable,
     BudgetExhausted,
     LabelWordError,
-    SpecError,
 )
 from fedone_sdk.messages import (
     MAX_INPUTS,
@@ -295,20 +294,8 @@ class GatewayBackend(LLMBackend):
 
 
 def _token(token_env: str) -> str:
-    # A newline at the end of a secret's file is common, and not allowed in a header.
-    token = os.environ.get(token_env, "").strip()
-    if not token:
-        raise SpecError(
-            f"token_env: the environment variable {token_env} is not set; put the gateway's token "
-            "there, or name another variable",
-            source="backend",
-        )
-    if not token.isascii() or not token.isprintable():
-        raise SpecError(
-            f"token_env: the environment variable {token_env} holds characters that no token has",
-            source="backend",
-        )
-    return token
+    unset = "put the gateway's token there, or name another variable"
+    return read_secret("token_env", token_env, unset=unset)
 
 
 def _wire(query: Query, *, worst: Usage | None = None) -> ModelQuery:

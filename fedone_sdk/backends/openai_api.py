@@ -5,7 +5,6 @@ from __future__ import annotations
 import email.utils
 import json
 import math
-import os
 import re
 import ssl
 import time
@@ -14,7 +13,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from fedone_sdk.backends._secrets import without_secrets
+from fedone_sdk.backends._secrets import read_secret, without_secrets
 from fedone_sdk.backends.base import RateLimits
 from fedone_sdk.backends.its_words import in_its_words
 from fedone_sdk.budget import NOTHING, Usage
@@ -23,7 +22,6 @@ from fedone_sdk.errors import (
     BackendError,
     BackendUnavailable,
     MissingExtraError,
-    SpecError,
 )
 
 if TYPE_CHECKING:
@@ -210,20 +208,8 @@ def read_key(api_key_env: str) -> str:
     Raises:
         SpecError: The variable is not set, or its value cannot be a key.
     """
-    # A newline at the end of a secret's file is common, and not allowed in a header.
-    key = os.environ.get(api_key_env, "").strip()
-    if not key:
-        raise SpecError(
-            f"api_key_env: the environment variable {api_key_env} is not set; "
-            "put the key there, or name another variable (null sends no key)",
-            source="backend",
-        )
-    if not key.isascii() or not key.isprintable():
-        raise SpecError(
-            f"api_key_env: the environment variable {api_key_env} holds characters that no key has",
-            source="backend",
-        )
-    return key
+    unset = "put the key there, or name another variable (null sends no key)"
+    return read_secret("api_key_env", api_key_env, unset=unset)
 
 
 async def _leave_out_key(request: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from fedone_sdk.errors import SpecError
+from fedone_sdk.messages import is_sendable
 
 __all__ = [
     "Calibration",
@@ -52,8 +53,11 @@ def header_value(option: typer.CallbackParam, token: str | None) -> str | None:
         SpecError: It cannot be sent. The message does not show it.
     """
     found = None if token is None else token.strip()
-    if found is not None and not found.isprintable():
-        raise SpecError(f"{option.opts[0]}: holds a control character", source="arguments")
+    if found and not is_sendable(found):
+        raise SpecError(
+            f"{option.opts[0]}: holds characters that no token has; allowed is printable ASCII",
+            source="arguments",
+        )
     return found
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from fedone_sdk.client.identity import is_sendable
 from fedone_sdk.errors import SpecError
-from fedone_sdk.messages import Claim, Enrol
+from fedone_sdk.messages import Claim, Enrol, is_sendable
 from fedone_sdk.spec import validate_spec
 
 __all__ = ["check_arguments", "token_of"]

@@ -11,9 +11,9 @@ from pathlib import Path
 import structlog
 
 from fedone_sdk.client.shelf import Shelf
-from fedone_sdk.messages import Enrolled
+from fedone_sdk.messages import Enrolled, is_sendable
 
-__all__ = ["Identity", "is_sendable", "shelf_of"]
+__all__ = ["Identity", "shelf_of"]
 
 _log = structlog.get_logger(__name__)
 
@@ -30,11 +30,6 @@ def shelf_of(state_dir: str | Path | None, server: str) -> Shelf:
     if state_dir is None:
         return Shelf(None)
     return Shelf(Path(state_dir) / hashlib.sha256(server.encode()).hexdigest()[:16])
-
-
-def is_sendable(secret: str) -> bool:
-    """Whether a header can carry a token or a credential."""
-    return bool(secret) and secret.isascii() and secret.isprintable()
 
 
 class Identity:

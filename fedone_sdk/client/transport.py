@@ -11,7 +11,6 @@ import structlog
 from pydantic import ValidationError
 from yarl import URL
 
-from fedone_sdk.client.identity import is_sendable
 from fedone_sdk.client.network import Network
 from fedone_sdk.client.reasons import problem_of
 from fedone_sdk.clock import Clock, SystemClock
@@ -48,6 +47,7 @@ from fedone_sdk.messages import (
     VocabularyList,
     decode,
     encode,
+    is_sendable,
 )
 
 if TYPE_CHECKING:

@@ -37,6 +37,7 @@ from fedone_sdk.messages.protocol import (
     PROTOCOL_HEADER,
     PROTOCOL_VERSION,
     check_protocol,
+    is_sendable,
 )
 from fedone_sdk.messages.run import (
     CacheReport,
@@ -157,5 +158,6 @@ __all__ = [
     "decode",
     "encode",
     "has_arrays",
+    "is_sendable",
     "json_schemas",
 ]

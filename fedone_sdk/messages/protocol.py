@@ -1,10 +1,16 @@
-"""Which version of the protocol is spoken."""
+"""What every request carries: the version of the protocol that it speaks, and a secret."""
 
 from __future__ import annotations
 
 from fedone_sdk.errors import ProblemError
 
-__all__ = ["OLDEST_PROTOCOL", "PROTOCOL_HEADER", "PROTOCOL_VERSION", "check_protocol"]
+__all__ = [
+    "OLDEST_PROTOCOL",
+    "PROTOCOL_HEADER",
+    "PROTOCOL_VERSION",
+    "check_protocol",
+    "is_sendable",
+]
 
 PROTOCOL_HEADER = "FedOne-Protocol"
 """Each request says in it which version its sender speaks, and each answer which is the newest
@@ -38,6 +44,11 @@ def check_protocol(given: str | None) -> None:
         raise ProblemError(
             "upgrade_required", f"this server speaks {served} of the protocol; {said}"
         )
+
+
+def is_sendable(secret: str) -> bool:
+    """Whether a header can carry a token, a credential or a key: printable ASCII, not empty."""
+    return bool(secret) and secret.isascii() and secret.isprintable()
 
 
 def _is_version(text: str) -> bool:

@@ -514,12 +514,16 @@ class Held(MemoryStore):
         holds: Whether it is slow by now.
         made: The change was made.
         go: It may answer.
+        closed: Whether the store was closed.
     """
 
     def __init__(self, method: str) -> None:
         super().__init__()
-        self.method, self.holds = method, False
+        self.method, self.holds, self.closed = method, False, False
         self.made, self.go = asyncio.Event(), asyncio.Event()
+
+    async def close(self) -> None:
+        self.closed = True
 
     async def revoke_client(self, *arguments: Any) -> None:
         await super().revoke_client(*arguments)
@@ -542,8 +546,12 @@ class Held(MemoryStore):
 class TestHangingUp:
     """Whoever hangs up leaves nothing half done."""
 
-    async def hang_up(self, server: Server, request: str, token: str) -> None:
-        """Sends a request, and closes the connection when the store has made the change."""
+    async def hang_up(self, server: Server, request: str, token: str) -> Held:
+        """Sends a request, and closes the connection when the store has made the change.
+
+        Returns:
+            The store, which answers the request when it is told to.
+        """
         store = server.store
         assert isinstance(store, Held)
         store.holds = True
@@ -553,13 +561,27 @@ class TestHangingUp:
             await store.made.wait()
             writer.write_eof()
             assert await reader.read() == b""  # The server has seen it.
-        store.go.set()
+        return store
+
+    async def test_the_store_stays_open_for_it(self) -> None:
+        async with serving(store=Held("revoke_client")) as server:
+            client_id, credential = await server.enrol()
+            store = await self.hang_up(server, f"POST /v1/clients/{client_id}/revoke", ROOT)
+            stopping = asyncio.create_task(server.aggregator.service.stop())
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(stopping), 0.1)
+            assert not store.closed
+            store.go.set()
+            await stopping
+            assert store.closed
+            assert not server.aggregator.service.access.known(credential)
 
     async def test_a_client_that_is_revoked_is_shut_out(self) -> None:
         async with serving(store=Held("revoke_client")) as server:
             client_id, credential = await server.enrol()
             await server.ok("POST", "/v1/assignments/claim", CLAIM, token=credential)
-            await self.hang_up(server, f"POST /v1/clients/{client_id}/revoke", ROOT)
+            store = await self.hang_up(server, f"POST /v1/clients/{client_id}/revoke", ROOT)
+            store.go.set()
             access = server.aggregator.service.access
             await until(lambda: not access.known(credential))
             assert await server.refused("GET", "/v1/runs", token=credential) == "unauthorized"
@@ -572,7 +594,8 @@ class TestHangingUp:
             path = "/v1/clients/me/credential"
             new = (await server.ok("POST", path, token=old))["credential"]
             await server.ok("GET", "/v1/runs", token=old)
-            await self.hang_up(server, "GET /v1/runs", new)
+            store = await self.hang_up(server, "GET /v1/runs", new)
+            store.go.set()
             access = server.aggregator.service.access
             await until(lambda: not access.known(old))
             assert await server.refused("GET", "/v1/runs", token=old) == "unauthorized"
@@ -582,7 +605,8 @@ class TestHangingUp:
         async with serving(store=Held("commit")) as server:
             _, credential = await server.enrol()
             await server.ok("POST", "/v1/runs/other/stop", token=ROOT)
-            await self.hang_up(server, "POST /v1/runs/other/resume", ROOT)
+            store = await self.hang_up(server, "POST /v1/runs/other/resume", ROOT)
+            store.go.set()
             pool = server.aggregator.service.dispatcher.pool
             await until(lambda: pool.is_open("other"))
             body = {**CLAIM, "run_id": "other"}

@@ -69,7 +69,10 @@ def test_the_admin_token_is_a_person_of_role_admin() -> None:
     [
         ({"enrolment_tokens": "s3cret"}, "enrolment_tokens: must be a list of tokens"),
         ({"enrolment_tokens": [7]}, "enrolment_tokens.0.token: must be a token in quotes"),
-        ({"enrolment_tokens": ["a s3cret"]}, "enrolment_tokens.0.token: a token is not empty"),
+        (
+            {"enrolment_tokens": ["a s3cret"]},
+            "enrolment_tokens.0.token: a token is printable ASCII",
+        ),
         ({"enrolment_tokens": [{"env": "NOPE"}]}, "the environment variable NOPE is not set"),
         ({"enrolment_tokens": [{"env": "NOPE", "name": "a"}]}, "NOPE is not set"),
         (
