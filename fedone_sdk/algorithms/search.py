@@ -156,11 +156,10 @@ class PromptSearch(ABC):
         """Add what the prompts did to the pool, and rank it."""
         told = self._told(candidates, losses)
         added = self._pool(state).with_batch(candidates.prompts, told)
-        reference = self._reference(added)
-        pool = added.ranked(self.pool_size, reference=reference)
+        pool = added.ranked(self.pool_size)
         # The leader so far has row 0, but for the first ask.
         values = added.judged.value
-        moved = not state.memory or values[0] - values[added.leader(reference)] > BETTER
+        moved = not state.memory or values[0] - values[added.leader()] > BETTER
         memory = {**pool.memory(), "progress": self._further(state, moved=bool(moved))}
         return State(alpha=self.project(self._alpha(pool)), memory=memory)
 
@@ -244,7 +243,7 @@ class PromptSearch(ABC):
     # The pool and the race
 
     def _pool(self, state: State) -> Pool:
-        pool = Pool.remembered(state.memory, self.prompt_len, self._grid)
+        pool = Pool.remembered(state.memory, self.prompt_len, self._grid, self.blank)
         # It may come from a client, and what it costs to judge grows faster than what it holds.
         if len(pool.prompts) > self.pool_size or len(pool.rows) > LOOKS * self.pool_size:
             raise ValueError(
@@ -268,18 +267,10 @@ class PromptSearch(ABC):
         values = _checks.losses(losses, candidates, shape=self.shape)
         return ClassLosses(means=values[:, None, None], counts=np.ones(1, dtype=np.int64))
 
-    def _reference(self, pool: Pool) -> int | None:
-        """The row of "no prompt"."""
-        if self.blank is None:
-            return None
-        rows = np.flatnonzero((pool.prompts == self.blank).all(axis=1))
-        return int(rows[0]) if len(rows) else None
-
     def _again(self, pool: Pool, count: int) -> NDArray[np.int64]:
         """Rows to be looked at again: the reference, leaders, then challengers."""
         number = self._num_again(pool, count)
-        reference = self._reference(pool)
-        first = [] if reference is None else [reference]
+        first = [] if pool.reference is None else [pool.reference]
         others = [row for row in range(len(pool.prompts)) if row not in first]
         leaders = others[: (number - len(first) + 1) // 2]
         rest = np.array(others[len(leaders) :], dtype=np.int64)
@@ -319,7 +310,6 @@ class PromptSearch(ABC):
         stage = int((told - began) * stages / self.race) if self.race else 0
         running = max(2, entered >> min(stage, stages - 1))
         rows = list(range(min(running, len(pool.prompts))))
-        reference = self._reference(pool)
-        if reference is not None and reference not in rows:
-            rows[-1] = reference
+        if pool.reference is not None and pool.reference not in rows:
+            rows[-1] = pool.reference
         return pool.prompts[rows]
