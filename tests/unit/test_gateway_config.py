@@ -53,7 +53,7 @@ def test_a_file_is_read(tmp_path: Path) -> None:
         ({"tokens": {"a b": "alice-secret"}}, "tokens: a name is up to 64 letters"),
         ({"tokens": {"alice": ["alice-secret"]}}, "tokens.alice: must be a token in quotes"),
         ({"tokens": {"alice": 7}}, "tokens.alice: must be a token in quotes"),
-        ({"tokens": {"alice": "a secret"}}, "tokens.alice: a token is not empty"),
+        ({"tokens": {"alice": "a secret"}}, "tokens.alice: a token is printable ASCII"),
         ({"tokens": {"alice": {"env": "NOPE"}}}, "tokens.alice: the environment variable NOPE"),
         ({"tokens": {"a": "secret", "b": "secret"}}, "tokens: two callers share one token"),
         ({"budget": {"requests": 5}}, "ledger: is required with a budget"),
