@@ -46,7 +46,8 @@ async def none_under_way() -> None:
 def _hear(task: asyncio.Task[Any]) -> None:
     """Takes note of how work ended that nobody waits for any more."""
     error = None if task.cancelled() else task.exception()
-    if error is not None and not isinstance(error, FedOneError):
+    # A Ctrl-C amid the work is an end that was asked for: asyncio itself tells the caller of it.
+    if isinstance(error, Exception) and not isinstance(error, FedOneError):
         # Formatted here, as local variables are none of the log's business.
         lines = traceback.format_exception(error)
         _log.error("work that nobody waits for failed", traceback="".join(lines))

@@ -1,0 +1,57 @@
+"""Work that outlives its caller: it ends, a stop waits for it, and how it failed is told."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from structlog.testing import capture_logs
+
+from fedone_sdk.aggregator.to_the_end import none_under_way, to_the_end
+from fedone_sdk.errors import StoreUnavailable
+
+
+async def left_alone(ends_with: BaseException | None) -> list[str]:
+    """Work whose caller goes away amid it; returns what it has done when none is under way."""
+    done = []
+
+    async def work() -> None:
+        await asyncio.sleep(0.01)
+        done.append("the whole work")
+        if ends_with is not None:
+            raise ends_with
+
+    caller = asyncio.create_task(to_the_end(work()))
+    await asyncio.sleep(0)
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    assert not done
+    await none_under_way()
+    return done
+
+
+def test_the_work_is_done_though_its_caller_has_gone() -> None:
+    with capture_logs() as logs:
+        assert asyncio.run(left_alone(None)) == ["the whole work"]
+    assert not logs
+
+
+def test_a_failure_that_nobody_hears_of_is_logged() -> None:
+    with capture_logs() as logs:
+        asyncio.run(left_alone(ZeroDivisionError("a flaw")))
+    (entry,) = logs
+    assert entry["log_level"] == "error"
+    assert "ZeroDivisionError: a flaw" in entry["traceback"]
+
+
+def test_a_told_trouble_is_no_flaw() -> None:
+    with capture_logs() as logs:
+        asyncio.run(left_alone(StoreUnavailable("the disk is full")))
+    assert not logs
+
+
+def test_a_ctrl_c_amid_the_work_is_no_failure() -> None:
+    with capture_logs() as logs, pytest.raises(KeyboardInterrupt):
+        asyncio.run(left_alone(KeyboardInterrupt()))
+    assert not logs
