@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
+from functools import cached_property, lru_cache
 from hashlib import sha256
 from importlib import import_module
 from importlib.util import find_spec
@@ -19,6 +19,7 @@ from fedone_sdk.backends.base import Answer, LLMBackend, Query
 from fedone_sdk.backends.fitting import Cloze, ClozeEncoder, read_max_length
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendError, MissingExtraError, SpecError
+from fedone_sdk.task import Rendered
 
 __all__ = ["MODEL_FILES", "OnnxBackend"]
 
@@ -143,14 +144,13 @@ class OnnxBackend(LLMBackend):
         return [encoder.label_id(word) for word in label_words]
 
     def _count(self, query: Query) -> Usage:
-        encoder = self._loaded().encoder
-        tokens = sum(len(encoder.encode(rendered).ids) for rendered in query.inputs)
+        tokens = sum(len(cloze.ids) for cloze in self._loaded().clozes(query.inputs))
         return Usage(queries=1, requests=1, prompt_tokens=tokens)
 
     def _score(self, query: Query) -> Answer:
         label_ids = self._label_ids(query.label_words)
         model = self._loaded()
-        clozes = [model.encoder.encode(rendered) for rendered in query.inputs]
+        clozes = model.clozes(query.inputs)
         return Answer(
             log_probs=model.log_probs(clozes, label_ids),
             usage=Usage(requests=1, prompt_tokens=sum(len(cloze.ids) for cloze in clozes)),
@@ -173,6 +173,11 @@ class _MaskedModel:
         except Exception as exc:  # The library has no base class of its own.
             raise BackendError(f"{model_file.parent}: cannot load the model: {exc}") from exc
         self.encoder = ClozeEncoder(tokenizer_file, max_length)
+        # A query is quoted and then asked: it is tokenised once.
+        self.clozes = lru_cache(maxsize=16)(self._clozes)
+
+    def _clozes(self, inputs: tuple[Rendered, ...]) -> tuple[Cloze, ...]:
+        return tuple(map(self.encoder.encode, inputs))
 
     def log_probs(
         self, clozes: Sequence[Cloze], label_ids: Sequence[int]
