@@ -68,6 +68,9 @@ _TAILS = 4.0
 _SETTLED, _MOST_TURNS = 0.01, 20
 """What trust may still change by when it is good enough, and how often it is estimated at most."""
 
+_TURNS = 6
+"""How often noise is told apart from what varies beside it."""
+
 _PRIOR_DEGREES = 4.0
 """How many differences the first guess at the noise counts for."""
 
@@ -130,7 +133,7 @@ class _Noise(NamedTuple):
     """
 
     squares: float
-    degrees: int
+    degrees: float
 
 
 # No slots: estimates are kept with the pool they are of.
@@ -243,7 +246,7 @@ class Pool:
         """Return the pool with one mini-batch's losses added.
 
         Args:
-            prompts: Shape (I, n); equal ones share a row.
+            prompts: Shape (I, n). Equal ones have equal losses there, and count once.
             losses: Of these prompts, in their order.
 
         Raises:
@@ -259,12 +262,13 @@ class Pool:
         distinct = np.pad(self.prompts, ((0, len(row_of) - len(self.prompts)), (0, 0)))
         distinct[rows] = prompts
         share = losses.counts / losses.counts.sum()
+        met, first = np.unique(rows, return_index=True)
         return replace(
             self,
             prompts=distinct,
-            rows=np.append(self.rows, rows),
-            batches=np.append(self.batches, np.full(len(rows), len(self.examples))),
-            means=np.concatenate([self.means, losses.means.astype(np.float32)]),
+            rows=np.append(self.rows, met),
+            batches=np.append(self.batches, np.full(len(met), len(self.examples))),
+            means=np.concatenate([self.means, losses.means[first].astype(np.float32)]),
             examples=np.concatenate([self.examples, losses.counts[None]]),
             shares=self.shares + np.stack([share, share**2]),
         )
@@ -421,9 +425,10 @@ class Pool:
             if not free.sum() > 0.0:
                 continue
             square = examples[:, None] * residuals[telling, c] ** 2
-            usual = (parts.trust[batches, None] * square).sum(axis=0) / free.sum()
-            expected = usual + self._sway[c] * parts.own[rows, c] ** 2
-            square /= np.maximum(expected, _LEAST_VARIANCE)
+            swayed = self._sway[c] * parts.own[rows, c] ** 2
+            trusted = parts.trust[batches, None] * square
+            usual, freedom = _without(swayed, trusted, free[:, None])
+            square /= usual / freedom + swayed
             np.add.at(squares, batches, square.mean(axis=1))
             np.add.at(degrees, batches, free)
         deserved: NDArray[np.float64] = (_TAILS + degrees) / (_TAILS + squares)
@@ -498,16 +503,18 @@ class Pool:
         at_best = self._residuals[np.arange(len(self.rows)), :, points[self.rows]]
         per_noise = np.where(examples > 0, squared * _one_over(examples), 0.0)
         residuals = np.where(examples > 0, self.class_share * at_best, 0.0).sum(axis=1)
-        found = self._noise(residuals, known[self.rows], per_noise.sum(axis=1))
+        # No prompt changes nothing; where there is none, the average prompt has to do.
+        changed = self.own if self.reference is None else self.own - self.own[self.reference]
+        sways = self._sway * changed[np.arange(len(raw)), :, points] ** 2
+        swayed = (per_noise * sways[self.rows]).sum(axis=1)
+        found = self._noise(residuals, known[self.rows], per_noise.sum(axis=1), swayed)
         behind = squared * _one_over(self.count)
         noise, signal = _apart(found, raw[known], behind[known].sum(axis=1))
         value, spread = _believed(raw, noise * behind.sum(axis=1), signal, known)
-        # Who leads is asked with the noise of each prompt's own losses. No prompt changes nothing;
-        # where there is none, the average prompt has to do.
-        changed = self.own if self.reference is None else self.own - self.own[self.reference]
-        swayed = noise + self._sway * changed[np.arange(len(raw)), :, points] ** 2
-        expected = (per_noise * swayed[self.rows]).sum(axis=1)
-        unsure = (behind * swayed).sum(axis=1) * self._disagreement(residuals, expected, known)
+        # Who leads is asked with the noise of each prompt's own losses.
+        expected = noise * per_noise.sum(axis=1) + swayed
+        unsure = (behind * (noise + sways)).sum(axis=1)
+        unsure *= self._disagreement(residuals, expected, known)
         careful, doubt = _believed(raw, unsure, signal, known)
         return Judged(value=value, spread=spread, pessimistic=careful + _DOUBT * doubt)
 
@@ -596,15 +603,50 @@ class Pool:
         residuals: NDArray[np.float64],
         usable: NDArray[np.bool_],
         per_noise: NDArray[np.float64],
+        swayed: NDArray[np.float64] | float = 0.0,
     ) -> _Noise:
-        """What residuals, shape (E,), say of the noise."""
+        """What residuals say of the noise.
+
+        Args:
+            residuals: Shape (E,).
+            usable: Which of them, shape (E,).
+            per_noise: Their noise in that of one example, shape (E,).
+            swayed: What they vary beside it, shape (E,).
+        """
         telling = self._telling(usable)
+        if not telling.any():
+            return _Noise(squares=0.0, degrees=0.0)
         prompts, batches = np.unique(self.rows[telling]), np.unique(self.batches[telling])
         explained = len(prompts) + len(batches) - 1
-        return _Noise(
-            squares=float((residuals[telling] ** 2 / per_noise[telling]).sum()),
-            degrees=max(int(telling.sum() - explained), 0),
-        )
+        degrees = max(int(telling.sum()) - explained, 0)
+        beside = np.broadcast_to(swayed, residuals.shape)[telling] / per_noise[telling]
+        squares = residuals[telling] ** 2 / per_noise[telling]
+        found, freedom = _without(beside, squares, np.full(len(squares), degrees / len(squares)))
+        return _Noise(squares=float(found), degrees=float(freedom))
+
+
+def _without(
+    swayed: NDArray[np.float64], squares: NDArray[np.float64], free: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Squared residuals without what varies beside the noise, and their degrees of freedom.
+
+    The noise is their quotient, found step by step: residuals count less by how much of what is
+    expected of them is no noise, so that a few strong prompts do not make all others look noisy.
+
+    Args:
+        swayed: The variance beside the noise of each residual, shape (E,) or (E, G).
+        squares: The squared residuals, of the same shape.
+        free: Their degrees of freedom; broadcasts to the same shape.
+
+    Returns:
+        Both summed over the residuals, of shape () or (G,).
+    """
+    weights = np.ones_like(squares)
+    for _ in range(_TURNS):
+        found, freedom = (weights**2 * squares).sum(axis=0), (weights * free).sum(axis=0)
+        noise = np.maximum(found, _LEAST_VARIANCE) / np.maximum(freedom, _LEAST_VARIANCE)
+        weights = noise / (noise + swayed)
+    return np.maximum(found, _LEAST_VARIANCE), np.maximum(freedom, _LEAST_VARIANCE)
 
 
 def _one_over(examples: NDArray[np.float64]) -> NDArray[np.float64]:

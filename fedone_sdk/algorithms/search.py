@@ -35,6 +35,9 @@ RACERS = 8
 BETTER = 0.002
 """What a leader must gain for the search not to stand still, nats."""
 
+_REDRAWS = 8
+"""How often repetitions within an ask are drawn anew; a tiny vocabulary has no other prompts."""
+
 # The names of what `progress` holds.
 _TOLD, _MOVED, _RACE = range(3)
 
@@ -147,9 +150,10 @@ class PromptSearch(ABC):
             indices = self._racers(state, pool)[:count]
         elif len(pool.prompts):
             again = pool.prompts[self._again(pool, count)]
-            indices = np.concatenate([again, self._new(pool, count - len(again), rng)])
+            new = self._new(pool, count - len(again), rng)
+            indices = self._distinct(np.concatenate([again, new]), rng)
         else:
-            indices = self._first(state, count, rng)
+            indices = self._distinct(self._first(state, count, rng), rng)
         return Candidates(prompts=indices, probabilities=alpha / alpha.sum(axis=1, keepdims=True))
 
     def tell(self, state: State, candidates: Candidates, losses: ArrayLike | ClassLosses) -> State:
@@ -221,6 +225,16 @@ class PromptSearch(ABC):
             return tokens
         beyond = np.arange(self.prompt_len) >= self._lengths(count, rng)[:, None]
         return self._compact(np.where(beyond, self.blank, tokens))
+
+    def _distinct(self, prompts: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
+        """The same with random prompts instead of repetitions, which would tell nothing."""
+        for _ in range(_REDRAWS):
+            first = np.unique(prompts, axis=0, return_index=True)[1]
+            repeated = np.setdiff1d(np.arange(len(prompts)), first)
+            if not len(repeated):
+                break
+            prompts[repeated] = self._random(len(repeated), rng)
+        return prompts
 
     def _lengths(self, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
         """Numbers of tokens that new prompts have at most: 1, and more with falling chances."""

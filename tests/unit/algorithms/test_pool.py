@@ -16,9 +16,9 @@ OFFSETS = GRID.biases[:, 1]
 PROMPTS = np.arange(12)[:, None]
 
 
-def plain(losses: list[float] | np.ndarray) -> ClassLosses:
+def plain(losses: list[float] | np.ndarray, count: int = 1) -> ClassLosses:
     means = np.array(losses, dtype=float)[:, None, None]
-    return ClassLosses(means=means, counts=np.ones(1, dtype=np.int64))
+    return ClassLosses(means=means, counts=np.full(1, count))
 
 
 def rows(*tokens: int) -> np.ndarray:
@@ -234,11 +234,30 @@ def test_class_shares_of_uneven_clients_are_believed_less() -> None:
     assert 0.5 < share(1.0) < share(*[1.0] * 5)
 
 
-def test_equal_prompts_share_a_row() -> None:
-    pool = Pool.empty(1).with_batch(rows(1, 1, 2), plain([1.0, 2.0, 3.0]))
+def test_equal_prompts_share_a_row_and_count_once() -> None:
+    pool = Pool.empty(1).with_batch(rows(1, 1, 2), plain([1.0, 1.0, 3.0]))
     assert pool.prompts.tolist() == [[1], [2]]
-    assert pool.count[:, 0].tolist() == [2, 1]
-    assert pool.own[0, 0, 0] < pool.own[1, 0, 0]
+    assert pool.count[:, 0].tolist() == [1, 1]
+    once = Pool.empty(1).with_batch(rows(1, 2), plain([1.0, 3.0]))
+    assert np.array_equal(pool.own, once.own)
+
+
+def test_a_strong_prompt_does_not_hide_who_lies_of_the_others() -> None:
+    """Every fifth client mirrors its losses at their mean. Others have met what costs 2 nats."""
+    worth = np.append(0.0, np.linspace(-0.1, 0.15, 6))
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        pool, lies = Pool.empty(1), np.arange(20) % 5 == 0
+        for number, lie in enumerate(lies):
+            told = worth * rng.normal(1.0, 0.2, len(worth)) + rng.normal(0.0, 0.01, len(worth))
+            if lie:
+                told = LIES["inverted"](told, rng)
+            elif number % 2:
+                told = np.append(told, 2.0 * rng.normal(1.0, 0.2))
+            pool = pool.with_batch(rows(*range(len(told))), plain(told + rng.normal(), count=32))
+        assert pool.trust[lies].max() < 0.25
+        assert np.median(pool.trust[~lies]) > 0.9
+        assert pool.leader() == 1
 
 
 def test_ranked_keeps_no_prompt() -> None:

@@ -56,6 +56,28 @@ def test_no_prompt_is_measured_on_every_client(kind: type[PromptSearch]) -> None
     assert (state.memory["rows"] == row).sum() >= 6
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_prompt_is_asked_twice_of_one_client(kind: type[PromptSearch]) -> None:
+    """Single tokens are every second new prompt, and there are nine of them."""
+    few = {**SIZES, "vocab_size": 10}
+    method = kind(**few)
+    state = method.init()
+    for step in range(10):
+        candidates = method.ask(state, stream(step))
+        assert len(np.unique(candidates.prompts, axis=0)) == len(candidates.prompts) == 10
+        state = method.tell(state, candidates, cost(candidates.prompts))
+
+
+def test_more_prompts_than_there_are_can_be_asked() -> None:
+    method = ThompsonSampling(**{**SIZES, "prompt_len": 1, "vocab_size": 3})
+    state = method.init()
+    for step in range(3):
+        candidates = method.ask(state, stream(step))
+        assert len(candidates.prompts) == 10
+        state = method.tell(state, candidates, cost(candidates.prompts))
+    assert set(state.memory["prompts"].ravel().tolist()) == {0, 1, 2}
+
+
 @pytest.mark.parametrize("kind", [Evolution, ThompsonSampling])
 def test_beats_random_search_where_tokens_are_worth_something(kind: type[PromptSearch]) -> None:
     def mean(one: type[PromptSearch]) -> float:
@@ -142,7 +164,7 @@ def test_how_hard_clients_are_does_not_move_the_leader(easier: float) -> None:
 
 
 def test_a_calibrated_leader_has_its_own_bias() -> None:
-    """Token 1 separates the classes, and shifts them by 2; the others do nothing."""
+    """Token 1 separates the classes, and shifts the log-odds by 2; the others do nothing."""
     biases = tuple((0.0, float(offset)) for offset in range(-4, 5))
     offsets = np.array(biases)[:, 1]
     method = ThompsonSampling(**SIZES, biases=biases)
@@ -153,8 +175,8 @@ def test_a_calibrated_leader_has_its_own_bias() -> None:
         candidates = method.ask(state, stream(step))
         helped = (candidates.prompts == 1).any(axis=1)
         labels = np.repeat([0, 1], 16)
-        odds = rng.normal(np.where(labels == 1, 1.0, -1.0), 1.0)[None] * (1.0 + helped[:, None])
-        odds = odds + 2.0 * helped[:, None]
+        apart = np.where(labels == 1, 1.0, -1.0)
+        odds = rng.normal(apart, 1.0)[None] + (apart + 2.0) * helped[:, None]
         sign = np.where(labels == 1, -1.0, 1.0)
         losses = np.logaddexp(0.0, sign[:, None] * (odds[:, :, None] + offsets))
         means = np.stack([losses[:, labels == c].mean(axis=1) for c in range(2)], axis=1)
