@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib.util import find_spec
 
@@ -10,6 +11,8 @@ __all__ = ["main"]
 
 def main() -> None:
     """Runs the command that the arguments name."""
+    # Matrices here are small: on busy cores OpenBLAS's threads wait for one another, not for them.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         _run()
     except KeyboardInterrupt:  # while modules were loaded: a command says more of it

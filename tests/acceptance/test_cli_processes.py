@@ -275,3 +275,24 @@ def test_a_port_in_use_is_one_line(start: Start, folder: Path) -> None:
         assert server.ended() == 2
     assert server.err.startswith("config.yaml: listen: 127.0.0.1:")
     assert len(server.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("given", "found"), [(None, "1"), ("3", "3")])
+def test_matrices_have_one_thread_unless_the_user_says_otherwise(
+    given: str | None, found: str
+) -> None:
+    code = """
+import atexit, os, sys
+atexit.register(lambda: print(os.environ["OPENBLAS_NUM_THREADS"]))
+from fedone_sdk.cli import main
+assert "numpy" not in sys.modules
+sys.argv = ["fedone", "serve", "--help"]
+main()
+"""
+    environment = {k: v for k, v in os.environ.items() if k != "OPENBLAS_NUM_THREADS"}
+    if given is not None:
+        environment["OPENBLAS_NUM_THREADS"] = given
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == found
