@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedone_sdk.aggregator import RoundMachine
+from fedone_sdk.aggregator import RoundMachine, ServedRun
 from fedone_sdk.aggregator.events import Assigned, Refused, SeatsVacant, UpdateArrived, WorkAsked
 from fedone_sdk.errors import SpecError
 from fedone_sdk.messages import AlphaAssignment, AlphaUpdate, RunResult, Scored
 from fedone_sdk.messages.ndarray import to_wire
 from fedone_sdk.simulation import Federation, simulate
+from fedone_sdk.simulation.federation import Watcher
 from fedone_sdk.spec import RunSpec, validate_spec
 from fedone_sdk.testing import ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
@@ -39,7 +40,7 @@ def spec_of(*, local_steps: int = 1, **participation: Any) -> RunSpec:
     )
 
 
-async def run(spec: RunSpec) -> RunResult:
+async def run(spec: RunSpec, watch: Watcher | None = None) -> RunResult:
     shards = tuple(
         tuple({"text": f"text {client}-{row}", "label": row % 2} for row in range(4))
         for client in range(4)
@@ -51,7 +52,7 @@ async def run(spec: RunSpec) -> RunResult:
         vocabulary=Vocabulary(candidates=WORDS),
         reused_rows=False,
     )
-    return await simulate(federation, backend=ScriptedBackend(), transport="memory")
+    return await simulate(federation, backend=ScriptedBackend(), transport="memory", watch=watch)
 
 
 @pytest.mark.parametrize("local_steps", [1, 3])
@@ -69,8 +70,14 @@ async def test_several_clients_a_round_feed_one_pool() -> None:
     again = await run(spec_of(exchange="losses", clients_per_round=3))
     assert first.spent.queries == 8 * 6 * 3
     assert first.alpha_sha256 == again.alpha_sha256
-    alone = await run(spec_of(exchange="losses"))
-    assert first.alpha_sha256 != alone.alpha_sha256
+    mini_batches = 0
+
+    def watch(served: ServedRun, effect: object) -> None:
+        nonlocal mini_batches
+        mini_batches = len(served.state.method.memory.get("examples", ()))
+
+    await run(spec_of(exchange="losses", clients_per_round=3), watch)
+    assert mini_batches == 8 * 3
 
 
 @pytest.mark.parametrize(
