@@ -94,6 +94,7 @@ class Dispatcher:
         self._offers: dict[int, set[str]] = {}
         self._offered_by: dict[str, set[int]] = {}
         self._draining = False
+        self._closing: set[str] = set()
         self._turn = 0
 
     @property
@@ -218,11 +219,14 @@ class Dispatcher:
         for run_id in tuple(self._offers.get(client, ())):
             run = self._runs[run_id]
             await run.catch_up()
-            if run.state.seat_of(client) is None:
+            seat = run.state.seat_of(client)
+            if seat is None:
                 self._forget(client, run_id)
                 continue
             if not run.state.running:
                 continue  # paused: the seat is kept
+            if run_id in self._closing and seat.phase == "offered":
+                continue
             await self._prepare(run)
             asked = WorkAsked(client=client, assignment_id=uuid.uuid4().hex, own_model=own_model)
             for effect in await run.apply(asked):
@@ -442,6 +446,15 @@ class Dispatcher:
         """Lets everybody who waits look again."""
         for poll in self._polls.values():
             poll.news.set()
+
+    @contextmanager
+    def closing(self, run: ServedRun) -> Iterator[None]:
+        """Gives out no new work of a run; work that is out can be returned."""
+        self._closing.add(run.run_id)
+        try:
+            yield
+        finally:
+            self._closing.discard(run.run_id)
 
     def drain(self) -> None:
         """Answers everybody who waits, and lets nobody wait any more."""

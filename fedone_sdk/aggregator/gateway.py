@@ -92,8 +92,9 @@ class Gateway:
                 self.forget(assignment_id)
 
     async def wait(self, run: ServedRun) -> None:
-        """Returns when no call of a run is under way."""
-        while calls := [task for task, owner in self._under_way.items() if owner is run]:
+        """Returns when a run's calls that are under way now have ended."""
+        calls = [task for task, owner in self._under_way.items() if owner is run]
+        if calls:
             await asyncio.wait(calls)
 
     async def stop(self) -> None:

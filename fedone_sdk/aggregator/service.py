@@ -59,6 +59,9 @@ __all__ = ["Service", "check_caps"]
 
 _log = structlog.get_logger(__name__)
 
+_RETURN_S = 5.0
+"""How long a client may take to return work that is answered, when its run is to stop, seconds."""
+
 
 class Service:
     """The aggregator without HTTP.
@@ -324,9 +327,42 @@ class Service:
             except (BackendError, SpecError) as exc:
                 raise ProblemError("backend_unavailable", _one_line(exc)) from exc
 
-    async def stop_run(self, run: ServedRun, reason: str | None = None) -> None:
-        """Ends a run with what it has learnt."""
-        await run.apply(StopAsked(reason=reason))
+    async def stop_run(
+        self, run: ServedRun, reason: str | None = None, *, gently: bool = False
+    ) -> None:
+        """Ends a run with what it has learnt.
+
+        Args:
+            run: Which.
+            reason: Why, for people.
+            gently: Lets what its clients have asked be answered and count first. To stop it then
+                costs what its questions cost, not the most that they can.
+        """
+        with self.dispatcher.closing(run):
+            if gently:
+                await self._returned(run)
+            if run.state.running or not gently:
+                await run.apply(StopAsked(reason=reason))
+
+    async def _returned(self, run: ServedRun) -> None:
+        """Returns when the calls under way have ended, and work that is answered came back."""
+        if self._gateway is not None:
+            await self._gateway.wait(run)
+        news = asyncio.Event()
+
+        def listener(of: ServedRun, effect: Effect | CaughtUp) -> None:
+            news.set()
+
+        self.listeners.append(listener)
+        try:
+            async with asyncio.timeout(_RETURN_S):
+                while run.state.running and any(map(run.state.is_answered, run.state.seats)):
+                    news.clear()
+                    await news.wait()
+        except TimeoutError:
+            _log.warning("answered work was not returned", run_id=run.run_id)
+        finally:
+            self.listeners.remove(listener)
 
     async def resume_run(self, run: ServedRun) -> None:
         """Lets a stopped run go on, with the model that there is now.

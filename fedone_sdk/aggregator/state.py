@@ -138,3 +138,8 @@ class RunState:
             (s for s in self.seats if s.assignment_id == assignment_id and s.phase == "working"),
             None,
         )
+
+    def is_answered(self, seat: Seat) -> bool:
+        """Whether a seat's client has had all answers that it may ask for, and owes its update."""
+        lease = self.account.leases.get(seat.assignment_id or "", NOTHING)
+        return bool(lease.queries) and not seat.sent and seat.used.queries == lease.queries

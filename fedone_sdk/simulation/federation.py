@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import structlog
 
-from fedone_sdk.aggregator import Aggregator, ServedRun
+from fedone_sdk.aggregator import Aggregator, ServedRun, Service
 from fedone_sdk.aggregator.events import Effect
 from fedone_sdk.aggregator.run import CaughtUp
 from fedone_sdk.backends import LLMBackend
@@ -215,7 +215,7 @@ async def simulate(
         state_dir: Where the clients keep their state, so that a stored run goes on with the same
             clients.
         watch: Told of progress.
-        stop: Ends the run early, with what it has learnt.
+        stop: Ends the run early, with what it has learnt, once questions under way are answered.
         between: Puts something between a client and the aggregator: a fault, a liar.
         trainer: Trains the soft prompts of white-box methods; shared by all clients.
 
@@ -274,7 +274,7 @@ async def simulate(
             measure=federation.measure,
         )
         async with working:
-            await _ended(aggregator, run, stop)
+            await _ended(aggregator.service, run, stop)
         await aggregator.wait(run)
         return run.result()
 
@@ -293,7 +293,7 @@ async def _asking(clients: Sequence[EdgeClient]) -> AsyncIterator[None]:
             task.cancel()
 
 
-async def _ended(aggregator: Aggregator, run: ServedRun, stop: asyncio.Event | None) -> None:
+async def _ended(service: Service, run: ServedRun, stop: asyncio.Event | None) -> None:
     waits: Sequence[asyncio.Task[bool]] = [
         asyncio.create_task(event.wait()) for event in (run.ended, stop) if event is not None
     ]
@@ -303,4 +303,4 @@ async def _ended(aggregator: Aggregator, run: ServedRun, stop: asyncio.Event | N
         for wait in waits:
             wait.cancel()
     if run.state.running:
-        await aggregator.service.stop_run(run, "interrupted")
+        await service.stop_run(run, "interrupted", gently=True)

@@ -12,6 +12,8 @@ import pytest
 
 from fedone_sdk.aggregator import ServedRun
 from fedone_sdk.aggregator.events import Closed, RoundFinished
+from fedone_sdk.backends import Query
+from fedone_sdk.budget import Usage
 from fedone_sdk.client import EdgeClient, Transport
 from fedone_sdk.clock import SystemClock
 from fedone_sdk.errors import ProblemError, TransportError
@@ -341,6 +343,32 @@ class TestStored:
 def _at(number: int, wanted: int, event: asyncio.Event) -> None:
     if number == wanted:
         event.set()
+
+
+@pytest.mark.parametrize("transport", ["memory", "http"])
+async def test_a_stop_amid_questions_costs_what_they_cost(
+    transport: Literal["memory", "http"],
+) -> None:
+    stop = asyncio.Event()
+
+    class Dear(ScriptedBackend):
+        """Each question might cost ten times what it does."""
+
+        def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
+            return super().worst_case(10 * batch_size, max_tokens)
+
+    async def gate(query: Query) -> None:
+        if len(backend.asked) > 4:
+            stop.set()
+            await asyncio.sleep(0.1)
+
+    backend = Dear(gate=gate)
+    federation = federation_of(exchange="losses")
+    result = await simulate(federation, backend=backend, transport=transport, stop=stop)
+    assert result.status == "stopped"
+    # The first round's, and the second's, which were under way and count.
+    assert (result.rounds, result.spent.queries, len(backend.asked)) == (2, 8, 8)
+    assert result.spent.prompt_tokens == sum(len(query.inputs) for query in backend.asked)
 
 
 async def test_a_gathered_client_that_was_revoked(tmp_path: Path) -> None:
