@@ -226,7 +226,7 @@ class Dispatcher:
             if not run.state.running:
                 continue  # paused: the seat is kept
             if run_id in self._closing and seat.phase == "offered":
-                continue
+                continue  # about to stop: nothing new is begun
             await self._prepare(run)
             asked = WorkAsked(client=client, assignment_id=uuid.uuid4().hex, own_model=own_model)
             for effect in await run.apply(asked):

@@ -643,10 +643,11 @@ def _without(
     """
     weights = np.ones_like(squares)
     for _ in range(_TURNS):
-        found, freedom = (weights**2 * squares).sum(axis=0), (weights * free).sum(axis=0)
-        noise = np.maximum(found, _LEAST_VARIANCE) / np.maximum(freedom, _LEAST_VARIANCE)
+        found = np.maximum((weights**2 * squares).sum(axis=0), _LEAST_VARIANCE)
+        freedom = np.maximum((weights * free).sum(axis=0), _LEAST_VARIANCE)
+        noise = found / freedom
         weights = noise / (noise + swayed)
-    return np.maximum(found, _LEAST_VARIANCE), np.maximum(freedom, _LEAST_VARIANCE)
+    return found, freedom
 
 
 def _one_over(examples: NDArray[np.float64]) -> NDArray[np.float64]:

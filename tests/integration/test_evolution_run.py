@@ -66,17 +66,16 @@ async def test_both_exchanges_end_at_the_same_alpha(local_steps: int) -> None:
 
 
 async def test_several_clients_a_round_feed_one_pool() -> None:
-    first = await run(spec_of(exchange="losses", clients_per_round=3))
-    again = await run(spec_of(exchange="losses", clients_per_round=3))
-    assert first.spent.queries == 8 * 6 * 3
-    assert first.alpha_sha256 == again.alpha_sha256
     mini_batches = 0
 
     def watch(served: ServedRun, effect: object) -> None:
         nonlocal mini_batches
         mini_batches = len(served.state.method.memory.get("examples", ()))
 
-    await run(spec_of(exchange="losses", clients_per_round=3), watch)
+    first = await run(spec_of(exchange="losses", clients_per_round=3))
+    again = await run(spec_of(exchange="losses", clients_per_round=3), watch)
+    assert first.spent.queries == 8 * 6 * 3
+    assert first.alpha_sha256 == again.alpha_sha256
     assert mini_batches == 8 * 3
 
 
