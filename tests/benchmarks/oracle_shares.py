@@ -1,0 +1,74 @@
+"""What of the oracle's gain a search has, on the rows that the oracle searched.
+
+`fedone bench queries` measures on the dev split, where the oracle gains nothing to speak of. Here
+the prompts of its runs with seed 0 answer the rows of all clients together, each with the bias
+that its run found; no prompt and the oracle's prompt have the best one. Two minutes on one core.
+
+    python tests/benchmarks/oracle_shares.py --out FOLDER --data glue --model roberta-mini
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from fedone_sdk.experiments.experiment import Workspace
+from fedone_sdk.experiments.federated import trial_backend, tuning_federation
+from fedone_sdk.experiments.label_rows import LabelRows
+from fedone_sdk.experiments.no_prompt import pooled_rows
+from fedone_sdk.experiments.variants import SST2_VARIANTS
+
+
+def main() -> None:
+    """Prints Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, help="of `fedone bench queries`")
+    parser.add_argument("--data", type=Path, required=True, help="GLUE's tasks")
+    parser.add_argument("--model", type=Path, required=True, help="folder of an ONNX model")
+    parser.add_argument("--runs", default="default:500,thompson:500,thompson:2000")
+    args = parser.parse_args()
+    runs = [tuple(run.split(":")) for run in args.runs.split(",")]
+    print("| variant | none | oracle | gap |", *(f"{name} at {mark} |" for name, mark in runs))
+    print("|---|---|---|---|" + "---|" * len(runs))
+    for variant in SST2_VARIANTS:
+        if variant.name == variant.base:
+            print(asyncio.run(row(args, variant.name, runs)))
+
+
+async def row(args: argparse.Namespace, variant: str, runs: list[tuple[str, ...]]) -> str:
+    """A variant's row; its oracle and the runs must have been run."""
+    oracle = trial(args.out, f"{variant}_oracle")
+    with TemporaryDirectory() as folder:
+        data = {split: args.data / "sst2" / f"{split}.jsonl" for split in ("train", "dev")}
+        workspace = Workspace(inputs={**data, "model": args.model}, folder=Path(folder))
+        federation = tuning_federation(oracle["options"], workspace)
+        task, rows = federation.spec.task, pooled_rows(federation)
+        model = oracle["options"]["run"]["backend"]
+        async with trial_backend(model, workspace, keep=False) as backend:
+            bare = await LabelRows.ask(backend, task, "", rows)
+            best = await LabelRows.ask(backend, task, oracle["result"]["prompt"], rows)
+            none = bare.loss(bare.fitted())
+            gap = none - best.loss(best.fitted())
+            cells = []
+            for name, mark in runs:
+                curve = trial(args.out, f"{variant}_{name}_s0")["result"]["curve"]
+                point = next(point for point in curve if point["mark"] == int(mark))
+                found = await LabelRows.ask(backend, task, point["prompt"], rows)
+                closed = (none - found.loss(point["bias"])) / gap
+                cells.append(f"`{point['prompt']}` {closed:.0%} |")
+    return " ".join([f"| {variant} | {none:.4f} | {none - gap:.4f} | {gap:.4f} |", *cells])
+
+
+def trial(out: Path, key: str) -> dict[str, Any]:
+    """What the bench kept of a trial."""
+    file = out / "queries" / "trials" / f"{key}.json"
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return found
+
+
+if __name__ == "__main__":
+    main()
