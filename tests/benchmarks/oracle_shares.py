@@ -2,7 +2,7 @@
 
 `fedone bench queries` measures on the dev split, where the oracle gains nothing to speak of. Here
 the prompts of its runs with seed 0 answer the rows of all clients together, each with the bias
-that its run found; no prompt and the oracle's prompt have the best one. Two minutes on one core.
+that its run found; no prompt and the oracle's prompt have the best one. A minute on one core.
 
     python tests/benchmarks/oracle_shares.py --out FOLDER --data glue --model roberta-mini
 """
