@@ -14,12 +14,12 @@ import asyncio
 import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from fedone_sdk.experiments.experiment import Workspace
 from fedone_sdk.experiments.federated import trial_backend, tuning_federation
 from fedone_sdk.experiments.label_rows import LabelRows
 from fedone_sdk.experiments.no_prompt import pooled_rows
+from fedone_sdk.experiments.records import Record
 from fedone_sdk.experiments.variants import SST2_VARIANTS
 
 
@@ -41,21 +41,21 @@ def main() -> None:
 
 async def row(args: argparse.Namespace, variant: str, runs: list[tuple[str, ...]]) -> str:
     """A variant's row; its oracle and the runs must have been run."""
-    oracle = trial(args.out, f"{variant}_oracle")
+    oracle = record(args.out, f"{variant}_oracle")
     with TemporaryDirectory() as folder:
         data = {split: args.data / "sst2" / f"{split}.jsonl" for split in ("train", "dev")}
         workspace = Workspace(inputs={**data, "model": args.model}, folder=Path(folder))
-        federation = tuning_federation(oracle["options"], workspace)
+        federation = tuning_federation(oracle.options, workspace)
         task, rows = federation.spec.task, pooled_rows(federation)
-        model = oracle["options"]["run"]["backend"]
+        model = oracle.options["run"]["backend"]
         async with trial_backend(model, workspace, keep=False) as backend:
             bare = await LabelRows.ask(backend, task, "", rows)
-            best = await LabelRows.ask(backend, task, oracle["result"]["prompt"], rows)
+            best = await LabelRows.ask(backend, task, oracle.result["prompt"], rows)
             none = bare.loss(bare.fitted())
             gap = none - best.loss(best.fitted())
             cells = []
             for name, mark in runs:
-                curve = trial(args.out, f"{variant}_{name}_s0")["result"]["curve"]
+                curve = record(args.out, f"{variant}_{name}_s0").result["curve"]
                 point = next(point for point in curve if point["mark"] == int(mark))
                 found = await LabelRows.ask(backend, task, point["prompt"], rows)
                 closed = (none - found.loss(point["bias"])) / gap
@@ -63,11 +63,10 @@ async def row(args: argparse.Namespace, variant: str, runs: list[tuple[str, ...]
     return " ".join([f"| {variant} | {none:.4f} | {none - gap:.4f} | {gap:.4f} |", *cells])
 
 
-def trial(out: Path, key: str) -> dict[str, Any]:
+def record(out: Path, key: str) -> Record:
     """What the bench kept of a trial."""
     file = out / "queries" / "trials" / f"{key}.json"
-    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return found
+    return Record(**json.loads(file.read_text(encoding="utf-8")))
 
 
 if __name__ == "__main__":
