@@ -52,7 +52,7 @@ from fedone_sdk.messages import (
 from fedone_sdk.metrics import MetricFunction
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import ClientRecord, LogEntry, RunRecord, Store
-from fedone_sdk.task import Example, ScoreFunction
+from fedone_sdk.task import Example, ScoreFunction, form_of
 from fedone_sdk.vocabulary import Vocabulary
 
 __all__ = ["Service", "check_caps"]
@@ -299,7 +299,7 @@ class Service:
             check_caps(spec, frozenset({"queries"}))
             return
         # First: some models say only then what they can do.
-        await backend.check(spec.task.label_words)
+        await backend.check(spec.task.label_words, form_of(spec.task))
         check_caps(spec, backend.bounds)
         want = want_of(spec.task, backend.answers)
         if want == "text" and not spec.gateway.generated_text:

@@ -140,8 +140,15 @@ class LLMBackend(ABC):
             BackendBlocked: It cannot be asked until somebody changes something.
         """
 
-    async def check(self, label_words: tuple[str, ...]) -> None:  # noqa: B027 (optional)
-        """Checks, at no cost, that the model is there and that every label word is one token.
+    async def check(  # noqa: B027 (optional)
+        self, label_words: tuple[str, ...], form: Rendered = ()
+    ) -> None:
+        """Checks, at no cost, that the model is there and can be asked so.
+
+        Args:
+            label_words: As the task has them; each must be one token of the model.
+            form: The task's form (`fedone_sdk.task.form_of`); empty checks the label words alone,
+                as those of a template.
 
         Raises:
             LabelWordError: A label word is not one token.

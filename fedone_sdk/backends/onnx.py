@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from fedone_sdk import assets
 from fedone_sdk.backends.base import Answer, LLMBackend, Query
+from fedone_sdk.backends.chat import MASKED, refuse_chat
 from fedone_sdk.backends.fitting import Cloze, ClozeEncoder, read_max_length
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendError, MissingExtraError, SpecError
@@ -103,13 +104,14 @@ class OnnxBackend(LLMBackend):
             raise ValueError("a query needs at least one input")
         return await self._in_worker(self._score, query)
 
-    async def check(self, label_words: tuple[str, ...]) -> None:
+    async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
         """Checks that every label word, with its leading space as given, is one token.
 
         Raises:
-            BackendError: The model cannot be loaded.
+            BackendError: The model cannot be loaded, or the task is a chat.
             LabelWordError: A label word is not one token.
         """
+        refuse_chat(form, MASKED)
         await self._in_worker(self._label_ids, label_words)
 
     def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:

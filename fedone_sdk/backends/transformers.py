@@ -14,7 +14,9 @@ from typing import Literal, TypeVar
 
 from fedone_sdk.backends.base import Answer, EmbeddingSpace, LLMBackend, Query
 from fedone_sdk.backends.causal_model import CausalModel
+from fedone_sdk.backends.chat import TemplateWarning
 from fedone_sdk.backends.checkpoint import (
+    chat_template,
     check_device,
     find_checkpoint,
     hash_folder,
@@ -26,6 +28,7 @@ from fedone_sdk.backends.torch_model import TorchModel
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendError, MissingExtraError, SpecError
 from fedone_sdk.soft_prompt import SoftPromptKind
+from fedone_sdk.task import Rendered
 
 __all__ = ["TransformersBackend"]
 
@@ -103,6 +106,7 @@ class TransformersBackend(LLMBackend):
         self._executor = _worker()
         self._model: TorchModel | None = None
         self._hashing = Lock()
+        self._template_warning = TemplateWarning(self._checkpoint.name)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -147,14 +151,16 @@ class TransformersBackend(LLMBackend):
             raise ValueError("a query needs one reference per input")
         return await self.with_model(lambda model: _answer(model, query))
 
-    async def check(self, label_words: tuple[str, ...]) -> None:
-        """Checks that every label word, with its leading space as given, is one token.
+    async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
+        """Checks that every label word is one token, and that the model takes such inputs.
 
         Raises:
-            BackendError: The model cannot be loaded.
+            BackendError: The model cannot be loaded, or takes no such inputs.
             LabelWordError: A label word is not one token (or none, where it may be several).
         """
-        await self.with_model(lambda model: model.label_ids(label_words))
+        await self.with_model(lambda model: model.label_ids(label_words, form))
+        if self._causal and chat_template(self._checkpoint) is not None:
+            self._template_warning.look(form)
 
     def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
         """One query of `batch_size` inputs of the maximum length; a local model costs no money."""
@@ -241,7 +247,8 @@ def _answer(model: TorchModel, query: Query) -> Answer:
     if query.want == "text" and isinstance(model, CausalModel):
         return model.write(query)
     if query.want == "labels":
-        return model.answer(query, [model.label_ids(query.label_words)] * len(query.inputs))
+        labels = model.label_ids(query.label_words, query.inputs[0])
+        return model.answer(query, [labels] * len(query.inputs))
     assert isinstance(model, CausalModel)
     references = [model.encoder.continuation(text) for text in query.references]
     if not all(references):

@@ -28,7 +28,7 @@ from fedone_sdk.simulation.first_work import Exchange, alone, first_work, planne
 from fedone_sdk.simulation.traffic import ExchangePlan, exchange_plan
 from fedone_sdk.soft_prompt import SoftPrompt
 from fedone_sdk.spec import RunSpec
-from fedone_sdk.task import Example, references_of
+from fedone_sdk.task import Example, form_of, references_of
 
 __all__ = ["EvaluationPlan", "RunPlan", "plan_run"]
 
@@ -222,7 +222,7 @@ async def _costs(federation: Federation, backend: LLMBackend) -> tuple[_Costs, l
     """Counts what queries cost, and says what is in the way of the run."""
     spec, size, troubles = federation.spec, federation.spec.method.batch_size, list[str]()
     try:
-        await backend.check(spec.task.label_words)
+        await backend.check(spec.task.label_words, form_of(spec.task))
     except (BackendBlocked, BackendUnavailable) as exc:
         troubles.append(f"backend: {exc}")
     try:

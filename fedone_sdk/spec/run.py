@@ -9,13 +9,14 @@ from pydantic import Field, field_validator, model_validator
 
 from fedone_sdk.budget import Budget
 from fedone_sdk.calibration import MAX_LABELS
+from fedone_sdk.glue import glue_task
 from fedone_sdk.spec.backends import BackendSpec, OnnxSpec
 from fedone_sdk.spec.base import Spec, load_yaml, validate_spec
 from fedone_sdk.spec.calibration import CalibrationSpec
 from fedone_sdk.spec.defence import DefenceSpec
 from fedone_sdk.spec.methods import BbtSpec, BdplSpec, GsBdplSpec, MethodSpec, Rate
 from fedone_sdk.spec.privacy import PrivacySpec
-from fedone_sdk.task import TaskSpec, glue_task
+from fedone_sdk.task import TaskSpec
 from fedone_sdk.vocabulary import Token, Vocabulary, VocabularySpec
 
 __all__ = [
@@ -250,10 +251,7 @@ class RunSpec(Spec):
     @field_validator("task", mode="before")
     @classmethod
     def _name_to_task(cls, value: object) -> object:
-        if isinstance(value, str):
-            name, _, style = value.partition("/")
-            return glue_task(name, style or "roberta")  # type: ignore[arg-type]
-        return value
+        return glue_task(value) if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _check(self) -> Self:

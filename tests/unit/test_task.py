@@ -9,14 +9,13 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from fedone_sdk.errors import DataError, SpecError
+from fedone_sdk.glue import GLUE_TASKS, glue_task
 from fedone_sdk.task import (
-    GLUE_TASKS,
     LOG_ZERO,
     MAX_BIAS,
     Example,
     TaskSpec,
     example_loss,
-    glue_task,
     label_loss,
     predicted,
     references_of,

@@ -19,7 +19,8 @@ from fedone_sdk.backends import OnnxBackend, Query
 from fedone_sdk.backends.transformers import TransformersBackend
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendError, LabelWordError, MissingExtraError, SpecError
-from fedone_sdk.task import Part, Rendered, TaskSpec, glue_task, render
+from fedone_sdk.glue import glue_task
+from fedone_sdk.task import Part, Rendered, TaskSpec, render
 
 WHY = "the extra `torch` is not installed: pip install 'fedone-sdk[torch]'"
 torch = pytest.importorskip("torch", reason=WHY)
