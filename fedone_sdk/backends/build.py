@@ -24,8 +24,10 @@ from fedone_sdk.spec import (
     BackendSpec,
     GatewaySpec,
     LiteLLMSpec,
+    LlamaCppSpec,
     OnnxSpec,
     OpenAISpec,
+    RemoteSpec,
     TransformersSpec,
     VllmSpec,
 )
@@ -72,7 +74,7 @@ def build_backend(
             backend = RecordingBackend(backend, _path(folder, spec.record))
     backend = BudgetedBackend(backend, price=_price(spec, adapter), guard=guard)
     concurrency = CONCURRENCY
-    if not isinstance(spec, OnnxSpec | TransformersSpec):
+    if isinstance(spec, RemoteSpec):
         concurrency = spec.limits.concurrency
         backend = RateLimitedBackend(
             backend,
@@ -123,6 +125,11 @@ def build_adapter(spec: BackendSpec, folder: Path) -> LLMBackend:
         if spec.model is not None:
             options["model"] = _path(folder, spec.model)
         return OnnxBackend(**options)
+    if isinstance(spec, LlamaCppSpec):
+        from fedone_sdk.backends.llama_cpp import LlamaCppBackend
+        from fedone_sdk.backends.local_models import find_model
+
+        return LlamaCppBackend(**{**options, "model": find_model(spec.model, folder)})
     if isinstance(spec, TransformersSpec):
         from fedone_sdk.backends.transformers import TransformersBackend
 
@@ -150,7 +157,7 @@ def _path(folder: Path, name: str) -> Path:
 
 
 def _price(spec: BackendSpec, adapter: LLMBackend) -> Price | None:
-    if isinstance(spec, OnnxSpec | TransformersSpec):
+    if not isinstance(spec, RemoteSpec):
         return FREE
     if spec.prices is not None:
         prices = spec.prices

@@ -76,11 +76,12 @@ class ChatFrame(NamedTuple):
     """What a chat template puts around the contents of messages.
 
     Attributes:
-        pieces: The text before each content, and the text after the last one.
+        pieces: What stands before each content, and after the last one: ``text`` and ``special``
+            parts.
         strips: Per content whether the template takes the white space off its two ends.
     """
 
-    pieces: tuple[str, ...]
+    pieces: tuple[Rendered, ...]
     strips: tuple[tuple[bool, bool], ...]
 
 
@@ -139,13 +140,16 @@ def probes(roles: Sequence[str]) -> tuple[list[dict[str, str]], list[dict[str, s
     return _said(roles, names), _said(roles, [f" {name} " for name in names])
 
 
-def chat_frame(roles: Sequence[str], bare: str, spaced: str) -> ChatFrame:
+def chat_frame(
+    roles: Sequence[str], bare: str, spaced: str, cut: Callable[[str], Rendered]
+) -> ChatFrame:
     """The frame that a chat template makes for messages of these roles.
 
     Args:
         roles: Of the messages, in order.
         bare: What the template makes of the first of the `probes`.
         spaced: What it makes of the second.
+        cut: Cuts a text into the model's special tokens and the text between them.
 
     Raises:
         BackendError: The template changes what messages say.
@@ -156,7 +160,7 @@ def chat_frame(roles: Sequence[str], bare: str, spaced: str) -> ChatFrame:
         (not wider[at].endswith(f"{pieces[at]} "), not wider[at + 1].startswith(" "))
         for at in range(len(names))
     )
-    return ChatFrame(tuple(pieces), strips)
+    return ChatFrame(tuple(map(cut, pieces)), strips)
 
 
 def _names(roles: Sequence[str]) -> list[str]:

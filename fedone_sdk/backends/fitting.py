@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -281,21 +280,21 @@ class CausalEncoder(_Encoder):
         # line break they show how a text goes on.
         self._anchor = "" if ids("\na") == ids("\n") + plain else "\n"
 
-    @cached_property
-    def _special(self) -> re.Pattern[str]:
-        """Finds the model's special tokens in the text of a frame."""
+    def _special_names(self, piece: str) -> list[str]:
+        """The special tokens that may stand in a piece of a frame."""
         added = self._tokenizer.get_added_tokens_decoder().values()
-        names = sorted((token.content for token in added if token.special), key=len, reverse=True)
-        return re.compile("|".join(map(re.escape, names)) or r"(?!)")
+        return [token.content for token in added if token.special and token.content in piece]
 
-    def _cut(self, piece: str) -> list[Part]:
+    def cut(self, piece: str) -> Rendered:
         """A piece of a frame: its special tokens, and the text between them."""
+        names = sorted(self._special_names(piece), key=len, reverse=True)
+        special = re.compile("|".join(map(re.escape, names)) or r"(?!)")
         parts: list[Part] = []
         end = 0
-        for found in self._special.finditer(piece):
+        for found in special.finditer(piece):
             parts += [Part("text", piece[end : found.start()]), Part("special", found[0])]
             end = found.end()
-        return [part for part in (*parts, Part("text", piece[end:])) if part.text]
+        return tuple(part for part in (*parts, Part("text", piece[end:])) if part.text)
 
     def frame(self, roles: tuple[str, ...]) -> ChatFrame:
         """What the model's chat template puts around messages of these roles.
@@ -309,7 +308,8 @@ class CausalEncoder(_Encoder):
                     "the task is a chat, but the model has no chat template: "
                     "write the task as a template, or take an instruct model"
                 )
-            self.frames[roles] = chat_frame(roles, *map(self._apply_template, probes(roles)))
+            bare, spaced = map(self._apply_template, probes(roles))
+            self.frames[roles] = chat_frame(roles, bare, spaced, self.cut)
         return self.frames[roles]
 
     def framed(self, parts: Rendered, *, soft: bool = False) -> Rendered:
@@ -328,8 +328,8 @@ class CausalEncoder(_Encoder):
         frame = self.frame(tuple(message.role for message in messages))
         found: list[Part] = []
         for piece, strips, message in zip(frame.pieces, frame.strips, messages, strict=False):
-            found += [*self._cut(piece), *unpadded(message.parts, strips)]
-        return (*found, *self._cut(frame.pieces[-1]))
+            found += [*piece, *unpadded(message.parts, strips)]
+        return (*found, *frame.pieces[-1])
 
     def spelled(self, label_words: Sequence[str], like: Rendered) -> tuple[str, ...]:
         """The label words as the answer to an input spells them.

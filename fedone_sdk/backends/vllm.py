@@ -423,7 +423,7 @@ class VllmBackend(LLMBackend):
                 f"no chat template, or one that takes no messages of {', '.join(roles)}: write the "
                 "task as a template, or start vLLM with --chat-template"
             )
-        self._causal.frames[roles] = chat_frame(roles, bare, spaced)
+        self._causal.frames[roles] = chat_frame(roles, bare, spaced, self._causal.cut)
 
     async def _labels(self, words: Sequence[str], like: Rendered) -> list[list[int]]:
         """The token ids of each label word, as the answer to an input like this spells it."""
