@@ -16,7 +16,7 @@ PATIENCE_S = 60.0
 
 
 def make_wheel(distribution: str, version: str, members: Mapping[str, bytes]) -> bytes:
-    """A wheel that holds some files beside its metadata."""
+    """A wheel that holds some files next to its metadata."""
     package = distribution.replace("-", "_")
     folder = f"{package}-{version}.dist-info"
     metadata = {
