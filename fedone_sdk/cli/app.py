@@ -13,6 +13,7 @@ from fedone_sdk.cli import (
     clients,
     db,
     gateway,
+    models,
     plan,
     prompt,
     quickstart,
@@ -67,6 +68,7 @@ app.command(
     "--data reviews.jsonl --state ~/.fedone"
 )(client.client)
 app.add_typer(bench.app, name="bench")
+app.add_typer(models.app, name="models")
 app.add_typer(prompt.app, name="prompt")
 app.add_typer(runs.app, name="runs")
 app.add_typer(tokens.app, name="tokens")

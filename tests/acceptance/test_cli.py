@@ -37,10 +37,11 @@ runs: [run.yaml]
 COMMANDS = [
     [],
     *([name] for name in ("client", "gateway", "plan", "quickstart", "score", "serve", "tune")),
-    *([name] for name in ("bench", "clients", "db", "runs", "tokens")),
+    *([name] for name in ("bench", "clients", "db", "models", "runs", "tokens")),
     ["bench", "queries"],
     *(["clients", name] for name in ("list", "revoke")),
     *(["db", name] for name in ("current", "upgrade")),
+    *(["models", name] for name in ("get", "list", "path")),
     *(["runs", name] for name in ("clients", "export", "import", "list", "log", "replay")),
     ["reproduce"],
     ["report"],
