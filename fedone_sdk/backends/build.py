@@ -127,9 +127,8 @@ def build_adapter(spec: BackendSpec, folder: Path) -> LLMBackend:
         return OnnxBackend(**options)
     if isinstance(spec, LlamaCppSpec):
         from fedone_sdk.backends.llama_cpp import LlamaCppBackend
-        from fedone_sdk.backends.local_models import find_model
 
-        return LlamaCppBackend(**{**options, "model": find_model(spec.model, folder)})
+        return LlamaCppBackend(**{**options, "model": _gguf(spec.model, folder)})
     if isinstance(spec, TransformersSpec):
         from fedone_sdk.backends.transformers import TransformersBackend
 
@@ -150,6 +149,21 @@ def build_adapter(spec: BackendSpec, folder: Path) -> LLMBackend:
     from fedone_sdk.backends.openai import OpenAIBackend
 
     return OpenAIBackend(**options)
+
+
+def _gguf(model: str, folder: Path) -> Path:
+    """The file of a known model, or the file that a path names."""
+    from fedone_sdk.backends.local_models import LOCAL_MODELS, model_path
+
+    file = _path(folder, model)
+    if file.is_file():
+        return file
+    known = [name for name, found in LOCAL_MODELS.items() if found.backend == "llama_cpp"]
+    if model in known:
+        return model_path(model)
+    raise SpecError(
+        f"there is no file {str(file)!r}, and no known model of this name ({', '.join(known)})"
+    )
 
 
 def _path(folder: Path, name: str) -> Path:
