@@ -105,7 +105,11 @@ def _about(key: str) -> Iterator[None]:
             raise SpecError([f"backend.{problem}" for problem in exc.problems]) from exc
         if exc.source != "spec":
             raise SpecError(f"backend.{key}: {exc}") from exc
-        raise
+        named = (
+            problem if problem.startswith("backend.") else f"backend.{key}: {problem}"
+            for problem in exc.problems
+        )
+        raise SpecError(list(named)) from exc
 
 
 def build_adapter(spec: BackendSpec, folder: Path) -> LLMBackend:
