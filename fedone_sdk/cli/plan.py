@@ -10,7 +10,7 @@ import typer
 
 from fedone_sdk.cli._failures import naming
 from fedone_sdk.cli._logs import quiet_logs
-from fedone_sdk.cli._options import Cap, JsonFile, RunPath, Seed
+from fedone_sdk.cli._options import Cap, JsonFile, RunPath, Seed, Transport, TransportName
 from fedone_sdk.cli._output import Output, size
 from fedone_sdk.cli._run_file import RunFile
 
@@ -24,6 +24,7 @@ def plan(
     run_path: RunPath,
     seed: Seed = None,
     cap: Cap = None,
+    transport: Transport = TransportName.http,
     probe: Annotated[
         bool,
         typer.Option(
@@ -40,12 +41,12 @@ def plan(
     """
     output = Output(json_file)
     quiet_logs()
-    found = asyncio.run(_plan(RunFile.load(run_path, seed=seed, cap=cap), probe))
+    found = asyncio.run(_plan(RunFile.load(run_path, seed=seed, cap=cap), probe, transport))
     output.write_json(found.model_dump(mode="json"))
     _print(output, found)
 
 
-async def _plan(run: RunFile, probe: bool) -> RunPlan:
+async def _plan(run: RunFile, probe: bool, transport: TransportName) -> RunPlan:
     from fedone_sdk.simulation import plan_run
 
     federation = run.federation()
@@ -53,7 +54,13 @@ async def _plan(run: RunFile, probe: bool) -> RunPlan:
         with naming(str(run.path)):
             # Modules and data are loaded on one core, which is busy all the time.
             startup_s = time.process_time()
-            return await plan_run(federation, backend=backend, probe=probe, startup_s=startup_s)
+            return await plan_run(
+                federation,
+                backend=backend,
+                probe=probe,
+                transport=transport.value,
+                startup_s=startup_s,
+            )
 
 
 def _print(output: Output, plan: RunPlan) -> None:

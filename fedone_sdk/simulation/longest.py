@@ -75,7 +75,8 @@ async def longest_tokens(
     free: list[Example] = []
     if federation.dev and spec.calibration.kind == "contextual":
         free = [dict.fromkeys(spec.task.fields, text) for text in CONTENT_FREE]
-    shards = [await longest(shard) for shard in federation.shards]
+    held = iter(await longest([row for shard in federation.shards for row in shard]))
+    shards = [[next(held) for _ in shard] for shard in federation.shards]
     point = await longest([*curve_examples(spec, federation.dev), *free])
     return LongestTokens(
         query=max(sum(sorted(each)[-spec.method.batch_size :]) for each in shards),
@@ -94,7 +95,10 @@ class _Counter:
 
     async def rows(self, prompt: str | SoftPrompt, rows: Sequence[Example]) -> list[int]:
         """The tokens of each row under one prompt."""
-        return await self._counts([self._query(prompt, row) for row in rows])
+        distinct = {id(row): row for row in rows}  # Clients may share rows.
+        counts = await self._counts([self._query(prompt, row) for row in distinct.values()])
+        known = dict(zip(distinct, counts, strict=True))
+        return [known[id(row)] for row in rows]
 
     async def added(self) -> int:
         """The most tokens that a prompt of n candidates adds to a row."""

@@ -124,7 +124,12 @@ class RunPlan(Message):
 
 
 async def plan_run(
-    federation: Federation, *, backend: LLMBackend, probe: bool = False, startup_s: float = 0.0
+    federation: Federation,
+    *,
+    backend: LLMBackend,
+    probe: bool = False,
+    transport: Literal["http", "memory"] = "http",
+    startup_s: float = 0.0,
 ) -> RunPlan:
     """Works out what a run would cost.
 
@@ -136,6 +141,7 @@ async def plan_run(
             weights of a local one are not loaded without a probe.
         probe: Whether a local model is timed on the first rounds of the run, for some seconds. Its
             wrappers take no part: no cache and no cassette is written.
+        transport: How messages travel in the run; for the probe.
         startup_s: Seconds that a run of its own process takes until here; part of the duration.
 
     Raises:
@@ -151,7 +157,7 @@ async def plan_run(
     adapter = backend.innermost if isinstance(backend, Wrapper) else backend
     timed: Probe | None = None
     if adapter.local and probe:
-        timed = await probe_run(federation, adapter)
+        timed = await probe_run(federation, adapter, transport=transport)
     costs, troubles = await _costs(federation, backend, adapter)
     if timed is not None and timed.failure is not None:
         troubles.append(f"backend: the probe failed: {timed.failure}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from fedone_sdk.aggregator import ServedRun
 from fedone_sdk.aggregator.events import Effect, RoundFinished
@@ -110,16 +111,19 @@ class Probe:
         return by_tokens <= _misfit([burst.queries for burst in bursts], seconds)
 
 
-async def probe_run(federation: Federation, backend: LLMBackend) -> Probe:
+async def probe_run(
+    federation: Federation, backend: LLMBackend, *, transport: Literal["http", "memory"] = "http"
+) -> Probe:
     """Times the first rounds of a run, and the beginning of its evaluation.
 
     The rounds are those of the run itself: the same clients, mini-batches and prompts, in a
-    federation without sockets. Nothing of it is stored. Each of the two measurements ends at the
+    federation of their own. Nothing of it is stored. Each of the two measurements ends at the
     first answer after its few seconds, so that a slow model is timed by a single query.
 
     Args:
         federation: The run and its data.
         backend: A local model without wrappers; stays open.
+        transport: How messages travel in the run.
 
     Raises:
         BackendError: The model cannot be used as described.
@@ -143,7 +147,7 @@ async def probe_run(federation: Federation, backend: LLMBackend) -> Probe:
         simulate(
             unpaid,
             backend=CachedBackend(training),
-            transport="http",
+            transport=transport,
             watch=training.watch,
         )
     )
