@@ -41,12 +41,12 @@ def plan(
     """
     output = Output(json_file)
     quiet_logs()
-    found = asyncio.run(_plan(RunFile.load(run_path, seed=seed, cap=cap), probe, transport))
+    found, local = asyncio.run(_plan(RunFile.load(run_path, seed=seed, cap=cap), probe, transport))
     output.write_json(found.model_dump(mode="json"))
-    _print(output, found)
+    _print(output, found, _time(found, local=local, probe=probe))
 
 
-async def _plan(run: RunFile, probe: bool, transport: TransportName) -> RunPlan:
+async def _plan(run: RunFile, probe: bool, transport: TransportName) -> tuple[RunPlan, bool]:
     from fedone_sdk.simulation import plan_run
 
     federation = run.federation()
@@ -54,16 +54,17 @@ async def _plan(run: RunFile, probe: bool, transport: TransportName) -> RunPlan:
         with naming(str(run.path)):
             # Modules and data are loaded on one core, which is busy all the time.
             startup_s = time.process_time()
-            return await plan_run(
+            found = await plan_run(
                 federation,
                 backend=backend,
                 probe=probe,
                 transport=transport.value,
                 startup_s=startup_s,
             )
+        return found, backend.local
 
 
-def _print(output: Output, plan: RunPlan) -> None:
+def _print(output: Output, plan: RunPlan, time_taken: str) -> None:
     cap, evaluation = plan.cap.queries, plan.evaluation
     verdict = "yes" if plan.sufficient else "no"
     output.heading(f"{plan.name}: {plan.clients} clients, {plan.vocab_size} candidates")
@@ -82,7 +83,7 @@ def _print(output: Output, plan: RunPlan) -> None:
             "completion tokens": f"about {plan.expected.completion_tokens}, "
             f"{plan.most.completion_tokens} at most",
             "money": f"about USD {plan.expected.usd:.4f}, {plan.most.usd:.4f} at most",
-            "time": _time(plan),
+            "time": time_taken,
             "log-probabilities": "exact"
             if plan.censoring == "exact"
             else "only of the likeliest tokens; other labels count by an upper bound",
@@ -108,8 +109,10 @@ def _print(output: Output, plan: RunPlan) -> None:
         output.console.print(f"  warning: {warning}")
 
 
-def _time(plan: RunPlan) -> str:
+def _time(plan: RunPlan, *, local: bool, probe: bool) -> str:
     found = plan.duration
+    if found is None and local:
+        return "not known: the probe failed" if probe else "not measured (--no-probe)"
     if found is None:
         return "no rate limit is set"
     if found.basis == "rate_limits":

@@ -50,10 +50,10 @@ async def longest_tokens(
 ) -> LongestTokens:
     """Counts every row that the run may ask about, and every candidate.
 
-    An input has at most its row's tokens without a prompt, and n times those that the longest
-    candidate adds to a row; and no more than the model takes. The candidates are counted one by
-    one: where two of them meet within a word, a tokeniser may cut them otherwise. Vectors are
-    counted as they are.
+    An input has at most its row's tokens without a prompt, n times those that the longest candidate
+    adds to a row, and one more; and no more than the model takes. The one more is for prompt and
+    row that meet within a word, which a tokeniser may cut otherwise than each by itself. Vectors
+    are counted as they are.
 
     Args:
         federation: The run and its data.
@@ -105,9 +105,8 @@ class _Counter:
         row = min(self._federation.shards[0], key=lambda row: sum(map(len, map(str, row.values()))))
         prompts = ["", *self._federation.vocabulary.candidates]
         bare, *found = await self._counts([self._query(prompt, row) for prompt in prompts])
-        return self._federation.spec.prompt.length * max(
-            (count - bare for count in found), default=0
-        )
+        longest = max((count - bare for count in found), default=0)
+        return self._federation.spec.prompt.length * longest + 1
 
     def _query(self, prompt: str | SoftPrompt, row: Example) -> Query:
         task = self._federation.spec.task

@@ -214,13 +214,14 @@ def test_the_rate_limits_of_a_hosted_model() -> None:
 async def test_the_longest_rows_and_candidates_bound_every_query() -> None:
     federation = federation_of(clients=2)
     found = await longest_tokens(federation, Local(), "")
-    # " very bad" is two words at each of two positions; the longest three rows of client 1.
-    assert found.query == (5 + 6 + 7) + 3 * 4
+    # " very bad" is two words at each of two positions; the longest three rows of client 1; and one
+    # more where prompt and row meet.
+    assert found.query == (5 + 6 + 7) + 3 * 5
     words = sum(row % 7 for row in range(40))
     assert found.no_prompt == words
-    assert found.whole == words + 40 * 4
+    assert found.whole == words + 40 * 5
     assert found.point == found.whole  # all 40 rows
-    assert found.total(queries=10, points=2) == 300 + words + 4 * found.whole
+    assert found.total(queries=10, points=2) == 330 + words + 4 * found.whole
 
 
 async def test_no_row_is_longer_than_the_model_takes() -> None:
