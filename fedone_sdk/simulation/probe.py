@@ -31,6 +31,9 @@ _TRAINING_S = 3.0
 _EVALUATION_S = 1.5
 """The same in evaluation."""
 
+_PATIENCE_S = 60.0
+"""Seconds without any query after which a run is taken for one that waits for clients."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Burst:
@@ -141,8 +144,11 @@ async def probe_run(
     loaded = loop.time()
 
     training = _Meter(backend, enough_s=_TRAINING_S)
-    # A cap leaves its first rounds as they are.
-    unpaid = replace(federation, spec=spec.model_copy(update={"budget": None}), dev=())
+    # A cap leaves its first rounds as they are. More clients than there are do not come.
+    here = spec.participation.model_copy(update={"min_clients": None})
+    unpaid = replace(
+        federation, spec=spec.model_copy(update={"budget": None, "participation": here}), dev=()
+    )
     await training.measure(
         simulate(
             unpaid,
@@ -163,7 +169,9 @@ async def probe_run(
         training=tuple(training.bursts),
         evaluation=tuple(evaluation.bursts),
         round_s=training.round_s,
-        failure=training.failure or evaluation.failure,
+        failure=training.failure
+        or evaluation.failure
+        or (None if training.bursts else "no query was asked"),
     )
 
 
@@ -223,7 +231,10 @@ class _Meter(Wrapper):
         enough = asyncio.create_task(self._enough.wait())
         working = asyncio.ensure_future(work)
         try:
-            await asyncio.wait([working, enough], return_when=asyncio.FIRST_COMPLETED)
+            both = [working, enough]
+            await asyncio.wait(both, timeout=_PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
+            if self.first:
+                await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         finally:
             enough.cancel()
             working.cancel()

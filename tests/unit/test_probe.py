@@ -75,7 +75,7 @@ class Local(ScriptedBackend):
 @pytest.mark.parametrize("cost", [{"word_s": 0.004}, {"query_s": 0.15}], ids=str)
 @on_virtual_time
 async def test_the_plan_says_how_long_the_run_takes(cost: dict[str, float]) -> None:
-    federation = replace(federation_of(rounds=100), vocabulary=MANY)
+    federation = replace(federation_of(rounds=40), vocabulary=MANY)
     probed, model = Local(**cost), Local(**cost)
     plan = await plan_run(federation, backend=probed, probe=True, transport="memory", startup_s=2.0)
     loop = asyncio.get_running_loop()
@@ -127,6 +127,24 @@ async def test_a_model_that_fails_is_a_warning() -> None:
     )
     assert plan.duration is None
     assert plan.warnings[0] == "backend: the probe failed: out of memory"
+
+
+@pytest.mark.parametrize("min_clients", [None, 9])
+@on_virtual_time
+async def test_clients_that_do_not_come_are_not_waited_for(min_clients: int | None) -> None:
+    participation = (
+        {"clients_per_round": 9, "exchange": "losses"}
+        if min_clients is None
+        else {"min_clients": 9}
+    )
+    federation = federation_of(participation=participation)
+    plan = await plan_run(federation, backend=Local(query_s=0.1), probe=True, transport="memory")
+    if min_clients is None:
+        assert plan.duration is None
+        assert plan.warnings[0] == "backend: the probe failed: no query was asked"
+    else:
+        assert plan.duration is not None
+    assert asyncio.get_running_loop().time() < 1100
 
 
 @on_virtual_time
