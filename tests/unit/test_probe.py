@@ -85,7 +85,7 @@ async def test_the_plan_says_how_long_the_run_takes(cost: dict[str, float]) -> N
     assert run.status == "completed"
     assert plan.duration is not None
     assert plan.duration.basis == "probe"
-    assert plan.duration.seconds == pytest.approx(2.0 + took_s, rel=0.1)
+    assert plan.duration.seconds == pytest.approx(2.0 + took_s, rel=0.15)
     assert len(probed.asked) < len(model.asked) / 2
     assert plan.duration.probe_s < 6
     assert run.spent.prompt_tokens <= plan.most.prompt_tokens < plan.worst.prompt_tokens / 20
