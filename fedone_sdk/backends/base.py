@@ -116,6 +116,7 @@ class LLMBackend(ABC):
         metered: Whether each request is charged to the query's payer (a wrapper does that).
         censors: Whether log-probabilities of labels may be upper bounds only.
         takes: The kinds of soft prompts that it can be asked with.
+        local: Whether it runs in this process at no cost, so that a plan may time it.
     """
 
     bounds: frozenset[str] = frozenset({"queries", "requests"})
@@ -124,6 +125,7 @@ class LLMBackend(ABC):
     metered: bool = False
     censors: bool = False
     takes: frozenset[SoftPromptKind] = frozenset()
+    local: bool = False
 
     @property
     @abstractmethod

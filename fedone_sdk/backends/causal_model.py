@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from fedone_sdk.backends.base import Answer, Query
-from fedone_sdk.backends.checkpoint import Checkpoint, chat_template
+from fedone_sdk.backends.checkpoint import Checkpoint
 from fedone_sdk.backends.fitting import CausalEncoder
 from fedone_sdk.backends.torch_model import Plan, Row, TorchModel, Vectors, room_of
 from fedone_sdk.budget import Usage
@@ -25,10 +25,10 @@ class CausalModel(TorchModel):
     encoder: CausalEncoder
     pad_id = 0  # Masked out, so any token will do.
 
-    def __init__(self, checkpoint: Checkpoint, max_length: int, **options: Any) -> None:
-        self.encoder = CausalEncoder(
-            checkpoint.folder / "tokenizer.json", max_length, chat_template(checkpoint)
-        )
+    def __init__(
+        self, checkpoint: Checkpoint, max_length: int, *, encoder: Any, **options: Any
+    ) -> None:
+        self.encoder = encoder
         super().__init__(checkpoint, max_length, **options)
         # Greedy, whatever the model's authors recommend for chatting.
         self.module.generation_config = import_module("transformers").GenerationConfig(

@@ -67,6 +67,7 @@ class LlamaCppBackend(LLMBackend):
         {"queries", "requests", "tokens", "prompt_tokens", "completion_tokens", "usd"}
     )
     answers = frozenset[Want]({"labels", "text"})
+    local = True
 
     def __init__(
         self,

@@ -62,6 +62,7 @@ class OnnxBackend(LLMBackend):
     bounds = frozenset(
         {"queries", "requests", "tokens", "prompt_tokens", "completion_tokens", "usd"}
     )
+    local = True
 
     def __init__(self, model: str | Path | None = None, *, threads: int | None = None) -> None:
         if any(find_spec(name) is None for name in ("numpy", "onnxruntime", "tokenizers")):
@@ -123,6 +124,7 @@ class OnnxBackend(LLMBackend):
 
         Raises:
             BackendError: As `score`.
+            LabelWordError: As `score`.
         """
         return await self._in_worker(self._count, query)
 
@@ -146,6 +148,7 @@ class OnnxBackend(LLMBackend):
         return [encoder.label_id(word) for word in label_words]
 
     def _count(self, query: Query) -> Usage:
+        self._label_ids(query.label_words)
         tokens = sum(len(cloze.ids) for cloze in self._loaded().clozes(query.inputs))
         return Usage(queries=1, requests=1, prompt_tokens=tokens)
 

@@ -22,7 +22,8 @@ from fedone_sdk.backends.checkpoint import (
     hash_folder,
     is_causal,
 )
-from fedone_sdk.backends.fitting import read_max_length
+from fedone_sdk.backends.counting import count_tokens
+from fedone_sdk.backends.fitting import CausalEncoder, ClozeEncoder, read_max_length
 from fedone_sdk.backends.masked_model import MaskedModel
 from fedone_sdk.backends.torch_model import TorchModel
 from fedone_sdk.budget import Usage
@@ -74,6 +75,7 @@ class TransformersBackend(LLMBackend):
         {"queries", "requests", "tokens", "prompt_tokens", "completion_tokens", "usd"}
     )
     takes = frozenset[SoftPromptKind]({"embeddings", "key_values"})
+    local = True
 
     def __init__(
         self,
@@ -107,6 +109,8 @@ class TransformersBackend(LLMBackend):
         self._model: TorchModel | None = None
         self._hashing = Lock()
         self._template_warning = TemplateWarning(self._checkpoint.name)
+        self._tokenizing = Lock()
+        self._encoder: CausalEncoder | ClozeEncoder | None = None
 
     @cached_property
     def fingerprint(self) -> str:
@@ -140,16 +144,26 @@ class TransformersBackend(LLMBackend):
             LabelWordError: A label word is not one token.
             ValueError: The query has no inputs, no label words, or not one reference per input.
         """
-        if not query.inputs:
-            raise ValueError("a query needs at least one input")
-        if query.want not in self.answers:
-            kind = "causal" if self._causal else "masked"
-            raise BackendError(f"a {kind} model answers {sorted(self.answers)}, not {query.want!r}")
-        if query.want == "labels" and not query.label_words:
-            raise ValueError("a query needs label words")
-        if query.want == "reference" and len(query.references) != len(query.inputs):
-            raise ValueError("a query needs one reference per input")
+        self._check_query(query)
         return await self.with_model(lambda model: _answer(model, query))
+
+    async def quote(self, query: Query) -> Usage:
+        """What it will spend: its tokens are counted by the tokeniser alone, without the weights.
+
+        A generated text counts `max_tokens` completion tokens per input.
+
+        Raises:
+            BackendError: As `score`, but for what only the loaded model shows.
+            LabelWordError: As `score`.
+            ValueError: As `score`.
+        """
+        self._check_query(query)
+        # Not in the worker thread: there the count waits for the forward passes of others.
+        return await asyncio.to_thread(
+            lambda: count_tokens(
+                self._load_encoder(), query, multi_token_labels=self._multi_token_labels
+            )
+        )
 
     async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
         """Checks that every label word is one token, and that the model takes such inputs.
@@ -225,11 +239,34 @@ class TransformersBackend(LLMBackend):
         await asyncio.to_thread(self._executor.shutdown)
         self._model = None
 
+    def _check_query(self, query: Query) -> None:
+        if not query.inputs:
+            raise ValueError("a query needs at least one input")
+        if query.want not in self.answers:
+            kind = "causal" if self._causal else "masked"
+            raise BackendError(f"a {kind} model answers {sorted(self.answers)}, not {query.want!r}")
+        if query.want == "labels" and not query.label_words:
+            raise ValueError("a query needs label words")
+        if query.want == "reference" and len(query.references) != len(query.inputs):
+            raise ValueError("a query needs one reference per input")
+
+    def _load_encoder(self) -> CausalEncoder | ClozeEncoder:
+        with self._tokenizing:
+            if self._encoder is None:
+                file = self._checkpoint.folder / "tokenizer.json"
+                self._encoder = (
+                    CausalEncoder(file, self.max_length, chat_template(self._checkpoint))
+                    if self._causal
+                    else ClozeEncoder(file, self.max_length)
+                )
+            return self._encoder
+
     def _loaded(self) -> TorchModel:
         if self._model is None:  # There is one worker only.
             self._model = (CausalModel if self._causal else MaskedModel)(
                 self._checkpoint,
                 self.max_length,
+                encoder=self._load_encoder(),
                 device=self._device,
                 dtype=self._dtype,
                 max_batch=self._max_batch,

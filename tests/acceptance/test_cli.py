@@ -220,6 +220,46 @@ def test_plan_says_what_tune_then_spends(fedone: Fedone, folder: Path) -> None:
     assert plan["rounds_affordable"] == plan["rounds"] == 10
 
 
+def test_plan_times_a_local_model_and_leaves_nothing(fedone: Fedone, folder: Path) -> None:
+    run = folder / "run.yaml"
+    fedone("tune", run, "--transport", "memory", "--json", folder / "before.json")
+    run.write_text(RUN + "backend: {kind: onnx, cache: answers.db, record: asked.jsonl}\n")
+    code, out, _ = fedone("plan", run, "--json", folder / "plan.json")
+    assert code == 0
+    plan = json.loads((folder / "plan.json").read_text())
+    found = plan["duration"]
+    assert found["basis"] == "probe"
+    assert found["probe_queries"] > 0
+    parts = found["startup_s"] + found["training_s"] + found["evaluation_s"]
+    assert found["seconds"] == pytest.approx(parts, abs=0.2)
+    told = f"about {found['seconds']:.0f} s on this machine (from a probe of "
+    assert told + f"{found['probe_queries']} queries," in " ".join(out.split())
+    assert (folder / "asked.jsonl").read_bytes() == b""
+    # Nothing that the probe asked is known to the run.
+    fedone("tune", run, "--transport", "memory", "--json", folder / "after.json")
+    before, after = (result(folder / name) for name in ("before.json", "after.json"))
+    assert after.cache.hits == before.cache.hits
+    assert after.spent.requests == before.spent.requests
+    assert after.spent.prompt_tokens <= plan["most"]["prompt_tokens"]
+    assert plan["most"]["prompt_tokens"] < plan["worst"]["prompt_tokens"]
+    assert f"{plan['most']['prompt_tokens']} at most" in out
+
+
+def test_plan_without_a_probe(fedone: Fedone, folder: Path) -> None:
+    code, out, _ = fedone("plan", folder / "run.yaml", "--no-probe", "--json", folder / "plan.json")
+    assert code == 0
+    assert "not measured (--no-probe)" in out
+    plan = json.loads((folder / "plan.json").read_text())
+    assert plan["duration"] is None
+    assert plan["expected"]["prompt_tokens"] > 0
+    run = RUN.replace('" great"', '" great movie"')
+    (folder / "run.yaml").write_text(run)
+    for option in "--probe", "--no-probe":
+        code, _, err = fedone("plan", folder / "run.yaml", option)
+        assert code == 2
+        assert "' great movie'" in err
+
+
 @pytest.mark.parametrize(
     ("old", "new", "warning"),
     [

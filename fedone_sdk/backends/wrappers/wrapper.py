@@ -28,6 +28,15 @@ class Wrapper(LLMBackend):
         self.metered = self.inner.metered
         self.censors = self.inner.censors
         self.takes = self.inner.takes
+        self.local = self.inner.local
+
+    @property
+    def innermost(self) -> LLMBackend:
+        """The adapter that all wrappers are around."""
+        backend = self.inner
+        while isinstance(backend, Wrapper):
+            backend = backend.inner
+        return backend
 
     @property
     def fingerprint(self) -> str:
