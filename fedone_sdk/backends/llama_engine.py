@@ -26,6 +26,9 @@ _FIRST_PROBS = 256
 """Next tokens that are looked at first. To name one takes the engine some 10 microseconds, and
 label words are nearly always among these."""
 
+_SURELY = 1e6
+"""A logit that no other comes near."""
+
 _MORE_PROBS = 4096
 """And then, before the whole vocabulary is."""
 
@@ -103,6 +106,7 @@ class LlamaEngine:
         self.context_length = context_length
         (model,) = self._request("/v1/models")["data"]
         self.num_vocab = int(model["meta"]["n_vocab"])
+        self._sampled = self.tokenise("a")[-1][0]
         self._bos = str(self._request("/props")["bos_token"])
 
     def next_log_probs(
@@ -136,7 +140,16 @@ class LlamaEngine:
         self, prompts: Sequence[Sequence[int]], *, fresh: bool, num_probs: int = _FIRST_PROBS
     ) -> list[dict[int, float]]:
         """The likeliest next tokens after each prompt, and their log-probabilities."""
-        choices = self._complete(prompts, fresh=fresh, n_predict=1, n_probs=num_probs, samplers=[])
+        # What is sampled is held to one token: of one that is a part of a character the engine
+        # shows nothing. The log-probabilities are those before sampling.
+        choices = self._complete(
+            prompts,
+            fresh=fresh,
+            n_predict=1,
+            n_probs=num_probs,
+            samplers=[],
+            logit_bias=[[self._sampled, _SURELY]],
+        )
         return [
             {one["id"]: one["logprob"] for one in choice["logprobs"]["content"][0]["top_logprobs"]}
             for choice in choices
