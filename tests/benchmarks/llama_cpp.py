@@ -13,10 +13,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +49,7 @@ def main() -> None:
         f"Feedback: {row['text']}\nSentiment: {words[row['label']]}\n\n" for row in rows[-6:]
     )
     prompts = {"none": "", "instruction": INSTRUCTION, "demonstrations": INSTRUCTION + shots}
-    print(
-        f"{model.name}, {args.rows} rows, {BATCH} per query, best of {REPEATS}; rows per second\n"
-    )
+    print(f"{model.name}, {args.rows} rows, {BATCH} a query, best of {REPEATS}; rows per second\n")
     print(
         "| shared prefix | tokens a row | of them shared | backend | plain loop, same engine "
         "| backend / loop | plain loop, nothing shared | transformers fp32 |"
@@ -81,11 +80,13 @@ async def measure(
                 for at in range(0, len(rows), BATCH)
             ]
             ids = [loaded._encoder.encode(parts) for query in queries for parts in query.inputs]
-            ours = await best(lambda: asked(backend, queries))
-            loop = await best(lambda: asyncio.to_thread(looped, loaded._engine, ids, labels, True))
-            cold = await best(lambda: asyncio.to_thread(looped, loaded._engine, ids, labels, False))
-            theirs = None if other is None else await best(lambda: asked(other, queries))
-            shared = len(os.path.commonprefix(ids))
+            ours = await best(partial(asked, backend, queries))
+            loop = await best(partial(asyncio.to_thread, looped, loaded._engine, ids, labels, True))
+            cold = await best(
+                partial(asyncio.to_thread, looped, loaded._engine, ids, labels, False)
+            )
+            theirs = None if other is None else await best(partial(asked, other, queries))
+            shared = num_shared(ids)
             speeds = [len(rows) / seconds for seconds in (ours, loop, cold)]
             fp32 = "-" if theirs is None else f"{len(rows) / theirs:.1f}"
             print(
@@ -96,6 +97,12 @@ async def measure(
     if other is not None:
         await other.aclose()
     folder.cleanup()
+
+
+def num_shared(ids: list[list[int]]) -> int:
+    """The tokens that all rows begin with."""
+    places = zip(*ids, strict=False)
+    return sum(1 for _ in takewhile(lambda place: len(set(place)) == 1, places))
 
 
 async def best(call: Callable[[], Any]) -> float:

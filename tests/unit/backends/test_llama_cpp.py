@@ -97,6 +97,15 @@ async def test_an_answer_depends_on_its_query_alone(backend: LlamaCppBackend) ->
     assert (await backend.score(ask(backend, ASKED, "Judge the review."))) == first
 
 
+async def test_what_would_be_sampled_does_not_matter(backend: LlamaCppBackend) -> None:
+    """Of a token that is a part of a character the engine shows nothing."""
+    rows = [{"text": text} for text in ("日本語は", "🙂🙃🙂", "naïve", "Ω≈ç√∫")]
+    for task in (RAW, ASKED):
+        for number in range(4):
+            answer = await backend.score(ask(backend, task, f"{number}日本", rows))
+            assert None not in answer.log_probs
+
+
 async def test_quotes_count_tokens_exactly(backend: LlamaCppBackend) -> None:
     for task in (ASKED, BEGUN, RAW):
         query = ask(backend, task, "Judge it.")
