@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import urllib.error
 import urllib.request
@@ -75,7 +76,7 @@ class LlamaEngine:
     ) -> None:
         self.name = file.name
         self._key = secrets.token_urlsafe(32)
-        engine = import_module("xllamacpp")
+        engine = _engine()
         params = engine.CommonParams()
         params.model.path = str(file)
         params.n_ctx = context_length
@@ -250,6 +251,23 @@ def _message(body: bytes) -> str:
         return " ".join(str(json.loads(body)["error"]["message"]).split())
     except (LookupError, TypeError, ValueError):
         return ""
+
+
+def _engine() -> Any:
+    """The engine's module.
+
+    Its threads wait for one another after each operation, and OpenMP lets them spin meanwhile. With
+    its default, a single busy process beside them on as many cores makes the model tens of times
+    slower; after a short spin they sleep. OpenMP reads the setting when it is loaded.
+    """
+    name = "GOMP_SPINCOUNT"
+    if name in os.environ or "OMP_WAIT_POLICY" in os.environ:
+        return import_module("xllamacpp")
+    os.environ[name] = "1000"
+    try:
+        return import_module("xllamacpp")
+    finally:
+        del os.environ[name]
 
 
 class _Encoding(NamedTuple):
