@@ -33,6 +33,8 @@ _CONTEXT_LENGTH = 4096
 
 _TEMPLATE = "tokenizer.chat_template"
 _ARCHITECTURE = "general.architecture"
+_FILE_TYPE = "general.file_type"
+_NOT_QUANTISED = (0, 1, 32)  # float32, float16, bfloat16
 
 
 class LlamaCppBackend(LLMBackend):
@@ -87,7 +89,7 @@ class LlamaCppBackend(LLMBackend):
             raise SpecError(f"there is no file {str(model)!r}")
         name = read_gguf(self._file, {_ARCHITECTURE}).get(_ARCHITECTURE)
         trained_key = f"{name}.context_length"
-        found = read_gguf(self._file, {_TEMPLATE, trained_key})
+        found = read_gguf(self._file, {_TEMPLATE, _FILE_TYPE, trained_key})
         trained = found.get(trained_key)
         if not isinstance(trained, int):
             raise SpecError("holds no language model", source=str(self._file))
@@ -97,6 +99,7 @@ class LlamaCppBackend(LLMBackend):
                 f"not {context_length}"
             )
         self._has_template = _TEMPLATE in found
+        self._exact = found.get(_FILE_TYPE) in _NOT_QUANTISED
         self.max_length = context_length or min(_CONTEXT_LENGTH, trained)
         self._settings = "".join(
             f":{key}={value}"
@@ -195,6 +198,7 @@ class LlamaCppBackend(LLMBackend):
                     context_length=self.max_length,
                     threads=self._threads,
                     gpu_layers=self._gpu_layers,
+                    exact=self._exact,
                 )
                 self._loaded = _Model(
                     engine,

@@ -81,10 +81,8 @@ async def measure(
             ]
             ids = [loaded._encoder.encode(parts) for query in queries for parts in query.inputs]
             ours = await best(partial(asked, backend, queries))
-            loop = await best(partial(asyncio.to_thread, looped, loaded._engine, ids, labels, True))
-            cold = await best(
-                partial(asyncio.to_thread, looped, loaded._engine, ids, labels, False)
-            )
+            plain = partial(asyncio.to_thread, looped, loaded._engine, ids, labels)
+            loop, cold = await best(partial(plain, True)), await best(partial(plain, False))
             theirs = None if other is None else await best(partial(asked, other, queries))
             shared = num_shared(ids)
             speeds = [len(rows) / seconds for seconds in (ours, loop, cold)]
@@ -131,6 +129,7 @@ def looped(engine: Any, ids: list[list[int]], labels: list[int], shares: bool) -
                 "n_predict": 1,
                 "n_probs": 256,
                 "samplers": [],
+                "logit_bias": [[labels[0], 1e6]],
                 "cache_prompt": shares,
             }
         )

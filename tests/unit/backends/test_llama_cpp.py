@@ -69,7 +69,7 @@ async def test_label_log_probs_are_over_the_whole_vocabulary(backend: LlamaCppBa
     labels = [encoder.label_id(word) for word in BEGUN.label_words]
     for number, row in enumerate(answer.log_probs):
         ids = encoder.encode(ask(backend, BEGUN).inputs[number], reserve=1)
-        (shown,) = engine._shown([ids], fresh=True, num_probs=engine.num_vocab)
+        shown = engine._shown(ids, fresh=True, num_probs=engine.num_vocab)
         assert len(shown) == engine.num_vocab
         assert math.fsum(map(math.exp, shown.values())) == pytest.approx(1, abs=1e-3)
         assert row is not None
