@@ -209,7 +209,11 @@ class Service:
                     self.runs[run.run_id] = run
                     await self.replicas.tell_added(run)
             if not run.spec.is_same_run(spec) or run.vocabulary != vocabulary:
-                raise SpecError(f"name: {spec.name!r} is taken by a run with another description")
+                changed = ", ".join(run.spec.differences(spec)) or "candidates"
+                raise SpecError(
+                    f"name: {spec.name!r} is taken by a run with another description "
+                    f"(changed: {changed})"
+                )
         if dev and self._backend is not None and run.run_id not in self._evaluations:
             self._evaluations[run.run_id] = Evaluation(
                 run, self._backend, dev, score, measure, replica=lambda: self._store.replica
