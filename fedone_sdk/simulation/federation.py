@@ -256,9 +256,11 @@ async def simulate(
             await population.enrol()
             working = population.working()
         else:
-            url = await aggregator.listen()
+            url, nonces = await aggregator.listen(), devices.nonces()
             clients = [
-                await stack.enter_async_context(devices.client(number, HttpTransport(url)))
+                await stack.enter_async_context(
+                    devices.client(number, HttpTransport(url), nonces[number])
+                )
                 for number in range(len(devices))
             ]
             for client in clients:
