@@ -282,6 +282,7 @@ class KilledRun:
         self.figures = Figures(runs=1, capped=Counter(_units(plan.cap)))
         self.result: RunResult | None = None
         self._gently = False
+        self._aborted = False
         self._recorded: dict[bytes, tuple[float, ...]] = {}
         self._log: list[str] = []
         self._begins = 0
@@ -319,6 +320,7 @@ class KilledRun:
     async def _process(self, kill: Kill | None) -> bool:
         """Runs one process to its end, or to its death; tells whether it ended by itself."""
         command = ["-m", "fedone_sdk.cli", *self.plan.arguments, "--json", "result.json"]
+        told = len((self.folder / "err").read_text()) if (self.folder / "err").exists() else 0
         with (self.folder / "out").open("ab") as out, (self.folder / "err").open("ab") as err:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -367,7 +369,10 @@ class KilledRun:
                 timer.cancel()
             self._due = lambda _: None
         if kill is not None and sent and code in (STOPPED, -sent[-1]):
-            self._gently = code == STOPPED and len(sent) == 1
+            # Before the handler of signals is in place, nothing is asked and nothing waited for.
+            heard = "stopping, " in (self.folder / "err").read_text()[told:]
+            self._gently = heard and code == STOPPED and len(sent) == 1
+            self._aborted = code == STOPPED and not self._gently
             self.figures.signals[kill.name] += 1
             return False
         if code != 0:
@@ -410,6 +415,10 @@ class KilledRun:
             # The process waits for what it has asked: nothing stays open, and nothing is lost.
             if lost or under_way:
                 self._violated(f"a stop lost {len(lost)} answers, {under_way} were under way")
+        if self._aborted and state is not None:
+            # An abort charges the calls that it cancels, in full, before the process ends.
+            charged = state.account.held.requests - total.requests
+            under_way = max(under_way, charged + len(lost))
         self._set_aside += under_way
         if len(lost) > under_way:
             self._violated(f"{len(lost)} answers lost, {under_way} requests were under way")
