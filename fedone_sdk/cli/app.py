@@ -56,7 +56,7 @@ def _root(
 
 
 app.command(epilog="Example: fedone quickstart --json result.json")(quickstart.quickstart)
-app.command(epilog="Example: fedone tune run.yaml --cap 500 --store run.db")(tune.tune)
+app.command(epilog="Example: fedone tune run.yaml --cap 500 --report run.html")(tune.tune)
 app.command(epilog="Example: fedone plan run.yaml")(plan.plan)
 app.command(epilog='Example: fedone score run.yaml --prompt " Overall verdict"')(score.score)
 app.command(epilog="Example: fedone report sst2 --store fedone.db -o sst2.html")(report.report)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -381,6 +383,16 @@ class RunSpec(Spec):
         """
         return self == other.model_copy(update={"backend": self.backend})
 
+    def differences(self, other: RunSpec) -> Iterator[str]:
+        """What keeps a stored run from going on under the other description.
+
+        Yields:
+            ``key OWN -> OTHER`` for short values, ``key`` for long ones.
+        """
+        yield from _differences(
+            self.model_dump(exclude={"backend"}), other.model_dump(exclude={"backend"})
+        )
+
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Reads a RUN.yaml.
@@ -389,3 +401,26 @@ class RunSpec(Spec):
             SpecError: One line per mistake: file, key, what is allowed.
         """
         return validate_spec(cls, load_yaml(path), source=str(path))
+
+
+_MOST_SHOWN = 64
+"""Characters of two values that one line has room for."""
+
+
+def _differences(
+    one: Mapping[str, Any], other: Mapping[str, Any], parent: str = ""
+) -> Iterator[str]:
+    for name in dict.fromkeys((*one, *other)):
+        first, second = one.get(name), other.get(name)
+        if first == second:
+            continue
+        key = f"{parent}{name}"
+        if isinstance(first, dict) and isinstance(second, dict):
+            yield from _differences(first, second, f"{key}.")
+            continue
+        shown = f"{_shown(first)} -> {_shown(second)}"
+        yield f"{key} {shown}" if len(shown) <= _MOST_SHOWN else key
+
+
+def _shown(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)

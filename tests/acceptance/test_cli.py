@@ -137,17 +137,13 @@ def test_exchanges_and_transports_give_one_alpha(fedone: Fedone, folder: Path) -
         ["--exchange", "alpha", "--transport", "http"],
         ["--exchange", "losses", "--transport", "memory"],
     ):
-        assert fedone("tune", folder / "run.yaml", "--json", target, *options).code == 0
+        tune = ["tune", folder / "run.yaml", "--no-store", "--json", target]
+        assert fedone(*tune, *options).code == 0
         found.append(result(target))
     assert len({run.alpha_sha256 for run in found}) == 1
     assert {run.status for run in found} == {"completed"}
     assert {run.spent.queries for run in found} == {40}
-    assert (
-        fedone(
-            "tune", folder / "run.yaml", "--seed", 7, "--transport", "memory", "--json", target
-        ).code
-        == 0
-    )
+    assert fedone(*tune, "--seed", 7, "--transport", "memory").code == 0
     assert result(target).seed == 7
     assert result(target).alpha_sha256 != found[0].alpha_sha256
 
@@ -206,7 +202,7 @@ def test_plan_says_what_tune_then_spends(fedone: Fedone, folder: Path) -> None:
     plan = json.loads((folder / "plan.json").read_text())
     for exchange in "alpha", "losses":
         options = ["--exchange", exchange, "--json", folder / "r.json", "--transport", "memory"]
-        assert fedone("tune", folder / "run.yaml", *options).code == 0
+        assert fedone("tune", folder / "run.yaml", "--no-store", *options).code == 0
         run = result(folder / "r.json")
         assert plan["training_queries"] == run.spent.queries == 40
         assert plan["evaluation"]["queries"] == run.evaluation.queries

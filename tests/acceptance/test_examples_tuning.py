@@ -128,7 +128,7 @@ async def fedone(*arguments: object, folder: Path) -> Any:
 async def test_own_metric(tmp_path: Path) -> None:
     run = EXAMPLES / "own_metric" / "RUN.yaml"
     async with asyncio.timeout(60):
-        result = await fedone("tune", run, folder=tmp_path)
+        result = await fedone("tune", run, "--no-store", folder=tmp_path)
         prompt, bias = result["prompt"]["text"], result["prompt"]["bias"]
         with_bias = ["--bias", ",".join(map(str, bias))]
         score = await fedone("score", run, "--prompt", prompt, *with_bias, folder=tmp_path)
