@@ -6,18 +6,23 @@ The quick form of tests/vllm/test_chat.py, which also asks vLLM.
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-for needed in ("torch", "transformers", "gguf", "accelerate", "xllamacpp"):
-    pytest.importorskip(needed, reason="needs the weights in both forms: scripts/test-torch")
-
 from fedone_sdk import assets
 from fedone_sdk.backends import LlamaCppBackend, LLMBackend, TransformersBackend, query_for
 from fedone_sdk.task import TaskSpec, form_of
 from tests.weights import as_float32, as_folder
+
+_NEEDED = ("torch", "transformers", "gguf", "accelerate", "xllamacpp")
+
+pytestmark = pytest.mark.skipif(
+    any(find_spec(name) is None for name in _NEEDED),
+    reason="needs the weights in both forms: scripts/test-torch",
+)
 
 LABELS = {0: " negative", 1: " positive"}
 FORMS = {
