@@ -20,6 +20,10 @@ __all__ = ["Snippet", "snippets"]
 _TOP = 20
 """The most tokens that OpenAI shows."""
 
+_MODEL = "gpt-6-luna"
+"""Stands in a program where the run names no model; it shows log-probabilities with
+``reasoning_effort="none"``."""
+
 _HOSTED = (OpenAISpec, LiteLLMSpec)
 
 # Programs are no HTML: what stands in them is written as Python's literals. A page that shows them
@@ -82,17 +86,18 @@ def snippets(spec: RunSpec, prompt: PromptReport) -> tuple[list[Snippet], str]:
         way = "The run asked through LiteLLM; these programs ask a server with OpenAI's API."
         note = f"{note} {way}".strip()
     chat = not isinstance(backend, VllmSpec) and getattr(backend, "api", "chat") == "chat"
+    named = getattr(backend, "model", None)
     facts = {
         "template": template,
         "fields": task.fields,
         "labels": {label: word.strip().casefold() for label, word in task.labels.items()},
         "bias": dict(zip(task.labels, prompt.bias, strict=True)) if prompt.bias else None,
-        "model": getattr(backend, "model", None) or "gpt-4o-mini",
+        "model": named or _MODEL,
         "chat": chat,
         "top": _shown(task, spec),
         "max_name": _max_name(spec),
         "max_tokens": task.max_written or 64,
-        "effort": getattr(backend, "reasoning_effort", None),
+        "effort": getattr(backend, "reasoning_effort", None if named else "none"),
     }
     return [
         Snippet(title=title, code=_PROGRAMS.get_template(name).render(facts))
