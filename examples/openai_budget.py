@@ -50,8 +50,10 @@ def describe(arguments: argparse.Namespace) -> RunSpec:
                 "kind": "openai",
                 "model": arguments.model,
                 "base_url": arguments.base_url,
+                # OpenAI's models show log-probabilities only where they do not reason.
+                "reasoning_effort": "none",
                 # US dollars per million tokens
-                "prices": {"prompt": 0.15, "completion": 0.60},
+                "prices": {"prompt": 0.10, "completion": 0.50},
                 "cache": str(KEPT.with_suffix(".answers").absolute()),
             },
         }
@@ -83,7 +85,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--usd", type=float, default=0.50)
     parser.add_argument("--rounds", type=int, default=1000)
-    parser.add_argument("--model", default="gpt-4o-mini")
+    parser.add_argument("--model", default="gpt-6-luna")
     parser.add_argument("--base-url", help="with its /v1; OpenAI's own by default")
     asyncio.run(tune(describe(parser.parse_args())))
 

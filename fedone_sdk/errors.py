@@ -11,6 +11,7 @@ FedOneError
 ├── BackendError
 │   ├── BackendUnavailable the model cannot be asked now; asking again may help
 │   ├── BackendBlocked     it cannot be asked until somebody changes something
+│   │   └── LabelsNotShown its answers rarely show the label words
 │   └── LabelWordError     a label word is not one token of the model
 ├── StoreUnavailable       the aggregator's store does not do its work now
 ├── MessageError           a wire message is malformed
@@ -35,6 +36,7 @@ __all__ = [
     "DataError",
     "FedOneError",
     "LabelWordError",
+    "LabelsNotShown",
     "MessageError",
     "MissingExtraError",
     "PROBLEMS",
@@ -159,6 +161,13 @@ class BackendBlocked(BackendError):
     """The model cannot be asked until somebody changes something: a key, a quota, a setting.
 
     The message says what to change. A run that meets it pauses, and can be resumed.
+    """
+
+
+class LabelsNotShown(BackendBlocked):
+    """Most answers of a model show none of the label words.
+
+    Only queries with these label words are refused; the model can be asked about others.
     """
 
 

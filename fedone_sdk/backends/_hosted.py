@@ -19,6 +19,7 @@ from fedone_sdk.backends._completion import (
     label_log_probs,
     spellings,
 )
+from fedone_sdk.backends._label_watch import LabelWatch
 from fedone_sdk.backends.base import Answer, LLMBackend, Query, Want
 from fedone_sdk.backends.chat import is_chat, messages_of
 from fedone_sdk.backends.its_words import in_its_words
@@ -43,6 +44,7 @@ _TOP = 20  # The most that OpenAI shows.
 _SMALL_TOP = 5  # What servers show that show less.
 _CHOICE_TOKENS = 64  # A label word, in JSON too.
 _FILTERED = frozenset({"content_filter", "content_policy_violation", "invalid_prompt"})
+_TOO_LONG = frozenset({"context_length_exceeded", "exceed_context_size_error"})
 _ONE_REQUEST = Usage(requests=1)
 
 Content = list[tuple[str, str]]
@@ -142,6 +144,7 @@ class HostedBackend(LLMBackend):
         self._last_refusal = ""
         self._no_log_probs: str | None = None
         self._warned = False
+        self._watch = LabelWatch(model=model, url=url)
 
     @property
     def _manner(self) -> str:
@@ -181,6 +184,8 @@ class HostedBackend(LLMBackend):
             BackendError: The input cannot be asked: it has a mask, or is too long without fields.
             BackendUnavailable: The server cannot answer now, or has just told us how to ask.
             BackendBlocked: Key, quota, model or settings must change.
+            LabelsNotShown: Most of the first answers showed none of the label words; nothing is
+                sent.
             SpecError: Two label words are the same but for case and space.
             ValueError: The query has not one input, or asks what this backend does not answer.
         """
@@ -189,6 +194,8 @@ class HostedBackend(LLMBackend):
         if query.want not in self.answers:
             raise ValueError(f"this backend answers {sorted(self.answers)}, not {query.want}")
         words, refusals = spellings(query.label_words), self._refusals
+        if query.want == "labels":
+            self._watch.admit(query.label_words)
         (content,), quoted = await self._prepared(query)
         async with self._first_alone(query.want, refusals):
             answer = await self._asked(query, content, words, quoted)
@@ -224,6 +231,10 @@ class HostedBackend(LLMBackend):
         """
         _, quoted = await self._prepared(query)
         return quoted
+
+    def reset(self) -> None:
+        """Counts anew whether the answers show the label words."""
+        self._watch.reset()
 
     async def _loaded(self) -> TokenCounter:
         async with self._loading:
@@ -359,6 +370,7 @@ class HostedBackend(LLMBackend):
                     self._refuse_no_log_probs(usage)
                 elif top:
                     row, censored = label_log_probs(top, choice.first_token(), words)
+                    self._watch.note(query.label_words, censored, top)
             else:
                 self._refuse_only_reasoning(choice, found.usage, usage)
                 written = choice.written
@@ -399,11 +411,19 @@ class HostedBackend(LLMBackend):
         Raises:
             BackendUnavailable: Asking again will be in another way.
             BackendBlocked: A setting must change.
+            BackendError: The input is longer than the context.
         """
         if exc.status_code not in (400, 403, 422):
             return
         said, param = message_of(exc, self._key_env), str(exc.param)
         text = f"{param} {said}".lower()
+        if {str(exc.code), str(exc.type)} & _TOO_LONG:
+            raise BackendError(
+                f"{self._url}: an input is longer than the model's context: shorten the template "
+                "or the prompt, lower max_input_tokens (a tokenizer counts them exactly), or start "
+                f"the server with a longer context{in_its_words(said)}",
+                usage=_ONE_REQUEST,
+            )
         if "output limit was reached" in text:
             raise BackendBlocked(self._only_reasons())
         if "logprobs" in text:

@@ -55,9 +55,10 @@ def want_of(task: TaskSpec, answers: frozenset[Want]) -> Want:
             f"task.loss: {task.loss} needs log-probabilities, which this backend does not show; "
             "zero_one does without"
         )
+    others = "; kinds transformers and vllm do" if wanted == ("reference",) else ""
     raise SpecError(
         f"task.loss: {task.loss} needs a backend that answers {wanted[0]!r}; this one answers "
-        f"{', '.join(sorted(answers))}"
+        f"{', '.join(sorted(answers))}{others}"
     )
 
 

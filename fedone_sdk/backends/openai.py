@@ -92,6 +92,7 @@ class OpenAIBackend(HostedBackend):
             else self._client.completions.with_raw_response.create
         )
         self._host = urlsplit(base_url or OPENAI_URL).netloc
+        self._weights = ""  # Known after `check`.
         self._is_openai = self._host == "openai.com" or self._host.endswith(".openai.com")
         overhead = OPENAI_CHAT_OVERHEAD if self._is_openai else CHAT_OVERHEAD
         super().__init__(
@@ -113,9 +114,11 @@ class OpenAIBackend(HostedBackend):
     def fingerprint(self) -> str:
         """``openai:<host>:<model>``, and settings that move scores where they are not the default.
 
-        What the provider adds to it is in `Answer.model`.
+        After `check`, size and quantisation of the weights follow, where the server's list of
+        models has them (llama.cpp): it gives any file the name that it is started with. What the
+        provider adds to its answers is in `Answer.model`.
         """
-        return f"openai:{self._host}:{self._model}{self._manner}"
+        return f"openai:{self._host}:{self._model}{self._manner}{self._weights}"
 
     async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
         """Checks label words and form, and asks the server, for free, whether it has the model."""
@@ -126,6 +129,7 @@ class OpenAIBackend(HostedBackend):
         self._check_form(form)
         if entry is None:
             return
+        self._learn_weights(entry)
         end = _shutdown(entry)
         if end is None:
             return
@@ -142,6 +146,23 @@ class OpenAIBackend(HostedBackend):
     async def _complete(self, body: Mapping[str, Any]) -> RawAnswer:
         raw: RawAnswer = await self._create(**body)
         return raw
+
+    def _learn_weights(self, entry: Mapping[str, Any]) -> None:
+        """Reads which weights llama.cpp's server holds, and how long its inputs may be."""
+        meta = entry.get("meta")
+        meta = meta if isinstance(meta, dict) else {}
+        found = [f"{name}={meta[name]}" for name in ("n_params", "size", "ftype") if name in meta]
+        self._weights = f":{','.join(found)}" if found else ""
+        context = meta.get("n_ctx")
+        if isinstance(context, int) and context < self._max_input_tokens + self._overhead:
+            _log.warning(
+                "context_shorter_than_max_input_tokens",
+                model=self._model,
+                context=context,
+                max_input_tokens=self._max_input_tokens,
+                effect="the server refuses longer inputs",
+                change="lower max_input_tokens, or start the server with a longer context",
+            )
 
     async def _listed(self) -> Mapping[str, Any] | None:
         """The server's entry for the model; None where the server keeps no list."""
@@ -164,7 +185,9 @@ class OpenAIBackend(HostedBackend):
                     return None
                 found = _object(listing.content).get("data")
         entries = found if isinstance(found, list) else []
-        by_name = {str(entry.get("id")): entry for entry in entries if isinstance(entry, dict)}
+        by_name = {
+            name: entry for entry in entries if isinstance(entry, dict) for name in _names(entry)
+        }
         if self._model in by_name:
             return by_name[self._model]
         near = get_close_matches(self._model, by_name, n=5, cutoff=0.3) or sorted(by_name)[:5]
@@ -178,6 +201,12 @@ class OpenAIBackend(HostedBackend):
 def _object(content: bytes) -> Mapping[str, Any]:
     found = json.loads(content)
     return found if isinstance(found, dict) else {}
+
+
+def _names(entry: Mapping[str, Any]) -> list[str]:
+    """The names of a listed model: its id, and its aliases (llama.cpp)."""
+    aliases = entry.get("aliases")
+    return [str(entry.get("id")), *map(str, aliases if isinstance(aliases, list) else [])]
 
 
 def _shutdown(entry: Mapping[str, Any]) -> date | None:

@@ -20,6 +20,10 @@ __all__ = ["Snippet", "snippets"]
 _TOP = 20
 """The most tokens that OpenAI shows."""
 
+_MODEL = "gpt-6-luna"
+"""Stands in a program where the run names no model; it shows log-probabilities with
+``reasoning_effort="none"``."""
+
 _HOSTED = (OpenAISpec, LiteLLMSpec)
 
 # Programs are no HTML: what stands in them is written as Python's literals. A page that shows them
@@ -89,17 +93,18 @@ def snippets(spec: RunSpec, prompt: PromptReport) -> tuple[list[Snippet], str]:
             f"{note} The last message begins the answer: llama.cpp's server goes on with it, vLLM "
             "where continue_final_message is sent too; most services do not."
         ).strip()
+    named = getattr(backend, "model", None)
     facts = {
         "messages": messages,
         "fields": task.fields,
         "labels": {label: word.strip().casefold() for label, word in task.labels.items()},
         "bias": dict(zip(task.labels, prompt.bias, strict=True)) if prompt.bias else None,
-        "model": getattr(backend, "model", None) or "gpt-4o-mini",
+        "model": named or _MODEL,
         "chat": chat,
         "top": _shown(task, spec),
         "max_name": _max_name(spec),
         "max_tokens": task.max_written or 64,
-        "effort": getattr(backend, "reasoning_effort", None),
+        "effort": getattr(backend, "reasoning_effort", None if named else "none"),
     }
     return [
         Snippet(title=title, code=_PROGRAMS.get_template(name).render(facts))

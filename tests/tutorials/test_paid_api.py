@@ -78,7 +78,7 @@ def test_paid_api(tmp_path: Path) -> None:
     page.run()
     real = RunSpec.load(page.folder / "run.yaml")
     assert real.backend.model_dump(exclude_defaults=True).keys() == {
-        *("kind", "model", "max_input_tokens", "cache")
+        *("kind", "model", "reasoning_effort", "max_input_tokens", "cache")
     }
     page.skip("export OPENAI_API_KEY=sk-...")
     assert page.rest == []

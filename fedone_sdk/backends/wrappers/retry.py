@@ -12,7 +12,12 @@ from fedone_sdk.backends.base import Answer, LLMBackend, Query
 from fedone_sdk.backends.wrappers.rate_limit import RateLimitedBackend
 from fedone_sdk.backends.wrappers.wrapper import Wrapper
 from fedone_sdk.budget import NOTHING
-from fedone_sdk.errors import BackendBlocked, BackendError, BackendUnavailable
+from fedone_sdk.errors import (
+    BackendBlocked,
+    BackendError,
+    BackendUnavailable,
+    LabelsNotShown,
+)
 
 __all__ = ["RetryingBackend"]
 
@@ -33,7 +38,8 @@ class RetryingBackend(Wrapper):
     A breaker opens after so many failed attempts in a row, over all queries, or at the first
     `BackendBlocked`. Then every query, also of those that wait, fails with `BackendBlocked`, and
     nothing is sent but what is under way. Who asks after a pause of `max_wait_s`, or after
-    `reset`, sends one request, and all others wait for what becomes of it.
+    `reset`, sends one request, and all others wait for what becomes of it. `LabelsNotShown` leaves
+    the breaker closed: it concerns the label words of one query.
 
     One instance serves one event loop at a time.
 
@@ -101,6 +107,9 @@ class RetryingBackend(Wrapper):
         openings = self._openings
         try:
             answer = await self.inner.score(query)
+        except LabelsNotShown:
+            self._answered(openings)  # Queries with other label words are not concerned.
+            raise
         except BackendBlocked as exc:
             if openings == self._openings:
                 self._failures = 0

@@ -38,6 +38,7 @@ def test_the_shipped_table_says_when_and_where_each_price_was_read() -> None:
         ("gpt-4o-mini-2024-07-18", "0.15", "0.60"),
         ("gpt-4.1-nano-2025-04-14", "0.10", "0.40"),
         ("davinci-002", "2.00", "2.00"),
+        ("gpt-6-luna", "0.10", "0.50"),
     ],
 )
 def test_a_snapshot_costs_what_its_model_costs(model: str, prompt: str, completion: str) -> None:

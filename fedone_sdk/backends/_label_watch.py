@@ -1,0 +1,106 @@
+"""Whether a hosted model shows the label words at all, by its first answers."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from fedone_sdk.backends._completion import Token
+from fedone_sdk.backends.its_words import in_its_words
+from fedone_sdk.budget import NOTHING
+from fedone_sdk.errors import LabelsNotShown
+
+__all__ = ["NUM_WATCHED", "LabelWatch"]
+
+NUM_WATCHED = 64
+"""How many answers are counted for each set of label words."""
+
+_MAX_SETS = 256  # Callers of a gateway bring label words of their own.
+_MAX_NAMED = 5
+# A token is named only where so many answers have it as their likeliest: then it is the model's
+# way to begin an answer, and not a word of one input.
+_MIN_REPEATS = 3
+
+
+@dataclass(slots=True)
+class _Count:
+    """What the first answers showed for one set of label words."""
+
+    answers: int = 0
+    unseen: int = 0
+    likeliest: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def refused(self) -> bool:
+        """Whether more than half of the watched answers are certain to show no label word."""
+        return self.unseen > NUM_WATCHED // 2
+
+
+class LabelWatch:
+    """Counts answers that show no label word, and refuses queries once they are the majority.
+
+    The first `NUM_WATCHED` answers for each set of label words count. As soon as more than half
+    of them are certain to show none of the words, further queries with these words are refused,
+    until `reset`. Queries with other label words go on.
+
+    Args:
+        model: As the provider names it, for the messages.
+        url: Of the server, for the messages.
+    """
+
+    def __init__(self, *, model: str, url: str) -> None:
+        self._model = model
+        self._url = url
+        self._counts: OrderedDict[tuple[str, ...], _Count] = OrderedDict()
+
+    def admit(self, words: tuple[str, ...]) -> None:
+        """Lets a query pass, before it is sent.
+
+        Args:
+            words: Its label words.
+
+        Raises:
+            LabelsNotShown: The answers so far rarely showed them.
+        """
+        count = self._counts.get(words)
+        if count is not None and count.refused:
+            raise LabelsNotShown(self._message(words, count), usage=NOTHING)
+
+    def note(self, words: tuple[str, ...], num_censored: int, top: Sequence[Token]) -> None:
+        """Counts one answer of the model.
+
+        Args:
+            words: The label words of its query.
+            num_censored: How many of them the answer does not show.
+            top: The tokens that it shows, the likeliest first; at least one.
+        """
+        count = self._counts.setdefault(words, _Count())
+        self._counts.move_to_end(words)
+        while len(self._counts) > _MAX_SETS:
+            self._counts.popitem(last=False)
+        if count.answers == NUM_WATCHED or count.refused:
+            return
+        count.answers += 1
+        if num_censored == len(words):
+            count.unseen += 1
+            count.likeliest[top[0].text] += 1
+
+    def reset(self) -> None:
+        """Forgets all answers; counting starts again."""
+        self._counts.clear()
+
+    def _message(self, words: tuple[str, ...], count: _Count) -> str:
+        named = ", ".join(map(repr, words[:_MAX_NAMED])) + (", ..." if words[_MAX_NAMED:] else "")
+        common = [
+            repr(text) for text, times in count.likeliest.most_common(3) if times >= _MIN_REPEATS
+        ]
+        said = f"most often {', '.join(common)}" if common else ""
+        return (
+            f"{self._url}: {count.unseen} of the first {count.answers} answers of model "
+            f"{self._model!r} show none of the label words {named} among the likeliest tokens, so "
+            "their losses say nothing: choose label words that the model writes, ask it for one of "
+            "these words and nothing else at the end of the template, ask a base model with api: "
+            "completions and an instruct model with api: chat, or set log_probs: false with loss: "
+            f"zero_one{in_its_words(said)}"
+        )

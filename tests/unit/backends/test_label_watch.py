@@ -1,0 +1,213 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from fedone_sdk.backends import LLMBackend, Query
+from fedone_sdk.backends._completion import Token
+from fedone_sdk.backends._label_watch import NUM_WATCHED, LabelWatch
+from fedone_sdk.backends.asking import ask_each
+from fedone_sdk.backends.build import build_backend
+from fedone_sdk.backends.its_words import without_its_words
+from fedone_sdk.budget import NOTHING, Budget, BudgetGuard
+from fedone_sdk.cli.app import app
+from fedone_sdk.errors import LabelsNotShown
+from fedone_sdk.spec import OpenAISpec
+from fedone_sdk.task import Part
+
+pytest.importorskip("openai")
+
+from tests.fake_openai import FakeModel, FakeOpenAI
+
+UNSEEN = (" wonderful", " horrid")  # The fake model has no such tokens.
+SEEN = (" great", " terrible")
+ALL_SHOWN = FakeModel([" great", " terrible", " the", " a", " film"])
+TOP = [Token(" The", -0.1), Token(" I", -3.0)]
+MAJORITY = NUM_WATCHED // 2 + 1
+
+
+def watch() -> LabelWatch:
+    return LabelWatch(model="fake-1", url="http://server/v1")
+
+
+def query(number: int, words: tuple[str, ...] = UNSEEN) -> Query:
+    return Query(inputs=((Part("field", f"film {number}"),),), label_words=words)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[FakeOpenAI]:
+    async with FakeOpenAI(model=ALL_SHOWN) as server:
+        yield server
+
+
+def backend(server: FakeOpenAI, guard: BudgetGuard | None = None, **options: object) -> LLMBackend:
+    spec = OpenAISpec.model_validate(
+        {
+            "kind": "openai",
+            "model": "fake-1",
+            "base_url": server.base_url,
+            "api_key_env": None,
+            "retry": {"max_wait_s": 0.01},
+            "limits": {"concurrency": 1},
+            **options,
+        }
+    )
+    return build_backend(spec, guard=guard)
+
+
+def test_it_refuses_as_soon_as_the_majority_is_certain() -> None:
+    watched = watch()
+    for number in range(MAJORITY):
+        watched.admit(UNSEEN)
+        watched.note(UNSEEN, 2 if number else 1, TOP)
+    watched.admit(UNSEEN)  # 32 of 33: the other 31 may all show a label word.
+    watched.note(UNSEEN, 2, TOP)
+    with pytest.raises(LabelsNotShown, match=r"33 of the first 34 answers") as caught:
+        watched.admit(UNSEEN)
+    assert caught.value.usage == NOTHING
+    assert "\n" not in str(caught.value)
+
+
+def test_half_of_the_watched_answers_is_no_majority() -> None:
+    watched = watch()
+    for number in range(10 * NUM_WATCHED):
+        watched.admit(UNSEEN)
+        # Half of those that count, and all after them.
+        watched.note(UNSEEN, 2 * (number % 2 or number >= NUM_WATCHED), TOP)
+    watched.admit(UNSEEN)
+
+
+def test_one_label_word_that_is_shown_is_enough() -> None:
+    watched = watch()
+    for _ in range(NUM_WATCHED):
+        watched.note(UNSEEN, 1, TOP)
+    watched.admit(UNSEEN)
+
+
+def test_each_set_of_label_words_counts_for_itself() -> None:
+    watched = watch()
+    for _ in range(MAJORITY):
+        watched.note(UNSEEN, 2, TOP)
+    watched.admit(SEEN)
+    with pytest.raises(LabelsNotShown):
+        watched.admit(UNSEEN)
+
+
+def test_label_words_of_many_callers_take_bounded_memory() -> None:
+    watched = watch()
+    for number in range(2000):
+        watched.note((f" word {number}", " other"), 2, TOP)
+    assert len(watched._counts) < 500
+
+
+def test_devices_see_no_token_and_operators_none_of_a_single_input() -> None:
+    watched = watch()
+    for number in range(MAJORITY):
+        text = "Maria" if number == 5 else " The"
+        watched.note(UNSEEN, 2, [Token(text, -0.1), *TOP])
+    with pytest.raises(LabelsNotShown) as caught:
+        watched.admit(UNSEEN)
+    said = str(caught.value)
+    assert said.endswith("(it says: most often ' The')")
+    assert "' The'" not in without_its_words(said)
+    assert "api: chat" in without_its_words(said)
+
+
+async def test_a_run_stops_after_33_paid_answers_until_it_is_reset(server: FakeOpenAI) -> None:
+    guard = BudgetGuard(Budget(requests=1000))
+    async with backend(server, guard) as asked:
+        answers, failures = await ask_each(asked, map(query, range(200)), concurrency=1)
+        assert len(answers) == MAJORITY == len(server.received)
+        assert [type(failure) for failure in failures] == [LabelsNotShown]
+        assert all(answer.censored == 2 for answer in answers.values())
+        for number in range(200, 203):
+            with pytest.raises(LabelsNotShown, match="33 of the first 33"):
+                await asked.score(query(number))
+        await asyncio.sleep(0.02)  # The retry wrapper's own pause is over.
+        with pytest.raises(LabelsNotShown):
+            await asked.score(query(203))
+        assert len(server.received) == MAJORITY
+        assert (await guard.account()).held.requests == MAJORITY
+        asked.reset()
+        assert (await asked.score(query(204))).censored == 2
+
+
+async def test_runs_with_other_label_words_go_on(server: FakeOpenAI) -> None:
+    async with backend(server) as asked:
+        await ask_each(asked, map(query, range(40)), concurrency=1)
+        with pytest.raises(LabelsNotShown):
+            await asked.score(query(41))
+        assert (await asked.score(query(41, SEEN))).censored == 0
+
+
+async def test_answers_from_the_cache_do_not_count_again(
+    server: FakeOpenAI, tmp_path: Path
+) -> None:
+    cache = str(tmp_path / "answers.db")
+    async with backend(server, cache=cache) as asked:
+        await ask_each(asked, map(query, range(30)), concurrency=1)
+    async with backend(server, cache=cache) as resumed:
+        answers, failures = await ask_each(resumed, map(query, range(60)), concurrency=1)
+        assert not failures
+        assert sum(answer.cached for answer in answers.values()) == 30
+        # The same queries are known even where new ones are refused.
+        await ask_each(resumed, map(query, range(60, 70)), concurrency=1)
+        with pytest.raises(LabelsNotShown):
+            await resumed.score(query(70))
+        assert (await resumed.score(query(0))).cached
+
+
+async def test_requests_under_way_keep_their_answers(server: FakeOpenAI) -> None:
+    async with backend(server, limits={"concurrency": 16}) as asked:
+        answers, failures = await ask_each(asked, map(query, range(300)), concurrency=16)
+        assert failures
+        assert {type(failure) for failure in failures} == {LabelsNotShown}
+        assert MAJORITY <= len(answers) == len(server.received) < MAJORITY + 16
+
+
+async def test_other_questions_are_not_concerned(server: FakeOpenAI) -> None:
+    async with backend(server) as asked:
+        await ask_each(asked, map(query, range(40)), concurrency=1)
+        text = replace(query(1), want="text", label_words=(), max_tokens=2)
+        assert (await asked.score(text)).texts[0]
+
+
+def test_score_shows_the_same_line(tmp_path: Path) -> None:
+    rows = [f'{{"text": "film {number}", "label": {number % 2}}}\n' for number in range(80)]
+    (tmp_path / "dev.jsonl").write_text("".join(rows))
+
+    async def serve() -> None:
+        async with FakeOpenAI(model=ALL_SHOWN) as server:
+            run = {
+                "name": "unseen",
+                "task": {
+                    "template": "{prompt}{text}",
+                    "labels": {0: UNSEEN[0], 1: UNSEEN[1]},
+                },
+                "data": {"train": "dev.jsonl", "dev": "dev.jsonl", "num_clients": 2, "shots": 4},
+                "prompt": {"length": 2, "vocabulary": {"kind": "pmi", "size": 5}},
+                "budget": {"queries": 10},
+                "rounds": 1,
+                "backend": {
+                    "kind": "openai",
+                    "model": "fake-1",
+                    "base_url": server.base_url,
+                    "api_key_env": None,
+                },
+            }
+            (tmp_path / "run.yaml").write_text(yaml.safe_dump(run))
+            command = ["score", str(tmp_path / "run.yaml"), "--prompt", "", "--batch-size", "8"]
+            found = await asyncio.to_thread(CliRunner().invoke, app, command)
+            said = str(found.exception)
+            assert said.startswith(f"{tmp_path / 'run.yaml'}: {server.base_url}: ")
+            assert "show none of the label words ' wonderful', ' horrid'" in said
+            assert "\n" not in said
+            assert len(server.received) < 80
+
+    asyncio.run(serve())
