@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from fedone_sdk.budget import Budget, BudgetGuard, SqliteLedger, Usage
     from fedone_sdk.client import EdgeClient
     from fedone_sdk.errors import FedOneError
+    from fedone_sdk.glue import glue_task
     from fedone_sdk.spec import RunSpec
-    from fedone_sdk.task import TaskSpec, glue_task
+    from fedone_sdk.task import TaskSpec
     from fedone_sdk.vocabulary import Vocabulary
 
 __version__ = "0.1.0"
@@ -33,7 +34,7 @@ _HOMES = {
     "TaskSpec": "task",
     "Usage": "budget",
     "Vocabulary": "vocabulary",
-    "glue_task": "task",
+    "glue_task": "glue",
 }
 
 __all__ = [

@@ -14,7 +14,6 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    field_validator,
     model_validator,
 )
 
@@ -23,19 +22,22 @@ from fedone_sdk.metrics import METRICS
 
 __all__ = [
     "Bias",
+    "ChatSpec",
     "Example",
-    "GLUE_TASKS",
     "LOG_ZERO",
     "LogProbs",
     "Loss",
     "MAX_BIAS",
     "Part",
+    "PartKind",
     "Rendered",
+    "Role",
     "ScoreFunction",
     "TaskSpec",
+    "answer_word",
     "biased",
     "example_loss",
-    "glue_task",
+    "form_of",
     "label_loss",
     "predicted",
     "references_of",
@@ -64,13 +66,24 @@ ScoreFunction = Callable[[str, Example], float]
 """A user's own ``score(generated, example)``, from 0 (useless) to 1 (perfect)."""
 
 
+Role = Literal["system", "user", "assistant"]
+"""Who speaks in a message of a chat."""
+
+
+PartKind = Literal["text", "prompt", "field", "mask", "role", "special"]
+
+
 class Part(NamedTuple):
     """A stretch of a rendered input.
 
     Only ``field`` parts may be shortened to fit the model: the prompt and the mask must survive.
+    A ``role`` part opens a message of a chat and names its `Role`; the parts up to the next one
+    are the message's content. A chat ends with the message ``assistant``, which the model goes on
+    with. No task renders a ``special`` part: it is one of the model's own special tokens, which
+    backends take from the model's chat template.
     """
 
-    kind: Literal["text", "prompt", "field", "mask"]
+    kind: PartKind
     text: str
 
 
@@ -92,14 +105,55 @@ def _label_key(value: object) -> object:
     return str(value) if isinstance(value, (int, bool)) else value
 
 
+_Template = Annotated[str, Field(max_length=4000), AfterValidator(lambda text: _parsed(text))]
+
+
+def _parsed(template: str) -> str:
+    """Checks a template by itself."""
+    try:
+        found = list(string.Formatter().parse(template))
+    except ValueError as exc:
+        raise ValueError(f"not a template: {exc}") from None
+    if any(spec or conversion for _, _, spec, conversion in found):
+        raise ValueError("a {field} takes no format or conversion")
+    if any(not name.isidentifier() for _, name, _, _ in found if name is not None):
+        raise ValueError("every {field} must be a plain name")
+    return template
+
+
+class ChatSpec(BaseModel):
+    """The messages that put a task to an instruct model, each a template.
+
+    Attributes:
+        system: The system message. Null, or a message that comes out empty, leaves the place to
+            the default of the model's chat template.
+        user: The user's message.
+        assistant: The beginning of the answer, which the model goes on with; null lets the model
+            begin.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    system: _Template | None = None
+    user: _Template
+    assistant: _Template | None = None
+
+
+def _is_none(value: object) -> bool:
+    return value is None
+
+
 class TaskSpec(BaseModel):
-    """A task put to a language model as a cloze, a question, or a beginning to be continued.
+    """A task put to a language model as a cloze, a question, a beginning to go on with, or a chat.
 
     Attributes:
         template: Text with ``{prompt}``, one ``{field}`` per text column, and (for masked models)
-            one ``{mask}``; a causal model answers at the end.
+            one ``{mask}``; a causal model answers at the end. Null where there is a `chat`.
+        chat: In the place of a template: messages for an instruct model, which is asked through
+            its own chat template. Together they have ``{prompt}`` once, and no ``{mask}``.
         labels: The verbaliser: label value -> label word, a single token of the model. Empty for
-            generation (the losses ``nll`` and ``score``).
+            generation (the losses ``nll`` and ``score``). In a chat the space in front of a label
+            word is `answer_word`'s to choose.
         metric: What evaluation reports: ``accuracy``, ``f1``, ``matthews``; ``loss``, the mean
             loss, where less is better, and the only one for generation; or a function of one's
             own, ``package.module:function``, called with the true and the predicted label indices
@@ -120,7 +174,9 @@ class TaskSpec(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    template: str = Field(max_length=4000)
+    # Left out where they are null, so that what was written before there were chats stays the same.
+    template: _Template | None = Field(default=None, exclude_if=_is_none)
+    chat: ChatSpec | None = Field(default=None, exclude_if=_is_none)
     labels: dict[Annotated[str, BeforeValidator(_label_key)], str] = Field(
         default={}, max_length=64
     )
@@ -138,25 +194,21 @@ class TaskSpec(BaseModel):
             return {"metric": "loss", **value}
         return value
 
-    @field_validator("template")
-    @classmethod
-    def _check_template(cls, template: str) -> str:
-        try:
-            parsed = list(string.Formatter().parse(template))
-        except ValueError as exc:
-            raise ValueError(f"not a template: {exc}") from None
-        names = [name for _, name, _, _ in parsed if name is not None]
-        if any(spec or conversion for _, _, spec, conversion in parsed):
-            raise ValueError("a {field} takes no format or conversion")
-        if any(not name.isidentifier() for name in names):
-            raise ValueError("every {field} must be a plain name")
+    @model_validator(mode="after")
+    def _check_form(self) -> TaskSpec:
+        if (self.template is None) is (self.chat is None):
+            raise ValueError("needs either template or chat")
+        names = self._names
         if names.count("prompt") != 1:
-            raise ValueError("needs {prompt} exactly once")
+            raise ValueError(f"{self._form}: needs {{prompt}} exactly once")
+        if self.chat is not None and "mask" in names:
+            raise ValueError("chat: takes no {mask}; a chat model answers at the end")
         if names.count("mask") > 1:
-            raise ValueError("takes {mask} at most once")
+            raise ValueError("template: takes {mask} at most once")
         if not set(names) - {"prompt", "mask"}:
-            raise ValueError("needs at least one text field besides {prompt} and {mask}")
-        return template
+            besides = "{prompt}" if self.chat is not None else "{prompt} and {mask}"
+            raise ValueError(f"{self._form}: needs at least one text field besides {besides}")
+        return self
 
     @model_validator(mode="after")
     def _check_labels(self) -> TaskSpec:
@@ -179,7 +231,7 @@ class TaskSpec(BaseModel):
         if self.metric in ("f1", "matthews") and len(self.labels) != 2:
             raise ValueError(f"metric {self.metric} needs exactly 2 labels")
         if self.label_field in self.fields:
-            raise ValueError("the template must not contain the label field")
+            raise ValueError(f"{self._form}: must not contain the label field")
         if self.bias is not None and len(self.bias) != len(self.labels):
             allowed = (
                 f"needs {len(self.labels)} numbers, one per label"
@@ -212,12 +264,29 @@ class TaskSpec(BaseModel):
         return self.max_tokens if self.loss == "score" else 0
 
     @property
+    def _form(self) -> str:
+        """The key that says how the task is put."""
+        return "template" if self.chat is None else "chat"
+
+    @property
+    def messages(self) -> tuple[tuple[Role | None, str], ...]:
+        """The templates that make an input, each with its role; one without a role is no chat."""
+        if self.chat is None:
+            return ((None, self.template or ""),)
+        chat: ChatSpec = self.chat
+        system: tuple[tuple[Role, str], ...] = (
+            () if chat.system is None else (("system", chat.system),)
+        )
+        return (*system, ("user", chat.user), ("assistant", chat.assistant or ""))
+
+    @property
     def _names(self) -> tuple[str, ...]:
-        return tuple(n for _, n, _, _ in string.Formatter().parse(self.template) if n)
+        found = (string.Formatter().parse(template) for _, template in self.messages)
+        return tuple(name for parsed in found for _, name, _, _ in parsed if name)
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The text columns that the template uses, in order of appearance."""
+        """The text columns that the task uses, in order of appearance."""
         return tuple(dict.fromkeys(n for n in self._names if n not in ("prompt", "mask")))
 
     @property
@@ -227,22 +296,44 @@ class TaskSpec(BaseModel):
 
 
 def render(task: TaskSpec, prompt: str, example: Example) -> Rendered:
-    """Puts a prompt and an example into the task's template.
+    """Puts a prompt and an example into the task's template, or into the messages of its chat.
 
     Raises:
         DataError: A text field is missing or is no text.
     """
     parts: list[Part] = []
-    for text, name, _, _ in string.Formatter().parse(task.template):
-        if text:
-            parts.append(Part("text", text))
-        if name == "prompt":
-            parts.append(Part("prompt", prompt))
-        elif name == "mask":
-            parts.append(Part("mask", ""))
-        elif name is not None:
-            parts.append(Part("field", _field(example, name)))
+    for role, template in task.messages:
+        if role is not None:
+            parts.append(Part("role", role))
+        for text, name, _, _ in string.Formatter().parse(template):
+            if text:
+                parts.append(Part("text", text))
+            if name == "prompt":
+                parts.append(Part("prompt", prompt))
+            elif name == "mask":
+                parts.append(Part("mask", ""))
+            elif name is not None:
+                parts.append(Part("field", _field(example, name)))
     return tuple(parts)
+
+
+def form_of(task: TaskSpec) -> Rendered:
+    """An input of the task without content: what a backend needs to see how it will be asked."""
+    return render(task, "", dict.fromkeys(task.fields, ""))
+
+
+def answer_word(word: str, before: str) -> str:
+    """A label word as a chat model writes it.
+
+    The one place that decides the space in front of it: none at the beginning of an answer and
+    after white space, one after anything else (``Sentiment:``).
+
+    Args:
+        word: The label word; its own leading white space does not count.
+        before: The text that the answer follows; empty behind a special token.
+    """
+    bare = word.lstrip()
+    return bare if not before or before[-1].isspace() else f" {bare}"
 
 
 def _field(example: Example, name: str) -> str:
@@ -371,83 +462,3 @@ def _score(written: str, example: Example, score: ScoreFunction | None) -> float
     if not 0.0 <= value <= 1.0:  # NaN is refused too.
         raise SpecError(f"task.score: the score function gave {value!r}; it must be from 0 to 1")
     return value
-
-
-_NO_YES = {"0": " no", "1": " yes"}
-_YES_NO = {"0": " yes", "1": " no"}
-_NLI = {"0": " yes", "1": " maybe", "2": " no"}
-
-# (RoBERTa-style template, chat-style template, labels, metric); field names as in GLUE.
-_GLUE: dict[str, tuple[str, str, dict[str, str], Literal["accuracy", "f1", "matthews"]]] = {
-    "mnli": (
-        "{prompt} {premise}? {mask}, {hypothesis}",
-        "{prompt} {premise} {hypothesis} entailment? yes, maybe, or no:",
-        _NLI,
-        "accuracy",
-    ),
-    "qqp": (
-        "{prompt} {question1}? {mask}, {question2}",
-        "{prompt} {question1} {question2} equivalent? yes or no:",
-        _NO_YES,
-        "f1",
-    ),
-    "sst2": (
-        "{prompt} {sentence} It was {mask}.",
-        "{prompt} {sentence} great or terrible?",
-        {"0": " terrible", "1": " great"},
-        "accuracy",
-    ),
-    "mrpc": (
-        "{prompt} {sentence1}? {mask}, {sentence2}",
-        "{prompt} {sentence1} {sentence2} equivalent? yes or no:",
-        _NO_YES,
-        "f1",
-    ),
-    "cola": (
-        "{prompt} {sentence} correct? {mask}.",
-        "{prompt} {sentence} correct? yes or no:",
-        _NO_YES,
-        "matthews",
-    ),
-    "qnli": (
-        "{prompt} {question}? {mask}, {sentence}",
-        "{prompt} {question} {sentence} entailment? yes or no:",
-        _YES_NO,
-        "accuracy",
-    ),
-    "rte": (
-        "{prompt} {sentence1}? {mask}, {sentence2}",
-        "{prompt} {sentence1} {sentence2} entailment? yes or no:",
-        _YES_NO,
-        "accuracy",
-    ),
-}
-
-GLUE_TASKS: tuple[str, ...] = tuple(_GLUE)
-"""The seven GLUE tasks of the paper."""
-
-# The paper's code gives entailment " no" and contradiction " yes": offered to compare with it.
-_QUIRKS = {"mnli-reversed": ("mnli", {"0": " no", "1": " maybe", "2": " yes"})}
-
-
-def glue_task(name: str, style: Literal["roberta", "chat"] = "roberta") -> TaskSpec:
-    """A GLUE task with its template and label words.
-
-    Args:
-        name: One of `GLUE_TASKS`; or ``mnli-reversed``, with the label words in the order of the
-            paper's code.
-        style: ``roberta`` asks at a mask; ``chat`` closes with a question.
-
-    Raises:
-        ValueError: There is no such task or style.
-    """
-    name, quirk = _QUIRKS.get(name, (name, None))
-    if name not in _GLUE or style not in ("roberta", "chat"):
-        raise ValueError(
-            f"no built-in task {name!r} in style {style!r}; tasks: {', '.join(_GLUE)}; "
-            "styles: roberta, chat"
-        )
-    cloze, question, labels, metric = _GLUE[name]
-    return TaskSpec(
-        template=cloze if style == "roberta" else question, labels=quirk or labels, metric=metric
-    )

@@ -1,8 +1,10 @@
 """Fixtures that tests of several folders share."""
 
+import os
 import signal
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -24,3 +26,22 @@ def ctrl_c_is_heard() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """SmolLM2-135M-Instruct; fetched where it is not here yet."""
+    from fedone_sdk.backends.local_models import model_path
+    from fedone_sdk.errors import FedOneError
+
+    try:
+        return model_path("smollm2-135m-instruct")
+    except FedOneError:
+        from fedone_sdk.cli._fetching import fetch
+
+        try:
+            return fetch("smollm2-135m-instruct")
+        except FedOneError as exc:
+            if os.environ.get("CI"):
+                raise
+            pytest.skip(f"needs SmolLM2: {exc}")

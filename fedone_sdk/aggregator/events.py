@@ -215,10 +215,18 @@ class TimePassed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopAsked:
-    """The run is to end now."""
+    """The run is to end now.
+
+    Attributes:
+        status: How it ends.
+        reason: Why, for people.
+        keep: Keeps the open work of the round for a resume, which then changes nothing in what
+            is drawn. Otherwise the round ends with what it has.
+    """
 
     status: Literal["stopped", "failed"] = "stopped"
     reason: str | None = None
+    keep: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

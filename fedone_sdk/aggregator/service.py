@@ -52,7 +52,7 @@ from fedone_sdk.messages import (
 from fedone_sdk.metrics import MetricFunction
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import ClientRecord, LogEntry, RunRecord, Store
-from fedone_sdk.task import Example, ScoreFunction
+from fedone_sdk.task import Example, ScoreFunction, form_of
 from fedone_sdk.vocabulary import Vocabulary
 
 __all__ = ["Service", "check_caps"]
@@ -209,7 +209,11 @@ class Service:
                     self.runs[run.run_id] = run
                     await self.replicas.tell_added(run)
             if not run.spec.is_same_run(spec) or run.vocabulary != vocabulary:
-                raise SpecError(f"name: {spec.name!r} is taken by a run with another description")
+                changed = ", ".join(run.spec.differences(spec)) or "candidates"
+                raise SpecError(
+                    f"name: {spec.name!r} is taken by a run with another description "
+                    f"(changed: {changed})"
+                )
         if dev and self._backend is not None and run.run_id not in self._evaluations:
             self._evaluations[run.run_id] = Evaluation(
                 run, self._backend, dev, score, measure, replica=lambda: self._store.replica
@@ -299,7 +303,7 @@ class Service:
             check_caps(spec, frozenset({"queries"}))
             return
         # First: some models say only then what they can do.
-        await backend.check(spec.task.label_words)
+        await backend.check(spec.task.label_words, form_of(spec.task))
         check_caps(spec, backend.bounds)
         want = want_of(spec.task, backend.answers)
         if want == "text" and not spec.gateway.generated_text:
@@ -328,7 +332,12 @@ class Service:
                 raise ProblemError("backend_unavailable", _one_line(exc)) from exc
 
     async def stop_run(
-        self, run: ServedRun, reason: str | None = None, *, gently: bool = False
+        self,
+        run: ServedRun,
+        reason: str | None = None,
+        *,
+        gently: bool = False,
+        keep: bool = False,
     ) -> None:
         """Ends a run with what it has learnt.
 
@@ -337,12 +346,13 @@ class Service:
             reason: Why, for people.
             gently: Lets what its clients have asked be answered and count first. To stop it then
                 costs what its questions cost, not the most that they can.
+            keep: Keeps the open work of its round, with its leases, for a resume.
         """
         with self.dispatcher.closing(run):
             if gently:
                 await self._returned(run)
             if run.state.running or not gently:
-                await run.apply(StopAsked(reason=reason))
+                await run.apply(StopAsked(reason=reason, keep=keep))
 
     async def _returned(self, run: ServedRun) -> None:
         """Returns when the calls under way have ended, and work that is answered came back."""

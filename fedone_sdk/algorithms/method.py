@@ -128,6 +128,10 @@ class Method(Protocol):
         """Return what the prompt wants added to the label log-probabilities, shape (C,)."""
         ...
 
+    def plain_bias(self, state: State) -> NDArray[np.float64] | None:
+        """Return the same for no prompt at all, from losses that were paid for; None without."""
+        ...
+
     def finished(self, state: State) -> bool:
         """Return whether the method has ended by itself: more rounds would not change it."""
         ...
@@ -140,6 +144,10 @@ class PlainMethod:
 
     def bias(self, state: State) -> NDArray[np.float64] | None:
         """Return None: nothing is added."""
+        return None
+
+    def plain_bias(self, state: State) -> NDArray[np.float64] | None:
+        """Return None: nothing is known of no prompt."""
         return None
 
     def finished(self, state: State) -> bool:

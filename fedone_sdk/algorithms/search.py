@@ -182,6 +182,11 @@ class PromptSearch(ABC):
         pool = self._pool(state)
         return pool.bias(0) if len(pool.prompts) else None
 
+    def plain_bias(self, state: State) -> NDArray[np.float64] | None:
+        """Return no prompt's best label bias, shape (C,); None where it was never asked about."""
+        pool = self._pool(state)
+        return None if pool.reference is None else pool.bias(pool.reference)
+
     def finished(self, state: State) -> bool:
         """Return whether the race is over."""
         told, _, began = self._progress(state)

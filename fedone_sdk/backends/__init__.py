@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fedone_sdk.backends.cassette import CassetteBackend
     from fedone_sdk.backends.gateway import GatewayBackend
     from fedone_sdk.backends.litellm import LiteLLMBackend
+    from fedone_sdk.backends.llama_cpp import LlamaCppBackend
     from fedone_sdk.backends.onnx import OnnxBackend
     from fedone_sdk.backends.openai import OpenAIBackend
     from fedone_sdk.backends.transformers import TransformersBackend
@@ -37,6 +38,7 @@ __all__ = [
     "LLMBackend",
     "LOG_ZERO",
     "LiteLLMBackend",
+    "LlamaCppBackend",
     "OnnxBackend",
     "OpenAIBackend",
     "Prediction",
@@ -60,6 +62,7 @@ _HOMES = {
     "CassetteBackend": "cassette",
     "GatewayBackend": "gateway",
     "LiteLLMBackend": "litellm",
+    "LlamaCppBackend": "llama_cpp",
     "OnnxBackend": "onnx",
     "OpenAIBackend": "openai",
     "TransformersBackend": "transformers",

@@ -21,12 +21,14 @@ from fedone_sdk.backends._completion import (
 )
 from fedone_sdk.backends._label_watch import LabelWatch
 from fedone_sdk.backends.base import Answer, LLMBackend, Query, Want
+from fedone_sdk.backends.chat import is_chat, messages_of
 from fedone_sdk.backends.its_words import in_its_words
 from fedone_sdk.backends.openai_api import message_of, rate_limits, translated, usage_of
 from fedone_sdk.backends.tokenizer import find_tokenizer
-from fedone_sdk.backends.tokens import TokenCounter, token_counter
+from fedone_sdk.backends.tokens import OPENAI_CHAT_OVERHEAD, TokenCounter, token_counter
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import BackendBlocked, BackendError, BackendUnavailable, LabelWordError
+from fedone_sdk.task import Rendered
 
 if TYPE_CHECKING:
     import openai
@@ -44,6 +46,9 @@ _CHOICE_TOKENS = 64  # A label word, in JSON too.
 _FILTERED = frozenset({"content_filter", "content_policy_violation", "invalid_prompt"})
 _TOO_LONG = frozenset({"context_length_exceeded", "exceed_context_size_error"})
 _ONE_REQUEST = Usage(requests=1)
+
+Content = list[tuple[str, str]]
+"""An input as it is sent: the role and the text of each message."""
 
 
 class RawAnswer(Protocol):
@@ -71,7 +76,8 @@ class HostedBackend(LLMBackend):
         model: As the provider names it.
         url: Who is asked, for messages.
         key_env: Environment variable that holds the key, for messages.
-        api: ``chat`` sends the input as one user message; ``completions`` as a prompt.
+        api: ``chat`` sends messages, an input of a template as one of the user; ``completions``
+            sends a prompt.
         log_probs: Whether the model shows log-probabilities; without them it answers ``choice``
             instead of ``labels``.
         structured: For ``choice``: whether a JSON schema holds the answer to the label words.
@@ -123,6 +129,9 @@ class HostedBackend(LLMBackend):
         self.answers = frozenset[Want]({"labels" if log_probs else "choice", "text"})
         self.censors = log_probs
         self._counter: TokenCounter | None = None
+        # What a request says so that the server goes on with a last message of the assistant;
+        # None where it is not known to do so.
+        self._continuing: Mapping[str, Any] | None = None
         self._loading = asyncio.Lock()
         # What is learned from the server.
         self._max_name = max_name
@@ -187,15 +196,16 @@ class HostedBackend(LLMBackend):
         words, refusals = spellings(query.label_words), self._refusals
         if query.want == "labels":
             self._watch.admit(query.label_words)
-        (text,), quoted = await self._prepared(query)
+        (content,), quoted = await self._prepared(query)
         async with self._first_alone(query.want, refusals):
-            answer = await self._asked(query, text, words, quoted)
+            answer = await self._asked(query, content, words, quoted)
         self._warn_beyond(answer.usage, quoted)
         return answer
 
-    async def check(self, label_words: tuple[str, ...]) -> None:
-        """Checks the label words, at no cost."""
+    async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
+        """Checks label words and form, at no cost."""
         words = spellings(label_words)
+        self._check_form(form)
         counter = await self._loaded()
         if self._log_probs and counter.exact:
             for given, word in zip(label_words, words, strict=True):
@@ -234,27 +244,49 @@ class HostedBackend(LLMBackend):
                 )
             return self._counter
 
-    async def _prepared(self, query: Query) -> tuple[list[str], Usage]:
-        """The inputs' texts, shortened to fit, and what they may cost."""
+    def _check_form(self, parts: Rendered) -> None:
+        """Raises an error if the server cannot be asked in this form.
+
+        Raises:
+            BackendError: It cannot.
+        """
+        if any(part.kind == "mask" for part in parts):
+            raise BackendError(
+                "the template has {mask}, but this model answers at the end: "
+                "take {mask} and what follows it out of the template"
+            )
+        if not is_chat(parts):
+            return
+        if self._api == "completions":
+            raise BackendError(
+                "the task is a chat, which api: completions does not take: set api: chat"
+            )
+        if self._continuing is None and messages_of(parts)[-1].role == "assistant":
+            raise BackendError(
+                f"{self._url} is not known to go on with an answer that the task begins: take out "
+                "task.chat.assistant (llama.cpp's server and vLLM take it)"
+            )
+
+    async def _prepared(self, query: Query) -> tuple[list[Content], Usage]:
+        """The inputs as they are sent, shortened to fit, and what they may cost."""
         counter = await self._loaded()
         schema = self._schema(query)
         # A schema is shown to the model too, and counts as input.
         around = 0 if schema is None else len(json.dumps(schema).encode())
-        texts, num_tokens = [], 0
+        contents, num_tokens = [], 0
         for parts in query.inputs:
-            if any(part.kind == "mask" for part in parts):
-                raise BackendError(
-                    "the template has {mask}, but this model answers at the end: "
-                    "take {mask} and what follows it out of the template"
-                )
-            fitted = counter.fit(parts, self._max_input_tokens - around)
-            texts.append("".join(part.text for part in fitted))
-            num_tokens += counter.count(texts[-1]) + around + self._overhead
-        return texts, Usage(
+            self._check_form(parts)
+            # Each message more than one has a frame of its own.
+            frames = (len(_content(parts)) - 1) * OPENAI_CHAT_OVERHEAD
+            fitted = counter.fit(parts, self._max_input_tokens - around - frames)
+            contents.append(_content(fitted))
+            num_tokens += sum(counter.count(text) for _, text in contents[-1])
+            num_tokens += around + frames + self._overhead
+        return contents, Usage(
             queries=1,
-            requests=len(texts),
+            requests=len(contents),
             prompt_tokens=num_tokens,
-            completion_tokens=len(texts) * _most_written(query),
+            completion_tokens=len(contents) * _most_written(query),
         )
 
     def _schema(self, query: Query) -> dict[str, Any] | None:
@@ -301,13 +333,15 @@ class HostedBackend(LLMBackend):
                 return
         yield
 
-    async def _asked(self, query: Query, text: str, words: Sequence[str], quoted: Usage) -> Answer:
+    async def _asked(
+        self, query: Query, sent: Content, words: Sequence[str], quoted: Usage
+    ) -> Answer:
         import openai
 
         with translated(model=self._model, url=self._url, key_env=self._key_env):
             try:
                 async with asyncio.timeout(self._timeout_s):
-                    raw = await self._complete(self._body(query, text))
+                    raw = await self._complete(self._body(query, sent))
             except openai.APIStatusError as exc:
                 if str(exc.code) in _FILTERED:
                     return _answer(query.want, None, usage=_ONE_REQUEST)
@@ -349,13 +383,15 @@ class HostedBackend(LLMBackend):
             query.want, row, written, usage=usage, censored=censored, model=model, limits=limits
         )
 
-    def _body(self, query: Query, text: str) -> dict[str, Any]:
+    def _body(self, query: Query, content: Content) -> dict[str, Any]:
         labels = query.want == "labels"
         body: dict[str, Any] = {"model": self._model, "temperature": 1}
         if self._api == "completions":
-            body |= {"prompt": text, "max_tokens": _most_written(query)}
+            body |= {"prompt": content[0][1], "max_tokens": _most_written(query)}
             return body | ({"logprobs": self._num_top} if labels else {})
-        body["messages"] = [{"role": "user", "content": text}]
+        body["messages"] = [{"role": role, "content": text} for role, text in content]
+        if self._continuing and content[-1][0] == "assistant":
+            body["extra_body"] = self._continuing
         body[self._max_name] = _most_written(query)
         if labels:
             body |= {"logprobs": True, "top_logprobs": self._num_top}
@@ -460,6 +496,12 @@ class HostedBackend(LLMBackend):
                 effect="a cap on tokens or money may be passed by the requests under way",
                 change="set tokenizer to the model's own",
             )
+
+
+def _content(parts: Rendered) -> Content:
+    if is_chat(parts):
+        return [(message.role, message.text) for message in messages_of(parts)]
+    return [("user", "".join(part.text for part in parts))]
 
 
 def _answer(

@@ -116,6 +116,7 @@ class LLMBackend(ABC):
         metered: Whether each request is charged to the query's payer (a wrapper does that).
         censors: Whether log-probabilities of labels may be upper bounds only.
         takes: The kinds of soft prompts that it can be asked with.
+        local: Whether it runs in this process at no cost, so that a plan may time it.
     """
 
     bounds: frozenset[str] = frozenset({"queries", "requests"})
@@ -124,6 +125,7 @@ class LLMBackend(ABC):
     metered: bool = False
     censors: bool = False
     takes: frozenset[SoftPromptKind] = frozenset()
+    local: bool = False
 
     @property
     @abstractmethod
@@ -140,8 +142,15 @@ class LLMBackend(ABC):
             BackendBlocked: It cannot be asked until somebody changes something.
         """
 
-    async def check(self, label_words: tuple[str, ...]) -> None:  # noqa: B027 (optional)
-        """Checks, at no cost, that the model is there and that every label word is one token.
+    async def check(  # noqa: B027 (optional)
+        self, label_words: tuple[str, ...], form: Rendered = ()
+    ) -> None:
+        """Checks, at no cost, that the model is there and can be asked so.
+
+        Args:
+            label_words: As the task has them; each must be one token of the model.
+            form: The task's form (`fedone_sdk.task.form_of`); empty checks the label words alone,
+                as those of a template.
 
         Raises:
             LabelWordError: A label word is not one token.

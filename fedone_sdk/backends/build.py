@@ -24,8 +24,10 @@ from fedone_sdk.spec import (
     BackendSpec,
     GatewaySpec,
     LiteLLMSpec,
+    LlamaCppSpec,
     OnnxSpec,
     OpenAISpec,
+    RemoteSpec,
     TransformersSpec,
     VllmSpec,
 )
@@ -72,7 +74,7 @@ def build_backend(
             backend = RecordingBackend(backend, _path(folder, spec.record))
     backend = BudgetedBackend(backend, price=_price(spec, adapter), guard=guard)
     concurrency = CONCURRENCY
-    if not isinstance(spec, OnnxSpec | TransformersSpec):
+    if isinstance(spec, RemoteSpec):
         concurrency = spec.limits.concurrency
         backend = RateLimitedBackend(
             backend,
@@ -103,7 +105,11 @@ def _about(key: str) -> Iterator[None]:
             raise SpecError([f"backend.{problem}" for problem in exc.problems]) from exc
         if exc.source != "spec":
             raise SpecError(f"backend.{key}: {exc}") from exc
-        raise
+        named = (
+            problem if problem.startswith("backend.") else f"backend.{key}: {problem}"
+            for problem in exc.problems
+        )
+        raise SpecError(list(named)) from exc
 
 
 def build_adapter(spec: BackendSpec, folder: Path) -> LLMBackend:
@@ -123,6 +129,10 @@ def build_adapter(spec: BackendSpec, folder: Path) -> LLMBackend:
         if spec.model is not None:
             options["model"] = _path(folder, spec.model)
         return OnnxBackend(**options)
+    if isinstance(spec, LlamaCppSpec):
+        from fedone_sdk.backends.llama_cpp import LlamaCppBackend
+
+        return LlamaCppBackend(**{**options, "model": _gguf(spec.model, folder)})
     if isinstance(spec, TransformersSpec):
         from fedone_sdk.backends.transformers import TransformersBackend
 
@@ -145,12 +155,27 @@ def build_adapter(spec: BackendSpec, folder: Path) -> LLMBackend:
     return OpenAIBackend(**options)
 
 
+def _gguf(model: str, folder: Path) -> Path:
+    """The file of a known model, or the file that a path names."""
+    from fedone_sdk.backends.local_models import LOCAL_MODELS, model_path
+
+    file = _path(folder, model)
+    if file.is_file():
+        return file
+    known = [name for name, found in LOCAL_MODELS.items() if found.backend == "llama_cpp"]
+    if model in known:
+        return model_path(model)
+    raise SpecError(
+        f"there is no file {str(file)!r}, and no known model of this name ({', '.join(known)})"
+    )
+
+
 def _path(folder: Path, name: str) -> Path:
     return folder / Path(name).expanduser()
 
 
 def _price(spec: BackendSpec, adapter: LLMBackend) -> Price | None:
-    if isinstance(spec, OnnxSpec | TransformersSpec):
+    if not isinstance(spec, RemoteSpec):
         return FREE
     if spec.prices is not None:
         prices = spec.prices

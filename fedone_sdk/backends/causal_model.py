@@ -25,8 +25,10 @@ class CausalModel(TorchModel):
     encoder: CausalEncoder
     pad_id = 0  # Masked out, so any token will do.
 
-    def __init__(self, checkpoint: Checkpoint, max_length: int, **options: Any) -> None:
-        self.encoder = CausalEncoder(checkpoint.folder / "tokenizer.json", max_length)
+    def __init__(
+        self, checkpoint: Checkpoint, max_length: int, *, encoder: Any, **options: Any
+    ) -> None:
+        self.encoder = encoder
         super().__init__(checkpoint, max_length, **options)
         # Greedy, whatever the model's authors recommend for chatting.
         self.module.generation_config = import_module("transformers").GenerationConfig(

@@ -7,12 +7,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedone_sdk.backends.chat import ApplyTemplate
 from fedone_sdk.backends.fitting import read_json
 from fedone_sdk.errors import BackendError, SpecError
 
 __all__ = [
     "Checkpoint",
     "WEIGHTS",
+    "chat_template",
     "check_device",
     "find_checkpoint",
     "first_line",
@@ -22,6 +24,13 @@ __all__ = [
 ]
 
 _NEEDED_FILES = ("config.json", "tokenizer.json")
+_TEMPLATE_FILE = "chat_template.jinja"
+_SMALL_FILES = (
+    *_NEEDED_FILES,
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    _TEMPLATE_FILE,
+)
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 """Files that hold weights, the first kind there."""
 
@@ -71,15 +80,50 @@ def _fetch(model: str, revision: str | None) -> Path:
     hub = import_module("huggingface_hub")
     try:
         return Path(
-            hub.snapshot_download(
-                model, revision=revision, allow_patterns=[*_NEEDED_FILES, "tokenizer_config.json"]
-            )
+            hub.snapshot_download(model, revision=revision, allow_patterns=list(_SMALL_FILES))
         )
     except Exception as exc:  # Its own errors, those of its HTTP client, and ValueError.
         raise SpecError(
             f"backend.model: {model!r} is no folder, and the hub does not give it: "
             f"{first_line(exc)}"
         ) from exc
+
+
+def chat_template(checkpoint: Checkpoint) -> ApplyTemplate | None:
+    """The chat template of a model; None where it has none.
+
+    It is run by the transformers library, in Jinja's sandbox. The library's tokeniser is loaded by
+    the first use.
+    """
+    folder = checkpoint.folder
+    in_config = read_json(folder / "tokenizer_config.json").get("chat_template")
+    if in_config is None and not (folder / _TEMPLATE_FILE).is_file():
+        return None
+    loaded: list[Any] = []
+
+    def apply(messages: list[dict[str, str]]) -> str:
+        answered = messages[-1]["role"] == "assistant"
+        try:
+            if not loaded:
+                tokenizers = import_module("transformers").AutoTokenizer
+                loaded.append(
+                    tokenizers.from_pretrained(folder, local_files_only=True, use_fast=True)
+                )
+            return str(
+                loaded[0].apply_chat_template(
+                    messages,
+                    tokenize=False,
+                    add_generation_prompt=not answered,
+                    continue_final_message=answered,
+                )
+            )
+        except Exception as exc:  # Jinja's, the template's own, and the library's.
+            raise BackendError(
+                f"{checkpoint.name}: the chat template refuses the task's messages "
+                f"({', '.join(message['role'] for message in messages)}): {first_line(exc)}"
+            ) from exc
+
+    return apply
 
 
 def is_causal(folder: Path) -> bool:
@@ -166,7 +210,8 @@ def hash_folder(folder: Path) -> str:
     """The version of a local model: sha256 over its files, the first 16 hex digits."""
     weights = next((found for kind in WEIGHTS if (found := sorted(folder.glob(kind)))), [])
     digest = sha256()
-    for file in [*(folder / name for name in _NEEDED_FILES), *weights]:
+    template = [file] if (file := folder / _TEMPLATE_FILE).is_file() else []
+    for file in [*(folder / name for name in _NEEDED_FILES), *weights, *template]:
         with file.open("rb") as content:
             while block := content.read(1 << 20):
                 digest.update(block)

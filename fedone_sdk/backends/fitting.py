@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedone_sdk.backends.chat import (
+    MASKED,
+    ApplyTemplate,
+    ChatFrame,
+    answer_words,
+    chat_frame,
+    is_chat,
+    messages_of,
+    probes,
+    refuse_chat,
+    unpadded,
+)
 from fedone_sdk.errors import BackendError, LabelWordError, SpecError
 from fedone_sdk.task import Part, Rendered
 
@@ -83,6 +96,10 @@ class _Encoder:
             [(begin - shift, end - shift) for begin, end in found.offsets[len(anchor) :]],
         )
 
+    def _special_id(self, text: str) -> int:
+        """The id of a special token."""
+        return int(self._tokenizer.token_to_id(text))
+
     def _fitted(
         self, parts: Rendered, num_extra: int, stands: Mapping[str, Sequence[int]]
     ) -> list[int]:
@@ -97,7 +114,11 @@ class _Encoder:
             BackendError: It is too long without its fields already.
         """
         while True:
-            borders = [index for index, part in enumerate(parts) if part.kind in stands]
+            borders = [
+                index
+                for index, part in enumerate(parts)
+                if part.kind in stands or part.kind == "special"
+            ]
             sides = [
                 parts[begin:end]
                 for begin, end in zip(
@@ -111,7 +132,12 @@ class _Encoder:
                 if parts[border].kind == "mask":
                     texts[index] = texts[index].rstrip()
             found = [self._tokenise(texts[0]), *map(self._goes_on, texts[1:])]
-            placed = [stands[parts[border].kind] for border in borders]
+            placed = [
+                [self._special_id(parts[border].text)]
+                if parts[border].kind == "special"
+                else stands[parts[border].kind]
+                for border in borders
+            ]
             length = sum(len(encoding.ids) for encoding in found) + sum(map(len, placed))
             length += num_extra
             if length <= self._max_length:
@@ -192,6 +218,7 @@ class ClozeEncoder(_Encoder):
             BackendError: There is not exactly one mask (or place for the vectors), or the rest is
                 too long already.
         """
+        refuse_chat(parts, MASKED)
         num_masks = sum(part.kind == "mask" for part in parts)
         if num_masks != 1:
             raise BackendError(
@@ -210,15 +237,32 @@ class CausalEncoder(_Encoder):
     """Inputs of causal language models, which answer at the end.
 
     They start as the model's own tokeniser starts them, with <s> or the like where it has that,
-    and are shortened as those of `ClozeEncoder`. Special tokens in a text are text.
+    and are shortened as those of `ClozeEncoder`. A chat stands in the frame of the model's chat
+    template instead. Special tokens in a text are text.
+
+    Attributes:
+        frames: The frames that are known, by the roles of their messages.
 
     Args:
         tokenizer_file: The model's ``tokenizer.json``.
         max_length: Tokens that the model takes per input, special tokens included.
+        apply_template: The model's chat template; None is a model without one.
 
     Raises:
         BackendError: The file holds no tokeniser.
     """
+
+    frames: dict[tuple[str, ...], ChatFrame]
+
+    def __init__(
+        self,
+        tokenizer_file: Path,
+        max_length: int,
+        apply_template: ApplyTemplate | None = None,
+    ) -> None:
+        super().__init__(tokenizer_file, max_length)
+        self._apply_template = apply_template
+        self.frames = {}
 
     def _place_special_tokens(self, tokenizer_file: Path) -> None:
         def ids(text: str, *, special: bool = False) -> list[int]:
@@ -235,6 +279,69 @@ class CausalEncoder(_Encoder):
         # Some tokenisers (SentencePiece's) begin every text with a space of their own; behind a
         # line break they show how a text goes on.
         self._anchor = "" if ids("\na") == ids("\n") + plain else "\n"
+
+    def _special_names(self, piece: str) -> list[str]:
+        """The special tokens that may stand in a piece of a frame."""
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        return [token.content for token in added if token.special and token.content in piece]
+
+    def cut(self, piece: str) -> Rendered:
+        """A piece of a frame: its special tokens, and the text between them."""
+        names = sorted(self._special_names(piece), key=len, reverse=True)
+        special = re.compile("|".join(map(re.escape, names)) or r"(?!)")
+        parts: list[Part] = []
+        end = 0
+        for found in special.finditer(piece):
+            parts += [Part("text", piece[end : found.start()]), Part("special", found[0])]
+            end = found.end()
+        return tuple(part for part in (*parts, Part("text", piece[end:])) if part.text)
+
+    def frame(self, roles: tuple[str, ...]) -> ChatFrame:
+        """What the model's chat template puts around messages of these roles.
+
+        Raises:
+            BackendError: The model has no chat template, or it refuses such messages.
+        """
+        if roles not in self.frames:
+            if self._apply_template is None:
+                raise BackendError(
+                    "the task is a chat, but the model has no chat template: "
+                    "write the task as a template, or take an instruct model"
+                )
+            bare, spaced = map(self._apply_template, probes(roles))
+            self.frames[roles] = chat_frame(roles, bare, spaced, self.cut)
+        return self.frames[roles]
+
+    def framed(self, parts: Rendered, *, soft: bool = False) -> Rendered:
+        """A chat within the frame of the model's template; any other input as it is.
+
+        Args:
+            parts: The rendered input.
+            soft: Whether vectors stand at the place of the prompt.
+
+        Raises:
+            BackendError: As `frame`.
+        """
+        if not is_chat(parts):
+            return parts
+        messages = messages_of(parts, soft=soft)
+        frame = self.frame(tuple(message.role for message in messages))
+        found: list[Part] = []
+        for piece, strips, message in zip(frame.pieces, frame.strips, messages, strict=False):
+            found += [*piece, *unpadded(message.parts, strips)]
+        return (*found, *frame.pieces[-1])
+
+    def spelled(self, label_words: Sequence[str], like: Rendered) -> tuple[str, ...]:
+        """The label words as the answer to an input spells them.
+
+        Args:
+            label_words: As the task has them.
+            like: One of the inputs, or the task's form; an empty one is no chat.
+
+        Raises:
+            BackendError: As `frame`.
+        """
+        return answer_words(label_words, self.framed(like)) if is_chat(like) else (*label_words,)
 
     def continuation(self, text: str) -> list[int]:
         """The token ids of a text that goes on after another, with its leading space as given.
@@ -277,10 +384,13 @@ class CausalEncoder(_Encoder):
         if num_soft:
             _check_place(parts)
             stands["prompt"] = [SOFT] * num_soft
-        ids = self._fitted(parts, len(self._start) + reserve, stands)
-        if not self._start and not ids:
+        # A chat template has the token that starts a text, where the model wants one.
+        start = [] if is_chat(parts) else self._start
+        framed = self.framed(parts, soft=bool(num_soft))
+        ids = self._fitted(framed, len(start) + reserve, stands)
+        if not start and not ids:
             raise BackendError("an input is empty, and this model has no token that starts a text")
-        return [*self._start, *ids]
+        return [*start, *ids]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids, without special tokens."""

@@ -31,6 +31,7 @@ from fedone_sdk.messages import (
     ModelProblem,
     ModelQuery,
 )
+from fedone_sdk.task import Rendered
 
 __all__ = ["GatewayBackend"]
 
@@ -90,15 +91,15 @@ class GatewayBackend(LLMBackend):
         """
         return self._checked().fingerprint
 
-    async def check(self, label_words: tuple[str, ...]) -> None:
-        """Asks the gateway for its model, and lets it check the label words.
+    async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
+        """Asks the gateway for its model, and lets it check label words and form.
 
         Raises:
             BackendUnavailable: The gateway, or its model, does not answer.
             BackendBlocked: The token is not valid, this is no gateway, or its model has changed.
             LabelWordError: A label word is not one token.
         """
-        message = _message(lambda: LabelWords(label_words=label_words))
+        message = _message(lambda: LabelWords(label_words=label_words, form=form))
         info = await self._ask("/v1/model/check", message, ModelInfo.model_validate_json)
         self._compare(info.fingerprint, NOTHING)
         self._info = info

@@ -19,8 +19,10 @@ class MaskedModel(TorchModel):
     auto_class = "AutoModelForMaskedLM"
     encoder: ClozeEncoder
 
-    def __init__(self, checkpoint: Checkpoint, max_length: int, **options: Any) -> None:
-        self.encoder = ClozeEncoder(checkpoint.folder / "tokenizer.json", max_length)
+    def __init__(
+        self, checkpoint: Checkpoint, max_length: int, *, encoder: Any, **options: Any
+    ) -> None:
+        self.encoder = encoder
         self.pad_id = self.encoder.pad_id
         super().__init__(checkpoint, max_length, **options)
 

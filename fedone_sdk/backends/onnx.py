@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from fedone_sdk import assets
 from fedone_sdk.backends.base import Answer, LLMBackend, Query
+from fedone_sdk.backends.chat import MASKED, refuse_chat
 from fedone_sdk.backends.fitting import Cloze, ClozeEncoder, read_max_length
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendError, MissingExtraError, SpecError
@@ -61,6 +62,7 @@ class OnnxBackend(LLMBackend):
     bounds = frozenset(
         {"queries", "requests", "tokens", "prompt_tokens", "completion_tokens", "usd"}
     )
+    local = True
 
     def __init__(self, model: str | Path | None = None, *, threads: int | None = None) -> None:
         if any(find_spec(name) is None for name in ("numpy", "onnxruntime", "tokenizers")):
@@ -103,13 +105,14 @@ class OnnxBackend(LLMBackend):
             raise ValueError("a query needs at least one input")
         return await self._in_worker(self._score, query)
 
-    async def check(self, label_words: tuple[str, ...]) -> None:
+    async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
         """Checks that every label word, with its leading space as given, is one token.
 
         Raises:
-            BackendError: The model cannot be loaded.
+            BackendError: The model cannot be loaded, or the task is a chat.
             LabelWordError: A label word is not one token.
         """
+        refuse_chat(form, MASKED)
         await self._in_worker(self._label_ids, label_words)
 
     def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
@@ -121,6 +124,7 @@ class OnnxBackend(LLMBackend):
 
         Raises:
             BackendError: As `score`.
+            LabelWordError: As `score`.
         """
         return await self._in_worker(self._count, query)
 
@@ -144,6 +148,7 @@ class OnnxBackend(LLMBackend):
         return [encoder.label_id(word) for word in label_words]
 
     def _count(self, query: Query) -> Usage:
+        self._label_ids(query.label_words)
         tokens = sum(len(cloze.ids) for cloze in self._loaded().clozes(query.inputs))
         return Usage(queries=1, requests=1, prompt_tokens=tokens)
 

@@ -16,10 +16,18 @@ from fedone_sdk.backends._hosted import MAX_INPUT_TOKENS, HostedBackend, RawAnsw
 from fedone_sdk.backends.openai_api import OPENAI_URL, make_client, translated
 from fedone_sdk.backends.tokens import CHAT_OVERHEAD, OPENAI_CHAT_OVERHEAD
 from fedone_sdk.errors import BackendBlocked
+from fedone_sdk.task import Rendered
 
 __all__ = ["OpenAIBackend"]
 
 _log = structlog.get_logger(__name__)
+
+_CONTINUING: Mapping[str, Mapping[str, Any]] = {
+    "llamacpp": {},
+    "vllm": {"add_generation_prompt": False, "continue_final_message": True},
+}
+"""Servers that go on with a last message of the assistant, by the owner that they give their
+models, and what they must be sent for it."""
 
 _COMPLETIONS_OVERHEAD = 4  # A token that starts the text, where the model has one.
 
@@ -42,7 +50,8 @@ class OpenAIBackend(HostedBackend):
         model: As the provider names it.
         base_url: With its ``/v1``; None is OpenAI's own.
         api_key_env: Environment variable that holds the key; None sends none.
-        api: ``chat`` sends the input as one user message; ``completions`` as a prompt.
+        api: ``chat`` sends messages, an input of a template as one of the user; ``completions``
+            sends a prompt.
         log_probs: Whether the model shows log-probabilities; without them it answers ``choice``
             instead of ``labels``.
         structured: For ``choice``: whether a JSON schema holds the answer to the label words.
@@ -111,10 +120,13 @@ class OpenAIBackend(HostedBackend):
         """
         return f"openai:{self._host}:{self._model}{self._manner}{self._weights}"
 
-    async def check(self, label_words: tuple[str, ...]) -> None:
-        """Checks the label words, and asks the server, for free, whether it has the model."""
+    async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
+        """Checks label words and form, and asks the server, for free, whether it has the model."""
         await super().check(label_words)
         entry = await self._listed()
+        if entry is not None:
+            self._continuing = _CONTINUING.get(str(entry.get("owned_by")))
+        self._check_form(form)
         if entry is None:
             return
         self._learn_weights(entry)

@@ -144,6 +144,7 @@ class ServerEncoder(CausalEncoder):
         self._tokenizer: Any = tokenizer
         self._max_length = max_length
         self._start = start
+        self.frames = {}
         plain, behind = self._tokenise("a").ids, self._tokenise("\na").ids
         # As in `CausalEncoder`: some tokenisers begin every text with a space of their own.
         self._anchor = "" if behind == self._tokenise("\n").ids + plain else "\n"

@@ -124,20 +124,28 @@ class TorchModel(ABC):
         other.module = deepcopy(self.module)
         return other
 
-    def label_ids(self, label_words: Sequence[str]) -> list[list[int]]:
+    def label_ids(self, label_words: Sequence[str], like: Rendered = ()) -> list[list[int]]:
         """The tokens of each label word.
+
+        Args:
+            label_words: As the task has them.
+            like: An input that they answer; the label words of a chat depend on its frame.
 
         Raises:
             LabelWordError: It is not one token (or none, where it may be several).
+            BackendError: The input is a chat that the model does not take.
         """
         encoder = self.encoder
-        if self._multi_token_labels and isinstance(encoder, CausalEncoder):
-            ids = [encoder.continuation(word) for word in label_words]
-            for word, tokens in zip(label_words, ids, strict=True):
-                if not tokens:
-                    raise LabelWordError(word, [])
-            return ids
-        return [[encoder.label_id(word)] for word in label_words]
+        if isinstance(encoder, ClozeEncoder):
+            return [[encoder.label_id(word)] for word in label_words]
+        words = encoder.spelled(label_words, like)
+        if not self._multi_token_labels:
+            return [[encoder.label_id(word)] for word in words]
+        ids = [encoder.continuation(word) for word in words]
+        for word, tokens in zip(words, ids, strict=True):
+            if not tokens:
+                raise LabelWordError(word, [])
+        return ids
 
     def soft_shape(self, kind: SoftPromptKind, length: int) -> tuple[int, int]:
         """Rows and columns of a soft prompt of `length` vectors.

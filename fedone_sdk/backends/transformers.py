@@ -14,18 +14,22 @@ from typing import Literal, TypeVar
 
 from fedone_sdk.backends.base import Answer, EmbeddingSpace, LLMBackend, Query
 from fedone_sdk.backends.causal_model import CausalModel
+from fedone_sdk.backends.chat import TemplateWarning
 from fedone_sdk.backends.checkpoint import (
+    chat_template,
     check_device,
     find_checkpoint,
     hash_folder,
     is_causal,
 )
-from fedone_sdk.backends.fitting import read_max_length
+from fedone_sdk.backends.counting import count_tokens
+from fedone_sdk.backends.fitting import CausalEncoder, ClozeEncoder, read_max_length
 from fedone_sdk.backends.masked_model import MaskedModel
 from fedone_sdk.backends.torch_model import TorchModel
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendError, MissingExtraError, SpecError
 from fedone_sdk.soft_prompt import SoftPromptKind
+from fedone_sdk.task import Rendered
 
 __all__ = ["TransformersBackend"]
 
@@ -71,6 +75,7 @@ class TransformersBackend(LLMBackend):
         {"queries", "requests", "tokens", "prompt_tokens", "completion_tokens", "usd"}
     )
     takes = frozenset[SoftPromptKind]({"embeddings", "key_values"})
+    local = True
 
     def __init__(
         self,
@@ -103,6 +108,9 @@ class TransformersBackend(LLMBackend):
         self._executor = _worker()
         self._model: TorchModel | None = None
         self._hashing = Lock()
+        self._template_warning = TemplateWarning(self._checkpoint.name)
+        self._tokenizing = Lock()
+        self._encoder: CausalEncoder | ClozeEncoder | None = None
 
     @cached_property
     def fingerprint(self) -> str:
@@ -136,25 +144,37 @@ class TransformersBackend(LLMBackend):
             LabelWordError: A label word is not one token.
             ValueError: The query has no inputs, no label words, or not one reference per input.
         """
-        if not query.inputs:
-            raise ValueError("a query needs at least one input")
-        if query.want not in self.answers:
-            kind = "causal" if self._causal else "masked"
-            raise BackendError(f"a {kind} model answers {sorted(self.answers)}, not {query.want!r}")
-        if query.want == "labels" and not query.label_words:
-            raise ValueError("a query needs label words")
-        if query.want == "reference" and len(query.references) != len(query.inputs):
-            raise ValueError("a query needs one reference per input")
+        self._check_query(query)
         return await self.with_model(lambda model: _answer(model, query))
 
-    async def check(self, label_words: tuple[str, ...]) -> None:
-        """Checks that every label word, with its leading space as given, is one token.
+    async def quote(self, query: Query) -> Usage:
+        """What it will spend: its tokens are counted by the tokeniser alone, without the weights.
+
+        A generated text counts `max_tokens` completion tokens per input.
 
         Raises:
-            BackendError: The model cannot be loaded.
+            BackendError: As `score`, but for what only the loaded model shows.
+            LabelWordError: As `score`.
+            ValueError: As `score`.
+        """
+        self._check_query(query)
+        # Not in the worker thread: there the count waits for the forward passes of others.
+        return await asyncio.to_thread(
+            lambda: count_tokens(
+                self._load_encoder(), query, multi_token_labels=self._multi_token_labels
+            )
+        )
+
+    async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
+        """Checks that every label word is one token, and that the model takes such inputs.
+
+        Raises:
+            BackendError: The model cannot be loaded, or takes no such inputs.
             LabelWordError: A label word is not one token (or none, where it may be several).
         """
-        await self.with_model(lambda model: model.label_ids(label_words))
+        await self.with_model(lambda model: model.label_ids(label_words, form))
+        if self._causal and chat_template(self._checkpoint) is not None:
+            self._template_warning.look(form)
 
     def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
         """One query of `batch_size` inputs of the maximum length; a local model costs no money."""
@@ -219,11 +239,34 @@ class TransformersBackend(LLMBackend):
         await asyncio.to_thread(self._executor.shutdown)
         self._model = None
 
+    def _check_query(self, query: Query) -> None:
+        if not query.inputs:
+            raise ValueError("a query needs at least one input")
+        if query.want not in self.answers:
+            kind = "causal" if self._causal else "masked"
+            raise BackendError(f"a {kind} model answers {sorted(self.answers)}, not {query.want!r}")
+        if query.want == "labels" and not query.label_words:
+            raise ValueError("a query needs label words")
+        if query.want == "reference" and len(query.references) != len(query.inputs):
+            raise ValueError("a query needs one reference per input")
+
+    def _load_encoder(self) -> CausalEncoder | ClozeEncoder:
+        with self._tokenizing:
+            if self._encoder is None:
+                file = self._checkpoint.folder / "tokenizer.json"
+                self._encoder = (
+                    CausalEncoder(file, self.max_length, chat_template(self._checkpoint))
+                    if self._causal
+                    else ClozeEncoder(file, self.max_length)
+                )
+            return self._encoder
+
     def _loaded(self) -> TorchModel:
         if self._model is None:  # There is one worker only.
             self._model = (CausalModel if self._causal else MaskedModel)(
                 self._checkpoint,
                 self.max_length,
+                encoder=self._load_encoder(),
                 device=self._device,
                 dtype=self._dtype,
                 max_batch=self._max_batch,
@@ -241,7 +284,8 @@ def _answer(model: TorchModel, query: Query) -> Answer:
     if query.want == "text" and isinstance(model, CausalModel):
         return model.write(query)
     if query.want == "labels":
-        return model.answer(query, [model.label_ids(query.label_words)] * len(query.inputs))
+        labels = model.label_ids(query.label_words, query.inputs[0])
+        return model.answer(query, [labels] * len(query.inputs))
     assert isinstance(model, CausalModel)
     references = [model.encoder.continuation(text) for text in query.references]
     if not all(references):

@@ -10,6 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from fedone_sdk.backends.base import Answer, EmbeddingSpace, LLMBackend, Query
+from fedone_sdk.backends.chat import (
+    MASKED,
+    TemplateWarning,
+    chat_frame,
+    is_chat,
+    messages_of,
+    probes,
+    refuse_chat,
+)
 from fedone_sdk.backends.fitting import CausalEncoder, ClozeEncoder
 from fedone_sdk.backends.openai_api import usage_of
 from fedone_sdk.backends.tokenizer import (
@@ -135,6 +144,7 @@ class VllmBackend(LLMBackend):
         self._encoder: CausalEncoder | ClozeEncoder | None = None
         self._said = ServerTokenizer()
         self._prompts_per_input = 1
+        self._template_warning: TemplateWarning | None = TemplateWarning(model)
 
     @property
     def fingerprint(self) -> str:
@@ -146,7 +156,7 @@ class VllmBackend(LLMBackend):
         served = self._checked()
         return f"vllm:{served.root}:{served.max_length}"
 
-    async def check(self, label_words: tuple[str, ...]) -> None:
+    async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
         """Asks the server for its model, and compares its tokeniser with the one here.
 
         Embeddings are compared too, the first time: by one request of some 50 tokens, in no count.
@@ -170,7 +180,8 @@ class VllmBackend(LLMBackend):
                 f"{self._served.version} for {self._served.max_length} tokens, now {served.root} "
                 f"of {served.version} for {served.max_length}: go back, or start a new run"
             )
-        labels = await self._labels(label_words)
+        await self._look_at_form(form)
+        labels = await self._labels(label_words, form)
         if any(len(ids) > 1 for ids in labels):
             self._prompts_per_input = max(self._prompts_per_input, len(labels))
 
@@ -252,6 +263,8 @@ class VllmBackend(LLMBackend):
             self._embeds.check_query(query.soft_prompt, query.want)
         if isinstance(self._encoder, ClozeEncoder):
             return await self._cloze_request(self._encoder, query)
+        for parts in query.inputs:
+            await self._know_frame(parts, soft=query.soft_prompt is not None)
         if query.want == "text":
             return await self._text_request(query)
         if query.want == "reference":
@@ -259,7 +272,7 @@ class VllmBackend(LLMBackend):
                 raise ValueError("a query needs one reference per input")
             endings = [[await self._continuation(text)] for text in query.references]
         elif query.want == "labels":
-            labels = await self._labels(query.label_words)
+            labels = await self._labels(query.label_words, query.inputs[0])
             if all(len(ids) == 1 for ids in labels):
                 return await self._label_request(query, [ids[0] for ids in labels])
             if query.soft_prompt is not None:
@@ -275,7 +288,7 @@ class VllmBackend(LLMBackend):
     async def _cloze_request(self, encoder: ClozeEncoder, query: Query) -> _Request:
         if query.want != "labels":
             raise BackendError("a masked language model answers with label words only")
-        labels = [ids[0] for ids in await self._labels(query.label_words)]
+        labels = [ids[0] for ids in await self._labels(query.label_words, ())]
         calls = [partial(encoder.encode, parts) for parts in query.inputs]
         ids = [cloze.ids for cloze in await _in_thread_if_long(calls, query.inputs)]
 
@@ -373,8 +386,49 @@ class VllmBackend(LLMBackend):
             raise BackendError("a masked language model does not continue texts")
         return self._encoder
 
-    async def _labels(self, words: Sequence[str]) -> list[list[int]]:
-        """The token ids of each label word."""
+    async def _look_at_form(self, form: Rendered) -> None:
+        """Sees whether the model takes inputs of this form."""
+        if isinstance(self._encoder, ClozeEncoder):
+            refuse_chat(form, MASKED)
+        elif is_chat(form):
+            await self._know_frame(form)
+        elif form and self._template_warning is not None:
+            if await self._server.apply_template([{"role": "user", "content": "a"}]) is not None:
+                self._template_warning.look(form)
+            self._template_warning = None
+
+    async def _know_frame(self, parts: Rendered, *, soft: bool = False) -> None:
+        """Learns the frame of a chat from the server, where it is not known yet.
+
+        Raises:
+            BackendBlocked: The model has no chat template, or refuses such messages; or its
+                tokeniser is not here.
+        """
+        if not is_chat(parts):
+            return
+        roles = tuple(message.role for message in messages_of(parts, soft=soft))
+        if roles in self._causal.frames:
+            return
+        if self._tokenizer_file is None:
+            raise BackendBlocked(
+                f"the task is a chat, so the tokeniser of {self._server.model!r} must be on this "
+                "machine, else special tokens in a text could not be kept apart from those of its "
+                "template: set tokenizer to its tokenizer.json"
+            )
+        texts = [await self._server.apply_template(messages) for messages in probes(roles)]
+        bare, spaced = texts
+        if bare is None or spaced is None:
+            raise BackendBlocked(
+                f"{self._server.url}: the task is a chat, but the model {self._server.model!r} has "
+                f"no chat template, or one that takes no messages of {', '.join(roles)}: write the "
+                "task as a template, or start vLLM with --chat-template"
+            )
+        self._causal.frames[roles] = chat_frame(roles, bare, spaced, self._causal.cut)
+
+    async def _labels(self, words: Sequence[str], like: Rendered) -> list[list[int]]:
+        """The token ids of each label word, as the answer to an input like this spells it."""
+        if is_chat(like):
+            words = self._causal.spelled(words, like)
         labels: list[list[int]] = []
         for word in words:
             labels.append(await self._label(word))

@@ -119,6 +119,36 @@ class VllmServer:
             raise self._no_vllm()
         return ids, names
 
+    async def apply_template(self, messages: list[dict[str, str]]) -> str | None:
+        """The text that the server's chat template makes of messages.
+
+        Returns:
+            The text, special tokens included; None where the server refuses to make one: the model
+            has no chat template, or one that does not take such messages.
+        """
+        import openai
+
+        answered = messages[-1]["role"] == "assistant"
+        body = {
+            "model": self.model,
+            "messages": messages,
+            "add_generation_prompt": not answered,
+            "continue_final_message": answered,
+        }
+        with self._translated():
+            try:
+                ids = (await self._send("/tokenize", body)).get("tokens")
+            except openai.APIStatusError as exc:
+                if exc.status_code not in (400, 422):
+                    raise
+                return None
+            text = (await self._send("/detokenize", {"model": self.model, "tokens": ids})).get(
+                "prompt"
+            )
+        if not isinstance(text, str):
+            raise self._no_vllm()
+        return text
+
     async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """The answer to one request.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedone_sdk.backends.torch_model import TorchModel, Vectors
 from fedone_sdk.errors import BackendError, SpecError
-from fedone_sdk.task import Example, TaskSpec, render, target_of
+from fedone_sdk.task import Example, TaskSpec, form_of, render, target_of
 
 __all__ = ["check_task", "train_step"]
 
@@ -61,7 +61,7 @@ def train_step(
     """
     check_task(task)
     functional = import_module("torch").nn.functional
-    labels = model.label_ids(task.label_words)
+    labels = model.label_ids(task.label_words, form_of(task))
     # Label words of several tokens are a row each.
     rows_per_example = 1 if max(map(len, labels)) == 1 else len(labels)
     size = max(1, model.max_batch // rows_per_example)

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedone_sdk.cli._output import Output
+from fedone_sdk.cli._signals import interruptible
 from fedone_sdk.cli._trials import trial_progress
 from fedone_sdk.errors import SpecError
 
@@ -116,7 +114,8 @@ def run_and_report(
     _check(experiment, settings)
     folder = out / experiment.name
     _check_writable(folder)
-    with _interruptible(folder), trial_progress(experiment.name) as watch:
+    stopped = f"stopped; what is done is kept in {folder}, and the same command goes on from there"
+    with interruptible(stopped), trial_progress(experiment.name) as watch:
         finished = run_experiment(
             experiment,
             settings,
@@ -199,26 +198,6 @@ def _check_writable(folder: Path) -> None:
         raise SpecError(f"--out: {above} is no folder", source="arguments")
     if not os.access(above, os.W_OK | os.X_OK):
         raise SpecError(f"--out: {above} cannot be written to", source="arguments")
-
-
-@contextmanager
-def _interruptible(folder: Path) -> Iterator[None]:
-    """Ends with 130 at Ctrl-C or SIGTERM, and says how to go on."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    except KeyboardInterrupt:
-        print(
-            f"stopped; what is done is kept in {folder}, and the same command goes on from there",
-            file=sys.stderr,
-        )
-        raise typer.Exit(130) from None
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _command(words: tuple[str, ...], seeds: int | None, settings: Settings) -> str:

@@ -13,7 +13,7 @@ from fedone_sdk.errors import BackendError, DataError, FedOneError, LabelWordErr
 
 __all__ = ["naming", "told"]
 
-_EXTRAS = {"alembic", "numpy", "onnxruntime", "sqlalchemy", "tokenizers"}
+_EXTRAS = {"alembic", "filelock", "numpy", "onnxruntime", "sqlalchemy", "tokenizers"}
 """Packages that only some extras bring, and that some modules import at their top."""
 
 _FULL = {errno.EFBIG, errno.EIO, errno.ENOSPC}

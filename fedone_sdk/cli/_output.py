@@ -13,7 +13,7 @@ from rich.text import Text
 
 from fedone_sdk.cli._files import check_target, write_file
 
-__all__ = ["Output", "moment", "say", "size", "terminal"]
+__all__ = ["Output", "moment", "printable", "say", "size", "terminal"]
 
 
 def terminal(*, stderr: bool = False) -> Console:
@@ -64,12 +64,12 @@ class Output:
         """One ``name  value`` line each."""
         width = max(map(len, facts))
         for name, value in facts.items():
-            shown = _printable(value)
+            shown = printable(value)
             self.console.print(Text.assemble("  ", (name.ljust(width), "dim"), "  ", shown))
 
     def table(self, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         """Columns: the first to the left, the others to the right."""
-        cells = [header, *([_printable(cell) for cell in row] for row in rows)]
+        cells = [header, *([printable(cell) for cell in row] for row in rows)]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         for number, row in enumerate(cells):
             first, *others = (
@@ -80,7 +80,7 @@ class Output:
             self.console.print(Text("  " + "  ".join([first, *others]).rstrip(), style=style))
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """What is shown of a text that a device may have sent: nothing that moves the cursor."""
     return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text)
 

@@ -38,7 +38,9 @@ def print_result(output: Output, result: RunResult, *, num_clients: int | None =
     took_part = {name for entry in result.history for name in entry.client_id.split(",")}
     facts = {
         "status": f"{result.status}{reason}, {result.rounds} rounds",
-        "prompt": repr(result.prompt.text) if result.prompt.tokens else "vectors, no words",
+        "prompt so far" if result.status == "stopped" else "prompt": repr(result.prompt.text)
+        if result.prompt.tokens
+        else "vectors, no words",
         **(
             {}
             if result.prompt.bias is None

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-__all__ = ["stopping"]
+import typer
+
+__all__ = ["interruptible", "stopping"]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -34,3 +37,24 @@ def stopping(stop: Callable[[], object]) -> Iterator[None]:
     finally:
         with suppress(NotImplementedError):
             restore()
+
+
+@contextmanager
+def interruptible(message: str) -> Iterator[None]:
+    """Ends the command with 130 at Ctrl-C or SIGTERM, after the work inside has cleaned up.
+
+    Args:
+        message: What is printed then: what is kept, and how to go on.
+    """
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(message, file=sys.stderr)
+        raise typer.Exit(130) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -33,6 +34,7 @@ async def run_here(
     store: Store | None = None,
     state_dir: Path | None = None,
     tracking: Tracking | None = None,
+    at_end: Callable[[ServedRun], None] | None = None,
 ) -> RunResult:
     """Runs a federation to its end, or to the first Ctrl-C.
 
@@ -44,6 +46,7 @@ async def run_here(
         store: Keeps the run.
         state_dir: Keeps the clients.
         tracking: Told of the run as well.
+        at_end: Called with the run when it has ended.
     """
     from fedone_sdk.baselines import trainer_of
     from fedone_sdk.simulation import simulate
@@ -59,8 +62,11 @@ async def run_here(
         progress(federation.spec.name) as shown,
         naming(str(source)),
     ):
+        served: list[ServedRun] = []
 
         def watch(run: ServedRun, effect: Effect | CaughtUp | None) -> None:
+            if effect is None:
+                served.append(run)
             shown(run, effect)
             if tracking is not None:
                 tracking(run, effect)
@@ -77,4 +83,6 @@ async def run_here(
         )
     if tracking is not None:
         tracking.end(result)
+    if at_end is not None:
+        at_end(served[-1])
     return result

@@ -13,6 +13,7 @@ from fedone_sdk.cli import (
     clients,
     db,
     gateway,
+    models,
     plan,
     prompt,
     quickstart,
@@ -55,7 +56,7 @@ def _root(
 
 
 app.command(epilog="Example: fedone quickstart --json result.json")(quickstart.quickstart)
-app.command(epilog="Example: fedone tune run.yaml --cap 500 --store run.db")(tune.tune)
+app.command(epilog="Example: fedone tune run.yaml --cap 500 --report run.html")(tune.tune)
 app.command(epilog="Example: fedone plan run.yaml")(plan.plan)
 app.command(epilog='Example: fedone score run.yaml --prompt " Overall verdict"')(score.score)
 app.command(epilog="Example: fedone report sst2 --store fedone.db -o sst2.html")(report.report)
@@ -67,6 +68,7 @@ app.command(
     "--data reviews.jsonl --state ~/.fedone"
 )(client.client)
 app.add_typer(bench.app, name="bench")
+app.add_typer(models.app, name="models")
 app.add_typer(prompt.app, name="prompt")
 app.add_typer(runs.app, name="runs")
 app.add_typer(tokens.app, name="tokens")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
 from collections.abc import Awaitable, Callable
 from enum import StrEnum
 from pathlib import Path
@@ -16,13 +17,23 @@ from fedone_sdk.cli._files import check_target, write_file
 from fedone_sdk.cli._http import call, parse
 from fedone_sdk.cli._options import JsonFile, header_value
 from fedone_sdk.cli._output import Output, size
+from fedone_sdk.cli._state import default_store
 from fedone_sdk.errors import ArchiveError, SpecError
 
 if TYPE_CHECKING:
     from fedone_sdk.reports import ReportedRun
     from fedone_sdk.stores import RunSnapshot, SqlStore
 
-__all__ = ["Server", "StoreUrl", "Token", "export_run", "import_run", "replay", "stored_run"]
+__all__ = [
+    "RunStore",
+    "Server",
+    "StoreUrl",
+    "Token",
+    "export_run",
+    "import_run",
+    "replay",
+    "stored_run",
+]
 
 T = TypeVar("T")
 
@@ -50,6 +61,16 @@ StoreUrl = Annotated[
         help="The store itself: a SQLite file, or postgresql://USER@HOST/DATABASE.",
     ),
 ]
+RunStore = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        metavar="STORE",
+        show_default=False,
+        help="The store itself: a SQLite file, or postgresql://USER@HOST/DATABASE. By default the "
+        "one that `fedone tune` keeps in .fedone of this folder.",
+    ),
+]
 
 
 class ExportName(StrEnum):
@@ -63,7 +84,7 @@ def replay(
     run_id: RunId,
     server: Server = None,
     token: Token = None,
-    store: StoreUrl = None,
+    store: RunStore = None,
     archive: Annotated[
         Path | None,
         typer.Option(metavar="FILE", show_default=False, help="What `fedone runs export` wrote."),
@@ -118,7 +139,7 @@ def export_run(
     ] = ExportName.archive,
     server: Server = None,
     token: Token = None,
-    store: StoreUrl = None,
+    store: RunStore = None,
     with_credentials: Annotated[
         bool,
         typer.Option(
@@ -212,6 +233,8 @@ def _exported(
 ) -> bytes:
     from fedone_sdk.aggregator import archive
 
+    if server is None and store is None and os.path.isfile(default_store(run_id)):
+        store = str(default_store(run_id))
     _one_of({"--server": server, "--store": store})
     if server is not None:
         params = {"credentials": str(with_credentials).lower()}

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from fedone_sdk.cli._failures import naming
 from fedone_sdk.cli._logs import quiet_logs
-from fedone_sdk.cli._options import Cap, JsonFile, RunPath, Seed
+from fedone_sdk.cli._options import Cap, JsonFile, RunPath, Seed, Transport, TransportName
 from fedone_sdk.cli._output import Output, size
 from fedone_sdk.cli._run_file import RunFile
 
@@ -17,25 +20,51 @@ if TYPE_CHECKING:
 __all__ = ["plan"]
 
 
-def plan(run_path: RunPath, seed: Seed = None, cap: Cap = None, json_file: JsonFile = None) -> None:
-    """Say what a run would cost, and whether its cap suffices. The model is not asked."""
+def plan(
+    run_path: RunPath,
+    seed: Seed = None,
+    cap: Cap = None,
+    transport: Transport = TransportName.http,
+    probe: Annotated[
+        bool,
+        typer.Option(
+            "--probe/--no-probe",
+            help="Time a model that runs in this process on the run's first rounds, for about 5 "
+            "seconds; without that it is not loaded.",
+        ),
+    ] = True,
+    json_file: JsonFile = None,
+) -> None:
+    """Say what a run would cost, and whether its cap suffices.
+
+    A hosted model is not asked.
+    """
     output = Output(json_file)
     quiet_logs()
-    found = asyncio.run(_plan(RunFile.load(run_path, seed=seed, cap=cap)))
+    found, local = asyncio.run(_plan(RunFile.load(run_path, seed=seed, cap=cap), probe, transport))
     output.write_json(found.model_dump(mode="json"))
-    _print(output, found)
+    _print(output, found, _time(found, local=local, probe=probe))
 
 
-async def _plan(run: RunFile) -> RunPlan:
+async def _plan(run: RunFile, probe: bool, transport: TransportName) -> tuple[RunPlan, bool]:
     from fedone_sdk.simulation import plan_run
 
     federation = run.federation()
     async with run.backend() as backend:
         with naming(str(run.path)):
-            return await plan_run(federation, backend=backend)
+            # Modules and data are loaded on one core, which is busy all the time.
+            startup_s = time.process_time()
+            found = await plan_run(
+                federation,
+                backend=backend,
+                probe=probe,
+                transport=transport.value,
+                startup_s=startup_s,
+            )
+        return found, backend.local
 
 
-def _print(output: Output, plan: RunPlan) -> None:
+def _print(output: Output, plan: RunPlan, time_taken: str) -> None:
     cap, evaluation = plan.cap.queries, plan.evaluation
     verdict = "yes" if plan.sufficient else "no"
     output.heading(f"{plan.name}: {plan.clients} clients, {plan.vocab_size} candidates")
@@ -48,15 +77,13 @@ def _print(output: Output, plan: RunPlan) -> None:
             "evaluation queries": f"{evaluation.queries} (no prompt {evaluation.no_prompt}, "
             f"untrained {evaluation.before}, curve {evaluation.curve}, tuned {evaluation.after})",
             "requests": f"about {plan.expected.requests} ({plan.distinct_share:.0%} of prompts "
-            f"differ), {plan.worst.requests} at most",
+            f"differ), {plan.most.requests} at most",
             "prompt tokens": f"about {plan.expected.prompt_tokens} "
-            f"({plan.per_query.prompt_tokens} per query), {plan.worst.prompt_tokens} at most",
+            f"({plan.per_query.prompt_tokens} per query), {plan.most.prompt_tokens} at most",
             "completion tokens": f"about {plan.expected.completion_tokens}, "
-            f"{plan.worst.completion_tokens} at most",
-            "money": f"about USD {plan.expected.usd:.4f}, {plan.worst.usd:.4f} at most",
-            "time": "no rate limit is set"
-            if plan.wall_s is None
-            else f"{plan.wall_s:.0f} s at least, by the rate limits",
+            f"{plan.most.completion_tokens} at most",
+            "money": f"about USD {plan.expected.usd:.4f}, {plan.most.usd:.4f} at most",
+            "time": time_taken,
             "log-probabilities": "exact"
             if plan.censoring == "exact"
             else "only of the likeliest tokens; other labels count by an upper bound",
@@ -80,3 +107,17 @@ def _print(output: Output, plan: RunPlan) -> None:
     output.table(["exchange", "up", "down", "gateway up", "gateway down"], rows)
     for warning in plan.warnings:
         output.console.print(f"  warning: {warning}")
+
+
+def _time(plan: RunPlan, *, local: bool, probe: bool) -> str:
+    found = plan.duration
+    if found is None and local:
+        return "not known: the probe failed" if probe else "not measured (--no-probe)"
+    if found is None:
+        return "no rate limit is set"
+    if found.basis == "rate_limits":
+        return f"{found.seconds:.0f} s at least, by the rate limits"
+    return (
+        f"about {found.seconds:.0f} s on this machine (from a probe of "
+        f"{found.probe_queries} queries, {found.probe_s:.1f} s)"
+    )

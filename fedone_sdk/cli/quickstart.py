@@ -1,68 +1,226 @@
-"""`fedone quickstart`: the whole thing once, with what comes with the SDK."""
+"""`fedone quickstart`: the whole thing once, on a model and data that need no preparation."""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
-from typing import TYPE_CHECKING
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedone_sdk import assets
+from fedone_sdk.cli._files import check_target, write_file
 from fedone_sdk.cli._logs import quiet_logs
 from fedone_sdk.cli._options import Cap, JsonFile, Seed
-from fedone_sdk.cli._output import Output
+from fedone_sdk.cli._output import Output, printable
 from fedone_sdk.cli._report import exit_code, print_exchanges, print_result
 from fedone_sdk.cli._run_file import RunFile
 from fedone_sdk.cli._tuning import run_here
+from fedone_sdk.errors import SpecError
 
 if TYPE_CHECKING:
+    from fedone_sdk.aggregator import ServedRun
+    from fedone_sdk.backends import LLMBackend
     from fedone_sdk.messages import RunResult
+    from fedone_sdk.reports import Comparison
+    from fedone_sdk.reports.intervals import Interval
     from fedone_sdk.simulation import Federation
+    from fedone_sdk.task import Bias
 
 __all__ = ["quickstart"]
 
+_SHOWN_CHANGES = 3
 
-def quickstart(seed: Seed = None, cap: Cap = None, json_file: JsonFile = None) -> None:
-    """Tune a prompt with the model and the data that come with the SDK.
+
+class _Model(StrEnum):
+    """The models of the quickstart."""
+
+    smollm2 = "smollm2-135m-instruct"
+    mini = "mini"
+
+
+_FILES = {_Model.smollm2: "quickstart.yaml", _Model.mini: "quickstart-mini.yaml"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """What the quickstart found.
+
+    Attributes:
+        alpha: The run in the alpha exchange.
+        losses: The same run in the losses exchange; None where the first was stopped.
+        comparison: The tuned prompt next to none; None where the run was stopped.
+    """
+
+    alpha: RunResult
+    losses: RunResult | None = None
+    comparison: Comparison | None = None
+
+
+def quickstart(
+    model: Annotated[
+        _Model,
+        typer.Option(
+            help="An instruct model of 135 million parameters (98 MB, fetched once), or the "
+            "embedded masked model (10 seconds, no network)."
+        ),
+    ] = _Model.smollm2,
+    seed: Seed = None,
+    cap: Cap = None,
+    write: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            show_default=False,
+            help="Run nothing: write the quickstart's run as a file to start yours from.",
+        ),
+    ] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Tune a prompt for a small language model on feedback sentences that come with the SDK.
 
     A real aggregator and its edge clients talk HTTP over loopback, under a hard cap on queries;
     then the same run again in the other exchange, from the answers that are known by now.
     """
+    if write is not None:
+        check_target("--write", write)
+        write_file("--write", write, _as_own_run(assets.path(_FILES[model])))
+        print(f"wrote {write}; next: fedone plan {write}")
+        return
     output = Output(json_file)
     quiet_logs()
-    run = RunFile.load(assets.path("quickstart.yaml"), seed=seed, cap=cap, exchange="alpha")
+    run = RunFile.load(assets.path(_FILES[_available(model)]), seed=seed, cap=cap, exchange="alpha")
     federation = run.federation()
-    result, other = asyncio.run(_both_exchanges(run, federation))
-
+    found = asyncio.run(_both_exchanges(run, federation))
+    losses = found.losses
     output.write_json(
         {
-            **result.model_dump(mode="json"),
-            "losses_exchange": None if other is None else other.model_dump(mode="json"),
+            **found.alpha.model_dump(mode="json"),
+            "losses_exchange": None if losses is None else losses.model_dump(mode="json"),
         }
     )
-    print_result(output, result, num_clients=len(federation.shards))
-    if other is not None:
+    print_result(output, found.alpha, num_clients=len(federation.shards))
+    if losses is not None:
         output.console.print()
-        print_exchanges(output, {"alpha": result, "losses": other})
-        same = "the same" if other.alpha_sha256 == result.alpha_sha256 else "NOT the same"
+        print_exchanges(output, {"alpha": found.alpha, "losses": losses})
+        same = "the same" if losses.alpha_sha256 == found.alpha.alpha_sha256 else "NOT the same"
         output.console.print(
-            f"  alpha after both is {same}; asked again in the second: {other.spent.requests}"
+            f"  alpha after both is {same}; asked again in the second: {losses.spent.requests}"
         )
-    raise typer.Exit(exit_code(other or result))
+    if found.comparison is not None:
+        output.console.print()
+        _print_comparison(output, run, found.alpha, found.comparison)
+    raise typer.Exit(exit_code(losses or found.alpha))
 
 
-async def _both_exchanges(
-    run: RunFile, federation: Federation
-) -> tuple[RunResult, RunResult | None]:
+def _available(model: _Model) -> _Model:
+    """The model, fetched if need be; the embedded one where it cannot be had."""
+    if model is _Model.mini:
+        return model
+    from fedone_sdk.backends.local_models import is_present, local_model
+    from fedone_sdk.cli._fetching import fetch
+
+    try:
+        if not is_present(local_model(model)):
+            fetch(model)
+    except SpecError as exc:
+        print(f"{exc}; the embedded mini model takes its place", file=sys.stderr)
+        return _Model.mini
+    return model
+
+
+def _as_own_run(path: Path) -> str:
+    """A run that comes with the SDK as a file that works from any folder."""
+    text = path.read_text(encoding="utf-8")
+    folder = path.parent.as_posix()
+    return text.replace("companion_feedback/", f"{folder}/companion_feedback/")
+
+
+async def _both_exchanges(run: RunFile, federation: Federation) -> _Found:
+    biases: list[Bias | None] = []
+
+    def note(served: ServedRun) -> None:
+        biases.append(served.machine.plain_bias(served.state))
+
     async with run.backend() as backend:
-        first = await run_here(federation, source=run.path, backend=backend, transport="http")
+        first = await run_here(
+            federation, source=run.path, backend=backend, transport="http", at_end=note
+        )
         if exit_code(first):
-            return first, None
+            return _Found(alpha=first)
+        comparison = await _compared(backend, federation, first, biases[-1])
         participation = run.spec.participation.model_copy(update={"exchange": "losses"})
         spec = run.spec.model_copy(
             update={"name": f"{run.spec.name}-losses", "participation": participation}
         )
         # The same clients and candidates: only what travels differs.
-        federation = replace(federation, spec=spec)
-        return first, await run_here(federation, source=run.path, backend=backend, transport="http")
+        other = replace(federation, spec=spec)
+        losses = await run_here(other, source=run.path, backend=backend, transport="http")
+        return _Found(alpha=first, losses=losses, comparison=comparison)
+
+
+async def _compared(
+    backend: LLMBackend, federation: Federation, result: RunResult, plain_bias: Bias | None
+) -> Comparison:
+    """The evaluation again, from answers that are known."""
+    from fedone_sdk.reports import compare_prompts
+
+    spec = federation.spec
+    return await compare_prompts(
+        backend,
+        spec.task,
+        result.prompt,
+        plain_bias,
+        federation.dev,
+        spec.method.batch_size,
+    )
+
+
+def _print_comparison(output: Output, run: RunFile, result: RunResult, found: Comparison) -> None:
+    task = run.spec.task
+    words = [word.strip() for word in task.label_words]
+    output.heading("What the prompt is worth")
+    output.console.print(f"  The prompt, as a person reads it: {printable(result.prompt.text)!r}")
+    rows = [
+        ("no prompt", found.no_prompt),
+        ("no prompt, with its own label bias", found.biased),
+        ("tuned prompt, with its label bias", found.tuned),
+    ]
+    output.table(
+        [f"{task.metric} on {found.num_examples} dev sentences", "value", "95 % interval"],
+        ([name, *_shown(interval)] for name, interval in rows if interval is not None),
+    )
+    if found.gain is not None:
+        value, low, high = (100 * one for one in found.gain)
+        output.console.print(
+            f"  gain over no prompt with bias: {value:+.1f} points (95 % {low:+.1f} to {high:+.1f})"
+        )
+    output.console.print()
+    right = sum(change.after == change.target for change in found.changes)
+    output.heading(
+        f"It changes {len(found.changes)} answers, {right} of them for the better; for example"
+    )
+    for change in found.changes[:_SHOWN_CHANGES]:
+        text = " ".join(printable(str(change.example[name])) for name in task.fields)
+        verdict = "right" if change.after == change.target else "wrong"
+        output.console.print(
+            f"  {text!r}: {_word(words, change.before)} -> {_word(words, change.after)} ({verdict})"
+        )
+    spent, cap = result.spent, result.cap.queries
+    output.console.print()
+    output.console.print(
+        f"Spent {spent.queries} of {cap} training queries. "
+        "Next, a run of your own: fedone quickstart --write run.yaml"
+    )
+
+
+def _shown(interval: Interval) -> list[str]:
+    return [f"{interval.value:.3f}", f"{interval.low:.3f} to {interval.high:.3f}"]
+
+
+def _word(words: Sequence[str], index: int) -> str:
+    return words[index] if index >= 0 else "no label"

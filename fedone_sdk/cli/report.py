@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +13,8 @@ import typer
 from fedone_sdk.cli._failures import naming
 from fedone_sdk.cli._files import check_target, write_file
 from fedone_sdk.cli._run_file import RunFile
-from fedone_sdk.cli.archives import Server, StoreUrl, Token, stored_run
+from fedone_sdk.cli._state import default_store
+from fedone_sdk.cli.archives import RunStore, Server, Token, stored_run
 from fedone_sdk.errors import MissingExtraError, SpecError
 
 if TYPE_CHECKING:
@@ -27,8 +29,8 @@ def report(
         typer.Argument(
             metavar="RUN",
             show_default=False,
-            help="What `fedone runs export` or --json wrote; or, with --store or --server, a "
-            "run's id.",
+            help="What `fedone runs export` or --json wrote; or the id of a run that --store, "
+            "--server or .fedone of this folder holds.",
         ),
     ],
     target: Annotated[
@@ -53,7 +55,7 @@ def report(
             help="For a result file, which does not say what the task is.",
         ),
     ] = None,
-    store: StoreUrl = None,
+    store: RunStore = None,
     server: Server = None,
     token: Token = None,
 ) -> None:
@@ -62,6 +64,8 @@ def report(
     Metric with intervals, curves, the prompt before and after, confusion, cost, clients, and
     programs that use the prompt. It holds neither texts of examples nor keys.
     """
+    if store is None and server is None and not os.path.exists(source):
+        store = str(default_store(source)) if os.path.isfile(default_store(source)) else None
     stored = store is not None or server is not None
     if stored and run_path is not None:
         raise SpecError("--run: does not go with --store and --server", source="arguments")

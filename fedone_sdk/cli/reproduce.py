@@ -23,7 +23,7 @@ from fedone_sdk.cli._logs import quiet_logs
 from fedone_sdk.cli._options import JsonFile
 from fedone_sdk.cli._output import Output
 from fedone_sdk.errors import SpecError
-from fedone_sdk.task import GLUE_TASKS
+from fedone_sdk.glue import GLUE_TASKS
 
 __all__ = ["reproduce"]
 

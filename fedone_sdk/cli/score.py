@@ -16,8 +16,9 @@ from fedone_sdk.cli._report import bias_text
 from fedone_sdk.cli._run_file import RunFile
 from fedone_sdk.data import check_examples, load_examples
 from fedone_sdk.errors import SpecError
+from fedone_sdk.glue import glue_task
 from fedone_sdk.spec import CalibrationSpec, OnnxSpec
-from fedone_sdk.task import MAX_BIAS, TaskSpec, glue_task
+from fedone_sdk.task import MAX_BIAS, TaskSpec, form_of
 
 if TYPE_CHECKING:
     from fedone_sdk.backends import LLMBackend, Prediction
@@ -173,7 +174,7 @@ async def _predict(
     from fedone_sdk.backends import predict
 
     async with backend:
-        await backend.check(task.label_words)
+        await backend.check(task.label_words, form_of(task))
         return await predict(
             backend,
             task,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
+import shlex
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedone_sdk.cli._failures import naming
 from fedone_sdk.cli._files import check_target, write_file
 from fedone_sdk.cli._logs import quiet_logs
 from fedone_sdk.cli._options import (
@@ -26,6 +27,7 @@ from fedone_sdk.cli._options import (
 from fedone_sdk.cli._output import Output
 from fedone_sdk.cli._report import can_go_on, exit_code, print_result
 from fedone_sdk.cli._run_file import RunFile
+from fedone_sdk.cli._state import RunState
 from fedone_sdk.cli._tracking import tracking_of
 from fedone_sdk.cli._tuning import run_here
 from fedone_sdk.cli.archives import stored_run
@@ -33,6 +35,8 @@ from fedone_sdk.cli.report import check_report, write_report
 from fedone_sdk.errors import SpecError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from fedone_sdk.messages import RunResult
     from fedone_sdk.reports import ReportedRun
     from fedone_sdk.simulation import Federation
@@ -61,11 +65,23 @@ def tune(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Keep the run in this SQLite file: killed or paused, it goes on where it was. Its "
-            "clients are kept beside it, in FILE.fedone-clients, and paid answers in "
-            "FILE.fedone-answers unless RUN.yaml names a cache.",
+            show_default=False,
+            help="Keep the run in this SQLite file instead of .fedone/NAME.db beside RUN.yaml, its "
+            "clients in FILE.fedone-clients, and answers in FILE.fedone-answers unless RUN.yaml "
+            "names a cache.",
         ),
     ] = None,
+    no_store: Annotated[
+        bool, typer.Option("--no-store", help="Keep nothing: a run that stops cannot go on.")
+    ] = False,
+    fresh: Annotated[
+        bool,
+        typer.Option(
+            "--fresh",
+            help="Remove the kept run of this name and start over. Answers that were paid for "
+            "stay, and are not paid for again.",
+        ),
+    ] = False,
     artefact: Annotated[
         Path | None,
         typer.Option(
@@ -85,10 +101,12 @@ def tune(
 ) -> None:
     """Tune a prompt for your own model and data, under your own budget.
 
-    Paths in RUN.yaml start at its folder.
+    The run is kept in .fedone beside RUN.yaml: the same command goes on after a stop, a crash or
+    a pause. Paths in RUN.yaml start at its folder.
     """
     output = Output(json_file)
     quiet_logs()
+    _check_options(store=store, no_store=no_store, fresh=fresh)
     if store is not None:
         check_target("--store", store)
     if artefact is not None:
@@ -102,29 +120,59 @@ def tune(
             f"--artefact: {run.spec.method.name} tunes vectors, no words", source="arguments"
         )
     federation = run.federation()
-    if store is not None and not store.exists():
-        # Clients of a store that is gone: a new one would not know them.
-        shutil.rmtree(_clients_of(store), ignore_errors=True)
-    kept = None if artefact is None and report is None else _Kept(store)
+    state = None if no_store else _state(run, store)
+    ended = None if state is None else _find(run, federation, state, fresh=fresh)
+    kept = _Kept(None if state is None else state.store)
     with tracking:
-        result = asyncio.run(_tune(run, federation, transport, store, kept, tracking))
+        result = asyncio.run(_tune(run, federation, transport, state, kept, tracking))
     # What was paid for: that one cannot be written, or nobody reads it, costs none of the others.
     with ExitStack() as last_first:
         last_first.callback(print_result, output, result, num_clients=len(federation.shards))
-        if kept is not None:
+        if artefact is not None or report is not None:
             last_first.callback(_write, kept, result.run_id, artefact, report)
         last_first.callback(output.write_json, result.model_dump(mode="json"))
-    if can_go_on(result):
-        print(f"{result.reason}; {_how_to_go_on(run, store)}", file=sys.stderr)
+    for line in _what_is_next(run, result, state, ended):
+        print(line, file=sys.stderr)
     raise typer.Exit(exit_code(result))
 
 
-def _how_to_go_on(run: RunFile, store: Path | None) -> str:
-    if store is not None:
-        return "the same command goes on where this run is"
-    cache = run.spec.backend.cache
-    kept = "nothing" if cache is None else f"nothing but the answers in {cache}"
-    return f"{kept} is kept: with --store FILE a run can go on"
+def _check_options(*, store: Path | None, no_store: bool, fresh: bool) -> None:
+    given = {"--store": store is not None, "--fresh": fresh}
+    for name in (name for name, is_given in given.items() if is_given and no_store):
+        raise SpecError(f"{name}: does not go with --no-store", source="arguments")
+
+
+def _state(run: RunFile, store: Path | None) -> RunState:
+    return RunState.beside(run.path, run.spec.name) if store is None else RunState.at(store)
+
+
+def _find(run: RunFile, federation: Federation, state: RunState, *, fresh: bool) -> str | None:
+    with naming(str(run.path)):
+        candidates = federation.vocabulary.candidates
+        return asyncio.run(state.find(run.spec, candidates, fresh=fresh))
+
+
+def _what_is_next(
+    run: RunFile, result: RunResult, state: RunState | None, ended: str | None
+) -> Iterator[str]:
+    """The lines below a result: where the run is kept, and the command that goes on."""
+    if state is None:
+        if can_go_on(result):
+            cache = run.spec.backend.cache
+            kept = "nothing" if cache is None else f"nothing but the answers in {cache}"
+            yield f"{result.reason}; {kept} is kept because of --no-store"
+        return
+    place = shlex.quote(str(state.store))
+    if ended is not None:
+        yield f"the run had ended before ({ended}); --fresh starts over, with the answers kept"
+    elif can_go_on(result):
+        yield f"{result.reason}; goes on with: {_same_command()}"
+    yield f"kept in {state.store}; a report: fedone report {result.run_id} --store {place}"
+
+
+def _same_command() -> str:
+    """The command that was typed, without ``--fresh``, which would start over."""
+    return shlex.join(["fedone", *(word for word in sys.argv[1:] if word != "--fresh")])
 
 
 def _begun(path: Path | None) -> tuple[dict[str, float], ...] | None:
@@ -147,19 +195,20 @@ async def _tune(
     run: RunFile,
     federation: Federation,
     transport: TransportName,
-    store: Path | None,
-    kept: _Kept | None,
+    state: RunState | None,
+    kept: _Kept,
     tracking: Tracking,
 ) -> RunResult:
-    cache = None if store is None else store.with_name(f"{store.name}.fedone-answers")
-    async with run.backend(cache=cache) as backend:
+    if state is not None:
+        state.make()
+    async with run.backend(cache=None if state is None else state.answers) as backend:
         return await run_here(
             federation,
             source=run.path,
             backend=backend,
             transport=transport.value,
-            store=kept.store if kept is not None else _store(store),
-            state_dir=None if store is None else _clients_of(store),
+            store=kept.store,
+            state_dir=None if state is None else state.clients,
             tracking=tracking,
         )
 
@@ -171,7 +220,7 @@ def _store(path: Path | None) -> Store | None:
 
 
 class _Kept:
-    """A run's store, to be read when the run is over.
+    """A run's store, which is read when the run is over.
 
     Attributes:
         store: The store.
@@ -194,7 +243,3 @@ class _Kept:
         from fedone_sdk.reports import run_of_archive
 
         return await run_of_archive(await export_run(self.store, run_id))
-
-
-def _clients_of(store: Path) -> Path:
-    return store.with_name(f"{store.name}.fedone-clients")

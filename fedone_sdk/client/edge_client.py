@@ -53,7 +53,7 @@ from fedone_sdk.errors import (
     is_retryable,
 )
 from fedone_sdk.messages import Array, Claim, Decline, RunTask
-from fedone_sdk.task import Example, ScoreFunction
+from fedone_sdk.task import Example, ScoreFunction, form_of
 
 __all__ = ["EdgeClient", "Outcome"]
 
@@ -471,7 +471,7 @@ class EdgeClient:
     async def _fetch_task(self, run_id: str) -> RunTask:
         run = await self._link.task(run_id)
         if self._backend is not None:
-            await self._backend.check(run.task.label_words)
+            await self._backend.check(run.task.label_words, form_of(run.task))
         return run
 
     # Patience

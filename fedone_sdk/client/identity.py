@@ -103,6 +103,16 @@ class Identity:
             self._save()
         return self._nonce
 
+    def begin(self, nonce: str) -> None:
+        """Keeps a nonce of the caller's to enrol with, unless there is one or an identity.
+
+        Args:
+            nonce: For a client that does not sign its requests.
+        """
+        if self._nonce is None and self.credential is None:
+            self._nonce = nonce
+            self._save()
+
     def enrolled(self, message: Enrolled) -> None:
         """Keeps a new identity."""
         self.client_id, self._nonce = message.client_id, None

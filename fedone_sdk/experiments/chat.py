@@ -18,6 +18,7 @@ from fedone_sdk.budget import Budget, BudgetGuard, SqliteLedger, Usage
 from fedone_sdk.errors import FedOneError
 from fedone_sdk.experiments.experiment import Result, Workspace
 from fedone_sdk.spec import BackendSpec, RunSpec, validate_spec
+from fedone_sdk.task import form_of
 
 if TYPE_CHECKING:
     from fedone_sdk.backends import LLMBackend, Prediction
@@ -143,7 +144,7 @@ async def _predict(backend: LLMBackend, federation: Federation, prompt: str) -> 
     from fedone_sdk.backends import predict
 
     task = federation.spec.task
-    await backend.check(task.label_words)
+    await backend.check(task.label_words, form_of(task))
     size = federation.spec.method.batch_size
     return await predict(backend, task, prompt, federation.dev, size)
 

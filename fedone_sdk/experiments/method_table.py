@@ -13,7 +13,7 @@ from fedone_sdk.experiments.federated import CURVE_EXAMPLES
 from fedone_sdk.experiments.rows import FederatedRow, Scale, StandaloneRow, missing
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.experiments.summary import markdown_table, mean_sd, mean_sd_text
-from fedone_sdk.task import glue_task
+from fedone_sdk.glue import glue_task
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

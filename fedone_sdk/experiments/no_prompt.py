@@ -15,7 +15,7 @@ from fedone_sdk.experiments.federated import trial_backend, tuning_federation
 from fedone_sdk.experiments.label_rows import BATCH_SIZE, LabelRows
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.experiments.statistics import proportion_interval
-from fedone_sdk.task import Bias, Example, TaskSpec
+from fedone_sdk.task import Bias, Example, TaskSpec, form_of
 
 if TYPE_CHECKING:
     from fedone_sdk.backends import LLMBackend
@@ -86,7 +86,7 @@ async def _measured(
     began, task = time.monotonic(), federation.spec.task
     held = pooled_rows(federation, options["bias_rows"])
     async with trial_backend(options["run"]["backend"], workspace, keep=False) as backend:
-        await backend.check(task.label_words)
+        await backend.check(task.label_words, form_of(task))
         known = await LabelRows.ask(backend, task, "", held)
         rows = await LabelRows.ask(backend, task, "", federation.dev)
         label_free: dict[str, Any] = {

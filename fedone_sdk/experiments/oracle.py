@@ -15,7 +15,7 @@ from fedone_sdk.experiments.federated import trial_backend, tuning_federation
 from fedone_sdk.experiments.label_rows import LabelRows, fitted_bias, targets_of
 from fedone_sdk.experiments.no_prompt import pooled_rows
 from fedone_sdk.experiments.settings import Settings
-from fedone_sdk.task import Example
+from fedone_sdk.task import Example, form_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -242,7 +242,7 @@ async def _found(
     began, spec, vocabulary = time.monotonic(), federation.spec, federation.vocabulary
     effort = Effort(**{**options["effort"], **_rows_of(options["effort"])})
     async with trial_backend(options["run"]["backend"], workspace, keep=False) as backend:
-        await backend.check(spec.task.label_words)
+        await backend.check(spec.task.label_words, form_of(spec.task))
         jury = Jury(backend, spec.task, vocabulary, pooled_rows(federation))
         tokens = [token for token in range(len(vocabulary)) if token != vocabulary.blank]
         prompt, generations, converged = await search(

@@ -17,7 +17,8 @@ from fedone_sdk.experiments.federated import (
     tuning_federation,
 )
 from fedone_sdk.experiments.settings import Settings
-from fedone_sdk.task import Example, TaskSpec, glue_task, render, target_of
+from fedone_sdk.glue import glue_task
+from fedone_sdk.task import Example, TaskSpec, form_of, render, target_of
 
 if TYPE_CHECKING:
     from fedone_sdk.backends import LLMBackend
@@ -140,7 +141,7 @@ async def _measured(
     dev: list[Example] = [*load_examples(workspace.inputs["dev"])]
     check_examples(task, dev, workspace.inputs["dev"])
     async with trial_backend(backend_document, workspace) as backend:
-        await backend.check(task.label_words)
+        await backend.check(task.label_words, form_of(task))
         found = await predict(backend, task, prompt, dev, _BATCH_SIZE)
         return {
             "metric": {"name": task.metric, "after": found.metric},

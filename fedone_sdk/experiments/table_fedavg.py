@@ -5,7 +5,7 @@ from __future__ import annotations
 from fedone_sdk.experiments.method_table import MethodTable
 from fedone_sdk.experiments.rows import FEDERATED_ROWS, Scale
 from fedone_sdk.experiments.settings import Settings
-from fedone_sdk.task import GLUE_TASKS
+from fedone_sdk.glue import GLUE_TASKS
 
 __all__ = ["TableFedavg"]
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from fedone_sdk.errors import SpecError
 from fedone_sdk.experiments.settings import Settings
-from fedone_sdk.task import GLUE_TASKS, glue_task
+from fedone_sdk.glue import GLUE_TASKS, glue_task
 
 __all__ = ["GLUE_VARIANTS", "LIARS", "SST2_VARIANTS", "VARIANTS", "Variant", "chosen_variants"]
 

@@ -20,9 +20,9 @@ from fedone_sdk.messages import MAX_INPUTS
 from fedone_sdk.spec import (
     BackendSpec,
     OnnxSpec,
+    RemoteSpec,
     RetrySpec,
     Spec,
-    TransformersSpec,
     load_yaml,
     validate_spec,
 )
@@ -125,7 +125,7 @@ class GatewayConfig(Spec):
     def model(self) -> BackendSpec:
         """The backend, which is asked once unless it says otherwise."""
         spec = self.backend
-        if isinstance(spec, OnnxSpec | TransformersSpec) or "retry" in spec.model_fields_set:
+        if not isinstance(spec, RemoteSpec) or "retry" in spec.model_fields_set:
             return spec
         return spec.model_copy(update={"retry": RetrySpec(attempts=1)})
 
@@ -133,7 +133,7 @@ class GatewayConfig(Spec):
     def attempts(self) -> int:
         """The most attempts at one request."""
         spec = self.model
-        return 1 if isinstance(spec, OnnxSpec | TransformersSpec) else spec.retry.attempts
+        return spec.retry.attempts if isinstance(spec, RemoteSpec) else 1
 
     def secrets(self) -> dict[str, str]:
         """The callers' tokens by name."""

@@ -65,7 +65,7 @@ async def _model(request: web.Request) -> web.Response:
 async def _check(request: web.Request) -> web.Response:
     _caller(request)
     message, _ = await read(request, LabelWords.model_validate_json)
-    return answer(await _gateway(request).check(message.label_words))
+    return answer(await _gateway(request).check(message.label_words, message.form))
 
 
 async def _quote(request: web.Request) -> web.Response:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from fedone_sdk.aggregator.auth import digest
@@ -23,7 +23,7 @@ from fedone_sdk.errors import (
 )
 from fedone_sdk.gateway.config import CallerLimits
 from fedone_sdk.messages import ModelAnswer, ModelInfo, ModelProblem, ModelQuery
-from fedone_sdk.task import Part
+from fedone_sdk.task import Part, PartKind, Rendered
 
 __all__ = ["ModelGateway", "Refusal"]
 
@@ -93,8 +93,8 @@ class ModelGateway:
         """
         await self._check(())
 
-    async def _check(self, label_words: tuple[str, ...]) -> None:
-        await self._backend.check(label_words)
+    async def _check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
+        await self._backend.check(label_words, form)
         budget = None if self._guard is None else self._guard.budget
         for unit in budget.model_dump(exclude_none=True) if budget is not None else ():
             if unit not in self._backend.bounds:
@@ -135,14 +135,20 @@ class ModelGateway:
         )
         return known[0]
 
-    async def check(self, label_words: tuple[str, ...]) -> ModelInfo:
+    async def check(
+        self, label_words: tuple[str, ...], form: Iterable[tuple[PartKind, str]] = ()
+    ) -> ModelInfo:
         """The model, after it was checked.
+
+        Args:
+            label_words: Each must be one token of the model.
+            form: An input without content, which the model must take; empty for none.
 
         Raises:
             Refusal: It cannot be used, or a label word is not one token.
         """
         try:
-            await self._check(label_words)
+            await self._check(label_words, _rendered(form))
             most = self._limits.max_inputs
             sizes = [2**power for power in range(most.bit_length())]
             return ModelInfo(
@@ -226,7 +232,7 @@ class ModelGateway:
                     f"{self._limits.max_text_chars}",
                 )
         return Query(
-            inputs=tuple(tuple(Part(*part) for part in parts) for parts in message.inputs),
+            inputs=tuple(map(_rendered, message.inputs)),
             label_words=message.label_words,
             want=message.want,
             references=message.references,
@@ -241,6 +247,10 @@ class ModelGateway:
         if quoted is None:
             return False
         return self._at_most(await self._backend.quote(query)).beyond(quoted) != NOTHING
+
+
+def _rendered(parts: Iterable[tuple[PartKind, str]]) -> Rendered:
+    return tuple(Part(*part) for part in parts)
 
 
 def _cap(worst: Usage) -> Budget:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, PlainSerializer, WithJsonSchema, model_validator
+from pydantic import AfterValidator, Field, PlainSerializer, WithJsonSchema, model_validator
 
 from fedone_sdk.budget import Usage
 from fedone_sdk.messages.base import Message
@@ -28,8 +28,18 @@ MAX_INPUT_CHARS = 100_000
 
 _Want = Literal["labels", "choice", "reference", "text"]
 _Text = Annotated[str, Field(max_length=MAX_INPUT_CHARS)]
-_Part = tuple[Literal["text", "prompt", "field", "mask"], _Text]
-_Input = Annotated[tuple[_Part, ...], Field(max_length=256)]
+_Part = tuple[Literal["text", "prompt", "field", "mask", "role"], _Text]
+_ROLES = (("user", "assistant"), ("system", "user", "assistant"))
+
+
+def _check_roles(parts: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+    roles = tuple(text for kind, text in parts if kind == "role")
+    if roles and (parts[0][0] != "role" or roles not in _ROLES):
+        raise ValueError("roles: a chat is (system,) user and assistant, each opened by its role")
+    return parts
+
+
+_Input = Annotated[tuple[_Part, ...], Field(max_length=256), AfterValidator(_check_roles)]
 _Word = Annotated[str, Field(min_length=1, max_length=1000)]
 _Words = Annotated[tuple[_Word, ...], Field(max_length=64)]
 _Row = Annotated[tuple[float, ...], Field(max_length=64)]
@@ -58,9 +68,12 @@ class LabelWords(Message):
 
     Attributes:
         label_words: With their leading spaces.
+        form: An input of the task without content, as in `ModelQuery`; empty checks the label
+            words alone.
     """
 
     label_words: _Words = ()
+    form: _Input = ()
 
 
 class ModelInfo(Message):
@@ -96,7 +109,8 @@ class ModelQuery(Message):
         want: What is asked about each input: log-probabilities of the label words, which of them
             the model writes, the log-probability of a reference text, or a text.
         inputs: Each a list of [kind, text] pairs. Only ``field`` pairs may be shortened to fit the
-            model; a ``mask`` has no text.
+            model; a ``mask`` has no text. In a chat a ``role`` pair opens each message, the last
+            one the ``assistant``'s.
         label_words: For ``labels`` and ``choice``, with their leading spaces.
         references: For ``reference``, one text per input.
         max_tokens: For ``text``, the longest that is written, tokens.

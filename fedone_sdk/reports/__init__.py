@@ -7,6 +7,7 @@ from fedone_sdk.reports.artefact import (
     artefact_of,
     read_artefact,
 )
+from fedone_sdk.reports.comparison import Change, Comparison, compare_prompts
 from fedone_sdk.reports.forms import FORMS, dspy_state, in_form, ready_text
 from fedone_sdk.reports.source import ReportedRun, read_run, run_of_archive
 from fedone_sdk.reports.start import start_of
@@ -15,7 +16,9 @@ from fedone_sdk.reports.verify import Check, check_against, check_artefact
 
 __all__ = [
     "ArtefactEvaluation",
+    "Change",
     "Check",
+    "Comparison",
     "FORMS",
     "Labelled",
     "LedgerReport",
@@ -24,6 +27,7 @@ __all__ = [
     "artefact_of",
     "check_against",
     "check_artefact",
+    "compare_prompts",
     "dspy_state",
     "in_form",
     "label_examples",

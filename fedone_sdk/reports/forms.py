@@ -10,16 +10,32 @@ from typing import Any
 from fedone_sdk.reports.artefact import PromptArtefact
 from fedone_sdk.task import TaskSpec
 
-__all__ = ["FORMS", "dspy_state", "in_form", "ready_text"]
+__all__ = ["FORMS", "dspy_state", "in_form", "ready_messages", "ready_text"]
+
+
+def ready_messages(task: TaskSpec, prompt: str) -> list[dict[str, str]]:
+    """The task's messages with the prompt in its place: what a chat model is sent, but the fields.
+
+    A template is one message of the user. System and assistant messages without content are left
+    out. Braces in the prompt are doubled, as ``str.format`` wants it.
+    """
+    filled = [(role or "user", _filled(template, prompt)) for role, template in task.messages]
+    return [{"role": role, "content": text} for role, text in filled if text or role == "user"]
 
 
 def ready_text(task: TaskSpec, prompt: str) -> str:
-    """The task's template with the prompt in its place: what the model is sent, but the fields.
+    """The task's template with the prompt in its place; of a chat its messages, as JSON.
 
     Braces in the prompt are doubled, as ``str.format`` wants it.
     """
+    if task.template is not None:
+        return _filled(task.template, prompt)
+    return json.dumps(ready_messages(task, prompt), indent=2, ensure_ascii=False) + "\n"
+
+
+def _filled(template: str, prompt: str) -> str:
     parts = []
-    for text, name, _, _ in string.Formatter().parse(task.template):
+    for text, name, _, _ in string.Formatter().parse(template):
         parts.append(_plain(text))
         if name is not None:
             parts.append(_plain(prompt) if name == "prompt" else f"{{{name}}}")

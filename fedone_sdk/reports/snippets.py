@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from fedone_sdk.messages import PromptReport
-from fedone_sdk.reports.forms import ready_text
+from fedone_sdk.reports.forms import ready_messages
 from fedone_sdk.spec import LiteLLMSpec, OpenAISpec, RunSpec, VllmSpec
 from fedone_sdk.task import TaskSpec
 
@@ -70,9 +70,9 @@ def snippets(spec: RunSpec, prompt: PromptReport) -> tuple[list[Snippet], str]:
         return [], "The prompt is vectors: no interface of this kind takes it."
     if task.loss == "nll":
         return [], "The task scores a text that is given, which this interface does not."
-    template = ready_text(task, prompt.text)
-    if "mask" in _names(template):
-        template, rest = _to_the_mask(template)
+    messages = ready_messages(task, prompt.text)
+    if "mask" in _names(messages[0]["content"]):
+        messages[0]["content"], rest = _to_the_mask(messages[0]["content"])
         if _names(rest):
             return [], "The template asks amid the text, which only a masked model can answer."
         note = (
@@ -85,10 +85,17 @@ def snippets(spec: RunSpec, prompt: PromptReport) -> tuple[list[Snippet], str]:
     if isinstance(backend, LiteLLMSpec):
         way = "The run asked through LiteLLM; these programs ask a server with OpenAI's API."
         note = f"{note} {way}".strip()
-    chat = not isinstance(backend, VllmSpec) and getattr(backend, "api", "chat") == "chat"
+    chat = task.chat is not None or (
+        not isinstance(backend, VllmSpec) and getattr(backend, "api", "chat") == "chat"
+    )
+    if messages[-1]["role"] == "assistant":
+        note = (
+            f"{note} The last message begins the answer: llama.cpp's server goes on with it, vLLM "
+            "where continue_final_message is sent too; most services do not."
+        ).strip()
     named = getattr(backend, "model", None)
     facts = {
-        "template": template,
+        "messages": messages,
         "fields": task.fields,
         "labels": {label: word.strip().casefold() for label, word in task.labels.items()},
         "bias": dict(zip(task.labels, prompt.bias, strict=True)) if prompt.bias else None,

@@ -10,7 +10,7 @@ from fedone_sdk.budget import Usage
 from fedone_sdk.calibration import CONTENT_FREE, LabelFree
 from fedone_sdk.errors import SpecError
 from fedone_sdk.reports.artefact import PromptArtefact
-from fedone_sdk.task import Example, biased, predicted
+from fedone_sdk.task import Example, biased, form_of, predicted
 
 __all__ = ["Labelled", "label_examples"]
 
@@ -59,7 +59,7 @@ async def label_examples(
     task = artefact.asked
     if task.loss == "nll":
         raise SpecError("task.loss: nll scores a text that is given; there is nothing to predict")
-    await backend.check(task.label_words)
+    await backend.check(task.label_words, form_of(task))
     if not any_model and artefact.model not in (None, backend.fingerprint):
         raise SpecError(
             f"model: is {backend.fingerprint!r}, the prompt was tuned for {artefact.model!r}"

@@ -213,7 +213,7 @@ async def simulate(
         store: Where the aggregator keeps the run; in memory by default. A run that it holds
             already goes on where it was, also after it was stopped.
         state_dir: Where the clients keep their state, so that a stored run goes on with the same
-            clients.
+            clients. A run that `stop` ends then keeps the open work of its round.
         watch: Told of progress.
         stop: Ends the run early, with what it has learnt, once questions under way are answered.
         between: Puts something between a client and the aggregator: a fault, a liar.
@@ -256,9 +256,11 @@ async def simulate(
             await population.enrol()
             working = population.working()
         else:
-            url = await aggregator.listen()
+            url, nonces = await aggregator.listen(), devices.nonces()
             clients = [
-                await stack.enter_async_context(devices.client(number, HttpTransport(url)))
+                await stack.enter_async_context(
+                    devices.client(number, HttpTransport(url), nonces[number])
+                )
                 for number in range(len(devices))
             ]
             for client in clients:
@@ -274,7 +276,7 @@ async def simulate(
             measure=federation.measure,
         )
         async with working:
-            await _ended(aggregator.service, run, stop)
+            await _ended(aggregator.service, run, stop, keep=state_dir is not None)
         await aggregator.wait(run)
         return run.result()
 
@@ -293,7 +295,9 @@ async def _asking(clients: Sequence[EdgeClient]) -> AsyncIterator[None]:
             task.cancel()
 
 
-async def _ended(service: Service, run: ServedRun, stop: asyncio.Event | None) -> None:
+async def _ended(
+    service: Service, run: ServedRun, stop: asyncio.Event | None, *, keep: bool
+) -> None:
     waits: Sequence[asyncio.Task[bool]] = [
         asyncio.create_task(event.wait()) for event in (run.ended, stop) if event is not None
     ]
@@ -303,4 +307,4 @@ async def _ended(service: Service, run: ServedRun, stop: asyncio.Event | None) -
         for wait in waits:
             wait.cancel()
     if run.state.running:
-        await service.stop_run(run, "interrupted", gently=True)
+        await service.stop_run(run, "interrupted", gently=True, keep=keep)

@@ -18,17 +18,20 @@ from fedone_sdk.backends import (
     query_for,
     shown_by,
 )
+from fedone_sdk.backends.wrappers import Wrapper
 from fedone_sdk.budget import NOTHING, Account, Usage
 from fedone_sdk.calibration import CONTENT_FREE
 from fedone_sdk.data import draw_minibatch
 from fedone_sdk.errors import BackendBlocked, BackendError, BackendUnavailable, SpecError
 from fedone_sdk.messages import Cap, LossesAssignment, Message
+from fedone_sdk.simulation.duration import Duration, by_limits, by_probe
 from fedone_sdk.simulation.federation import Federation
 from fedone_sdk.simulation.first_work import Exchange, alone, first_work, planned_machine
+from fedone_sdk.simulation.longest import LongestTokens, longest_tokens
+from fedone_sdk.simulation.probe import Probe, probe_run
 from fedone_sdk.simulation.traffic import ExchangePlan, exchange_plan
 from fedone_sdk.soft_prompt import SoftPrompt
-from fedone_sdk.spec import RunSpec
-from fedone_sdk.task import Example, references_of
+from fedone_sdk.task import Example, form_of, references_of
 
 __all__ = ["EvaluationPlan", "RunPlan", "plan_run"]
 
@@ -82,10 +85,14 @@ class RunPlan(Message):
         evaluation: Queries of evaluation.
         per_query: What a query is expected to spend: a sample of prompts and mini-batches of the
             run's own data, counted as the backend counts (at most, where it cannot tokenise).
-        worst: The most that all of it may spend.
+        worst: The most that all of it may spend, as leases count it: every query at the most that
+            the backend can bound any query of its size by. Caps are compared with this.
+        most: The most that all of it may spend with the run's own data: of a local model, the
+            longest rows of a client with the longest candidates in every query of training, and
+            all rows of the dev split with these candidates. Of another one as `worst`.
         expected: What all of it is expected to spend after equal queries were merged.
         smallest_cap: The smallest caps that still pay for one round and evaluation.
-        wall_s: Seconds that the rate limits alone make of what is expected; null without limits.
+        duration: How long it takes; null where neither a probe nor a rate limit says so.
         censoring: Whether log-probabilities of labels are ``exact``, or ``unknown``: the provider
             shows only the likeliest tokens, and which labels that leaves out is seen by asking.
         exchanges: Bytes in either exchange.
@@ -106,23 +113,36 @@ class RunPlan(Message):
     evaluation: EvaluationPlan
     per_query: Usage
     worst: Usage
+    most: Usage
     expected: Usage
     smallest_cap: Usage
-    wall_s: float | None
+    duration: Duration | None
     censoring: Literal["exact", "unknown"]
     exchanges: dict[Exchange, ExchangePlan]
     sufficient: bool
     warnings: tuple[str, ...]
 
 
-async def plan_run(federation: Federation, *, backend: LLMBackend) -> RunPlan:
+async def plan_run(
+    federation: Federation,
+    *,
+    backend: LLMBackend,
+    probe: bool = False,
+    transport: Literal["http", "memory"] = "http",
+    startup_s: float = 0.0,
+) -> RunPlan:
     """Works out what a run would cost.
 
     A model that cannot be asked now is a warning: what does without it is planned all the same.
 
     Args:
         federation: The run and its data.
-        backend: The model; it is looked at, and counts tokens, but answers nothing.
+        backend: The model. It is looked at, and counts tokens; only in a probe it answers. The
+            weights of a local one are not loaded without a probe.
+        probe: Whether a local model is timed on the first rounds of the run, for some seconds. Its
+            wrappers take no part: no cache and no cassette is written.
+        transport: How messages travel in the run; for the probe.
+        startup_s: Seconds that a run of its own process takes until here; part of the duration.
 
     Raises:
         BackendError: The model cannot be used as described.
@@ -134,7 +154,13 @@ async def plan_run(federation: Federation, *, backend: LLMBackend) -> RunPlan:
         raise SpecError(f"method: {spec.method.name} is trained by clients and asks no queries")
     method, participation = spec.method, spec.participation
     per_round = participation.clients_per_round * method.num_samples * method.local_steps
-    costs, troubles = await _costs(federation, backend)
+    adapter = backend.innermost if isinstance(backend, Wrapper) else backend
+    timed: Probe | None = None
+    if adapter.local and probe:
+        timed = await probe_run(federation, adapter, transport=transport)
+    costs, troubles = await _costs(federation, backend, adapter)
+    if timed is not None and timed.failure is not None:
+        troubles.append(f"backend: the probe failed: {timed.failure}")
     query, sample = costs.worst, costs.query
 
     cap = spec.budget.queries if spec.budget else None
@@ -142,15 +168,20 @@ async def plan_run(federation: Federation, *, backend: LLMBackend) -> RunPlan:
     # Rounds near the end go on with fewer prompts.
     rounds = math.ceil(training / per_round)
     evaluation = _evaluation(federation, rounds=rounds)
+    points = rounds // spec.evaluation.every if spec.evaluation.every else 0
     held_out = (costs.worst_measured * evaluation.queries).without_queries()
     round_worst = query * per_round
     affordable = Account(cap=spec.budget, spent=held_out).affordable(round_worst, spec.rounds)
     share = _distinct_share(federation)
     asked = math.ceil(training * share)
-    measured = (costs.no_prompt + costs.whole * 2).without_queries()
-    if spec.evaluation.every:
-        measured += (costs.point * (rounds // spec.evaluation.every)).without_queries()
-    expected = (sample * asked).without_queries() + measured + Usage(queries=training)
+    measured = (costs.no_prompt + costs.whole * 2 + costs.point * points).without_queries()
+    trained = (sample * asked).without_queries()
+    expected = trained + measured + Usage(queries=training)
+    worst = query * training + held_out
+    most = worst
+    if costs.longest is not None:
+        tokens = costs.longest.total(queries=training, points=points)
+        most = worst.model_copy(update={"prompt_tokens": min(tokens, worst.prompt_tokens)})
     per_round_expected = sample.without_queries() * math.ceil(per_round * share)
     return RunPlan(
         name=spec.name,
@@ -167,10 +198,15 @@ async def plan_run(federation: Federation, *, backend: LLMBackend) -> RunPlan:
         distinct_share=round(share, 4),
         evaluation=evaluation,
         per_query=sample,
-        worst=query * training + held_out,
+        worst=worst,
+        most=most,
         expected=expected,
         smallest_cap=round_worst + held_out,
-        wall_s=_wall_s(spec, expected),
+        duration=by_limits(spec, expected)
+        if timed is None or timed.failure is not None
+        else by_probe(
+            timed, startup_s=startup_s, training=trained, evaluation=measured, rounds=rounds
+        ),
         censoring="unknown" if backend.censors and spec.task.loss in _EXACT else "exact",
         exchanges={
             exchange: exchange_plan(federation, exchange, training, model=costs.model)
@@ -207,6 +243,7 @@ class _Costs:
         no_prompt: The dev split without a prompt.
         whole: The dev split with the untrained prompt.
         point: A point of the curve with the untrained prompt.
+        longest: Tokens of the longest rows and candidates; None where they are not counted here.
     """
 
     model: str = "unknown"
@@ -216,13 +253,17 @@ class _Costs:
     no_prompt: Usage = NOTHING
     whole: Usage = NOTHING
     point: Usage = NOTHING
+    longest: LongestTokens | None = None
 
 
-async def _costs(federation: Federation, backend: LLMBackend) -> tuple[_Costs, list[str]]:
+async def _costs(
+    federation: Federation, backend: LLMBackend, adapter: LLMBackend
+) -> tuple[_Costs, list[str]]:
     """Counts what queries cost, and says what is in the way of the run."""
     spec, size, troubles = federation.spec, federation.spec.method.batch_size, list[str]()
     try:
-        await backend.check(spec.task.label_words)
+        if not adapter.local:  # A local one is loaded for that, and counting checks the words too.
+            await backend.check(spec.task.label_words, form_of(spec.task))
     except (BackendBlocked, BackendUnavailable) as exc:
         troubles.append(f"backend: {exc}")
     try:
@@ -256,6 +297,7 @@ async def _costs(federation: Federation, backend: LLMBackend) -> tuple[_Costs, l
             no_prompt=await measured("", federation.dev),
             whole=await measured(untrained, federation.dev),
             point=await measured(untrained, curve_examples(spec, federation.dev)),
+            longest=await longest_tokens(federation, adapter, untrained) if adapter.local else None,
         )
     except BackendError:
         if not troubles:
@@ -312,20 +354,6 @@ def _sample(federation: Federation, backend: LLMBackend, show: Show) -> list[Que
         )
         queries.append(query)
     return queries
-
-
-def _wall_s(spec: RunSpec, expected: Usage) -> float | None:
-    """How long the rate limits of a backend make it take, if it has any."""
-    limits = getattr(spec.backend, "limits", None)
-    if limits is None:
-        return None
-    tokens = expected.prompt_tokens + expected.completion_tokens
-    pairs = (
-        (expected.requests, limits.requests_per_minute),
-        (tokens, limits.tokens_per_minute),
-    )
-    minutes = [amount / limit for amount, limit in pairs if limit is not None]
-    return round(60 * max(minutes), 1) if minutes else None
 
 
 def _distinct_share(federation: Federation) -> float:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from itertools import islice
 from types import TracebackType
 from typing import Self
 
@@ -21,6 +21,10 @@ from fedone_sdk.simulation.devices import Devices
 from fedone_sdk.simulation.memory_transport import MemoryTransport
 
 __all__ = ["Population"]
+
+
+_BATCH = 128
+"""Clients that enrol at the same time."""
 
 
 @dataclass(slots=True)
@@ -79,6 +83,7 @@ class Population:
         self.service = service
         self._devices = devices
         self._places = [_Place(number) for number in range(len(devices))]
+        self._nonces = devices.nonces()
         self._by_index: dict[int, _Place] = {}
         self._made = AsyncExitStack()
         self._group: asyncio.TaskGroup | None = None
@@ -96,25 +101,40 @@ class Population:
         await self._made.aclose()
 
     async def enrol(self) -> None:
-        """Enrols all, one after the other.
+        """Enrols all, in the order of their shards.
 
         A client's enrolment index, which draws go by, is its shard's.
 
         Raises:
             ProblemError: The token is not valid.
         """
-        if self._devices.plain:
-            plain = MemoryTransport(self.service)
+        devices = self._devices
+        if devices.between is not None:
             for place in self._places:
-                message = Enrol(nonce=secrets.token_urlsafe(32))
-                place.enrolled = await plain.enrol(self._devices.token, message)
-                await self.know(place, place.enrolled.credential)
+                await self._enrol_client(place)
             return
-        for place in self._places:
-            # Who keeps an identity may have one; and what stands between sees an enrolment.
-            await (await self._client(place)).enrol()
-            if place.index is None:
-                await self.know(place, self._devices.credential(place.number))
+        plain = MemoryTransport(self.service)
+        for places in _batches(self._places):
+            # Who keeps an identity may have one; the others share a write of the store, whose
+            # queue keeps their order.
+            kept = [place for place in places if devices.credential(place.number) is not None]
+            new = [place for place in places if place not in kept]
+            answers = await asyncio.gather(
+                *(
+                    plain.enrol(devices.token, Enrol(nonce=self._nonces[place.number]))
+                    for place in new
+                )
+            )
+            for place, answer in zip(new, answers, strict=True):
+                place.enrolled = answer
+                await self.know(place, answer.credential)
+            for place in kept:
+                await self._enrol_client(place)
+
+    async def _enrol_client(self, place: _Place) -> None:
+        await (await self._client(place)).enrol()
+        if place.index is None:
+            await self.know(place, self._devices.credential(place.number))
 
     async def know(self, place: _Place, credential: str | None) -> None:
         """Takes note of who a client is; nothing where the aggregator does not know it."""
@@ -194,7 +214,8 @@ class Population:
 
     async def _client(self, place: _Place) -> EdgeClient:
         if place.client is None:
-            client = self._devices.client(place.number, _Line(self, place))
+            line = _Line(self, place)
+            client = self._devices.client(place.number, line, self._nonces[place.number])
             place.client = await self._made.enter_async_context(client)
         return place.client
 
@@ -213,3 +234,9 @@ class Population:
             pool = self.service.dispatcher.pool
             # Not who left it, such as one who missed a seat: its next request lets it in again.
             await self._gather([index for index in self._by_index if index in pool])
+
+
+def _batches(places: Iterable[_Place]) -> Iterator[list[_Place]]:
+    ahead = iter(places)
+    while batch := [*islice(ahead, _BATCH)]:
+        yield batch

@@ -15,9 +15,11 @@ __all__ = [
     "GatewaySpec",
     "LimitsSpec",
     "LiteLLMSpec",
+    "LlamaCppSpec",
     "OnnxSpec",
     "OpenAISpec",
     "PriceSpec",
+    "RemoteSpec",
     "RetrySpec",
     "TransformersSpec",
     "VllmSpec",
@@ -123,7 +125,30 @@ class TransformersSpec(_Answering):
     multi_token_labels: bool = False
 
 
-class _Remote(_Answering):
+class LlamaCppSpec(_Answering):
+    """A causal model in a GGUF file, run by llama.cpp in this process.
+
+    Attributes:
+        model: The file; or the name of a known model (`fedone models list`) that was fetched.
+        context_length: The longest input, tokens; null is what the model was trained on, at most
+            4096.
+        threads: CPU threads; null is one per core.
+        gpu_layers: Layers that a GPU computes, with a build of the engine for one; null is as many
+            as fit.
+        multi_token_labels: Lets label words be several tokens.
+        cache: As for all kinds.
+        record: As for all kinds.
+    """
+
+    kind: Literal["llama_cpp"]
+    model: Annotated[str, Field(min_length=1)]
+    context_length: Annotated[int, Field(ge=16, le=1_000_000)] | None = None
+    threads: Annotated[int, Field(ge=1, le=256)] | None = None
+    gpu_layers: Annotated[int, Field(ge=0, le=10_000)] | None = None
+    multi_token_labels: bool = False
+
+
+class RemoteSpec(_Answering):
     """What every model has that is asked over HTTP."""
 
     timeout_s: _Seconds = 60.0
@@ -141,7 +166,7 @@ class _Remote(_Answering):
         return value.rstrip("/")
 
 
-class VllmSpec(_Remote):
+class VllmSpec(RemoteSpec):
     """A vLLM server: a causal model, or RoBERTa with the SDK's plugin (`{mask}` in the template).
 
     Attributes:
@@ -170,7 +195,7 @@ class VllmSpec(_Remote):
     embeddings: str | None = None
 
 
-class OpenAISpec(_Remote):
+class OpenAISpec(RemoteSpec):
     """OpenAI, or a service that speaks its API.
 
     Attributes:
@@ -214,7 +239,7 @@ class OpenAISpec(_Remote):
         return self
 
 
-class LiteLLMSpec(_Remote):
+class LiteLLMSpec(RemoteSpec):
     """A model of any provider that LiteLLM knows.
 
     Attributes:
@@ -253,7 +278,7 @@ class LiteLLMSpec(_Remote):
         return value
 
 
-class GatewaySpec(_Remote):
+class GatewaySpec(RemoteSpec):
     """A `fedone gateway` process, which holds the key.
 
     Attributes:
@@ -273,6 +298,6 @@ class GatewaySpec(_Remote):
 
 
 BackendSpec = Annotated[
-    OnnxSpec | TransformersSpec | VllmSpec | OpenAISpec | LiteLLMSpec | GatewaySpec,
+    OnnxSpec | LlamaCppSpec | TransformersSpec | VllmSpec | OpenAISpec | LiteLLMSpec | GatewaySpec,
     Field(discriminator="kind"),
 ]

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from fedone_sdk.budget import Budget
 from fedone_sdk.calibration import MAX_LABELS
+from fedone_sdk.glue import glue_task
 from fedone_sdk.spec.backends import BackendSpec, OnnxSpec
 from fedone_sdk.spec.base import Spec, load_yaml, validate_spec
 from fedone_sdk.spec.calibration import CalibrationSpec
 from fedone_sdk.spec.defence import DefenceSpec
 from fedone_sdk.spec.methods import BbtSpec, BdplSpec, GsBdplSpec, MethodSpec, Rate
 from fedone_sdk.spec.privacy import PrivacySpec
-from fedone_sdk.task import TaskSpec, glue_task
+from fedone_sdk.task import TaskSpec
 from fedone_sdk.vocabulary import Token, Vocabulary, VocabularySpec
 
 __all__ = [
@@ -250,10 +253,7 @@ class RunSpec(Spec):
     @field_validator("task", mode="before")
     @classmethod
     def _name_to_task(cls, value: object) -> object:
-        if isinstance(value, str):
-            name, _, style = value.partition("/")
-            return glue_task(name, style or "roberta")  # type: ignore[arg-type]
-        return value
+        return glue_task(value) if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -383,6 +383,16 @@ class RunSpec(Spec):
         """
         return self == other.model_copy(update={"backend": self.backend})
 
+    def differences(self, other: RunSpec) -> Iterator[str]:
+        """What keeps a stored run from going on under the other description.
+
+        Yields:
+            ``key OWN -> OTHER`` for short values, ``key`` for long ones.
+        """
+        yield from _differences(
+            self.model_dump(exclude={"backend"}), other.model_dump(exclude={"backend"})
+        )
+
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Reads a RUN.yaml.
@@ -391,3 +401,26 @@ class RunSpec(Spec):
             SpecError: One line per mistake: file, key, what is allowed.
         """
         return validate_spec(cls, load_yaml(path), source=str(path))
+
+
+_MOST_SHOWN = 64
+"""Characters of two values that one line has room for."""
+
+
+def _differences(
+    one: Mapping[str, Any], other: Mapping[str, Any], parent: str = ""
+) -> Iterator[str]:
+    for name in dict.fromkeys((*one, *other)):
+        first, second = one.get(name), other.get(name)
+        if first == second:
+            continue
+        key = f"{parent}{name}"
+        if isinstance(first, dict) and isinstance(second, dict):
+            yield from _differences(first, second, f"{key}.")
+            continue
+        shown = f"{_shown(first)} -> {_shown(second)}"
+        yield f"{key} {shown}" if len(shown) <= _MOST_SHOWN else key
+
+
+def _shown(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)

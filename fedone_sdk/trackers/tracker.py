@@ -101,7 +101,7 @@ def find_tracker(name: str) -> TrackerFactory:
 def params_of(spec: RunSpec) -> dict[str, str | int | float | bool]:
     """A run's description, flat and short; what is null or empty is left out.
 
-    >>> from fedone_sdk.task import glue_task
+    >>> from fedone_sdk.glue import glue_task
     >>> spec = RunSpec.model_validate({"task": glue_task("sst2"), "prompt":
     ...     {"vocabulary": {"kind": "pmi"}}})
     >>> params_of(spec)["prompt.vocabulary.kind"]

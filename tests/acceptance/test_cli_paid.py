@@ -130,8 +130,10 @@ class TestPaused:
         code, out, err = fedone(*tune)
         assert code == 1
         line = refused(err)
-        assert line.endswith("; the same command goes on where this run is")
+        assert "; goes on with: fedone tune " in line
+        assert f"--store {folder / 'run.db'}" in line
         assert "stopped (paused: " in out
+        assert "prompt so far" in out
         first = result(folder)
         assert first.status == "stopped"
         assert (first.reason or "") in line
@@ -163,13 +165,38 @@ class TestPaused:
         self, fedone: Fedone, folder: Path, provider: Provider
     ) -> None:
         run = write_run(folder, provider.start("--at", "50=no_quota"))
-        code, _, err = fedone("tune", run)
+        code, _, err = fedone("tune", run, "--no-store")
         assert code == 1
-        assert refused(err).endswith("; nothing is kept: with --store FILE a run can go on")
+        assert refused(err).endswith("; nothing is kept because of --no-store")
+        assert not (folder / ".fedone").exists()
         run = write_run(folder, provider.start("--at", "50=no_quota"), more=", cache: kept.db")
-        code, _, err = fedone("tune", run)
+        code, _, err = fedone("tune", run, "--no-store")
         assert code == 1
-        assert "; nothing but the answers in kept.db is kept: with --store" in refused(err)
+        assert "; nothing but the answers in kept.db is kept because of" in refused(err)
+
+    def test_fresh_starts_over_from_the_answers_that_were_paid(
+        self, fedone: Fedone, folder: Path, provider: Provider
+    ) -> None:
+        run = write_run(folder, provider.start("--at", "60=no_quota"))
+        tune = ["tune", run, "--json", folder / "r.json"]
+        code, _, err = fedone(*tune, "--fresh")
+        assert code == 1
+        # The command that goes on does not start over.
+        assert refused(err).endswith(f"; goes on with: fedone {' '.join(map(str, tune))}")
+        assert fedone(*tune).code == 0
+        first, paid = result(folder), provider.received
+        assert fedone(*tune, "--fresh").code == 0
+        again = result(folder)
+        assert provider.received == paid
+        assert (again.spent.requests, again.spent.queries) == (0, first.spent.queries)
+        assert again.alpha_sha256 == first.alpha_sha256
+        # A larger cap is another run: the old one stays until it is given up.
+        code, _, err = fedone(*tune, "--cap", 200)
+        assert code == 2
+        assert "budget.queries 100 -> 200" in told(err)[-1]
+        assert fedone(*tune, "--cap", 200, "--fresh").code == 0
+        assert provider.received == paid
+        assert result(folder).cap.queries == 200
 
     def test_a_wrong_key_is_one_line_and_the_run_goes_on_with_the_right_one(
         self,

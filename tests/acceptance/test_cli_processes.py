@@ -168,15 +168,17 @@ def test_ctrl_c_twice_aborts(start: Start, folder: Path) -> None:
     assert not (folder / "r.json").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_a_stored_run_goes_on(start: Start, folder: Path, number: signal.Signals) -> None:
-    tune = ["tune", local_run(folder, rounds=100), "--store", "run.db", "--json", "r.json"]
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_the_same_command_goes_on(start: Start, folder: Path, number: signal.Signals) -> None:
+    run_file = local_run(folder, rounds=100)
+    tune = ["tune", run_file, "--json", "r.json"]
     run = start(*tune)
     run.says("round 1/")
     run.popen.send_signal(number)
     assert run.ended() == (-9 if number == signal.SIGKILL else 130)
-    if number == signal.SIGINT:
-        assert run.err.endswith("interrupted; the same command goes on where this run is\n")
+    if number != signal.SIGKILL:
+        assert f"interrupted; goes on with: fedone tune {run_file} --json r.json\n" in run.err
+        assert "prompt so far" in run.out
     run = start(*tune)
     assert run.ended() == 0
     found = result(folder / "r.json")

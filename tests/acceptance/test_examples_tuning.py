@@ -113,7 +113,7 @@ async def test_own_algorithm(tmp_path: Path) -> None:
     prompt, before, after = found[0][2], float(found[0][3]), float(found[0][4])
     assert prompt != "''"
     assert after > before
-    task = RunSpec.load(ROOT / "fedone_sdk" / "assets" / "quickstart.yaml").task
+    task = RunSpec.load(ROOT / "fedone_sdk" / "assets" / "quickstart-mini.yaml").task
     dev = list(load_examples(ROOT / "fedone_sdk" / "assets" / "companion_feedback" / "dev.jsonl"))
     async with OnnxBackend() as model:
         again = await predict(model, task, prompt.strip("'"), dev, 16)
@@ -128,7 +128,7 @@ async def fedone(*arguments: object, folder: Path) -> Any:
 async def test_own_metric(tmp_path: Path) -> None:
     run = EXAMPLES / "own_metric" / "RUN.yaml"
     async with asyncio.timeout(60):
-        result = await fedone("tune", run, folder=tmp_path)
+        result = await fedone("tune", run, "--no-store", folder=tmp_path)
         prompt, bias = result["prompt"]["text"], result["prompt"]["bias"]
         with_bias = ["--bias", ",".join(map(str, bias))]
         score = await fedone("score", run, "--prompt", prompt, *with_bias, folder=tmp_path)

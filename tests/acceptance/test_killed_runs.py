@@ -1,4 +1,4 @@
-"""Runs and processes that are killed with -9: the provider itself counts what they ask.
+"""Runs and processes that signals end: the provider itself counts what they ask.
 
 The quick form of ``python -m tests.chaos.killed_runs`` and ``tests.chaos.shared_budget``.
 """
@@ -27,13 +27,32 @@ from tests.chaos.provider import ERRORS, Provider
 KILLS = (Kill(request=4, delay_s=0.0), Kill(request=9, delay_s=0.01))
 
 
-async def test_a_killed_run_ends_as_one_that_was_not() -> None:
-    plan = replace(killed_runs.Plan.draw(0), kills=KILLS, clients_per_round=2)
+@pytest.mark.parametrize("flags", ["default", "named"])
+async def test_a_killed_run_ends_as_one_that_was_not(flags: str) -> None:
+    plan = killed_runs.Plan.draw(0, flags=flags)
+    plan = replace(plan, kills=KILLS, clients_per_round=2)
     figures = await killed_runs.play(plan, keep=False)
     assert figures.violations == []
     assert figures.kills == 2
     assert (figures.same_alpha, figures.compared) == (1, 1)
     assert figures.recorded > 0
+
+
+@pytest.mark.parametrize("exchange", ["alpha", "losses"])
+async def test_a_stopped_run_loses_no_answer_and_ends_the_same(exchange: str) -> None:
+    plan = killed_runs.Plan.draw(0)
+    stops = (
+        Kill(request=2, delay_s=0.0, name="SIGTERM"),
+        Kill(request=7, delay_s=0.01, name="SIGINT"),
+        Kill(request=3, delay_s=0.0, name="SIGINT", again_s=0.0),
+    )
+    plan = replace(plan, kills=stops, exchange=exchange, rounds=5, latency_s=0.02)
+    figures = await killed_runs.play(plan, keep=False)
+    assert figures.violations == []
+    assert figures.signals == {"SIGTERM": 1, "SIGINT": 2}
+    assert figures.stops >= 2
+    assert figures.stops_lost == 0
+    assert (figures.same_alpha, figures.compared) == (1, 1)
 
 
 @pytest.mark.parametrize("cap", [Budget(requests=40), Budget(usd="0.08")], ids=["requests", "usd"])

@@ -253,7 +253,7 @@ class Setting:
 
 def federation_of(seed: int, changes: dict[str, Any]) -> Federation:
     """The quickstart's federation, changed."""
-    path = assets.path("quickstart.yaml")
+    path = assets.path("quickstart-mini.yaml")
     raw = RunSpec.load(path).model_dump(mode="json")
     raw |= {
         "prompt": {"length": LENGTH, "vocabulary": {**raw["prompt"]["vocabulary"], "size": WORDS}},

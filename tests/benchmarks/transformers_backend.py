@@ -31,7 +31,8 @@ from fedone_sdk import assets
 from fedone_sdk.backends import Query
 from fedone_sdk.backends.transformers import TransformersBackend
 from fedone_sdk.errors import BackendError
-from fedone_sdk.task import TaskSpec, glue_task, render
+from fedone_sdk.glue import glue_task
+from fedone_sdk.task import TaskSpec, render
 
 ROBERTA_LARGE = {
     "vocab_size": 50265,

@@ -1,10 +1,12 @@
-"""Kills `fedone tune` at random moments until it has ended by itself, and lets the provider count.
+"""Stops `fedone tune` at random moments until it has ended by itself, and lets the provider count.
 
-Each run is a process with its store, its cache of answers and a cap; the provider that it asks
-makes errors, and counts. At each kill and at the end this program compares what the provider has
-seen with what the run has charged, and with the answers that the cache holds.
+Each run is a process with a cap, started by the same command each time: with its default flags, or
+with a store and a cache that have names. SIGKILL, SIGTERM or SIGINT ends it. The provider that it
+asks makes errors, and counts. At each stop and at the end this program compares what the provider
+has seen with what the run has charged, and with the answers that the run has kept.
 
     python -m tests.chaos.killed_runs --runs 200
+    python -m tests.chaos.killed_runs --runs 200 --flags named --signals SIGKILL
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import sqlite3
 import sys
 import tempfile
@@ -43,21 +46,28 @@ ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 180.0
 """How long one process may take; a run is a few seconds of work."""
 FREE = Budget(requests=1_000_000)
+SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT")
+STOPPED = 130
+"""Exit status of a process that the first SIGTERM or SIGINT has ended in good order."""
 SETTLE_S = 0.05
 """How long what a dead process has sent may still be under way to the provider."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kill:
-    """When a process dies.
+    """When and how a process is ended.
 
     Attributes:
         request: At its how manieth request; None counts the time instead.
         delay_s: How long after that, or after the start of the process.
+        name: The signal.
+        again_s: How long after the first signal a second one comes; None sends one.
     """
 
     request: int | None
     delay_s: float
+    name: str = "SIGKILL"
+    again_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +87,7 @@ class Plan:
         rounds: As in RUN.yaml.
         evaluates: Whether the run has a dev split.
         latency_s: The provider's.
+        flags: ``default``, or ``named`` for a store and a cache at paths of their own.
     """
 
     seed: int
@@ -91,18 +102,39 @@ class Plan:
     rounds: int
     evaluates: bool
     latency_s: float
+    flags: str = "default"
+
+    @property
+    def store(self) -> str:
+        """Path of the run's store, from the folder of RUN.yaml."""
+        return ".fedone/chaos.db" if self.flags == "default" else "run.db"
+
+    @property
+    def answers(self) -> str:
+        """Path of the run's answers."""
+        return ".fedone/answers.sqlite" if self.flags == "default" else "answers.db"
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """What is typed after ``fedone``."""
+        named = ("--store", self.store, "--transport", "memory")
+        return ("tune", "run.yaml", *(named if self.flags == "named" else ()))
 
     @classmethod
-    def draw(cls, seed: int) -> Plan:
+    def draw(cls, seed: int, *, flags: str = "default", signals: Sequence[str] = SIGNALS) -> Plan:
         """Another plan for each seed; every fourth has no errors, and a cap that binds nothing."""
         rng = random.Random(f"plan {seed}")
         free = seed % 4 == 0
         latency_s = rng.choice([0.0, 0.005, 0.02])
+        chosen = random.Random(f"signals {seed}")
         return cls(
             seed=seed,
             cap=FREE if free else _cap(rng),
             errors=not free,
-            kills=tuple(_kill(rng, latency_s) for _ in range(rng.choice([1, 1, 2, 3, 4]))),
+            kills=tuple(
+                _with_signal(_kill(rng, latency_s), chosen, signals)
+                for _ in range(rng.choice([1, 1, 2, 3, 4]))
+            ),
             exchange=rng.choice(["alpha", "losses"]),
             clients_per_round=rng.choice([1, 1, 2, 3]),
             optimizer=rng.choice(["sgd", "adamw"]),
@@ -111,6 +143,7 @@ class Plan:
             rounds=rng.randint(3, 5) if free else 12,
             evaluates=rng.random() < 0.5,
             latency_s=latency_s,
+            flags=flags,
         )
 
     def run_yaml(self, base_url: str) -> str:
@@ -153,7 +186,7 @@ class Plan:
                     "base_url": base_url,
                     "api_key_env": None,
                     "api": self.api,
-                    "cache": "answers.db",
+                    "cache": self.answers if self.flags == "named" else None,
                     "max_input_tokens": 256,
                     "timeout_s": 60,
                     "retry": {"max_wait_s": 0.02},
@@ -193,6 +226,12 @@ def _kill(rng: random.Random, latency_s: float) -> Kill:
     return Kill(request=request, delay_s=delay_s)
 
 
+def _with_signal(kill: Kill, rng: random.Random, signals: Sequence[str]) -> Kill:
+    name = rng.choice(signals)
+    again = name != "SIGKILL" and rng.random() < 0.25
+    return replace(kill, name=name, again_s=rng.uniform(0.0, 0.3) if again else None)
+
+
 @dataclass
 class Figures:
     """What was found, over any number of runs."""
@@ -200,6 +239,9 @@ class Figures:
     runs: int = 0
     killed_runs: int = 0
     kills: int = 0
+    signals: Counter[str] = field(default_factory=Counter)
+    stops: int = 0
+    stops_lost: int = 0
     kills_amid_requests: int = 0
     kills_before_requests: int = 0
     requests: int = 0
@@ -239,6 +281,8 @@ class KilledRun:
         self.plan, self.folder = plan, folder
         self.figures = Figures(runs=1, capped=Counter(_units(plan.cap)))
         self.result: RunResult | None = None
+        self._gently = False
+        self._aborted = False
         self._recorded: dict[bytes, tuple[float, ...]] = {}
         self._log: list[str] = []
         self._begins = 0
@@ -275,8 +319,8 @@ class KilledRun:
 
     async def _process(self, kill: Kill | None) -> bool:
         """Runs one process to its end, or to its death; tells whether it ended by itself."""
-        command = ["-m", "fedone_sdk.cli", "tune", "run.yaml", "--store", "run.db"]
-        command += ["--transport", "memory", "--json", "result.json"]
+        command = ["-m", "fedone_sdk.cli", *self.plan.arguments, "--json", "result.json"]
+        told = len((self.folder / "err").read_text()) if (self.folder / "err").exists() else 0
         with (self.folder / "out").open("ab") as out, (self.folder / "err").open("ab") as err:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -288,34 +332,48 @@ class KilledRun:
                 env=os.environ | {"PYTHONPATH": str(ROOT)},
             )
         loop = asyncio.get_running_loop()
+        sent: list[int] = []
+        timers: list[asyncio.TimerHandle] = []
 
-        def die() -> None:
+        def send(number: int) -> None:
             if process.returncode is None:
-                process.kill()
+                sent.append(number)
+                process.send_signal(number)
+
+        def end() -> None:
+            if kill is not None:
+                number = signal.Signals[kill.name]
+                send(number)
+                if kill.again_s is not None:
+                    timers.append(loop.call_later(kill.again_s, send, number))
 
         def on_request(number: int) -> None:
             if kill is not None and number - self._begins == kill.request:
                 if kill.delay_s:
-                    loop.call_later(kill.delay_s, die)
+                    timers.append(loop.call_later(kill.delay_s, end))
                 else:
-                    die()
+                    end()
 
         self._due = on_request
-        timer = None
         if kill is not None and kill.request is None:
-            timer = loop.call_later(kill.delay_s, die)
+            timers.append(loop.call_later(kill.delay_s, end))
         try:
             code = await asyncio.wait_for(process.wait(), PATIENCE_S)
         except TimeoutError:
-            die()
+            process.kill()
             await process.wait()
             self._violated(f"did not end within {PATIENCE_S:.0f} s")
             return True
         finally:
-            if timer is not None:
+            for timer in timers:
                 timer.cancel()
             self._due = lambda _: None
-        if code == -9:
+        if kill is not None and sent and code in (STOPPED, -sent[-1]):
+            # Before the handler of signals is in place, nothing is asked and nothing waited for.
+            heard = "stopping, " in (self.folder / "err").read_text()[told:]
+            self._gently = heard and code == STOPPED and len(sent) == 1
+            self._aborted = code == STOPPED and not self._gently
+            self.figures.signals[kill.name] += 1
             return False
         if code != 0:
             self._violated(f"exit code {code}: {(self.folder / 'err').read_text()[-2000:]}")
@@ -351,6 +409,16 @@ class KilledRun:
         # so these may be more than the concurrency, but not more than the store knows of.
         figures.above_concurrency += len(lost) > self.plan.concurrency
         under_way = 0 if state is None else _under_way(state)
+        if self._gently:
+            figures.stops += 1
+            figures.stops_lost += len(lost)
+            # The process waits for what it has asked: nothing stays open, and nothing is lost.
+            if lost or under_way:
+                self._violated(f"a stop lost {len(lost)} answers, {under_way} were under way")
+        if self._aborted and state is not None:
+            # An abort charges the calls that it cancels, in full, before the process ends.
+            charged = state.account.held.requests - total.requests
+            under_way = max(under_way, charged + len(lost))
         self._set_aside += under_way
         if len(lost) > under_way:
             self._violated(f"{len(lost)} answers lost, {under_way} requests were under way")
@@ -398,7 +466,7 @@ class KilledRun:
 
     def _check_cache(self) -> None:
         """Compares the cache with what it held at the last kill, and with what was asked since."""
-        recorded = _answers(self.folder / "answers.db")
+        recorded = _answers(self.folder / self.plan.answers)
         figures, received = self.figures, self._provider.received
         lost = [key for key, row in self._recorded.items() if recorded.get(key) != row]
         if lost:
@@ -420,7 +488,7 @@ class KilledRun:
 
     async def _stored(self) -> tuple[RunState | None, list[str]]:
         """The run as the store has it, and its rounds."""
-        path = self.folder / "run.db"
+        path = self.folder / self.plan.store
         if not path.exists():
             return None, []
         async with _open(path) as store:
@@ -504,7 +572,14 @@ def _made(folder: Path) -> Path:
     return folder
 
 
-async def campaign(num_runs: int, *, first_seed: int, jobs: int) -> Figures:
+async def campaign(
+    num_runs: int,
+    *,
+    first_seed: int,
+    jobs: int,
+    flags: str = "default",
+    signals: Sequence[str] = SIGNALS,
+) -> Figures:
     """Plays runs, several at a time, until so many of them were killed."""
     total = Figures()
     seeds = iter(range(first_seed, first_seed + 10 * num_runs))
@@ -512,7 +587,7 @@ async def campaign(num_runs: int, *, first_seed: int, jobs: int) -> Figures:
 
     async def work() -> None:
         while total.killed_runs < num_runs:
-            total.add(await play(Plan.draw(next(seeds))))
+            total.add(await play(Plan.draw(next(seeds), flags=flags, signals=signals)))
             if total.runs % 10 == 0:
                 print(
                     f"{total.killed_runs} killed runs, {total.kills} kills, "
@@ -533,8 +608,11 @@ def report(figures: Figures) -> str:
         "runs killed at least once": figures.killed_runs,
         "runs that ended before their kill": figures.runs - figures.killed_runs,
         "kills": figures.kills,
-        "of them before the first request": figures.kills_before_requests,
-        "of them with answers on their way": figures.kills_amid_requests,
+        "by signal": ", ".join(f"{name} {n}" for name, n in sorted(figures.signals.items())),
+        "of them ended in good order (one SIGTERM or SIGINT)": figures.stops,
+        "**answers that these lost**": figures.stops_lost,
+        "of all kills before the first request": figures.kills_before_requests,
+        "of all kills with answers on their way": figures.kills_amid_requests,
         "requests that the provider received": figures.requests,
         "of them answered with an error": figures.failed_requests,
         "**beyond the cap**": figures.beyond_cap,
@@ -561,8 +639,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, default=200, help="killed runs")
     parser.add_argument("--seed", type=int, default=0, help="of the first run")
     parser.add_argument("--jobs", type=int, default=2, help="runs at once")
+    parser.add_argument("--flags", choices=["default", "named"], default="default")
+    parser.add_argument("--signals", nargs="+", choices=SIGNALS, default=SIGNALS)
     options = parser.parse_args(arguments)
-    figures = asyncio.run(campaign(options.runs, first_seed=options.seed, jobs=options.jobs))
+    figures = asyncio.run(
+        campaign(
+            options.runs,
+            first_seed=options.seed,
+            jobs=options.jobs,
+            flags=options.flags,
+            signals=options.signals,
+        )
+    )
     print(report(figures))
     for violation in figures.violations:
         print(violation, file=sys.stderr)

@@ -33,4 +33,5 @@ def test_the_commands_run(tmp_path: Path) -> None:
     assert "training queries" in plan
     assert "tuned prompt" in tuned
     assert json.loads(used)["label"] in ("0", "1")
-    assert {"run.db", "report.html", "prompt.json"} <= {file.name for file in tmp_path.iterdir()}
+    assert {"report.html", "prompt.json"} <= {file.name for file in tmp_path.iterdir()}
+    assert (tmp_path / ".fedone" / "feedback.db").is_file()

@@ -24,6 +24,7 @@ from fedone_sdk.messages import Claim, Enrol, LossesAssignment, LossesUpdate, Sc
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import ClientRecord, Commit, Member, MemoryStore, RunRecord, SqlStore, Store
 from fedone_sdk.stores.base import Signals
+from fedone_sdk.task import Rendered
 from fedone_sdk.testing import ManualClock, ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
 
@@ -412,10 +413,10 @@ class TestModels:
         class Model(ScriptedBackend):
             down = False
 
-            async def check(self, label_words: tuple[str, ...]) -> None:
+            async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
                 if self.down:
                     raise BackendUnavailable("the provider is away")
-                await super().check(label_words)
+                await super().check(label_words, form)
 
         hub, backend = Hub(), Model()
         async with serving(hub.store(), backend=backend) as (before,):

@@ -381,7 +381,7 @@ class TestOwnBackend:
         from fedone_sdk.errors import LabelWordError
 
         class Picky(ScriptedBackend):
-            async def check(self, label_words: tuple[str, ...]) -> None:
+            async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
                 raise LabelWordError(label_words[0], ["n", "o"])
 
         async with (

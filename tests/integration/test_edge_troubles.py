@@ -35,6 +35,7 @@ from fedone_sdk.messages import MAX_TEXT_CHARS, Claim, Decline, Enrol, Enrolled
 from fedone_sdk.simulation import MemoryTransport
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore
+from fedone_sdk.task import Rendered
 from fedone_sdk.testing import LoopbackFederation, ManualClock, ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
 from tests.virtual_time import now, on_virtual_time
@@ -227,7 +228,7 @@ class TestWhatIsTold:
 
     async def test_of_a_model_that_does_not_fit(self) -> None:
         class Picky(ScriptedBackend):
-            async def check(self, label_words: tuple[str, ...]) -> None:
+            async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
                 raise LabelWordError(SAID, ["n", "o"])
 
         await self.told("a label word is not one token of the client's model", Picky())

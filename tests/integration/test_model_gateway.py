@@ -52,7 +52,7 @@ from fedone_sdk.errors import (
 from fedone_sdk.gateway import CallerLimits, ModelGateway, build_app
 from fedone_sdk.messages import ModelInfo, ModelProblem, Problem
 from fedone_sdk.spec import GatewaySpec, RetrySpec, RunSpec
-from fedone_sdk.task import Part
+from fedone_sdk.task import Part, Rendered
 from fedone_sdk.testing import LoopbackFederation, ManualClock, ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
 
@@ -403,7 +403,7 @@ class TestErrors:
 
     async def test_a_label_word(self, gateways: Gateways) -> None:
         class Strict(ScriptedBackend):
-            async def check(self, label_words: tuple[str, ...]) -> None:
+            async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
                 if label_words:
                     raise LabelWordError(label_words[0], ["un", "likely"])
 
@@ -427,7 +427,7 @@ class TestErrors:
                     raise BackendError("not checked yet", usage=NOTHING)
                 return "late"
 
-            async def check(self, label_words: tuple[str, ...]) -> None:
+            async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
                 if not self.up:
                     raise BackendUnavailable("no connection", usage=NOTHING)
                 self.checked = True

@@ -30,6 +30,7 @@ from fedone_sdk.messages import Claim, Enrol, LossesAssignment, LossesUpdate, Sc
 from fedone_sdk.simulation import MemoryTransport
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import ClientRecord, MemoryStore
+from fedone_sdk.task import Rendered
 from fedone_sdk.testing import LoopbackFederation, ManualClock, ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
 
@@ -91,7 +92,7 @@ class Checked(ScriptedBackend):
         self.model = model
         self.looked = False
 
-    async def check(self, label_words: tuple[str, ...]) -> None:
+    async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
         if self.model.fails is not None:
             raise self.model.fails
         self.looked = True

@@ -137,9 +137,9 @@ async def test_clients_without_work_are_nothing(monkeypatch: pytest.MonkeyPatch)
     made: list[int] = []
     make = Devices.client
 
-    def counted(self: Devices, number: int, line: Transport) -> EdgeClient:
+    def counted(self: Devices, number: int, line: Transport, nonce: str) -> EdgeClient:
         made.append(number)
-        return make(self, number, line)
+        return make(self, number, line, nonce)
 
     monkeypatch.setattr(Devices, "client", counted)
     result, seen = await run(federation_of(clients=2000, rounds=6))

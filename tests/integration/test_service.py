@@ -420,7 +420,7 @@ class TestRuns:
 
     async def test_label_words_are_checked_before_anything_is_spent(self) -> None:
         class Picky(ScriptedBackend):
-            async def check(self, label_words: tuple[str, ...]) -> None:
+            async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
                 raise LabelWordError(label_words[0], ["n", "o"])
 
         async with serving(backend=Picky()) as service:

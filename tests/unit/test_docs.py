@@ -19,6 +19,7 @@ from fedone_sdk.gateway import GatewayConfig
 from fedone_sdk.simulation import Federation
 from fedone_sdk.spec import BackendSpec, MethodSpec, RunSpec, Spec, load_yaml, validate_spec
 from fedone_sdk.spec.run import GatewayPolicy
+from fedone_sdk.task import TaskSpec
 from tests.pages import blocks
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,6 +50,12 @@ class _Gateway(Spec):
     gateway: GatewayPolicy
 
 
+class _Task(Spec):
+    """A part of a RUN.yaml."""
+
+    task: TaskSpec
+
+
 class _Method(Spec):
     """A part of a RUN.yaml."""
 
@@ -75,6 +82,8 @@ def _model_of(document: dict[str, Any]) -> type[Spec]:
         return ServeConfig
     if "method" in document:
         return _Method
+    if "task" in document:
+        return _Task
     return _Gateway if "gateway" in document else _Backend
 
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from fedone_sdk.budget import Budget
 from fedone_sdk.errors import FedOneError, MissingExtraError, SpecError
+from fedone_sdk.glue import GLUE_TASKS, glue_task
 from fedone_sdk.spec import RunSpec, load_yaml, validate_spec
-from fedone_sdk.task import GLUE_TASKS, glue_task
 from fedone_sdk.vocabulary import build_vocabulary
 
 # As in the design.

@@ -1,7 +1,7 @@
 """The task: templates, the GLUE table, and losses against independent formulas."""
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from fedone_sdk.errors import DataError, SpecError
+from fedone_sdk.glue import GLUE_TASKS, glue_task
 from fedone_sdk.task import (
-    GLUE_TASKS,
     LOG_ZERO,
     MAX_BIAS,
     Example,
     TaskSpec,
     example_loss,
-    glue_task,
+    form_of,
     label_loss,
     predicted,
     references_of,
@@ -112,6 +112,53 @@ def test_targets() -> None:
         target_of(task(), {})
 
 
+class TestChat:
+    CHAT: ClassVar[dict[str, str]] = {"system": "{prompt}", "user": "{a}, {b}?", "assistant": "It"}
+
+    def spec(self, **chat: Any) -> TaskSpec:
+        return TaskSpec(chat={**self.CHAT, **chat}, labels=LABELS)
+
+    def test_a_role_opens_each_message(self) -> None:
+        parts = render(self.spec(), "hint", {"a": "one", "b": "two"})
+        assert [tuple(part) for part in parts] == [
+            ("role", "system"), ("prompt", "hint"), ("role", "user"), ("field", "one"),
+            ("text", ", "), ("field", "two"), ("text", "?"), ("role", "assistant"), ("text", "It"),
+        ]  # fmt: skip
+        assert self.spec().fields == ("a", "b")
+
+    def test_the_last_message_is_the_answers(self) -> None:
+        spec = self.spec(system=None, user="{prompt}{text}", assistant=None)
+        assert [part.text for part in form_of(spec) if part.kind == "role"] == ["user", "assistant"]
+
+    def test_comes_back_from_json_and_leaves_templates_as_they_were(self) -> None:
+        spec = self.spec()
+        assert TaskSpec.model_validate_json(spec.model_dump_json()) == spec
+        assert "template" not in spec.model_dump()
+        assert "chat" not in task().model_dump()
+
+    @pytest.mark.parametrize(
+        ("chat", "message"),
+        [
+            ({"system": None}, r"chat: needs \{prompt\} exactly once"),
+            ({"user": "{prompt} {a}"}, r"chat: needs \{prompt\} exactly once"),
+            ({"user": "{a} {mask}"}, r"takes no \{mask\}"),
+            ({"user": "so"}, "at least one text field"),
+            ({"user": "{a!r}"}, "no format or conversion"),
+            ({"assistant": "{label}"}, "must not contain the label field"),
+            ({"tool": "{a}"}, "Extra inputs"),
+            ({"user": None}, "valid string"),
+        ],
+    )
+    def test_bad_chats(self, chat: dict[str, Any], message: str) -> None:
+        with pytest.raises(ValidationError, match=message):
+            self.spec(**chat)
+
+    def test_is_in_the_place_of_a_template(self) -> None:
+        for both in ({"template": "{prompt} {text}", "chat": self.CHAT}, {}):
+            with pytest.raises(ValidationError, match="needs either template or chat"):
+                TaskSpec(**both, labels=LABELS)  # type: ignore[arg-type]
+
+
 SINGLE = {"sentence": "S", "sentence1": "A", "sentence2": "B", "question": "Q", "question1": "A",
           "question2": "B", "premise": "P", "hypothesis": "H"}  # fmt: skip
 NO_YES, YES_NO = (" no", " yes"), (" yes", " no")
@@ -141,9 +188,11 @@ def test_glue_cloze(name: str, text: str, words: tuple[str, ...], metric: str) -
 @pytest.mark.parametrize("name", GLUE_TASKS)
 def test_glue_chat_asks_the_same_without_a_mask(name: str) -> None:
     cloze, chat = glue_task(name), glue_task(name, "chat")
-    assert "{mask}" not in chat.template
+    assert chat.chat is not None
+    assert chat.template is None
     assert (chat.labels, chat.metric, chat.fields) == (cloze.labels, cloze.metric, cloze.fields)
-    assert chat.template.startswith("{prompt} ")
+    assert chat.chat.user.startswith("{prompt} ")
+    assert glue_task(f"{name}/chat") == chat
 
 
 def test_mnli_with_the_words_of_the_papers_code() -> None:

@@ -31,7 +31,9 @@ ASKED = TaskSpec(
 WRITES = TaskSpec(template=ASKED.template, loss="score", label_field="label", max_tokens=8)
 RUN = """
 name: bbt
-task: sst2/chat
+task:
+  template: "{{prompt}} {{sentence}} great or terrible?"
+  labels: {{0: " terrible", 1: " great"}}
 data: {{train: {data}/train.jsonl, num_clients: 6, shots: 8}}
 prompt: {{length: 4, vocabulary: null}}
 method: {{name: bbt, num_samples: 6, intrinsic_dim: 10, batch_size: 8}}

@@ -14,6 +14,10 @@ import pytest
 
 from .conftest import VllmServer
 
+# As a template: the tiny model has no chat template.
+QUESTION = (
+    '{template: "{prompt} {sentence} great or terrible?", labels: {0: " terrible", 1: " great"}}'
+)
 RUN = """
 name: {name}
 task: {task}
@@ -50,7 +54,7 @@ def tune(folder: Path, text: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("fixture", "task"), [("roberta_server", "sst2"), ("llama_server", "sst2/chat")]
+    ("fixture", "task"), [("roberta_server", "sst2"), ("llama_server", QUESTION)]
 )
 def test_the_job_runs_and_the_bill_is_the_servers(
     fixture: str,
@@ -78,7 +82,7 @@ def test_the_job_runs_and_the_bill_is_the_servers(
 def test_a_wrong_model_is_one_line_before_anything_is_asked(
     llama_server: VllmServer, shared: Callable[..., Path], tmp_path: Path
 ) -> None:
-    fields = {"task": "sst2/chat", "data": shared("data", "glue", "sst2"), "url": llama_server.url}
+    fields = {"task": QUESTION, "data": shared("data", "glue", "sst2"), "url": llama_server.url}
     text = RUN.format(name="wrong", model="gpt-7", folder=llama_server.folder, **fields)
     (tmp_path / "run.yaml").write_text(text, encoding="utf-8")
     command = [sys.executable, "-m", "fedone_sdk.cli", "tune", "run.yaml"]

@@ -9,7 +9,7 @@ from fedone_sdk.simulation import Federation
 @cache  # Nodes of a simulation share a process.
 def federation(nodes: int, rounds: int, queries: int) -> Federation:
     """The run with its data spread over the nodes, as the app's config says."""
-    path = assets.path("quickstart.yaml")
+    path = assets.path("quickstart-mini.yaml")
     spec = RunSpec.load(path)
     assert spec.data is not None
     changed = {

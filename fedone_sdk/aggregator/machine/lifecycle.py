@@ -75,6 +75,8 @@ def stopped(rules: Rules, event: StopAsked, state: RunState, now: float) -> Outc
         state = replace(state, status="running")  # so that its open work is wound up
     if not state.running:
         raise ProblemError("run_conflict", f"the run has ended: {state.status}")
+    if event.keep:
+        return ended(state, event.status, event.reason, now)
     return wind_up(rules, state, event.status, event.reason, now)
 
 

@@ -319,6 +319,11 @@ class Rules:
         found = self.method.bias(state.method)
         return None if found is None else tuple(found.tolist())
 
+    def plain_bias(self, state: RunState) -> Bias | None:
+        """The label bias that belongs to no prompt, as far as the run paid for its losses."""
+        found = self.method.plain_bias(state.method)
+        return None if found is None else tuple(found.tolist())
+
     # Messages
 
     def assignment(

@@ -82,6 +82,7 @@ def renewed(rules: Rules, event: Renewed, state: RunState, now: float) -> Outcom
 def declined(rules: Rules, event: Declined, state: RunState, now: float) -> Outcome:
     """Takes work back that a client cannot do."""
     seat = working(state, event.assignment_id)
-    if state.paused:
-        raise ProblemError("run_conflict", "the run is paused; the work is kept")
+    if not state.running:
+        told = "paused" if state.paused else state.status
+        raise ProblemError("run_conflict", f"the run is {told}; the work is kept")
     return lose(rules, state, seat, f"the client declined: {event.reason}", event.usage, now)

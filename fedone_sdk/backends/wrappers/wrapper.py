@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fedone_sdk.backends.base import Answer, EmbeddingSpace, LLMBackend, Query
 from fedone_sdk.budget import Usage
+from fedone_sdk.task import Rendered
 
 __all__ = ["Wrapper"]
 
@@ -27,6 +28,15 @@ class Wrapper(LLMBackend):
         self.metered = self.inner.metered
         self.censors = self.inner.censors
         self.takes = self.inner.takes
+        self.local = self.inner.local
+
+    @property
+    def innermost(self) -> LLMBackend:
+        """The adapter that all wrappers are around."""
+        backend = self.inner
+        while isinstance(backend, Wrapper):
+            backend = backend.inner
+        return backend
 
     @property
     def fingerprint(self) -> str:
@@ -37,9 +47,9 @@ class Wrapper(LLMBackend):
         """The inner backend's answer."""
         return await self.inner.score(query)
 
-    async def check(self, label_words: tuple[str, ...]) -> None:
+    async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
         """The inner backend's check."""
-        await self.inner.check(label_words)
+        await self.inner.check(label_words, form)
         self._describe()
 
     async def embedding_space(self) -> EmbeddingSpace:

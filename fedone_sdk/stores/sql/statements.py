@@ -46,6 +46,7 @@ from fedone_sdk.stores.sql import tables as t
 
 __all__ = [
     "add_run",
+    "clear",
     "client",
     "clients",
     "closed",
@@ -91,6 +92,15 @@ def ping(connection: Connection) -> None:
 # Tokens and clients
 
 _NUM_CLIENTS = t.meta.c.key == "num_clients"
+
+
+def clear(connection: Connection) -> None:
+    """See `SqlStore.clear`."""
+    _line_up(connection)
+    for table in reversed(t.metadata.sorted_tables):
+        if table is not t.meta:
+            connection.execute(delete(table))
+    connection.execute(update(t.meta).where(_NUM_CLIENTS).values(value=0))
 
 
 def _line_up(connection: Connection) -> int:

@@ -111,6 +111,10 @@ class SqlStore:
         """Raises `FedOneError` if the database cannot be read now."""
         await self._database.ping()
 
+    async def clear(self) -> None:
+        """Removes all runs, clients and tokens in one transaction; the tables stay."""
+        await self._database.write(statements.clear)
+
     # The schema
 
     async def schema(self) -> str | None:

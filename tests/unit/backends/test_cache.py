@@ -31,7 +31,7 @@ from fedone_sdk.errors import (
     LabelWordError,
     SpecError,
 )
-from fedone_sdk.task import Part
+from fedone_sdk.task import Part, Rendered
 
 WORDS = (" bad", " good")
 PAID = Usage(requests=1, prompt_tokens=7, usd=Decimal("0.01"))
@@ -70,7 +70,7 @@ class Oracle(LLMBackend):
             limits=RateLimits(requests=9),
         )
 
-    async def check(self, label_words: tuple[str, ...]) -> None:
+    async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
         raise LabelWordError(label_words[0], [])
 
     def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:

@@ -18,7 +18,8 @@ from fedone_sdk.backends import Query
 from fedone_sdk.backends.onnx import OnnxBackend, _MaskedModel
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendError, LabelWordError, MissingExtraError, SpecError
-from fedone_sdk.task import Part, Rendered, TaskSpec, glue_task, render
+from fedone_sdk.glue import glue_task
+from fedone_sdk.task import Part, Rendered, TaskSpec, render
 
 np = pytest.importorskip("numpy")
 onnxruntime = pytest.importorskip("onnxruntime")

@@ -374,7 +374,7 @@ async def test_the_limit_of_tokens_is_called_as_the_server_calls_it(make: Make) 
 async def test_openai_itself_gets_the_newer_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-x")
     async with OpenAIBackend("gpt-4.1-nano") as backend:
-        assert backend._body(ask(), "x")["max_completion_tokens"] == 1
+        assert backend._body(ask(), [("user", "x")])["max_completion_tokens"] == 1
         assert backend.fingerprint == "openai:api.openai.com:gpt-4.1-nano"
         # Their frame is known; that of others is not.
         assert backend.worst_case(1).prompt_tokens == 1024 + 16

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ from fedone_sdk.backends import OnnxBackend, Query
 from fedone_sdk.backends.transformers import TransformersBackend
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendError, LabelWordError, MissingExtraError, SpecError
-from fedone_sdk.task import Part, Rendered, TaskSpec, glue_task, render
+from fedone_sdk.glue import glue_task
+from fedone_sdk.task import Part, Rendered, TaskSpec, render
 
 WHY = "the extra `torch` is not installed: pip install 'fedone-sdk[torch]'"
 torch = pytest.importorskip("torch", reason=WHY)
@@ -315,6 +317,48 @@ async def test_a_long_field_makes_room(llama: Path) -> None:
         assert (await ours.quote(queries[0])).completion_tokens == 0
         with pytest.raises(BackendError, match=r"without its text fields, the model takes 96"):
             await ours.score(ask("x", prompt=" a" * 200))
+
+
+async def test_a_quote_is_what_the_answer_reports(llama: Path, roberta: Path) -> None:
+    one = ask(*SENTENCES)
+    several = replace(one, label_words=(" absolutely terrible", " great"))
+    texts = (" a b c", " d", " e f")
+    for folder, options, queries in (
+        (llama, {}, [one, replace(one, want="reference", references=texts)]),
+        (llama, {"multi_token_labels": True}, [one, several]),
+        (roberta, {}, [ask(*SENTENCES, task=SST2)]),
+    ):
+        async with backend(folder, **options) as ours:
+            for query in queries:
+                quote = await ours.quote(query)
+                usage = (await ours.score(query)).usage
+                assert quote == usage + Usage(queries=1)
+                assert quote.prompt_tokens < ours.worst_case(len(SENTENCES)).prompt_tokens
+
+
+async def test_counting_does_without_the_weights(llama: Path, tmp_path: Path) -> None:
+    for name in ("config.json", "tokenizer.json"):
+        shutil.copy(llama / name, tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"no weights")
+    text = Query(inputs=inputs(*SENTENCES), want="text", max_tokens=5)
+    async with backend(tmp_path) as ours:
+        quotes = [await ours.quote(query) for query in (ask(*SENTENCES), text)]
+        assert quotes[0].prompt_tokens == quotes[1].prompt_tokens > 30
+        assert quotes[1].completion_tokens == 15
+        with pytest.raises(BackendError, match="cannot load"):
+            await ours.score(text)
+
+
+async def test_what_cannot_be_asked_has_no_quote(llama: Path) -> None:
+    async with backend(llama) as ours:
+        with pytest.raises(LabelWordError):
+            await ours.quote(replace(ask("x"), label_words=(" great movie", " bad")))
+        with pytest.raises(BackendError, match="without its text fields, the model takes 96"):
+            await ours.quote(ask("x", prompt=" a" * 200))
+        with pytest.raises(BackendError, match=r"has \{mask\}, but a causal language model"):
+            await ours.quote(ask("x", task=SST2))
+        with pytest.raises(ValueError, match="at least one input"):
+            await ours.quote(Query(inputs=(), label_words=(" great",)))
 
 
 async def test_a_template_that_does_not_fit_the_model(llama: Path, roberta: Path) -> None:

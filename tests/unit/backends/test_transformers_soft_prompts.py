@@ -12,8 +12,9 @@ from fedone_sdk import assets
 from fedone_sdk.backends import CachedBackend, Query, query_for
 from fedone_sdk.backends.transformers import TransformersBackend
 from fedone_sdk.errors import BackendError
+from fedone_sdk.glue import glue_task
 from fedone_sdk.soft_prompt import SoftPrompt
-from fedone_sdk.task import Part, TaskSpec, glue_task
+from fedone_sdk.task import Part, TaskSpec
 
 WHY = "the extra `torch` is not installed: pip install 'fedone-sdk[torch]'"
 torch = pytest.importorskip("torch", reason=WHY)

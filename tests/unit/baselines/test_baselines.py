@@ -13,9 +13,10 @@ from fedone_sdk import assets
 from fedone_sdk.backends import TransformersBackend, predict, query_for
 from fedone_sdk.client.trainer import Trainer
 from fedone_sdk.errors import BackendError, DataError, SpecError
+from fedone_sdk.glue import glue_task
 from fedone_sdk.soft_prompt import SoftPrompt
 from fedone_sdk.spec import PromptTuningSpec, PTuningV2Spec
-from fedone_sdk.task import TaskSpec, example_loss, glue_task
+from fedone_sdk.task import TaskSpec, example_loss
 
 WHY = "the extra `torch` is not installed: pip install 'fedone-sdk[torch]'"
 torch = pytest.importorskip("torch", reason=WHY)

@@ -13,7 +13,8 @@ import pytest
 
 from fedone_sdk.data import check_examples, load_examples
 from fedone_sdk.errors import DataError, MissingExtraError
-from fedone_sdk.task import TaskSpec, glue_task
+from fedone_sdk.glue import glue_task
+from fedone_sdk.task import TaskSpec
 
 SHARED = Path(os.environ.get("FEDONE_SHARED", Path(__file__).parents[4] / "shared"))
 ROWS = [{"sentence": 'a "fine" film, really', "label": 1}, {"sentence": "sép\u2028aré", "label": 0}]

@@ -18,7 +18,7 @@ from fedone_sdk.experiments.standalone import (
     prompt_trial,
     untrained_trial,
 )
-from fedone_sdk.task import GLUE_TASKS, glue_task
+from fedone_sdk.glue import GLUE_TASKS, glue_task
 
 
 def run(trial: Trial, folder: Path) -> Result:

@@ -163,7 +163,8 @@ class Game:
         assert state.quarantined.isdisjoint(seat.client for seat in state.seats)
         leased = {lease for lease in state.account.leases if "evaluation" not in lease}
         assert _working(state) == leased
-        assert state.running or state.paused or not state.seats
+        # A pause, and a stop that keeps the open work, leave seats for a resume.
+        assert state.status in ("running", "stopped") or not state.seats
         assert 0 <= state.round <= self.spec.rounds
         if before is not None:
             back = state.rollbacks - before.rollbacks

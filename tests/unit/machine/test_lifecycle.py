@@ -266,3 +266,25 @@ class TestStopAndResume:
         game = Game(spec_of())
         game.apply(StopAsked(status="failed", reason="the disk is full"))
         assert (game.state.status, game.state.reason) == ("failed", "the disk is full")
+
+
+class TestKeptStops:
+    def test_a_kept_stop_is_over_and_its_work_goes_on_after_a_resume(self) -> None:
+        game = Game(spec_of(rounds=3), gateway=True)
+        work = game.take()
+        game.gateway(work, SAMPLES)
+        leased = game.state.account.leased
+        game.apply(StopAsked(reason="interrupted", keep=True))
+        assert (game.state.status, game.state.paused) == ("stopped", False)
+        assert game.state.reason == "interrupted"
+        assert game.state.account.leased == leased != NOTHING
+        assert [seat.assignment_id for seat in game.state.seats] == [work.assignment_id]
+        declined = Declined(assignment_id=work.assignment_id, reason="the app ends")
+        assert refusal(game.apply(declined)).code == "run_conflict"
+        game.advance(100_000)
+        game.apply(ResumeAsked())
+        again = game.claim(game.state.seats[0].client)
+        assert again == work
+        game.send(again)
+        assert game.state.round == 1
+        assert game.spent.queries == SAMPLES

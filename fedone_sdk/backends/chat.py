@@ -1,0 +1,248 @@
+"""How a model's chat template frames messages, learned once and filled in without it.
+
+A chat template turns messages into one text that is mostly the messages themselves. Here it is
+applied to placeholders, and what stands around them is the frame. So the contents of messages never
+pass through the template or through a tokeniser that looks for special tokens: those come from the
+frame alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import structlog
+
+from fedone_sdk.errors import BackendError
+from fedone_sdk.task import Rendered, answer_word
+
+__all__ = [
+    "ApplyTemplate",
+    "ChatFrame",
+    "MASKED",
+    "Message",
+    "TemplateWarning",
+    "answer_words",
+    "chat_frame",
+    "is_chat",
+    "messages_of",
+    "probes",
+    "refuse_chat",
+    "unpadded",
+]
+
+_log = structlog.get_logger(__name__)
+
+MASKED = "a masked model answers at {mask}, so write the task as a template"
+"""Why a masked model takes no chat, and what to do."""
+
+ApplyTemplate = Callable[[list[dict[str, str]]], str]
+"""Applies a model's chat template to messages (``role``, ``content``), and returns the text.
+
+After a last message of the user the text opens the answer; a last message of the assistant is an
+answer that goes on, so nothing follows it.
+
+Raises:
+    BackendError: The template refuses the messages.
+"""
+
+
+class Message(NamedTuple):
+    """A message of a rendered chat.
+
+    Attributes:
+        role: Who speaks.
+        parts: What is said.
+    """
+
+    role: str
+    parts: Rendered
+
+    @property
+    def text(self) -> str:
+        """The content as one text."""
+        return "".join(part.text for part in self.parts)
+
+    def is_empty(self, *, soft: bool) -> bool:
+        """Whether there is no content.
+
+        Args:
+            soft: Whether vectors stand at the place of the prompt; they are content too.
+        """
+        return not self.text and not (soft and any(part.kind == "prompt" for part in self.parts))
+
+
+class ChatFrame(NamedTuple):
+    """What a chat template puts around the contents of messages.
+
+    Attributes:
+        pieces: What stands before each content, and after the last one: ``text`` and ``special``
+            parts.
+        strips: Per content whether the template takes the white space off its two ends.
+    """
+
+    pieces: tuple[Rendered, ...]
+    strips: tuple[tuple[bool, bool], ...]
+
+
+def is_chat(parts: Rendered) -> bool:
+    """Whether a rendered input is a chat."""
+    return bool(parts) and parts[0].kind == "role"
+
+
+def refuse_chat(parts: Rendered, instead: str) -> None:
+    """Raises an error if an input is a chat.
+
+    Args:
+        parts: The input.
+        instead: What to do about it.
+
+    Raises:
+        BackendError: It is one.
+    """
+    if is_chat(parts):
+        raise BackendError(f"the task is a chat, which this model does not take: {instead}")
+
+
+def messages_of(parts: Rendered, *, soft: bool = False) -> list[Message]:
+    """The messages of a rendered chat.
+
+    A system message without content is left out: the default of the model's template takes its
+    place. So is an empty last message of the assistant: the template opens the answer.
+
+    Args:
+        parts: The chat.
+        soft: Whether vectors stand at the place of the prompt.
+    """
+    found: list[Message] = []
+    for part in parts:
+        if part.kind == "role":
+            found.append(Message(part.text, ()))
+        else:
+            found[-1] = found[-1]._replace(parts=(*found[-1].parts, part))
+    if found[0].role == "system" and found[0].is_empty(soft=soft):
+        del found[0]
+    if found[-1].role == "assistant" and found[-1].is_empty(soft=soft):
+        del found[-1]
+    return found
+
+
+def probes(roles: Sequence[str]) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+    """The messages that a chat template is applied to so that `chat_frame` can read its frame.
+
+    Args:
+        roles: Of the messages, in order.
+
+    Returns:
+        The same messages twice, the second time with a space at both ends of each.
+    """
+    names = _names(roles)
+    return _said(roles, names), _said(roles, [f" {name} " for name in names])
+
+
+def chat_frame(
+    roles: Sequence[str], bare: str, spaced: str, cut: Callable[[str], Rendered]
+) -> ChatFrame:
+    """The frame that a chat template makes for messages of these roles.
+
+    Args:
+        roles: Of the messages, in order.
+        bare: What the template makes of the first of the `probes`.
+        spaced: What it makes of the second.
+        cut: Cuts a text into the model's special tokens and the text between them.
+
+    Raises:
+        BackendError: The template changes what messages say.
+    """
+    names = _names(roles)
+    pieces, wider = _pieces(bare, names), _pieces(spaced, names)
+    strips = tuple(
+        (not wider[at].endswith(f"{pieces[at]} "), not wider[at + 1].startswith(" "))
+        for at in range(len(names))
+    )
+    return ChatFrame(tuple(map(cut, pieces)), strips)
+
+
+def _names(roles: Sequence[str]) -> list[str]:
+    return [f"@@{role}-{number}@@" for number, role in enumerate(roles)]
+
+
+def _said(roles: Sequence[str], contents: Sequence[str]) -> list[dict[str, str]]:
+    pairs = zip(roles, contents, strict=True)
+    return [{"role": role, "content": content} for role, content in pairs]
+
+
+def _pieces(text: str, names: Sequence[str]) -> list[str]:
+    pieces, rest = [], text
+    for name in names:
+        before, found, rest = rest.partition(name)
+        if not found or name in rest:
+            raise BackendError(
+                f"the model's chat template does not show a message of the role "
+                f"{name.strip('@').partition('-')[0]!r} once and in its place: "
+                "write the task with other roles"
+            )
+        pieces.append(before)
+    return [*pieces, rest]
+
+
+def unpadded(parts: Rendered, ends: tuple[bool, bool]) -> Rendered:
+    """A content without the white space at its ends, as its template shows it.
+
+    Args:
+        parts: The content.
+        ends: Whether the template strips its left and its right end.
+    """
+    found = list(parts)
+    for strips, order, cut in (
+        (ends[0], range(len(found)), str.lstrip),
+        (ends[1], reversed(range(len(found))), str.rstrip),
+    ):
+        for at in order if strips else ():
+            found[at] = found[at]._replace(text=cut(found[at].text))
+            if found[at].text:
+                break
+    return tuple(found)
+
+
+def answer_words(words: Sequence[str], framed: Rendered) -> tuple[str, ...]:
+    """Label words as the answer to an input spells them: see `fedone_sdk.task.answer_word`.
+
+    Args:
+        words: The label words as the task has them.
+        framed: The input within its frame; special tokens are parts of their own.
+    """
+    before = ""
+    for part in reversed(framed):
+        if part.kind == "special" or part.text:
+            # A field differs from row to row, and all rows have the same label words.
+            before = {"special": "", "field": "."}.get(part.kind, part.text)
+            break
+    return tuple(answer_word(word, before) for word in words)
+
+
+class TemplateWarning:
+    """Warns once where an instruct model is asked outside of its chat template.
+
+    Args:
+        model: The model's name.
+    """
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._given = False
+
+    def look(self, form: Rendered) -> None:
+        """Looks at how the model is to be asked.
+
+        Args:
+            form: The task's form; an empty one says nothing.
+        """
+        if form and not is_chat(form) and not self._given:
+            self._given = True
+            _log.warning(
+                "raw_template_on_chat_model",
+                model=self._model,
+                effect="the model was trained on its chat template, and answers worse without it",
+                change="write the task as chat: {user: ...}",
+            )

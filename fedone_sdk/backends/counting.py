@@ -1,0 +1,65 @@
+"""How many tokens a query takes of a model in this process, counted by its tokeniser alone."""
+
+from __future__ import annotations
+
+from fedone_sdk.backends.base import Query
+from fedone_sdk.backends.fitting import CausalEncoder, ClozeEncoder
+from fedone_sdk.budget import Usage
+
+__all__ = ["count_tokens"]
+
+
+def count_tokens(
+    encoder: CausalEncoder | ClozeEncoder, query: Query, *, multi_token_labels: bool = False
+) -> Usage:
+    """What a query spends, without a look at the model.
+
+    Each input counts once, with its longest label word or reference but for the last token, which
+    the model never reads. Vectors at the place of the prompt count as tokens; keys and values do
+    not, and what they cut off a long input is not subtracted.
+
+    Args:
+        encoder: The model's tokeniser.
+        query: What is asked.
+        multi_token_labels: Whether label words may be several tokens.
+
+    Returns:
+        At least what the answer will report; a generated text counts `Query.max_tokens` per input.
+
+    Raises:
+        BackendError: An input does not fit the model.
+        LabelWordError: A label word is not one token, where it must be.
+    """
+    soft = query.soft_prompt
+    num_soft = soft.shape[0] if soft is not None and soft.kind == "embeddings" else 0
+    if isinstance(encoder, ClozeEncoder):
+        for word in query.label_words:
+            encoder.label_id(word)
+        lengths = [len(encoder.encode(each, num_soft=num_soft).ids) for each in query.inputs]
+        return Usage(queries=1, requests=1, prompt_tokens=sum(lengths))
+    if query.want == "text":
+        lengths = [
+            len(encoder.encode(each, reserve=query.max_tokens, num_soft=num_soft))
+            for each in query.inputs
+        ]
+        written = query.max_tokens * len(query.inputs)
+        return Usage(queries=1, requests=1, prompt_tokens=sum(lengths), completion_tokens=written)
+    reserves = [max(length - 1, 0) for length in _asked(encoder, query, multi_token_labels)]
+    lengths = [
+        len(encoder.encode(each, reserve=reserve, num_soft=num_soft)) + reserve
+        for each, reserve in zip(query.inputs, reserves, strict=True)
+    ]
+    return Usage(queries=1, requests=1, prompt_tokens=sum(lengths))
+
+
+def _asked(encoder: CausalEncoder, query: Query, multi_token_labels: bool) -> list[int]:
+    """Per input the tokens of the longest text that is asked about."""
+    if query.want == "reference":
+        return [len(encoder.continuation(text)) for text in query.references]
+    words = encoder.spelled(query.label_words, query.inputs[0])
+    if multi_token_labels:
+        longest = max((len(encoder.continuation(word)) for word in words), default=1)
+        return [longest] * len(query.inputs)
+    for word in words:
+        encoder.label_id(word)
+    return [1] * len(query.inputs)

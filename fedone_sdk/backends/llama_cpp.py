@@ -1,0 +1,329 @@
+"""GGUF models, run by llama.cpp in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property, lru_cache
+from hashlib import file_digest
+from importlib.util import find_spec
+from itertools import accumulate
+from math import fsum
+from pathlib import Path
+from struct import pack, unpack
+from threading import Lock
+from typing import NamedTuple, TypeVar
+
+from fedone_sdk.backends.base import Answer, LLMBackend, Query, Want
+from fedone_sdk.backends.chat import TemplateWarning
+from fedone_sdk.backends.gguf import read_gguf
+from fedone_sdk.backends.llama_engine import GgufEncoder, LlamaEngine
+from fedone_sdk.budget import Usage
+from fedone_sdk.errors import BackendError, LabelWordError, MissingExtraError, SpecError
+from fedone_sdk.task import Rendered
+
+__all__ = ["LlamaCppBackend"]
+
+R = TypeVar("R")
+
+_CONTEXT_LENGTH = 4096
+"""Tokens of context where nothing else is said; a model that was trained on fewer gets those."""
+
+_TEMPLATE = "tokenizer.chat_template"
+_ARCHITECTURE = "general.architecture"
+_FILE_TYPE = "general.file_type"
+_NOT_QUANTISED = (0, 1, 32)  # float32, float16, bfloat16
+
+
+class LlamaCppBackend(LLMBackend):
+    """Asks a causal language model in a GGUF file, on the CPU or on a GPU.
+
+    A query's inputs are computed one after the other, and the tokens that an input shares with the
+    one before it, its instructions and demonstrations, are not computed again. Log-probabilities
+    are over the whole vocabulary. An answer depends on its query alone.
+
+    The file's metadata is read here; the model is loaded in a worker thread by the first call that
+    needs it.
+
+    Attributes:
+        max_length: Tokens that the model takes per input, what follows it included.
+
+    Args:
+        model: The GGUF file.
+        context_length: The longest input, tokens; None is what the model was trained on, at most
+            4096.
+        threads: CPU threads; None is one per core.
+        gpu_layers: Layers that a GPU computes, with a build of the engine for one; None is as many
+            as fit.
+        multi_token_labels: Lets label words be several tokens; each is scored by the sum of its
+            tokens' log-probabilities.
+
+    Raises:
+        MissingExtraError: The extra ``llama-cpp`` is not installed.
+        SpecError: There is no such file, or it is no causal model in GGUF.
+    """
+
+    bounds = frozenset(
+        {"queries", "requests", "tokens", "prompt_tokens", "completion_tokens", "usd"}
+    )
+    answers = frozenset[Want]({"labels", "text"})
+    local = True
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        context_length: int | None = None,
+        threads: int | None = None,
+        gpu_layers: int | None = None,
+        multi_token_labels: bool = False,
+    ) -> None:
+        if find_spec("xllamacpp") is None:
+            raise MissingExtraError("a GGUF model", extra="llama-cpp")
+        if threads is not None and threads < 1:
+            raise ValueError(f"threads must be at least 1, not {threads}")
+        self._file = Path(model).expanduser()
+        if not self._file.is_file():
+            raise SpecError(f"there is no file {str(model)!r}")
+        name = read_gguf(self._file, {_ARCHITECTURE}).get(_ARCHITECTURE)
+        trained_key = f"{name}.context_length"
+        found = read_gguf(self._file, {_TEMPLATE, _FILE_TYPE, trained_key})
+        trained = found.get(trained_key)
+        if not isinstance(trained, int):
+            raise SpecError("holds no language model", source=str(self._file))
+        if context_length is not None and not 16 <= context_length <= trained:
+            raise SpecError(
+                f"backend.context_length: must be from 16 to {trained} for this model, "
+                f"not {context_length}"
+            )
+        self._has_template = _TEMPLATE in found
+        self._exact = found.get(_FILE_TYPE) in _NOT_QUANTISED
+        self.max_length = context_length or min(_CONTEXT_LENGTH, trained)
+        self._settings = "".join(
+            f":{key}={value}"
+            for key, value in (("context", context_length), ("gpu_layers", gpu_layers))
+            if value is not None
+        )
+        self._threads = threads or os.cpu_count() or 1
+        self._gpu_layers = gpu_layers
+        self._multi_token_labels = multi_token_labels
+        # Tokens are counted while the model computes.
+        self._model_thread = ThreadPoolExecutor(1, thread_name_prefix="fedone-llama-cpp")
+        self._token_thread = ThreadPoolExecutor(1, thread_name_prefix="fedone-llama-cpp-tokens")
+        self._loaded: _Model | None = None
+        self._loading = Lock()
+        self._template_warning = TemplateWarning(self._file.name)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """``llama_cpp:<file name>:<sha256>``, 16 hex digits of it, and settings that move scores.
+
+        The file is read once in full, by the first call that loads the model.
+        """
+        with self._file.open("rb") as content:
+            digest = file_digest(content, "sha256").hexdigest()
+        return f"llama_cpp:{self._file.name}:{digest[:16]}{self._settings}"
+
+    async def score(self, query: Query) -> Answer:
+        """Answers one query.
+
+        A too long input loses the ends of its text fields, the longest field first; prompt and
+        template text stay whole.
+
+        Returns:
+            Log-probabilities as float32 numbers, so that the wire does not change them.
+            ``prompt_tokens`` counts each input once, with its longest label word.
+
+        Raises:
+            BackendError: An input does not fit the model, or the model cannot be loaded or run.
+            LabelWordError: A label word is not one token.
+            ValueError: The query has no inputs, or no label words.
+        """
+        if not query.inputs:
+            raise ValueError("a query needs at least one input")
+        if query.want not in self.answers:
+            raise BackendError(f"a GGUF model answers {sorted(self.answers)}, not {query.want!r}")
+        if query.want == "labels" and not query.label_words:
+            raise ValueError("a query needs label words")
+        if query.soft_prompt is not None:
+            raise BackendError("a GGUF model takes no soft prompts")
+        return await self._in(self._model_thread, lambda model: model.answer(query))
+
+    async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
+        """Checks that every label word is one token, and that the model takes such inputs.
+
+        Raises:
+            BackendError: The model cannot be loaded, or takes no such inputs.
+            LabelWordError: A label word is not one token (or none, where it may be several).
+        """
+        await self._in(self._token_thread, lambda model: model.look(label_words, form))
+        if self._has_template:
+            self._template_warning.look(form)
+
+    def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
+        """One query of `batch_size` inputs of the maximum length; a local model costs no money."""
+        return Usage(
+            queries=1,
+            requests=1,
+            prompt_tokens=self.max_length * batch_size,
+            completion_tokens=min(max_tokens, self.max_length) * batch_size,
+        )
+
+    async def quote(self, query: Query) -> Usage:
+        """What it will spend: the tokens of its inputs are counted.
+
+        Raises:
+            BackendError: As `score`.
+        """
+        return await self._in(self._token_thread, lambda model: model.count(query))
+
+    async def aclose(self) -> None:
+        """Ends the worker threads, after the queries that they hold, and frees the model."""
+        for thread in (self._token_thread, self._model_thread):
+            await asyncio.to_thread(thread.shutdown)
+        self._loaded = None
+
+    async def _in(self, thread: ThreadPoolExecutor, call: Callable[[_Model], R]) -> R:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(thread, lambda: call(self._model()))
+
+    def _model(self) -> _Model:
+        with self._loading:
+            if self._loaded is None:
+                _ = self.fingerprint  # Hashed here rather than on the event loop.
+                engine = LlamaEngine(
+                    self._file,
+                    context_length=self.max_length,
+                    threads=self._threads,
+                    gpu_layers=self._gpu_layers,
+                    exact=self._exact,
+                )
+                self._loaded = _Model(
+                    engine,
+                    GgufEncoder(engine, has_template=self._has_template),
+                    multi_token_labels=self._multi_token_labels,
+                )
+            return self._loaded
+
+
+class _Plan(NamedTuple):
+    """What must be computed to answer a query.
+
+    Attributes:
+        starts: The token ids of each input.
+        labels: The token ids of each label word.
+    """
+
+    starts: tuple[tuple[int, ...], ...]
+    labels: tuple[tuple[int, ...], ...]
+
+
+class _Model:
+    """The loaded model and its tokeniser: everything that blocks."""
+
+    def __init__(
+        self, engine: LlamaEngine, encoder: GgufEncoder, *, multi_token_labels: bool
+    ) -> None:
+        self._engine, self._encoder = engine, encoder
+        self._multi_token_labels = multi_token_labels
+        # A query is quoted and then asked: it is tokenised once.
+        self._plan = lru_cache(maxsize=16)(self._planned)
+
+    def look(self, label_words: Sequence[str], form: Rendered) -> None:
+        """Raises an error if label words or form cannot be asked."""
+        self._label_ids(label_words, form)
+        if form:
+            self._encoder.encode(form, reserve=1)
+
+    def count(self, query: Query) -> Usage:
+        """What a query will spend, texts at most."""
+        plan = self._plan(query.inputs, query.label_words, query.max_tokens)
+        return Usage(
+            queries=1,
+            requests=1,
+            prompt_tokens=_num_tokens(plan),
+            completion_tokens=query.max_tokens * len(query.inputs),
+        )
+
+    def answer(self, query: Query) -> Answer:
+        """Answers a query."""
+        plan = self._plan(query.inputs, query.label_words, query.max_tokens)
+        usage = Usage(requests=1, prompt_tokens=_num_tokens(plan))
+        if query.want == "text":
+            written = self._engine.write(plan.starts, query.max_tokens)
+            completion = sum(one.num_tokens for one in written)
+            return Answer(
+                log_probs=((),) * len(written),
+                texts=tuple(one.text for one in written),
+                usage=usage + Usage(completion_tokens=completion),
+            )
+        return Answer(log_probs=self._label_log_probs(plan), usage=usage)
+
+    def _label_log_probs(self, plan: _Plan) -> tuple[tuple[float, ...], ...]:
+        # What stands between an input and each token of a label word: mostly nothing.
+        heads = sorted({label[:end] for label in plan.labels for end in range(len(label))})
+        asked = {
+            head: [
+                label[len(head)]
+                for label in plan.labels
+                if label[: len(head)] == head and len(label) > len(head)
+            ]
+            for head in heads
+        }
+        found = self._engine.next_log_probs(
+            [(*start, *head) for start in plan.starts for head in heads],
+            [asked[head] for _ in plan.starts for head in heads],
+        )
+        rows = []
+        for at in range(0, len(found), len(heads)):
+            known = {
+                (*head, token): value
+                for head, values in zip(heads, found[at : at + len(heads)], strict=True)
+                for token, value in zip(asked[head], values, strict=True)
+            }
+            rows.append(
+                tuple(
+                    _float32(fsum(known[start] for start in _beginnings(label)))
+                    for label in plan.labels
+                )
+            )
+        return tuple(rows)
+
+    def _planned(
+        self, inputs: tuple[Rendered, ...], label_words: tuple[str, ...], max_tokens: int
+    ) -> _Plan:
+        labels = self._label_ids(label_words, inputs[0])
+        reserve = max(max_tokens, *map(len, labels), 1)
+        if reserve >= self._engine.context_length:
+            raise BackendError(
+                f"max_tokens must be less than {self._engine.context_length} for this model, "
+                f"not {max_tokens}"
+            )
+        return _Plan(
+            tuple(tuple(self._encoder.encode(parts, reserve=reserve)) for parts in inputs), labels
+        )
+
+    def _label_ids(self, label_words: Sequence[str], like: Rendered) -> tuple[tuple[int, ...], ...]:
+        words = self._encoder.spelled(label_words, like)
+        if not self._multi_token_labels:
+            return tuple((self._encoder.label_id(word),) for word in words)
+        labels = [tuple(self._encoder.continuation(word)) for word in words]
+        for word, ids in zip(words, labels, strict=True):
+            if not ids:
+                raise LabelWordError(word, [])
+        return tuple(labels)
+
+
+def _beginnings(label: tuple[int, ...]) -> list[tuple[int, ...]]:
+    return list(accumulate(((token,) for token in label), lambda head, more: head + more))
+
+
+def _num_tokens(plan: _Plan) -> int:
+    longest = max(map(len, plan.labels), default=1)
+    return sum(len(start) + longest - 1 for start in plan.starts)
+
+
+def _float32(value: float) -> float:
+    return float(unpack("<f", pack("<f", value))[0])

@@ -1,0 +1,336 @@
+"""llama.cpp in this process: everything that blocks."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedone_sdk.backends.fitting import CausalEncoder
+from fedone_sdk.errors import BackendError
+
+__all__ = ["GgufEncoder", "LlamaEngine", "Written"]
+
+_TIMEOUT_S = 60.0
+"""Of a request for tokens or a template; none of them waits for the model."""
+
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Opens URLs of this machine, whatever proxy the environment names."""
+
+_FIRST_PROBS = 256
+"""Next tokens that are looked at first. To name one takes the engine some 10 microseconds, and
+label words are nearly always among these."""
+
+_SURELY = 1e6
+"""A logit that no other comes near."""
+
+_MORE_PROBS = 4096
+"""And then, before the whole vocabulary is."""
+
+
+class Written(NamedTuple):
+    """A text that the model wrote.
+
+    Attributes:
+        text: The text, without special tokens.
+        num_tokens: Tokens written, the one that ends the text included.
+    """
+
+    text: str
+    num_tokens: int
+
+
+class LlamaEngine:
+    """A loaded model.
+
+    Queries go straight into the engine. What has no other door, tokens and the chat template, goes
+    through its own HTTP server: on loopback, for a key that only this process knows.
+
+    One sequence is computed at a time, and each shares what it can with the one before it. So the
+    first one of a call is computed from its start: what is found does not depend on earlier calls.
+
+    Attributes:
+        name: The file's name.
+        num_vocab: Tokens of the vocabulary.
+        context_length: Tokens of the longest sequence.
+
+    Args:
+        file: The model.
+        context_length: As above.
+        threads: CPU threads.
+        gpu_layers: Layers that a GPU computes, where the engine was built for one; None is as
+            many as fit.
+        exact: Whether attention is computed in float32. Half precision, the engine's default, is a
+            fifth faster and moves log-probabilities by 0.01 nats, which quantised weights outdo.
+
+    Raises:
+        BackendError: The model cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        file: Path,
+        *,
+        context_length: int,
+        threads: int,
+        gpu_layers: int | None,
+        exact: bool,
+    ) -> None:
+        self.name = file.name
+        self._key = secrets.token_urlsafe(32)
+        engine = _engine()
+        params = engine.CommonParams()
+        params.model.path = str(file)
+        params.n_ctx = context_length
+        params.n_parallel = 1
+        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
+        if gpu_layers is not None:
+            params.n_gpu_layers = gpu_layers
+        if exact:
+            params.flash_attn_type = engine.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+            params.cache_type_k = params.cache_type_v = engine.ggml_type.GGML_TYPE_F32
+        # What an earlier call left behind must not change an answer.
+        params.cache_ram_mib = 0
+        # A model with a sliding window can go on from any earlier token too.
+        params.swa_full = True
+        params.verbosity = -1  # stderr is not ours.
+        params.ui = False
+        params.endpoint_slots = False
+        params.api_keys = [self._key]
+        try:
+            self._server = engine.Server(params)
+        except RuntimeError as exc:
+            raise BackendError(
+                f"{file.name}: llama.cpp cannot load the model: it does not know the architecture, "
+                "the file is damaged, or the memory does not suffice for it and for "
+                f"{context_length} tokens of context (backend.context_length)"
+            ) from exc
+        self._url = str(self._server.listening_address)
+        self.context_length = context_length
+        (model,) = self._request("/v1/models")["data"]
+        self.num_vocab = int(model["meta"]["n_vocab"])
+        self._sampled = self.tokenise("a")[-1][0]
+        self._bos = str(self._request("/props")["bos_token"])
+
+    def next_log_probs(
+        self, prompts: Sequence[Sequence[int]], wanted: Sequence[Sequence[int]]
+    ) -> list[list[float]]:
+        """The log-probabilities of tokens after each prompt, over the whole vocabulary.
+
+        Args:
+            prompts: Token ids.
+            wanted: Per prompt the tokens that are asked about.
+
+        Returns:
+            Per prompt one number per token, nats.
+
+        Raises:
+            BackendError: The engine refuses a prompt.
+        """
+        found = []
+        for number, (prompt, tokens) in enumerate(zip(prompts, wanted, strict=True)):
+            shown = self._shown(prompt, fresh=number == 0)
+            for num_probs in (_MORE_PROBS, self.num_vocab):
+                if all(token in shown for token in tokens):
+                    break
+                # All but its last token is known by now.
+                shown = self._shown(prompt, fresh=False, num_probs=num_probs)
+            found.append([shown[token] for token in tokens])
+        return found
+
+    def _shown(
+        self, prompt: Sequence[int], *, fresh: bool, num_probs: int = _FIRST_PROBS
+    ) -> dict[int, float]:
+        """The likeliest next tokens after a prompt, and their log-probabilities."""
+        # What is sampled is held to one token: of one that is a part of a character the engine
+        # shows nothing. The log-probabilities are those before sampling.
+        choice = self._complete(
+            prompt,
+            fresh=fresh,
+            n_predict=1,
+            n_probs=num_probs,
+            samplers=[],
+            logit_bias=[[self._sampled, _SURELY]],
+        )
+        shown = choice["logprobs"]["content"][0]["top_logprobs"]
+        return {one["id"]: one["logprob"] for one in shown}
+
+    def write(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[Written]:
+        """The likeliest next tokens after each prompt, one by one.
+
+        Args:
+            prompts: Token ids.
+            max_tokens: The longest text.
+
+        Raises:
+            BackendError: The engine refuses a prompt.
+        """
+        found = []
+        for prompt in prompts:
+            # Each from its start, as a text is as long as the text itself makes it.
+            choice = self._complete(
+                prompt, fresh=True, n_predict=max_tokens, n_probs=1, temperature=0
+            )
+            found.append(Written(choice["text"], len(choice["logprobs"]["content"])))
+        return found
+
+    def _complete(self, prompt: Sequence[int], *, fresh: bool, **options: object) -> dict[str, Any]:
+        answer = self._server.handle_completions(
+            {"prompt": [list(prompt)], "cache_prompt": not fresh, **options}
+        )
+        choices = answer.get("choices")
+        if not isinstance(choices, list):
+            said = answer.get("error", {}).get("message", "no answer")
+            raise BackendError(f"{self.name}: llama.cpp failed: {said}")
+        (choice,) = choices
+        return dict(choice)
+
+    def tokenise(
+        self, text: str, *, add_special: bool = False, parse_special: bool = False
+    ) -> list[tuple[int, str]]:
+        """The tokens of a text, and what each stands for.
+
+        Args:
+            text: The text.
+            add_special: Whether with the tokens that start and end a text.
+            parse_special: Whether the names of special tokens in it are these tokens; else they
+                are text.
+        """
+        found = self._request(
+            "/tokenize",
+            {
+                "content": text,
+                "add_special": add_special,
+                "parse_special": parse_special,
+                "with_pieces": True,
+            },
+        )
+        # A token that is a part of a character comes as bytes.
+        return [
+            (one["id"], piece if isinstance(piece := one["piece"], str) else bytes(piece).hex())
+            for one in found["tokens"]
+        ]
+
+    def apply_template(self, messages: list[dict[str, str]]) -> str:
+        """The text that the model's chat template makes of messages.
+
+        Raises:
+            BackendError: The template refuses them.
+        """
+        text = str(self._request("/apply-template", {"messages": messages})["prompt"])
+        # The engine leaves out the token that starts a text, which its own server adds later.
+        starts = bool(self.tokenise("", add_special=True))
+        return f"{self._bos}{text}" if starts and not text.startswith(self._bos) else text
+
+    def _request(self, path: str, body: object = None) -> dict[str, Any]:
+        """The answer of the engine's HTTP server; a request without a body only reads."""
+        request = urllib.request.Request(
+            self._url + path,
+            None if body is None else json.dumps(body).encode(),
+            {"Authorization": f"Bearer {self._key}", "Content-Type": "application/json"},
+        )
+        try:
+            with _DIRECT.open(request, timeout=_TIMEOUT_S) as response:
+                found: dict[str, Any] = json.load(response)
+        except urllib.error.HTTPError as exc:
+            with exc:
+                said = _message(exc.read()) or f"status {exc.code}"
+            what = "the chat template refuses the task's messages" if "template" in path else path
+            raise BackendError(f"{self.name}: {what}: {said}") from exc
+        except (OSError, ValueError) as exc:
+            reason = type(exc).__name__
+            raise BackendError(f"{self.name}: llama.cpp does not answer: {reason}") from exc
+        return found
+
+
+def _message(body: bytes) -> str:
+    """What the engine says about an error, in one line."""
+    try:
+        return " ".join(str(json.loads(body)["error"]["message"]).split())
+    except (LookupError, TypeError, ValueError):
+        return ""
+
+
+def _engine() -> Any:
+    """The engine's module.
+
+    Its threads wait for one another after each operation, and OpenMP lets them spin meanwhile. With
+    its default, a single busy process beside them on as many cores makes the model tens of times
+    slower; after a short spin they sleep. OpenMP reads the setting when it is loaded.
+    """
+    name = "GOMP_SPINCOUNT"
+    if name in os.environ or "OMP_WAIT_POLICY" in os.environ:
+        return import_module("xllamacpp")
+    os.environ[name] = "1000"
+    try:
+        return import_module("xllamacpp")
+    finally:
+        del os.environ[name]
+
+
+class _Encoding(NamedTuple):
+    ids: list[int]
+    offsets: list[tuple[int, int]]
+
+
+class _Tokeniser:
+    """The engine's tokeniser in the form of a `tokenizers.Tokenizer`."""
+
+    def __init__(self, engine: LlamaEngine) -> None:
+        self._engine = engine
+        self.names: dict[int, str] = {}
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> _Encoding:
+        if not text and not add_special_tokens:
+            return _Encoding([], [])
+        try:
+            text.encode()
+        except UnicodeEncodeError as exc:
+            raise TypeError("a lone surrogate") from exc
+        found = self._engine.tokenise(text, add_special=add_special_tokens)
+        self.names.update(found)
+        # Spread evenly: for cutting that is enough, as what is left is measured again.
+        borders = [index * len(text) // len(found) for index in range(len(found))]
+        return _Encoding(
+            [token for token, _ in found],
+            list(zip(borders, [*borders[1:], len(text)], strict=True)),
+        )
+
+    def token_to_id(self, special: str) -> int:
+        ((token, _),) = self._engine.tokenise(special, parse_special=True)
+        return token
+
+    def id_to_token(self, token_id: int) -> str:
+        return self.names[token_id]
+
+
+class GgufEncoder(CausalEncoder):
+    """Inputs of the model of an engine.
+
+    Args:
+        engine: The loaded model.
+        has_template: Whether its file has a chat template.
+    """
+
+    def __init__(self, engine: LlamaEngine, *, has_template: bool) -> None:
+        self._engine = engine
+        self._tokenizer: Any = _Tokeniser(engine)
+        self._max_length = engine.context_length
+        self._apply_template = engine.apply_template if has_template else None
+        self.frames = {}
+        self._place_special_tokens(Path(engine.name))
+
+    def _special_names(self, piece: str) -> list[str]:
+        """The special tokens in a piece of a frame: what is other tokens where it is text."""
+        found = dict(self._engine.tokenise(piece, parse_special=True))
+        return [
+            name
+            for token, name in found.items()
+            if [token] != [one for one, _ in self._engine.tokenise(name)]
+        ]

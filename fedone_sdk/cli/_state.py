@@ -1,0 +1,164 @@
+"""Where `fedone tune` keeps a run: its store, its clients' folders, and paid answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from fedone_sdk.errors import SpecError
+
+if TYPE_CHECKING:
+    from fedone_sdk.spec import RunSpec
+    from fedone_sdk.stores import RunRecord, SqlStore
+
+__all__ = ["FOLDER", "RunState", "default_store"]
+
+FOLDER = ".fedone"
+"""The folder beside a RUN.yaml that holds the state of its run."""
+
+_FINAL = {"completed", "budget_exhausted", "target_reached"}
+
+
+def default_store(run_id: str, folder: Path = Path()) -> Path:
+    """The store of a run that was tuned from a RUN.yaml in this folder."""
+    return folder / FOLDER / f"{run_id}.db"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunState:
+    """The files that keep one run.
+
+    No run name makes two of these paths equal: a store alone ends in ``.db``.
+
+    Attributes:
+        store: SQLite file with the run, its log and its ledger.
+        clients: Folder with a folder for each client.
+        answers: SQLite file with the model's answers. Runs of one folder share it.
+    """
+
+    store: Path
+    clients: Path
+    answers: Path
+
+    @classmethod
+    def beside(cls, run_path: Path, name: str) -> Self:
+        """The default place of a run: ``.fedone`` beside its RUN.yaml.
+
+        Raises:
+            SpecError: The folder cannot be written to.
+        """
+        folder = run_path.parent / FOLDER
+        place = folder if folder.exists() else run_path.parent
+        if not run_path.is_file() or not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+            raise _unusable(folder)
+        return cls(
+            store=default_store(name, run_path.parent),
+            clients=folder / f"{name}.clients",
+            answers=folder / "answers.sqlite",
+        )
+
+    @classmethod
+    def at(cls, store: Path) -> Self:
+        """The place that ``--store`` names."""
+        return cls(
+            store=store,
+            clients=store.with_name(f"{store.name}.fedone-clients"),
+            answers=store.with_name(f"{store.name}.fedone-answers"),
+        )
+
+    def make(self) -> None:
+        """Makes the default folder, which git ignores.
+
+        Raises:
+            SpecError: It cannot be made.
+        """
+        folder = self.store.parent
+        if folder.name != FOLDER:
+            return
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            ignore = folder / ".gitignore"
+            if not ignore.exists():
+                ignore.write_text("*\n", encoding="utf-8")
+        except OSError as exc:
+            raise _unusable(folder) from exc
+
+    async def find(self, spec: RunSpec, candidates: Sequence[str], *, fresh: bool) -> str | None:
+        """Looks for the run in the store, and makes sure that it can go on.
+
+        Args:
+            spec: The run as it is described now.
+            candidates: Its vocabulary.
+            fresh: Whether to remove the run and its clients first. Answers stay.
+
+        Returns:
+            How the stored run ended for good; None where there is none, or it can go on.
+
+        Raises:
+            SpecError: The store holds another run of this name, or ``fresh`` would remove others.
+            StoreUnavailable: Another process uses the store, or it cannot be read.
+        """
+        if not self.store.exists():
+            self._remove_clients()
+            return None
+        from fedone_sdk.stores import SqlStore
+
+        store = SqlStore.sqlite(self.store)
+        await store.open()
+        try:
+            if fresh:
+                await self._clear(store, spec.name)
+            runs = {record.run_id: record for record in await store.runs()}
+            if not runs:
+                self._remove_clients()
+        finally:
+            await store.close()
+        known = runs.get(spec.name)
+        if known is None:
+            return None
+        self._compare(known, spec, candidates)
+        status: str = json.loads(known.document)["status"]
+        return status if status in _FINAL else None
+
+    async def _clear(self, store: SqlStore, name: str) -> None:
+        others = sorted(record.run_id for record in await store.runs() if record.run_id != name)
+        if others:
+            raise SpecError(
+                f"--fresh: {self.store} holds other runs, too ({', '.join(others)}); "
+                "name another --store",
+                source="arguments",
+            )
+        await store.clear()
+
+    def _remove_clients(self) -> None:
+        """Removes the clients of a store that is gone: a new one would not know them."""
+        shutil.rmtree(self.clients, ignore_errors=True)
+
+    def _compare(self, known: RunRecord, spec: RunSpec, candidates: Sequence[str]) -> None:
+        from fedone_sdk.spec import RunSpec
+
+        stored = RunSpec.model_validate_json(known.spec)
+        if not stored.is_same_run(spec):
+            changed = ", ".join(stored.differences(spec))
+        elif json.loads(known.candidates) != list(candidates):
+            changed = "the candidates, by prompt.vocabulary or by the data"
+        else:
+            return
+        raise SpecError(
+            f"name: {spec.name!r} is taken by a run with another description in {self.store} "
+            f"(changed: {changed}): write another name, or start over with --fresh, which keeps "
+            "the answers"
+        )
+
+
+def _unusable(folder: Path) -> SpecError:
+    return SpecError(
+        f"{folder}: cannot be written, so the run cannot be kept there: --store FILE keeps it "
+        "elsewhere, --no-store keeps nothing",
+        source="arguments",
+    )

@@ -1,0 +1,92 @@
+"""The seven GLUE tasks of the paper: templates, chat forms, label words, metrics."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fedone_sdk.task import ChatSpec, TaskSpec
+
+__all__ = ["GLUE_TASKS", "glue_task"]
+
+_NO_YES = {"0": " no", "1": " yes"}
+_YES_NO = {"0": " yes", "1": " no"}
+_NLI = {"0": " yes", "1": " maybe", "2": " no"}
+
+# (RoBERTa-style template, question for a chat, labels, metric); field names as in GLUE.
+_GLUE: dict[str, tuple[str, str, dict[str, str], Literal["accuracy", "f1", "matthews"]]] = {
+    "mnli": (
+        "{prompt} {premise}? {mask}, {hypothesis}",
+        "{prompt} {premise} {hypothesis} entailment? yes, maybe, or no:",
+        _NLI,
+        "accuracy",
+    ),
+    "qqp": (
+        "{prompt} {question1}? {mask}, {question2}",
+        "{prompt} {question1} {question2} equivalent? yes or no:",
+        _NO_YES,
+        "f1",
+    ),
+    "sst2": (
+        "{prompt} {sentence} It was {mask}.",
+        "{prompt} {sentence} great or terrible?",
+        {"0": " terrible", "1": " great"},
+        "accuracy",
+    ),
+    "mrpc": (
+        "{prompt} {sentence1}? {mask}, {sentence2}",
+        "{prompt} {sentence1} {sentence2} equivalent? yes or no:",
+        _NO_YES,
+        "f1",
+    ),
+    "cola": (
+        "{prompt} {sentence} correct? {mask}.",
+        "{prompt} {sentence} correct? yes or no:",
+        _NO_YES,
+        "matthews",
+    ),
+    "qnli": (
+        "{prompt} {question}? {mask}, {sentence}",
+        "{prompt} {question} {sentence} entailment? yes or no:",
+        _YES_NO,
+        "accuracy",
+    ),
+    "rte": (
+        "{prompt} {sentence1}? {mask}, {sentence2}",
+        "{prompt} {sentence1} {sentence2} entailment? yes or no:",
+        _YES_NO,
+        "accuracy",
+    ),
+}
+
+GLUE_TASKS: tuple[str, ...] = tuple(_GLUE)
+"""The seven GLUE tasks of the paper."""
+
+# The paper's code gives entailment " no" and contradiction " yes": offered to compare with it.
+_QUIRKS = {"mnli-reversed": ("mnli", {"0": " no", "1": " maybe", "2": " yes"})}
+
+
+def glue_task(name: str, style: Literal["roberta", "chat"] = "roberta") -> TaskSpec:
+    """A GLUE task with its template and label words.
+
+    Args:
+        name: One of `GLUE_TASKS`, with or without its style (``sst2/chat``); or ``mnli-reversed``,
+            with the label words in the order of the paper's code.
+        style: ``roberta`` asks at a mask; ``chat`` puts the paper's question for chat models into
+            one user message.
+
+    Raises:
+        ValueError: There is no such task or style.
+    """
+    if "/" in name:
+        name, _, style = name.partition("/")  # type: ignore[assignment]
+    name, quirk = _QUIRKS.get(name, (name, None))
+    if name not in _GLUE or style not in ("roberta", "chat"):
+        raise ValueError(
+            f"no built-in task {name!r} in style {style!r}; tasks: {', '.join(_GLUE)}; "
+            "styles: roberta, chat"
+        )
+    cloze, question, labels, metric = _GLUE[name]
+    words = quirk or labels
+    if style == "roberta":
+        return TaskSpec(template=cloze, labels=words, metric=metric)
+    return TaskSpec(chat=ChatSpec(user=question), labels=words, metric=metric)

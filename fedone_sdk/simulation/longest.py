@@ -1,0 +1,134 @@
+"""The most tokens that a run can take, given its rows and its candidates."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from fedone_sdk.aggregator.evaluation import curve_examples
+from fedone_sdk.backends import LLMBackend, Query, query_for
+from fedone_sdk.calibration import CONTENT_FREE
+from fedone_sdk.simulation.federation import Federation
+from fedone_sdk.soft_prompt import SoftPrompt
+from fedone_sdk.task import Example, references_of
+
+__all__ = ["LongestTokens", "longest_tokens"]
+
+_AT_ONCE = 64
+"""Inputs that are counted at the same time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LongestTokens:
+    """Prompt tokens at most.
+
+    Attributes:
+        query: A query of training: the longest rows of the client that has the longest.
+        no_prompt: The dev split without a prompt.
+        whole: The dev split with the longest prompt.
+        point: A point of the curve with the longest prompt.
+    """
+
+    query: int
+    no_prompt: int
+    whole: int
+    point: int
+
+    def total(self, *, queries: int, points: int) -> int:
+        """Prompt tokens of a whole run.
+
+        Args:
+            queries: Queries of training.
+            points: Points of the curve.
+        """
+        return self.query * queries + self.no_prompt + 2 * self.whole + self.point * points
+
+
+async def longest_tokens(
+    federation: Federation, backend: LLMBackend, untrained: str | SoftPrompt
+) -> LongestTokens:
+    """Counts every row that the run may ask about, and every candidate.
+
+    An input has at most its row's tokens without a prompt, those that the longest candidate adds
+    to it, n - 1 times those that a candidate adds to itself, and one more; and no more than the
+    model takes. The first candidate is apart because it may take the place of a default system
+    message. The one more is for prompt and row that meet within a word, which a tokeniser may cut
+    otherwise than each by itself. Vectors are counted as they are.
+
+    Args:
+        federation: The run and its data.
+        backend: Counts the tokens of a query; without wrappers.
+        untrained: The prompt that the run begins with.
+
+    Raises:
+        BackendError: An input does not fit the model.
+    """
+    spec = federation.spec
+    counter = _Counter(federation, backend)
+    soft = untrained if isinstance(untrained, SoftPrompt) else None
+    added = 0 if soft is not None else await counter.added()
+    room = backend.worst_case(1, spec.task.max_written).prompt_tokens
+
+    async def longest(rows: Sequence[Example]) -> list[int]:
+        return [min(count + added, room) for count in await counter.rows(soft or "", rows)]
+
+    free: list[Example] = []
+    if federation.dev and spec.calibration.kind == "contextual":
+        free = [dict.fromkeys(spec.task.fields, text) for text in CONTENT_FREE]
+    held = iter(await longest([row for shard in federation.shards for row in shard]))
+    shards = [[next(held) for _ in shard] for shard in federation.shards]
+    point = await longest([*curve_examples(spec, federation.dev), *free])
+    return LongestTokens(
+        query=max(sum(sorted(each)[-spec.method.batch_size :]) for each in shards),
+        no_prompt=sum(await counter.rows("", [*federation.dev, *free])),
+        whole=sum(await longest([*federation.dev, *free])),
+        point=sum(point),
+    )
+
+
+class _Counter:
+    """Counts inputs one by one."""
+
+    def __init__(self, federation: Federation, backend: LLMBackend) -> None:
+        self._federation = federation
+        self._backend = backend
+
+    async def rows(self, prompt: str | SoftPrompt, rows: Sequence[Example]) -> list[int]:
+        """The tokens of each row under one prompt."""
+        distinct = {id(row): row for row in rows}  # Clients may share rows.
+        counts = await self._counts([self._query(prompt, row) for row in distinct.values()])
+        known = dict(zip(distinct, counts, strict=True))
+        return [known[id(row)] for row in rows]
+
+    async def added(self) -> int:
+        """The most tokens that a prompt of n candidates adds to a row."""
+        row = min(self._federation.shards[0], key=lambda row: sum(map(len, map(str, row.values()))))
+        candidates, length = (
+            self._federation.vocabulary.candidates,
+            self._federation.spec.prompt.length,
+        )
+        bare, *once = await self._counts([self._query(text, row) for text in ("", *candidates)])
+        first = max((count - bare for count in once), default=0)
+        if length == 1:
+            return max(first, 0) + 1
+        twice = await self._counts([self._query(text * 2, row) for text in candidates])
+        further = max((b - a for a, b in zip(once, twice, strict=True)), default=0)
+        return max(first, 0) + (length - 1) * max(further, 0) + 1
+
+    def _query(self, prompt: str | SoftPrompt, row: Example) -> Query:
+        task = self._federation.spec.task
+        return query_for(
+            task, prompt, [row], backend=self._backend, references=references_of(task, [row])
+        )
+
+    async def _counts(self, queries: Sequence[Query]) -> list[int]:
+        found: list[int] = []
+        for chunk in _chunks(queries):
+            quotes = await asyncio.gather(*(self._backend.quote(query) for query in chunk))
+            found += [quote.prompt_tokens for quote in quotes]
+        return found
+
+
+def _chunks(queries: Sequence[Query]) -> Iterable[Sequence[Query]]:
+    return (queries[at : at + _AT_ONCE] for at in range(0, len(queries), _AT_ONCE))

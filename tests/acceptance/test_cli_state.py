@@ -1,0 +1,213 @@
+"""What `fedone tune` keeps beside RUN.yaml, and what it says where it cannot."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fedone_sdk import assets
+from fedone_sdk.messages import RunResult
+from tests.console import Fedone, Outcome
+
+RUN = """\
+name: tiny
+task: {template: "{prompt} {text} It was {mask}.", labels: {0: " terrible", 1: " great"}}
+data: {train: train.jsonl, num_clients: 4, shots: 3}
+prompt: {length: 3, vocabulary: {kind: list, candidates: [" good", " bad", " really", " so"]}}
+method:
+  {name: gs-bdpl, num_samples: 4, batch_size: 4, optimizer: sgd, learning_rate: 0.01,
+   alpha_min: 0.01}
+budget: {queries: 16}
+rounds: 4
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    lines = (assets.path("companion_feedback") / "train.jsonl").read_text().splitlines(True)
+    (tmp_path / "train.jsonl").write_text("".join(lines[:40]))
+    (tmp_path / "run.yaml").write_text(RUN)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def tune(fedone: Fedone) -> Fedone:
+    def run(*arguments: object) -> Outcome:
+        return fedone("tune", "run.yaml", "--transport", "memory", "--json", "r.json", *arguments)
+
+    return run
+
+
+def result() -> RunResult:
+    return RunResult.model_validate_json(Path("r.json").read_bytes())
+
+
+def the_line(outcome: Outcome) -> str:
+    assert outcome.code == 2
+    assert outcome.out == ""
+    (line,) = outcome.err.splitlines()
+    return line
+
+
+def test_a_run_is_kept_beside_its_file(tune: Fedone, folder: Path) -> None:
+    code, _, err = tune()
+    assert code == 0
+    assert err.splitlines()[-1] == (
+        "kept in .fedone/tiny.db; a report: fedone report tiny --store .fedone/tiny.db"
+    )
+    kept = folder / ".fedone"
+    assert (kept / ".gitignore").read_text() == "*\n"
+    assert {file.name for file in kept.iterdir()} >= {"tiny.db", "tiny.clients", "answers.sqlite"}
+    assert {file.name for file in folder.iterdir()} == {
+        *("run.yaml", "train.jsonl", "r.json", ".fedone")
+    }
+
+
+def test_a_finished_run_is_shown_again(tune: Fedone, folder: Path) -> None:
+    tune()
+    first = result()
+    code, out, err = tune()
+    assert code == 0
+    assert "completed" in out
+    assert "the run had ended before (completed); --fresh starts over" in err
+    assert result().alpha_sha256 == first.alpha_sha256
+    assert result().spent == first.spent
+
+
+@pytest.mark.parametrize(
+    ("arguments", "changed"),
+    [
+        (["--seed", 1], "seed 0 -> 1"),
+        (["--cap", 8], "budget.queries 16 -> 8"),
+        (["--exchange", "losses"], 'participation.exchange "alpha" -> "losses"'),
+    ],
+)
+def test_another_description_is_one_line_and_loses_nothing(
+    tune: Fedone, folder: Path, arguments: list[object], changed: str
+) -> None:
+    tune()
+    first = result()
+    line = the_line(tune(*arguments))
+    assert line.startswith("run.yaml: name: 'tiny' is taken by a run with another description")
+    assert f"(changed: {changed})" in line
+    assert "--fresh" in line
+    assert tune().code == 0
+    assert result().alpha_sha256 == first.alpha_sha256
+    assert tune(*arguments, "--fresh").code == 0
+    assert result().alpha_sha256 != first.alpha_sha256 or "--exchange" in arguments
+
+
+def test_the_line_names_what_a_file_has_changed(tune: Fedone, folder: Path) -> None:
+    tune()
+    changed = RUN.replace("learning_rate: 0.01", "learning_rate: 0.02").replace(" great", " good")
+    Path("run.yaml").write_text(changed)
+    line = the_line(tune())
+    assert "method.learning_rate 0.01 -> 0.02" in line
+    assert 'task.labels.1 " great" -> " good"' in line
+
+
+def test_another_name_goes_on_from_the_same_answers(tune: Fedone, folder: Path) -> None:
+    tune()
+    first = result()
+    Path("run.yaml").write_text(RUN.replace("name: tiny", "name: other"))
+    assert tune().code == 0
+    assert result().spent.requests == 0
+    assert result().alpha_sha256 == first.alpha_sha256
+
+
+def test_no_store_keeps_nothing(tune: Fedone, folder: Path) -> None:
+    code, _, err = tune("--no-store")
+    assert code == 0
+    assert "kept in" not in err
+    assert not (folder / ".fedone").exists()
+
+
+@pytest.mark.parametrize("option", ["--fresh", "--store"])
+def test_no_store_goes_with_neither(tune: Fedone, folder: Path, option: str) -> None:
+    given = [option] if option == "--fresh" else [option, "run.db"]
+    line = the_line(tune("--no-store", *given))
+    assert line == f"arguments: {option}: does not go with --no-store"
+
+
+def test_fresh_removes_no_other_run(tune: Fedone, folder: Path) -> None:
+    assert tune("--store", "run.db").code == 0
+    Path("run.yaml").write_text(RUN.replace("name: tiny", "name: other"))
+    assert tune("--store", "run.db").code == 0
+    line = the_line(tune("--store", "run.db", "--fresh"))
+    assert line.startswith("arguments: --fresh: run.db holds other runs, too (tiny)")
+    assert "the run had ended before" in tune("--store", "run.db").err
+
+
+def test_a_store_whose_file_is_gone_starts_over(tune: Fedone, folder: Path) -> None:
+    tune()
+    first = result()
+    for file in Path(".fedone").glob("tiny.db*"):
+        file.unlink()
+    assert tune().code == 0
+    assert result().alpha_sha256 == first.alpha_sha256
+
+
+@pytest.mark.parametrize("obstacle", ["a file", "a folder that is not writable"])
+def test_a_place_that_cannot_be_written_is_one_line(
+    tune: Fedone, folder: Path, obstacle: str
+) -> None:
+    if obstacle == "a file":
+        (folder / ".fedone").touch()
+    elif os.geteuid() == 0:
+        pytest.skip("root writes everywhere")
+    else:
+        (folder / ".fedone").mkdir(mode=0o500)
+    line = the_line(tune())
+    assert line.startswith("arguments: .fedone: cannot be written")
+    assert "--store FILE" in line
+    assert "--no-store" in line
+    assert tune("--no-store").code == 0
+    assert tune("--store", "run.db").code == 0
+
+
+async def test_two_processes_do_not_tune_one_run(folder: Path) -> None:
+    from fedone_sdk.cli._run_file import RunFile
+    from fedone_sdk.cli._state import RunState
+    from fedone_sdk.errors import StoreUnavailable
+    from fedone_sdk.stores import SqlStore
+
+    run = RunFile.load(folder / "run.yaml")
+    state = RunState.beside(run.path, "tiny")
+    state.make()
+    store = SqlStore.sqlite(state.store)
+    await store.open()
+    try:
+        for fresh in False, True:
+            with pytest.raises(StoreUnavailable, match="in use by another process"):
+                await state.find(run.spec, (), fresh=fresh)
+    finally:
+        await store.close()
+
+
+def test_other_commands_find_a_kept_run(fedone: Fedone, tune: Fedone, folder: Path) -> None:
+    tune()
+    assert fedone("report", "tiny", "--markdown").code == 0
+    assert "tiny" in (folder / "tiny.md").read_text()
+    assert fedone("runs", "replay", "tiny").code == 0
+    assert fedone("runs", "export", "tiny", "--as", "prompt").code == 0
+    against = ("--against", ".fedone/tiny.db")
+    assert fedone("prompt", "verify", "tiny.prompt.json", *against).code == 0
+    assert fedone("runs", "export", "nope").err == "arguments: give one of --server, --store\n"
+
+
+def test_the_place_is_the_folder_of_the_file(
+    fedone: Fedone, folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("with a blank")
+    for name in "run.yaml", "train.jsonl":
+        shutil.copy(folder / name, elsewhere / name)
+    _, _, err = fedone("tune", elsewhere / "run.yaml", "--transport", "memory")
+    assert (elsewhere / ".fedone" / "tiny.db").is_file()
+    assert not (folder / ".fedone").exists()
+    command = err.splitlines()[-1].partition("a report: ")[2]
+    assert re.fullmatch(r"fedone report tiny --store '.*'", command)

@@ -1,0 +1,143 @@
+"""Rows per second of `LlamaCppBackend`, next to a plain loop and to transformers.
+
+The plain loop hands the same token ids to the same engine, one row after the other, and reads the
+log-probabilities of two tokens. transformers runs the same weights in float32 (needs torch,
+accelerate and gguf). The prefix that rows share is an instruction, or an instruction with six
+demonstrations.
+
+    PYTHONPATH=. python tests/benchmarks/llama_cpp.py [--model FILE] [--rows 64] [--no-torch]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from fedone_sdk import assets
+from fedone_sdk.backends import LlamaCppBackend, TransformersBackend, query_for
+from fedone_sdk.backends.local_models import model_path
+from fedone_sdk.task import TaskSpec, form_of
+
+TASK = TaskSpec(
+    chat={"user": "{prompt}Feedback: {text}", "assistant": "Sentiment:"},
+    labels={0: " negative", 1: " positive"},
+)
+INSTRUCTION = "Decide whether this feedback about a device is positive or negative.\n\n"
+BATCH, REPEATS = 16, 3
+
+
+def main() -> None:
+    """Measures and prints Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", type=Path, default=None)
+    parser.add_argument("--rows", type=int, default=64)
+    parser.add_argument("--torch", action=argparse.BooleanOptionalAction, default=True)
+    args = parser.parse_args()
+    model = args.model or model_path("smollm2-135m-instruct")
+    lines = (assets.path("companion_feedback") / "train.jsonl").read_text(encoding="utf-8")
+    rows = [json.loads(line) for line in lines.splitlines()]
+    words = ["negative", "positive"]
+    shots = "".join(
+        f"Feedback: {row['text']}\nSentiment: {words[row['label']]}\n\n" for row in rows[-6:]
+    )
+    prompts = {"none": "", "instruction": INSTRUCTION, "demonstrations": INSTRUCTION + shots}
+    print(f"{model.name}, {args.rows} rows, {BATCH} a query, best of {REPEATS}; rows per second\n")
+    print(
+        "| shared prefix | tokens a row | of them shared | backend | plain loop, same engine "
+        "| backend / loop | plain loop, nothing shared | transformers fp32 |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
+    asyncio.run(measure(model, prompts, rows[: args.rows], torch=args.torch))
+
+
+async def measure(
+    model: Path, prompts: dict[str, str], rows: list[dict[str, Any]], *, torch: bool
+) -> None:
+    """A line for each prompt."""
+    folder = tempfile.TemporaryDirectory()
+    other = None
+    if torch:
+        from tests.weights import as_folder
+
+        other = TransformersBackend(as_folder(model, Path(folder.name)), device="cpu")
+        await other.check(TASK.label_words, form_of(TASK))
+    async with LlamaCppBackend(model) as backend:
+        await backend.check(TASK.label_words, form_of(TASK))
+        assert backend._loaded is not None
+        loaded = backend._loaded
+        labels = [loaded._encoder.label_id(word) for word in TASK.label_words]
+        for name, prompt in prompts.items():
+            queries = [
+                query_for(TASK, prompt, rows[at : at + BATCH], backend=backend)
+                for at in range(0, len(rows), BATCH)
+            ]
+            ids = [loaded._encoder.encode(parts) for query in queries for parts in query.inputs]
+            ours = await best(partial(asked, backend, queries))
+            plain = partial(asyncio.to_thread, looped, loaded._engine, ids, labels)
+            loop, cold = await best(partial(plain, True)), await best(partial(plain, False))
+            theirs = None if other is None else await best(partial(asked, other, queries))
+            shared = num_shared(ids)
+            speeds = [len(rows) / seconds for seconds in (ours, loop, cold)]
+            fp32 = "-" if theirs is None else f"{len(rows) / theirs:.1f}"
+            print(
+                f"| {name} | {sum(map(len, ids)) / len(ids):.0f} | {shared} | {speeds[0]:.1f} "
+                f"| {speeds[1]:.1f} | {speeds[0] / speeds[1]:.2f} | {speeds[2]:.1f} | {fp32} |",
+                flush=True,
+            )
+    if other is not None:
+        await other.aclose()
+    folder.cleanup()
+
+
+def num_shared(ids: list[list[int]]) -> int:
+    """The tokens that all rows begin with."""
+    places = zip(*ids, strict=False)
+    return sum(1 for _ in takewhile(lambda place: len(set(place)) == 1, places))
+
+
+async def best(call: Callable[[], Any]) -> float:
+    """The shortest time of some, seconds."""
+    times = []
+    for _ in range(REPEATS):
+        began = time.perf_counter()
+        await call()
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+
+async def asked(backend: Any, queries: list[Any]) -> None:
+    """All queries, as a run asks them: quoted and then scored."""
+    for query in queries:
+        await backend.quote(query)
+        await backend.score(query)
+
+
+def looped(engine: Any, ids: list[list[int]], labels: list[int], shares: bool) -> None:
+    """The same token ids, one request each, straight into the engine."""
+    for row in ids:
+        answer = engine._server.handle_completions(
+            {
+                "prompt": [row],
+                "n_predict": 1,
+                "n_probs": 256,
+                "samplers": [],
+                "logit_bias": [[labels[0], 1e6]],
+                "cache_prompt": shares,
+            }
+        )
+        (choice,) = answer["choices"]
+        shown = choice["logprobs"]["content"][0]["top_logprobs"]
+        found = {one["id"]: one["logprob"] for one in shown}
+        assert any(label in found for label in labels)
+
+
+if __name__ == "__main__":
+    main()
