@@ -233,7 +233,7 @@ class HostedBackend(LLMBackend):
         return quoted
 
     def reset(self) -> None:
-        """Counts anew whether the answers show the label words."""
+        """Starts to count again how many answers show the label words."""
         self._watch.reset()
 
     async def _loaded(self) -> TokenCounter:

@@ -679,6 +679,45 @@ async def test_a_server_that_has_only_the_list_is_asked_for_that(make: Make) -> 
         assert "/v1/models" in server.asked
 
 
+async def test_an_alias_is_a_name_of_the_model(make: Make) -> None:
+    models: dict[str, dict[str, object]] = {"/models/a.gguf": {"aliases": ["mine", "a"]}}
+    async with FakeOpenAI(models=models, lists_models="list") as server:
+        await make(server, model="mine").check(WORDS)
+        with pytest.raises(BackendBlocked, match="does not exist"):
+            await make(server, model="b").check(WORDS)
+
+
+async def test_two_files_under_one_name_share_no_cache(make: Make, tmp_path: Path) -> None:
+    def listed(size: int) -> dict[str, dict[str, object]]:
+        return {"fake-1": {"meta": {"n_params": 10, "size": size, "ftype": "Q4_1", "n_ctx": 8192}}}
+
+    cache = tmp_path / "answers.db"
+    fingerprints, asked = [], []
+    async with FakeOpenAI() as server:
+        for size in (100, 200, 100):
+            server.models = listed(size)
+            backend = CachedBackend(make(server), file=cache)
+            await backend.check(WORDS)
+            fingerprints.append(backend.fingerprint)
+            await backend.score(ask())
+            asked.append(len(server.received))
+            await backend.aclose()
+    assert fingerprints[0].endswith(":fake-1:n_params=10,size=100,ftype=Q4_1")
+    assert fingerprints[0] == fingerprints[2] != fingerprints[1]
+    assert asked == [1, 2, 2]
+
+
+@pytest.mark.parametrize(("context", "warned"), [(1151, True), (1152, False)])
+async def test_a_context_shorter_than_the_longest_input_is_warned_of(
+    make: Make, context: int, warned: bool
+) -> None:
+    async with FakeOpenAI(models={"fake-1": {"meta": {"n_ctx": context}}}) as server:
+        with capture_logs() as logs:
+            await make(server).check(WORDS)
+    events = [log["event"] for log in logs]
+    assert ("context_shorter_than_max_input_tokens" in events) == warned
+
+
 async def test_a_server_without_a_list_is_tolerated(make: Make) -> None:
     async with FakeOpenAI(lists_models=False) as server:
         await make(server).check(WORDS)
