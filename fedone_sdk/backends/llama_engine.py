@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import secrets
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,8 +31,11 @@ label words are nearly always among these."""
 _SURELY = 1e6
 """A logit that no other comes near."""
 
-_MORE_PROBS = 4096
-"""And then, before the whole vocabulary is."""
+_RAISED = 30.0
+"""What is added to the logits of unlikely tokens: a token of probability 1e-13 is shown then."""
+
+_BESIDES = 8
+"""Tokens that are shown next to them."""
 
 
 class Written(NamedTuple):
@@ -136,13 +140,47 @@ class LlamaEngine:
         found = []
         for number, (prompt, tokens) in enumerate(zip(prompts, wanted, strict=True)):
             shown = self._shown(prompt, fresh=number == 0)
-            for num_probs in (_MORE_PROBS, self.num_vocab):
-                if all(token in shown for token in tokens):
-                    break
-                # All but its last token is known by now.
-                shown = self._shown(prompt, fresh=False, num_probs=num_probs)
+            if not all(token in shown for token in tokens):
+                shown |= self._unlikely(prompt, tokens, shown)
+            if not all(token in shown for token in tokens):
+                shown = self._shown(prompt, fresh=False, num_probs=self.num_vocab)
             found.append([shown[token] for token in tokens])
         return found
+
+    def _unlikely(
+        self, prompt: Sequence[int], tokens: Sequence[int], shown: Mapping[int, float]
+    ) -> dict[int, float]:
+        """Log-probabilities of tokens that are not among the likeliest.
+
+        The tokens' logits are raised until they are shown, next to a token whose log-probability is
+        known. Their distance to it, less what was added, is what it was before. Only the prompt's
+        last token is computed for it, and few tokens are named.
+
+        Args:
+            prompt: Token ids, asked about just before.
+            tokens: The tokens.
+            shown: The likeliest next tokens and their log-probabilities.
+
+        Returns:
+            Those of the tokens that are shown now.
+        """
+        choice = self._complete(
+            prompt,
+            fresh=False,
+            n_predict=1,
+            n_probs=len(tokens) + _BESIDES,
+            samplers=[],
+            post_sampling_probs=True,
+            logit_bias=[[token, _RAISED] for token in dict.fromkeys(tokens)],
+        )
+        if choice["logprobs"] is None:  # It sampled a part of a character.
+            return {}
+        top = {one["id"]: one["prob"] for one in choice["logprobs"]["content"][0]["top_probs"]}
+        known = [token for token in top if token in shown and token not in tokens and top[token]]
+        if not known:
+            return {}
+        origin = shown[known[0]] - math.log(top[known[0]]) - _RAISED
+        return {token: origin + math.log(top[token]) for token in tokens if top.get(token)}
 
     def _shown(
         self, prompt: Sequence[int], *, fresh: bool, num_probs: int = _FIRST_PROBS

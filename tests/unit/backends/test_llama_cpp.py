@@ -88,6 +88,13 @@ async def test_unlikely_label_words_are_found_in_the_whole_vocabulary(
         assert known is not None
         assert -30 < row[0] < -8
         assert row[1] == pytest.approx(known[1], abs=0.05)
+    loaded = backend._loaded
+    assert loaded is not None
+    words = [loaded._encoder.label_id(word) for word in (" zebra", " river", " positive")]
+    ids = loaded._encoder.encode(ask(backend, BEGUN).inputs[0], reserve=1)
+    (found,) = loaded._engine.next_log_probs([ids], [words])
+    shown = loaded._engine._shown(ids, fresh=True, num_probs=loaded._engine.num_vocab)
+    assert found == pytest.approx([shown[word] for word in words], abs=0.05)
 
 
 async def test_an_answer_depends_on_its_query_alone(backend: LlamaCppBackend) -> None:
