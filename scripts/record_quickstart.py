@@ -22,10 +22,10 @@ def main() -> None:
     done = subprocess.run(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True
     )
-    console = Console(record=True, width=100, file=io.StringIO())
+    console = Console(record=True, width=104, file=io.StringIO())
     console.print(Text("$ fedone quickstart", style="bold"))
     for line in done.stdout.splitlines():
-        highlighted = "accuracy on dev" in line or "queries   " in line
+        highlighted = "gain over no prompt" in line or "tuned prompt, with" in line
         console.print(Text(line, style="bold green" if highlighted else ""))
     TARGET.parent.mkdir(parents=True, exist_ok=True)
     console.save_svg(str(TARGET), title="fedone quickstart")

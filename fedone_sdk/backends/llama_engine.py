@@ -299,8 +299,9 @@ def _engine() -> Any:
     """The engine's module.
 
     Its threads wait for one another after each operation, and OpenMP lets them spin meanwhile. With
-    its default, a single busy process beside them on as many cores makes the model tens of times
-    slower; after a short spin they sleep. OpenMP reads the setting when it is loaded.
+    its default setting, one other busy process on the same cores makes the model tens of times
+    slower; after a short spin the threads sleep instead. OpenMP reads the setting when it is
+    loaded.
     """
     name = "GOMP_SPINCOUNT"
     if name in os.environ or "OMP_WAIT_POLICY" in os.environ:
