@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import structlog
 import yaml
 from typer.testing import CliRunner
 
@@ -203,7 +204,10 @@ def test_score_shows_the_same_line(tmp_path: Path) -> None:
             }
             (tmp_path / "run.yaml").write_text(yaml.safe_dump(run))
             command = ["score", str(tmp_path / "run.yaml"), "--prompt", "", "--batch-size", "8"]
-            found = await asyncio.to_thread(CliRunner().invoke, app, command)
+            try:
+                found = await asyncio.to_thread(CliRunner().invoke, app, command)
+            finally:
+                structlog.reset_defaults()  # The command sets what logs look like.
             said = str(found.exception)
             assert said.startswith(f"{tmp_path / 'run.yaml'}: {server.base_url}: ")
             assert "show none of the label words ' wonderful', ' horrid'" in said
