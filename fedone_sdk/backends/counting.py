@@ -56,10 +56,5 @@ def _asked(encoder: CausalEncoder, query: Query, multi_token_labels: bool) -> li
     """Per input the tokens of the longest text that is asked about."""
     if query.want == "reference":
         return [len(encoder.continuation(text)) for text in query.references]
-    words = encoder.spelled(query.label_words, query.inputs[0])
-    if multi_token_labels:
-        longest = max((len(encoder.continuation(word)) for word in words), default=1)
-        return [longest] * len(query.inputs)
-    for word in words:
-        encoder.label_id(word)
-    return [1] * len(query.inputs)
+    labels = encoder.label_ids(query.label_words, query.inputs[0], several=multi_token_labels)
+    return [max(map(len, labels), default=1)] * len(query.inputs)

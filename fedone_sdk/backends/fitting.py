@@ -343,6 +343,29 @@ class CausalEncoder(_Encoder):
         """
         return answer_words(label_words, self.framed(like)) if is_chat(like) else (*label_words,)
 
+    def label_ids(
+        self, label_words: Sequence[str], like: Rendered, *, several: bool
+    ) -> list[list[int]]:
+        """The token ids of each label word.
+
+        Args:
+            label_words: As the task has them.
+            like: As for `spelled`.
+            several: Whether a label word may be several tokens.
+
+        Raises:
+            LabelWordError: It is not one token (or none, where it may be several).
+            BackendError: As `frame`.
+        """
+        words = self.spelled(label_words, like)
+        if not several:
+            return [[self.label_id(word)] for word in words]
+        ids = [self.continuation(word) for word in words]
+        for word, tokens in zip(words, ids, strict=True):
+            if not tokens:
+                raise LabelWordError(word, [])
+        return ids
+
     def continuation(self, text: str) -> list[int]:
         """The token ids of a text that goes on after another, with its leading space as given.
 

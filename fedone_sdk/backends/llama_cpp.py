@@ -21,7 +21,7 @@ from fedone_sdk.backends.chat import TemplateWarning
 from fedone_sdk.backends.gguf import read_gguf
 from fedone_sdk.backends.llama_engine import GgufEncoder, LlamaEngine
 from fedone_sdk.budget import Usage
-from fedone_sdk.errors import BackendError, LabelWordError, MissingExtraError, SpecError
+from fedone_sdk.errors import BackendError, MissingExtraError, SpecError
 from fedone_sdk.task import Rendered
 
 __all__ = ["LlamaCppBackend"]
@@ -306,14 +306,8 @@ class _Model:
         )
 
     def _label_ids(self, label_words: Sequence[str], like: Rendered) -> tuple[tuple[int, ...], ...]:
-        words = self._encoder.spelled(label_words, like)
-        if not self._multi_token_labels:
-            return tuple((self._encoder.label_id(word),) for word in words)
-        labels = [tuple(self._encoder.continuation(word)) for word in words]
-        for word, ids in zip(words, labels, strict=True):
-            if not ids:
-                raise LabelWordError(word, [])
-        return tuple(labels)
+        several = self._multi_token_labels
+        return tuple(map(tuple, self._encoder.label_ids(label_words, like, several=several)))
 
 
 def _beginnings(label: tuple[int, ...]) -> list[tuple[int, ...]]:

@@ -16,7 +16,7 @@ from fedone_sdk.backends.base import Answer, Query
 from fedone_sdk.backends.checkpoint import Checkpoint, first_line, load_module
 from fedone_sdk.backends.fitting import SOFT, CausalEncoder, ClozeEncoder
 from fedone_sdk.budget import Usage
-from fedone_sdk.errors import BackendError, LabelWordError
+from fedone_sdk.errors import BackendError
 from fedone_sdk.soft_prompt import SoftPrompt, SoftPromptKind
 from fedone_sdk.task import Rendered
 
@@ -138,14 +138,7 @@ class TorchModel(ABC):
         encoder = self.encoder
         if isinstance(encoder, ClozeEncoder):
             return [[encoder.label_id(word)] for word in label_words]
-        words = encoder.spelled(label_words, like)
-        if not self._multi_token_labels:
-            return [[encoder.label_id(word)] for word in words]
-        ids = [encoder.continuation(word) for word in words]
-        for word, tokens in zip(words, ids, strict=True):
-            if not tokens:
-                raise LabelWordError(word, [])
-        return ids
+        return encoder.label_ids(label_words, like, several=self._multi_token_labels)
 
     def soft_shape(self, kind: SoftPromptKind, length: int) -> tuple[int, int]:
         """Rows and columns of a soft prompt of `length` vectors.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["FOLDER", "RunState", "default_store"]
 
 FOLDER = ".fedone"
-"""The folder beside a RUN.yaml that holds the state of its run."""
+"""The folder next to a RUN.yaml that holds the state of its run."""
 
 _FINAL = {"completed", "budget_exhausted", "target_reached"}
 
@@ -47,7 +47,7 @@ class RunState:
 
     @classmethod
     def beside(cls, run_path: Path, name: str) -> Self:
-        """The default place of a run: ``.fedone`` beside its RUN.yaml.
+        """The default place of a run: ``.fedone`` next to its RUN.yaml.
 
         Raises:
             SpecError: The folder cannot be written to.

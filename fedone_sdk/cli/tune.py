@@ -66,8 +66,8 @@ def tune(
         typer.Option(
             metavar="FILE",
             show_default=False,
-            help="Keep the run in this SQLite file instead of .fedone/NAME.db beside RUN.yaml, its "
-            "clients in FILE.fedone-clients, and answers in FILE.fedone-answers unless RUN.yaml "
+            help="Keep the run in this SQLite file instead of .fedone/NAME.db next to RUN.yaml, "
+            "its clients in FILE.fedone-clients, and answers in FILE.fedone-answers unless RUN.yaml "
             "names a cache.",
         ),
     ] = None,
@@ -101,7 +101,7 @@ def tune(
 ) -> None:
     """Tune a prompt for your own model and data, under your own budget.
 
-    The run is kept in .fedone beside RUN.yaml: the same command goes on after a stop, a crash or
+    The run is kept in .fedone next to RUN.yaml: the same command goes on after a stop, a crash or
     a pause. Paths in RUN.yaml start at its folder.
     """
     output = Output(json_file)

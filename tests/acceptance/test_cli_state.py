@@ -1,4 +1,4 @@
-"""What `fedone tune` keeps beside RUN.yaml, and what it says where it cannot."""
+"""What `fedone tune` keeps next to RUN.yaml, and what it says where it cannot."""
 
 from __future__ import annotations
 
