@@ -67,8 +67,8 @@ def tune(
             metavar="FILE",
             show_default=False,
             help="Keep the run in this SQLite file instead of .fedone/NAME.db next to RUN.yaml, "
-            "its clients in FILE.fedone-clients, and answers in FILE.fedone-answers unless RUN.yaml "
-            "names a cache.",
+            "its clients in FILE.fedone-clients, and answers in FILE.fedone-answers unless "
+            "RUN.yaml names a cache.",
         ),
     ] = None,
     no_store: Annotated[
