@@ -1,0 +1,139 @@
+"""Which candidates each position of a prompt has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Space"]
+
+
+# No slots: the mask is kept with the space.
+@dataclass(frozen=True, kw_only=True)
+class Space:
+    """The prompts that a search may try: one candidate for each position.
+
+    A prompt is n indices, one per position; index j of position i is candidate j of that position's
+    slot. Positions of one slot are neighbours and share its candidates: the paper's prompt is a
+    single slot repeated n times. Arrays of shape (n, N) are as wide as the largest slot, and hold 0
+    where a position has no such candidate (`mask`).
+
+    Attributes:
+        sizes: Candidates of each position, at least 1 each, shape (n,).
+        blanks: For each position the index of its blank candidate (no text), or None.
+        slots: For each position the number of its slot, from 0 and rising.
+    """
+
+    sizes: tuple[int, ...]
+    blanks: tuple[int | None, ...]
+    slots: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse positions that do not fit each other."""
+        if not self.sizes or not len(self.sizes) == len(self.blanks) == len(self.slots):
+            raise ValueError("a space needs sizes, blanks and slots of the same positions")
+        if min(self.sizes) < 1 or max(self.sizes) < 2:
+            raise ValueError("a space needs a candidate in each position, and 2 in one of them")
+        for size, blank in zip(self.sizes, self.blanks, strict=True):
+            if blank is not None and not 0 <= blank < size:
+                raise ValueError(f"blank must lie in [0, {size}), not {blank}")
+        steps = np.diff(np.array(self.slots))
+        if self.slots[0] != 0 or not np.isin(steps, (0, 1)).all():
+            raise ValueError("slots must be numbered from 0, in the order of the positions")
+        for positions in self.groups():
+            if len({(self.sizes[at], self.blanks[at]) for at in positions}) > 1:
+                raise ValueError("the positions of a slot must have the same candidates")
+
+    @classmethod
+    def repeated(cls, prompt_len: int, vocab_size: int, blank: int | None = None) -> Space:
+        """Return the space of the paper: one slot of N candidates, repeated n times."""
+        return cls.of([(prompt_len, vocab_size, blank)])
+
+    @classmethod
+    def of(cls, slots: Sequence[tuple[int, int, int | None]]) -> Space:
+        """Return the space of some slots.
+
+        Args:
+            slots: Of each slot how often it is repeated, its number of candidates, and the index of
+                its blank candidate.
+        """
+        rows = [
+            (size, blank, number)
+            for number, (repeat, size, blank) in enumerate(slots)
+            for _ in range(repeat)
+        ]
+        if not rows:
+            raise ValueError("a space needs at least one position")
+        sizes, blanks, numbers = zip(*rows, strict=True)
+        return cls(sizes=sizes, blanks=blanks, slots=numbers)
+
+    @property
+    def prompt_len(self) -> int:
+        """Positions, n."""
+        return len(self.sizes)
+
+    @property
+    def vocab_size(self) -> int:
+        """Candidates of the largest slot, N."""
+        return max(self.sizes)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(n, N)."""
+        return self.prompt_len, self.vocab_size
+
+    @cached_property
+    def mask(self) -> NDArray[np.bool_]:
+        """Which candidates exist, shape (n, N)."""
+        mask: NDArray[np.bool_] = np.arange(self.vocab_size) < np.array(self.sizes)[:, None]
+        mask.setflags(write=False)
+        return mask
+
+    @cached_property
+    def uniform(self) -> NDArray[np.float64]:
+        """Equal probabilities of the candidates of each position, shape (n, N)."""
+        uniform: NDArray[np.float64] = self.mask / np.array(self.sizes, dtype=np.float64)[:, None]
+        uniform.setflags(write=False)
+        return uniform
+
+    @property
+    def reference(self) -> NDArray[np.int64] | None:
+        """The prompt that is blank wherever it can be, or candidate 0; shape (n,).
+
+        None where no position has a blank.
+        """
+        if all(blank is None for blank in self.blanks):
+            return None
+        return np.array([0 if blank is None else blank for blank in self.blanks], dtype=np.int64)
+
+    def groups(self) -> Iterator[tuple[int, ...]]:
+        """The positions of each slot."""
+        for number in range(self.slots[-1] + 1):
+            yield tuple(at for at, slot in enumerate(self.slots) if slot == number)
+
+    def holds(self, prompts: NDArray[np.int64]) -> bool:
+        """Whether these are prompts of the space, shape (P, n)."""
+        return bool(((prompts >= 0) & (prompts < np.array(self.sizes))).all())
+
+    def random(self, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+        """Return prompts with independent, equally likely candidates, shape (count, n)."""
+        return rng.integers(np.array(self.sizes), size=(count, self.prompt_len))
+
+    def compact(self, prompts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the same texts with the blanks of each slot at its end, shape (P, n).
+
+        Equal texts of repeated slots are equal prompts then.
+        """
+        result = prompts.copy()
+        for positions in self.groups():
+            blank = self.blanks[positions[0]]
+            if blank is None or len(positions) == 1:
+                continue
+            part = result[:, positions]
+            order = np.argsort(part == blank, axis=1, kind="stable")
+            result[:, positions] = np.take_along_axis(part, order, axis=1)
+        return result
