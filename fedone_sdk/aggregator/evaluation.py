@@ -33,6 +33,7 @@ from fedone_sdk.backends import (
     score_all,
 )
 from fedone_sdk.budget import NOTHING, Usage
+from fedone_sdk.candidates import no_prompt
 from fedone_sdk.data import draw_minibatch
 from fedone_sdk.errors import (
     BackendBlocked,
@@ -43,8 +44,9 @@ from fedone_sdk.errors import (
     SpecError,
 )
 from fedone_sdk.metrics import MetricFunction
+from fedone_sdk.soft_prompt import SoftPrompt
 from fedone_sdk.spec import RunSpec
-from fedone_sdk.task import Bias, Example, ScoreFunction
+from fedone_sdk.task import Bias, Example, ScoreFunction, TextPrompt
 
 __all__ = ["Evaluation", "curve_examples"]
 
@@ -198,7 +200,10 @@ class Evaluation:
             task = run.spec.task
             if shown.bias is not None:
                 task = task.with_bias(shown.bias)
-            prompt = "" if shown.prompt is None else (await run.show(self._backend))(shown.prompt)
+            if shown.prompt is None:
+                prompt: TextPrompt | SoftPrompt = no_prompt(task, run.vocabulary)
+            else:
+                prompt = (await run.show(self._backend))(shown.prompt)
             queries = prediction_queries(
                 self._backend, task, prompt, examples, run.spec.method.batch_size, calibration
             )

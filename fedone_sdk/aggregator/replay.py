@@ -119,18 +119,12 @@ def machine_of(snapshot: RunSnapshot) -> RoundMachine:
     """
     record = snapshot.record
     spec = RunSpec.model_validate_json(record.spec)
-    vocabulary = Vocabulary(candidates=tuple(json.loads(record.candidates)))
+    vocabulary = Vocabulary.parse(record.candidates)
     return _machine(record.run_id, spec, vocabulary)
 
 
 def _machine(run_id: str, spec: RunSpec, vocabulary: Vocabulary) -> RoundMachine:
-    return RoundMachine(
-        run_id,
-        spec,
-        vocab_size=len(vocabulary),
-        blank=vocabulary.blank,
-        start=spec.prompt.begun(vocabulary),
-    )
+    return RoundMachine.of(run_id, spec, vocabulary)
 
 
 def replay(

@@ -214,7 +214,7 @@ class ServedRun:
             RunRecord(
                 run_id=self.run_id,
                 spec=self.spec.model_dump_json(),
-                candidates=json.dumps(self.vocabulary.candidates),
+                candidates=self.vocabulary.dump(),
                 document=self._document(self._state, self._stored),
                 arrays=encode_arrays(self._arrays),
                 version=0,
@@ -600,11 +600,13 @@ class ServedRun:
     def task(self) -> RunTask:
         """What a client must know of the run."""
         return RunTask(
-            task=self.spec.task,
+            # Devices have no use for it, and older ones do not know it.
+            task=self.spec.task.model_copy(update={"description": None}),
             method=self.spec.method,
             prompt_len=self.spec.prompt.length,
             vocab_size=len(self.vocabulary),
             blank=self.vocabulary.blank,
+            layout=self.vocabulary.layout(self.spec.prompt.length) if self.vocabulary.slots else (),
             vocabulary_sha256=self.vocabulary.sha256,
             gateway=self.machine.gateway_model is not None,
             loss_clip=self.machine.loss_clip,
@@ -619,11 +621,7 @@ class ServedRun:
         if self.spec.method.domain != "tokens":
             return PromptReport(text="", tokens=(), bias=bias)
         indices = self.machine.method.prompt(state.method).tolist()
-        return PromptReport(
-            text=self.vocabulary.text(indices),
-            tokens=tuple(self.vocabulary.tokens(indices)),
-            bias=bias,
-        )
+        return PromptReport.of(self.spec.task, self.vocabulary, indices, bias)
 
     async def show(self, backend: LLMBackend) -> Show:
         """How the run's prompts look to a model.
@@ -635,7 +633,8 @@ class ServedRun:
         return await shown_by(
             self.spec.method,
             prompt_len=self.spec.prompt.length,
-            candidates=self.vocabulary.candidates,
+            task=self.spec.task,
+            vocabulary=self.vocabulary,
             backend=backend,
         )
 

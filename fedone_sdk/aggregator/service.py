@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping, Sequence
 
 import structlog
@@ -34,6 +33,7 @@ from fedone_sdk.aggregator.throttle import Throttle
 from fedone_sdk.aggregator.to_the_end import none_under_way
 from fedone_sdk.backends import LLMBackend, query_for, shown_by, want_of
 from fedone_sdk.backends.wrappers import BudgetedBackend
+from fedone_sdk.candidates import label_sets
 from fedone_sdk.clock import Clock
 from fedone_sdk.errors import BackendError, BackendUnavailable, ProblemError, SpecError
 from fedone_sdk.messages import (
@@ -197,7 +197,7 @@ class Service:
             run = await self._known(spec.name)
             if run is None:
                 machine = self._machine(spec.name, spec, vocabulary)
-                await self._look_at_model(machine)
+                await self._look_at_model(machine, vocabulary)
                 run = self._serve(machine, vocabulary)
                 try:
                     await run.create()
@@ -235,11 +235,11 @@ class Service:
     async def _take_up(self, record: RunRecord) -> None:
         """Serves a stored run; one whose model cannot be asked pauses."""
         spec = RunSpec.model_validate_json(record.spec)
-        vocabulary = Vocabulary(candidates=tuple(json.loads(record.candidates)))
+        vocabulary = Vocabulary.parse(record.candidates)
         machine = self._machine(record.run_id, spec, vocabulary)
         trouble = None
         try:
-            await self._look_at_model(machine)
+            await self._look_at_model(machine, vocabulary)
         except (BackendError, SpecError) as exc:
             trouble = _one_line(exc)
         run = self._serve(machine, vocabulary)
@@ -268,12 +268,10 @@ class Service:
 
     def _machine(self, run_id: str, spec: RunSpec, vocabulary: Vocabulary) -> RoundMachine:
         try:
-            return RoundMachine(
+            return RoundMachine.of(
                 run_id,
                 spec,
-                vocab_size=len(vocabulary),
-                blank=vocabulary.blank,
-                start=spec.prompt.begun(vocabulary),
+                vocabulary,
                 gateway_model=None if self._backend is None else "",
             )
         except ValueError as exc:
@@ -291,7 +289,7 @@ class Service:
             listener=self._on_effect,
         )
 
-    async def _look_at_model(self, machine: RoundMachine) -> None:
+    async def _look_at_model(self, machine: RoundMachine, vocabulary: Vocabulary) -> None:
         """Sees whether the model can do a run, and what its queries cost at most.
 
         Raises:
@@ -303,14 +301,21 @@ class Service:
             check_caps(spec, frozenset({"queries"}))
             return
         # First: some models say only then what they can do.
-        await backend.check(spec.task.label_words, form_of(spec.task))
+        for words in label_sets(spec.task, vocabulary):
+            await backend.check(words, form_of(spec.task))
         check_caps(spec, backend.bounds)
         want = want_of(spec.task, backend.answers)
         if want == "text" and not spec.gateway.generated_text:
             raise SpecError(
                 "gateway.generated_text: must be true for loss score, whose texts leave the gateway"
             )
-        await shown_by(spec.method, prompt_len=spec.prompt.length, candidates=(), backend=backend)
+        await shown_by(
+            spec.method,
+            prompt_len=spec.prompt.length,
+            task=spec.task,
+            vocabulary=Vocabulary(),
+            backend=backend,
+        )
         # What the template has that the model cannot take is seen here, and not query by query.
         nothing = dict.fromkeys(spec.task.fields, "")
         await backend.quote(query_for(spec.task, "", [nothing], backend=backend, references=["a"]))
@@ -327,7 +332,7 @@ class Service:
         """
         if run.machine.gateway_model == "":
             try:
-                await self._look_at_model(run.machine)
+                await self._look_at_model(run.machine, run.vocabulary)
             except (BackendError, SpecError) as exc:
                 raise ProblemError("backend_unavailable", _one_line(exc)) from exc
 
@@ -386,7 +391,7 @@ class Service:
         await run.catch_up()
         if run.machine.can_resume(run.state):  # else the machine says why not
             try:
-                await self._look_at_model(run.machine)
+                await self._look_at_model(run.machine, run.vocabulary)
             except (BackendError, SpecError) as exc:
                 passes = isinstance(exc, BackendUnavailable)
                 code = "backend_unavailable" if passes else "backend_blocked"

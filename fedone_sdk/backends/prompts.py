@@ -5,25 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from fedone_sdk.backends.base import LLMBackend
+from fedone_sdk.candidates import prompt_of
 from fedone_sdk.errors import MissingExtraError, SpecError
 from fedone_sdk.soft_prompt import MAX_ELEMENTS, SoftPrompt
 from fedone_sdk.spec import BbtSpec, MethodSpec
+from fedone_sdk.task import TaskSpec, TextPrompt
+from fedone_sdk.vocabulary import Vocabulary
 
 __all__ = ["Show", "shown_by"]
 
-Show = Callable[[Sequence[float]], str | SoftPrompt]
+Show = Callable[[Sequence[float]], TextPrompt | SoftPrompt]
 """One prompt's numbers (token indices, a latent vector, parameters) in, its text or vectors out."""
 
 
 async def shown_by(
-    method: MethodSpec, *, prompt_len: int, candidates: Sequence[str], backend: LLMBackend
+    method: MethodSpec,
+    *,
+    prompt_len: int,
+    task: TaskSpec,
+    vocabulary: Vocabulary,
+    backend: LLMBackend,
 ) -> Show:
     """How a method's prompts look to a model.
 
     Args:
         method: The method.
         prompt_len: n.
-        candidates: The vocabulary's texts; none for methods without one.
+        task: The task that prompts are put into.
+        vocabulary: Its candidates; none for methods without them.
         backend: Who will be asked.
 
     Raises:
@@ -32,7 +41,7 @@ async def shown_by(
         MissingExtraError: A soft prompt without NumPy.
     """
     if method.domain == "tokens":
-        return lambda row: "".join(candidates[int(index)] for index in row)
+        return lambda row: prompt_of(task, vocabulary, [int(index) for index in row])
     try:
         import numpy as np
 

@@ -14,6 +14,7 @@ from fedone_sdk.candidates.label_sets import (
     label_words,
     shipped_label_sets,
 )
+from fedone_sdk.candidates.prompt import label_sets, no_prompt, prompt_of
 from fedone_sdk.candidates.proposer import ScoredCandidate, proposal_messages, read_proposals
 from fedone_sdk.candidates.sources import (
     DemonstrationsSource,
@@ -38,7 +39,10 @@ __all__ = [
     "instruction_candidates",
     "label_candidates",
     "label_placeholder",
+    "label_sets",
     "label_words",
+    "no_prompt",
+    "prompt_of",
     "proposal_messages",
     "read_proposals",
     "shipped_label_sets",

@@ -167,6 +167,7 @@ async def _compared(
     backend: LLMBackend, federation: Federation, result: RunResult, plain_bias: Bias | None
 ) -> Comparison:
     """The evaluation again, from answers that are known."""
+    from fedone_sdk.candidates import no_prompt
     from fedone_sdk.reports import compare_prompts
 
     spec = federation.spec
@@ -177,6 +178,7 @@ async def _compared(
         plain_bias,
         federation.dev,
         spec.method.batch_size,
+        bare=no_prompt(spec.task, federation.vocabulary),
     )
 
 

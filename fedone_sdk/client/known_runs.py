@@ -6,7 +6,8 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
-from fedone_sdk.messages import RunTask, VocabularyList
+from fedone_sdk.messages import RunTask
+from fedone_sdk.vocabulary import Vocabulary
 
 __all__ = ["KnownRuns"]
 
@@ -27,7 +28,7 @@ class KnownRuns:
     def __init__(
         self,
         task: Callable[[str], Awaitable[RunTask]],
-        vocabulary: Callable[[str], Awaitable[VocabularyList]],
+        vocabulary: Callable[[str], Awaitable[Vocabulary]],
     ) -> None:
         self._tasks = _Recent(task)
         self._vocabularies = _Recent(vocabulary)
@@ -36,9 +37,9 @@ class KnownRuns:
         """What must be known of a run."""
         return await self._tasks.get(run_id)
 
-    async def candidates(self, run_id: str) -> tuple[str, ...]:
-        """A run's candidates, in index order."""
-        return (await self._vocabularies.get(run_id)).candidates
+    async def vocabulary(self, run_id: str) -> Vocabulary:
+        """A run's candidates."""
+        return await self._vocabularies.get(run_id)
 
     def forget(self) -> None:
         """Forgets all: another server may have other runs of the same names."""

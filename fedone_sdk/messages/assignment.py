@@ -11,6 +11,7 @@ from fedone_sdk.messages.array import Array, SharedMemory
 from fedone_sdk.messages.base import Id, Message, Seed
 from fedone_sdk.spec import CalibrationSpec, MethodSpec, PrivacySpec, RunName
 from fedone_sdk.task import TaskSpec
+from fedone_sdk.vocabulary import Layout, Slot, Vocabulary
 
 __all__ = [
     "ASSIGNMENT",
@@ -113,8 +114,10 @@ class RunTask(Message):
         task: Template, label words, loss.
         method: The method and its settings.
         prompt_len: n.
-        vocab_size: N; 0 for methods without a vocabulary.
-        blank: Index of the blank candidate, if there is one.
+        vocab_size: N, the candidates of a position; 0 for methods without a vocabulary.
+        blank: Index of the blank candidate, if all positions share one.
+        layout: Of a prompt of slots, each slot's positions, number of candidates (at most N) and
+            index of its blank candidate.
         vocabulary_sha256: Names the vocabulary; its texts are a separate resource.
         gateway: Whether the server scores prompts for clients (``POST /v1/score``).
         loss_clip: In the ``alpha`` exchange the client clips its mean losses to [0, `loss_clip`].
@@ -128,6 +131,7 @@ class RunTask(Message):
     prompt_len: int
     vocab_size: int
     blank: int | None = None
+    layout: Layout = Field(default=(), exclude_if=operator.not_)
     vocabulary_sha256: str
     gateway: bool
     loss_clip: float | None = None
@@ -136,6 +140,26 @@ class RunTask(Message):
 
 
 class VocabularyList(Message):
-    """``GET /v1/runs/{id}/vocabulary``: the candidates, in index order."""
+    """``GET /v1/runs/{id}/vocabulary``: the candidates, in index order.
 
-    candidates: tuple[str, ...]
+    Attributes:
+        candidates: Of every position; none where there are slots.
+        slots: Candidates slot by slot, in the order of the prompt.
+    """
+
+    candidates: tuple[str, ...] = ()
+    slots: tuple[Slot, ...] = Field(default=(), exclude_if=operator.not_)
+
+    @classmethod
+    def of(cls, vocabulary: Vocabulary) -> VocabularyList:
+        """The message that carries a vocabulary."""
+        return cls(candidates=vocabulary.candidates, slots=vocabulary.slots)
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """What it carries.
+
+        Raises:
+            ValueError: It is no vocabulary.
+        """
+        return Vocabulary(candidates=self.candidates, slots=self.slots)

@@ -28,7 +28,7 @@ from fedone_sdk.simulation.population import Population
 from fedone_sdk.spec import DirichletSpec, RunSpec
 from fedone_sdk.stores import Store
 from fedone_sdk.task import Example, ScoreFunction, TaskSpec
-from fedone_sdk.vocabulary import Vocabulary, build_vocabulary
+from fedone_sdk.vocabulary import Vocabulary
 
 __all__ = ["Federation", "load_measure", "load_score", "simulate"]
 
@@ -106,10 +106,8 @@ class Federation:
         # The vocabulary comes from text that the clients hold, and from no other.
         held = sorted({row for shard in partition.shards for row in shard})
         texts = (str(train[row][name]) for row in held for name in task.fields)
-        with _about("prompt.vocabulary"):
-            vocabulary = build_vocabulary(
-                spec.prompt.vocabulary, texts, base_dir, wanted=spec.prompt.wanted
-            )
+        with _about("prompt" if spec.prompt.slots else "prompt.vocabulary"):
+            vocabulary = spec.prompt.build(task, texts, base_dir)
         return cls(
             spec=spec,
             shards=tuple(tuple(train[row] for row in shard) for shard in partition.shards),

@@ -93,7 +93,7 @@ class MemoryTransport:
     async def vocabulary(self, credential: str, run_id: str) -> VocabularyList:
         """Fetches a run's candidates."""
         run = await self._service.run_for(await self._service.client(credential), run_id)
-        answer = VocabularyList(candidates=run.vocabulary.candidates)
+        answer = VocabularyList.of(run.vocabulary)
         return await self._exchange(run, _NOTHING, _ready(answer))
 
     async def score(self, credential: str, message: Score) -> Scores:

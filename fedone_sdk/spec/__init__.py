@@ -32,6 +32,7 @@ from fedone_sdk.spec.methods import (
     TrainedSpec,
 )
 from fedone_sdk.spec.privacy import PrivacySpec
+from fedone_sdk.spec.prompt import PromptSpec, SlotSpec
 from fedone_sdk.spec.run import (
     DataSpec,
     DirichletSpec,
@@ -39,7 +40,6 @@ from fedone_sdk.spec.run import (
     GatewayPolicy,
     IidSpec,
     ParticipationSpec,
-    PromptSpec,
     RunName,
     RunSpec,
 )
@@ -77,6 +77,7 @@ __all__ = [
     "RetrySpec",
     "RunName",
     "RunSpec",
+    "SlotSpec",
     "Spec",
     "ThompsonSpec",
     "TrainedSpec",

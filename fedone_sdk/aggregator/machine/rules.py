@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -24,6 +24,7 @@ from fedone_sdk.algorithms import (
     stream_seed,
 )
 from fedone_sdk.algorithms.cma_es import check_library
+from fedone_sdk.algorithms.space import Space
 from fedone_sdk.algorithms.start import Start
 from fedone_sdk.algorithms.trained import Trained
 from fedone_sdk.budget import Account, Budget, Usage
@@ -39,6 +40,7 @@ from fedone_sdk.messages import (
 from fedone_sdk.messages.ndarray import memory_to_wire, prompts_to_wire, to_wire
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.task import Bias
+from fedone_sdk.vocabulary import Layout, Vocabulary
 
 __all__ = ["MIN_SAMPLES", "ONE_QUERY", "Rules", "working"]
 
@@ -59,7 +61,8 @@ class Rules:
         run_id: Names the run in its messages.
         spec: The run.
         vocab_size: N.
-        blank: Index of the blank candidate, if there is one.
+        blank: Index of the blank candidate, if all positions share one.
+        layout: The slots of the prompt (`Vocabulary.layout`); empty where positions are all alike.
         start: What the search begins with, in the vocabulary's indices (`PromptSpec.begun`).
         worst_query: The most that one query may spend.
         gateway_model: Fingerprint of the gateway's model, empty while that is not known; None when
@@ -77,12 +80,14 @@ class Rules:
         *,
         vocab_size: int,
         blank: int | None = None,
+        layout: Layout = (),
         start: Start | None = None,
         worst_query: Usage = ONE_QUERY,
         gateway_model: str | None = None,
     ) -> None:
         self.run_id = run_id
         self.spec = spec
+        self.layout = layout
         self.vocab_size = vocab_size
         self.worst_query = worst_query
         self.gateway_model = gateway_model
@@ -113,6 +118,7 @@ class Rules:
             prompt_len=spec.prompt.length,
             vocab_size=vocab_size,
             blank=blank,
+            space=Space.of(layout) if layout else None,
             seed=spec.seed,
             biases=self.biases,
             asks=self.planned_asks if self.losses_exchange else None,
@@ -130,6 +136,19 @@ class Rules:
         self.server_optimizer = ServerOptimizer(
             name=spec.participation.server_optimizer,
             learning_rate=spec.participation.server_learning_rate,
+        )
+
+    @classmethod
+    def of(cls, run_id: str, spec: RunSpec, vocabulary: Vocabulary, **options: Any) -> Self:
+        """The rules of a run over these candidates; `options` as for the class itself."""
+        return cls(
+            run_id,
+            spec,
+            vocab_size=len(vocabulary),
+            blank=vocabulary.blank,
+            layout=vocabulary.layout(spec.prompt.length) if vocabulary.slots else (),
+            start=spec.prompt.begun(vocabulary),
+            **options,
         )
 
     @property

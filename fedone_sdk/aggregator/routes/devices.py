@@ -112,7 +112,7 @@ async def task(request: web.Request) -> web.Response:
 async def vocabulary(request: web.Request) -> web.Response:
     """The texts that indices in prompts stand for: fetched once."""
     run = await run_of(request)
-    return answer(VocabularyList(candidates=run.vocabulary.candidates))
+    return answer(VocabularyList.of(run.vocabulary))
 
 
 DEVICES = (
