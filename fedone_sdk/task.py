@@ -387,6 +387,9 @@ def render(task: TaskSpec, prompt: TextPrompt, example: Example) -> Rendered:
                 parts.append(Part("mask", ""))
             elif name is not None:
                 parts.append(Part("field", _field(example, name)))
+        if role in ("system", "user") and parts[-1].kind == "prompt":
+            # The line feed after an instruction is for what follows; here nothing does.
+            parts[-1] = Part("prompt", parts[-1].text.rstrip("\n"))
     return tuple(parts)
 
 

@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain, islice, pairwise
 from pathlib import Path
@@ -135,6 +135,52 @@ class Vocabulary(_Frozen):
     def blank(self) -> int | None:
         """Index of the blank candidate that all positions share, if there is one."""
         return self.candidates.index("") if "" in self.candidates else None
+
+    def comes_from(self, described: Vocabulary) -> bool:
+        """Whether a run that was described with other candidates has these.
+
+        It keeps only those sets of label words that its model takes; all else is the same.
+        """
+        if len(self.slots) != len(described.slots):
+            return False
+        dropped = set(described.candidates_of(LABELS)) - set(self.candidates_of(LABELS))
+        return self == described.without(LABELS, dropped)
+
+    def candidates_of(self, name: str) -> tuple[str, ...]:
+        """The candidates of the slot of this name; none where there is no such slot."""
+        return next((slot.candidates for slot in self.slots if slot.name == name), ())
+
+    def without(self, name: str, dropped: Collection[str]) -> Vocabulary:
+        """The same candidates, less these of the slot of this name."""
+        slots = [
+            slot.model_copy(
+                update={"candidates": tuple(c for c in slot.candidates if c not in dropped)}
+            )
+            if slot.name == name
+            else slot
+            for slot in self.slots
+        ]
+        return Vocabulary(candidates=self.candidates, slots=tuple(slots))
+
+    def with_candidates(self, appended: Iterable[tuple[str, str]]) -> Vocabulary:
+        """The same candidates, and more at the end of some slots.
+
+        Args:
+            appended: The slot and the text of each, in order.
+
+        Raises:
+            ValueError: There is no such slot, or the text stands there already.
+        """
+        more: dict[str, list[str]] = {slot.name: [] for slot in self.slots}
+        for name, text in appended:
+            if name not in more:
+                raise ValueError(f"there is no slot {name!r}")
+            more[name].append(text)
+        slots = [
+            {**slot.model_dump(), "candidates": (*slot.candidates, *more[slot.name])}
+            for slot in self.slots
+        ]
+        return Vocabulary.model_validate({"slots": slots}) if self.slots else self
 
     def layout(self, prompt_len: int) -> Layout:
         """How the candidates lie along the n positions of a prompt."""

@@ -146,7 +146,7 @@ class Evaluation:
         if not run.state.running and run.state.metric.after is not None:
             return  # a run that had ended before a restart
         await self._measure_whole("no_prompt", _Shown())
-        untrained = self._deployable(run.machine.start())
+        untrained = self._deployable(run.base.start())
         await self._measure_whole("before", _Shown(untrained.prompt))
         while not run.state.paused:
             if run.state.running or not self._points.empty():

@@ -26,12 +26,13 @@ from fedone_sdk.aggregator.events import (
 from fedone_sdk.aggregator.gateway import Gateway
 from fedone_sdk.aggregator.machine import RoundMachine
 from fedone_sdk.aggregator.pool import TurnedAway
+from fedone_sdk.aggregator.proposer import Proposer
 from fedone_sdk.aggregator.replay import at_round
 from fedone_sdk.aggregator.replicas import Replicas
 from fedone_sdk.aggregator.run import CaughtUp, Listener, ServedRun
 from fedone_sdk.aggregator.throttle import Throttle
 from fedone_sdk.aggregator.to_the_end import none_under_way
-from fedone_sdk.backends import LLMBackend, query_for, shown_by, want_of
+from fedone_sdk.backends import LLMBackend, query_for, shown_by, usable_vocabulary, want_of
 from fedone_sdk.backends.wrappers import BudgetedBackend
 from fedone_sdk.candidates import label_sets
 from fedone_sdk.clock import Clock
@@ -104,6 +105,7 @@ class Service:
         self._gateway = None if backend is None else Gateway(backend, lambda: store.replica)
         self._throttle = Throttle()
         self._evaluations: dict[str, Evaluation] = {}
+        self._proposers: dict[str, Proposer] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._adding = asyncio.Lock()
         self.dispatcher = Dispatcher(
@@ -138,6 +140,8 @@ class Service:
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         self._tasks.clear()
+        for proposer in self._proposers.values():
+            await proposer.aclose()
         if self._gateway is not None:
             await self._gateway.stop()
         await self.replicas.stop()
@@ -178,6 +182,7 @@ class Service:
         dev: Sequence[Example] = (),
         score: ScoreFunction | None = None,
         measure: MetricFunction | None = None,
+        proposer: LLMBackend | None = None,
     ) -> ServedRun:
         """Adds a run under its spec's name; a stored run with the same spec is taken up again.
 
@@ -187,6 +192,7 @@ class Service:
             dev: Held-out examples to measure prompts on.
             score: The user's function that measures them, for loss ``score``.
             measure: The user's function, for a metric of their own.
+            proposer: The model of ``prompt.proposer``; without it nothing is proposed.
 
         Raises:
             SpecError: The run cannot work, or its name is taken by a different run.
@@ -196,6 +202,7 @@ class Service:
         async with self._adding:
             run = await self._known(spec.name)
             if run is None:
+                vocabulary = await usable_vocabulary(self._backend, spec, vocabulary)
                 machine = self._machine(spec.name, spec, vocabulary)
                 await self._look_at_model(machine, vocabulary)
                 run = self._serve(machine, vocabulary)
@@ -208,7 +215,7 @@ class Service:
                 else:
                     self.runs[run.run_id] = run
                     await self.replicas.tell_added(run)
-            if not run.spec.is_same_run(spec) or run.vocabulary != vocabulary:
+            if not run.spec.is_same_run(spec) or not run.vocabulary.comes_from(vocabulary):
                 changed = ", ".join(run.spec.differences(spec)) or "candidates"
                 raise SpecError(
                     f"name: {spec.name!r} is taken by a run with another description "
@@ -219,6 +226,10 @@ class Service:
                 run, self._backend, dev, score, measure, replica=lambda: self._store.replica
             )
             self._evaluate(run)
+        if proposer is not None and run.run_id not in self._proposers:
+            self._proposers[run.run_id] = Proposer(
+                run, proposer, replica=lambda: self._store.replica
+            )
         self.dispatcher.look_at(run)
         self.dispatcher.wake()
         return run
@@ -332,7 +343,7 @@ class Service:
         """
         if run.machine.gateway_model == "":
             try:
-                await self._look_at_model(run.machine, run.vocabulary)
+                await self._look_at_model(run.base, run.vocabulary)
             except (BackendError, SpecError) as exc:
                 raise ProblemError("backend_unavailable", _one_line(exc)) from exc
 
@@ -391,7 +402,7 @@ class Service:
         await run.catch_up()
         if run.machine.can_resume(run.state):  # else the machine says why not
             try:
-                await self._look_at_model(run.machine, run.vocabulary)
+                await self._look_at_model(run.base, run.vocabulary)
             except (BackendError, SpecError) as exc:
                 passes = isinstance(exc, BackendUnavailable)
                 code = "backend_unavailable" if passes else "backend_blocked"
@@ -626,6 +637,9 @@ class Service:
         evaluation = self._evaluations.get(run.run_id)
         if evaluation is not None:
             evaluation.notice(effect)
+        proposer = self._proposers.get(run.run_id)
+        if proposer is not None:
+            proposer.notice(effect)
         for listener in self.listeners:
             listener(run, effect)
 

@@ -16,7 +16,7 @@ from fedone_sdk.backends.base import (
     Want,
 )
 from fedone_sdk.backends.predict import Prediction, predict, prediction_queries
-from fedone_sdk.backends.prompts import Show, shown_by
+from fedone_sdk.backends.prompts import Show, shown_by, usable_vocabulary
 from fedone_sdk.backends.wrappers.cache import CachedBackend
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ __all__ = [
     "rows_of",
     "score_all",
     "shown_by",
+    "usable_vocabulary",
     "want_of",
 ]
 

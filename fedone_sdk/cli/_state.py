@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -15,6 +14,7 @@ from fedone_sdk.errors import SpecError
 if TYPE_CHECKING:
     from fedone_sdk.spec import RunSpec
     from fedone_sdk.stores import RunRecord, SqlStore
+    from fedone_sdk.vocabulary import Vocabulary
 
 __all__ = ["FOLDER", "RunState", "default_store"]
 
@@ -88,12 +88,12 @@ class RunState:
         except OSError as exc:
             raise _unusable(folder) from exc
 
-    async def find(self, spec: RunSpec, candidates: Sequence[str], *, fresh: bool) -> str | None:
+    async def find(self, spec: RunSpec, vocabulary: Vocabulary, *, fresh: bool) -> str | None:
         """Looks for the run in the store, and makes sure that it can go on.
 
         Args:
             spec: The run as it is described now.
-            candidates: Its vocabulary.
+            vocabulary: Its candidates.
             fresh: Whether to remove the run and its clients first. Answers stay.
 
         Returns:
@@ -121,7 +121,7 @@ class RunState:
         known = runs.get(spec.name)
         if known is None:
             return None
-        self._compare(known, spec, candidates)
+        self._compare(known, spec, vocabulary)
         status: str = json.loads(known.document)["status"]
         return status if status in _FINAL else None
 
@@ -139,14 +139,15 @@ class RunState:
         """Removes the clients of a store that is gone: a new one would not know them."""
         shutil.rmtree(self.clients, ignore_errors=True)
 
-    def _compare(self, known: RunRecord, spec: RunSpec, candidates: Sequence[str]) -> None:
+    def _compare(self, known: RunRecord, spec: RunSpec, vocabulary: Vocabulary) -> None:
         from fedone_sdk.spec import RunSpec
+        from fedone_sdk.vocabulary import Vocabulary
 
         stored = RunSpec.model_validate_json(known.spec)
         if not stored.is_same_run(spec):
             changed = ", ".join(stored.differences(spec))
-        elif json.loads(known.candidates) != list(candidates):
-            changed = "the candidates, by prompt.vocabulary or by the data"
+        elif not Vocabulary.parse(known.candidates).comes_from(vocabulary):
+            changed = "the candidates, by prompt or by the data"
         else:
             return
         raise SpecError(

@@ -30,6 +30,7 @@ async def run_here(
     *,
     source: Path,
     backend: LLMBackend,
+    proposer: LLMBackend | None = None,
     transport: Literal["http", "memory"],
     store: Store | None = None,
     state_dir: Path | None = None,
@@ -42,6 +43,7 @@ async def run_here(
         federation: The run and its data.
         source: The file that a mistake would stand in.
         backend: The model; stays open.
+        proposer: The model of ``prompt.proposer``; stays open.
         transport: How messages travel.
         store: Keeps the run.
         state_dir: Keeps the clients.
@@ -80,6 +82,7 @@ async def run_here(
             watch=watch,
             stop=stop,
             trainer=trainer_of(federation.spec.method, backend),
+            proposer=proposer,
         )
     if tracking is not None:
         tracking.end(result)

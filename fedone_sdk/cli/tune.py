@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shlex
 import sys
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -148,8 +148,7 @@ def _state(run: RunFile, store: Path | None) -> RunState:
 
 def _find(run: RunFile, federation: Federation, state: RunState, *, fresh: bool) -> str | None:
     with naming(str(run.path)):
-        candidates = federation.vocabulary.candidates
-        return asyncio.run(state.find(run.spec, candidates, fresh=fresh))
+        return asyncio.run(state.find(run.spec, federation.vocabulary, fresh=fresh))
 
 
 def _what_is_next(
@@ -201,11 +200,19 @@ async def _tune(
 ) -> RunResult:
     if state is not None:
         state.make()
-    async with run.backend(cache=None if state is None else state.answers) as backend:
+    from fedone_sdk.backends.build import proposer_of
+
+    async with AsyncExitStack() as stack:
+        backend = await stack.enter_async_context(
+            run.backend(cache=None if state is None else state.answers)
+        )
+        with naming(str(run.path)):
+            proposer = await stack.enter_async_context(proposer_of(run.spec, run.folder, backend))
         return await run_here(
             federation,
             source=run.path,
             backend=backend,
+            proposer=proposer,
             transport=transport.value,
             store=kept.store,
             state_dir=None if state is None else state.clients,

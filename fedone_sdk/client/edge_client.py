@@ -366,7 +366,7 @@ class EdgeClient:
     ) -> Unsent:
         """Scores what the assignment asks for."""
         try:
-            run = await self._known.task(assignment.run_id)
+            run = await self._known.task(assignment.run_id, assignment.vocabulary_version)
         except MessageError as exc:
             # Of a newer version, say, with a method that this one does not know: to keep the seat
             # until its deadline would hold the run up.
@@ -420,7 +420,9 @@ class EdgeClient:
         if self._backend is not None:
             vocabulary = Vocabulary()
             if run.method.domain == "tokens":
-                vocabulary = await self._known.vocabulary(assignment.run_id)
+                vocabulary = await self._known.vocabulary(
+                    assignment.run_id, assignment.vocabulary_version
+                )
             show = await shown_by(
                 run.method,
                 prompt_len=run.prompt_len,
@@ -476,19 +478,23 @@ class EdgeClient:
             await self._backend.check(run.task.label_words, form_of(run.task))
         return run
 
-    async def _fetch_vocabulary(self, run_id: str) -> Vocabulary:
+    async def _fetch_vocabulary(
+        self, run: RunTask, run_id: str, known: tuple[int, Vocabulary] | None
+    ) -> Vocabulary:
         """A run's candidates, whose label words the client's model takes.
 
         Raises:
             Declining: They are not those of the run, or its task cannot take them.
         """
-        run, listed = await self._known.task(run_id), await self._link.vocabulary(run_id)
+        version, before = known or (0, None)
+        listed = await self._link.vocabulary(run_id, version)
         try:
-            vocabulary = listed.vocabulary
+            vocabulary = listed.vocabulary(before if version else None)
             chosen = label_sets(run.task, vocabulary) if vocabulary.slots else ()
         except ValueError as exc:
             raise Declining("the vocabulary is malformed") from exc
         if vocabulary.sha256 != run.vocabulary_sha256:
+            self._known.forget()  # Candidates may have come in between the two answers.
             raise Declining("the vocabulary does not fit its run")
         if self._backend is not None:
             for words in chosen:

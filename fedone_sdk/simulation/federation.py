@@ -201,6 +201,7 @@ async def simulate(
     stop: asyncio.Event | None = None,
     between: Between | None = None,
     trainer: Trainer | None = None,
+    proposer: LLMBackend | None = None,
 ) -> RunResult:
     """Runs a federation to its end: a real aggregator, and one edge client per shard.
 
@@ -216,6 +217,7 @@ async def simulate(
         stop: Ends the run early, with what it has learnt, once questions under way are answered.
         between: Puts something between a client and the aggregator: a fault, a liar.
         trainer: Trains the soft prompts of white-box methods; shared by all clients.
+        proposer: The model of ``prompt.proposer``; stays open.
 
     Raises:
         SpecError: The run cannot work as described.
@@ -272,6 +274,7 @@ async def simulate(
             dev=federation.dev,
             score=federation.score,
             measure=federation.measure,
+            proposer=proposer,
         )
         async with working:
             await _ended(aggregator.service, run, stop, keep=state_dir is not None)

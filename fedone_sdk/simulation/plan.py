@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from fedone_sdk.aggregator.evaluation import curve_examples
@@ -17,6 +17,7 @@ from fedone_sdk.backends import (
     prediction_queries,
     query_for,
     shown_by,
+    usable_vocabulary,
 )
 from fedone_sdk.backends.wrappers import Wrapper
 from fedone_sdk.budget import NOTHING, Account, Usage
@@ -263,8 +264,10 @@ async def _costs(
     """Counts what queries cost, and says what is in the way of the run."""
     spec, size, troubles = federation.spec, federation.spec.method.batch_size, list[str]()
     try:
+        vocabulary = await usable_vocabulary(backend, spec, federation.vocabulary)
+        federation = replace(federation, vocabulary=vocabulary)
         if not adapter.local:  # A local one is loaded for that, and counting checks the words too.
-            for words in label_sets(spec.task, federation.vocabulary):
+            for words in label_sets(spec.task, vocabulary):
                 await backend.check(words, form_of(spec.task))
     except (BackendBlocked, BackendUnavailable) as exc:
         troubles.append(f"backend: {exc}")

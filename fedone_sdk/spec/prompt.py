@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
@@ -20,6 +20,7 @@ from fedone_sdk.candidates import (
 from fedone_sdk.data import load_examples
 from fedone_sdk.description import Description
 from fedone_sdk.errors import DataError, SpecError
+from fedone_sdk.spec.backends import BackendSpec
 from fedone_sdk.spec.base import Spec
 from fedone_sdk.task import TaskSpec
 from fedone_sdk.vocabulary import (
@@ -33,7 +34,7 @@ from fedone_sdk.vocabulary import (
     build_vocabulary,
 )
 
-__all__ = ["CandidatesSpec", "PromptSpec", "Shares", "SlotSpec", "Start"]
+__all__ = ["CandidatesSpec", "PromptSpec", "ProposerSpec", "Shares", "SlotSpec", "Start"]
 
 Shares = Annotated[dict[Token, Annotated[float, Field(gt=0, le=1)]], Field(max_length=256)]
 """Parts of a position's probability, by token."""
@@ -103,6 +104,39 @@ class SlotSpec(Spec):
         return self
 
 
+class ProposerSpec(Spec):
+    """A model that writes new candidates for a slot, from what the run knows of the old ones.
+
+    It sees the task's description and templates, the label names, and the best and worst
+    candidates with their mean losses, over all and by class: never a device's text. Its calls are
+    paid from the run's budget.
+
+    Attributes:
+        kind: How candidates are proposed.
+        backend: The model; it must write text.
+        slot: Which slot it writes for; null is the first one with shipped instructions, else the
+            first one that holds text.
+        every: Rounds between two proposals.
+        count: Candidates of a proposal.
+        max_candidates: Candidates that it may add in all.
+        max_chars: The longest candidate, characters.
+        max_tokens: The longest answer, tokens.
+    """
+
+    kind: Literal["llm"] = "llm"
+    backend: BackendSpec
+    slot: SlotName | None = None
+    every: Annotated[int, Field(ge=1, le=10**6)] = 5
+    count: Annotated[int, Field(ge=1, le=32)] = 4
+    max_candidates: Annotated[int, Field(ge=1, le=1024)] = 32
+    max_chars: Annotated[int, Field(ge=8, le=4000)] = 400
+    max_tokens: Annotated[int, Field(ge=16, le=4096)] = 512
+
+
+def _is_none(value: object) -> bool:
+    return value is None
+
+
 class PromptSpec(Spec):
     """The prompt that is tuned.
 
@@ -116,6 +150,7 @@ class PromptSpec(Spec):
             position to itself; or, position by position, shares of tokens, such as an earlier
             run's alpha had. What a position's shares leave over goes to all candidates alike;
             positions that are not named begin half blank. Null begins with nothing.
+        proposer: A model that writes new candidates while the run is under way; null is none.
     """
 
     length: Annotated[int, Field(ge=1, le=1000)] = 20
@@ -124,6 +159,7 @@ class PromptSpec(Spec):
         default=(), exclude_if=operator.not_
     )
     start: Annotated[tuple[Shares, ...], Field(min_length=1)] | None = None
+    proposer: ProposerSpec | None = Field(default=None, exclude_if=_is_none)
 
     @field_validator("start", mode="before")
     @classmethod
@@ -166,6 +202,16 @@ class PromptSpec(Spec):
                 raise ValueError(f"start: the shares of position {position} are more than 1")
         return self
 
+    @model_validator(mode="after")
+    def _check_proposer(self) -> Self:
+        if self.proposer is None:
+            return self
+        if not self.slots:
+            raise ValueError("proposer: needs slots")
+        if self.proposer.slot is not None and self.proposer.slot not in self.text_slots:
+            raise ValueError(f"proposer.slot: must be one of {', '.join(self.text_slots)}")
+        return self
+
     @property
     def has_candidates(self) -> bool:
         """Whether tokens are tuned."""
@@ -188,6 +234,21 @@ class PromptSpec(Spec):
             yield "prompt.vocabulary", self.vocabulary
         for number, slot in enumerate(self.slots):
             yield f"prompt.slots.{number}.candidates", slot.candidates
+
+    @property
+    def proposed_slot(self) -> str | None:
+        """The slot that new candidates are written for; None without a proposer."""
+        if self.proposer is None:
+            return None
+        shipped = [s.name for s in self.slots if isinstance(s.candidates, InstructionsSource)]
+        return self.proposer.slot or [*shipped, *self.text_slots][0]
+
+    def capacity(self, vocabulary: Vocabulary) -> int:
+        """N, with room for the candidates that a proposer may add."""
+        if self.proposer is None:
+            return len(vocabulary)
+        slot = len(vocabulary.candidates_of(self.proposed_slot or ""))
+        return max(len(vocabulary), slot + self.proposer.max_candidates)
 
     @property
     def wanted(self) -> tuple[str, ...]:

@@ -233,6 +233,13 @@ class RunSpec(Spec):
                 f"task.slots: are {', '.join(self.task.slots)}; those of prompt.slots are "
                 f"{', '.join(self.prompt.text_slots) or 'none'}"
             )
+        told = self.participation.exchange == "losses" and self.method.pools
+        if self.prompt.proposer is not None and not told:
+            raise ValueError(
+                "prompt.proposer: needs participation.exchange losses and a method that keeps a "
+                f"pool of prompts; {self.method.name} with exchange "
+                f"{self.participation.exchange} tells nothing of single candidates"
+            )
         if self.prompt.chooses_labels and self.task.generates:
             raise ValueError("prompt.slots: labels needs a task with label words")
         if self.method.pools:

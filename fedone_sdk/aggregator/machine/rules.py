@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -60,7 +61,7 @@ class Rules:
     Args:
         run_id: Names the run in its messages.
         spec: The run.
-        vocab_size: N.
+        vocab_size: N, with the candidates that may come in later.
         blank: Index of the blank candidate, if all positions share one.
         layout: The slots of the prompt (`Vocabulary.layout`); empty where positions are all alike.
         start: What the search begins with, in the vocabulary's indices (`PromptSpec.begun`).
@@ -88,6 +89,10 @@ class Rules:
         self.run_id = run_id
         self.spec = spec
         self.layout = layout
+        self._start = start
+        self._grown: tuple[tuple[str, str], ...] = ()
+        self._base: Any = self  # A type checker takes no Self here.
+        self._later: dict[int, Self] = {}
         self.vocab_size = vocab_size
         self.worst_query = worst_query
         self.gateway_model = gateway_model
@@ -118,7 +123,7 @@ class Rules:
             prompt_len=spec.prompt.length,
             vocab_size=vocab_size,
             blank=blank,
-            space=Space.of(layout) if layout else None,
+            space=Space.of(layout, vocab_size) if layout else None,
             seed=spec.seed,
             biases=self.biases,
             asks=self.planned_asks if self.losses_exchange else None,
@@ -144,12 +149,47 @@ class Rules:
         return cls(
             run_id,
             spec,
-            vocab_size=len(vocabulary),
+            vocab_size=spec.prompt.capacity(vocabulary),
             blank=vocabulary.blank,
             layout=vocabulary.layout(spec.prompt.length) if vocabulary.slots else (),
             start=spec.prompt.begun(vocabulary),
             **options,
         )
+
+    def at(self, state: RunState) -> Self:
+        """The rules with the candidates that a state has."""
+        if state.proposed == self._grown:
+            return self
+        if self is not self._base:
+            base: Self = self._base
+            return base.at(state)
+        known = self._later.get(len(state.proposed))
+        if known is None or known._grown != state.proposed:
+            counts = Counter(slot for slot, _ in state.proposed)
+            names = [slot.name for slot in self.spec.prompt.slots]
+            layout = tuple(
+                (repeat, size + counts[name], blank)
+                for name, (repeat, size, blank) in zip(names, self.layout, strict=True)
+            )
+            known = type(self)(
+                self.run_id,
+                self.spec,
+                vocab_size=self.vocab_size,
+                layout=layout,
+                start=self._start,
+            )
+            known._base, known._grown = self, state.proposed
+            self._later[len(state.proposed)] = known
+        known.worst_query, known.gateway_model = self.worst_query, self.gateway_model
+        found: Self = known
+        return found
+
+    def admitted(self, method: State) -> State:
+        """A method's state with weights for candidates that are new since it was made."""
+        space = getattr(self.method, "space", None)
+        if not isinstance(space, Space):
+            return method
+        return method.evolve(alpha=self.method.project(space.admitted(method.alpha)))
 
     @property
     def algorithm(self) -> Algorithm:
@@ -355,6 +395,7 @@ class Rules:
             "round": state.round,
             "deadline_s": round(max(seat.due - now, 0.001), 3),
             "leased_queries": seat.num_samples * seat.num_steps,
+            "vocabulary_version": len(state.proposed),
         }
         if self.losses_exchange:
             return LossesAssignment(

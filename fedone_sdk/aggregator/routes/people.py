@@ -73,6 +73,8 @@ async def add_run(request: web.Request) -> web.Response:
             if not isinstance(source, _POSTED):
                 allowed = "list" if spec.prompt.vocabulary else "list, instructions or labels"
                 raise SpecError(f"{key}.kind: must be {allowed} in a posted run", source="run")
+        if spec.prompt.proposer is not None:
+            raise SpecError("prompt.proposer: cannot be had in a posted run", source="run")
         if spec.backend != RunSpec.model_fields["backend"].default:
             raise SpecError("backend: is the server's; leave it out", source="run")
         if not EXCHANGE.get().may_see(spec.name):
