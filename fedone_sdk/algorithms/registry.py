@@ -17,6 +17,7 @@ from .random_search import RandomSearch
 from .space import Space
 from .start import Start
 from .thompson import ThompsonSampling
+from .tpe import TPE
 from .trained import Trained
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ _TYPES: dict[str, type[Any]] = {
     "gs-bdpl": GumbelSoftmaxBDPL,
     "random": RandomSearch,
     "thompson": ThompsonSampling,
+    "tpe": TPE,
 }
 _COMMON = ("prompt_len", "vocab_size", "num_samples", "seed")
 

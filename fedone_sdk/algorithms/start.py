@@ -24,23 +24,22 @@ def begun(
     Args:
         shape: Positions and tokens, (n, N).
         start: Of each position; None for none.
-        mask: Which candidates exist, shape (n, N); None for all.
+        mask: Which candidates there are, shape (n, N); all by default.
 
     Raises:
         ValueError: It has other positions or tokens, or shares that are none.
     """
-    rows, columns = shape
-    exist = np.ones(shape, dtype=bool) if mask is None else mask
-    uniform: NDArray[np.float64] = exist / exist.sum(axis=1, keepdims=True)
+    rows, _ = shape
+    mask = np.ones(shape, dtype=bool) if mask is None else mask
+    uniform: NDArray[np.float64] = mask / mask.sum(axis=1, keepdims=True)
     if start is None:
         return uniform
     if len(start) != rows:
         raise ValueError(f"start must have {rows} positions, not {len(start)}")
     shares = np.zeros(shape)
-    for row, known, known_tokens in zip(shares, start, exist, strict=True):
+    for row, known, size in zip(shares, start, mask.sum(axis=1).tolist(), strict=True):
         for token, share in known:
-            if not (0 <= token < columns and known_tokens[token]):
-                size = int(known_tokens.sum())
+            if not 0 <= token < size:
                 raise ValueError(f"start: tokens must lie in [0, {size}), not {token}")
             if not (math.isfinite(share) and 0.0 < share <= 1.0):
                 raise ValueError(f"start: a share must lie in (0, 1], not {share!r}")
@@ -54,4 +53,5 @@ def begun(
 
 def is_begun(alpha: NDArray[np.float32]) -> bool:
     """Whether an alpha that nothing was learnt for yet began with something."""
-    return any(row.max() > row[row > 0].min() for row in alpha)
+    there = np.where(alpha > 0.0, alpha, np.nan)
+    return bool((np.nanmax(there, axis=1) > np.nanmin(there, axis=1)).any())
