@@ -12,6 +12,7 @@ import pytest
 
 from fedone_sdk.aggregator.replay import compare
 from fedone_sdk.backends import LLMBackend
+from fedone_sdk.backends.wrappers import BudgetedBackend
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendError, SpecError
 from fedone_sdk.messages import RunResult
@@ -164,7 +165,8 @@ WRITTEN = '["Is it good?", "Say {label:0} or {label:1}!", "Is it good?", "Name t
 
 
 async def test_proposed_candidates_are_tried_and_replayed() -> None:
-    proposer = ScriptedBackend(write=lambda inputs, most: WRITTEN)
+    scripted = ScriptedBackend(write=lambda inputs, most: WRITTEN)
+    proposer = BudgetedBackend(scripted)
     prompt = {
         "slots": SLOTS,
         "proposer": {"backend": {"kind": "onnx"}, "slot": "instruction", "every": 2},
@@ -185,10 +187,10 @@ async def test_proposed_candidates_are_tried_and_replayed() -> None:
     asked = ["".join(part.text for part in each.inputs[0]) for one in models for each in one.asked]
     assert any(text.startswith("Is it good? ") for text in asked)
     # The model saw aggregates, and what it cost is in the run's account, apart from training.
-    said = ["".join(part.text for part in query.inputs[0]) for query in proposer.asked]
+    said = ["".join(part.text for part in query.inputs[0]) for query in scripted.asked]
     assert all("loss" in text for text in said)
     assert not any("text 0-" in text for text in said)
-    assert run.result.evaluation.requests == len(proposer.asked)
+    assert run.result.evaluation.requests == len(scripted.asked)
     assert run.snapshot is not None
     assert compare(run.snapshot).agrees
 
@@ -198,18 +200,18 @@ async def test_a_proposer_that_fails_costs_its_call_only() -> None:
         raise BackendError("out of order", usage=Usage(requests=1))
 
     prompt = {"slots": SLOTS, "proposer": {"backend": {"kind": "onnx"}, "every": 1}}
-    proposer = ScriptedBackend(gate=fails)
+    scripted = ScriptedBackend(gate=fails)
+    proposer = BudgetedBackend(scripted)
     run = await served(spec_of("random", "losses", prompt=prompt), proposer=proposer)
     assert run.result.status == "completed"
     assert run.vocabulary is not None
-    assert run.vocabulary == spec_of(
-        prompt=prompt, method="random", exchange="losses"
-    ).prompt.build(run.spec.task if run.spec else spec_of().task)
+    assert run.vocabulary.candidates_of("instruction") == tuple(SLOTS[0]["candidates"])
+    assert run.result.evaluation.requests == len(scripted.asked)
 
 
 def test_a_proposer_needs_losses() -> None:
     prompt = {"slots": SLOTS, "proposer": {"backend": {"kind": "onnx"}}}
-    with pytest.raises(ValueError, match="prompt.proposer: needs participation.exchange losses"):
+    with pytest.raises(ValueError, match=r"prompt\.proposer: needs participation\.exchange losses"):
         spec_of("thompson", "alpha", prompt=prompt)
     with pytest.raises(ValueError, match="gs-bdpl with exchange losses tells nothing"):
         spec_of("gs-bdpl", "losses", prompt=prompt)
@@ -225,8 +227,7 @@ def test_a_proposer_needs_losses() -> None:
         ({"slots": [{"name": "mask", "candidates": ["a", "b"]}]}, "none of prompt, mask"),
         ({"slots": [{"name": "words", "candidates": {"kind": "labels"}}]}, "goes with the slot"),
         ({"slots": [{"name": "labels", "candidates": {"kind": "pmi"}}]}, "goes with the slot"),
-        ({"slots": SLOTS[:2]}, "slots"),
-        ({"vocabulary": None}, "vocabulary or slots: required for method gs-bdpl"),
+        ({"slots": [SLOTS[0], SLOTS[2]]}, r"needs the slot \{closing\} exactly once"),
     ],
 )
 def test_impossible_slots(prompt: dict[str, Any], message: str) -> None:
