@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fedone_sdk.aggregator.run import CaughtUp
     from fedone_sdk.backends import LLMBackend
     from fedone_sdk.messages import RunResult
-    from fedone_sdk.simulation import Federation
+    from fedone_sdk.simulation import Federation, First
     from fedone_sdk.stores import Store
     from fedone_sdk.trackers import Tracking
 
@@ -34,6 +34,7 @@ async def run_here(
     store: Store | None = None,
     state_dir: Path | None = None,
     tracking: Tracking | None = None,
+    first: First | None = None,
     at_end: Callable[[ServedRun], None] | None = None,
 ) -> RunResult:
     """Runs a federation to its end, or to the first Ctrl-C.
@@ -46,6 +47,7 @@ async def run_here(
         store: Keeps the run.
         state_dir: Keeps the clients.
         tracking: Told of the run as well.
+        first: What the model is asked before the run begins; see `simulate`.
         at_end: Called with the run when it has ended.
     """
     from fedone_sdk.baselines import trainer_of
@@ -79,6 +81,7 @@ async def run_here(
             state_dir=state_dir,
             watch=watch,
             stop=stop,
+            first=first,
             trainer=trainer_of(federation.spec.method, backend),
         )
     if tracking is not None:
