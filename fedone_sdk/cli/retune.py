@@ -156,8 +156,9 @@ def retune(
         return
     state = RunState.beside(path, name) if store is None else RunState.at(store)
     kept = KeptRun(state.store)
-    _announce(name, estimate)
-    ended, result, found = asyncio.run(_retune(model, move, state, kept, transport, fresh))
+    ended, result, found = asyncio.run(
+        _retune(model, move, estimate, state, kept, transport, fresh)
+    )
     page = _page(artefact, found, estimate, result)
     final = exit_code(result) == 0
     document = {
@@ -258,6 +259,7 @@ async def _plan(model: RunFile, move: Retuning) -> RetunePlan:
 async def _retune(
     model: RunFile,
     move: Retuning,
+    estimate: RetunePlan,
     state: RunState,
     kept: KeptRun,
     transport: TransportName,
@@ -275,6 +277,8 @@ async def _retune(
                 fresh=fresh,
                 model=backend.fingerprint,
             )
+        # What it will cost, before it does.
+        print(f"{federation.spec.name}: {_cost(estimate)}", file=sys.stderr)
         result = await run_here(
             federation,
             source=model.path,
@@ -304,11 +308,6 @@ def _page(
     from fedone_sdk.reports.retune_page import retune_page
 
     return retune_page(artefact, found, estimate, result)
-
-
-def _announce(name: str, plan: RetunePlan) -> None:
-    """What it will cost, before it does."""
-    print(f"{name}: {_cost(plan)}", file=sys.stderr)
 
 
 def _cost(plan: RetunePlan) -> str:

@@ -9,18 +9,17 @@ from functools import cached_property
 import numpy as np
 
 from fedone_sdk.aggregator.service import check_caps
-from fedone_sdk.algorithms.calibration import BiasGrid
+from fedone_sdk.algorithms.calibration import fitted_bias
 from fedone_sdk.algorithms.streams import stream_seed
 from fedone_sdk.backends import LLMBackend, Query, is_known, prediction_queries, rows_of, score_all
 from fedone_sdk.budget import NOTHING, Usage
-from fedone_sdk.calibration import bias_grid, class_losses
 from fedone_sdk.data import draw_minibatch
 from fedone_sdk.errors import SpecError
 from fedone_sdk.messages import Message
 from fedone_sdk.reports.artefact import PromptArtefact
 from fedone_sdk.simulation.federation import Ask, Federation
 from fedone_sdk.simulation.plan import RunPlan, plan_run
-from fedone_sdk.task import Bias, Example, LogProbs, TaskSpec, form_of, target_of
+from fedone_sdk.task import MAX_BIAS, Bias, Example, LogProbs, TaskSpec, form_of, target_of
 
 __all__ = ["BIAS_EXAMPLES", "RetunePlan", "Retuning"]
 
@@ -153,14 +152,14 @@ def _too_small(plan: RunPlan) -> str:
 def _best_bias(
     task: TaskSpec, rows: Sequence[LogProbs | str | None], examples: Sequence[Example]
 ) -> Bias:
-    """The bias under which the mean loss over the examples is least."""
+    """The bias under which the examples' mean cross-entropy is least."""
     scored = [
         (row, int(target_of(task, example)))
         for row, example in zip(rows, examples, strict=True)
         if row is not None and not isinstance(row, str)
     ]
-    found = class_losses(task, [row for row, _ in scored], [target for _, target in scored])
-    counts = np.array(found.counts, dtype=np.float64)
-    curve = counts @ np.array(found.means) / max(counts.sum(), 1.0)
-    grid = BiasGrid(bias_grid(len(task.labels)))
-    return tuple(grid.best(curve).tolist())
+    if not scored:
+        return (0.0,) * len(task.labels)
+    log_probs = np.array([row for row, _ in scored], dtype=np.float64)
+    found = fitted_bias(log_probs, np.array([target for _, target in scored], dtype=np.int64))
+    return tuple(np.clip(found, -MAX_BIAS, MAX_BIAS).tolist())
