@@ -72,6 +72,8 @@ def retune_spec(
         "length": max(given["prompt"]["length"], len(tokens)),
         "start": [{token: _SHARE} for token in tokens],
     }
+    if given["prompt"]["length"] > len(tokens):  # The other positions begin half blank.
+        given["prompt"]["vocabulary"] |= {"blank": True}
     # The old label bias is the old model's: the task begins without one.
     if given["task"]["bias"] is not None:
         given["task"] |= {"bias": None}
