@@ -134,7 +134,9 @@ def _verdict(found: Retuned, result: RunResult) -> Iterator[str]:
         yield f"The new prompt, next to the old one {kept}: {_spread(found.gain)}."
     over = found.gain_over_none
     if over is not None and over.low <= 0.0 and found.conclusion != "unknown":
-        yield f"No gain of the new prompt over no prompt is seen: {_spread(over)}."
+        seen = "worse" if over.high < 0.0 else "no gain is seen"
+        bare = "" if found.no_prompt_biased is None else " with its own label bias"
+        yield f"The new prompt, next to no prompt{bare}: {_spread(over)}, {seen}."
     yield f"Conclusion: {_conclusion(found, result)}."
 
 

@@ -12,7 +12,7 @@ from fedone_sdk.aggregator.service import check_caps
 from fedone_sdk.algorithms.calibration import fitted_bias
 from fedone_sdk.algorithms.streams import stream_seed
 from fedone_sdk.backends import LLMBackend, Query, is_known, prediction_queries, rows_of, score_all
-from fedone_sdk.budget import NOTHING, Usage
+from fedone_sdk.budget import NOTHING, Account, Usage
 from fedone_sdk.data import draw_minibatch
 from fedone_sdk.errors import SpecError
 from fedone_sdk.messages import Message
@@ -94,20 +94,37 @@ class Retuning:
             await backend.check(spec.task.label_words, form_of(spec.task))
         check_caps(spec, backend.bounds)
         plan = await plan_run(self.federation, backend=backend)
-        if not plan.rounds_affordable:
-            raise SpecError(_too_small(plan))
         queries = [query for prompt in self.prompts for query in self._queries(backend, prompt)]
         quoted = sum([await backend.quote(query) for query in queries], NOTHING)
         worst = backend.worst_case(spec.method.batch_size) * len(queries)
+        evaluation = plan.evaluation.queries + len(queries)
+        self._check(plan, worst.without_queries(), evaluation)
         most = quoted if backend.local else worst
         return RetunePlan(
             cap=spec.budget.queries if spec.budget else None,
             training_queries=plan.training_queries,
-            evaluation_queries=plan.evaluation.queries + len(queries),
+            evaluation_queries=evaluation,
             expected=plan.expected + quoted.without_queries(),
             most=plan.most + most.without_queries(),
             run=plan,
         )
+
+    def _check(self, plan: RunPlan, biases: Usage, evaluation: int) -> None:
+        """Refuses caps that do not pay for one round and all measurements."""
+        spec, per_round = self.federation.spec, plan.queries_per_round
+        cap, limit = plan.cap.queries, spec.evaluation.queries
+        if cap is not None and cap < per_round:
+            raise SpecError(f"budget.queries: {cap} pays for no round, which has {per_round}")
+        if limit is not None and limit < evaluation:
+            raise SpecError(f"evaluation.queries: {limit} of {evaluation} that comparing takes")
+        smallest = plan.smallest_cap + biases
+        if not Account(cap=spec.budget).affordable(smallest, 1):
+            tokens = smallest.prompt_tokens + smallest.completion_tokens
+            raise SpecError(
+                "budget: may not pay for one round and all measurements; the smallest cap that "
+                f"does is {smallest.queries} queries, {smallest.requests} requests, {tokens} "
+                f"tokens, USD {smallest.usd:.4f}"
+            )
 
     async def find_biases(self, backend: LLMBackend, ask: Ask) -> None:
         """Finds the label bias of the old prompt and of none on the new model.
@@ -135,18 +152,6 @@ class Retuning:
     def _queries(self, backend: LLMBackend, prompt: str) -> list[Query]:
         spec = self.federation.spec
         return prediction_queries(backend, spec.task, prompt, self.examples, spec.method.batch_size)
-
-
-def _too_small(plan: RunPlan) -> str:
-    per_round, cap = plan.queries_per_round, plan.cap.queries
-    if cap is not None and cap < per_round:
-        return f"budget.queries: {cap} pays for no round, which has {per_round} queries"
-    smallest = plan.smallest_cap
-    tokens = smallest.prompt_tokens + smallest.completion_tokens
-    return (
-        f"budget: pays for no round at worst case; the smallest useful cap is {smallest.queries} "
-        f"queries, {smallest.requests} requests, {tokens} tokens, USD {smallest.usd:.4f}"
-    )
 
 
 def _best_bias(

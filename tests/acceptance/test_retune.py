@@ -179,7 +179,7 @@ def test_a_plan_asks_and_writes_nothing(retune: Fedone, folder: Path) -> None:
         (["--run", "no.yaml"], "no.yaml: cannot be read"),
         (
             ["--run", "run.yaml", "--queries", 3],
-            "new.yaml: budget.queries: 3 pays for no round, which has 4 queries",
+            "new.yaml: budget.queries: 3 pays for no round, which has 4",
         ),
         ([*DATA, "-o", "old.json"], "arguments: --output: old.json is there and is not of run"),
         ([*DATA, "-o", "no/new.json"], "arguments: --output: there is no folder no"),
@@ -236,6 +236,15 @@ def test_a_prompt_that_is_not_to_be_trusted(
     [
         (("dev: dev.jsonl, ", ""), "run.yaml: data.dev: is required"),
         (('1: " great"}', '2: " great"}'), "run.yaml: task.labels: must be the prompt's"),
+        (
+            ("{every: 0}", "{every: 0, queries: 30}"),
+            "new.yaml: evaluation.queries: 30 of 60 that comparing takes",
+        ),
+        (
+            ("{queries: 16}", "{queries: 16, requests: 40}"),
+            "new.yaml: budget: may not pay for one round and all measurements; the smallest cap "
+            "that does is 4 queries, 64 requests",
+        ),
         (
             ('great"}}', 'great"}, metric: f1}'),
             "run.yaml: task.metric: is 'f1', the prompt was tuned and measured by 'accuracy'",
