@@ -98,13 +98,14 @@ def _measured(found: Retuned) -> Iterator[tuple[str, str, str, str]]:
 
 
 def _gains(found: Retuned) -> Iterator[tuple[str, str, str]]:
+    bare = "" if found.no_prompt_biased is None else ", bias found for it"
     rows = {
         "old prompt as it is, new model less old model": found.change,
         "old prompt with its bias found again, new model less old model": found.change_biased,
         "old prompt, bias found again less old bias": found.gain_by_bias,
         "new prompt less old prompt as it is": found.gain_as_it_is,
         "new prompt less old prompt, bias found again": found.gain_biased,
-        "new prompt less no prompt": found.gain_over_none,
+        f"new prompt less no prompt{bare}": found.gain_over_none,
     }
     for name, one in rows.items():
         if one is not None:
@@ -132,8 +133,15 @@ def _verdict(found: Retuned, result: RunResult) -> Iterator[str]:
     if found.gain is not None and not found.same_prompt:
         kept = "as it is" if found.keep == "as_it_is" else "with its label bias found again"
         yield f"The new prompt, next to the old one {kept}: {_spread(found.gain)}."
+    if not found.prompt.text:
+        bias = (
+            ""
+            if found.prompt.bias is None
+            else f", with the label bias {_numbers(found.prompt.bias)}"
+        )
+        yield f"The new prompt is no prompt{bias}."
     over = found.gain_over_none
-    if over is not None and over.low <= 0.0 and found.conclusion != "unknown":
+    if found.prompt.text and over is not None and over.low <= 0.0 and found.conclusion != "unknown":
         seen = "worse" if over.high < 0.0 else "no gain is seen"
         bare = "" if found.no_prompt_biased is None else " with its own label bias"
         yield f"The new prompt, next to no prompt{bare}: {_spread(over)}, {seen}."
