@@ -267,7 +267,7 @@ async def ask_as_evaluation(
         # The run's own budget, or one behind the model?
         raise purse.refusal or exc from None
     finally:
-        # Also after a cancellation amid `set_aside`, which may have opened a lease.
+        # Also after a cancellation during `set_aside`, which may have opened a lease.
         for lease_id, used in attempts.shares(purse.spent + counted):
             settled = EvaluationSettled(lease_id=lease_id, used=used)
             await _kept(run, partial(run.apply, settled))
@@ -284,7 +284,7 @@ async def _kept(run: ServedRun, keep: Callable[[], Awaitable[object]]) -> None:
             _log.exception("an evaluation cannot be stored", run_id=run.run_id)
             task = asyncio.current_task()
             if task is None or task.cancelling():
-                return  # Whoever starts next charges it in full.
+                return  # The next start charges it in full.
             await asyncio.sleep(_PATIENCE_S)
         else:
             return

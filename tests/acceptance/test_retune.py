@@ -115,7 +115,7 @@ def test_a_prompt_moves(retune: Fedone, folder: Path) -> None:
     assert found["no_prompt"]["value"] == run["metric"]["no_prompt"]
     # The run began with the old prompt, without its bias.
     assert run["metric"]["before"] is not None
-    # The cap, and evaluation with the biases beside it, all in the run's ledger.
+    # The cap, and evaluation with the biases, all in the run's ledger.
     assert 0 < run["spent"]["queries"] <= 16 == found["plan"]["cap"]
     assert run["evaluation"]["queries"] == found["plan"]["evaluation_queries"]
     # Three prompts on 40 examples, and two on the 60 that biases are found on, four at a time.

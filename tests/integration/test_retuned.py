@@ -243,7 +243,7 @@ async def test_biases_are_paid_for_as_evaluation_and_once() -> None:
         )
         evaluated.append(result.evaluation.queries)
         assert set(move.biases) == {"", OLD}
-    # Two prompts on 12 rows, four at a time; beside what the run measures itself.
+    # Two prompts on 12 rows, four at a time, on top of what the run measures itself.
     assert evaluated[0] == evaluated[1]
     without = await simulate(
         federation, backend=CachedBackend(ScriptedBackend()), transport="memory"
