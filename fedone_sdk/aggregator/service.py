@@ -11,7 +11,7 @@ from fedone_sdk.aggregator.access import Access
 from fedone_sdk.aggregator.archive import export_run, import_run
 from fedone_sdk.aggregator.auth import Authority, may_see
 from fedone_sdk.aggregator.dispatcher import Dispatcher
-from fedone_sdk.aggregator.evaluation import Evaluation
+from fedone_sdk.aggregator.evaluation import Evaluation, ask_as_evaluation
 from fedone_sdk.aggregator.events import (
     Accepted,
     Closed,
@@ -32,7 +32,15 @@ from fedone_sdk.aggregator.replicas import Replicas
 from fedone_sdk.aggregator.run import CaughtUp, Listener, ServedRun
 from fedone_sdk.aggregator.throttle import Throttle
 from fedone_sdk.aggregator.to_the_end import none_under_way
-from fedone_sdk.backends import LLMBackend, query_for, shown_by, usable_vocabulary, want_of
+from fedone_sdk.backends import (
+    Answer,
+    LLMBackend,
+    Query,
+    query_for,
+    shown_by,
+    usable_vocabulary,
+    want_of,
+)
 from fedone_sdk.backends.wrappers import BudgetedBackend
 from fedone_sdk.candidates import label_sets
 from fedone_sdk.clock import Clock
@@ -429,6 +437,19 @@ class Service:
         task = self._tasks.get(f"evaluation {run.run_id}")
         if task is not None:
             await asyncio.shield(task)
+
+    async def ask_aside(self, run: ServedRun, queries: Sequence[Query]) -> list[Answer]:
+        """Asks the model something that is no training; it counts as the run's evaluation.
+
+        Raises:
+            BackendError: The model refused a query.
+            ProblemError: The run's caps do not allow it, or there is no model here.
+        """
+        if self._backend is None:
+            raise ProblemError("backend_unavailable", "there is no model to ask")
+        answers = await ask_as_evaluation(run, self._backend, queries, lambda: self._store.replica)
+        await run.note(answers)
+        return answers
 
     async def export_run(self, run: ServedRun, *, with_credentials: bool = False) -> bytes:
         """A run as an archive; see `archive.export_run`."""

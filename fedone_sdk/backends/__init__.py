@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from fedone_sdk.backends.asking import query_for, rows_of, score_all, want_of
+from fedone_sdk.backends.asking import is_known, query_for, rows_of, score_all, want_of
 from fedone_sdk.backends.base import (
     LOG_ZERO,
     Answer,
@@ -48,6 +48,7 @@ __all__ = [
     "TransformersBackend",
     "VllmBackend",
     "Want",
+    "is_known",
     "predict",
     "prediction_queries",
     "query_for",

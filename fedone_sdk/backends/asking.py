@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedone_sdk.backends.base import Answer, LLMBackend, Query, Want
-from fedone_sdk.budget import Payer
+from fedone_sdk.budget import NOTHING, Payer
 from fedone_sdk.errors import (
     BackendBlocked,
     BackendError,
@@ -20,7 +20,15 @@ from fedone_sdk.messages import MAX_WRITTEN_CHARS
 from fedone_sdk.soft_prompt import SoftPrompt
 from fedone_sdk.task import LogProbs, Loss, TaskSpec, TextPrompt, render, words_of
 
-__all__ = ["CONCURRENCY", "ask_each", "query_for", "rows_of", "score_all", "want_of"]
+__all__ = [
+    "CONCURRENCY",
+    "ask_each",
+    "is_known",
+    "query_for",
+    "rows_of",
+    "score_all",
+    "want_of",
+]
 
 CONCURRENCY = 32
 """Queries under way at once. More than a rate limiter lets through gains nothing, and delays the
@@ -107,6 +115,11 @@ def rows_of(query: Query, answer: Answer) -> tuple[LogProbs | str | None, ...]:
         return answer.log_probs
     # No longer than a message may carry, so that a loss does not hang on where it is computed.
     return tuple(None if text is None else text[:MAX_WRITTEN_CHARS] for text in answer.texts)
+
+
+async def is_known(backend: LLMBackend, query: Query) -> bool:
+    """Whether a cache of the backend has the answer, so that asking costs nothing."""
+    return (await backend.quote(query)).without_queries() == NOTHING
 
 
 async def score_all(

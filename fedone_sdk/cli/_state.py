@@ -88,19 +88,28 @@ class RunState:
         except OSError as exc:
             raise _unusable(folder) from exc
 
-    async def find(self, spec: RunSpec, vocabulary: Vocabulary, *, fresh: bool) -> str | None:
+    async def find(
+        self,
+        spec: RunSpec,
+        vocabulary: Vocabulary,
+        *,
+        fresh: bool,
+        model: str | None = None,
+    ) -> str | None:
         """Looks for the run in the store, and makes sure that it can go on.
 
         Args:
             spec: The run as it is described now.
             vocabulary: Its candidates.
             fresh: Whether to remove the run and its clients first. Answers stay.
+            model: Fingerprint that the stored run's model must have; None takes any.
 
         Returns:
             How the stored run ended for good; None where there is none, or it can go on.
 
         Raises:
-            SpecError: The store holds another run of this name, or ``fresh`` would remove others.
+            SpecError: The store holds another run of this name, one of another model, or ``fresh``
+                would remove others.
             StoreUnavailable: Another process uses the store, or it cannot be read.
         """
         if not self.store.exists():
@@ -122,7 +131,13 @@ class RunState:
         if known is None:
             return None
         self._compare(known, spec, vocabulary)
-        status: str = json.loads(known.document)["status"]
+        document = json.loads(known.document)
+        status: str = document["status"]
+        if model is not None and document["model"] not in (None, model):
+            raise SpecError(
+                f"backend: is {model!r}, the run {spec.name!r} in {self.store} was scored by "
+                f"{document['model']!r}: start over with --fresh, or rename the backend's file"
+            )
         return status if status in _FINAL else None
 
     async def _clear(self, store: SqlStore, name: str) -> None:

@@ -19,6 +19,7 @@ from fedone_sdk.cli import (
     quickstart,
     report,
     reproduce,
+    retune,
     runs,
     score,
     serve,
@@ -58,6 +59,9 @@ def _root(
 app.command(epilog="Example: fedone quickstart --json result.json")(quickstart.quickstart)
 app.command(epilog="Example: fedone tune run.yaml --cap 500 --report run.html")(tune.tune)
 app.command(epilog="Example: fedone plan run.yaml")(plan.plan)
+app.command(
+    epilog="Example: fedone retune sst2.prompt.json --backend new.yaml --run run.yaml --queries 200"
+)(retune.retune)
 app.command(epilog='Example: fedone score run.yaml --prompt " Overall verdict"')(score.score)
 app.command(epilog="Example: fedone report sst2 --store fedone.db -o sst2.html")(report.report)
 app.command(epilog="Example: fedone reproduce table1 --data glue --seeds 3")(reproduce.reproduce)

@@ -1,5 +1,6 @@
 """What people write in RUN.yaml, as strict models."""
 
+from fedone_sdk.spec.backend_file import load_backend
 from fedone_sdk.spec.backends import (
     BackendSpec,
     GatewaySpec,
@@ -85,6 +86,7 @@ __all__ = [
     "TrainedSpec",
     "TransformersSpec",
     "VllmSpec",
+    "load_backend",
     "load_yaml",
     "validate_spec",
 ]
