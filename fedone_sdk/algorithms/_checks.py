@@ -79,7 +79,7 @@ def positive_alpha(
 ) -> NDArray[np.float64]:
     """Return `alpha` in float64, refusing weights without a logarithm or an inverse.
 
-    Off the `mask`, where a position has no such candidate, it must be 0.
+    Off the mask, where there is no candidate, it must be 0.
     """
     alpha = matrix("alpha", value, shape=shape)
     if (alpha if mask is None else alpha[mask]).min() <= 0.0:

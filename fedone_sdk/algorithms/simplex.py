@@ -51,14 +51,20 @@ def nearest_probabilities(
 
     Args:
         alpha: Shape (n, N).
-        floor: The least of every entry.
-        mask: Which entries exist; each row is projected over its own, and the others are 0.
+        floor: The least probability of a candidate.
+        mask: Which candidates there are, shape (n, N); the others have probability 0. All by
+            default.
     """
-    if mask is not None and not mask.all():
-        return _masked(alpha, mask, lambda row: nearest_probabilities(row, floor=floor))
-    if alpha.min() < floor or np.abs(alpha.sum(axis=1) - 1.0).max() > _ROUNDING:
-        alpha = project_to_simplex(alpha, floor=floor)
-    return alpha.astype(np.float32)
+    if mask is None or mask.all():
+        if alpha.min() < floor or np.abs(alpha.sum(axis=1) - 1.0).max() > _ROUNDING:
+            alpha = project_to_simplex(alpha, floor=floor)
+        return alpha.astype(np.float32)
+    result = np.zeros(alpha.shape, dtype=np.float32)
+    kept = not alpha[~mask].any() and alpha[mask].min() >= floor
+    kept = kept and np.abs(alpha.sum(axis=1) - 1.0).max() <= _ROUNDING
+    for row, values, own in zip(result, alpha, mask, strict=True):
+        row[own] = values[own] if kept else project_to_simplex(values[own], floor=floor)
+    return result
 
 
 def nearest_capped(
