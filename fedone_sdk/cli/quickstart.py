@@ -186,7 +186,15 @@ def _print_comparison(output: Output, run: RunFile, result: RunResult, found: Co
     task = run.spec.task
     words = [word.strip() for word in task.label_words]
     output.heading("What the prompt is worth")
-    output.console.print(f"  The prompt, as a person reads it: {printable(result.prompt.text)!r}")
+    if result.prompt.slots is None:
+        output.console.print(
+            f"  The prompt, as a person reads it: {printable(result.prompt.text)!r}"
+        )
+    else:
+        parts = {name: repr(text) for name, text in result.prompt.slots.items()}
+        if result.prompt.labels is not None:
+            parts["label words"] = ", ".join(word.strip() for word in result.prompt.labels.values())
+        output.facts(parts)
     rows = [
         ("no prompt", found.no_prompt),
         ("no prompt, with its own label bias", found.biased),
