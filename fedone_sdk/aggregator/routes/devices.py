@@ -213,6 +213,7 @@ DEVICES = (
         access="member",
         tag="devices",
         summary="The candidates, in index order",
+        query={"after": {"type": "integer", "minimum": 0}},
         answers={200: VocabularyList},
     ),
 )
