@@ -11,6 +11,7 @@ from fedone_sdk.cli import (
     bench,
     client,
     clients,
+    compare,
     db,
     gateway,
     models,
@@ -62,6 +63,9 @@ app.command(epilog="Example: fedone plan run.yaml")(plan.plan)
 app.command(
     epilog="Example: fedone retune sst2.prompt.json --backend new.yaml --run run.yaml --queries 200"
 )(retune.retune)
+app.command(epilog="Example: fedone compare run.yaml --seeds 5 --html compare.html")(
+    compare.compare
+)
 app.command(epilog='Example: fedone score run.yaml --prompt " Overall verdict"')(score.score)
 app.command(epilog="Example: fedone report sst2 --store fedone.db -o sst2.html")(report.report)
 app.command(epilog="Example: fedone reproduce table1 --data glue --seeds 3")(reproduce.reproduce)

@@ -11,7 +11,6 @@ from fedone_sdk.algorithms import (
     TPE,
     Algorithm,
     Candidates,
-    TPE,
     RandomSearch,
     State,
     ThompsonSampling,
