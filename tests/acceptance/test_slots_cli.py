@@ -111,3 +111,26 @@ def test_a_public_file_that_lacks_a_class(fedone: Fedone, folder: Path) -> None:
     assert "slots.1 (demonstrations): " in line
     assert "class 0 has 0" in line
     assert not (folder / ".fedone").exists()
+
+
+def test_score_measures_slots(fedone: Fedone, folder: Path) -> None:
+    closings = '[" It was", ""]'
+    run = RUN.format(
+        task=CLOZE, closings=closings, words='[" bad", " good"]', method="random",
+        backend="{kind: onnx}",
+    )  # fmt: skip
+    (folder / "run.yaml").write_text(run)
+    scored = fedone(
+        "score", "run.yaml", "--slot", "closing= It was", "--slot", "labels= bad, good",
+        "--json", "s.json",
+    )  # fmt: skip
+    assert scored.code == 0, scored.err
+    assert json.loads(Path("s.json").read_text())["prompt"] == " It was"
+    for arguments, message in [
+        (("--prompt", "x"), "--prompt: the task has slots"),
+        (("--slot", "ending=x"), "--slot: 'ending' is no slot; allowed: instruction,"),
+        (("--slot", "labels=a"), "--slot: labels needs 2 words"),
+    ]:
+        refused = fedone("score", "run.yaml", *arguments)
+        assert refused.code == 2
+        assert message in refused.err
