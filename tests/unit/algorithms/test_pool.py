@@ -8,7 +8,7 @@ import pytest
 from fedone_sdk.algorithms import ClassLosses
 from fedone_sdk.algorithms.calibration import BiasGrid
 from fedone_sdk.algorithms.pool import LOOKS, Pool
-from fedone_sdk.experiments.lies import LIES
+from tests.benchmarks.queries.lies import LIES
 
 BIASES = tuple((0.0, float(offset)) for offset in range(-4, 5))
 GRID = BiasGrid(BIASES)
