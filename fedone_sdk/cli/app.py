@@ -8,7 +8,6 @@ import typer
 
 from fedone_sdk import __version__
 from fedone_sdk.cli import (
-    bench,
     client,
     clients,
     compare,
@@ -75,7 +74,6 @@ app.command(
     epilog="Example: FEDONE_TOKEN=... fedone client --server https://fedone.example "
     "--data reviews.jsonl --state ~/.fedone"
 )(client.client)
-app.add_typer(bench.app, name="bench")
 app.add_typer(models.app, name="models")
 app.add_typer(prompt.app, name="prompt")
 app.add_typer(runs.app, name="runs")

@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 
 from fedone_sdk.errors import SpecError
-from fedone_sdk.experiments.bench_queries import BenchQueries
-from fedone_sdk.experiments.contest import Scale, contest_document, contest_trial
-from fedone_sdk.experiments.contestants import (
+from fedone_sdk.experiments.settings import Settings
+from fedone_sdk.spec import RunSpec
+from tests.benchmarks.queries.bench import BenchQueries
+from tests.benchmarks.queries.contest import Scale, contest_document, contest_trial
+from tests.benchmarks.queries.contestants import (
     BARS,
     BILLED_BARS,
     CONTESTANTS,
     DEFAULT,
     takes_part,
 )
-from fedone_sdk.experiments.settings import Settings
-from fedone_sdk.experiments.variants import SST2_VARIANTS, VARIANTS, chosen_variants
-from fedone_sdk.spec import RunSpec
+from tests.benchmarks.queries.variants import SST2_VARIANTS, VARIANTS, chosen_variants
 from tests.unit.experiments.glue import sst2_folder
 
 SCALE = Scale(marks=(100, 2000))

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 from fedone_sdk.backends import predict
 from fedone_sdk.calibration import LabelFree
-from fedone_sdk.data import draw_minibatch
+from fedone_sdk.comparison.bias import pooled_rows
 from fedone_sdk.experiments.experiment import Result, Trial, Workspace
 from fedone_sdk.experiments.federated import trial_backend, tuning_federation
-from fedone_sdk.experiments.label_rows import BATCH_SIZE, LabelRows
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.experiments.statistics import proportion_interval
 from fedone_sdk.task import Bias, Example, TaskSpec, form_of
+from tests.benchmarks.queries.label_rows import BATCH_SIZE, LabelRows
 
 if TYPE_CHECKING:
     from fedone_sdk.backends import LLMBackend
     from fedone_sdk.simulation import Federation
 
-__all__ = ["no_prompt_trial", "pooled_rows", "run_no_prompt"]
+__all__ = ["no_prompt_trial", "run_no_prompt"]
 
 
 _LABEL_FREE: tuple[LabelFree, ...] = ("contextual", "batch")
@@ -45,6 +45,7 @@ def no_prompt_trial(
     return Trial(
         key=key,
         run=run_no_prompt,
+        function="fedone_sdk.experiments.no_prompt:run_no_prompt",
         options={"run": run, "seed": run["seed"], "bias_rows": bias_rows},
         inputs=settings.inputs(task),
     )
@@ -63,21 +64,6 @@ def run_no_prompt(options: dict[str, Any], workspace: Workspace) -> Result:
     """
     federation = tuning_federation(options, workspace)
     return asyncio.run(_measured(federation, options, workspace))
-
-
-def pooled_rows(federation: Federation, count: int | None = None) -> list[Example]:
-    """Rows of all clients together, in an order that the run's seed draws.
-
-    Args:
-        federation: Whose clients.
-        count: How many at most; None is all.
-    """
-    from fedone_sdk.algorithms import stream_seed
-
-    held = [row for shard in federation.shards for row in shard]
-    wanted = len(held) if count is None else count
-    drawn = draw_minibatch(len(held), wanted, stream_seed(federation.spec.seed, "pooled-rows", 0))
-    return [held[index] for index in drawn]
 
 
 async def _measured(

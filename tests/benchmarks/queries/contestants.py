@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from fedone_sdk.errors import SpecError
 from fedone_sdk.experiments.settings import Settings
-from fedone_sdk.experiments.variants import Variant
+from tests.benchmarks.queries.variants import Variant
 
 __all__ = [
     "BARS",

@@ -1,4 +1,4 @@
-"""`fedone bench queries`: methods x variants x seeds, and what they need for the same loss."""
+"""The bench of queries: methods x variants x seeds, and what they need for the same loss."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from statistics import fmean
 from typing import Any
 
 from fedone_sdk.errors import SpecError
-from fedone_sdk.experiments.bench_report import draw_curves, written
-from fedone_sdk.experiments.bench_results import BenchResults, Runs, VariantResults
-from fedone_sdk.experiments.contest import Scale, contest_document, contest_trial
-from fedone_sdk.experiments.contestants import (
+from fedone_sdk.experiments.experiment import Experiment, Report, Result, Results, Trial
+from fedone_sdk.experiments.settings import Settings
+from fedone_sdk.experiments.table_queries import PILOTS
+from tests.benchmarks.queries.contest import Scale, contest_document, contest_trial
+from tests.benchmarks.queries.contestants import (
     CONTESTANTS,
     DEFAULT,
     STANDALONE,
@@ -19,12 +20,11 @@ from fedone_sdk.experiments.contestants import (
     chosen_methods,
     takes_part,
 )
-from fedone_sdk.experiments.experiment import Experiment, Report, Result, Results, Trial
-from fedone_sdk.experiments.no_prompt import no_prompt_trial
-from fedone_sdk.experiments.oracle import oracle_trial
-from fedone_sdk.experiments.settings import Settings
-from fedone_sdk.experiments.table_queries import PILOTS
-from fedone_sdk.experiments.variants import GLUE_VARIANTS, VARIANTS, Variant, chosen_variants
+from tests.benchmarks.queries.no_prompt import no_prompt_trial
+from tests.benchmarks.queries.oracle import oracle_trial
+from tests.benchmarks.queries.report import draw_curves, written
+from tests.benchmarks.queries.results import BenchResults, Runs, VariantResults
+from tests.benchmarks.queries.variants import GLUE_VARIANTS, VARIANTS, Variant, chosen_variants
 
 __all__ = ["BenchQueries"]
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedone_sdk.comparison.bias import pooled_rows
 from fedone_sdk.experiments.experiment import Result, Trial, Workspace
 from fedone_sdk.experiments.federated import trial_backend, tuning_federation
-from fedone_sdk.experiments.label_rows import LabelRows, fitted_bias, targets_of
-from fedone_sdk.experiments.no_prompt import pooled_rows
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.task import Example, form_of
+from tests.benchmarks.queries.label_rows import LabelRows, fitted_bias, targets_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -78,6 +78,7 @@ def oracle_trial(
     return Trial(
         key=key,
         run=run_oracle,
+        function="fedone_sdk.experiments.oracle:run_oracle",
         options={"run": run, "seed": run["seed"], "effort": effort},
         inputs=settings.inputs(task),
     )

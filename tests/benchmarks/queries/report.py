@@ -6,7 +6,14 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from fedone_sdk.experiments.bench_results import (
+from fedone_sdk.experiments.experiment import Draw
+from fedone_sdk.experiments.settings import Settings
+from fedone_sdk.experiments.summary import markdown_table
+from fedone_sdk.experiments.table_queries import PILOTS
+from tests.benchmarks.queries.bootstrap import Difference, Interval, median_bootstrap
+from tests.benchmarks.queries.contest import Scale
+from tests.benchmarks.queries.contestants import BARS, BILLED_BARS, CONTESTANTS
+from tests.benchmarks.queries.results import (
     BARE,
     HELD_TO,
     WORTHWHILE,
@@ -15,13 +22,6 @@ from fedone_sdk.experiments.bench_results import (
     Runs,
     VariantResults,
 )
-from fedone_sdk.experiments.bootstrap import Difference, Interval, median_bootstrap
-from fedone_sdk.experiments.contest import Scale
-from fedone_sdk.experiments.contestants import BARS, BILLED_BARS, CONTESTANTS
-from fedone_sdk.experiments.experiment import Draw
-from fedone_sdk.experiments.settings import Settings
-from fedone_sdk.experiments.summary import markdown_table
-from fedone_sdk.experiments.table_queries import PILOTS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,4 +1,4 @@
-"""`fedone bench queries`: what it writes, what it takes up again, what it says to mistakes."""
+"""The bench of queries: what it writes, what it takes up again, what it says to mistakes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import structlog
 
-import fedone_sdk.cli
 from fedone_sdk import assets
 from fedone_sdk.data import load_examples
+from tests.benchmarks.queries.__main__ import main
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +31,9 @@ def bench(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> object:
     """The exit code, in this process: a second is saved each time."""
     # Typer and the commands set these for all of it.
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    monkeypatch.setattr(sys, "argv", ["fedone", "bench", "queries", *map(str, arguments)])
+    monkeypatch.setattr(sys, "argv", ["queries", *map(str, arguments)])
     with pytest.raises(SystemExit) as exit_:
-        fedone_sdk.cli.main()
+        main()
     structlog.reset_defaults()
     return exit_.value.code
 
@@ -79,7 +79,8 @@ def test_quick(
         assert heading in out
     text = (tmp_path / "queries" / "queries.md").read_text()
     assert "A quick run: it shows that everything works, and nothing else." in text
-    assert f"- Command: `fedone bench queries --data {data} --seeds 2 --quick`" in text
+    command = f"python -m tests.benchmarks.queries --data {data} --seeds 2 --quick"
+    assert f"- Command: `{command}`" in text
     for unit in ("queries", "requests", "tokens"):
         assert f"(queries-{unit}.svg)" in text
         assert b"</svg>" in (tmp_path / "queries" / f"queries-{unit}.svg").read_bytes()

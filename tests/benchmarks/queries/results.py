@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedone_sdk.experiments.bootstrap import (
+from fedone_sdk.experiments.experiment import Result
+from tests.benchmarks.queries.bootstrap import (
     Difference,
     Interval,
     median_bootstrap,
     paired_difference,
 )
-from fedone_sdk.experiments.contestants import BARS, CONTESTANTS
-from fedone_sdk.experiments.experiment import Result
-from fedone_sdk.experiments.variants import Variant
+from tests.benchmarks.queries.contestants import BARS, CONTESTANTS
+from tests.benchmarks.queries.variants import Variant
 
 __all__ = [
     "BARE",

@@ -8,15 +8,15 @@ import pytest
 
 from fedone_sdk.backends import OnnxBackend, predict
 from fedone_sdk.data import load_examples
-from fedone_sdk.experiments.bench_queries import BenchQueries
-from fedone_sdk.experiments.bench_results import BARE
-from fedone_sdk.experiments.contest import HELD_OUT, Scale, contest_trial
-from fedone_sdk.experiments.contestants import CONTESTANTS
 from fedone_sdk.experiments.experiment import Result, Trial, Workspace
-from fedone_sdk.experiments.lies import LIES
 from fedone_sdk.experiments.settings import Settings
-from fedone_sdk.experiments.variants import VARIANTS
 from fedone_sdk.task import TaskSpec
+from tests.benchmarks.queries.bench import BenchQueries
+from tests.benchmarks.queries.contest import HELD_OUT, Scale, contest_trial
+from tests.benchmarks.queries.contestants import CONTESTANTS
+from tests.benchmarks.queries.lies import LIES
+from tests.benchmarks.queries.results import BARE
+from tests.benchmarks.queries.variants import VARIANTS
 
 SMALL = Scale(
     marks=(6, 10, 24),

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from fedone_sdk.experiments.bench_report import draw_curves, written
-from fedone_sdk.experiments.bench_results import BenchResults, Passage, Runs, VariantResults
-from fedone_sdk.experiments.contest import Scale
-from fedone_sdk.experiments.contestants import DEFAULT
 from fedone_sdk.experiments.settings import Settings
-from fedone_sdk.experiments.variants import VARIANTS
+from tests.benchmarks.queries.contest import Scale
+from tests.benchmarks.queries.contestants import DEFAULT
+from tests.benchmarks.queries.report import draw_curves, written
+from tests.benchmarks.queries.results import BenchResults, Passage, Runs, VariantResults
+from tests.benchmarks.queries.variants import VARIANTS
 
 MARKS = (50, 100, 500, 2000)
 BAR = "gs-bdpl-paper"

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedone_sdk.experiments.oracle import Effort, Jury, neighbours, search
 from fedone_sdk.task import Rendered, TaskSpec
 from fedone_sdk.testing import ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
+from tests.benchmarks.queries.oracle import Effort, Jury, neighbours, search
 
 TASK = TaskSpec(template="{prompt} {text} {mask}", labels={"0": " no", "1": " yes"})
 VOCABULARY = Vocabulary(candidates=("", " a", " b", " c", " d", " e"))

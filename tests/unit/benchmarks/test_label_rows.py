@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from fedone_sdk.backends import predict
+from fedone_sdk.comparison.bias import fitted_bias
 from fedone_sdk.errors import BackendError
-from fedone_sdk.experiments.label_rows import LabelRows, fitted_bias
 from fedone_sdk.task import Rendered, TaskSpec
 from fedone_sdk.testing import ScriptedBackend
+from tests.benchmarks.queries.label_rows import LabelRows
 
 TASK = TaskSpec(template="{prompt} {text} {mask}", labels={"0": " no", "1": " maybe", "2": " yes"})
 ROWS = [{"text": f"row {number}", "label": number % 3} for number in range(40)]

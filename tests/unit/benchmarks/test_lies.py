@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from fedone_sdk.budget import Usage
-from fedone_sdk.experiments.lies import LIES, lying
 from fedone_sdk.messages import LossesUpdate
 from fedone_sdk.messages.ndarray import from_wire, to_wire
 from fedone_sdk.messages.update import Scored
+from tests.benchmarks.queries.lies import LIES, lying
 
 LOSSES = (0.25, 0.5, 1.5)
 CURVES = np.arange(3 * 2 * 9, dtype=np.float32).reshape(3, 2, 9) / 16

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from fedone_sdk.experiments.bootstrap import median_bootstrap, paired_difference
+from tests.benchmarks.queries.bootstrap import median_bootstrap, paired_difference
 
 
 class TestMedian:

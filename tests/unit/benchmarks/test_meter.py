@@ -4,9 +4,9 @@ import asyncio
 
 from fedone_sdk.backends import Query
 from fedone_sdk.backends.wrappers import CachedBackend
-from fedone_sdk.experiments.meter import Bill, Meter
 from fedone_sdk.task import Part
 from fedone_sdk.testing import ScriptedBackend
+from tests.benchmarks.queries.meter import Bill, Meter
 
 
 def query(*texts: str) -> Query:

@@ -8,18 +8,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fedone_sdk.comparison.bias import pooled_rows
 from fedone_sdk.errors import FedOneError, SpecError
-from fedone_sdk.experiments.contestants import Contestant, can_lie
 from fedone_sdk.experiments.experiment import Result, Trial, Workspace
 from fedone_sdk.experiments.federated import Tuning, run_document, trial_backend, tuning_federation
-from fedone_sdk.experiments.label_rows import BATCH_SIZE, LabelRows
-from fedone_sdk.experiments.lies import lying
-from fedone_sdk.experiments.meter import Bill, Meter
-from fedone_sdk.experiments.no_prompt import pooled_rows
 from fedone_sdk.experiments.settings import Settings
-from fedone_sdk.experiments.variants import LIARS, Variant
 from fedone_sdk.spec import RunSpec, validate_spec
 from fedone_sdk.task import Example
+from tests.benchmarks.queries.contestants import Contestant, can_lie
+from tests.benchmarks.queries.label_rows import BATCH_SIZE, LabelRows
+from tests.benchmarks.queries.lies import lying
+from tests.benchmarks.queries.meter import Bill, Meter
+from tests.benchmarks.queries.variants import LIARS, Variant
 
 if TYPE_CHECKING:
     from fedone_sdk.aggregator import ServedRun
@@ -129,6 +129,7 @@ def contest_trial(
     return Trial(
         key=key,
         run=run_contest,
+        function="fedone_sdk.experiments.contest:run_contest",
         options={
             "run": run,
             "seed": seed,

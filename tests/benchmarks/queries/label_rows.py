@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedone_sdk.backends import predict
+from fedone_sdk.comparison.bias import fitted_bias
 from fedone_sdk.errors import BackendError
 from fedone_sdk.metrics import accuracy, evaluate
 from fedone_sdk.task import Example, TaskSpec, target_of
@@ -17,13 +18,10 @@ from fedone_sdk.task import Example, TaskSpec, target_of
 if TYPE_CHECKING:
     from fedone_sdk.backends import LLMBackend
 
-__all__ = ["BATCH_SIZE", "LabelRows", "fitted_bias", "targets_of"]
+__all__ = ["BATCH_SIZE", "LabelRows", "targets_of"]
 
 BATCH_SIZE = 32
 """Rows of one query of a measurement."""
-
-_LARGEST = 20.0
-"""No fitted bias is larger, nats: where a class is absent, the likelihood has no maximum."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -116,39 +114,3 @@ def targets_of(task: TaskSpec, examples: Sequence[Example]) -> NDArray[np.int64]
         DataError: A label is missing or unknown to the task.
     """
     return np.array([target_of(task, example) for example in examples], dtype=np.int64)
-
-
-def fitted_bias(
-    log_probs: NDArray[np.float64],
-    targets: NDArray[np.int64],
-    weights: NDArray[np.float64] | None = None,
-) -> NDArray[np.float64]:
-    """The label bias of the least cross-entropy: a regression with nothing but intercepts.
-
-    Newton's method; the loss is convex. The first label's bias is 0.
-
-    Args:
-        log_probs: Shape (R, C), nats.
-        targets: Indices of the true labels, shape (R,).
-        weights: How much each row counts, shape (R,); None is all alike.
-    """
-    num_labels = log_probs.shape[1]
-    parts = np.ones(len(targets)) if weights is None else weights
-    parts = parts / parts.sum()
-    share = np.bincount(targets, parts, minlength=num_labels)
-    bias = np.zeros(num_labels)
-    for _ in range(100):
-        shifted = log_probs + bias
-        shifted = shifted - shifted.max(axis=1, keepdims=True)
-        odds = np.exp(shifted)
-        probabilities = odds / odds.sum(axis=1, keepdims=True)
-        mean = parts @ probabilities
-        gradient = (mean - share)[1:]
-        hessian = np.diag(mean) - probabilities.T @ (parts[:, None] * probabilities)
-        # The ridge keeps a step finite where all probabilities are 0 or 1.
-        step = np.linalg.solve(hessian[1:, 1:] + 1e-9 * np.eye(num_labels - 1), gradient)
-        step = np.clip(step, -1.0, 1.0)
-        before, bias[1:] = bias[1:].copy(), np.clip(bias[1:] - step, -_LARGEST, _LARGEST)
-        if np.abs(bias[1:] - before).max() < 1e-9:
-            break
-    return bias

@@ -1,4 +1,7 @@
-"""`fedone bench`: measurements of the SDK's own methods."""
+"""Measures the methods of this SDK against each other.
+
+python -m tests.benchmarks.queries --data glue --set 'variants=sst2-*-iid'
+"""
 
 from __future__ import annotations
 
@@ -19,30 +22,20 @@ from fedone_sdk.cli._experiments import (
     known_options,
     run_and_report,
 )
+from fedone_sdk.cli._failures import told
 from fedone_sdk.cli._logs import quiet_logs
 from fedone_sdk.cli._options import JsonFile
 from fedone_sdk.cli._output import Output
+from fedone_sdk.experiments import Settings
+from tests.benchmarks.queries.bench import BenchQueries
 
-__all__ = ["app"]
+__all__ = ["main"]
 
 _OUT = Path("bench")
 _QUICK_OUT = Path("bench-quick")
 _QUICK_SEEDS = 2
 
-app = typer.Typer(
-    help="Measure the methods of this SDK against each other.",
-    epilog="Example: fedone bench queries --data glue --quick",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
 
-
-@app.callback()
-def _root() -> None:
-    pass
-
-
-@app.command(epilog="Example: fedone bench queries --data glue --set 'variants=sst2-*-iid'")
 def queries(
     model: ModelFolder = None,
     data: Annotated[
@@ -76,9 +69,6 @@ def queries(
     --set methods=..., variants=... and marks=... choose, and order the work. Each trial's result
     is kept in DIR/queries/trials: after Ctrl-C the same command goes on.
     """
-    from fedone_sdk.experiments import Settings
-    from fedone_sdk.experiments.bench_queries import BenchQueries
-
     output = Output(json_file)
     quiet_logs()
     experiment = BenchQueries()
@@ -91,7 +81,7 @@ def queries(
         options=known_options(experiment, options or []),
     )
     run_and_report(
-        ("bench", "queries"),
+        ("python", "-m", "tests.benchmarks.queries"),
         experiment,
         settings,
         out=out or (_QUICK_OUT if quick else _OUT),
@@ -101,3 +91,15 @@ def queries(
         output=output,
         only_report=only_report,
     )
+
+
+def main() -> None:
+    """Runs what the arguments name."""
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.command()(queries)
+    with told():
+        app(prog_name="python -m tests.benchmarks.queries")
+
+
+if __name__ == "__main__":
+    main()
