@@ -9,12 +9,8 @@ from numpy.typing import NDArray
 
 __all__ = ["BiasGrid", "fitted_bias"]
 
-_PRIOR_SD = 10.0
-"""Of a bias, nats: it keeps the fit finite where a class is missing or told apart without errors,
-and is as good as none elsewhere."""
-
-_STEPS, _SETTLED = 100, 1e-9
-_HALVINGS = 40
+_LARGEST = 20.0
+"""No fitted bias is larger, nats: where a class is absent, the likelihood has no maximum."""
 
 
 class BiasGrid:
@@ -140,41 +136,37 @@ class BiasGrid:
         return values, places, shifts * self._step
 
 
-def fitted_bias(log_probs: NDArray[np.float64], targets: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the bias under which the cross-entropy over the labels is least.
+def fitted_bias(
+    log_probs: NDArray[np.float64],
+    targets: NDArray[np.int64],
+    weights: NDArray[np.float64] | None = None,
+) -> NDArray[np.float64]:
+    """The label bias of the least cross-entropy: a regression with nothing but intercepts.
 
-    That is the intercept of a multinomial logistic regression whose offsets are the
-    log-probabilities; the loss is convex in it, and Newton's steps with halving find it.
+    Newton's method; the loss is convex. The first label's bias is 0.
 
     Args:
-        log_probs: Label log-probabilities, shape (M, C), nats.
-        targets: Index of each true label, shape (M,).
-
-    Returns:
-        Shape (C,), nats; the first label's is 0.
+        log_probs: Shape (R, C), nats.
+        targets: Indices of the true labels, shape (R,).
+        weights: How much each row counts, shape (R,); None is all alike.
     """
-    counts = np.bincount(targets, minlength=log_probs.shape[1]).astype(np.float64)
-
-    def loss(bias: NDArray[np.float64]) -> float:
-        total = np.logaddexp.reduce(log_probs + bias, axis=1).sum() - counts @ bias
-        return float(total + 0.5 * (bias / _PRIOR_SD) @ (bias / _PRIOR_SD))
-
-    bias = np.zeros(log_probs.shape[1])
-    for _ in range(_STEPS):
-        values = log_probs + bias
-        shares = np.exp(values - np.logaddexp.reduce(values, axis=1, keepdims=True))
-        slope = shares.sum(axis=0) - counts + bias / _PRIOR_SD**2
-        bend = np.diag(shares.sum(axis=0) + 1.0 / _PRIOR_SD**2) - shares.T @ shares
-        step = np.zeros_like(bias)
-        step[1:] = np.linalg.solve(bend[1:, 1:], slope[1:])
-        size, before = 1.0, loss(bias)
-        for _ in range(_HALVINGS):
-            if loss(bias - size * step) <= before:
-                break
-            size /= 2.0
-        else:
-            break
-        bias = bias - size * step
-        if np.abs(size * step).max() < _SETTLED:
+    num_labels = log_probs.shape[1]
+    parts = np.ones(len(targets)) if weights is None else weights
+    parts = parts / parts.sum()
+    share = np.bincount(targets, parts, minlength=num_labels)
+    bias = np.zeros(num_labels)
+    for _ in range(100):
+        shifted = log_probs + bias
+        shifted = shifted - shifted.max(axis=1, keepdims=True)
+        odds = np.exp(shifted)
+        probabilities = odds / odds.sum(axis=1, keepdims=True)
+        mean = parts @ probabilities
+        gradient = (mean - share)[1:]
+        hessian = np.diag(mean) - probabilities.T @ (parts[:, None] * probabilities)
+        # The ridge keeps a step finite where all probabilities are 0 or 1.
+        step = np.linalg.solve(hessian[1:, 1:] + 1e-9 * np.eye(num_labels - 1), gradient)
+        step = np.clip(step, -1.0, 1.0)
+        before, bias[1:] = bias[1:].copy(), np.clip(bias[1:] - step, -_LARGEST, _LARGEST)
+        if np.abs(bias[1:] - before).max() < 1e-9:
             break
     return bias

@@ -13,13 +13,14 @@ import numpy as np
 import fedone_sdk
 from fedone_sdk.aggregator.evaluation import curve_examples
 from fedone_sdk.aggregator.events import RoundFinished
+from fedone_sdk.algorithms.calibration import fitted_bias
 from fedone_sdk.backends import LLMBackend, Prediction, prediction_queries, score_all
 from fedone_sdk.budget import Budget, BudgetGuard
 from fedone_sdk.candidates import no_prompt
-from fedone_sdk.comparison.bias import fitted_bias, pooled_rows
 from fedone_sdk.comparison.entrants import Entrant
 from fedone_sdk.comparison.heard import HeardBackend
 from fedone_sdk.comparison.records import Point, TrialRecord
+from fedone_sdk.comparison.rows import pooled_rows
 from fedone_sdk.errors import FedOneError
 from fedone_sdk.simulation import Federation, simulate
 from fedone_sdk.task import Example, TaskSpec, TextPrompt, example_loss, predicted, target_of

@@ -15,7 +15,7 @@ import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from fedone_sdk.comparison.bias import pooled_rows
+from fedone_sdk.comparison.rows import pooled_rows
 from fedone_sdk.experiments.experiment import Workspace
 from fedone_sdk.experiments.federated import trial_backend, tuning_federation
 from fedone_sdk.experiments.records import Record

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedone_sdk.comparison.bias import pooled_rows
+from fedone_sdk.comparison.rows import pooled_rows
 from fedone_sdk.errors import FedOneError, SpecError
 from fedone_sdk.experiments.experiment import Result, Trial, Workspace
 from fedone_sdk.experiments.federated import Tuning, run_document, trial_backend, tuning_federation

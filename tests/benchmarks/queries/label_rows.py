@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedone_sdk.algorithms.calibration import fitted_bias
 from fedone_sdk.backends import predict
-from fedone_sdk.comparison.bias import fitted_bias
 from fedone_sdk.errors import BackendError
 from fedone_sdk.metrics import accuracy, evaluate
 from fedone_sdk.task import Example, TaskSpec, target_of

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedone_sdk.backends import predict
 from fedone_sdk.calibration import LabelFree
-from fedone_sdk.comparison.bias import pooled_rows
+from fedone_sdk.comparison.rows import pooled_rows
 from fedone_sdk.experiments.experiment import Result, Trial, Workspace
 from fedone_sdk.experiments.federated import trial_backend, tuning_federation
 from fedone_sdk.experiments.settings import Settings

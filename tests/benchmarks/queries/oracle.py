@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedone_sdk.comparison.bias import pooled_rows
+from fedone_sdk.comparison.rows import pooled_rows
 from fedone_sdk.experiments.experiment import Result, Trial, Workspace
 from fedone_sdk.experiments.federated import trial_backend, tuning_federation
 from fedone_sdk.experiments.settings import Settings

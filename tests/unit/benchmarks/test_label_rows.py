@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 
+from fedone_sdk.algorithms.calibration import fitted_bias
 from fedone_sdk.backends import predict
-from fedone_sdk.comparison.bias import fitted_bias
 from fedone_sdk.errors import BackendError
 from fedone_sdk.task import Rendered, TaskSpec
 from fedone_sdk.testing import ScriptedBackend

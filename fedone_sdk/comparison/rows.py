@@ -1,0 +1,23 @@
+"""Labelled rows of the clients, together."""
+
+from __future__ import annotations
+
+from fedone_sdk.algorithms import stream_seed
+from fedone_sdk.data import draw_minibatch
+from fedone_sdk.simulation import Federation
+from fedone_sdk.task import Example
+
+__all__ = ["pooled_rows"]
+
+
+def pooled_rows(federation: Federation, count: int | None = None) -> list[Example]:
+    """Rows of all clients together, in an order that the run's seed draws.
+
+    Args:
+        federation: Whose clients.
+        count: How many at most; None is all.
+    """
+    held = [row for shard in federation.shards for row in shard]
+    wanted = len(held) if count is None else count
+    drawn = draw_minibatch(len(held), wanted, stream_seed(federation.spec.seed, "pooled-rows", 0))
+    return [held[index] for index in drawn]
