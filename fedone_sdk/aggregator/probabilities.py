@@ -17,9 +17,9 @@ def likeliest(
     """The likeliest tokens of every position.
 
     Args:
-        alpha: Shape (n, N), positive. Its rows' shares are the probabilities that tokens are drawn
+        alpha: Shape (n, N), 0 where a position has no such candidate. Its rows' shares are the probabilities that tokens are drawn
             with; of a Gumbel-Softmax, as its temperature goes to 0.
-        vocabulary: The N candidates.
+        vocabulary: The candidates.
         top: How many tokens of each position.
     """
     weights = alpha.astype(np.float64)
@@ -28,17 +28,19 @@ def likeliest(
     logs = np.log2(shares, out=np.zeros_like(shares), where=shares > 0)
     entropies = -(shares * logs).sum(axis=1)
     order = np.argsort(-shares, axis=1, kind="stable")[:, :top]
-    return tuple(
-        PositionProbabilities(
-            entropy=abs(round(float(entropy), 6)),
-            tokens=tuple(
-                TokenProbability(token=token, probability=round(float(share), 6))
-                for token, share in zip(
-                    (vocabulary.of_position(position)[index] for index in row.tolist()),
-                    known[row],
-                    strict=True,
-                )
-            ),
+    positions = []
+    for position, (entropy, row, known) in enumerate(zip(entropies, order, shares, strict=True)):
+        candidates = vocabulary.of_position(position)
+        positions.append(
+            PositionProbabilities(
+                entropy=abs(round(float(entropy), 6)),
+                tokens=tuple(
+                    TokenProbability(
+                        token=candidates[index], probability=round(float(known[index]), 6)
+                    )
+                    for index in row.tolist()
+                    if index < len(candidates)
+                ),
+            )
         )
-        for position, (entropy, row, known) in enumerate(zip(entropies, order, shares, strict=True))
-    )
+    return tuple(positions)

@@ -80,7 +80,8 @@ class AlphaAssignment(_Assignment):
         leased_queries: Queries that are reserved for this work.
         vocabulary_version: Candidates that were added since the run began. A client that knows of
             fewer fetches the task again, and the candidates that it lacks.
-        alpha: What is tuned, float32; for methods over tokens of shape (n, N), and positive.
+        alpha: What is tuned, float32; for methods over tokens of shape (n, N), positive, and 0
+            where a position has no such candidate.
         memory: What the method remembers beside alpha, where that belongs to the run.
         steps: One entry per local step.
     """

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from fedone_sdk.aggregator.probabilities import likeliest
 from fedone_sdk.aggregator.replay import compare
 from fedone_sdk.backends import LLMBackend
 from fedone_sdk.backends.wrappers import BudgetedBackend
@@ -255,3 +256,13 @@ def test_label_sets_that_do_not_fit(sets: Sequence[Any], message: str) -> None:
     spec = spec_of(prompt={"slots": slots})
     with pytest.raises(SpecError, match=message):
         spec.prompt.build(spec.task)
+
+
+async def test_the_dashboard_names_the_candidates_of_each_position() -> None:
+    run = await served(spec_of("gs-bdpl", "losses"))
+    assert run.alpha is not None
+    assert run.vocabulary is not None
+    positions = likeliest(run.alpha, run.vocabulary, 8)
+    assert [len(position.tokens) for position in positions] == [3, 3, 3, 2, 3]
+    for position in positions:
+        assert sum(token.probability for token in position.tokens) == pytest.approx(1.0, abs=1e-4)
