@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from .space import Space
+
 if TYPE_CHECKING:
     from .method import Candidates
 
@@ -72,12 +74,30 @@ def matrix(name: str, value: ArrayLike, *, shape: tuple[int, int]) -> NDArray[np
     return result
 
 
-def positive_alpha(value: ArrayLike, *, shape: tuple[int, int]) -> NDArray[np.float64]:
-    """Return `alpha` in float64, refusing weights without a logarithm or an inverse."""
+def positive_alpha(
+    value: ArrayLike, *, shape: tuple[int, int], mask: NDArray[np.bool_] | None = None
+) -> NDArray[np.float64]:
+    """Return `alpha` in float64, refusing weights without a logarithm or an inverse.
+
+    Off the mask, where there is no candidate, it must be 0.
+    """
     alpha = matrix("alpha", value, shape=shape)
-    if alpha.min() <= 0.0:
+    if (alpha if mask is None else alpha[mask]).min() <= 0.0:
         raise ValueError("alpha must be positive: project it first")
+    if mask is not None and alpha[~mask].any():
+        raise ValueError("alpha must be 0 where a position has no such candidate")
     return alpha
+
+
+def space(
+    found: Space | None, *, prompt_len: int, vocab_size: int, blank: int | None = None
+) -> Space:
+    """Return the space of a method, by default that of one slot."""
+    if found is None:
+        return Space.repeated(prompt_len, vocab_size, blank)
+    if found.shape != (prompt_len, vocab_size):
+        raise ValueError(f"space must be of shape {(prompt_len, vocab_size)}, not {found.shape}")
+    return found
 
 
 def probabilities(candidates: Candidates) -> NDArray[np.float64]:

@@ -19,6 +19,7 @@ from fedone_sdk.cli import (
     quickstart,
     report,
     reproduce,
+    retune,
     runs,
     score,
     serve,
@@ -58,6 +59,9 @@ def _root(
 app.command(epilog="Example: fedone quickstart --json result.json")(quickstart.quickstart)
 app.command(epilog="Example: fedone tune run.yaml --cap 500 --report run.html")(tune.tune)
 app.command(epilog="Example: fedone plan run.yaml")(plan.plan)
+app.command(
+    epilog="Example: fedone retune sst2.prompt.json --backend new.yaml --run run.yaml --queries 200"
+)(retune.retune)
 app.command(epilog="Example: fedone compare run.yaml --seeds 5 --html compare.html")(
     compare.compare
 )

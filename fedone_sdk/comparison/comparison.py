@@ -157,7 +157,7 @@ def _identity(entrant: Entrant, federation: Federation) -> str:
     document = [
         entrant.name,
         _document(spec, *(name for name in type(spec).model_fields if name not in _NO_PART)),
-        _digest([federation.shards, federation.dev, federation.vocabulary.candidates]),
+        _digest([federation.shards, federation.dev, federation.vocabulary.dump()]),
     ]
     return _digest(document)
 

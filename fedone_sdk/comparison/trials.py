@@ -15,13 +15,14 @@ from fedone_sdk.aggregator.evaluation import curve_examples
 from fedone_sdk.aggregator.events import RoundFinished
 from fedone_sdk.backends import LLMBackend, Prediction, prediction_queries, score_all
 from fedone_sdk.budget import Budget, BudgetGuard
+from fedone_sdk.candidates import no_prompt
 from fedone_sdk.comparison.bias import fitted_bias, pooled_rows
 from fedone_sdk.comparison.entrants import Entrant
 from fedone_sdk.comparison.heard import HeardBackend
 from fedone_sdk.comparison.records import Point, TrialRecord
 from fedone_sdk.errors import FedOneError
 from fedone_sdk.simulation import Federation, simulate
-from fedone_sdk.task import Example, TaskSpec, example_loss, predicted, target_of
+from fedone_sdk.task import Example, TaskSpec, TextPrompt, example_loss, predicted, target_of
 
 if TYPE_CHECKING:
     from fedone_sdk.aggregator import ServedRun
@@ -183,11 +184,13 @@ async def _measured_baseline(trial: Trial, backend: LLMBackend) -> TrialRecord:
     capped = any(value is not None for value in caps.values())
     guard = BudgetGuard(Budget(**caps) if capped else None, name=trial.entrant.name)
 
+    bare = no_prompt(spec.task, federation.vocabulary)
+
     async def ask(
         task: TaskSpec, examples: Sequence[Example], *, calibrated: bool = True
     ) -> Prediction:
         queries, calibration = _queries(
-            federation, backend, task, "", examples, calibrated=calibrated
+            federation, backend, task, bare, examples, calibrated=calibrated
         )
         answers = await score_all(backend, [replace(query, payer=guard) for query in queries])
         score, measure = federation.score, federation.measure
@@ -219,7 +222,7 @@ def _queries(
     federation: Federation,
     backend: LLMBackend,
     task: TaskSpec,
-    prompt: str | SoftPrompt,
+    prompt: TextPrompt | SoftPrompt,
     examples: Sequence[Example],
     *,
     calibrated: bool = True,

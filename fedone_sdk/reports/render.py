@@ -12,7 +12,7 @@ from fedone_sdk.reports.contents import contents_of
 from fedone_sdk.reports.figures import curves_svg
 from fedone_sdk.reports.source import ReportedRun
 
-__all__ = ["html_environment", "html_report", "markdown_report"]
+__all__ = ["filled_html", "html_environment", "html_report", "markdown_report"]
 
 _SPECIAL = re.compile(r"([\\`*_\[\]|~&<>])")
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
@@ -25,6 +25,11 @@ def html_report(run: ReportedRun) -> str:
     return _HTML.get_template("report.html.j2").render(
         report=contents_of(run), figure=figure and f"data:image/svg+xml;base64,{figure}"
     )
+
+
+def filled_html(template: str, **values: object) -> str:
+    """A page of a template, with all values as text."""
+    return _HTML.get_template(template).render(**values)
 
 
 def markdown_report(run: ReportedRun, figure: str) -> tuple[str, str | None]:

@@ -1,5 +1,6 @@
 """What people write in RUN.yaml, as strict models."""
 
+from fedone_sdk.spec.backend_file import load_backend
 from fedone_sdk.spec.backends import (
     BackendSpec,
     GatewaySpec,
@@ -29,9 +30,11 @@ from fedone_sdk.spec.methods import (
     PTuningV2Spec,
     RandomSpec,
     ThompsonSpec,
+    TpeSpec,
     TrainedSpec,
 )
 from fedone_sdk.spec.privacy import PrivacySpec
+from fedone_sdk.spec.prompt import PromptSpec, SlotSpec
 from fedone_sdk.spec.run import (
     DataSpec,
     DirichletSpec,
@@ -39,7 +42,6 @@ from fedone_sdk.spec.run import (
     GatewayPolicy,
     IidSpec,
     ParticipationSpec,
-    PromptSpec,
     RunName,
     RunSpec,
 )
@@ -77,11 +79,14 @@ __all__ = [
     "RetrySpec",
     "RunName",
     "RunSpec",
+    "SlotSpec",
     "Spec",
     "ThompsonSpec",
+    "TpeSpec",
     "TrainedSpec",
     "TransformersSpec",
     "VllmSpec",
+    "load_backend",
     "load_yaml",
     "validate_spec",
 ]
