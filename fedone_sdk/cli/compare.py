@@ -119,7 +119,7 @@ def compare(
     if html is not None:
         _check_page(html)
     run = RunFile.load(run_path, seed=seed, cap=cap)
-    place = _Place.beside(run)
+    place = _Place.of(run)
     comparison = _comparison(run, methods, seeds)
     with naming(str(run.path)):
         trials = comparison.trials()
@@ -170,7 +170,7 @@ class _Place:
     state: RunState
 
     @classmethod
-    def beside(cls, run: RunFile) -> _Place:
+    def of(cls, run: RunFile) -> _Place:
         """The place of a run's comparison: next to its RUN.yaml.
 
         Raises:

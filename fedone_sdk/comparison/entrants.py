@@ -51,7 +51,7 @@ class Entrant:
         name: As the user names it.
         kind: A ``method`` is tuned; a ``baseline`` is only measured.
         spec: Its run; the seed is that of RUN.yaml. A baseline has the run of RUN.yaml.
-        notes: What differs from RUN.yaml beside the method itself.
+        notes: What differs from RUN.yaml apart from the method itself.
     """
 
     name: str

@@ -139,7 +139,7 @@ class _Moments:
     @property
     def first(self) -> RunState:
         """The state that the run begins with."""
-        return self.run.machine.start()
+        return self.run.base.start()
 
     @property
     def last(self) -> RunState:
@@ -165,7 +165,7 @@ class _Measuring:
         self, state: RunState, examples: Sequence[Example], *, biased: bool = True
     ) -> Prediction | None:
         """The deployable prompt of a state; None where the evaluation has not asked about it."""
-        spec, machine = self._federation.spec, self._run.machine
+        spec, machine = self._federation.spec, self._run.base.at(state)  # with its candidates
         bias = machine.bias(state) if biased else None
         task = spec.task if bias is None else spec.task.with_bias(bias)
         show = await self._run.show(self._heard)

@@ -5,7 +5,7 @@ losses up: mini-batches of a few rows, several prompts on each. What a run would
 on all rows, each prompt at its best label bias. Its score is the part of the gap between no prompt
 and the best prompt that it closes.
 
-    python tests/benchmarks/slot_searches.py --table FILE [--batch 8] [--seeds 20] [--methods ...]
+    python -m tests.benchmarks.slot_searches --table FILE [--batch 8] [--seeds 20] [--methods ...]
 
 A table is an .npz with `sizes` (n,), `prompts` (P, n) of all combinations, `log_probs` (P, R, C) in
 nats, `targets` (R,), and `blanks` (n,), -1 for none. `--synthetic SEED` makes one up.
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from fedone_sdk.algorithms import Algorithm, ClassLosses, make_method, method_options, stream
 from fedone_sdk.algorithms.space import Space
 from fedone_sdk.calibration import bias_grid
-from fedone_sdk.experiments.lies import LIES
+from tests.benchmarks.queries.lies import LIES
 
 MARKS = (50, 100, 200, 300)
 RACE = 0.2
