@@ -17,8 +17,9 @@ def likeliest(
     """The likeliest tokens of every position.
 
     Args:
-        alpha: Shape (n, N), 0 where a position has no such candidate. Its rows' shares are the probabilities that tokens are drawn
-            with; of a Gumbel-Softmax, as its temperature goes to 0.
+        alpha: Shape (n, N), 0 where a position has no such candidate. Its rows' shares are the
+            probabilities that tokens are drawn with; of a Gumbel-Softmax, as its temperature goes
+            to 0.
         vocabulary: The candidates.
         top: How many tokens of each position.
     """

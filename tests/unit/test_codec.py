@@ -104,6 +104,8 @@ run_states = st.builds(
     ended_at=st.none() | numbers,
     metric=st.builds(MetricReport, name=names, after=st.none() | numbers),
     bias=st.none() | st.tuples(numbers, numbers),
+    proposed=st.just(()) | st.just((("slot", " text"), ("slot", " more"))),
+    waiting=st.just(()) | st.just((("slot", " last"),)),
 )
 
 
@@ -215,10 +217,11 @@ def test_damaged_arrays_are_refused(arrays: bytes) -> None:
 
 def test_every_field_is_written() -> None:
     arrays = {"method", "server_memory", "defence"}
-    assert (
-        encode_document(simple()).keys()
-        == {field.name for field in dataclasses.fields(RunState)} - arrays
-    )
+    later = {"proposed", "waiting"}
+    names = {field.name for field in dataclasses.fields(RunState)} - arrays
+    assert encode_document(simple()).keys() == names - later
+    added = dataclasses.replace(simple(), proposed=(("a", " b"),), waiting=(("a", " c"),))
+    assert encode_document(added).keys() == names
     (seat,) = encode_document(simple())["seats"]
     # What a replica of an earlier version does not know is written only where it says something.
     fields = {field.name for field in dataclasses.fields(Seat)} - {"local"}
