@@ -501,7 +501,7 @@ class Endless:
             gateway=True,
         )
 
-    async def vocabulary(self, credential: str, run_id: str) -> VocabularyList:
+    async def vocabulary(self, credential: str, run_id: str, after: int = 0) -> VocabularyList:
         return VocabularyList(candidates=(" good " * 100, " bad", " fine"))
 
     async def score(self, credential: str, message: Score) -> Scores:

@@ -255,7 +255,7 @@ class TestTrained:
     ("method", "changes", "message"),
     [
         (BBT, {"prompt": {"vocabulary": {"kind": "top"}}}, "prompt.vocabulary: must be null for"),
-        ({"name": "gs-bdpl"}, {}, "prompt.vocabulary: is required for method gs-bdpl"),
+        ({"name": "gs-bdpl"}, {}, "prompt.vocabulary or slots: required for method gs-bdpl"),
         (TUNING, {"exchange": "losses"}, "participation.exchange: must be alpha"),
         ({**BBT, "memory": "run"}, {"clients_per_round": 2}, "states of CMA-ES"),
         ({**BBT, "memory": "run"}, {"server_optimizer": "adamw"}, "must be none"),
