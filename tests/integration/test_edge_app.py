@@ -467,6 +467,9 @@ class TestThread:
         assert working.join(0)
 
 
+LONG_WORDS = Vocabulary(candidates=(" good " * 100, " bad", " fine"))
+
+
 class Endless:
     """A server that has work for ever, for more and more runs."""
 
@@ -497,12 +500,12 @@ class Endless:
             method=self._spec.method,
             prompt_len=2,
             vocab_size=3,
-            vocabulary_sha256="0" * 64,
+            vocabulary_sha256=LONG_WORDS.sha256,
             gateway=True,
         )
 
     async def vocabulary(self, credential: str, run_id: str, after: int = 0) -> VocabularyList:
-        return VocabularyList(candidates=(" good " * 100, " bad", " fine"))
+        return VocabularyList(candidates=LONG_WORDS.candidates)
 
     async def score(self, credential: str, message: Score) -> Scores:
         shape = (4, len(message.examples), 2)
