@@ -306,6 +306,8 @@ class ServeConfig(Spec):
         try:
             vocabulary = spec.prompt.build(spec.task, _public_text(spec, path), path.parent)
         except (DataError, SpecError) as exc:
+            if isinstance(exc, SpecError) and exc.source == str(path):
+                raise  # It says so itself.
             key = "prompt" if spec.prompt.slots else "prompt.vocabulary"
             raise SpecError(f"{key}: {exc}", source=str(path)) from exc
         spec = spec.model_copy(update={"data": None})

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from fedone_sdk.backends.base import LLMBackend
-from fedone_sdk.candidates import LabelsSource, label_words, prompt_of
+from fedone_sdk.candidates import LabelsSource, forms_of, label_words, prompt_of
 from fedone_sdk.errors import LabelWordError, MissingExtraError, SpecError
 from fedone_sdk.soft_prompt import MAX_ELEMENTS, SoftPrompt
 from fedone_sdk.spec import BbtSpec, MethodSpec, RunSpec
-from fedone_sdk.task import TaskSpec, TextPrompt, form_of
+from fedone_sdk.task import TaskSpec, TextPrompt
 from fedone_sdk.vocabulary import LABELS, Vocabulary
 
 __all__ = ["Show", "shown_by", "usable_vocabulary"]
@@ -107,7 +107,8 @@ async def usable_vocabulary(
     dropped = []
     for candidate in vocabulary.candidates_of(LABELS)[1:]:  # The first is the task's own.
         try:
-            await backend.check(label_words(candidate), form_of(spec.task))
+            for form in forms_of(spec.task, vocabulary):
+                await backend.check(label_words(candidate), form)
         except LabelWordError:
             dropped.append(candidate)
     if dropped:

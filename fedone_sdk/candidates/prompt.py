@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 from fedone_sdk.candidates.fill import fill
 from fedone_sdk.candidates.label_sets import label_words
-from fedone_sdk.task import Filling, TaskSpec, TextPrompt
+from fedone_sdk.task import Filling, Rendered, TaskSpec, TextPrompt, form_of, render
 from fedone_sdk.vocabulary import LABELS, Vocabulary
 
-__all__ = ["label_sets", "no_prompt", "prompt_of"]
+__all__ = ["forms_of", "label_sets", "no_prompt", "prompt_of"]
 
 
 def prompt_of(task: TaskSpec, vocabulary: Vocabulary, indices: Iterable[int]) -> TextPrompt:
@@ -69,3 +69,21 @@ def label_sets(task: TaskSpec, vocabulary: Vocabulary) -> tuple[tuple[str, ...],
         if slot.name == LABELS:
             return tuple(label_words(text, len(task.labels)) for text in slot.candidates)
     return (task.label_words,)
+
+
+def forms_of(task: TaskSpec, vocabulary: Vocabulary) -> tuple[Rendered, ...]:
+    """Inputs of the task without content, for a look at how label words are written behind them.
+
+    Behind text a label word may have a space in front of it, at the beginning of an answer it has
+    none (`answer_word`). So there is one form for a last slot that is empty or ends in white space,
+    and one for a last slot that ends in text, as far as it has such candidates.
+    """
+    if not task.slots:
+        return (form_of(task),)
+    nothing = dict.fromkeys(task.fields, "")
+    found: dict[bool, Rendered] = {}
+    for text in vocabulary.candidates_of(task.slots[-1]):
+        texts = (*[""] * (len(task.slots) - 1), text)
+        behind_text = bool(text) and not text[-1].isspace()
+        found.setdefault(behind_text, render(task, Filling(texts), nothing))
+    return tuple(found.values())

@@ -13,7 +13,7 @@ import structlog
 from fedone_sdk.backends.base import LLMBackend
 from fedone_sdk.backends.prompts import shown_by
 from fedone_sdk.budget import NOTHING
-from fedone_sdk.candidates import label_sets
+from fedone_sdk.candidates import forms_of, label_sets
 from fedone_sdk.client.arguments import check_arguments, token_of
 from fedone_sdk.client.batch import BeforeSend, Declining, Minibatch, usable
 from fedone_sdk.client.condition import (
@@ -497,8 +497,9 @@ class EdgeClient:
             self._known.forget()  # Candidates may have come in between the two answers.
             raise Declining("the vocabulary does not fit its run")
         if self._backend is not None:
-            for words in chosen:
-                await self._backend.check(words, form_of(run.task))
+            for form in forms_of(run.task, vocabulary):
+                for words in chosen:
+                    await self._backend.check(words, form)
         return vocabulary
 
     # Patience

@@ -22,7 +22,7 @@ from fedone_sdk.backends import (
 from fedone_sdk.backends.wrappers import Wrapper
 from fedone_sdk.budget import NOTHING, Account, Usage
 from fedone_sdk.calibration import CONTENT_FREE
-from fedone_sdk.candidates import label_sets, no_prompt, prompt_of
+from fedone_sdk.candidates import forms_of, label_sets, no_prompt, prompt_of
 from fedone_sdk.data import draw_minibatch
 from fedone_sdk.errors import BackendBlocked, BackendError, BackendUnavailable, SpecError
 from fedone_sdk.messages import Cap, LossesAssignment, Message
@@ -33,7 +33,7 @@ from fedone_sdk.simulation.longest import LongestTokens, longest_tokens
 from fedone_sdk.simulation.probe import Probe, probe_run
 from fedone_sdk.simulation.traffic import ExchangePlan, exchange_plan
 from fedone_sdk.soft_prompt import SoftPrompt
-from fedone_sdk.task import Example, TextPrompt, form_of, references_of
+from fedone_sdk.task import Example, TextPrompt, references_of
 
 __all__ = ["EvaluationPlan", "RunPlan", "plan_run"]
 
@@ -267,8 +267,9 @@ async def _costs(
         vocabulary = await usable_vocabulary(backend, spec, federation.vocabulary)
         federation = replace(federation, vocabulary=vocabulary)
         if not adapter.local:  # A local one is loaded for that, and counting checks the words too.
-            for words in label_sets(spec.task, vocabulary):
-                await backend.check(words, form_of(spec.task))
+            for form in forms_of(spec.task, vocabulary):
+                for words in label_sets(spec.task, vocabulary):
+                    await backend.check(words, form)
     except (BackendBlocked, BackendUnavailable) as exc:
         troubles.append(f"backend: {exc}")
     try:

@@ -36,9 +36,9 @@ runs: [run.yaml]
 
 COMMANDS = [
     [],
-    *([name] for name in ("client", "gateway", "plan", "quickstart", "score", "serve", "tune")),
-    *([name] for name in ("bench", "clients", "db", "models", "runs", "tokens")),
-    ["bench", "queries"],
+    *([name] for name in ("client", "compare", "gateway", "plan", "quickstart", "retune", "score")),
+    *([name] for name in ("serve", "tune")),
+    *([name] for name in ("clients", "db", "models", "runs", "tokens")),
     *(["clients", name] for name in ("list", "revoke")),
     *(["db", name] for name in ("current", "upgrade")),
     *(["models", name] for name in ("get", "list", "path")),
