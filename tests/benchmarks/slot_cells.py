@@ -91,12 +91,12 @@ class Cell:
         mask = " {mask}." if self.model == "roberta-mini" else ""
         return {"template": f"{{prompt}}{{text}}{closing}{mask}"}
 
-    def backend(self, place: Place) -> LLMBackend:
-        """Who is asked."""
+    def backend(self, place: Place, *, threads: int | None = None) -> LLMBackend:
+        """Who is asked; `threads` are those of llama.cpp."""
         if self.model == "roberta-mini":
             return OnnxBackend()
         file = place.smollm2 if self.model == "smollm2" else place.gemma
-        return LlamaCppBackend(file, context_length=1024, multi_token_labels=True)
+        return LlamaCppBackend(file, context_length=1024, threads=threads, multi_token_labels=True)
 
     def prefix(self, prompt: Sequence[int], shown: Mapping[str, Sequence[Row]]) -> str:
         """What stands in front of a row's text: instruction and demonstrations."""
@@ -175,7 +175,6 @@ _REVIEWS = (
     "Movie review: ",
     "Classify the sentiment of this movie review as {words}.\n",
     "Does the critic like the film?\n",
-    "Read what a critic wrote, and decide whether the opinion of the film is favourable.\n",
 )
 _FILM_WORDS = (
     (" negative", " positive"),

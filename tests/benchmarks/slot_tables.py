@@ -23,23 +23,24 @@ __all__ = ["build"]
 Combination = tuple[int, ...]
 
 
-def build(name: str, cell: Cell, place: Place, folder: Path) -> None:
+def build(name: str, cell: Cell, place: Place, folder: Path, *, threads: int | None = None) -> None:
     """Asks what is missing of a table, combination by combination, and writes it when complete.
 
     Answers are kept in ``parts/NAME.jsonl``, so that a build that was stopped goes on.
     """
-    asyncio.run(_build(name, cell, place, folder))
+    asyncio.run(_build(name, cell, place, folder, threads))
 
 
-async def _build(name: str, cell: Cell, place: Place, folder: Path) -> None:
+async def _build(name: str, cell: Cell, place: Place, folder: Path, threads: int | None) -> None:
     rows, shown = drawn(cell, place)
     parts = folder / "parts" / f"{name}.jsonl"
     parts.parent.mkdir(parents=True, exist_ok=True)
     known = _known(parts)
     combinations = list(itertools.product(*map(range, cell.sizes)))
     missing = [one for one in combinations if one not in known]
+    known = {one: known[one] for one in combinations if one in known}
     start, before = time.monotonic(), len(known)
-    async with cell.backend(place) as backend:
+    async with cell.backend(place, threads=threads) as backend:
         with parts.open("a", encoding="utf-8") as out:
             for query, closings, members in _groups(cell, missing, rows, shown, backend):
                 answer = await backend.score(query)

@@ -36,6 +36,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tables", type=Path, default=Path("/work/tables"), help="where they are")
     parser.add_argument("--build", choices=CELLS, nargs="*", default=[])
+    parser.add_argument("--threads", type=int, help="of llama.cpp; one per core by default")
     parser.add_argument("--smollm2", type=Path, default=_home("SmolLM2-135M-Instruct.Q4_1.gguf"))
     parser.add_argument("--gemma", type=Path, default=Path("/tmp/models/gemma.gguf"))
     parser.add_argument("--sst2", type=Path, default=Path("shared/data/glue/sst2"))
@@ -53,7 +54,7 @@ def main() -> None:
     args = parser.parse_args()
     place = Place(smollm2=args.smollm2, gemma=args.gemma, sst2=args.sst2, corpora=args.corpora)
     for name in args.build:
-        build(name, CELLS[name], place, args.tables)
+        build(name, CELLS[name], place, args.tables, threads=args.threads)
     if not (args.run or args.report or args.pilot):
         return
     names = args.cells or [name for name in CELLS if (args.tables / f"{name}.npz").is_file()]
