@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -11,22 +12,21 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import TypeAdapter
 
-from fedone_sdk.algorithms import ClassLosses, stream, stream_seed
-from fedone_sdk.algorithms.method import Algorithm
-from fedone_sdk.algorithms.registry import method_from_spec
+from fedone_sdk.algorithms import ClassLosses, make_method, method_options, stream, stream_seed
+from fedone_sdk.algorithms.method import Algorithm, Candidates, PlainMethod
+from fedone_sdk.algorithms.space import Space
+from fedone_sdk.algorithms.state import State
 from fedone_sdk.calibration import bias_grid
 from fedone_sdk.data import draw_minibatch
 from fedone_sdk.data.partition import dirichlet, iid
-from fedone_sdk.spec.methods import MethodSpec
 
 __all__ = ["CONTESTANTS", "Contestant", "Federation", "Table", "trial"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-_SPEC: TypeAdapter[Any] = TypeAdapter(MethodSpec)
+RACE = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +67,12 @@ class Table:
             tuple((prompts % np.array(self.sizes)).T), self.sizes
         ).astype(np.int64)
         return found
+
+    @cached_property
+    def space(self) -> Space:
+        """Its slots."""
+        blanks = [None if blank < 0 else blank for blank in self.blanks]
+        return Space.of([(1, *one) for one in zip(self.sizes, blanks, strict=True)])
 
     @cached_property
     def losses(self) -> Floats:
@@ -212,54 +218,108 @@ class Contestant:
 
     Attributes:
         label: For people.
-        spec: As in a run.
+        name: The method's; ``once`` is `Once`.
+        num_samples: I, prompts per ask.
+        options: Its own.
         calibrates: Whether it is told losses by class and bias, and finds a bias of its own.
-        own_bias: Where it does not: whether each prompt is told and deployed at its own best bias.
+        own_bias: Where it does not: whether each prompt is told at its own best bias, which nothing
+            could know, instead of at that of no prompt.
         moments: Whose an optimiser's moments are: each ``client``'s, or the ``run``'s.
-        make: In the place of the spec's method.
     """
 
     label: str
-    spec: Mapping[str, Any] = field(default_factory=dict)
+    name: str
+    num_samples: int = 5
+    options: Mapping[str, Any] = field(default_factory=dict)
     calibrates: bool = True
     own_bias: bool = False
     moments: str = "client"
-    make: Callable[[Table, int, int], Algorithm] | None = None
 
-    def method(self, table: Table, asks: int, seed: int) -> Algorithm:
+    def method(self, table: Table, asks: int, seed: int) -> Algorithm | Once:
         """The method for one run."""
-        if self.make is not None:
-            return self.make(table, asks, seed)
-        found = method_from_spec(
-            _SPEC.validate_python(dict(self.spec)),
+        if self.name == "once":
+            return Once(table, self.num_samples)
+        allowed = method_options(self.name)
+        options = dict(self.options)
+        if "space" in allowed:
+            options["space"] = table.space
+        if self.calibrates:
+            # As a run has it where nothing else is said: the last fifth is a race.
+            race = math.floor(RACE * asks)
+            options |= {"biases": bias_grid(table.num_labels)}
+            options |= {"race": race, "search": asks - race if race else None}
+        return make_method(
+            self.name,
             prompt_len=len(table.sizes),
             vocab_size=max(table.sizes),
-            blank=None,
+            num_samples=self.num_samples,
             seed=seed,
-            biases=bias_grid(table.num_labels) if self.calibrates else None,
-            asks=asks,
+            **{key: value for key, value in options.items() if key in allowed},
         )
-        return found  # type: ignore[return-value]
 
 
-def _policy(name: str, label: str, **settings: Any) -> Contestant:
-    own = settings.pop("own_bias", False)
-    moments = settings.pop("moments", "client")
-    spec = {"name": name, "num_samples": 20, **settings}
-    return Contestant(label=label, spec=spec, calibrates=False, own_bias=own, moments=moments)
+class Once(PlainMethod):
+    """Random prompts, each asked about once; the one with the least loss is deployed."""
+
+    shares_memory = True
+
+    def __init__(self, table: Table, num_samples: int) -> None:
+        self._table, self._count = table, num_samples
+
+    def init(self) -> State:
+        """Nothing is known."""
+        return State(alpha=np.ones((1, 1), dtype=np.float32))
+
+    def wanted(self, state: State) -> int:
+        """How many prompts an ask is for."""
+        return self._count
+
+    def ask(self, state: State, rng: np.random.Generator, count: int) -> Candidates:
+        """Random prompts."""
+        space = self._table.space
+        return Candidates(prompts=space.random(count, rng), probabilities=space.uniform)
+
+    def tell(self, state: State, candidates: Candidates, losses: Floats) -> State:
+        """Remember the best so far."""
+        at = int(losses.argmin())
+        if state.memory and float(state.memory["loss"][0]) <= losses[at]:
+            return state
+        memory = {"loss": losses[at : at + 1], "prompt": candidates.prompts[at]}
+        return State(alpha=state.alpha, memory=memory)
+
+    def prompt(self, state: State) -> Ints:
+        """The best so far."""
+        found: Ints = state.memory["prompt"]
+        return found
 
 
-_BEST = {"num_samples": 5, "own_bias": True, "moments": "run"}
+def _policy(name: str, label: str, *, best: bool = False, **settings: Any) -> Contestant:
+    count = settings.pop("num_samples", 5 if best else 20)
+    moments = "run" if best else "client"
+    return Contestant(
+        label=label,
+        name=name,
+        num_samples=count,
+        options=settings,
+        calibrates=False,
+        own_bias=best,
+        moments=moments,
+    )
+
 
 CONTESTANTS: dict[str, Contestant] = {
-    "random": Contestant(
-        label="random, leaders looked at again", spec={"name": "random", "num_samples": 5}
+    "once": Contestant(
+        label="random, each asked once", name="once", calibrates=False, own_bias=True
     ),
-    "thompson": Contestant(label="thompson (default)", spec={"name": "thompson", "num_samples": 5}),
+    "random": Contestant(label="random", name="random"),
+    "tpe": Contestant(label="TPE", name="tpe"),
+    "thompson": Contestant(label="thompson (default)", name="thompson"),
     "gs-bdpl-paper": _policy("gs-bdpl", "GS-BDPL, the paper's settings"),
-    "gs-bdpl-best": _policy("gs-bdpl", "GS-BDPL at its best", tau=0.5, learning_rate=0.03, **_BEST),
+    "gs-bdpl-best": _policy(
+        "gs-bdpl", "GS-BDPL at its best", best=True, tau=0.5, learning_rate=0.03
+    ),
     "bdpl-paper": _policy("bdpl", "BDPL, the paper's settings"),
-    "bdpl-best": _policy("bdpl", "BDPL at its best", learning_rate=0.03, **_BEST),
+    "bdpl-best": _policy("bdpl", "BDPL at its best", best=True, learning_rate=0.03),
 }
 
 
@@ -268,7 +328,7 @@ def pilots() -> dict[str, Contestant]:
     found = {}
     for rate in (0.003, 0.01, 0.03, 0.1):
         for count in (5, 20):
-            common = {**_BEST, "learning_rate": rate, "num_samples": count}
+            common: dict[str, Any] = {"learning_rate": rate, "num_samples": count, "best": True}
             name = f"bdpl-{count}-{rate:g}"
             found[name] = _policy("bdpl", name, **common)
             for tau in (0.1, 0.5, 1.0):
@@ -280,7 +340,7 @@ def pilots() -> dict[str, Contestant]:
 def trial(contestant: Contestant, federation: Federation, queries: int) -> dict[str, Any]:
     """One run: what it would deploy after `queries`, measured on all rows."""
     table, seed = federation.table, federation.seed
-    asks = queries // int(contestant.spec.get("num_samples", 5))
+    asks = queries // contestant.num_samples
     method = contestant.method(table, asks, seed)
     state, spent = method.init(), 0
     memories: dict[int, Any] = {}
@@ -294,7 +354,7 @@ def trial(contestant: Contestant, federation: Federation, queries: int) -> dict[
         candidates = method.ask(state, rng, method.wanted(state))
         prompts = candidates.prompts
         spent += len(prompts)
-        told = (
+        told: Any = (
             federation.by_class(prompts, rows)
             if contestant.calibrates
             else federation.plain(prompts, rows, own_bias=contestant.own_bias)

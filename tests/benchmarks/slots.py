@@ -24,6 +24,8 @@ from slot_report import report
 from slot_runs import CONTESTANTS, Contestant, Federation, Table, pilots, trial
 from slot_tables import build
 
+from fedone_sdk.algorithms import METHODS
+
 BUDGETS = (50, 100, 200, 300, 1000)
 ALPHAS = {"iid": None, "dirichlet": 0.1}
 CLIENTS, BATCH = 8, 8
@@ -99,6 +101,8 @@ def _run(file: Path, wanted: Iterator[tuple[Table, str, str, int, int]]) -> None
     known = {tuple(one[name] for name in names) for one in _trials(file)}
     with file.open("a", encoding="utf-8") as out:
         for table, partition, method, queries, seed in wanted:
+            if CONTESTANTS[method].name not in (*METHODS, "once"):
+                continue
             key = (table.name, partition, method, queries, seed)
             if key in known:
                 continue
