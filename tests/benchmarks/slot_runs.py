@@ -243,11 +243,11 @@ class Contestant:
         options = dict(self.options)
         if "space" in allowed:
             options["space"] = table.space
+        # As a run has it where nothing else is said: the last fifth is a race.
+        race = math.floor(RACE * asks)
+        options |= {"race": race, "search": asks - race if race else None}
         if self.calibrates:
-            # As a run has it where nothing else is said: the last fifth is a race.
-            race = math.floor(RACE * asks)
-            options |= {"biases": bias_grid(table.num_labels)}
-            options |= {"race": race, "search": asks - race if race else None}
+            options["biases"] = bias_grid(table.num_labels)
         return make_method(
             self.name,
             prompt_len=len(table.sizes),
@@ -314,6 +314,9 @@ CONTESTANTS: dict[str, Contestant] = {
     "random": Contestant(label="random", name="random"),
     "tpe": Contestant(label="TPE", name="tpe"),
     "thompson": Contestant(label="thompson (default)", name="thompson"),
+    "thompson-told": Contestant(
+        label="thompson, told at best biases", name="thompson", calibrates=False, own_bias=True
+    ),
     "gs-bdpl-paper": _policy("gs-bdpl", "GS-BDPL, the paper's settings"),
     "gs-bdpl-best": _policy(
         "gs-bdpl", "GS-BDPL at its best", best=True, tau=0.5, learning_rate=0.03
