@@ -26,6 +26,7 @@ from .state import (
 )
 from .streams import stream, stream_seed
 from .thompson import ThompsonSampling
+from .tpe import TPE
 
 __all__ = [
     "AdamW",
@@ -44,6 +45,7 @@ __all__ = [
     "SGD",
     "ServerOptimizer",
     "State",
+    "TPE",
     "ThompsonSampling",
     "aggregate",
     "alpha_sha256",

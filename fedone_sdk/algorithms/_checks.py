@@ -72,11 +72,18 @@ def matrix(name: str, value: ArrayLike, *, shape: tuple[int, int]) -> NDArray[np
     return result
 
 
-def positive_alpha(value: ArrayLike, *, shape: tuple[int, int]) -> NDArray[np.float64]:
-    """Return `alpha` in float64, refusing weights without a logarithm or an inverse."""
+def positive_alpha(
+    value: ArrayLike, *, shape: tuple[int, int], mask: NDArray[np.bool_] | None = None
+) -> NDArray[np.float64]:
+    """Return `alpha` in float64, refusing weights without a logarithm or an inverse.
+
+    Off the mask, where there is no candidate, it must be 0.
+    """
     alpha = matrix("alpha", value, shape=shape)
-    if alpha.min() <= 0.0:
+    if (alpha if mask is None else alpha[mask]).min() <= 0.0:
         raise ValueError("alpha must be positive: project it first")
+    if mask is not None and alpha[~mask].any():
+        raise ValueError("alpha must be 0 where a position has no such candidate")
     return alpha
 
 

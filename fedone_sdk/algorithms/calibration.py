@@ -60,10 +60,37 @@ class BiasGrid:
 
     def best(self, curve: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the bias where a curve, shape (G,), is least; shape (C,)."""
-        _, places, shifts = self._fitted(curve[None])
-        bias: NDArray[np.float64] = self.biases[places[0]].copy()
-        bias[1:] += shifts[0]
+        bias: NDArray[np.float64] = self.bests(curve[None])[0]
         return bias
+
+    def bests(self, curves: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the bias where each of some curves, shape (P, G), is least; shape (P, C)."""
+        _, places, shifts = self._fitted(curves)
+        biases: NDArray[np.float64] = self.biases[places].copy()
+        biases[:, 1:] += shifts
+        return biases
+
+    def weights(self, biases: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return how a smooth curve at some biases is a sum of the grid's values, shape (P, G).
+
+        Through the three nearest points of each axis goes a parabola (Lagrange).
+
+        Args:
+            biases: Shape (P, C); 0 for the first class.
+        """
+        size = self._shape[0]
+        lowest = self.biases[0, -1]
+        result = np.ones((len(biases), 1))
+        for axis in range(len(self._shape)):
+            place = (biases[:, axis + 1] - lowest) / self._step
+            middle = np.clip(np.rint(place), 1, size - 2)
+            at = np.clip(place - middle, -1.0, 1.0)
+            three = np.stack([at * (at - 1.0) / 2.0, 1.0 - at**2, at * (at + 1.0) / 2.0], axis=1)
+            along = np.zeros((len(biases), size))
+            columns = middle[:, None].astype(np.int64) + np.arange(-1, 2)
+            np.put_along_axis(along, columns, three, axis=1)
+            result = (result[:, :, None] * along[:, None, :]).reshape(len(biases), -1)
+        return result
 
     def _fitted(
         self, curves: NDArray[np.float64]
@@ -101,6 +128,6 @@ class BiasGrid:
         bend += np.where(flat, 1.0, 0.0)[:, :, None] * np.eye(axes)
         shifts = -np.linalg.solve(bend, slope[:, :, None])[:, :, 0]
         # The least point's neighbours are no lower: what a fit finds beyond half way is an error.
-        shifts = np.clip(shifts, -0.5, 0.5)
+        shifts = np.clip(np.asarray(shifts, dtype=np.float64), -0.5, 0.5)
         values = least + 0.5 * (slope * shifts).sum(axis=1)
         return values, places, shifts * self._step

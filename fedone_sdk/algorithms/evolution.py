@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _checks
-from .pool import Pool
-from .search import PromptSearch
+from .search import Known, PromptSearch
 
 __all__ = ["Evolution"]
 
@@ -35,13 +34,15 @@ class Evolution(PromptSearch):
         if rate is not None and _checks.number("mutation_rate", rate) > 1.0:
             raise ValueError(f"mutation_rate must lie in (0, 1], not {rate!r}")
 
-    def _new(self, pool: Pool, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
-        parents = pool.prompts[: self.elite]
+    def _new(self, known: Known, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+        parents = known.prompts[: self.elite]
         shape = count, self.prompt_len
         mother, father = parents[rng.integers(len(parents), size=(2, count))]
         children = np.where(rng.random(shape) < 0.5, mother, father)
-        tokens = rng.integers(self.vocab_size, size=shape)
-        if self.blank is not None:
-            tokens[rng.random(shape) < BLANK_MUTATIONS] = self.blank
+        tokens = self._space.random(count, rng)
+        blanks = np.array([-1 if blank is None else blank for blank in self._space.blanks])
+        shorter = (rng.random(shape) < BLANK_MUTATIONS) & (blanks >= 0)
+        tokens = np.where(shorter, blanks, tokens)
         rate = 1.0 / self.prompt_len if self.mutation_rate is None else self.mutation_rate
-        return self._compact(np.where(rng.random(shape) < rate, tokens, children))
+        mutated = rng.random(shape) < rate
+        return self._space.compact(np.where(mutated, tokens, children))

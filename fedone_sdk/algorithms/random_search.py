@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .pool import Pool
-from .search import PromptSearch
+from .search import Known, PromptSearch
 
 __all__ = ["RandomSearch"]
 
@@ -17,5 +16,5 @@ __all__ = ["RandomSearch"]
 class RandomSearch(PromptSearch):
     """New prompts are drawn without regard to what is known (attributes: see `PromptSearch`)."""
 
-    def _new(self, pool: Pool, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    def _new(self, known: Known, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
         return self._random(count, rng)

@@ -16,6 +16,7 @@ from .method import Algorithm
 from .random_search import RandomSearch
 from .start import Start
 from .thompson import ThompsonSampling
+from .tpe import TPE
 from .trained import Trained
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ _TYPES: dict[str, type[Any]] = {
     "gs-bdpl": GumbelSoftmaxBDPL,
     "random": RandomSearch,
     "thompson": ThompsonSampling,
+    "tpe": TPE,
 }
 _COMMON = ("prompt_len", "vocab_size", "num_samples", "seed")
 

@@ -39,15 +39,30 @@ def project_to_simplex(rows: ArrayLike, *, floor: float = 0.0) -> NDArray[np.flo
     return projected
 
 
-def nearest_probabilities(alpha: NDArray[np.float64], *, floor: float) -> NDArray[np.float32]:
+def nearest_probabilities(
+    alpha: NDArray[np.float64], *, floor: float, mask: NDArray[np.bool_] | None = None
+) -> NDArray[np.float32]:
     """Return `alpha` projected in float32; one that is there already, bit for bit.
 
     Float32 rows miss a sum of 1 by rounding, so projecting twice would stir their last bits and
     with them `alpha_sha256`.
+
+    Args:
+        alpha: Shape (n, N).
+        floor: The least probability of a candidate.
+        mask: Which candidates there are, shape (n, N); the others have probability 0. All by
+            default.
     """
-    if alpha.min() < floor or np.abs(alpha.sum(axis=1) - 1.0).max() > _ROUNDING:
-        alpha = project_to_simplex(alpha, floor=floor)
-    return alpha.astype(np.float32)
+    if mask is None or mask.all():
+        if alpha.min() < floor or np.abs(alpha.sum(axis=1) - 1.0).max() > _ROUNDING:
+            alpha = project_to_simplex(alpha, floor=floor)
+        return alpha.astype(np.float32)
+    result = np.zeros(alpha.shape, dtype=np.float32)
+    kept = not alpha[~mask].any() and alpha[mask].min() >= floor
+    kept = kept and np.abs(alpha.sum(axis=1) - 1.0).max() <= _ROUNDING
+    for row, values, own in zip(result, alpha, mask, strict=True):
+        row[own] = values[own] if kept else project_to_simplex(values[own], floor=floor)
+    return result
 
 
 def nearest_capped(alpha: NDArray[np.float64], *, floor: float) -> NDArray[np.float32]:

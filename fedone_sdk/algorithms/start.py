@@ -14,7 +14,9 @@ Start = Sequence[Sequence[tuple[int, float]]]
 """For each position, tokens and their shares of its probability."""
 
 
-def begun(shape: tuple[int, int], start: Start | None) -> NDArray[np.float64]:
+def begun(
+    shape: tuple[int, int], start: Start | None, mask: NDArray[np.bool_] | None = None
+) -> NDArray[np.float64]:
     """Return probabilities that begin with known shares, shape (n, N).
 
     What a position's shares leave over goes to all tokens alike; without any it is uniform.
@@ -22,21 +24,23 @@ def begun(shape: tuple[int, int], start: Start | None) -> NDArray[np.float64]:
     Args:
         shape: Positions and tokens, (n, N).
         start: Of each position; None for none.
+        mask: Which candidates there are, shape (n, N); all by default.
 
     Raises:
         ValueError: It has other positions or tokens, or shares that are none.
     """
-    rows, columns = shape
-    uniform = np.full(shape, 1.0 / columns)
+    rows, _ = shape
+    mask = np.ones(shape, dtype=bool) if mask is None else mask
+    uniform: NDArray[np.float64] = mask / mask.sum(axis=1, keepdims=True)
     if start is None:
         return uniform
     if len(start) != rows:
         raise ValueError(f"start must have {rows} positions, not {len(start)}")
     shares = np.zeros(shape)
-    for row, known in zip(shares, start, strict=True):
+    for row, known, size in zip(shares, start, mask.sum(axis=1).tolist(), strict=True):
         for token, share in known:
-            if not 0 <= token < columns:
-                raise ValueError(f"start: tokens must lie in [0, {columns}), not {token}")
+            if not 0 <= token < size:
+                raise ValueError(f"start: tokens must lie in [0, {size}), not {token}")
             if not (math.isfinite(share) and 0.0 < share <= 1.0):
                 raise ValueError(f"start: a share must lie in (0, 1], not {share!r}")
             row[token] += share
@@ -49,4 +53,5 @@ def begun(shape: tuple[int, int], start: Start | None) -> NDArray[np.float64]:
 
 def is_begun(alpha: NDArray[np.float32]) -> bool:
     """Whether an alpha that nothing was learnt for yet began with something."""
-    return bool(alpha.max() > alpha.min())
+    there = np.where(alpha > 0.0, alpha, np.nan)
+    return bool((np.nanmax(there, axis=1) > np.nanmin(there, axis=1)).any())

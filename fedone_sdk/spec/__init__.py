@@ -29,6 +29,7 @@ from fedone_sdk.spec.methods import (
     PTuningV2Spec,
     RandomSpec,
     ThompsonSpec,
+    TpeSpec,
     TrainedSpec,
 )
 from fedone_sdk.spec.privacy import PrivacySpec
@@ -79,6 +80,7 @@ __all__ = [
     "RunSpec",
     "Spec",
     "ThompsonSpec",
+    "TpeSpec",
     "TrainedSpec",
     "TransformersSpec",
     "VllmSpec",

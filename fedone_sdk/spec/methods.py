@@ -21,6 +21,7 @@ __all__ = [
     "RandomSpec",
     "Rate",
     "ThompsonSpec",
+    "TpeSpec",
     "TrainedSpec",
 ]
 
@@ -130,17 +131,17 @@ class BdplSpec(_MethodSpec):
 
 
 class PoolSpec(_MethodSpec):
-    """What searches over whole prompts have in common: a pool of them, and a race at the end."""
+    """What searches over whole prompts have in common: one evaluator, and a race at the end."""
 
     pools: ClassVar[bool] = True
 
     elite: Annotated[int, Field(ge=1, le=1000)] = 4
-    pool_size: Annotated[int, Field(ge=2, le=2000)] = 256
+    pool_size: Annotated[int, Field(ge=2, le=2000)] = 384
     race: Annotated[float, Field(ge=0, lt=1)] = 0.2
     patience: Annotated[int, Field(ge=1, le=10**9)] | None = None
 
     def travelling_memory(self, prompt_len: int, points: int) -> int:
-        """The prompts of the pool, in int64, or their losses (a pool has 4 for each prompt)."""
+        """The prompts, in int64, or their losses (4 are remembered for each prompt)."""
         return self.pool_size * max(2 * prompt_len, 4 * max(points, 2))
 
 
@@ -151,7 +152,7 @@ class EvolutionSpec(PoolSpec):
         num_samples: I, prompts per local step.
         local_steps: E.
         batch_size: B, examples per mini-batch.
-        elite: How many of the best prompts have children.
+        elite: How many of the best prompts have children, and are never forgotten.
         mutation_rate: Per position; null means 1/n.
         pool_size: How many prompts are remembered.
         race: Part of the run in which the best prompts race, in the ``losses`` exchange.
@@ -169,7 +170,7 @@ class RandomSpec(PoolSpec):
         num_samples: I, prompts per local step.
         local_steps: E.
         batch_size: B, examples per mini-batch.
-        elite: How many of the best prompts alpha is made of.
+        elite: How many of the best prompts are never forgotten.
         pool_size: How many prompts are remembered.
         race: Part of the run in which the best prompts race, in the ``losses`` exchange.
         patience: Local steps without a better leader after which the race begins; null waits.
@@ -179,19 +180,36 @@ class RandomSpec(PoolSpec):
 
 
 class ThompsonSpec(PoolSpec):
-    """Thompson sampling with token effects that all prompts share.
+    """Thompson sampling from a Gaussian process over what prompts have in common.
 
     Attributes:
         num_samples: I, prompts per local step.
         local_steps: E.
         batch_size: B, examples per mini-batch.
-        elite: How many of the best prompts alpha is made of.
+        elite: How many of the best prompts are never forgotten.
         pool_size: How many prompts are remembered.
         race: Part of the run in which the best prompts race, in the ``losses`` exchange.
         patience: Local steps without a better leader after which the race begins; null waits.
     """
 
     name: Literal["thompson"]
+
+
+class TpeSpec(PoolSpec):
+    """The Tree-structured Parzen Estimator of Optuna (extra `optuna`), to compare with.
+
+    Attributes:
+        num_samples: I, prompts per local step.
+        local_steps: E.
+        batch_size: B, examples per mini-batch.
+        elite: How many of the best prompts are never forgotten.
+        pool_size: How many prompts are remembered.
+        race: Part of the run in which the best prompts race, in the ``losses`` exchange; with 0 it
+            is plain TPE, and the prompt with the least mean loss is handed out.
+        patience: Local steps without a better leader after which the race begins; null waits.
+    """
+
+    name: Literal["tpe"]
 
 
 class BbtSpec(_MethodSpec):
@@ -311,6 +329,13 @@ TrainedSpec = PromptTuningSpec | PTuningV2Spec
 """The white-box methods."""
 
 MethodSpec = Annotated[
-    GsBdplSpec | BdplSpec | EvolutionSpec | RandomSpec | ThompsonSpec | BbtSpec | TrainedSpec,
+    GsBdplSpec
+    | BdplSpec
+    | EvolutionSpec
+    | RandomSpec
+    | ThompsonSpec
+    | TpeSpec
+    | BbtSpec
+    | TrainedSpec,
     Field(discriminator="name"),
 ]

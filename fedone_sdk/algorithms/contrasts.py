@@ -1,0 +1,109 @@
+"""What the prompts of a mini-batch say of each other, whatever the mini-batch says of them all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Contrasts", "MiniBatches"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MiniBatches:
+    """Which prompts each mini-batch met.
+
+    Attributes:
+        members: Rows of prompts, shape (J, I), of a mini-batch of fewer prompts 0 in the end.
+        present: Where there is a prompt, shape (J, I).
+        num_prompts: P.
+    """
+
+    members: NDArray[np.int64]
+    present: NDArray[np.bool_]
+    num_prompts: int
+
+    @classmethod
+    def of(cls, rows: NDArray[np.int64], batches: NDArray[np.int64], num_prompts: int) -> Self:
+        """Return the mini-batches of losses.
+
+        Args:
+            rows: The prompt of each, shape (E,).
+            batches: The mini-batch of each, shape (E,), rising.
+            num_prompts: P.
+        """
+        sizes = np.bincount(batches)
+        present = np.arange(sizes.max(initial=0)) < sizes[:, None]
+        members = np.zeros(present.shape, dtype=np.int64)
+        members[present] = rows
+        return cls(members=members, present=present, num_prompts=num_prompts)
+
+    def padded(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return values of losses by mini-batch: (E, ...) becomes (J, I, ...), padded by 0."""
+        result = np.zeros((*self.present.shape, *values.shape[1:]))
+        result[self.present] = values
+        return result
+
+    def totals(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return sums over each prompt's losses: (J, I, ...) becomes (P, ...)."""
+        result = np.zeros((self.num_prompts, *values.shape[2:]))
+        np.add.at(result, self.members[self.present], values[self.present])
+        return result
+
+    def matrix(self, blocks: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the sum of matrices of each mini-batch's prompts: (J, I, I) becomes (P, P)."""
+        size = self.num_prompts
+        places = self.members[:, :, None] * size + self.members[:, None, :]
+        flat = np.bincount(places.ravel(), blocks.ravel(), minlength=size * size)
+        return flat.astype(np.float64, copy=False).reshape(size, size)
+
+    def blocks(self, matrix: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the part of a matrix of prompts, (P, P), that each mini-batch met, (J, I, I)."""
+        return matrix[self.members[:, :, None], self.members[:, None, :]]
+
+
+class Contrasts(NamedTuple):
+    """The noise of a mini-batch of one example, once its random intercept is integrated out.
+
+    With the noise covariance R of the prompts' losses and a flat prior for the intercept, their
+    precision is R^-1 - R^-1 1 1' R^-1 / (1' R^-1 1): it knows differences between prompts alone.
+
+    Attributes:
+        precision: Shape (J, I, I), 0 where there is no prompt.
+        level: Weights of the losses in the intercept's estimate, shape (J, I), sum 1.
+        log_det: log det R + log 1' R^-1 1, shape (J,).
+        degrees: Independent differences, shape (J,).
+    """
+
+    precision: NDArray[np.float64]
+    level: NDArray[np.float64]
+    log_det: NDArray[np.float64]
+    degrees: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, batches: MiniBatches, alike: NDArray[np.float64], shared_noise: float) -> Contrasts:
+        """Return the contrasts of mini-batches.
+
+        What a prompt does differs from example to example, for prompts that are alike in like
+        ways: a part of the noise has the covariance that values have.
+
+        Args:
+            batches: Who met whom.
+            alike: Covariances of the prompts in units of their mean variance, shape (P, P).
+            shared_noise: That part, in [0, 1).
+        """
+        present = batches.present
+        both = present[:, :, None] & present[:, None, :]
+        noise = np.where(both, shared_noise * batches.blocks(alike), 0.0)
+        diagonal = np.arange(present.shape[1])
+        noise[:, diagonal, diagonal] += np.where(present, 1.0 - shared_noise, 1.0)
+        inverse = np.linalg.inv(noise)
+        inverse = np.where(both, inverse, 0.0)
+        sums = inverse.sum(axis=2)
+        total = sums.sum(axis=1)
+        precision = inverse - sums[:, :, None] * sums[:, None, :] / total[:, None, None]
+        log_det = np.linalg.slogdet(noise)[1] + np.log(total)
+        degrees = present.sum(axis=1) - 1.0
+        return cls(precision, sums / total[:, None], log_det, degrees)

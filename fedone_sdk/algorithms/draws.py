@@ -1,0 +1,245 @@
+"""Draws of the posterior as functions of any prompt, and the prompts where they are lowest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .evaluator import Evaluator
+from .space import Space
+
+__all__ = ["Draws"]
+
+_ACTIVE = 256
+"""Features that take part in a draw, at most: those that were met, and a random part of others."""
+
+_RESTARTS = 4
+"""Prompts that the search for a draw's lowest point begins with."""
+
+_SWEEPS = 3
+"""Times that it passes through all positions, at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Draws:
+    """Functions drawn from the posterior: sums of what features and their pairs add (D of them).
+
+    Drawn by Matheron's rule (Wilson et al. 2021): a draw from the prior, corrected by what the
+    losses say of it.
+
+    Attributes:
+        space: What prompts are made of.
+        columns: The active feature of each candidate of each position, shape (n, N): -1 where
+            there is none (it adds nothing), -2 where it takes no part.
+        single: What each feature adds, shape (D, F).
+        pairs: What each pair adds, symmetric with a diagonal of 0, shape (D, F, F).
+        observed: Values of the prompts that were met, with their own parts, shape (D, P).
+        own: Standard deviation of the own part of a prompt that was not met, shape (D,).
+        prompts: The prompts that were met, shape (P, n).
+    """
+
+    space: Space
+    columns: NDArray[np.int64]
+    single: NDArray[np.float64]
+    pairs: NDArray[np.float64]
+    observed: NDArray[np.float64]
+    own: NDArray[np.float64]
+    prompts: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, evaluator: Evaluator, count: int, rng: np.random.Generator) -> Draws:
+        """Return draws of the value: of each class, put together by their share.
+
+        Args:
+            evaluator: The posterior.
+            count: How many draws, D.
+            rng: The source of normal numbers.
+        """
+        space = evaluator.features.space
+        active = _active(evaluator, rng)
+        columns = _renumbered(evaluator.features.columns, active)
+        present = evaluator.present[:, active].astype(np.float64)
+        one, pair = evaluator.kernel.weights(space.prompt_len)
+        size, width = present.shape
+        single = np.zeros((count, width))
+        pairs = np.zeros((count, width, width))
+        observed = np.zeros((count, size))
+        own_part = 0.0
+        covariance = evaluator.kernel.matrix(
+            evaluator.present @ evaluator.present.T, space.prompt_len
+        )
+        upper = np.triu_indices(width, 1)
+        roots = _noise_roots(evaluator)
+        for c, (share, own) in enumerate(
+            zip(evaluator.observed.class_share, evaluator.classes, strict=True)
+        ):
+            if own is None:
+                continue
+            scale = share * np.sqrt(own.noise)
+            own_part += scale**2 * evaluator.kernel.same
+            w = rng.normal(0.0, np.sqrt(one), (count, width))
+            both = np.zeros((count, width, width))
+            both[:, upper[0], upper[1]] = rng.normal(0.0, np.sqrt(pair), (count, len(upper[0])))
+            both += both.transpose(0, 2, 1)
+            prior = w @ present.T + 0.5 * np.einsum(
+                "pf,dpf->dp", present, present @ both, optimize=True
+            )
+            prior += rng.normal(0.0, np.sqrt(evaluator.kernel.same), (count, size))
+            # What is told, in the unit of the noise, with the noise of another telling.
+            weights = evaluator.observed.trust * evaluator.observed.examples[:, c]
+            told = own.weighted / np.sqrt(own.noise)
+            noise = _noise(evaluator, roots, weights, count, rng)
+            said = evaluator.batches.matrix(weights[:, None, None] * evaluator.contrasts.precision)
+            right = told + noise - prior @ said
+            # (1 + said K)^-1 right = K^-1 (K^-1 + said)^-1 right
+            dual = (right @ own.unit) @ evaluator.inverse
+            single += scale * (w + one * dual @ present)
+            both += pair * np.einsum(
+                "pf,dpg->dfg", present, dual[:, :, None] * present, optimize=True
+            )
+            both[:, np.arange(width), np.arange(width)] = 0.0
+            pairs += scale * both
+            observed += scale * (prior + dual @ covariance)
+        return cls(
+            space=space,
+            columns=columns,
+            single=single,
+            pairs=pairs,
+            observed=observed,
+            own=np.full(count, np.sqrt(own_part)),
+            prompts=evaluator.observed.prompts,
+        )
+
+    def lowest(
+        self, starts: NDArray[np.int64], lengths: NDArray[np.int64] | None, rng: np.random.Generator
+    ) -> NDArray[np.int64]:
+        """Return the prompt where each draw is lowest, as far as a coordinate search finds it.
+
+        Args:
+            starts: Prompts to begin with, shape (S, n); others are random.
+            lengths: Of each draw, how many positions of a repeated slot with a blank may have a
+                token, shape (D,); None for all.
+            rng: Draws the others, and own parts of prompts that were not met.
+        """
+        count, space = len(self.single), self.space
+        others = space.random(count * _RESTARTS, rng).reshape(count, _RESTARTS, -1)
+        begun = np.broadcast_to(starts, (count, *starts.shape))
+        prompts = np.concatenate([begun, others], axis=1)
+        allowed = np.ones((count, space.prompt_len), dtype=bool)
+        if lengths is not None:
+            for positions in space.groups():
+                blank = space.blanks[positions[0]]
+                if blank is None or len(positions) == 1:
+                    continue
+                at = np.array(positions)
+                allowed[:, at] = np.arange(len(at)) < lengths[:, None]
+                prompts[:, :, at] = np.where(allowed[:, None, at], prompts[:, :, at], blank)
+        prompts, values = self._descended(prompts, allowed)
+        best = values.argmin(axis=1)
+        found = prompts[np.arange(count), best]
+        found_values = values[np.arange(count), best]
+        found = space.compact(found)
+        known = (found[:, None, :] == self.prompts).all(axis=2)
+        met = known.any(axis=1)
+        found_values += np.where(met, 0.0, self.own * rng.normal(size=count))
+        rows = self.observed.argmin(axis=1)
+        best_met = self.observed[np.arange(count), rows]
+        return np.where((met | (best_met < found_values))[:, None], self.prompts[rows], found)
+
+    def _descended(
+        self, prompts: NDArray[np.int64], allowed: NDArray[np.bool_]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Coordinate descent of each draw from several prompts, (D, S, n), and values (D, S)."""
+        prompts = prompts.copy()
+        draw = np.arange(len(self.single))[:, None]
+        positions = list(range(self.space.prompt_len))
+        for _ in range(_SWEEPS):
+            before = prompts.copy()
+            for at in positions:
+                size = self.space.sizes[at]
+                columns = self.columns[at, :size]
+                rest = self._rest(prompts, at)
+                takes = columns >= 0
+                # Shape (D, S, candidates).
+                values = np.zeros((*prompts.shape[:2], size))
+                of = columns[takes]
+                values[:, :, takes] = self.single[:, None, of]
+                for other in range(rest.shape[2]):
+                    there = rest[:, :, other]
+                    added = self.pairs[draw, np.maximum(there, 0)][:, :, of]
+                    values[:, :, takes] += np.where(there[:, :, None] >= 0, added, 0.0)
+                    # A candidate that is there already adds nothing more.
+                    twice = (there[:, :, None] == columns) & (columns >= 0)
+                    values[twice] = np.nan
+                values = np.where(np.isnan(values), 0.0, values)
+                values[:, :, columns == -2] = np.inf
+                new = values.argmin(axis=2)
+                prompts[:, :, at] = np.where(allowed[:, at, None], new, prompts[:, :, at])
+            if (prompts == before).all():
+                break
+        return prompts, self._values(prompts)
+
+    def _rest(self, prompts: NDArray[np.int64], at: int) -> NDArray[np.int64]:
+        """The features of all other positions, each once, shape (D, S, n - 1)."""
+        columns = self.columns[np.arange(self.space.prompt_len), prompts]
+        rest = np.delete(columns, at, axis=2)
+        rest = np.where(rest == -2, -1, rest)
+        rest = np.sort(rest, axis=2)
+        again = np.zeros(rest.shape, dtype=bool)
+        again[:, :, 1:] = rest[:, :, 1:] == rest[:, :, :-1]
+        return np.where(again, -1, rest)
+
+    def _values(self, prompts: NDArray[np.int64]) -> NDArray[np.float64]:
+        """What features add, shape (D, S)."""
+        columns = self.columns[np.arange(self.space.prompt_len), prompts]
+        present = np.zeros((*prompts.shape[:2], self.single.shape[1] + 2))
+        np.put_along_axis(present, columns, 1.0, axis=2)
+        present = present[:, :, :-2]
+        single = np.einsum("dsf,df->ds", present, self.single)
+        paired = np.einsum("dsf,dfg,dsg->ds", present, self.pairs, present, optimize=True)
+        values: NDArray[np.float64] = single + 0.5 * paired
+        return values
+
+
+def _active(evaluator: Evaluator, rng: np.random.Generator) -> NDArray[np.int64]:
+    """The features that take part, rising."""
+    counts = evaluator.present.sum(axis=0)
+    met = counts > 0
+    known = np.flatnonzero(met)
+    real = np.unique(evaluator.features.columns)
+    others = real[(real >= 0) & ~met[real]]
+    if len(known) + len(others) > _ACTIVE:
+        known = known[np.argsort(-counts[known], kind="stable")][: _ACTIVE * 3 // 4]
+        others = rng.permutation(others)[: _ACTIVE - len(known)]
+    return np.sort(np.concatenate([known, others]))
+
+
+def _renumbered(columns: NDArray[np.int64], active: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Columns among the active ones; -1 stays, -2 is any other."""
+    place = np.full(columns.max() + 2, -2, dtype=np.int64)
+    place[active] = np.arange(len(active))
+    place[-1] = -1
+    renumbered: NDArray[np.int64] = place[columns]
+    return renumbered
+
+
+def _noise_roots(evaluator: Evaluator) -> NDArray[np.float64]:
+    """Roots of the contrasts' precisions, shape (J, I, I)."""
+    values, vectors = np.linalg.eigh(evaluator.contrasts.precision)
+    roots: NDArray[np.float64] = vectors * np.sqrt(np.maximum(values, 0.0))[:, None, :]
+    return roots
+
+
+def _noise(
+    evaluator: Evaluator,
+    roots: NDArray[np.float64],
+    weights: NDArray[np.float64],
+    count: int,
+    rng: np.random.Generator,
+) -> NDArray[np.float64]:
+    """Noise with the precision of what is told as its covariance, shape (D, P)."""
+    drawn = rng.normal(size=(*roots.shape[:2], count))
+    noise = (roots @ drawn) * np.sqrt(weights)[:, None, None]
+    return evaluator.batches.totals(noise).T

@@ -1,0 +1,94 @@
+"""The posterior of prompts' values, given losses of several mini-batches."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .contrasts import Contrasts, MiniBatches
+
+__all__ = ["Comparisons", "Posterior", "inverted", "posterior"]
+
+_LEAST_VARIANCE = 1e-12
+
+
+class Comparisons(NamedTuple):
+    """Losses of one class with the weights of their mini-batches.
+
+    Attributes:
+        batches: Who met whom.
+        contrasts: The noise of one example.
+        losses: Shape (J, I) or (J, I, G), nats, 0 where there is no prompt.
+        weights: Examples of the class, as trusted, shape (J,).
+    """
+
+    batches: MiniBatches
+    contrasts: Contrasts
+    losses: NDArray[np.float64]
+    weights: NDArray[np.float64]
+
+    def precision(self) -> NDArray[np.float64]:
+        """What they say of prompts, in units of one example's noise: a matrix (P, P)."""
+        return self.batches.matrix(self.weights[:, None, None] * self.contrasts.precision)
+
+    def weighted(self) -> NDArray[np.float64]:
+        """The losses times that precision, summed for each prompt, shape (P,) or (P, G)."""
+        return self.batches.totals(self._weighted())
+
+    def square(self) -> float:
+        """The weighted sum of squared differences of plain losses (J, I)."""
+        return float((self.losses * self._weighted()).sum())
+
+    def degrees(self) -> float:
+        """How many differences there are, as trusted on the whole."""
+        present = self.weights > 0.0
+        return float(self.contrasts.degrees[present].sum())
+
+    def _weighted(self) -> NDArray[np.float64]:
+        flat = self.losses.reshape(*self.losses.shape[:2], -1)
+        result = self.weights[:, None, None] * (self.contrasts.precision @ flat)
+        return result.reshape(self.losses.shape)
+
+
+class Posterior(NamedTuple):
+    """A Gaussian process at the prompts that were met, for one class.
+
+    Attributes:
+        mean: Values beside the average prompt's, nats, shape (P,).
+        unit: Their covariance in units of the noise variance, shape (P, P).
+        noise: The variance of one example's noise, nats^2.
+        weighted: The losses times their precision, in the unit of `unit`, shape (P,).
+    """
+
+    mean: NDArray[np.float64]
+    unit: NDArray[np.float64]
+    noise: float
+    weighted: NDArray[np.float64]
+
+
+def posterior(
+    comparisons: Comparisons,
+    prior: NDArray[np.float64],
+    precision: NDArray[np.float64] | None = None,
+) -> Posterior:
+    """Return what losses say of prompts.
+
+    Args:
+        comparisons: Losses (J, I).
+        prior: The inverse of the prior covariance, in units of the noise variance, (P, P).
+        precision: That of the comparisons, where it is known already.
+    """
+    said = comparisons.precision() if precision is None else precision
+    unit = inverted(prior + said)
+    weighted = comparisons.weighted()
+    mean = unit @ weighted
+    square = comparisons.square() - float(weighted @ mean)
+    noise = square / max(comparisons.degrees(), 1.0)
+    return Posterior(mean, unit, max(noise, _LEAST_VARIANCE), weighted)
+
+
+def inverted(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the inverse of a matrix."""
+    return np.asarray(np.linalg.inv(matrix), dtype=np.float64)

@@ -1,0 +1,175 @@
+"""The variances of the model, by their marginal likelihood."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .contrasts import Contrasts, MiniBatches
+from .gaussian_process import Comparisons, inverted
+from .kernel import Kernel
+
+__all__ = ["Hyperparameters", "LARGEST", "Likelihood", "PRIOR", "alike"]
+
+_STEP = math.log(2.0)
+"""How far a step of one variance goes at most, on a log scale."""
+
+_LEAST_OWN = 1e-3
+"""Part of the other variances that a prompt's own part has at least: the covariance of prompts
+stays well conditioned."""
+
+_LEAST_VARIANCE = 1e-12
+
+LARGEST = 12.0
+"""Hyperparameters stay within this of 0."""
+
+
+class Hyperparameters(NamedTuple):
+    """Logarithms, and a log-odds; variances are in units of a usual mini-batch's noise.
+
+    Attributes:
+        additive: Of the kernel's variance.
+        pairs: Likewise.
+        same: Likewise.
+        shared_noise: Log-odds of the part of the noise that has the kernel's covariance.
+        curves: How much more losses vary at a given label bias than at each prompt's best one.
+    """
+
+    additive: float
+    pairs: float
+    same: float
+    shared_noise: float
+    curves: float
+
+    @property
+    def part(self) -> float:
+        """The part of the noise that has the kernel's covariance."""
+        return 1.0 / (1.0 + math.exp(-self.shared_noise))
+
+    def kernel(self, examples: float) -> Kernel:
+        """Return the kernel in units of one example's noise.
+
+        Args:
+            examples: Of a usual mini-batch.
+        """
+        one, pairs, same = (math.exp(value) / examples for value in self[:3])
+        return Kernel(one, pairs, same + _LEAST_OWN * (one + pairs))
+
+
+PRIOR = Hyperparameters(math.log(0.5), math.log(0.25), math.log(0.25), 0.0, math.log(4.0))
+"""Where each is thought to be: half of what tells prompts apart at first is noise."""
+
+_SPREAD = 1.5
+"""Standard deviation of that prior: a factor of 4.5 either way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Likelihood:
+    """The restricted marginal likelihood of losses: intercepts are integrated out, noise is not.
+
+    Attributes:
+        batches: Who met whom.
+        shared: How many features prompts share, shape (P, P).
+        prompt_len: n.
+        losses: Of each class at each prompt's best bias, shape (J, I, C).
+        unbiased: The same at one bias for all prompts; None without calibration.
+        weights: Examples of each class, as trusted, shape (J, C).
+        examples: Of a usual mini-batch.
+    """
+
+    batches: MiniBatches
+    shared: NDArray[np.float32]
+    prompt_len: int
+    losses: NDArray[np.float64]
+    unbiased: NDArray[np.float64] | None
+    weights: NDArray[np.float64]
+    examples: float
+
+    def improved(self, values: Hyperparameters) -> Hyperparameters:
+        """Return better hyperparameters: a step along each coordinate, one after the other."""
+        found = _descended(self._loss, list(values), range(4))
+        if self.unbiased is not None:
+            inverse, contrasts = self._of(Hyperparameters(*found))
+
+            def loss(tried: list[float]) -> float:
+                wide = math.exp(tried[4])
+                assert self.unbiased is not None
+                deviance = self._deviance(self.unbiased, inverse / wide, contrasts)
+                return deviance + _far(Hyperparameters(*tried))
+
+            found = _descended(loss, found, range(4, 5))
+        return Hyperparameters(*found)
+
+    def loss(self, values: Hyperparameters) -> float:
+        """Return -2 log of likelihood and prior, but for a constant."""
+        inverse, contrasts = self._of(values)
+        return self._deviance(self.losses, inverse, contrasts) + _far(values)
+
+    def _loss(self, values: list[float]) -> float:
+        return self.loss(Hyperparameters(*values))
+
+    def _of(self, values: Hyperparameters) -> tuple[NDArray[np.float64], Contrasts]:
+        """The inverse of the prior covariance, and what noise leaves."""
+        covariance = values.kernel(self.examples).matrix(self.shared, self.prompt_len)
+        contrasts = Contrasts.of(self.batches, alike(covariance), values.part)
+        return inverted(covariance), contrasts
+
+    def _deviance(
+        self, losses: NDArray[np.float64], inverse: NDArray[np.float64], contrasts: Contrasts
+    ) -> float:
+        prior = -2.0 * float(np.log(np.diagonal(np.linalg.cholesky(inverse))).sum())
+        total = 0.0
+        for c in range(self.weights.shape[1]):
+            weights = self.weights[:, c]
+            present = weights > 0.0
+            if not present.any():
+                continue
+            own = Comparisons(self.batches, contrasts, losses[:, :, c], weights)
+            root = np.linalg.cholesky(inverse + own.precision())
+            weighted = np.linalg.solve(root, own.weighted())
+            square = max(own.square() - float(weighted @ weighted), _LEAST_VARIANCE)
+            total += own.degrees() * math.log(square) + prior
+            total += 2.0 * float(np.log(np.diagonal(root)).sum())
+            total += float(contrasts.log_det[present].sum())
+        return total
+
+
+def alike(covariance: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return a covariance in units of its mean variance."""
+    result: NDArray[np.float64] = covariance / np.diagonal(covariance).mean()
+    return result
+
+
+def _far(values: Hyperparameters) -> float:
+    """-2 log of the prior."""
+    return sum(((one - usual) / _SPREAD) ** 2 for one, usual in zip(values, PRIOR, strict=True))
+
+
+def _descended(
+    loss: Callable[[list[float]], float], values: list[float], coordinates: range
+) -> list[float]:
+    """A step along each coordinate: to the lowest of both sides and of the parabola through."""
+    found, best = values, loss(values)
+    for at in coordinates:
+        tried = [_moved(found, at, step) for step in (-_STEP, _STEP)]
+        lower, upper = map(loss, tried)
+        bend = lower + upper - 2.0 * best
+        if bend > 0.0:
+            shift = 0.5 * (lower - upper) / bend * _STEP
+            tried.append(_moved(found, at, min(max(shift, -_STEP), _STEP)))
+        losses = [lower, upper, *map(loss, tried[2:])]
+        lowest = min(range(len(tried)), key=losses.__getitem__)
+        if losses[lowest] < best:
+            best, found = losses[lowest], tried[lowest]
+    return found
+
+
+def _moved(values: list[float], at: int, step: float) -> list[float]:
+    moved = list(values)
+    moved[at] = min(max(moved[at] + step, -LARGEST), LARGEST)
+    return moved
