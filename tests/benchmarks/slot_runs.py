@@ -225,6 +225,7 @@ class Contestant:
         own_bias: Where it does not: whether each prompt is told at its own best bias, which nothing
             could know, instead of at that of no prompt.
         moments: Whose an optimiser's moments are: each ``client``'s, or the ``run``'s.
+        races: Whether the last fifth of a search is a race, as a run has it by default.
     """
 
     label: str
@@ -234,6 +235,7 @@ class Contestant:
     calibrates: bool = True
     own_bias: bool = False
     moments: str = "client"
+    races: bool = True
 
     def method(self, table: Table, asks: int, seed: int) -> Algorithm | Once:
         """The method for one run."""
@@ -243,8 +245,7 @@ class Contestant:
         options = dict(self.options)
         if "space" in allowed:
             options["space"] = table.space
-        # As a run has it where nothing else is said: the last fifth is a race.
-        race = math.floor(RACE * asks)
+        race = math.floor(RACE * asks) if self.races else 0
         options |= {"race": race, "search": asks - race if race else None}
         if self.calibrates:
             options["biases"] = bias_grid(table.num_labels)
@@ -311,9 +312,11 @@ CONTESTANTS: dict[str, Contestant] = {
     "once": Contestant(
         label="random, each asked once", name="once", calibrates=False, own_bias=True
     ),
-    "random": Contestant(label="random", name="random"),
-    "tpe": Contestant(label="TPE", name="tpe"),
+    "random": Contestant(label="random, race", name="random"),
+    "tpe": Contestant(label="TPE, race", name="tpe"),
+    "tpe-plain": Contestant(label="TPE", name="tpe", races=False),
     "thompson": Contestant(label="thompson (default)", name="thompson"),
+    "thompson-no-race": Contestant(label="thompson, no race", name="thompson", races=False),
     "thompson-told": Contestant(
         label="thompson, told at best biases", name="thompson", calibrates=False, own_bias=True
     ),

@@ -66,7 +66,8 @@ def main() -> None:
         _pilot(tables, args.budgets, args.partitions)
     if args.run:
         seeds = range(args.seeds)
-        wanted = itertools.product(tables, args.partitions, args.methods, args.budgets, seeds)
+        # Seeds change last: what is stopped has whole pairs.
+        wanted = itertools.product(seeds, tables, args.partitions, args.methods, args.budgets)
         _run(file, wanted)
     if args.report:
         lines = report(
@@ -96,11 +97,11 @@ def _trials(file: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _run(file: Path, wanted: Iterator[tuple[Table, str, str, int, int]]) -> None:
+def _run(file: Path, wanted: Iterator[tuple[int, Table, str, str, int]]) -> None:
     names = ("cell", "partition", "method", "queries", "seed")
     known = {tuple(one[name] for name in names) for one in _trials(file)}
     with file.open("a", encoding="utf-8") as out:
-        for table, partition, method, queries, seed in wanted:
+        for seed, table, partition, method, queries in wanted:
             if CONTESTANTS[method].name not in (*METHODS, "once"):
                 continue
             key = (table.name, partition, method, queries, seed)
