@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
+from fedone_sdk.description import PRESET_DESCRIPTIONS
 from fedone_sdk.task import ChatSpec, TaskSpec
 
 __all__ = ["GLUE_TASKS", "glue_task"]
@@ -86,7 +87,11 @@ def glue_task(name: str, style: Literal["roberta", "chat"] = "roberta") -> TaskS
             "styles: roberta, chat"
         )
     cloze, question, labels, metric = _GLUE[name]
-    words = quirk or labels
+    common: dict[str, Any] = {
+        "labels": quirk or labels,
+        "metric": metric,
+        "description": PRESET_DESCRIPTIONS[name],
+    }
     if style == "roberta":
-        return TaskSpec(template=cloze, labels=words, metric=metric)
-    return TaskSpec(chat=ChatSpec(user=question), labels=words, metric=metric)
+        return TaskSpec(template=cloze, **common)
+    return TaskSpec(chat=ChatSpec(user=question), **common)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import re
 import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,6 +18,7 @@ from pydantic import (
     model_validator,
 )
 
+from fedone_sdk.description import Description
 from fedone_sdk.errors import DataError, SpecError
 from fedone_sdk.metrics import METRICS
 
@@ -24,6 +26,7 @@ __all__ = [
     "Bias",
     "ChatSpec",
     "Example",
+    "Filling",
     "LOG_ZERO",
     "LogProbs",
     "Loss",
@@ -34,15 +37,18 @@ __all__ = [
     "Role",
     "ScoreFunction",
     "TaskSpec",
+    "TextPrompt",
     "answer_word",
     "biased",
     "example_loss",
     "form_of",
     "label_loss",
+    "placed",
     "predicted",
     "references_of",
     "render",
     "target_of",
+    "words_of",
 ]
 
 Example = Mapping[str, Any]
@@ -89,6 +95,28 @@ class Part(NamedTuple):
 
 Rendered = tuple[Part, ...]
 """One model input: its parts, in order."""
+
+
+class Filling(NamedTuple):
+    """What a prompt puts into its slots.
+
+    Attributes:
+        texts: The text of each slot, in the order of the prompt.
+        labels: The label words that it chooses, in the task's label order; empty for the task's
+            own.
+    """
+
+    texts: tuple[str, ...]
+    labels: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """All slots in order."""
+        return "".join(self.texts)
+
+
+TextPrompt = str | Filling
+"""A prompt of tokens: one text, or what its slots hold."""
 
 
 _FUNCTION = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
@@ -151,6 +179,10 @@ class TaskSpec(BaseModel):
             one ``{mask}``; a causal model answers at the end. Null where there is a `chat`.
         chat: In the place of a template: messages for an instruct model, which is asked through
             its own chat template. Together they have ``{prompt}`` once, and no ``{mask}``.
+        slots: The slots of the prompt that the template or the messages name, each once, in the
+            place of ``{prompt}``; empty where ``{prompt}`` stands for all of them. A run fills it
+            in by itself.
+        description: What is labelled, for shipped instructions and for a proposer.
         labels: The verbaliser: label value -> label word, a single token of the model. Empty for
             generation (the losses ``nll`` and ``score``). In a chat the space in front of a label
             word is `answer_word`'s to choose.
@@ -177,12 +209,14 @@ class TaskSpec(BaseModel):
     # Left out where they are null, so that what was written before there were chats stays the same.
     template: _Template | None = Field(default=None, exclude_if=_is_none)
     chat: ChatSpec | None = Field(default=None, exclude_if=_is_none)
+    slots: tuple[str, ...] = Field(default=(), max_length=64, exclude_if=operator.not_)
     labels: dict[Annotated[str, BeforeValidator(_label_key)], str] = Field(
         default={}, max_length=64
     )
     metric: Annotated[str, Field(max_length=200), AfterValidator(_known_metric)] = "accuracy"
     loss: Loss = "cross_entropy"
     label_field: str = "label"
+    description: Description | None = Field(default=None, exclude_if=_is_none)
     max_tokens: Annotated[int, Field(ge=1, le=4096)] = 64
     score: Annotated[str, Field(pattern=_FUNCTION)] | None = None
     bias: tuple[Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)], ...] | None = None
@@ -199,13 +233,19 @@ class TaskSpec(BaseModel):
         if (self.template is None) is (self.chat is None):
             raise ValueError("needs either template or chat")
         names = self._names
-        if names.count("prompt") != 1:
+        if self.slots:
+            if "prompt" in names:
+                raise ValueError(f"{self._form}: takes either {{prompt}} or the names of slots")
+            for slot in self.slots:
+                if names.count(slot) != 1:
+                    raise ValueError(f"{self._form}: needs the slot {{{slot}}} exactly once")
+        elif names.count("prompt") != 1:
             raise ValueError(f"{self._form}: needs {{prompt}} exactly once")
         if self.chat is not None and "mask" in names:
             raise ValueError("chat: takes no {mask}; a chat model answers at the end")
         if names.count("mask") > 1:
             raise ValueError("template: takes {mask} at most once")
-        if not set(names) - {"prompt", "mask"}:
+        if not self.fields:
             besides = "{prompt}" if self.chat is not None else "{prompt} and {mask}"
             raise ValueError(f"{self._form}: needs at least one text field besides {besides}")
         return self
@@ -253,6 +293,17 @@ class TaskSpec(BaseModel):
         given = None if bias is None else tuple(bias)
         return TaskSpec.model_validate({**self.model_dump(), "bias": given})
 
+    def with_labels(self, labels: Mapping[str, str]) -> TaskSpec:
+        """The same task with these label words in place of its own.
+
+        Raises:
+            ValueError: They are not one word for each label.
+        """
+        if set(labels) != set(self.labels):
+            raise ValueError(f"labels: needs one word for each of {', '.join(self.labels)}")
+        given = {label: labels[label] for label in self.labels}
+        return TaskSpec.model_validate({**self.model_dump(), "labels": given})
+
     @property
     def generates(self) -> bool:
         """Whether the model continues the text, instead of choosing among labels."""
@@ -287,7 +338,8 @@ class TaskSpec(BaseModel):
     @property
     def fields(self) -> tuple[str, ...]:
         """The text columns that the task uses, in order of appearance."""
-        return tuple(dict.fromkeys(n for n in self._names if n not in ("prompt", "mask")))
+        others = ("prompt", "mask", *self.slots)
+        return tuple(dict.fromkeys(name for name in self._names if name not in others))
 
     @property
     def label_words(self) -> tuple[str, ...]:
@@ -295,12 +347,33 @@ class TaskSpec(BaseModel):
         return tuple(self.labels.values())
 
 
-def render(task: TaskSpec, prompt: str, example: Example) -> Rendered:
+def placed(task: TaskSpec, prompt: TextPrompt) -> dict[str, str]:
+    """The texts of a prompt by the names that the task's templates have for them.
+
+    An empty text leaves every slot empty.
+    """
+    if not task.slots:
+        return {"prompt": prompt if isinstance(prompt, str) else prompt.text}
+    if isinstance(prompt, Filling):
+        return dict(zip(task.slots, prompt.texts, strict=True))
+    if prompt:
+        raise SpecError("task: names slots, so a prompt needs a text for each of them")
+    return dict.fromkeys(task.slots, "")
+
+
+def words_of(task: TaskSpec, prompt: TextPrompt) -> tuple[str, ...]:
+    """The label words under a prompt: those that it chooses, else the task's."""
+    chosen = prompt.labels if isinstance(prompt, Filling) else ()
+    return chosen or task.label_words
+
+
+def render(task: TaskSpec, prompt: TextPrompt, example: Example) -> Rendered:
     """Puts a prompt and an example into the task's template, or into the messages of its chat.
 
     Raises:
         DataError: A text field is missing or is no text.
     """
+    texts = placed(task, prompt)
     parts: list[Part] = []
     for role, template in task.messages:
         if role is not None:
@@ -308,12 +381,15 @@ def render(task: TaskSpec, prompt: str, example: Example) -> Rendered:
         for text, name, _, _ in string.Formatter().parse(template):
             if text:
                 parts.append(Part("text", text))
-            if name == "prompt":
-                parts.append(Part("prompt", prompt))
+            if name in texts:
+                parts.append(Part("prompt", texts[name]))
             elif name == "mask":
                 parts.append(Part("mask", ""))
             elif name is not None:
                 parts.append(Part("field", _field(example, name)))
+        if role in ("system", "user") and parts[-1].kind == "prompt":
+            # The line feed after an instruction is for what follows; here nothing does.
+            parts[-1] = Part("prompt", parts[-1].text.rstrip("\n"))
     return tuple(parts)
 
 

@@ -1,4 +1,4 @@
-"""The candidate tokens of a prompt: PMI n-grams (Diao et al. 2022), frequent tokens, or a file."""
+"""The candidates of a prompt: PMI n-grams (Diao et al. 2022), frequent tokens, a list or a file."""
 
 from __future__ import annotations
 
@@ -7,20 +7,33 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cached_property
-from itertools import chain, pairwise
+from itertools import chain, islice, pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, assert_never
+from typing import Annotated, Any, Literal, Self, assert_never
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from fedone_sdk.errors import DataError
 
 __all__ = [
     "FileVocabulary",
+    "LABELS",
+    "Layout",
     "ListVocabulary",
     "PmiVocabulary",
+    "Slot",
+    "SlotName",
+    "Token",
     "TopVocabulary",
     "Vocabulary",
     "VocabularySpec",
@@ -28,7 +41,12 @@ __all__ = [
 ]
 
 _MAX_CANDIDATES = 65_536
-_MAX_CHARS = 200
+_MAX_CHARS = 4000
+_MAX_COUNTED_CHARS = 200  # Of a candidate that is found by counting.
+_MAX_SLOTS = 64
+
+LABELS = "labels"
+"""The reserved slot whose candidates are sets of label words."""
 
 _Size = Annotated[int, Field(ge=2, le=_MAX_CANDIDATES)]
 
@@ -41,66 +59,215 @@ Token = Annotated[str, Field(max_length=_MAX_CHARS)]
 """A candidate's text."""
 
 
-class Vocabulary(_Frozen):
-    """The N candidates of every prompt position, in index order.
+SlotName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")]
+"""What a slot is called, in specs and in the task's templates."""
+
+Layout = tuple[tuple[int, int, int | None], ...]
+"""Of each slot how often it is repeated, its number of candidates, and the index of its blank."""
+
+
+def _check_unique(candidates: tuple[str, ...]) -> tuple[str, ...]:
+    first: dict[str, int] = {}
+    for index, text in enumerate(candidates):
+        if first.setdefault(text, index) != index:
+            raise ValueError(f"{text!r} stands twice, as number {first[text]} and {index}")
+    return candidates
+
+
+_Candidates = Annotated[
+    tuple[Token, ...], Field(max_length=_MAX_CANDIDATES), AfterValidator(_check_unique)
+]
+
+
+class Slot(_Frozen):
+    """A place of the prompt with candidates of its own.
 
     Attributes:
-        candidates: Unique texts; a prompt is their concatenation, so a word brings its leading
-            space along. One of them may be blank (``""``): a position without a token. None at
-            all for methods that need no vocabulary; never a single one.
+        name: Its name. The candidates of `LABELS` are sets of label words, each a JSON array.
+        candidates: Unique texts, in index order. One may be blank (``""``): nothing.
+        repeat: How many positions it has. Their candidates are concatenated.
     """
 
-    candidates: Annotated[
-        tuple[Token, ...],
-        Field(max_length=_MAX_CANDIDATES),
-    ]
+    name: SlotName
+    candidates: Annotated[_Candidates, Field(min_length=1)]
+    repeat: Annotated[int, Field(ge=1, le=1000)] = 1
+
+
+class Vocabulary(_Frozen):
+    """The candidates of a prompt's positions: the same for all of them, or slot by slot.
+
+    It only ever grows: candidates are appended, so an index means the same for ever.
+
+    Attributes:
+        candidates: Unique texts, in index order, for every position; a prompt is their
+            concatenation, so a word brings its leading space along. One of them may be blank
+            (``""``): a position without a token. None at all for methods that need no vocabulary
+            and where there are slots; never a single one.
+        slots: Slots in the order of the prompt.
+    """
+
+    candidates: _Candidates = ()
+    slots: Annotated[tuple[Slot, ...], Field(max_length=_MAX_SLOTS)] = ()
 
     @field_validator("candidates")
     @classmethod
-    def _check_candidates(cls, candidates: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_choice(cls, candidates: tuple[str, ...]) -> tuple[str, ...]:
         if len(candidates) == 1:
             raise ValueError("there is nothing to choose: needs at least 2")
-        first: dict[str, int] = {}
-        for index, text in enumerate(candidates):
-            if first.setdefault(text, index) != index:
-                raise ValueError(f"{text!r} stands twice, as number {first[text]} and {index}")
         return candidates
 
+    @model_validator(mode="after")
+    def _check_slots(self) -> Self:
+        if self.slots and self.candidates:
+            raise ValueError("takes either candidates or slots")
+        names = [slot.name for slot in self.slots]
+        if len(set(names)) < len(names):
+            raise ValueError("slots: two have the same name")
+        if self.slots and all(len(slot.candidates) == 1 for slot in self.slots):
+            raise ValueError("slots: there is nothing to choose: one needs at least 2 candidates")
+        return self
+
     def __len__(self) -> int:
-        return len(self.candidates)
+        """N: the candidates of a position, of the slot that has most."""
+        return max((len(slot.candidates) for slot in self.slots), default=len(self.candidates))
 
     @property
     def blank(self) -> int | None:
-        """Index of the blank candidate, if there is one."""
+        """Index of the blank candidate that all positions share, if there is one."""
         return self.candidates.index("") if "" in self.candidates else None
 
-    def tokens(self, indices: Iterable[int]) -> list[str]:
-        """The candidates at these indices.
+    def comes_from(self, described: Vocabulary) -> bool:
+        """Whether a run that was described with other candidates has these.
+
+        It keeps only those sets of label words that its model takes; all else is the same.
+        """
+        if len(self.slots) != len(described.slots):
+            return False
+        dropped = set(described.candidates_of(LABELS)) - set(self.candidates_of(LABELS))
+        return self == described.without(LABELS, dropped)
+
+    def candidates_of(self, name: str) -> tuple[str, ...]:
+        """The candidates of the slot of this name; none where there is no such slot."""
+        return next((slot.candidates for slot in self.slots if slot.name == name), ())
+
+    def without(self, name: str, dropped: Collection[str]) -> Vocabulary:
+        """The same candidates, less these of the slot of this name."""
+        slots = [
+            slot.model_copy(
+                update={"candidates": tuple(c for c in slot.candidates if c not in dropped)}
+            )
+            if slot.name == name
+            else slot
+            for slot in self.slots
+        ]
+        return Vocabulary(candidates=self.candidates, slots=tuple(slots))
+
+    def with_candidates(self, appended: Iterable[tuple[str, str]]) -> Vocabulary:
+        """The same candidates, and more at the end of some slots.
+
+        Args:
+            appended: The slot and the text of each, in order.
 
         Raises:
-            IndexError: An index is not in [0, N).
+            ValueError: There is no such slot, or the text stands there already.
+        """
+        more: dict[str, list[str]] = {slot.name: [] for slot in self.slots}
+        for name, text in appended:
+            if name not in more:
+                raise ValueError(f"there is no slot {name!r}")
+            more[name].append(text)
+        slots = [
+            {**slot.model_dump(), "candidates": (*slot.candidates, *more[slot.name])}
+            for slot in self.slots
+        ]
+        return Vocabulary.model_validate({"slots": slots}) if self.slots else self
+
+    def layout(self, prompt_len: int) -> Layout:
+        """How the candidates lie along the n positions of a prompt."""
+        if not self.slots:
+            return ((prompt_len, len(self), self.blank),)
+        return tuple(
+            (
+                slot.repeat,
+                len(slot.candidates),
+                slot.candidates.index("") if "" in slot.candidates else None,
+            )
+            for slot in self.slots
+        )
+
+    def of_position(self, position: int) -> tuple[str, ...]:
+        """The candidates of a position, in index order.
+
+        Raises:
+            IndexError: There are slots, and no such position.
+        """
+        if not self.slots:
+            return self.candidates
+        rows = [slot.candidates for slot in self.slots for _ in range(slot.repeat)]
+        return rows[position]
+
+    def holds(self, indices: Sequence[float]) -> bool:
+        """Whether these are the indices of a prompt, one for each position."""
+        if self.slots and len(indices) != sum(slot.repeat for slot in self.slots):
+            return False
+        return all(
+            0 <= index < len(self.of_position(position)) for position, index in enumerate(indices)
+        )
+
+    def tokens(self, indices: Iterable[int]) -> list[str]:
+        """The candidates at these indices, position by position.
+
+        Raises:
+            IndexError: An index is not one of its position's candidates.
         """
         chosen = []
-        for index in indices:
+        for position, index in enumerate(indices):
+            candidates = self.of_position(position)
             # Python would take -1 for the last candidate and hide the mistake.
-            if not 0 <= index < len(self.candidates):
-                raise IndexError(f"candidate {index} is not in [0, {len(self.candidates)})")
-            chosen.append(self.candidates[index])
+            if not 0 <= index < len(candidates):
+                raise IndexError(f"candidate {index} is not in [0, {len(candidates)})")
+            chosen.append(candidates[index])
         return chosen
 
     def text(self, indices: Iterable[int]) -> str:
-        """The prompt that these indices spell.
+        """The candidates at these indices, put together.
 
         Raises:
-            IndexError: An index is not in [0, N).
+            IndexError: An index is not one of its position's candidates.
         """
         return "".join(self.tokens(indices))
 
+    def by_slot(self, indices: Iterable[int]) -> dict[str, str]:
+        """What each slot holds, by its name; nothing where there are no slots.
+
+        Raises:
+            IndexError: An index is not one of its position's candidates.
+        """
+        tokens = iter(self.tokens(indices))
+        return {slot.name: "".join(islice(tokens, slot.repeat)) for slot in self.slots}
+
+    def dump(self) -> str:
+        """As canonical JSON, which `parse` reads: an array of texts, or of slots."""
+        value = [slot.model_dump() for slot in self.slots] or self.candidates
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+    @classmethod
+    def parse(cls, text: str | bytes) -> Self:
+        """The vocabulary that `dump` wrote.
+
+        Raises:
+            ValueError: It is none.
+        """
+        value = json.loads(text)
+        if not isinstance(value, list):
+            raise ValueError("a vocabulary must be a JSON array")
+        of_slots = bool(value) and isinstance(value[0], dict)
+        return cls.model_validate({"slots" if of_slots else "candidates": value})
+
     @cached_property
     def sha256(self) -> str:
-        """Hex digest of the candidates as canonical JSON: a UTF-8 array without white space."""
-        canonical = json.dumps(self.candidates, ensure_ascii=False, separators=(",", ":"))
-        return hashlib.sha256(canonical.encode()).hexdigest()
+        """Hex digest of `dump`, in UTF-8."""
+        return hashlib.sha256(self.dump().encode()).hexdigest()
 
 
 class PmiVocabulary(_Frozen):
@@ -300,7 +467,7 @@ def _segments(run: list[str], bound: set[tuple[str, str]], max_ngram: int) -> It
 
 def _ranked(counts: Counter[str]) -> list[str]:
     """Most frequent first, ties in text order; without what is too long to be a candidate."""
-    usable = (text for text in counts if len(text) <= _MAX_CHARS)
+    usable = (text for text in counts if len(text) <= _MAX_COUNTED_CHARS)
     return sorted(usable, key=lambda text: (-counts[text], text))
 
 

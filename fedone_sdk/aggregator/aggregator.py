@@ -185,6 +185,7 @@ class Aggregator:
         dev: Sequence[Example] = (),
         score: ScoreFunction | None = None,
         measure: MetricFunction | None = None,
+        proposer: LLMBackend | None = None,
     ) -> ServedRun:
         """Adds a run under its spec's name, or takes up the stored one.
 
@@ -194,12 +195,15 @@ class Aggregator:
             dev: Held-out examples to measure prompts on.
             score: The user's function that measures them, for loss ``score``.
             measure: The user's function, for a metric of their own.
+            proposer: The model of ``prompt.proposer``, open; without it nothing is proposed.
 
         Raises:
             SpecError: The run cannot work, or its name is taken by a different run.
             LabelWordError: A label word is not one token of the model.
         """
-        return await self.service.add_run(spec, vocabulary, dev=dev, score=score, measure=measure)
+        return await self.service.add_run(
+            spec, vocabulary, dev=dev, score=score, measure=measure, proposer=proposer
+        )
 
     async def wait(self, run: ServedRun) -> None:
         """Returns when the run has ended and its last prompt was measured."""

@@ -55,6 +55,12 @@ def encode_document(state: RunState) -> dict[str, Any]:
         "ended_at": state.ended_at,
         "metric": state.metric.model_dump(),
         "bias": state.bias,
+        # Left out where there are none: a replica of an earlier version does not know of them.
+        **{
+            name: [list(each) for each in found]
+            for name in ("proposed", "waiting")
+            if (found := getattr(state, name))
+        },
     }
 
 
@@ -84,10 +90,16 @@ def decode(document: dict[str, Any], arrays: bytes) -> RunState:
                 "models": tuple(document["models"]),
                 "metric": MetricReport.model_validate(document["metric"]),
                 "bias": None if (bias := document.get("bias")) is None else tuple(bias),
+                "proposed": _load_candidates(document.get("proposed", ())),
+                "waiting": _load_candidates(document.get("waiting", ())),
             }
         )
     except (ArithmeticError, AttributeError, KeyError, TypeError) as exc:
         raise ValueError(f"not a run's state: {exc}") from exc
+
+
+def _load_candidates(document: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    return tuple((str(slot), str(text)) for slot, text in document)
 
 
 def _named(prefix: str, state: State) -> dict[str, Any]:

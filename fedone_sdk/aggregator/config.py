@@ -17,7 +17,7 @@ from fedone_sdk.data import check_examples, load_examples
 from fedone_sdk.errors import DataError, FedOneError, SpecError
 from fedone_sdk.spec import BackendSpec, OnnxSpec, RunSpec, Spec
 from fedone_sdk.stores import SqlStore
-from fedone_sdk.vocabulary import PmiVocabulary, TopVocabulary, Vocabulary, build_vocabulary
+from fedone_sdk.vocabulary import PmiVocabulary, TopVocabulary, Vocabulary
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import URL
@@ -304,27 +304,27 @@ class ServeConfig(Spec):
                 source=str(path),
             )
         try:
-            vocabulary = build_vocabulary(
-                spec.prompt.vocabulary,
-                _public_text(spec, path),
-                path.parent,
-                wanted=spec.prompt.wanted,
-            )
-        except DataError as exc:
-            raise SpecError(f"prompt.vocabulary: {exc}", source=str(path)) from exc
+            vocabulary = spec.prompt.build(spec.task, _public_text(spec, path), path.parent)
+        except (DataError, SpecError) as exc:
+            key = "prompt" if spec.prompt.slots else "prompt.vocabulary"
+            raise SpecError(f"{key}: {exc}", source=str(path)) from exc
         spec = spec.model_copy(update={"data": None})
         return RunToServe(path=path, spec=spec, vocabulary=vocabulary)
 
 
 def _public_text(spec: RunSpec, path: Path) -> list[str]:
     """The texts that a counted vocabulary is built from: never clients', the server has none."""
-    kind = spec.prompt.vocabulary
-    if not isinstance(kind, (PmiVocabulary, TopVocabulary)):
+    counted = [
+        (key, source.kind)
+        for key, source in spec.prompt.sources
+        if isinstance(source, (PmiVocabulary, TopVocabulary))
+    ]
+    if not counted:
         return []
     if spec.data is None:
+        key, kind = counted[0]
         raise SpecError(
-            f"prompt.vocabulary.kind: {kind.kind} counts public text, so it needs data.train; "
-            "file and list do not",
+            f"{key}.kind: {kind} counts public text, so it needs data.train; file and list do not",
             source=str(path),
         )
     source = spec.data.train

@@ -33,6 +33,7 @@ from fedone_sdk.backends import (
     score_all,
 )
 from fedone_sdk.budget import NOTHING, Usage
+from fedone_sdk.candidates import no_prompt
 from fedone_sdk.data import draw_minibatch
 from fedone_sdk.errors import (
     BackendBlocked,
@@ -43,10 +44,11 @@ from fedone_sdk.errors import (
     SpecError,
 )
 from fedone_sdk.metrics import MetricFunction
+from fedone_sdk.soft_prompt import SoftPrompt
 from fedone_sdk.spec import RunSpec
-from fedone_sdk.task import Bias, Example, ScoreFunction
+from fedone_sdk.task import Bias, Example, ScoreFunction, TextPrompt
 
-__all__ = ["Evaluation", "curve_examples"]
+__all__ = ["Evaluation", "ask_as_evaluation", "curve_examples"]
 
 _log = structlog.get_logger(__name__)
 
@@ -144,7 +146,7 @@ class Evaluation:
         if not run.state.running and run.state.metric.after is not None:
             return  # a run that had ended before a restart
         await self._measure_whole("no_prompt", _Shown())
-        untrained = self._deployable(run.machine.start())
+        untrained = self._deployable(run.base.start())
         await self._measure_whole("before", _Shown(untrained.prompt))
         while not run.state.paused:
             if run.state.running or not self._points.empty():
@@ -170,7 +172,7 @@ class Evaluation:
         if found is not None:
             # After a rollback, there is or will be another round of this number.
             if self._run.state.rollbacks == rollbacks:
-                await self._kept(partial(self._run.record_metric, round_number, found.value))
+                await _kept(self._run, partial(self._run.record_metric, round_number, found.value))
         elif self._run.state.paused:
             self._points.put_nowait((round_number, shown, rollbacks))
 
@@ -183,9 +185,9 @@ class Evaluation:
         if found is not None:
             if found.outcomes is not None:
                 # First: what has its metric is not measured again.
-                await self._kept(partial(self._run.record_outcomes, found.outcomes))
+                await _kept(self._run, partial(self._run.record_outcomes, found.outcomes))
             measured = Measured(which=which, value=found.value, at=at, bias=found.bias)
-            await self._kept(partial(self._run.apply, measured))
+            await _kept(self._run, partial(self._run.apply, measured))
 
     async def _measure(
         self, shown: _Shown, examples: Sequence[Example], which: Which | None = None
@@ -198,11 +200,14 @@ class Evaluation:
             task = run.spec.task
             if shown.bias is not None:
                 task = task.with_bias(shown.bias)
-            prompt = "" if shown.prompt is None else (await run.show(self._backend))(shown.prompt)
+            if shown.prompt is None:
+                prompt: TextPrompt | SoftPrompt = no_prompt(task, run.vocabulary)
+            else:
+                prompt = (await run.show(self._backend))(shown.prompt)
             queries = prediction_queries(
                 self._backend, task, prompt, examples, run.spec.method.batch_size, calibration
             )
-            answers = await self._ask(queries)
+            answers = await ask_as_evaluation(run, self._backend, queries, self._replica)
             await run.note(answers)
             found = Prediction.of(
                 task, queries, answers, examples, self._score, calibration, self._metric
@@ -227,44 +232,64 @@ class Evaluation:
             _log.exception("evaluation failed", run_id=run.run_id)
         return None
 
-    async def _ask(self, queries: Sequence[Query]) -> list[Answer]:
-        run, attempts = self._run, Attempts(self._replica)
 
-        async def set_aside(worst: Usage) -> None:
-            await attempts.set_aside(
-                worst,
-                lambda lease_id: run.apply(EvaluationReserved(lease_id=lease_id, worst=worst)),
-            )
+async def ask_as_evaluation(
+    run: ServedRun,
+    backend: LLMBackend,
+    queries: Sequence[Query],
+    replica: Callable[[], str],
+) -> list[Answer]:
+    """Asks the model something that is no training, and charges it to the run's evaluation.
 
-        quotes = [await self._backend.quote(query) for query in queries]
-        worst = sum((quote.without_queries() for quote in quotes), NOTHING)
-        counted, purse = NOTHING, Purse(run.run_id, NOTHING, set_aside)
+    Args:
+        run: The run that pays.
+        backend: The model.
+        queries: What is asked.
+        replica: Names this process now.
+
+    Raises:
+        BackendError: The model refused a query.
+        BudgetExhausted: A retry cannot be paid for.
+        ProblemError: The caps do not allow it; nothing was asked.
+    """
+    attempts = Attempts(replica)
+
+    async def set_aside(worst: Usage) -> None:
+        await attempts.set_aside(
+            worst,
+            lambda lease_id: run.apply(EvaluationReserved(lease_id=lease_id, worst=worst)),
+        )
+
+    quotes = [await backend.quote(query) for query in queries]
+    worst = sum((quote.without_queries() for quote in quotes), NOTHING)
+    counted, purse = NOTHING, Purse(run.run_id, NOTHING, set_aside)
+    try:
+        await set_aside(worst + Usage(queries=len(queries)))
+        purse.granted, counted = worst, Usage(queries=len(queries))
+        paid = [replace(query, payer=purse) for query in queries]
+        return await score_all(backend, paid)
+    except BudgetExhausted as exc:
+        # The run's own budget, or one behind the model?
+        raise purse.refusal or exc from None
+    finally:
+        # Also after a cancellation during `set_aside`, which may have opened a lease.
+        for lease_id, used in attempts.shares(purse.spent + counted):
+            settled = EvaluationSettled(lease_id=lease_id, used=used)
+            await _kept(run, partial(run.apply, settled))
+
+
+async def _kept(run: ServedRun, keep: Callable[[], Awaitable[object]]) -> None:
+    """Stores something, however long the store is away: an open lease holds the budget back."""
+    while True:
         try:
-            await set_aside(worst + Usage(queries=len(queries)))
-            purse.granted, counted = worst, Usage(queries=len(queries))
-            paid = [replace(query, payer=purse) for query in queries]
-            return await score_all(self._backend, paid)
-        except BudgetExhausted as exc:
-            # The run's own budget, or one behind the model?
-            raise purse.refusal or exc from None
-        finally:
-            # Also after a cancellation amid `set_aside`, which may have opened a lease.
-            for lease_id, used in attempts.shares(purse.spent + counted):
-                settled = EvaluationSettled(lease_id=lease_id, used=used)
-                await self._kept(partial(run.apply, settled))
-
-    async def _kept(self, keep: Callable[[], Awaitable[object]]) -> None:
-        """Stores something, however long the store is away: an open lease holds the budget back."""
-        while True:
-            try:
-                await keep()
-            except ProblemError:
-                return  # There is no such lease: it was refused, or charged in full.
-            except FedOneError:
-                _log.exception("an evaluation cannot be stored", run_id=self._run.run_id)
-                task = asyncio.current_task()
-                if task is None or task.cancelling():
-                    return  # Whoever starts next charges it in full.
-                await asyncio.sleep(_PATIENCE_S)
-            else:
-                return
+            await keep()
+        except ProblemError:
+            return  # There is no such lease: it was refused, or charged in full.
+        except FedOneError:
+            _log.exception("an evaluation cannot be stored", run_id=run.run_id)
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                return  # The next start charges it in full.
+            await asyncio.sleep(_PATIENCE_S)
+        else:
+            return

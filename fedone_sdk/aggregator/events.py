@@ -22,6 +22,7 @@ from fedone_sdk.task import Bias
 __all__ = [
     "Accepted",
     "Assigned",
+    "CandidatesProposed",
     "Closed",
     "Declined",
     "Effect",
@@ -230,6 +231,19 @@ class StopAsked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CandidatesProposed:
+    """New candidates for a slot; they come in when the round under way ends.
+
+    Attributes:
+        slot: The slot's name.
+        texts: The candidates.
+    """
+
+    slot: str
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Quarantined:
     """A client is not to be trusted: it gets no more work."""
 
@@ -280,6 +294,7 @@ Event = (
     | PauseAsked
     | EvaluationReserved
     | EvaluationSettled
+    | CandidatesProposed
     | Measured
     | Quarantined
     | Released

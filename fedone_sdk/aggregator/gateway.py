@@ -145,10 +145,11 @@ class Gateway:
         prompts = from_wire(array)
         if not prompts.size:
             raise ProblemError("invalid_message", "prompts: are none")
-        vocab_size = len(run.vocabulary)
-        if not latent and not 0 <= prompts.min() <= prompts.max() < vocab_size:
-            raise ProblemError("invalid_message", f"prompts: indices must be below {vocab_size}")
         rows: list[list[float]] = prompts.tolist()
+        if not latent and not all(map(run.vocabulary.holds, rows)):
+            raise ProblemError(
+                "invalid_message", "prompts: an index is not one of its position's candidates"
+            )
         return rows
 
     @staticmethod

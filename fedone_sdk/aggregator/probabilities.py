@@ -33,8 +33,12 @@ def likeliest(
             entropy=abs(round(float(entropy), 6)),
             tokens=tuple(
                 TokenProbability(token=token, probability=round(float(share), 6))
-                for token, share in zip(vocabulary.tokens(row.tolist()), known[row], strict=True)
+                for token, share in zip(
+                    (vocabulary.of_position(position)[index] for index in row.tolist()),
+                    known[row],
+                    strict=True,
+                )
             ),
         )
-        for entropy, row, known in zip(entropies, order, shares, strict=True)
+        for position, (entropy, row, known) in enumerate(zip(entropies, order, shares, strict=True))
     )

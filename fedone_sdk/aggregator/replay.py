@@ -75,6 +75,7 @@ class _RoundRecord(BaseModel):
 
     round: _Index
     seats: Annotated[tuple[_SeatRecord, ...], Field(min_length=1)]
+    candidates: tuple[tuple[str, str], ...] = ()
     alpha_sha256: str
 
 
@@ -82,6 +83,7 @@ class _RollbackRecord(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     round: _Index
+    alpha_sha256: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,18 +121,12 @@ def machine_of(snapshot: RunSnapshot) -> RoundMachine:
     """
     record = snapshot.record
     spec = RunSpec.model_validate_json(record.spec)
-    vocabulary = Vocabulary(candidates=tuple(json.loads(record.candidates)))
+    vocabulary = Vocabulary.parse(record.candidates)
     return _machine(record.run_id, spec, vocabulary)
 
 
 def _machine(run_id: str, spec: RunSpec, vocabulary: Vocabulary) -> RoundMachine:
-    return RoundMachine(
-        run_id,
-        spec,
-        vocab_size=len(vocabulary),
-        blank=vocabulary.blank,
-        start=spec.prompt.begun(vocabulary),
-    )
+    return RoundMachine.of(run_id, spec, vocabulary)
 
 
 def replay(
@@ -171,7 +167,7 @@ def _replay(machine: RoundMachine, entries: Iterable[LogEntry]) -> Iterator[Repl
                     raise ValueError(f"there is no round {line.round} to go back to")
                 back, memories = kept[line.round]
                 state = _rolled_back(machine, state, back)
-                logged = alpha_sha256(back.method.alpha)
+                logged = line.alpha_sha256 or alpha_sha256(back.method.alpha)
             else:
                 if line.round != state.round:
                     raise ValueError(f"it is of round {line.round}, not {state.round}")
@@ -237,6 +233,8 @@ def _round(
 ) -> tuple[RunState, dict[int, Memory]]:
     """A round, from what its clients returned."""
     memories = dict(memories)
+    state = replace(state, waiting=record.candidates)
+    machine = machine.at(state)
     seats: list[Seat] = []
     # In the order in which they were finished: a client may have had two of them.
     for line in record.seats:

@@ -55,6 +55,7 @@ from fedone_sdk.messages import (
     RunTask,
     SeatReport,
     Traffic,
+    VocabularyList,
 )
 from fedone_sdk.messages.ndarray import to_wire
 from fedone_sdk.spec import RunSpec
@@ -129,7 +130,7 @@ class ServedRun:
 
     Args:
         machine: Decides.
-        vocabulary: The run's candidates.
+        vocabulary: The candidates that the run began with.
         store: Keeps the state.
         clock: Tells the time.
         available: Who could take a seat now: enrolment index -> examples held.
@@ -138,6 +139,7 @@ class ServedRun:
         listener: Told of every effect once it is safe in the store.
 
     Attributes:
+        base: The machine with the candidates that the run began with.
         history: One entry per round.
         lost: The newest work that came to nothing, oldest first.
         ended: Set while the run does not run.
@@ -156,8 +158,9 @@ class ServedRun:
         names: Callable[[Sequence[int]], Awaitable[Sequence[str]]],
         listener: Listener,
     ) -> None:
-        self.machine = machine
-        self.vocabulary = vocabulary
+        self.base = machine
+        self._vocabulary = vocabulary
+        self._grown = vocabulary
         self.history: list[RoundReport] = []
         self.lost: deque[LostWork] = deque(maxlen=_MAX_LOST)
         self.ended = asyncio.Event()
@@ -182,12 +185,22 @@ class ServedRun:
     @property
     def run_id(self) -> str:
         """Names the run."""
-        return self.machine.run_id
+        return self.base.run_id
 
     @property
     def spec(self) -> RunSpec:
         """What the run is."""
-        return self.machine.spec
+        return self.base.spec
+
+    @property
+    def machine(self) -> RoundMachine:
+        """Decides, with the candidates that there are now."""
+        return self.base.at(self._state)
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The candidates that there are now."""
+        return self._grown
 
     @property
     def state(self) -> RunState:
@@ -214,7 +227,7 @@ class ServedRun:
             RunRecord(
                 run_id=self.run_id,
                 spec=self.spec.model_dump_json(),
-                candidates=json.dumps(self.vocabulary.candidates),
+                candidates=self._vocabulary.dump(),
                 document=self._document(self._state, self._stored),
                 arrays=encode_arrays(self._arrays),
                 version=0,
@@ -315,6 +328,7 @@ class ServedRun:
 
     def _moved(self) -> None:
         """What follows from the state when it has become another one."""
+        self._grown = self._vocabulary.with_candidates(self._state.proposed)
         self._newest = max(self._newest, self._version)
         if self._newest == self._version:  # else a newer deadline was heard of
             self._due = self.machine.next_deadline(self._state)
@@ -413,8 +427,8 @@ class ServedRun:
             state, effects = await asyncio.to_thread(self.machine.step, self._state, event, now)
         else:
             state, effects = self.machine.step(self._state, event, now)
-        if self.machine.wants_seating(state) and not isinstance(event, SeatsVacant):
-            state, more = self.machine.step(state, self._seating(), now)
+        if self.base.at(state).wants_seating(state) and not isinstance(event, SeatsVacant):
+            state, more = self.base.step(state, self._seating(), now)
             effects += more
         return state, effects
 
@@ -600,17 +614,28 @@ class ServedRun:
     def task(self) -> RunTask:
         """What a client must know of the run."""
         return RunTask(
-            task=self.spec.task,
+            # Devices have no use for it, and older ones do not know it.
+            task=self.spec.task.model_copy(update={"description": None}),
             method=self.spec.method,
             prompt_len=self.spec.prompt.length,
-            vocab_size=len(self.vocabulary),
+            vocab_size=self.machine.vocab_size,
             blank=self.vocabulary.blank,
+            layout=self.vocabulary.layout(self.spec.prompt.length) if self.vocabulary.slots else (),
             vocabulary_sha256=self.vocabulary.sha256,
+            vocabulary_version=len(self._state.proposed),
             gateway=self.machine.gateway_model is not None,
             loss_clip=self.machine.loss_clip,
             privacy=self.spec.privacy,
             calibration=self.spec.calibration,
         )
+
+    def vocabulary_list(self, after: int = 0) -> VocabularyList:
+        """The candidates; with a version of them, only those that were added since."""
+        proposed = self._state.proposed
+        if after:
+            return VocabularyList(appended=proposed[after:], version=len(proposed))
+        found = self.vocabulary
+        return VocabularyList(candidates=found.candidates, slots=found.slots, version=len(proposed))
 
     def prompt(self, state: RunState | None = None) -> PromptReport:
         """The deployable prompt of a state, the newest by default."""
@@ -619,11 +644,7 @@ class ServedRun:
         if self.spec.method.domain != "tokens":
             return PromptReport(text="", tokens=(), bias=bias)
         indices = self.machine.method.prompt(state.method).tolist()
-        return PromptReport(
-            text=self.vocabulary.text(indices),
-            tokens=tuple(self.vocabulary.tokens(indices)),
-            bias=bias,
-        )
+        return PromptReport.of(self.spec.task, self.vocabulary, indices, bias)
 
     async def show(self, backend: LLMBackend) -> Show:
         """How the run's prompts look to a model.
@@ -635,7 +656,8 @@ class ServedRun:
         return await shown_by(
             self.spec.method,
             prompt_len=self.spec.prompt.length,
-            candidates=self.vocabulary.candidates,
+            task=self.spec.task,
+            vocabulary=self.vocabulary,
             backend=backend,
         )
 

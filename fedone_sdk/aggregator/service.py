@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping, Sequence
 
 import structlog
@@ -12,7 +11,7 @@ from fedone_sdk.aggregator.access import Access
 from fedone_sdk.aggregator.archive import export_run, import_run
 from fedone_sdk.aggregator.auth import Authority, may_see
 from fedone_sdk.aggregator.dispatcher import Dispatcher
-from fedone_sdk.aggregator.evaluation import Evaluation
+from fedone_sdk.aggregator.evaluation import Evaluation, ask_as_evaluation
 from fedone_sdk.aggregator.events import (
     Accepted,
     Closed,
@@ -27,13 +26,23 @@ from fedone_sdk.aggregator.events import (
 from fedone_sdk.aggregator.gateway import Gateway
 from fedone_sdk.aggregator.machine import RoundMachine
 from fedone_sdk.aggregator.pool import TurnedAway
+from fedone_sdk.aggregator.proposer import Proposer
 from fedone_sdk.aggregator.replay import at_round
 from fedone_sdk.aggregator.replicas import Replicas
 from fedone_sdk.aggregator.run import CaughtUp, Listener, ServedRun
 from fedone_sdk.aggregator.throttle import Throttle
 from fedone_sdk.aggregator.to_the_end import none_under_way
-from fedone_sdk.backends import LLMBackend, query_for, shown_by, want_of
+from fedone_sdk.backends import (
+    Answer,
+    LLMBackend,
+    Query,
+    query_for,
+    shown_by,
+    usable_vocabulary,
+    want_of,
+)
 from fedone_sdk.backends.wrappers import BudgetedBackend
+from fedone_sdk.candidates import label_sets
 from fedone_sdk.clock import Clock
 from fedone_sdk.errors import BackendError, BackendUnavailable, ProblemError, SpecError
 from fedone_sdk.messages import (
@@ -104,6 +113,7 @@ class Service:
         self._gateway = None if backend is None else Gateway(backend, lambda: store.replica)
         self._throttle = Throttle()
         self._evaluations: dict[str, Evaluation] = {}
+        self._proposers: dict[str, Proposer] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._adding = asyncio.Lock()
         self.dispatcher = Dispatcher(
@@ -138,6 +148,8 @@ class Service:
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         self._tasks.clear()
+        for proposer in self._proposers.values():
+            await proposer.aclose()
         if self._gateway is not None:
             await self._gateway.stop()
         await self.replicas.stop()
@@ -178,6 +190,7 @@ class Service:
         dev: Sequence[Example] = (),
         score: ScoreFunction | None = None,
         measure: MetricFunction | None = None,
+        proposer: LLMBackend | None = None,
     ) -> ServedRun:
         """Adds a run under its spec's name; a stored run with the same spec is taken up again.
 
@@ -187,6 +200,7 @@ class Service:
             dev: Held-out examples to measure prompts on.
             score: The user's function that measures them, for loss ``score``.
             measure: The user's function, for a metric of their own.
+            proposer: The model of ``prompt.proposer``; without it nothing is proposed.
 
         Raises:
             SpecError: The run cannot work, or its name is taken by a different run.
@@ -196,8 +210,9 @@ class Service:
         async with self._adding:
             run = await self._known(spec.name)
             if run is None:
+                vocabulary = await usable_vocabulary(self._backend, spec, vocabulary)
                 machine = self._machine(spec.name, spec, vocabulary)
-                await self._look_at_model(machine)
+                await self._look_at_model(machine, vocabulary)
                 run = self._serve(machine, vocabulary)
                 try:
                     await run.create()
@@ -208,7 +223,7 @@ class Service:
                 else:
                     self.runs[run.run_id] = run
                     await self.replicas.tell_added(run)
-            if not run.spec.is_same_run(spec) or run.vocabulary != vocabulary:
+            if not run.spec.is_same_run(spec) or not run.vocabulary.comes_from(vocabulary):
                 changed = ", ".join(run.spec.differences(spec)) or "candidates"
                 raise SpecError(
                     f"name: {spec.name!r} is taken by a run with another description "
@@ -219,6 +234,10 @@ class Service:
                 run, self._backend, dev, score, measure, replica=lambda: self._store.replica
             )
             self._evaluate(run)
+        if proposer is not None and run.run_id not in self._proposers:
+            self._proposers[run.run_id] = Proposer(
+                run, proposer, replica=lambda: self._store.replica
+            )
         self.dispatcher.look_at(run)
         self.dispatcher.wake()
         return run
@@ -235,11 +254,11 @@ class Service:
     async def _take_up(self, record: RunRecord) -> None:
         """Serves a stored run; one whose model cannot be asked pauses."""
         spec = RunSpec.model_validate_json(record.spec)
-        vocabulary = Vocabulary(candidates=tuple(json.loads(record.candidates)))
+        vocabulary = Vocabulary.parse(record.candidates)
         machine = self._machine(record.run_id, spec, vocabulary)
         trouble = None
         try:
-            await self._look_at_model(machine)
+            await self._look_at_model(machine, vocabulary)
         except (BackendError, SpecError) as exc:
             trouble = _one_line(exc)
         run = self._serve(machine, vocabulary)
@@ -268,12 +287,10 @@ class Service:
 
     def _machine(self, run_id: str, spec: RunSpec, vocabulary: Vocabulary) -> RoundMachine:
         try:
-            return RoundMachine(
+            return RoundMachine.of(
                 run_id,
                 spec,
-                vocab_size=len(vocabulary),
-                blank=vocabulary.blank,
-                start=spec.prompt.begun(vocabulary),
+                vocabulary,
                 gateway_model=None if self._backend is None else "",
             )
         except ValueError as exc:
@@ -291,7 +308,7 @@ class Service:
             listener=self._on_effect,
         )
 
-    async def _look_at_model(self, machine: RoundMachine) -> None:
+    async def _look_at_model(self, machine: RoundMachine, vocabulary: Vocabulary) -> None:
         """Sees whether the model can do a run, and what its queries cost at most.
 
         Raises:
@@ -303,14 +320,21 @@ class Service:
             check_caps(spec, frozenset({"queries"}))
             return
         # First: some models say only then what they can do.
-        await backend.check(spec.task.label_words, form_of(spec.task))
+        for words in label_sets(spec.task, vocabulary):
+            await backend.check(words, form_of(spec.task))
         check_caps(spec, backend.bounds)
         want = want_of(spec.task, backend.answers)
         if want == "text" and not spec.gateway.generated_text:
             raise SpecError(
                 "gateway.generated_text: must be true for loss score, whose texts leave the gateway"
             )
-        await shown_by(spec.method, prompt_len=spec.prompt.length, candidates=(), backend=backend)
+        await shown_by(
+            spec.method,
+            prompt_len=spec.prompt.length,
+            task=spec.task,
+            vocabulary=Vocabulary(),
+            backend=backend,
+        )
         # What the template has that the model cannot take is seen here, and not query by query.
         nothing = dict.fromkeys(spec.task.fields, "")
         await backend.quote(query_for(spec.task, "", [nothing], backend=backend, references=["a"]))
@@ -327,7 +351,7 @@ class Service:
         """
         if run.machine.gateway_model == "":
             try:
-                await self._look_at_model(run.machine)
+                await self._look_at_model(run.base, run.vocabulary)
             except (BackendError, SpecError) as exc:
                 raise ProblemError("backend_unavailable", _one_line(exc)) from exc
 
@@ -386,7 +410,7 @@ class Service:
         await run.catch_up()
         if run.machine.can_resume(run.state):  # else the machine says why not
             try:
-                await self._look_at_model(run.machine)
+                await self._look_at_model(run.base, run.vocabulary)
             except (BackendError, SpecError) as exc:
                 passes = isinstance(exc, BackendUnavailable)
                 code = "backend_unavailable" if passes else "backend_blocked"
@@ -413,6 +437,19 @@ class Service:
         task = self._tasks.get(f"evaluation {run.run_id}")
         if task is not None:
             await asyncio.shield(task)
+
+    async def ask_aside(self, run: ServedRun, queries: Sequence[Query]) -> list[Answer]:
+        """Asks the model something that is no training; it counts as the run's evaluation.
+
+        Raises:
+            BackendError: The model refused a query.
+            ProblemError: The run's caps do not allow it, or there is no model here.
+        """
+        if self._backend is None:
+            raise ProblemError("backend_unavailable", "there is no model to ask")
+        answers = await ask_as_evaluation(run, self._backend, queries, lambda: self._store.replica)
+        await run.note(answers)
+        return answers
 
     async def export_run(self, run: ServedRun, *, with_credentials: bool = False) -> bytes:
         """A run as an archive; see `archive.export_run`."""
@@ -621,6 +658,9 @@ class Service:
         evaluation = self._evaluations.get(run.run_id)
         if evaluation is not None:
             evaluation.notice(effect)
+        proposer = self._proposers.get(run.run_id)
+        if proposer is not None:
+            proposer.notice(effect)
         for listener in self.listeners:
             listener(run, effect)
 

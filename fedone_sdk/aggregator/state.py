@@ -98,6 +98,8 @@ class RunState:
         ended_at: End, seconds since the epoch.
         metric: The dev metric as far as it was measured.
         bias: The label bias that the measurement of the final prompt found without labels.
+        proposed: Candidates that were added since the run began, each with its slot.
+        waiting: Those that come in when the round ends.
     """
 
     status: RunStatus = "running"
@@ -122,6 +124,8 @@ class RunState:
     ended_at: float | None = None
     metric: MetricReport
     bias: Bias | None = None
+    proposed: tuple[tuple[str, str], ...] = ()
+    waiting: tuple[tuple[str, str], ...] = ()
 
     @property
     def running(self) -> bool:

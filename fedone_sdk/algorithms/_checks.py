@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from .space import Space
+
 if TYPE_CHECKING:
     from .method import Candidates
 
@@ -85,6 +87,17 @@ def positive_alpha(
     if mask is not None and alpha[~mask].any():
         raise ValueError("alpha must be 0 where a position has no such candidate")
     return alpha
+
+
+def space(
+    found: Space | None, *, prompt_len: int, vocab_size: int, blank: int | None = None
+) -> Space:
+    """Return the space of a method, by default that of one slot."""
+    if found is None:
+        return Space.repeated(prompt_len, vocab_size, blank)
+    if found.shape != (prompt_len, vocab_size):
+        raise ValueError(f"space must be of shape {(prompt_len, vocab_size)}, not {found.shape}")
+    return found
 
 
 def probabilities(candidates: Candidates) -> NDArray[np.float64]:

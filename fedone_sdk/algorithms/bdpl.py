@@ -13,6 +13,7 @@ from .method import Candidates, PlainAlgorithm
 from .optimizers import OPTIMIZERS, Optimizer, make_optimizer
 from .sampling import argmax_prompt, draw_prompts
 from .simplex import nearest_capped, nearest_probabilities
+from .space import Space
 from .start import Start, begun
 from .state import State
 
@@ -40,6 +41,7 @@ class BDPL(PlainAlgorithm):
             al.'s code, whose bisection leaves rows that sum below 1 as they are: entries in
             [alpha_min, 1] that sum to at most 1. Prompts are drawn from the row over its sum.
         weight_decay: AdamW's, 0.01 by default; not for SGD.
+        space: Which candidates each position has; None is all N for every position.
         start: What alpha begins with (`begun`); None begins uniform.
         seed: Breaks ties of the deployable prompt.
     """
@@ -53,6 +55,7 @@ class BDPL(PlainAlgorithm):
     alpha_min: float = 1e-5
     projection: str = "simplex"
     weight_decay: float | None = None
+    space: Space | None = None
     start: Start | None = None
     seed: int = 0
 
@@ -72,6 +75,8 @@ class BDPL(PlainAlgorithm):
         _checks.choice("estimator", self.estimator, ESTIMATORS)
         _checks.choice("projection", self.projection, PROJECTIONS)
         self._optimizer()
+        found = _checks.space(self.space, prompt_len=self.prompt_len, vocab_size=self.vocab_size)
+        object.__setattr__(self, "space", found)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -85,18 +90,18 @@ class BDPL(PlainAlgorithm):
 
     def init(self) -> State:
         """Return the uniform state, or what was begun with."""
-        return State(alpha=self.project(begun(self.shape, self.start)))
+        return State(alpha=self.project(begun(self.shape, self.start, self._mask)))
 
     def check(self, state: State) -> None:
         """Refuse an alpha without logarithms, and another optimiser's memory."""
-        alpha = _checks.positive_alpha(state.alpha, shape=self.shape)
+        alpha = _checks.positive_alpha(state.alpha, shape=self.shape, mask=self._mask)
         self._optimizer().update(alpha, np.zeros(self.shape), state.memory)
 
     def ask(
         self, state: State, rng: np.random.Generator, num_samples: int | None = None
     ) -> Candidates:
         """Draw prompts from alpha."""
-        alpha = _checks.positive_alpha(state.alpha, shape=self.shape)
+        alpha = _checks.positive_alpha(state.alpha, shape=self.shape, mask=self._mask)
         count = _checks.count(num_samples, default=self.num_samples)
         probabilities = alpha / alpha.sum(axis=1, keepdims=True)
         return Candidates(
@@ -106,12 +111,14 @@ class BDPL(PlainAlgorithm):
     def tell(self, state: State, candidates: Candidates, losses: ArrayLike) -> State:
         """Take one optimiser step against the variance-reduced gradient, then project."""
         values = _checks.losses(losses, candidates, shape=self.shape)
-        alpha = _checks.positive_alpha(state.alpha, shape=self.shape)
-        p = _checks.positive_alpha(_checks.probabilities(candidates), shape=self.shape)
+        alpha = _checks.positive_alpha(state.alpha, shape=self.shape, mask=self._mask)
+        drawn_from = _checks.probabilities(candidates)
+        p = _checks.positive_alpha(drawn_from, shape=self.shape, mask=self._mask)
         if self.projection == "capped":
             # log(alpha_ij / sum of row i) has the slope 1/alpha_ij - 1/sum at the drawn token and
             # -1/sum elsewhere. What all tokens share, the mean baseline cancels.
             p = alpha
+        p = np.where(self._mask, p, 1.0)  # No candidate, no advantage: any number will do.
         # What score_function's two branches are apart.
         apart = 1.0 / p - _score_of_others(p, self.estimator)
         gradient = drawn_advantage(candidates, values) * apart
@@ -122,11 +129,16 @@ class BDPL(PlainAlgorithm):
         """Project each row on the simplex, or on what lies under it, above the floor."""
         checked = _checks.matrix("alpha", alpha, shape=self.shape)
         nearest = nearest_capped if self.projection == "capped" else nearest_probabilities
-        return nearest(checked, floor=self.alpha_min)
+        return nearest(checked, floor=self.alpha_min, mask=self._mask)
 
     def prompt(self, state: State) -> NDArray[np.int64]:
         """Return the likeliest token of each position."""
         return argmax_prompt(state.alpha, self.seed)
+
+    @property
+    def _mask(self) -> NDArray[np.bool_]:
+        assert self.space is not None
+        return self.space.mask
 
     def _optimizer(self) -> Optimizer:
         decay = {} if self.weight_decay is None else {"weight_decay": self.weight_decay}

@@ -12,6 +12,7 @@ from .estimator import drawn_advantage
 from .method import Candidates, PlainAlgorithm
 from .optimizers import OPTIMIZERS, Optimizer, make_optimizer
 from .sampling import argmax_prompt, draw_prompts, softmax
+from .space import Space
 from .start import Start, begun
 from .state import State
 
@@ -38,6 +39,7 @@ class GumbelSoftmaxBDPL(PlainAlgorithm):
             floor moves by 1/(tau alpha_min) when it is drawn: SGD wants a higher one.
         alpha_init: The first value of every alpha, 1/N by default.
         weight_decay: AdamW's, 0.01 by default; not for SGD.
+        space: Which candidates each position has; None is all N for every position.
         start: What alpha begins with (`begun`); None begins uniform.
         seed: Breaks ties of the deployable prompt.
     """
@@ -51,6 +53,7 @@ class GumbelSoftmaxBDPL(PlainAlgorithm):
     alpha_min: float = 1e-5
     alpha_init: float | None = None
     weight_decay: float | None = None
+    space: Space | None = None
     start: Start | None = None
     seed: int = 0
 
@@ -74,6 +77,8 @@ class GumbelSoftmaxBDPL(PlainAlgorithm):
             )
         _checks.choice("optimizer", self.optimizer, OPTIMIZERS)
         self._optimizer()
+        found = _checks.space(self.space, prompt_len=self.prompt_len, vocab_size=self.vocab_size)
+        object.__setattr__(self, "space", found)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -87,21 +92,25 @@ class GumbelSoftmaxBDPL(PlainAlgorithm):
 
     def init(self) -> State:
         """Return the uniform state, or what was begun with."""
-        weights = begun(self.shape, self.start) * self.vocab_size
-        return State(alpha=self.project(weights * self._alpha_init))
+        # A row's mean is alpha_init; by default rows sum to 1.
+        weights = begun(self.shape, self.start, self._mask)
+        if self.alpha_init is not None:
+            weights *= self._mask.sum(axis=1, keepdims=True) * self.alpha_init
+        return State(alpha=self.project(weights))
 
     def check(self, state: State) -> None:
         """Refuse an alpha without logarithms, and another optimiser's memory."""
-        alpha = _checks.positive_alpha(state.alpha, shape=self.shape)
+        alpha = _checks.positive_alpha(state.alpha, shape=self.shape, mask=self._mask)
         self._optimizer().update(alpha, np.zeros(self.shape), state.memory)
 
     def ask(
         self, state: State, rng: np.random.Generator, num_samples: int | None = None
     ) -> Candidates:
         """Draw one Gumbel noise, then the prompts."""
-        alpha = _checks.positive_alpha(state.alpha, shape=self.shape)
+        alpha = _checks.positive_alpha(state.alpha, shape=self.shape, mask=self._mask)
         count = _checks.count(num_samples, default=self.num_samples)
-        logits = (np.log(alpha) + rng.gumbel(size=self.shape)) / self.tau
+        logs = np.log(alpha, out=np.full(self.shape, -np.inf), where=self._mask)
+        logits = (logs + rng.gumbel(size=self.shape)) / self.tau
         probabilities = softmax(logits)
         return Candidates(
             prompts=draw_prompts(probabilities, count, rng), probabilities=probabilities
@@ -110,20 +119,31 @@ class GumbelSoftmaxBDPL(PlainAlgorithm):
     def tell(self, state: State, candidates: Candidates, losses: ArrayLike) -> State:
         """Take one optimiser step against the variance-reduced gradient, then keep the floor."""
         values = _checks.losses(losses, candidates, shape=self.shape)
-        alpha = _checks.positive_alpha(state.alpha, shape=self.shape)
+        alpha = _checks.positive_alpha(state.alpha, shape=self.shape, mask=self._mask)
         # score_function's two branches are 1/(tau alpha) apart, whatever p was.
-        gradient = drawn_advantage(candidates, values) / (self.tau * alpha)
+        gradient = np.zeros(self.shape)
+        np.divide(
+            drawn_advantage(candidates, values),
+            self.tau * alpha,
+            out=gradient,
+            where=self._mask,
+        )
         alpha, memory = self._optimizer().update(alpha, gradient, state.memory)
         return State(alpha=self.project(alpha), memory=memory)
 
     def project(self, alpha: ArrayLike) -> NDArray[np.float32]:
         """Clamp alpha to its floor."""
         checked = _checks.matrix("alpha", alpha, shape=self.shape)
-        return np.maximum(checked, self.alpha_min).astype(np.float32)
+        return np.where(self._mask, np.maximum(checked, self.alpha_min), 0.0).astype(np.float32)
 
     def prompt(self, state: State) -> NDArray[np.int64]:
         """Return the argmax of alpha at each position: the mode, over the noise too."""
         return argmax_prompt(state.alpha, self.seed)
+
+    @property
+    def _mask(self) -> NDArray[np.bool_]:
+        assert self.space is not None
+        return self.space.mask
 
     @property
     def _alpha_init(self) -> float:

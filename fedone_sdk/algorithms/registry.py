@@ -14,6 +14,7 @@ from .evolution import Evolution
 from .gs_bdpl import GumbelSoftmaxBDPL
 from .method import Algorithm
 from .random_search import RandomSearch
+from .space import Space
 from .start import Start
 from .thompson import ThompsonSampling
 from .tpe import TPE
@@ -85,6 +86,7 @@ def method_from_spec(
     prompt_len: int,
     vocab_size: int,
     blank: int | None,
+    space: Space | None = None,
     seed: int = 0,
     biases: Sequence[Sequence[float]] | None = None,
     asks: int | None = None,
@@ -96,7 +98,8 @@ def method_from_spec(
         spec: The settings.
         prompt_len: n.
         vocab_size: N; of no interest to a method without a vocabulary.
-        blank: Index of the blank candidate, if the vocabulary has one.
+        blank: Index of the blank candidate, if all positions share one.
+        space: Which candidates each position has, where that is not all N.
         seed: The run's seed.
         biases: Label biases whose losses are told, shape (G, C), for a method that keeps a pool.
         asks: How many the run has for it, so that a race can be its end; None is no race.
@@ -113,6 +116,8 @@ def method_from_spec(
     options = spec.model_dump(exclude=ours, exclude_none=True)
     if "blank" in allowed:
         options["blank"] = blank
+    if "space" in allowed:
+        options["space"] = space
     if "start" in allowed:
         options["start"] = start
     if spec.pools:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -65,14 +67,30 @@ def nearest_probabilities(
     return result
 
 
-def nearest_capped(alpha: NDArray[np.float64], *, floor: float) -> NDArray[np.float32]:
+def nearest_capped(
+    alpha: NDArray[np.float64], *, floor: float, mask: NDArray[np.bool_] | None = None
+) -> NDArray[np.float32]:
     """Return the nearest rows with entries in [floor, 1] that sum to at most 1, in float32.
 
     A row whose entries, cut to [floor, 1], sum to at most 1 becomes just that. Any other meets
     the bound on its sum, and its projection is the one on the simplex. What is feasible already,
-    to float32, comes back bit for bit.
+    to float32, comes back bit for bit. `mask` as for `nearest_probabilities`.
     """
+    if mask is not None and not mask.all():
+        return _masked(alpha, mask, lambda row: nearest_capped(row, floor=floor))
     cut = np.clip(alpha, floor, 1.0)
     above = cut.sum(axis=1) > 1.0 + _ROUNDING
     cut[above] = project_to_simplex(alpha[above], floor=floor)
     return cut.astype(np.float32)
+
+
+def _masked(
+    alpha: NDArray[np.float64],
+    mask: NDArray[np.bool_],
+    project: Callable[[NDArray[np.float64]], NDArray[np.float32]],
+) -> NDArray[np.float32]:
+    """Each row projected over the entries that exist, with 0 elsewhere."""
+    result = np.zeros(alpha.shape, dtype=np.float32)
+    for row, exists, values in zip(result, mask, alpha, strict=True):
+        row[exists] = project(values[None, exists])[0]
+    return result

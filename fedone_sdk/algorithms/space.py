@@ -26,11 +26,13 @@ class Space:
         sizes: Candidates of each position, at least 1 each, shape (n,).
         blanks: For each position the index of its blank candidate (no text), or None.
         slots: For each position the number of its slot, from 0 and rising.
+        width: N where it is more than the largest slot has: candidates may come in later.
     """
 
     sizes: tuple[int, ...]
     blanks: tuple[int | None, ...]
     slots: tuple[int, ...]
+    width: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse positions that do not fit each other."""
@@ -38,6 +40,8 @@ class Space:
             raise ValueError("a space needs sizes, blanks and slots of the same positions")
         if min(self.sizes) < 1 or max(self.sizes) < 2:
             raise ValueError("a space needs a candidate in each position, and 2 in one of them")
+        if self.width is not None and self.width < max(self.sizes):
+            raise ValueError(f"width must be at least {max(self.sizes)}, not {self.width}")
         for size, blank in zip(self.sizes, self.blanks, strict=True):
             if blank is not None and not 0 <= blank < size:
                 raise ValueError(f"blank must lie in [0, {size}), not {blank}")
@@ -54,12 +58,13 @@ class Space:
         return cls.of([(prompt_len, vocab_size, blank)])
 
     @classmethod
-    def of(cls, slots: Sequence[tuple[int, int, int | None]]) -> Space:
+    def of(cls, slots: Sequence[tuple[int, int, int | None]], width: int | None = None) -> Space:
         """Return the space of some slots.
 
         Args:
             slots: Of each slot how often it is repeated, its number of candidates, and the index of
                 its blank candidate.
+            width: N; None for the candidates of the largest slot.
         """
         rows = [
             (size, blank, number)
@@ -69,7 +74,7 @@ class Space:
         if not rows:
             raise ValueError("a space needs at least one position")
         sizes, blanks, numbers = zip(*rows, strict=True)
-        return cls(sizes=sizes, blanks=blanks, slots=numbers)
+        return cls(sizes=sizes, blanks=blanks, slots=numbers, width=width)
 
     @property
     def prompt_len(self) -> int:
@@ -78,8 +83,8 @@ class Space:
 
     @property
     def vocab_size(self) -> int:
-        """Candidates of the largest slot, N."""
-        return max(self.sizes)
+        """N: the width, or the candidates of the largest slot."""
+        return self.width or max(self.sizes)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -99,6 +104,16 @@ class Space:
         uniform: NDArray[np.float64] = self.mask / np.array(self.sizes, dtype=np.float64)[:, None]
         uniform.setflags(write=False)
         return uniform
+
+    def admitted(self, alpha: NDArray[np.float32]) -> NDArray[np.float64]:
+        """Return an alpha of fewer candidates with weights for those that are new, shape (n, N).
+
+        A new candidate gets the mean weight of the others of its position.
+        """
+        weights = alpha.astype(np.float64)
+        known = weights > 0.0
+        means = weights.sum(axis=1) / known.sum(axis=1)
+        return np.where(self.mask & ~known, means[:, None], weights)
 
     @property
     def reference(self) -> NDArray[np.int64] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from fedone_sdk.backends.asking import query_for, rows_of, score_all, want_of
+from fedone_sdk.backends.asking import is_known, query_for, rows_of, score_all, want_of
 from fedone_sdk.backends.base import (
     LOG_ZERO,
     Answer,
@@ -16,7 +16,7 @@ from fedone_sdk.backends.base import (
     Want,
 )
 from fedone_sdk.backends.predict import Prediction, predict, prediction_queries
-from fedone_sdk.backends.prompts import Show, shown_by
+from fedone_sdk.backends.prompts import Show, shown_by, usable_vocabulary
 from fedone_sdk.backends.wrappers.cache import CachedBackend
 
 if TYPE_CHECKING:
@@ -48,12 +48,14 @@ __all__ = [
     "TransformersBackend",
     "VllmBackend",
     "Want",
+    "is_known",
     "predict",
     "prediction_queries",
     "query_for",
     "rows_of",
     "score_all",
     "shown_by",
+    "usable_vocabulary",
     "want_of",
 ]
 

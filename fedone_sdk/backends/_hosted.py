@@ -367,7 +367,8 @@ class HostedBackend(LLMBackend):
             if query.want == "labels":
                 top = choice.top()
                 if top is None:
-                    self._refuse_no_log_probs(usage)
+                    # llama.cpp's server leaves them out where a token ends within a character.
+                    self._refuse_no_log_probs(usage, shows=self._continuing is not None)
                 elif top:
                     row, censored = label_log_probs(top, choice.first_token(), words)
                     self._watch.note(query.label_words, censored, top)
@@ -458,8 +459,9 @@ class HostedBackend(LLMBackend):
             retry_after_s=0.0,
         )
 
-    def _refuse_no_log_probs(self, usage: Usage) -> None:
-        if "labels" in self._proven:  # It did before: some services have several servers.
+    def _refuse_no_log_probs(self, usage: Usage, *, shows: bool = False) -> None:
+        """Ends the run, or only this attempt where the server is known to show them."""
+        if shows or "labels" in self._proven:  # Some services have several servers.
             raise BackendUnavailable(
                 f"{self._url}: an answer without log-probabilities", usage=usage
             )

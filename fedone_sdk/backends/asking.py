@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedone_sdk.backends.base import Answer, LLMBackend, Query, Want
-from fedone_sdk.budget import Payer
+from fedone_sdk.budget import NOTHING, Payer
 from fedone_sdk.errors import (
     BackendBlocked,
     BackendError,
@@ -18,9 +18,17 @@ from fedone_sdk.errors import (
 )
 from fedone_sdk.messages import MAX_WRITTEN_CHARS
 from fedone_sdk.soft_prompt import SoftPrompt
-from fedone_sdk.task import LogProbs, Loss, TaskSpec, render
+from fedone_sdk.task import LogProbs, Loss, TaskSpec, TextPrompt, render, words_of
 
-__all__ = ["CONCURRENCY", "ask_each", "query_for", "rows_of", "score_all", "want_of"]
+__all__ = [
+    "CONCURRENCY",
+    "ask_each",
+    "is_known",
+    "query_for",
+    "rows_of",
+    "score_all",
+    "want_of",
+]
 
 CONCURRENCY = 32
 """Queries under way at once. More than a rate limiter lets through gains nothing, and delays the
@@ -64,7 +72,7 @@ def want_of(task: TaskSpec, answers: frozenset[Want]) -> Want:
 
 def query_for(
     task: TaskSpec,
-    prompt: str | SoftPrompt,
+    prompt: TextPrompt | SoftPrompt,
     texts: Sequence[Mapping[str, Any]],
     *,
     backend: LLMBackend,
@@ -75,7 +83,7 @@ def query_for(
 
     Args:
         task: The task.
-        prompt: The prompt's text, or the vectors that take its place.
+        prompt: The prompt's text, what its slots hold, or the vectors that take its place.
         texts: The text fields of each example.
         backend: Who will be asked.
         references: The reference text of each example, for loss ``nll``.
@@ -86,13 +94,13 @@ def query_for(
         SpecError: The backend cannot answer what the task's loss needs, or takes no such vectors.
     """
     want = want_of(task, backend.answers)
-    soft = None if isinstance(prompt, str) else prompt
+    soft = prompt if isinstance(prompt, SoftPrompt) else None
     if soft is not None and soft.kind not in backend.takes:
         raise SpecError(f"method: needs a backend that takes {soft.kind}; this one does not")
-    shown = prompt if isinstance(prompt, str) else ""
+    shown = "" if isinstance(prompt, SoftPrompt) else prompt
     return Query(
         inputs=tuple(render(task, shown, text) for text in texts),
-        label_words=task.label_words,
+        label_words=words_of(task, shown),
         want=want,
         references=tuple(references) if want == "reference" else (),
         max_tokens=task.max_written,
@@ -107,6 +115,11 @@ def rows_of(query: Query, answer: Answer) -> tuple[LogProbs | str | None, ...]:
         return answer.log_probs
     # No longer than a message may carry, so that a loss does not hang on where it is computed.
     return tuple(None if text is None else text[:MAX_WRITTEN_CHARS] for text in answer.texts)
+
+
+async def is_known(backend: LLMBackend, query: Query) -> bool:
+    """Whether a cache of the backend has the answer, so that asking costs nothing."""
+    return (await backend.quote(query)).without_queries() == NOTHING
 
 
 async def score_all(

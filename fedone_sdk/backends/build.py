@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from fedone_sdk.backends.asking import CONCURRENCY
@@ -28,11 +28,12 @@ from fedone_sdk.spec import (
     OnnxSpec,
     OpenAISpec,
     RemoteSpec,
+    RunSpec,
     TransformersSpec,
     VllmSpec,
 )
 
-__all__ = ["build_adapter", "build_backend"]
+__all__ = ["build_adapter", "build_backend", "proposer_of"]
 
 
 def build_backend(
@@ -110,6 +111,35 @@ def _about(key: str) -> Iterator[None]:
             for problem in exc.problems
         )
         raise SpecError(list(named)) from exc
+
+
+@asynccontextmanager
+async def proposer_of(
+    spec: RunSpec, folder: str | Path = ".", backend: LLMBackend | None = None
+) -> AsyncIterator[LLMBackend | None]:
+    """The model of a run's ``prompt.proposer``, open; None where the run has no proposer.
+
+    Args:
+        spec: The run.
+        folder: Where its relative paths start.
+        backend: The run's own model, open: it is taken where the proposer has the same one.
+
+    Raises:
+        SpecError: The description cannot be met.
+        MissingExtraError: What the model needs is not installed.
+    """
+    proposer = spec.prompt.proposer
+    if proposer is None:
+        yield None
+    elif backend is not None and proposer.backend == spec.backend:
+        yield backend
+    else:
+        try:
+            found = build_backend(proposer.backend, folder)
+        except SpecError as exc:
+            raise SpecError([f"prompt.proposer.{problem}" for problem in exc.problems]) from exc
+        async with found:
+            yield found
 
 
 def build_adapter(spec: BackendSpec, folder: Path) -> LLMBackend:

@@ -19,6 +19,7 @@ from fedone_sdk.task import (
     LogProbs,
     ScoreFunction,
     TaskSpec,
+    TextPrompt,
     example_loss,
     predicted,
     references_of,
@@ -122,7 +123,7 @@ class Prediction:
 def prediction_queries(
     backend: LLMBackend,
     task: TaskSpec,
-    prompt: str | SoftPrompt,
+    prompt: TextPrompt | SoftPrompt,
     examples: Sequence[Example],
     batch_size: int,
     calibration: LabelFree | None = None,
@@ -162,7 +163,7 @@ def prediction_queries(
 async def predict(
     backend: LLMBackend,
     task: TaskSpec,
-    prompt: str | SoftPrompt,
+    prompt: TextPrompt | SoftPrompt,
     examples: Sequence[Example],
     batch_size: int,
     *,

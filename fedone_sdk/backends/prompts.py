@@ -4,26 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import structlog
+
 from fedone_sdk.backends.base import LLMBackend
-from fedone_sdk.errors import MissingExtraError, SpecError
+from fedone_sdk.candidates import LabelsSource, label_words, prompt_of
+from fedone_sdk.errors import LabelWordError, MissingExtraError, SpecError
 from fedone_sdk.soft_prompt import MAX_ELEMENTS, SoftPrompt
-from fedone_sdk.spec import BbtSpec, MethodSpec
+from fedone_sdk.spec import BbtSpec, MethodSpec, RunSpec
+from fedone_sdk.task import TaskSpec, TextPrompt, form_of
+from fedone_sdk.vocabulary import LABELS, Vocabulary
 
-__all__ = ["Show", "shown_by"]
+__all__ = ["Show", "shown_by", "usable_vocabulary"]
 
-Show = Callable[[Sequence[float]], str | SoftPrompt]
+_log = structlog.get_logger(__name__)
+
+Show = Callable[[Sequence[float]], TextPrompt | SoftPrompt]
 """One prompt's numbers (token indices, a latent vector, parameters) in, its text or vectors out."""
 
 
 async def shown_by(
-    method: MethodSpec, *, prompt_len: int, candidates: Sequence[str], backend: LLMBackend
+    method: MethodSpec,
+    *,
+    prompt_len: int,
+    task: TaskSpec,
+    vocabulary: Vocabulary,
+    backend: LLMBackend,
 ) -> Show:
     """How a method's prompts look to a model.
 
     Args:
         method: The method.
         prompt_len: n.
-        candidates: The vocabulary's texts; none for methods without one.
+        task: The task that prompts are put into.
+        vocabulary: Its candidates; none for methods without them.
         backend: Who will be asked.
 
     Raises:
@@ -32,7 +45,7 @@ async def shown_by(
         MissingExtraError: A soft prompt without NumPy.
     """
     if method.domain == "tokens":
-        return lambda row: "".join(candidates[int(index)] for index in row)
+        return lambda row: prompt_of(task, vocabulary, [int(index) for index in row])
     try:
         import numpy as np
 
@@ -69,3 +82,34 @@ async def shown_by(
     if kind == "embeddings" and shape[1] != space.size:
         raise SpecError(f"method.hidden_size: is {shape[1]}, the model's is {space.size}")
     return lambda row: SoftPrompt.of(kind, np.asarray(row, dtype=np.float32).reshape(shape))
+
+
+async def usable_vocabulary(
+    backend: LLMBackend | None, spec: RunSpec, vocabulary: Vocabulary
+) -> Vocabulary:
+    """The candidates without the shipped sets of label words that a model does not take.
+
+    Sets that a person wrote down stay, and are refused where the run begins.
+
+    Args:
+        backend: The model; None where clients ask models of their own.
+        spec: The run.
+        vocabulary: Its candidates.
+
+    Raises:
+        BackendError: The model cannot be looked at.
+    """
+    shipped = any(
+        isinstance(source, LabelsSource) and not source.sets for _, source in spec.prompt.sources
+    )
+    if backend is None or not shipped:
+        return vocabulary
+    dropped = []
+    for candidate in vocabulary.candidates_of(LABELS)[1:]:  # The first is the task's own.
+        try:
+            await backend.check(label_words(candidate), form_of(spec.task))
+        except LabelWordError:
+            dropped.append(candidate)
+    if dropped:
+        _log.info("label words dropped that the model does not take", sets=dropped)
+    return vocabulary.without(LABELS, dropped)

@@ -96,7 +96,7 @@ def run_and_report(
     """Runs an experiment, and shows its report.
 
     Args:
-        words: Of the command, before its options.
+        words: The command, before its options.
         experiment: Which.
         settings: What the user asked for.
         out: The results go to a folder of the experiment's name in it.
@@ -218,4 +218,4 @@ def _command(words: tuple[str, ...], seeds: int | None, settings: Settings) -> s
     ]
     options = [str(word) for row in given if row[-1] is not None for word in row]
     quick = ["--quick"] if settings.quick else []
-    return shlex.join(["fedone", *words, *options, *quick])
+    return shlex.join([*words, *options, *quick])

@@ -41,6 +41,12 @@ def print_result(output: Output, result: RunResult, *, num_clients: int | None =
         "prompt so far" if result.status == "stopped" else "prompt": repr(result.prompt.text)
         if result.prompt.tokens
         else "vectors, no words",
+        **{f"  {name}": repr(text) for name, text in (result.prompt.slots or {}).items()},
+        **(
+            {}
+            if result.prompt.labels is None
+            else {"label words": ", ".join(map(repr, result.prompt.labels.values()))}
+        ),
         **(
             {}
             if result.prompt.bias is None

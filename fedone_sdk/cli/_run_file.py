@@ -12,6 +12,7 @@ from fedone_sdk.spec import RunSpec, validate_spec
 
 if TYPE_CHECKING:
     from fedone_sdk.backends import LLMBackend
+    from fedone_sdk.budget import BudgetGuard
     from fedone_sdk.simulation import Federation
 
 __all__ = ["RunFile"]
@@ -68,12 +69,17 @@ class RunFile:
         with naming(str(self.path)):
             return Federation.load(self.spec, self.folder)
 
-    def backend(self, *, cache: Path | None = None) -> LLMBackend:
-        """The model with its wrappers; `cache` keeps its answers where the run names no file."""
+    def backend(self, *, cache: Path | None = None, guard: BudgetGuard | None = None) -> LLMBackend:
+        """The model with its wrappers.
+
+        Args:
+            cache: Keeps its answers where the run names no file.
+            guard: Pays as well as each query's payer.
+        """
         from fedone_sdk.backends.build import build_backend
 
         spec = self.spec.backend
         if cache is not None and spec.cache is None:
             spec = spec.model_copy(update={"cache": str(cache.absolute())})
         with naming(str(self.path)):
-            return build_backend(spec, self.folder)
+            return build_backend(spec, self.folder, guard=guard)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -15,6 +14,7 @@ from fedone_sdk.errors import SpecError
 if TYPE_CHECKING:
     from fedone_sdk.spec import RunSpec
     from fedone_sdk.stores import RunRecord, SqlStore
+    from fedone_sdk.vocabulary import Vocabulary
 
 __all__ = ["FOLDER", "RunState", "default_store"]
 
@@ -88,19 +88,28 @@ class RunState:
         except OSError as exc:
             raise _unusable(folder) from exc
 
-    async def find(self, spec: RunSpec, candidates: Sequence[str], *, fresh: bool) -> str | None:
+    async def find(
+        self,
+        spec: RunSpec,
+        vocabulary: Vocabulary,
+        *,
+        fresh: bool,
+        model: str | None = None,
+    ) -> str | None:
         """Looks for the run in the store, and makes sure that it can go on.
 
         Args:
             spec: The run as it is described now.
-            candidates: Its vocabulary.
+            vocabulary: Its candidates.
             fresh: Whether to remove the run and its clients first. Answers stay.
+            model: Fingerprint that the stored run's model must have; None takes any.
 
         Returns:
             How the stored run ended for good; None where there is none, or it can go on.
 
         Raises:
-            SpecError: The store holds another run of this name, or ``fresh`` would remove others.
+            SpecError: The store holds another run of this name, one of another model, or ``fresh``
+                would remove others.
             StoreUnavailable: Another process uses the store, or it cannot be read.
         """
         if not self.store.exists():
@@ -121,8 +130,14 @@ class RunState:
         known = runs.get(spec.name)
         if known is None:
             return None
-        self._compare(known, spec, candidates)
-        status: str = json.loads(known.document)["status"]
+        self._compare(known, spec, vocabulary)
+        document = json.loads(known.document)
+        status: str = document["status"]
+        if model is not None and document["model"] not in (None, model):
+            raise SpecError(
+                f"backend: is {model!r}, the run {spec.name!r} in {self.store} was scored by "
+                f"{document['model']!r}: start over with --fresh, or rename the backend's file"
+            )
         return status if status in _FINAL else None
 
     async def _clear(self, store: SqlStore, name: str) -> None:
@@ -139,14 +154,15 @@ class RunState:
         """Removes the clients of a store that is gone: a new one would not know them."""
         shutil.rmtree(self.clients, ignore_errors=True)
 
-    def _compare(self, known: RunRecord, spec: RunSpec, candidates: Sequence[str]) -> None:
+    def _compare(self, known: RunRecord, spec: RunSpec, vocabulary: Vocabulary) -> None:
         from fedone_sdk.spec import RunSpec
+        from fedone_sdk.vocabulary import Vocabulary
 
         stored = RunSpec.model_validate_json(known.spec)
         if not stored.is_same_run(spec):
             changed = ", ".join(stored.differences(spec))
-        elif json.loads(known.candidates) != list(candidates):
-            changed = "the candidates, by prompt.vocabulary or by the data"
+        elif not Vocabulary.parse(known.candidates).comes_from(vocabulary):
+            changed = "the candidates, by prompt or by the data"
         else:
             return
         raise SpecError(

@@ -1,15 +1,19 @@
-"""One run in this process, with progress, Ctrl-C and quiet logs: what tune and quickstart share."""
+"""One run in this process, with progress and Ctrl-C: what tune, quickstart and retune share."""
 
 from __future__ import annotations
 
 import asyncio
+import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from fedone_sdk.cli._failures import naming
+from fedone_sdk.cli._report import can_go_on
 from fedone_sdk.cli._signals import stopping
+from fedone_sdk.cli._state import RunState
+from fedone_sdk.cli.archives import stored_run
 from fedone_sdk.cli.progress import progress
 
 if TYPE_CHECKING:
@@ -18,11 +22,13 @@ if TYPE_CHECKING:
     from fedone_sdk.aggregator.run import CaughtUp
     from fedone_sdk.backends import LLMBackend
     from fedone_sdk.messages import RunResult
-    from fedone_sdk.simulation import Federation
+    from fedone_sdk.reports import ReportedRun
+    from fedone_sdk.simulation import Federation, First
+    from fedone_sdk.spec import RunSpec
     from fedone_sdk.stores import Store
     from fedone_sdk.trackers import Tracking
 
-__all__ = ["run_here"]
+__all__ = ["KeptRun", "run_here", "what_is_next"]
 
 
 async def run_here(
@@ -30,10 +36,12 @@ async def run_here(
     *,
     source: Path,
     backend: LLMBackend,
+    proposer: LLMBackend | None = None,
     transport: Literal["http", "memory"],
     store: Store | None = None,
     state_dir: Path | None = None,
     tracking: Tracking | None = None,
+    first: First | None = None,
     at_end: Callable[[ServedRun], None] | None = None,
 ) -> RunResult:
     """Runs a federation to its end, or to the first Ctrl-C.
@@ -42,10 +50,12 @@ async def run_here(
         federation: The run and its data.
         source: The file that a mistake would stand in.
         backend: The model; stays open.
+        proposer: The model of ``prompt.proposer``; stays open.
         transport: How messages travel.
         store: Keeps the run.
         state_dir: Keeps the clients.
         tracking: Told of the run as well.
+        first: What the model is asked before the run begins; see `simulate`.
         at_end: Called with the run when it has ended.
     """
     from fedone_sdk.baselines import trainer_of
@@ -79,10 +89,67 @@ async def run_here(
             state_dir=state_dir,
             watch=watch,
             stop=stop,
+            first=first,
             trainer=trainer_of(federation.spec.method, backend),
+            proposer=proposer,
         )
     if tracking is not None:
         tracking.end(result)
     if at_end is not None:
         at_end(served[-1])
     return result
+
+
+def what_is_next(
+    spec: RunSpec, result: RunResult, state: RunState | None, ended: str | None
+) -> Iterator[str]:
+    """The lines below a result: where the run is kept, and the command that goes on."""
+    if state is None:
+        if can_go_on(result):
+            cache = spec.backend.cache
+            kept = "nothing" if cache is None else f"nothing but the answers in {cache}"
+            yield f"{result.reason}; {kept} is kept because of --no-store"
+        return
+    place = shlex.quote(str(state.store))
+    if ended is not None:
+        yield f"the run had ended before ({ended}); --fresh starts over, with the answers kept"
+    elif can_go_on(result):
+        yield f"{result.reason}; goes on with: {_same_command()}"
+    yield f"kept in {state.store}; a report: fedone report {result.run_id} --store {place}"
+
+
+def _same_command() -> str:
+    """The command that was typed, without ``--fresh``, which would start over."""
+    return shlex.join(["fedone", *(word for word in sys.argv[1:] if word != "--fresh")])
+
+
+def _store(path: Path | None) -> Store | None:
+    from fedone_sdk.stores import SqlStore
+
+    return None if path is None else SqlStore.sqlite(path)
+
+
+class KeptRun:
+    """A run's store, which is read when the run is over.
+
+    Attributes:
+        store: The store.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        from fedone_sdk.stores import MemoryStore
+
+        self._path = path
+        self.store: Store = _store(path) or MemoryStore()
+
+    def run(self, run_id: str) -> ReportedRun:
+        """What was kept of a run."""
+        if self._path is not None:
+            return stored_run(run_id, None, None, str(self._path))
+        return asyncio.run(self._from_memory(run_id))
+
+    async def _from_memory(self, run_id: str) -> ReportedRun:
+        from fedone_sdk.aggregator.archive import export_run
+        from fedone_sdk.reports import run_of_archive
+
+        return await run_of_archive(await export_run(self.store, run_id))

@@ -8,9 +8,9 @@ import typer
 
 from fedone_sdk import __version__
 from fedone_sdk.cli import (
-    bench,
     client,
     clients,
+    compare,
     db,
     gateway,
     models,
@@ -19,6 +19,7 @@ from fedone_sdk.cli import (
     quickstart,
     report,
     reproduce,
+    retune,
     runs,
     score,
     serve,
@@ -58,6 +59,12 @@ def _root(
 app.command(epilog="Example: fedone quickstart --json result.json")(quickstart.quickstart)
 app.command(epilog="Example: fedone tune run.yaml --cap 500 --report run.html")(tune.tune)
 app.command(epilog="Example: fedone plan run.yaml")(plan.plan)
+app.command(
+    epilog="Example: fedone retune sst2.prompt.json --backend new.yaml --run run.yaml --queries 200"
+)(retune.retune)
+app.command(epilog="Example: fedone compare run.yaml --seeds 5 --html compare.html")(
+    compare.compare
+)
 app.command(epilog='Example: fedone score run.yaml --prompt " Overall verdict"')(score.score)
 app.command(epilog="Example: fedone report sst2 --store fedone.db -o sst2.html")(report.report)
 app.command(epilog="Example: fedone reproduce table1 --data glue --seeds 3")(reproduce.reproduce)
@@ -67,7 +74,6 @@ app.command(
     epilog="Example: FEDONE_TOKEN=... fedone client --server https://fedone.example "
     "--data reviews.jsonl --state ~/.fedone"
 )(client.client)
-app.add_typer(bench.app, name="bench")
 app.add_typer(models.app, name="models")
 app.add_typer(prompt.app, name="prompt")
 app.add_typer(runs.app, name="runs")

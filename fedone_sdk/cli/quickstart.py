@@ -167,6 +167,7 @@ async def _compared(
     backend: LLMBackend, federation: Federation, result: RunResult, plain_bias: Bias | None
 ) -> Comparison:
     """The evaluation again, from answers that are known."""
+    from fedone_sdk.candidates import no_prompt
     from fedone_sdk.reports import compare_prompts
 
     spec = federation.spec
@@ -177,6 +178,7 @@ async def _compared(
         plain_bias,
         federation.dev,
         spec.method.batch_size,
+        bare=no_prompt(spec.task, federation.vocabulary),
     )
 
 
@@ -184,7 +186,15 @@ def _print_comparison(output: Output, run: RunFile, result: RunResult, found: Co
     task = run.spec.task
     words = [word.strip() for word in task.label_words]
     output.heading("What the prompt is worth")
-    output.console.print(f"  The prompt, as a person reads it: {printable(result.prompt.text)!r}")
+    if result.prompt.slots is None:
+        output.console.print(
+            f"  The prompt, as a person reads it: {printable(result.prompt.text)!r}"
+        )
+    else:
+        parts = {name: repr(text) for name, text in result.prompt.slots.items()}
+        if result.prompt.labels is not None:
+            parts["label words"] = ", ".join(word.strip() for word in result.prompt.labels.values())
+        output.facts(parts)
     rows = [
         ("no prompt", found.no_prompt),
         ("no prompt, with its own label bias", found.biased),

@@ -131,7 +131,7 @@ def reproduce(
         api_key_env=api_key_env,
     )
     run_and_report(
-        ("reproduce", name),
+        ("fedone", "reproduce", name),
         experiment,
         settings,
         out=out or (_QUICK_OUT if quick else _OUT),

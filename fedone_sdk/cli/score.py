@@ -18,7 +18,8 @@ from fedone_sdk.data import check_examples, load_examples
 from fedone_sdk.errors import SpecError
 from fedone_sdk.glue import glue_task
 from fedone_sdk.spec import CalibrationSpec, OnnxSpec
-from fedone_sdk.task import MAX_BIAS, TaskSpec, form_of
+from fedone_sdk.task import MAX_BIAS, Filling, TaskSpec, TextPrompt, form_of, words_of
+from fedone_sdk.vocabulary import LABELS
 
 if TYPE_CHECKING:
     from fedone_sdk.backends import LLMBackend, Prediction
@@ -41,6 +42,15 @@ def score(
     prompt: Annotated[
         str, typer.Option(help="The prompt, taken as it is; nothing is no prompt.")
     ] = "",
+    slot: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=TEXT",
+            show_default=False,
+            help="What a slot of the task holds, once for each; others are empty. labels=bad,good "
+            "takes these label words, in the order of the task's.",
+        ),
+    ] = None,
     task_name: Annotated[
         str | None,
         typer.Option(
@@ -76,6 +86,7 @@ def score(
     label_free = _label_free(run, bias, calibration)
     if bias is not None:
         task = _with_bias(task, bias)
+    asked = _asked(task, prompt, slot or [])
     source, examples = _examples(run, data, task)
     backend = _backend(run, model)
     size = batch_size or (run.spec.method.batch_size if run else _BATCH_SIZE)
@@ -83,11 +94,11 @@ def score(
         folder = run.folder if run else "."
         score, measure = load_score(task, folder), load_measure(task, folder)
         found = asyncio.run(
-            _predict(backend, task, prompt, examples, size, score, measure, label_free)
+            _predict(backend, task, asked, examples, size, score, measure, label_free)
         )
         metric, mean_loss = found.metric, found.mean_loss
     report = {
-        "prompt": prompt,
+        "prompt": asked if isinstance(asked, str) else asked.text,
         "data": source,
         "model": backend.fingerprint,
         "metric": {"name": task.metric, "value": metric},
@@ -109,7 +120,7 @@ def score(
     try:
         output.write_json(report)
     finally:  # paid for: shown even where it cannot be written
-        output.heading(f"{prompt!r} on {source}")
+        output.heading(f"{report['prompt']!r} on {source}")
         output.facts(facts)
 
 
@@ -122,6 +133,31 @@ def _task(run: RunFile | None, name: str | None) -> TaskSpec:
         return glue_task(name or "")
     except ValueError as exc:
         raise SpecError(f"--task: {exc}", source="arguments") from exc
+
+
+def _asked(task: TaskSpec, prompt: str, slots: list[str]) -> TextPrompt:
+    """The prompt that is measured: a text, or what the task's slots hold."""
+    if not slots:
+        if prompt and task.slots:
+            names = ", ".join(task.slots)
+            raise SpecError(f"--prompt: the task has slots ({names}): --slot", source="arguments")
+        return prompt
+    given = dict(each.partition("=")[::2] for each in slots)
+    allowed = (*task.slots, LABELS)
+    for name in given:
+        if name not in allowed:
+            known = ", ".join(allowed)
+            raise SpecError(f"--slot: {name!r} is no slot; allowed: {known}", source="arguments")
+    words = tuple(given[LABELS].split(",")) if LABELS in given else ()
+    if words and len(words) != len(task.labels):
+        raise SpecError(
+            f"--slot: labels needs {len(task.labels)} words with commas", source="arguments"
+        )
+    if not task.slots:
+        return Filling((prompt,), words)
+    if prompt:
+        raise SpecError("--prompt: does not go with --slot", source="arguments")
+    return Filling(tuple(given.get(name, "") for name in task.slots), words)
 
 
 def _label_free(run: RunFile | None, bias: str | None, wanted: str | None) -> LabelFree | None:
@@ -164,7 +200,7 @@ def _backend(run: RunFile | None, model: Path | None) -> LLMBackend:
 async def _predict(
     backend: LLMBackend,
     task: TaskSpec,
-    prompt: str,
+    prompt: TextPrompt,
     examples: list[Example],
     batch_size: int,
     score: ScoreFunction | None,
@@ -174,7 +210,7 @@ async def _predict(
     from fedone_sdk.backends import predict
 
     async with backend:
-        await backend.check(task.label_words, form_of(task))
+        await backend.check(words_of(task, prompt), form_of(task))
         return await predict(
             backend,
             task,

@@ -79,7 +79,7 @@ async def _check(config: ServeConfig, folder: Path, runs: list[RunToServe]) -> s
         backend = await _backend(config, folder, None, stack)
         aggregator = Aggregator(backend=backend, **config.auth.arguments())
         await stack.enter_async_context(aggregator)
-        await _add_runs(aggregator, runs)
+        await _add_runs(aggregator, runs, stack)
     return store
 
 
@@ -106,7 +106,7 @@ async def _serve(config: ServeConfig, folder: Path, runs: list[RunToServe]) -> N
         )
         await stack.enter_async_context(aggregator)
         json_logs(config.log.level, replica=store.replica)
-        await _add_runs(aggregator, runs)
+        await _add_runs(aggregator, runs, stack)
         with _listening("listen", config.listen):
             host, port = config.address
             url = await aggregator.listen(
@@ -139,10 +139,14 @@ async def _backend(
     return await stack.enter_async_context(build_backend(config.backend, folder, watch=watch))
 
 
-async def _add_runs(aggregator: Aggregator, runs: list[RunToServe]) -> None:
+async def _add_runs(aggregator: Aggregator, runs: list[RunToServe], stack: AsyncExitStack) -> None:
+    from fedone_sdk.backends.build import proposer_of
+
     for run in runs:
         with naming(str(run.path)):
-            await aggregator.add_run(run.spec, run.vocabulary)
+            found = proposer_of(run.spec, run.path.parent)
+            proposer = await stack.enter_async_context(found)
+            await aggregator.add_run(run.spec, run.vocabulary, proposer=proposer)
 
 
 def _observers(config: ServeConfig, stack: AsyncExitStack) -> Observers:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import shlex
 import sys
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,22 +24,17 @@ from fedone_sdk.cli._options import (
     TransportName,
 )
 from fedone_sdk.cli._output import Output
-from fedone_sdk.cli._report import can_go_on, exit_code, print_result
+from fedone_sdk.cli._report import exit_code, print_result
 from fedone_sdk.cli._run_file import RunFile
 from fedone_sdk.cli._state import RunState
 from fedone_sdk.cli._tracking import tracking_of
-from fedone_sdk.cli._tuning import run_here
-from fedone_sdk.cli.archives import stored_run
+from fedone_sdk.cli._tuning import KeptRun, run_here, what_is_next
 from fedone_sdk.cli.report import check_report, write_report
 from fedone_sdk.errors import SpecError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from fedone_sdk.messages import RunResult
-    from fedone_sdk.reports import ReportedRun
     from fedone_sdk.simulation import Federation
-    from fedone_sdk.stores import Store
     from fedone_sdk.trackers import Tracking
 
 __all__ = ["tune"]
@@ -122,7 +116,7 @@ def tune(
     federation = run.federation()
     state = None if no_store else _state(run, store)
     ended = None if state is None else _find(run, federation, state, fresh=fresh)
-    kept = _Kept(None if state is None else state.store)
+    kept = KeptRun(None if state is None else state.store)
     with tracking:
         result = asyncio.run(_tune(run, federation, transport, state, kept, tracking))
     # What was paid for: that one cannot be written, or nobody reads it, costs none of the others.
@@ -131,7 +125,7 @@ def tune(
         if artefact is not None or report is not None:
             last_first.callback(_write, kept, result.run_id, artefact, report)
         last_first.callback(output.write_json, result.model_dump(mode="json"))
-    for line in _what_is_next(run, result, state, ended):
+    for line in what_is_next(run.spec, result, state, ended):
         print(line, file=sys.stderr)
     raise typer.Exit(exit_code(result))
 
@@ -148,31 +142,7 @@ def _state(run: RunFile, store: Path | None) -> RunState:
 
 def _find(run: RunFile, federation: Federation, state: RunState, *, fresh: bool) -> str | None:
     with naming(str(run.path)):
-        candidates = federation.vocabulary.candidates
-        return asyncio.run(state.find(run.spec, candidates, fresh=fresh))
-
-
-def _what_is_next(
-    run: RunFile, result: RunResult, state: RunState | None, ended: str | None
-) -> Iterator[str]:
-    """The lines below a result: where the run is kept, and the command that goes on."""
-    if state is None:
-        if can_go_on(result):
-            cache = run.spec.backend.cache
-            kept = "nothing" if cache is None else f"nothing but the answers in {cache}"
-            yield f"{result.reason}; {kept} is kept because of --no-store"
-        return
-    place = shlex.quote(str(state.store))
-    if ended is not None:
-        yield f"the run had ended before ({ended}); --fresh starts over, with the answers kept"
-    elif can_go_on(result):
-        yield f"{result.reason}; goes on with: {_same_command()}"
-    yield f"kept in {state.store}; a report: fedone report {result.run_id} --store {place}"
-
-
-def _same_command() -> str:
-    """The command that was typed, without ``--fresh``, which would start over."""
-    return shlex.join(["fedone", *(word for word in sys.argv[1:] if word != "--fresh")])
+        return asyncio.run(state.find(run.spec, federation.vocabulary, fresh=fresh))
 
 
 def _begun(path: Path | None) -> tuple[dict[str, float], ...] | None:
@@ -181,7 +151,7 @@ def _begun(path: Path | None) -> tuple[dict[str, float], ...] | None:
     return None if path is None else start_of(asyncio.run(read_run(path)))
 
 
-def _write(kept: _Kept, run_id: str, artefact: Path | None, report: Path | None) -> None:
+def _write(kept: KeptRun, run_id: str, artefact: Path | None, report: Path | None) -> None:
     from fedone_sdk.reports import artefact_of
 
     run = kept.run(run_id)
@@ -196,50 +166,26 @@ async def _tune(
     federation: Federation,
     transport: TransportName,
     state: RunState | None,
-    kept: _Kept,
+    kept: KeptRun,
     tracking: Tracking,
 ) -> RunResult:
     if state is not None:
         state.make()
-    async with run.backend(cache=None if state is None else state.answers) as backend:
+    from fedone_sdk.backends.build import proposer_of
+
+    async with AsyncExitStack() as stack:
+        backend = await stack.enter_async_context(
+            run.backend(cache=None if state is None else state.answers)
+        )
+        with naming(str(run.path)):
+            proposer = await stack.enter_async_context(proposer_of(run.spec, run.folder, backend))
         return await run_here(
             federation,
             source=run.path,
             backend=backend,
+            proposer=proposer,
             transport=transport.value,
             store=kept.store,
             state_dir=None if state is None else state.clients,
             tracking=tracking,
         )
-
-
-def _store(path: Path | None) -> Store | None:
-    from fedone_sdk.stores import SqlStore
-
-    return None if path is None else SqlStore.sqlite(path)
-
-
-class _Kept:
-    """A run's store, which is read when the run is over.
-
-    Attributes:
-        store: The store.
-    """
-
-    def __init__(self, path: Path | None) -> None:
-        from fedone_sdk.stores import MemoryStore
-
-        self._path = path
-        self.store: Store = _store(path) or MemoryStore()
-
-    def run(self, run_id: str) -> ReportedRun:
-        """What was kept of a run."""
-        if self._path is not None:
-            return stored_run(run_id, None, None, str(self._path))
-        return asyncio.run(self._from_memory(run_id))
-
-    async def _from_memory(self, run_id: str) -> ReportedRun:
-        from fedone_sdk.aggregator.archive import export_run
-        from fedone_sdk.reports import run_of_archive
-
-        return await run_of_archive(await export_run(self.store, run_id))

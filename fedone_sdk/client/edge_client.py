@@ -13,6 +13,7 @@ import structlog
 from fedone_sdk.backends.base import LLMBackend
 from fedone_sdk.backends.prompts import shown_by
 from fedone_sdk.budget import NOTHING
+from fedone_sdk.candidates import label_sets
 from fedone_sdk.client.arguments import check_arguments, token_of
 from fedone_sdk.client.batch import BeforeSend, Declining, Minibatch, usable
 from fedone_sdk.client.condition import (
@@ -54,6 +55,7 @@ from fedone_sdk.errors import (
 )
 from fedone_sdk.messages import Array, Claim, Decline, RunTask
 from fedone_sdk.task import Example, ScoreFunction, form_of
+from fedone_sdk.vocabulary import Vocabulary
 
 __all__ = ["EdgeClient", "Outcome"]
 
@@ -161,7 +163,7 @@ class EdgeClient:
         )
         self._outbox = Outbox(self._shelf)
         self._memories = Memories(self._shelf)
-        self._known = KnownRuns(self._fetch_task, self._link.vocabulary)
+        self._known = KnownRuns(self._fetch_task, self._fetch_vocabulary)
         self._backoff = Backoff()
         # One turn at a time, also where an app calls `run_once` beside `run_forever`.
         self._turns = asyncio.Lock()
@@ -364,7 +366,7 @@ class EdgeClient:
     ) -> Unsent:
         """Scores what the assignment asks for."""
         try:
-            run = await self._known.task(assignment.run_id)
+            run = await self._known.task(assignment.run_id, assignment.vocabulary_version)
         except MessageError as exc:
             # Of a newer version, say, with a method that this one does not know: to keep the seat
             # until its deadline would hold the run up.
@@ -416,14 +418,16 @@ class EdgeClient:
             stopping=self._stop.wished,
         ).ready
         if self._backend is not None:
-            tokens = run.method.domain == "tokens"
-            candidates = await self._known.candidates(assignment.run_id) if tokens else ()
-            if len(candidates) != run.vocab_size:
-                raise Declining("the vocabulary does not fit its run")
+            vocabulary = Vocabulary()
+            if run.method.domain == "tokens":
+                vocabulary = await self._known.vocabulary(
+                    assignment.run_id, assignment.vocabulary_version
+                )
             show = await shown_by(
                 run.method,
                 prompt_len=run.prompt_len,
-                candidates=candidates,
+                task=run.task,
+                vocabulary=vocabulary,
                 backend=self._backend,
             )
             return OwnOracle(self._backend, show=show, ready=ready)
@@ -473,6 +477,29 @@ class EdgeClient:
         if self._backend is not None:
             await self._backend.check(run.task.label_words, form_of(run.task))
         return run
+
+    async def _fetch_vocabulary(
+        self, run: RunTask, run_id: str, known: tuple[int, Vocabulary] | None
+    ) -> Vocabulary:
+        """A run's candidates, whose label words the client's model takes.
+
+        Raises:
+            Declining: They are not those of the run, or its task cannot take them.
+        """
+        version, before = known or (0, None)
+        listed = await self._link.vocabulary(run_id, version)
+        try:
+            vocabulary = listed.vocabulary(before if version else None)
+            chosen = label_sets(run.task, vocabulary) if vocabulary.slots else ()
+        except ValueError as exc:
+            raise Declining("the vocabulary is malformed") from exc
+        if vocabulary.sha256 != run.vocabulary_sha256:
+            self._known.forget()  # Candidates may have come in between the two answers.
+            raise Declining("the vocabulary does not fit its run")
+        if self._backend is not None:
+            for words in chosen:
+                await self._backend.check(words, form_of(run.task))
+        return vocabulary
 
     # Patience
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
-from fedone_sdk.messages import RunTask, VocabularyList
+from fedone_sdk.messages import RunTask
+from fedone_sdk.vocabulary import Vocabulary
 
 __all__ = ["KnownRuns"]
 
@@ -16,8 +17,16 @@ _MOST = 8
 T = TypeVar("T")
 
 
+class _FetchVocabulary(Protocol):
+    def __call__(
+        self, run: RunTask, run_id: str, known: tuple[int, Vocabulary] | None
+    ) -> Awaitable[Vocabulary]:
+        """Fetches a run's candidates, or those that were added to a version of them."""
+        ...
+
+
 class KnownRuns:
-    """Tasks and vocabularies by run.
+    """Tasks and vocabularies by run, each with its version: candidates may be added to a run.
 
     Args:
         task: Fetches a run's task.
@@ -25,20 +34,28 @@ class KnownRuns:
     """
 
     def __init__(
-        self,
-        task: Callable[[str], Awaitable[RunTask]],
-        vocabulary: Callable[[str], Awaitable[VocabularyList]],
+        self, task: Callable[[str], Awaitable[RunTask]], vocabulary: _FetchVocabulary
     ) -> None:
-        self._tasks = _Recent(task)
-        self._vocabularies = _Recent(vocabulary)
+        self._fetch_task = task
+        self._fetch_vocabulary = vocabulary
+        self._tasks = _Recent[RunTask]()
+        self._vocabularies = _Recent[tuple[int, Vocabulary]]()
 
-    async def task(self, run_id: str) -> RunTask:
-        """What must be known of a run."""
-        return await self._tasks.get(run_id)
+    async def task(self, run_id: str, version: int = 0) -> RunTask:
+        """What must be known of a run, with at least this version of its candidates."""
+        known = self._tasks.get(run_id)
+        if known is None or known.vocabulary_version < version:
+            known = self._tasks.keep(run_id, await self._fetch_task(run_id))
+        return known
 
-    async def candidates(self, run_id: str) -> tuple[str, ...]:
-        """A run's candidates, in index order."""
-        return (await self._vocabularies.get(run_id)).candidates
+    async def vocabulary(self, run_id: str, version: int = 0) -> Vocabulary:
+        """A run's candidates, in at least this version."""
+        known = self._vocabularies.get(run_id)
+        if known is None or known[0] < version:
+            run = await self.task(run_id, version)
+            found = await self._fetch_vocabulary(run, run_id, known)
+            known = self._vocabularies.keep(run_id, (run.vocabulary_version, found))
+        return known[1]
 
     def forget(self) -> None:
         """Forgets all: another server may have other runs of the same names."""
@@ -47,17 +64,20 @@ class KnownRuns:
 
 
 class _Recent(Generic[T]):
-    def __init__(self, fetch: Callable[[str], Awaitable[T]]) -> None:
-        self._fetch = fetch
+    def __init__(self) -> None:
         self._known: OrderedDict[str, T] = OrderedDict()
 
-    async def get(self, run_id: str) -> T:
-        if run_id not in self._known:
-            self._known[run_id] = await self._fetch(run_id)
+    def get(self, run_id: str) -> T | None:
+        if run_id in self._known:
+            self._known.move_to_end(run_id)
+        return self._known.get(run_id)
+
+    def keep(self, run_id: str, value: T) -> T:
+        self._known[run_id] = value
         self._known.move_to_end(run_id)
         while len(self._known) > _MOST:
             self._known.popitem(last=False)
-        return self._known[run_id]
+        return value
 
     def clear(self) -> None:
         self._known.clear()

@@ -117,9 +117,9 @@ class Link:
         """Fetches what must be known of a run."""
         return await self._call(lambda who: self.transport.task(who, run_id))
 
-    async def vocabulary(self, run_id: str) -> VocabularyList:
-        """Fetches a run's candidates."""
-        return await self._call(lambda who: self.transport.vocabulary(who, run_id))
+    async def vocabulary(self, run_id: str, after: int = 0) -> VocabularyList:
+        """Fetches a run's candidates; with a version of them, those that were added since."""
+        return await self._call(lambda who: self.transport.vocabulary(who, run_id, after))
 
     async def score(self, message: Score) -> Scores:
         """Asks the gateway."""

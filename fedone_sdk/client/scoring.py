@@ -28,6 +28,7 @@ from fedone_sdk.task import (
     LogProbs,
     ScoreFunction,
     TaskSpec,
+    TextPrompt,
     example_loss,
     target_of,
 )
@@ -380,7 +381,7 @@ class OwnOracle:
         bill = BudgetGuard(None, name="client")
         before = step.journal.spent(step.number)
         self._bills[step.number] = before, bill
-        places: dict[str | SoftPrompt, list[str]] = {}
+        places: dict[TextPrompt | SoftPrompt, list[str]] = {}
         for place in missing:
             places.setdefault(self._show(rows[place]), []).append(keys[place])
         queries = {
@@ -405,7 +406,7 @@ class OwnOracle:
         async def spent() -> Usage:
             return sum(at_risk.values(), before + (await bill.account()).spent)
 
-        async def answered(query: Query, prompt: str | SoftPrompt, answer: Answer) -> None:
+        async def answered(query: Query, prompt: TextPrompt | SoftPrompt, answer: Answer) -> None:
             found = rows_of(query, answer)
             at_risk.pop(prompt)
             rows = {key: found for key in places[prompt]}

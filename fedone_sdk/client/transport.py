@@ -108,8 +108,8 @@ class Transport(Protocol):
         """Fetches what must be known of a run."""
         ...
 
-    async def vocabulary(self, credential: str, run_id: str) -> VocabularyList:
-        """Fetches a run's candidates."""
+    async def vocabulary(self, credential: str, run_id: str, after: int = 0) -> VocabularyList:
+        """Fetches a run's candidates; with a version of them, those that were added since."""
         ...
 
     async def score(self, credential: str, message: Score) -> Scores:
@@ -220,11 +220,10 @@ class HttpTransport:
         _, _, content = await self._request("GET", f"/v1/runs/{run_id}/task", credential)
         return _parse(RunTask.model_validate_json, content)
 
-    async def vocabulary(self, credential: str, run_id: str) -> VocabularyList:
-        """Fetches a run's candidates."""
-        _, _, content = await self._request(
-            "GET", f"/v1/runs/{run_id}/vocabulary", credential, max_bytes=_MAX_ANSWER_BYTES
-        )
+    async def vocabulary(self, credential: str, run_id: str, after: int = 0) -> VocabularyList:
+        """Fetches a run's candidates; with a version of them, those that were added since."""
+        path = f"/v1/runs/{run_id}/vocabulary" + (f"?after={after}" if after else "")
+        _, _, content = await self._request("GET", path, credential, max_bytes=_MAX_ANSWER_BYTES)
         return _parse(VocabularyList.model_validate_json, content)
 
     async def score(self, credential: str, message: Score) -> Scores:

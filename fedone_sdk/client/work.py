@@ -93,7 +93,7 @@ class Work:
                 and len(prompts.shape) == 2
                 and prompts.shape[1] == run.method.prompt_width(run.prompt_len)
                 and math.prod(prompts.shape) > 0
-                and (latent or 0 <= min(prompts.values()) <= max(prompts.values()) < run.vocab_size)
+                and (latent or self._in_vocabulary(prompts))
             )
         if not fits:
             raise Declining("the assignment does not fit its run")
@@ -103,6 +103,16 @@ class Work:
             # Losses by class have no noise: with them, that of the losses would protect nothing.
             if not sound or run.privacy is not None:
                 raise Declining("the run's calibration does not fit its task or its privacy")
+
+    def _in_vocabulary(self, prompts: Array) -> bool:
+        """Whether each index is one of its position's candidates."""
+        layout = self.run.layout or ((self.run.prompt_len, self.run.vocab_size, None),)
+        sizes = [size for repeat, size, _ in layout for _ in range(repeat)]
+        return all(
+            len(row) == len(sizes)
+            and all(0 <= index < size for index, size in zip(row, sizes, strict=True))
+            for row in prompts.rows()
+        )
 
     async def update(
         self, remembered: Callable[[], bytes | None]
@@ -179,6 +189,7 @@ class Work:
                 method_from_spec,
                 stream,
             )
+            from fedone_sdk.algorithms.space import Space
             from fedone_sdk.algorithms.trained import Trained
             from fedone_sdk.client.noise import private_step
             from fedone_sdk.messages.ndarray import (
@@ -198,6 +209,7 @@ class Work:
                 prompt_len=run.prompt_len,
                 vocab_size=run.vocab_size,
                 blank=run.blank,
+                space=Space.of(run.layout) if run.layout else None,
                 biases=bias_grid(len(run.task.labels)) if self._by_class else None,
             )
             state = State(alpha=before, memory=memory_from_wire(assignment.memory))

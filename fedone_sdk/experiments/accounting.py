@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from fedone_sdk.experiments.experiment import Result, Workspace
 from fedone_sdk.spec import RunSpec, TrainedSpec, validate_spec
-from fedone_sdk.vocabulary import build_vocabulary
 
 if TYPE_CHECKING:
     import numpy as np
@@ -119,7 +118,7 @@ def count_messages(options: dict[str, Any], workspace: Workspace) -> Result:
         spec=spec,
         shards=tuple(({"text": f"text {number}", "label": number % 2},) for number in clients),
         dev=(),
-        vocabulary=build_vocabulary(spec.prompt.vocabulary, ()),
+        vocabulary=spec.prompt.build(spec.task),
         reused_rows=False,
     )
     width = getattr(spec.method, "hidden_size", _WIDTH)

@@ -73,6 +73,7 @@ class Trial:
         inputs: Files and folders that it reads. Their contents count as well, not their places.
         home: The experiment that keeps its result, where another one has the very same trial; None
             is the one that names it.
+        function: What its record calls `run`, where that was moved since; None is its place.
     """
 
     key: str
@@ -80,6 +81,7 @@ class Trial:
     options: dict[str, Any]
     inputs: Mapping[str, Path] = field(default_factory=dict)
     home: str | None = None
+    function: str | None = None
 
     def __post_init__(self) -> None:
         if not _KEY.fullmatch(self.key):

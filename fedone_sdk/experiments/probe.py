@@ -108,7 +108,8 @@ class Probe:
         show = await shown_by(
             spec.method,
             prompt_len=spec.prompt.length,
-            candidates=vocabulary.candidates,
+            task=spec.task,
+            vocabulary=vocabulary,
             backend=backend,
         )
         return cls(

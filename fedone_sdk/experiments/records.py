@@ -147,7 +147,7 @@ def _short(identity: str) -> str:
 
 
 def _name(trial: Trial) -> str:
-    return f"{trial.run.__module__}:{trial.run.__qualname__}"
+    return trial.function or f"{trial.run.__module__}:{trial.run.__qualname__}"
 
 
 def _identity(trial: Trial) -> str:

@@ -306,7 +306,7 @@ class Desk:
 
     @property
     def _vocabulary(self) -> VocabularyList:
-        return VocabularyList(candidates=self.run.vocabulary.candidates)
+        return self.run.vocabulary_list()
 
     async def take(self, node_id: int, call: Item) -> str | None:
         """Takes a node's call, and keeps the answer for the next letter to it.

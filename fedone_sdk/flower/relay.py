@@ -84,8 +84,8 @@ class Relay:
         """Asks what must be known of a run."""
         return parse(RunTask.model_validate_json, await self._call("task", run_id))
 
-    async def vocabulary(self, credential: str, run_id: str) -> VocabularyList:
-        """Asks for a run's candidates."""
+    async def vocabulary(self, credential: str, run_id: str, after: int = 0) -> VocabularyList:
+        """Asks for a run's candidates, all of them whatever is known."""
         return parse(VocabularyList.model_validate_json, await self._call("vocabulary", run_id))
 
     async def score(self, credential: str, message: Score) -> Scores:

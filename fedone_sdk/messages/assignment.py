@@ -11,6 +11,7 @@ from fedone_sdk.messages.array import Array, SharedMemory
 from fedone_sdk.messages.base import Id, Message, Seed
 from fedone_sdk.spec import CalibrationSpec, MethodSpec, PrivacySpec, RunName
 from fedone_sdk.task import TaskSpec
+from fedone_sdk.vocabulary import Layout, Slot, SlotName, Token, Vocabulary
 
 __all__ = [
     "ASSIGNMENT",
@@ -55,12 +56,17 @@ class Step(Message):
     prompt_seed: Seed
 
 
+_Version = Annotated[int, Field(ge=0, le=2**31)]
+"""How many candidates were added since a run began: its vocabulary only ever grows."""
+
+
 class _Assignment(Message):
     assignment_id: Id
     run_id: RunName
     round: Annotated[int, Field(ge=0)]
     deadline_s: Annotated[float, Field(gt=0)]
     leased_queries: Annotated[int, Field(ge=0)]
+    vocabulary_version: _Version = Field(default=0, exclude_if=operator.not_)
 
 
 class AlphaAssignment(_Assignment):
@@ -72,6 +78,8 @@ class AlphaAssignment(_Assignment):
         round: The round, from 0.
         deadline_s: Seconds from now until the seat is given to another client.
         leased_queries: Queries that are reserved for this work.
+        vocabulary_version: Candidates that were added since the run began. A client that knows of
+            fewer fetches the task again, and the candidates that it lacks.
         alpha: What is tuned, float32; for methods over tokens of shape (n, N), and positive.
         memory: What the method remembers beside alpha, where that belongs to the run.
         steps: One entry per local step.
@@ -92,6 +100,7 @@ class LossesAssignment(_Assignment):
         round: The round, from 0.
         deadline_s: Seconds from now until the seat is given to another client.
         leased_queries: Queries that are reserved for this work.
+        vocabulary_version: As in an `AlphaAssignment`.
         prompts: Shape (I, n), candidate indices into the run's vocabulary; or (I, d), float32,
             vectors of a latent space.
         minibatch_seed: Seeds the draw of the mini-batch.
@@ -113,9 +122,12 @@ class RunTask(Message):
         task: Template, label words, loss.
         method: The method and its settings.
         prompt_len: n.
-        vocab_size: N; 0 for methods without a vocabulary.
-        blank: Index of the blank candidate, if there is one.
+        vocab_size: N, the candidates of a position; 0 for methods without a vocabulary.
+        blank: Index of the blank candidate, if all positions share one.
+        layout: Of a prompt of slots, each slot's positions, number of candidates (at most N) and
+            index of its blank candidate.
         vocabulary_sha256: Names the vocabulary; its texts are a separate resource.
+        vocabulary_version: Candidates that were added since the run began.
         gateway: Whether the server scores prompts for clients (``POST /v1/score``).
         loss_clip: In the ``alpha`` exchange the client clips its mean losses to [0, `loss_clip`].
         privacy: What noise the client adds to what it returns.
@@ -128,7 +140,9 @@ class RunTask(Message):
     prompt_len: int
     vocab_size: int
     blank: int | None = None
+    layout: Layout = Field(default=(), exclude_if=operator.not_)
     vocabulary_sha256: str
+    vocabulary_version: _Version = Field(default=0, exclude_if=operator.not_)
     gateway: bool
     loss_clip: float | None = None
     privacy: PrivacySpec | None = None
@@ -136,6 +150,32 @@ class RunTask(Message):
 
 
 class VocabularyList(Message):
-    """``GET /v1/runs/{id}/vocabulary``: the candidates, in index order."""
+    """``GET /v1/runs/{id}/vocabulary``: the candidates, in index order.
 
-    candidates: tuple[str, ...]
+    With ``?after=VERSION`` only those that were added since that version.
+
+    Attributes:
+        candidates: Of every position; none where there are slots.
+        slots: Candidates slot by slot, in the order of the prompt.
+        appended: Slot and text of each candidate that was added after the version that was asked
+            for.
+        version: Candidates that were added since the run began.
+    """
+
+    candidates: tuple[str, ...] = ()
+    slots: tuple[Slot, ...] = Field(default=(), exclude_if=operator.not_)
+    appended: tuple[tuple[SlotName, Token], ...] = Field(default=(), exclude_if=operator.not_)
+    version: _Version = Field(default=0, exclude_if=operator.not_)
+
+    def vocabulary(self, known: Vocabulary | None = None) -> Vocabulary:
+        """What it carries.
+
+        Args:
+            known: The vocabulary of the version that was asked for; None for none.
+
+        Raises:
+            ValueError: It is no vocabulary.
+        """
+        if known is None:
+            return Vocabulary(candidates=self.candidates, slots=self.slots)
+        return known.with_candidates(self.appended)

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
+from pydantic import Field
+
 from fedone_sdk.budget import Budget, Usage
+from fedone_sdk.candidates import prompt_of
 from fedone_sdk.messages.base import Message
+from fedone_sdk.task import Filling, TaskSpec, TextPrompt
+from fedone_sdk.vocabulary import LABELS, Vocabulary
 
 __all__ = [
     "CacheReport",
@@ -24,6 +30,10 @@ __all__ = [
 RunStatus = Literal[
     "running", "completed", "budget_exhausted", "target_reached", "stopped", "failed"
 ]
+
+
+def _is_none(value: object) -> bool:
+    return value is None
 
 
 class Cap(Message):
@@ -131,15 +141,51 @@ class PromptReport(Message):
     """The deployable prompt.
 
     Attributes:
-        text: Its text; empty for a soft prompt, whose vectors are a resource of their own.
-        tokens: The candidates that it is made of.
-        bias: What belongs to it beside its text: to be added to the label words'
-            log-probabilities, one number per label, nats (`TaskSpec.bias`); null is nothing.
+        text: Its text; empty for a soft prompt, whose vectors are a resource of their own. Of a
+            prompt of slots, their texts in order.
+        tokens: The candidates that it is made of, position by position.
+        bias: What is to be added to the label words' log-probabilities under this prompt, one
+            number per label, nats (`TaskSpec.bias`); null is nothing.
+        slots: What each slot holds, with label words in the place of their placeholders; absent
+            without slots.
+        labels: The label words that the prompt chooses, by label; absent where it chooses none.
     """
 
     text: str
     tokens: tuple[str, ...]
     bias: tuple[float, ...] | None = None
+    slots: dict[str, str] | None = Field(default=None, exclude_if=_is_none)
+    labels: dict[str, str] | None = Field(default=None, exclude_if=_is_none)
+
+    @classmethod
+    def of(
+        cls,
+        task: TaskSpec,
+        vocabulary: Vocabulary,
+        indices: Sequence[int],
+        bias: tuple[float, ...] | None,
+    ) -> PromptReport:
+        """The report of a prompt of candidates."""
+        prompt = prompt_of(task, vocabulary, indices)
+        tokens = tuple(vocabulary.tokens(indices))
+        if isinstance(prompt, str):
+            return cls(text=prompt, tokens=tokens, bias=bias)
+        names = [slot.name for slot in vocabulary.slots if slot.name != LABELS]
+        words = dict(zip(task.labels, prompt.labels, strict=True)) if prompt.labels else None
+        return cls(
+            text=prompt.text,
+            tokens=tokens,
+            bias=bias,
+            slots=dict(zip(names, prompt.texts, strict=True)),
+            labels=words,
+        )
+
+    @property
+    def prompt(self) -> TextPrompt:
+        """As a task takes it."""
+        if self.slots is None:
+            return self.text
+        return Filling(tuple(self.slots.values()), tuple((self.labels or {}).values()))
 
 
 class PrivacyReport(Message):

@@ -127,8 +127,11 @@ class PromptArtefact(_Part):
 
     @property
     def asked(self) -> TaskSpec:
-        """The task with the prompt's label bias in it: what a user of the prompt asks."""
-        return self.task if self.prompt.bias is None else self.task.with_bias(self.prompt.bias)
+        """The task with the prompt's label words and label bias: what a user of the prompt asks."""
+        task = self.task
+        if self.prompt.labels is not None:
+            task = task.with_labels(self.prompt.labels)
+        return task if self.prompt.bias is None else task.with_bias(self.prompt.bias)
 
     def signed(self) -> Self:
         """With its digest."""

@@ -10,7 +10,7 @@ from fedone_sdk.backends import LLMBackend, Prediction, predict
 from fedone_sdk.messages import PromptReport
 from fedone_sdk.metrics import MetricFunction
 from fedone_sdk.reports.intervals import Interval, difference, interval
-from fedone_sdk.task import Bias, Example, TaskSpec
+from fedone_sdk.task import Bias, Example, TaskSpec, TextPrompt
 
 __all__ = ["Change", "Comparison", "compare_prompts"]
 
@@ -63,6 +63,7 @@ async def compare_prompts(
     examples: Sequence[Example],
     batch_size: int,
     *,
+    bare: TextPrompt = "",
     measure: MetricFunction | None = None,
 ) -> Comparison:
     """Measures a tuned prompt next to none. What a cache knows is not asked again.
@@ -74,14 +75,15 @@ async def compare_prompts(
         plain_bias: The label bias that belongs to no prompt; None where none is known.
         examples: The dev split.
         batch_size: Examples of a query.
+        bare: What stands for no prompt (`fedone_sdk.candidates.no_prompt`).
         measure: The user's function, for a metric of their own.
 
     Raises:
         BackendError: The model refused a query.
     """
-    plain = await predict(backend, task, "", examples, batch_size, measure=measure)
+    plain = await predict(backend, task, bare, examples, batch_size, measure=measure)
     asked = task.with_bias(prompt.bias)
-    tuned = await predict(backend, asked, prompt.text, examples, batch_size, measure=measure)
+    tuned = await predict(backend, asked, prompt.prompt, examples, batch_size, measure=measure)
     before = plain if plain_bias is None else replace(plain, task=task.with_bias(plain_bias))
     raw, fair, after = (Outcomes.of("no_prompt", found) for found in (plain, before, tuned))
     metric, count = task.metric, len(task.labels)

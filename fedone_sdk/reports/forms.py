@@ -8,37 +8,38 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fedone_sdk.reports.artefact import PromptArtefact
-from fedone_sdk.task import TaskSpec
+from fedone_sdk.task import TaskSpec, TextPrompt, placed
 
 __all__ = ["FORMS", "dspy_state", "in_form", "ready_messages", "ready_text"]
 
 
-def ready_messages(task: TaskSpec, prompt: str) -> list[dict[str, str]]:
+def ready_messages(task: TaskSpec, prompt: TextPrompt) -> list[dict[str, str]]:
     """The task's messages with the prompt in its place: what a chat model is sent, but the fields.
 
     A template is one message of the user. System and assistant messages without content are left
     out. Braces in the prompt are doubled, as ``str.format`` wants it.
     """
-    filled = [(role or "user", _filled(template, prompt)) for role, template in task.messages]
+    texts = placed(task, prompt)
+    filled = [(role or "user", _filled(template, texts)) for role, template in task.messages]
     return [{"role": role, "content": text} for role, text in filled if text or role == "user"]
 
 
-def ready_text(task: TaskSpec, prompt: str) -> str:
+def ready_text(task: TaskSpec, prompt: TextPrompt) -> str:
     """The task's template with the prompt in its place; of a chat its messages, as JSON.
 
     Braces in the prompt are doubled, as ``str.format`` wants it.
     """
     if task.template is not None:
-        return _filled(task.template, prompt)
+        return _filled(task.template, placed(task, prompt))
     return json.dumps(ready_messages(task, prompt), indent=2, ensure_ascii=False) + "\n"
 
 
-def _filled(template: str, prompt: str) -> str:
+def _filled(template: str, texts: Mapping[str, str]) -> str:
     parts = []
     for text, name, _, _ in string.Formatter().parse(template):
         parts.append(_plain(text))
         if name is not None:
-            parts.append(_plain(prompt) if name == "prompt" else f"{{{name}}}")
+            parts.append(_plain(texts[name]) if name in texts else f"{{{name}}}")
     return "".join(parts)
 
 
@@ -48,7 +49,7 @@ def dspy_state(artefact: PromptArtefact) -> dict[str, Any]:
     DSPy puts its own frame around an input, so what the prompt was measured at does not hold for
     it, and a label bias has no place there.
     """
-    task = artefact.task
+    task = artefact.asked
     words = ", ".join(word.strip() for word in task.label_words)
     answer = f"Exactly one of: {words}." if words else "The text that follows."
     instructions = artefact.prompt.text.strip()
@@ -73,7 +74,7 @@ def dspy_state(artefact: PromptArtefact) -> dict[str, Any]:
 
 FORMS: Mapping[str, Callable[[PromptArtefact], str]] = {
     "text": lambda artefact: artefact.prompt.text,
-    "template": lambda artefact: ready_text(artefact.task, artefact.prompt.text),
+    "template": lambda artefact: ready_text(artefact.task, artefact.prompt.prompt),
     "dspy": lambda artefact: json.dumps(dspy_state(artefact), indent=2, ensure_ascii=False) + "\n",
 }
 """The forms by their names."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedone_sdk.aggregator.outcomes import Outcomes
 from fedone_sdk.metrics import METRICS
 
-__all__ = ["Interval", "confusion", "difference", "interval"]
+__all__ = ["Interval", "confusion", "difference", "interval", "metrics_of_tables"]
 
 _DRAWS = 10_000
 _CHUNK = 2**22
@@ -117,13 +117,22 @@ def _drawn(
         into = np.zeros((len(cells), num_labels * width))
         into[np.arange(len(cells)), place] = 1.0
         shape = (-1, num_labels, width)
-        values.append(_metric(metric, (counts @ into).reshape(shape))[0])
-        drawn.append(_metric(metric, (draws @ into).reshape(shape)))
+        values.append(metrics_of_tables(metric, (counts @ into).reshape(shape))[0])
+        drawn.append(metrics_of_tables(metric, (draws @ into).reshape(shape)))
     return np.array(values), np.array(drawn)
 
 
-def _metric(name: str, tables: _Floats) -> _Floats:
-    """`fedone_sdk.metrics` of many confusion tables (true, predicted) at once."""
+def metrics_of_tables(name: str, tables: _Floats) -> _Floats:
+    """One of `fedone_sdk.metrics` for many confusion tables at once.
+
+    Args:
+        name: ``accuracy``, ``f1`` or ``matthews``.
+        tables: Counts by true label and predicted one, shape (tables, C, C + 1); the last column
+            is no label.
+
+    Returns:
+        The metric of each table, shape (tables,).
+    """
     labels = tables.shape[1]
     total = tables.sum(axis=(1, 2))
     right = np.trace(tables[:, :, :labels], axis1=1, axis2=2)

@@ -6,13 +6,13 @@ import base64
 import re
 import shlex
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from fedone_sdk.reports.contents import contents_of
 from fedone_sdk.reports.figures import curves_svg
 from fedone_sdk.reports.source import ReportedRun
 
-__all__ = ["html_report", "markdown_report"]
+__all__ = ["filled_html", "html_environment", "html_report", "markdown_report"]
 
 _SPECIAL = re.compile(r"([\\`*_\[\]|~&<>])")
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
@@ -25,6 +25,11 @@ def html_report(run: ReportedRun) -> str:
     return _HTML.get_template("report.html.j2").render(
         report=contents_of(run), figure=figure and f"data:image/svg+xml;base64,{figure}"
     )
+
+
+def filled_html(template: str, **values: object) -> str:
+    """A page of a template, with all values as text."""
+    return _HTML.get_template(template).render(**values)
 
 
 def markdown_report(run: ReportedRun, figure: str) -> tuple[str, str | None]:
@@ -67,9 +72,18 @@ def _fenced(text: str, language: str = "") -> str:
     return f"{fence}{language}\n{body}\n{fence}"
 
 
-def _environment(*, autoescape: bool) -> Environment:
+def html_environment(*packages: str) -> Environment:
+    """Templates of HTML pages, which escape what they are given.
+
+    Args:
+        packages: Where templates are, the first that has one counts.
+    """
+    return _environment(*packages, autoescape=True)
+
+
+def _environment(*packages: str, autoescape: bool) -> Environment:
     environment = Environment(
-        loader=PackageLoader("fedone_sdk.reports"),
+        loader=ChoiceLoader([PackageLoader(package) for package in packages]),
         autoescape=autoescape,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -85,5 +99,5 @@ def _environment(*, autoescape: bool) -> Environment:
     return environment
 
 
-_HTML = _environment(autoescape=True)
-_MARKDOWN = _environment(autoescape=False)
+_HTML = html_environment("fedone_sdk.reports")
+_MARKDOWN = _environment("fedone_sdk.reports", autoescape=False)

@@ -66,11 +66,13 @@ def snippets(spec: RunSpec, prompt: PromptReport) -> tuple[list[Snippet], str]:
         The programs, and a word about them; none where such a model cannot be asked this way.
     """
     task, note = spec.task, ""
+    if prompt.labels is not None:
+        task = task.with_labels(prompt.labels)
     if spec.method.domain != "tokens":
         return [], "The prompt is vectors: no interface of this kind takes it."
     if task.loss == "nll":
         return [], "The task scores a text that is given, which this interface does not."
-    messages = ready_messages(task, prompt.text)
+    messages = ready_messages(task, prompt.prompt)
     if "mask" in _names(messages[0]["content"]):
         messages[0]["content"], rest = _to_the_mask(messages[0]["content"])
         if _names(rest):

@@ -133,10 +133,9 @@ async def _taken_up(snapshot: RunSnapshot) -> ServedRun:
     """The run as a server has it, though nobody serves it."""
     store = MemoryStore()
     await store.restore(snapshot)
-    candidates = json.loads(snapshot.record.candidates)
     run = ServedRun(
         machine_of(snapshot),
-        vocabulary=Vocabulary(candidates=tuple(candidates)),
+        vocabulary=Vocabulary.parse(snapshot.record.candidates),
         store=store,
         clock=SystemClock(),
         available=lambda _: {},

@@ -36,11 +36,11 @@ def start_of(run: ReportedRun) -> tuple[dict[str, float], ...]:
         return tuple({token: _BELIEVED} for token in run.result.prompt.tokens)
     weights = run.alpha.astype(np.float64)
     start = []
-    for row in weights / weights.sum(axis=1, keepdims=True):
+    for position, row in enumerate(weights / weights.sum(axis=1, keepdims=True)):
+        candidates = run.vocabulary.of_position(position)
+        row = row[: len(candidates)]
         likeliest = [at for at in np.argsort(-row, kind="stable")[:_MOST] if row[at] > row.mean()]
         # Rounded down, so that they do not sum to more than 1.
         shares = {at: math.floor(row[at] * 1e6) / 1e6 for at in likeliest}
-        start.append(
-            {run.vocabulary.candidates[at]: share for at, share in shares.items() if share}
-        )
+        start.append({candidates[at]: share for at, share in shares.items() if share})
     return tuple(start)

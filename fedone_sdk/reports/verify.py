@@ -9,6 +9,7 @@ from typing import Literal, TypeVar
 from fedone_sdk.aggregator.replay import at_round, compare, machine_of
 from fedone_sdk.algorithms import alpha_sha256
 from fedone_sdk.errors import FedOneError
+from fedone_sdk.messages import PromptReport
 from fedone_sdk.reports.artefact import PromptArtefact, ledger_sha256
 from fedone_sdk.reports.source import ReportedRun
 from fedone_sdk.spec import RunSpec
@@ -42,7 +43,11 @@ def check_artefact(artefact: PromptArtefact) -> list[Check]:
     prompt, labels = artefact.prompt, artefact.task.labels
     return [
         _same("digest of the file", artefact.sha256, artefact.digest),
-        _same("prompt is made of its tokens", prompt.text, "".join(prompt.tokens)),
+        _same(
+            f"prompt is made of its {'tokens' if prompt.slots is None else 'slots'}",
+            prompt.text,
+            "".join(prompt.tokens if prompt.slots is None else prompt.slots.values()),
+        ),
         _same(
             "label bias fits the labels",
             len(labels) if prompt.bias is None else len(prompt.bias),
@@ -115,7 +120,8 @@ def _ends_then(
         return
     yield _same("alpha", artefact.alpha_sha256, alpha_sha256(then.state.method.alpha))
     indices = machine_of(snapshot).method.prompt(then.state.method).tolist()
-    yield _same("prompt", artefact.prompt.text, vocabulary.text(indices))
+    found = PromptReport.of(spec.task, vocabulary, indices, artefact.prompt.bias)
+    yield _same("prompt", artefact.prompt, found)
     yield _unchecked("evaluation", f"the run has gone on since round {artefact.rounds}")
 
 

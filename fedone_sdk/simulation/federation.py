@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import secrets
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +18,7 @@ import structlog
 from fedone_sdk.aggregator import Aggregator, ServedRun, Service
 from fedone_sdk.aggregator.events import Effect
 from fedone_sdk.aggregator.run import CaughtUp
-from fedone_sdk.backends import LLMBackend
+from fedone_sdk.backends import Answer, LLMBackend, Query
 from fedone_sdk.client import EdgeClient, HttpTransport, Trainer
 from fedone_sdk.data import Partition, check_examples, load_examples, partition_clients
 from fedone_sdk.errors import DataError, SpecError
@@ -28,14 +29,20 @@ from fedone_sdk.simulation.population import Population
 from fedone_sdk.spec import DirichletSpec, RunSpec
 from fedone_sdk.stores import Store
 from fedone_sdk.task import Example, ScoreFunction, TaskSpec
-from fedone_sdk.vocabulary import Vocabulary, build_vocabulary
+from fedone_sdk.vocabulary import Vocabulary
 
-__all__ = ["Federation", "load_measure", "load_score", "simulate"]
+__all__ = ["Ask", "Federation", "First", "load_measure", "load_score", "simulate"]
 
 _log = structlog.get_logger(__name__)
 
 Watcher = Callable[[ServedRun, Effect | CaughtUp | None], None]
 """Told of the run before it begins (no effect yet), and of every effect."""
+
+Ask = Callable[[Sequence[Query]], Awaitable[list[Answer]]]
+"""Asks the run's model; what is asked counts as evaluation of the run."""
+
+First = Callable[[Ask], Awaitable[None]]
+"""Done before the first client is enrolled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,10 +113,8 @@ class Federation:
         # The vocabulary comes from text that the clients hold, and from no other.
         held = sorted({row for shard in partition.shards for row in shard})
         texts = (str(train[row][name]) for row in held for name in task.fields)
-        with _about("prompt.vocabulary"):
-            vocabulary = build_vocabulary(
-                spec.prompt.vocabulary, texts, base_dir, wanted=spec.prompt.wanted
-            )
+        with _about("prompt" if spec.prompt.slots else "prompt.vocabulary"):
+            vocabulary = spec.prompt.build(task, texts, base_dir)
         return cls(
             spec=spec,
             shards=tuple(tuple(train[row] for row in shard) for shard in partition.shards),
@@ -201,8 +206,10 @@ async def simulate(
     state_dir: str | Path | None = None,
     watch: Watcher | None = None,
     stop: asyncio.Event | None = None,
+    first: First | None = None,
     between: Between | None = None,
     trainer: Trainer | None = None,
+    proposer: LLMBackend | None = None,
 ) -> RunResult:
     """Runs a federation to its end: a real aggregator, and one edge client per shard.
 
@@ -216,8 +223,10 @@ async def simulate(
             clients. A run that `stop` ends then keeps the open work of its round.
         watch: Told of progress.
         stop: Ends the run early, with what it has learnt, once questions under way are answered.
+        first: What the model is asked before the run begins, or goes on, under the run's caps.
         between: Puts something between a client and the aggregator: a fault, a liar.
         trainer: Trains the soft prompts of white-box methods; shared by all clients.
+        proposer: The model of ``prompt.proposer``; stays open.
 
     Raises:
         SpecError: The run cannot work as described.
@@ -240,6 +249,8 @@ async def simulate(
         if watch is not None:
             aggregator.service.listeners.append(watch)
             watch(run, None)
+        if first is not None:
+            await first(partial(aggregator.service.ask_aside, run))
 
         devices = Devices(
             shards=federation.shards,
@@ -274,6 +285,7 @@ async def simulate(
             dev=federation.dev,
             score=federation.score,
             measure=federation.measure,
+            proposer=proposer,
         )
         async with working:
             await _ended(aggregator.service, run, stop, keep=state_dir is not None)

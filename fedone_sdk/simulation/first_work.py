@@ -56,13 +56,6 @@ def planned_machine(federation: Federation, spec: RunSpec, model: str) -> RoundM
         SpecError: The method's settings do not fit each other.
     """
     try:
-        return RoundMachine(
-            spec.name,
-            spec,
-            vocab_size=len(federation.vocabulary),
-            blank=federation.vocabulary.blank,
-            start=spec.prompt.begun(federation.vocabulary),
-            gateway_model=model or None,
-        )
+        return RoundMachine.of(spec.name, spec, federation.vocabulary, gateway_model=model or None)
     except ValueError as exc:
         raise SpecError(f"method: {exc}") from exc

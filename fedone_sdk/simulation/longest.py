@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from fedone_sdk.aggregator.evaluation import curve_examples
 from fedone_sdk.backends import LLMBackend, Query, query_for
 from fedone_sdk.calibration import CONTENT_FREE
+from fedone_sdk.candidates import prompt_of
 from fedone_sdk.simulation.federation import Federation
 from fedone_sdk.soft_prompt import SoftPrompt
-from fedone_sdk.task import Example, references_of
+from fedone_sdk.task import Example, TextPrompt, references_of
 
 __all__ = ["LongestTokens", "longest_tokens"]
 
@@ -46,7 +47,7 @@ class LongestTokens:
 
 
 async def longest_tokens(
-    federation: Federation, backend: LLMBackend, untrained: str | SoftPrompt
+    federation: Federation, backend: LLMBackend, untrained: TextPrompt | SoftPrompt
 ) -> LongestTokens:
     """Counts every row that the run may ask about, and every candidate.
 
@@ -54,7 +55,8 @@ async def longest_tokens(
     to it, n - 1 times those that a candidate adds to itself, and one more; and no more than the
     model takes. The first candidate is apart because it may take the place of a default system
     message. The one more is for prompt and row that meet within a word, which a tokeniser may cut
-    otherwise than each by itself. Vectors are counted as they are.
+    otherwise than each by itself. Vectors are counted as they are. Of slots each adds at most what
+    its longest candidate adds to the others' first ones.
 
     Args:
         federation: The run and its data.
@@ -94,7 +96,7 @@ class _Counter:
         self._federation = federation
         self._backend = backend
 
-    async def rows(self, prompt: str | SoftPrompt, rows: Sequence[Example]) -> list[int]:
+    async def rows(self, prompt: TextPrompt | SoftPrompt, rows: Sequence[Example]) -> list[int]:
         """The tokens of each row under one prompt."""
         distinct = {id(row): row for row in rows}  # Clients may share rows.
         counts = await self._counts([self._query(prompt, row) for row in distinct.values()])
@@ -104,6 +106,8 @@ class _Counter:
     async def added(self) -> int:
         """The most tokens that a prompt of n candidates adds to a row."""
         row = min(self._federation.shards[0], key=lambda row: sum(map(len, map(str, row.values()))))
+        if self._federation.vocabulary.slots:
+            return await self._added_by_slots(row)
         candidates, length = (
             self._federation.vocabulary.candidates,
             self._federation.spec.prompt.length,
@@ -116,7 +120,24 @@ class _Counter:
         further = max((b - a for a, b in zip(once, twice, strict=True)), default=0)
         return max(first, 0) + (length - 1) * max(further, 0) + 1
 
-    def _query(self, prompt: str | SoftPrompt, row: Example) -> Query:
+    async def _added_by_slots(self, row: Example) -> int:
+        task, vocabulary = self._federation.spec.task, self._federation.vocabulary
+        firsts = [0] * self._federation.spec.prompt.length
+        tried, positions = [firsts], [0] * len(firsts)
+        for position in range(len(firsts)):
+            for index in range(1, len(vocabulary.of_position(position))):
+                tried.append([*firsts[:position], index, *firsts[position + 1 :]])
+        prompts = [prompt_of(task, vocabulary, indices) for indices in tried]
+        bare, base, *counts = await self._counts(
+            [self._query(prompt, row) for prompt in ("", *prompts)]
+        )
+        for indices, count in zip(tried[1:], counts, strict=True):
+            position = next(at for at, index in enumerate(indices) if index)
+            positions[position] = max(positions[position], count - base)
+        # A slot may be cut otherwise where it meets its neighbours.
+        return max(base - bare, 0) + sum(positions) + len(firsts)
+
+    def _query(self, prompt: TextPrompt | SoftPrompt, row: Example) -> Query:
         task = self._federation.spec.task
         return query_for(
             task, prompt, [row], backend=self._backend, references=references_of(task, [row])

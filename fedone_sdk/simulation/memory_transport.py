@@ -90,11 +90,10 @@ class MemoryTransport:
         run = await self._service.run_for(await self._service.client(credential), run_id)
         return await self._exchange(run, _NOTHING, _ready(run.task))
 
-    async def vocabulary(self, credential: str, run_id: str) -> VocabularyList:
-        """Fetches a run's candidates."""
+    async def vocabulary(self, credential: str, run_id: str, after: int = 0) -> VocabularyList:
+        """Fetches a run's candidates; with a version of them, those that were added since."""
         run = await self._service.run_for(await self._service.client(credential), run_id)
-        answer = VocabularyList(candidates=run.vocabulary.candidates)
-        return await self._exchange(run, _NOTHING, _ready(answer))
+        return await self._exchange(run, _NOTHING, _ready(run.vocabulary_list(after)))
 
     async def score(self, credential: str, message: Score) -> Scores:
         """Asks the gateway."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from fedone_sdk.aggregator.evaluation import curve_examples
@@ -17,10 +17,12 @@ from fedone_sdk.backends import (
     prediction_queries,
     query_for,
     shown_by,
+    usable_vocabulary,
 )
 from fedone_sdk.backends.wrappers import Wrapper
 from fedone_sdk.budget import NOTHING, Account, Usage
 from fedone_sdk.calibration import CONTENT_FREE
+from fedone_sdk.candidates import label_sets, no_prompt, prompt_of
 from fedone_sdk.data import draw_minibatch
 from fedone_sdk.errors import BackendBlocked, BackendError, BackendUnavailable, SpecError
 from fedone_sdk.messages import Cap, LossesAssignment, Message
@@ -31,7 +33,7 @@ from fedone_sdk.simulation.longest import LongestTokens, longest_tokens
 from fedone_sdk.simulation.probe import Probe, probe_run
 from fedone_sdk.simulation.traffic import ExchangePlan, exchange_plan
 from fedone_sdk.soft_prompt import SoftPrompt
-from fedone_sdk.task import Example, form_of, references_of
+from fedone_sdk.task import Example, TextPrompt, form_of, references_of
 
 __all__ = ["EvaluationPlan", "RunPlan", "plan_run"]
 
@@ -262,8 +264,11 @@ async def _costs(
     """Counts what queries cost, and says what is in the way of the run."""
     spec, size, troubles = federation.spec, federation.spec.method.batch_size, list[str]()
     try:
+        vocabulary = await usable_vocabulary(backend, spec, federation.vocabulary)
+        federation = replace(federation, vocabulary=vocabulary)
         if not adapter.local:  # A local one is loaded for that, and counting checks the words too.
-            await backend.check(spec.task.label_words, form_of(spec.task))
+            for words in label_sets(spec.task, vocabulary):
+                await backend.check(words, form_of(spec.task))
     except (BackendBlocked, BackendUnavailable) as exc:
         troubles.append(f"backend: {exc}")
     try:
@@ -271,7 +276,7 @@ async def _costs(
     except SpecError as exc:
         troubles.extend(exc.problems)
 
-    async def measured(prompt: str | SoftPrompt, examples: Sequence[Example]) -> Usage:
+    async def measured(prompt: TextPrompt | SoftPrompt, examples: Sequence[Example]) -> Usage:
         calibration = spec.calibration.label_free
         return await _quoted(
             backend, prediction_queries(backend, spec.task, prompt, examples, size, calibration)
@@ -280,7 +285,8 @@ async def _costs(
     show = await shown_by(
         spec.method,
         prompt_len=spec.prompt.length,
-        candidates=federation.vocabulary.candidates,
+        task=spec.task,
+        vocabulary=federation.vocabulary,
         backend=backend,
     )
     method = planned_machine(federation, spec, "").method
@@ -294,7 +300,7 @@ async def _costs(
             worst=backend.worst_case(size, spec.task.max_written),
             worst_measured=backend.worst_case(largest, spec.task.max_written),
             query=_share(total, 1, len(queries)),
-            no_prompt=await measured("", federation.dev),
+            no_prompt=await measured(no_prompt(spec.task, federation.vocabulary), federation.dev),
             whole=await measured(untrained, federation.dev),
             point=await measured(untrained, curve_examples(spec, federation.dev)),
             longest=await longest_tokens(federation, adapter, untrained) if adapter.local else None,
@@ -370,7 +376,8 @@ def _distinct_share(federation: Federation) -> float:
         rng = stream(stream_seed(federation.spec.seed, "plan", draw))
         indices = machine.algorithm.ask(state, rng, count).prompts
         # By text: a blank candidate makes one text of several draws.
-        distinct += len({federation.vocabulary.text(row) for row in indices.tolist()})
+        task, vocabulary = federation.spec.task, federation.vocabulary
+        distinct += len({prompt_of(task, vocabulary, row) for row in indices.tolist()})
     return distinct / (_DRAWS * count)
 
 

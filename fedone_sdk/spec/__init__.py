@@ -1,5 +1,6 @@
 """What people write in RUN.yaml, as strict models."""
 
+from fedone_sdk.spec.backend_file import load_backend
 from fedone_sdk.spec.backends import (
     BackendSpec,
     GatewaySpec,
@@ -33,6 +34,7 @@ from fedone_sdk.spec.methods import (
     TrainedSpec,
 )
 from fedone_sdk.spec.privacy import PrivacySpec
+from fedone_sdk.spec.prompt import PromptSpec, SlotSpec
 from fedone_sdk.spec.run import (
     DataSpec,
     DirichletSpec,
@@ -40,7 +42,6 @@ from fedone_sdk.spec.run import (
     GatewayPolicy,
     IidSpec,
     ParticipationSpec,
-    PromptSpec,
     RunName,
     RunSpec,
 )
@@ -78,12 +79,14 @@ __all__ = [
     "RetrySpec",
     "RunName",
     "RunSpec",
+    "SlotSpec",
     "Spec",
     "ThompsonSpec",
     "TpeSpec",
     "TrainedSpec",
     "TransformersSpec",
     "VllmSpec",
+    "load_backend",
     "load_yaml",
     "validate_spec",
 ]

@@ -18,8 +18,9 @@ from fedone_sdk.spec.calibration import CalibrationSpec
 from fedone_sdk.spec.defence import DefenceSpec
 from fedone_sdk.spec.methods import BbtSpec, BdplSpec, GsBdplSpec, MethodSpec, Rate
 from fedone_sdk.spec.privacy import PrivacySpec
+from fedone_sdk.spec.prompt import PromptSpec
 from fedone_sdk.task import TaskSpec
-from fedone_sdk.vocabulary import Token, Vocabulary, VocabularySpec
+from fedone_sdk.vocabulary import LABELS
 
 __all__ = [
     "DataSpec",
@@ -28,7 +29,6 @@ __all__ = [
     "GatewayPolicy",
     "IidSpec",
     "ParticipationSpec",
-    "PromptSpec",
     "RunName",
     "RunSpec",
 ]
@@ -37,14 +37,6 @@ RunName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 """What a run is called, in specs, messages and paths."""
 
 _Count = Annotated[int, Field(ge=1, le=10**9)]
-
-Shares = Annotated[dict[Token, Annotated[float, Field(gt=0, le=1)]], Field(max_length=256)]
-"""Parts of a position's probability, by token."""
-
-Start = tuple[tuple[tuple[int, float], ...], ...]
-"""For each position, candidates' indices and their shares."""
-
-_ROUNDING = 1e-6
 
 
 class IidSpec(Spec):
@@ -76,59 +68,6 @@ class DataSpec(Spec):
     num_clients: Annotated[int, Field(ge=1, le=1_000_000)] = 100
     shots: Annotated[int, Field(ge=1, le=100_000)] | None = None
     partition: Annotated[IidSpec | DirichletSpec, Field(discriminator="kind")] = IidSpec()
-
-
-class PromptSpec(Spec):
-    """The prompt that is tuned.
-
-    Attributes:
-        length: n, positions.
-        vocabulary: Where the N candidates come from; null for methods that tune no tokens.
-        start: What the search begins with: a text, which becomes a candidate and has the first
-            position to itself; or, position by position, shares of tokens, such as an earlier
-            run's alpha had. What a position's shares leave over goes to all candidates alike;
-            positions that are not named begin half blank. Null begins with nothing.
-    """
-
-    length: Annotated[int, Field(ge=1, le=1000)] = 20
-    vocabulary: VocabularySpec | None = None
-    start: Annotated[tuple[Shares, ...], Field(min_length=1)] | None = None
-
-    @field_validator("start", mode="before")
-    @classmethod
-    def _text_for_short(cls, value: object) -> object:
-        return ({value: 0.5},) if isinstance(value, str) else value
-
-    @model_validator(mode="after")
-    def _check_start(self) -> Self:
-        if self.start is None:
-            return self
-        if self.vocabulary is None:
-            raise ValueError("start: needs a vocabulary")
-        if len(self.start) > self.length:
-            raise ValueError(f"start: has {len(self.start)} positions, the prompt {self.length}")
-        if len(self.start) < self.length and not self.vocabulary.blank:
-            raise ValueError(
-                f"start: has {len(self.start)} of {self.length} positions; for the others "
-                "vocabulary.blank must be true"
-            )
-        for position, shares in enumerate(self.start):
-            if sum(shares.values()) > 1.0 + _ROUNDING:
-                raise ValueError(f"start: the shares of position {position} are more than 1")
-        return self
-
-    @property
-    def wanted(self) -> tuple[str, ...]:
-        """Candidates that the vocabulary must have."""
-        return tuple(token for shares in self.start or () for token in shares)
-
-    def begun(self, vocabulary: Vocabulary) -> Start | None:
-        """`start` in a vocabulary's indices, for all positions."""
-        if self.start is None:
-            return None
-        index = {token: number for number, token in enumerate(vocabulary.candidates)}
-        given = [*self.start, *[{"": 0.5}] * (self.length - len(self.start))]
-        return tuple(tuple((index[token], share) for token, share in row.items()) for row in given)
 
 
 class ParticipationSpec(Spec):
@@ -219,7 +158,7 @@ class RunSpec(Spec):
         name: What people call it.
         task: Template, label words, loss, metric; or a built-in name such as ``sst2``.
         data: Where examples come from; absent when clients bring their own (`fedone serve`).
-        prompt: Length and vocabulary.
+        prompt: The prompt that is tuned: length and vocabulary, or slots.
         method: The black-box method.
         participation: Who works in a round.
         calibration: What is done about the model's preference for some label words; never
@@ -255,6 +194,24 @@ class RunSpec(Spec):
     def _name_to_task(cls, value: object) -> object:
         return glue_task(value) if isinstance(value, str) else value
 
+    @model_validator(mode="before")
+    @classmethod
+    def _name_slots(cls, value: object) -> object:
+        """Tells the task which names in its templates are slots of the prompt."""
+        if not isinstance(value, dict):
+            return value
+        task, prompt = value.get("task"), value.get("prompt")
+        if not (isinstance(task, dict) and isinstance(prompt, dict)) or "slots" in task:
+            return value
+        slots = prompt.get("slots") or ()
+        names = [slot.get("name") for slot in slots if isinstance(slot, dict)]
+        names = [name for name in names if isinstance(name, str) and name != LABELS]
+        chat = task.get("chat")
+        written = [task.get("template"), *(chat.values() if isinstance(chat, dict) else ())]
+        if not names or any("{prompt}" in text for text in written if isinstance(text, str)):
+            return value
+        return {**value, "task": {**task, "slots": names}}
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         clients = self.data.num_clients if self.data else None
@@ -267,9 +224,24 @@ class RunSpec(Spec):
                 f"participation.clients_per_round: {self.participation.clients_per_round} is more "
                 f"than data.num_clients ({clients})"
             )
-        if (self.prompt.vocabulary is None) is (self.method.domain == "tokens"):
-            needs = "is required for" if self.prompt.vocabulary is None else "must be null for"
-            raise ValueError(f"prompt.vocabulary: {needs} method {self.method.name}")
+        tokens = self.method.domain == "tokens"
+        if self.prompt.has_candidates is not tokens:
+            needs = "vocabulary or slots: required" if tokens else "vocabulary: must be null"
+            raise ValueError(f"prompt.{needs} for method {self.method.name}")
+        if self.task.slots and self.task.slots != self.prompt.text_slots:
+            raise ValueError(
+                f"task.slots: are {', '.join(self.task.slots)}; those of prompt.slots are "
+                f"{', '.join(self.prompt.text_slots) or 'none'}"
+            )
+        told = self.participation.exchange == "losses" and self.method.pools
+        if self.prompt.proposer is not None and not told:
+            raise ValueError(
+                "prompt.proposer: needs participation.exchange losses and a method that keeps a "
+                f"pool of prompts; {self.method.name} with exchange "
+                f"{self.participation.exchange} tells nothing of single candidates"
+            )
+        if self.prompt.chooses_labels and self.task.generates:
+            raise ValueError("prompt.slots: labels needs a task with label words")
         if self.method.pools:
             self._check_shared_memory(self.method.name, "pools")
         if self.method.domain == "parameters":

@@ -382,3 +382,27 @@ def test_the_plan_of_a_local_model_is_within_two_percent(fedone: Fedone, folder:
     tokens = found.spent.prompt_tokens / (found.spent.queries + found.evaluation.queries - hits)
     expected = plan["expected"]["prompt_tokens"] / plan["expected"]["requests"]
     assert expected == pytest.approx(tokens, rel=0.02)
+
+
+def test_methods_are_compared_after_a_yes(fedone: Fedone, folder: Path, provider: Provider) -> None:
+    """What is told to be sent is what the provider counts, and costs nothing before."""
+    run = write_run(folder, provider.start(), more=", prices: {prompt: 1, completion: 1}")
+    compare = ["compare", run, "--methods", "gs-bdpl,random,no-prompt", "--seeds", 1]
+    code, _, err = fedone(*compare, "--json", folder / "c.json")
+    assert code == 2
+    lines = told(err)
+    assert lines[0] == "3 of 3 trials to run"
+    assert lines[1] == "  at most 48 training queries, and 44 on the dev split"
+    assert lines[3].startswith("  at most ")
+    assert "USD 0.0000" not in lines[3]
+    assert lines[-1].startswith("arguments: --yes: is required to begin")
+    assert provider.answered == 0
+
+    assert fedone(*compare, "--yes", "--json", folder / "c.json").code == 0
+    spent = json.loads((folder / "c.json").read_text())["spent"]
+    assert spent["requests"] == provider.answered > 0
+    assert spent["usd"] > 0
+    # It goes on without any: all is there.
+    before = provider.received
+    assert fedone(*compare).code == 0
+    assert provider.received - before <= 1  # a look at the model

@@ -1,10 +1,10 @@
 """What of the oracle's gain a search has, on the rows that the oracle searched.
 
-`fedone bench queries` measures on the dev split, where the oracle gains nothing to speak of. Here
-the prompts of its runs with seed 0 answer the rows of all clients together, each with the bias
+`tests.benchmarks.queries` measures on the dev split, where the oracle gains nothing to speak of.
+Here the prompts of its runs with seed 0 answer the rows of all clients together, each with the bias
 that its run found; no prompt and the oracle's prompt have the best one. A minute on one core.
 
-    python tests/benchmarks/oracle_shares.py --out FOLDER --data glue --model roberta-mini
+    python -m tests.benchmarks.oracle_shares --out FOLDER --data glue --model roberta-mini
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from fedone_sdk.comparison.bias import pooled_rows
 from fedone_sdk.experiments.experiment import Workspace
 from fedone_sdk.experiments.federated import trial_backend, tuning_federation
-from fedone_sdk.experiments.label_rows import LabelRows
-from fedone_sdk.experiments.no_prompt import pooled_rows
 from fedone_sdk.experiments.records import Record
-from fedone_sdk.experiments.variants import SST2_VARIANTS
+from tests.benchmarks.queries.label_rows import LabelRows
+from tests.benchmarks.queries.variants import SST2_VARIANTS
 
 
 def main() -> None:
     """Prints Markdown."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, help="of `fedone bench queries`")
+    parser.add_argument("--out", type=Path, required=True, help="of tests.benchmarks.queries")
     parser.add_argument("--data", type=Path, required=True, help="GLUE's tasks")
     parser.add_argument("--model", type=Path, required=True, help="folder of an ONNX model")
     parser.add_argument("--runs", default="default:500,thompson:500,thompson:2000")

@@ -7,7 +7,7 @@ search with mini-batches of these rows, calibrated by labels. What they would ha
 with no prompt and the best bias, on all rows. It is no proof of anything about the model, whose
 tokens do not add up; it shows flaws of a search, on seeds and rows that no report uses.
 
-    python tests/benchmarks/searches.py --table FILE --model FOLDER --train sst2/train.jsonl
+    python -m tests.benchmarks.searches --table FILE --model FOLDER --train sst2/train.jsonl
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from fedone_sdk.algorithms.calibration import BiasGrid
 from fedone_sdk.algorithms.search import PromptSearch
 from fedone_sdk.backends import predict
 from fedone_sdk.calibration import bias_grid
-from fedone_sdk.experiments.lies import LIES
-from fedone_sdk.experiments.variants import LIARS
 from fedone_sdk.task import Example
 from fedone_sdk.vocabulary import PmiVocabulary, build_vocabulary
+from tests.benchmarks.queries.lies import LIES
+from tests.benchmarks.queries.variants import LIARS
 
 PAIRS = ((" terrible", " great"), (" boring", " hilarious"), (" bad", " good"))
 PER_CLASS, CANDIDATES, LENGTH, BLANK = 512, 200, 8, 0

@@ -166,7 +166,8 @@ def rolled_back(rules: Rules, event: RolledBack, state: RunState, now: float) ->
     state = replace(
         state,
         round=event.to_round,
-        method=State(alpha=event.method.alpha, memory=event.method.memory),
+        # Candidates that came in since then stay.
+        method=rules.admitted(State(alpha=event.method.alpha, memory=event.method.memory)),
         server_memory=event.server_memory,
         seats=(),
         passed=frozenset(),

@@ -7,7 +7,16 @@ from typing import Any
 
 from fedone_sdk.aggregator import events
 from fedone_sdk.aggregator.events import Event, Refused, SeatOffered
-from fedone_sdk.aggregator.machine import hedges, lifecycle, rounds, seats, spending, updates, work
+from fedone_sdk.aggregator.machine import (
+    growth,
+    hedges,
+    lifecycle,
+    rounds,
+    seats,
+    spending,
+    updates,
+    work,
+)
 from fedone_sdk.aggregator.machine.outcome import Outcome
 from fedone_sdk.aggregator.machine.rules import Rules
 from fedone_sdk.aggregator.state import RunState
@@ -28,6 +37,7 @@ _HANDLERS: dict[type[Any], Callable[[Rules, Any, RunState, float], Outcome]] = {
     events.GatewayAnswered: spending.answered,
     events.EvaluationReserved: spending.evaluation_reserved,
     events.EvaluationSettled: spending.evaluation_settled,
+    events.CandidatesProposed: growth.proposed,
     events.Measured: lifecycle.measured,
     events.ModelSeen: lifecycle.model_seen,
     events.PauseAsked: lifecycle.paused,
@@ -54,7 +64,7 @@ class RoundMachine(Rules):
             The next state, and what is to be done about it; a refusal leaves the state as it was.
         """
         try:
-            after, effects = _HANDLERS[type(event)](self, event, state, now)
+            after, effects = _HANDLERS[type(event)](self.at(state), event, state, now)
         except ProblemError as refusal:
             return state, (Refused(code=refusal.code, detail=refusal.detail),)
         if len(after.account.leases) < len(state.account.leases):
@@ -93,4 +103,4 @@ class RoundMachine(Rules):
 
     def finish_round(self, state: RunState, now: float) -> Outcome:
         """Ends the round of a state whose seats are done; a replay computes it again so."""
-        return rounds.finish(self, state, now)
+        return rounds.finish(self.at(state), state, now)

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedone_sdk.aggregator.defence import admitted_seat, contribution, verdict
 from fedone_sdk.aggregator.events import Effect, MemorySaved, PutOut, RoundFinished
+from fedone_sdk.aggregator.machine.growth import grown
 from fedone_sdk.aggregator.machine.outcome import Outcome, ended, without_seat
 from fedone_sdk.aggregator.machine.rules import Rules
 from fedone_sdk.aggregator.state import RunState, Seat
@@ -63,17 +64,15 @@ def finish(rules: Rules, state: RunState, now: float) -> Outcome:
         "round": state.round,
         "fills": state.fills,
         "seats": [_record(rules, seat) for seat in state.seats if seat.phase == "done"],
-        "alpha_sha256": alpha_sha256(method.alpha),
     }
+    if state.waiting:
+        record["candidates"] = [list(each) for each in state.waiting]
     banned: tuple[PutOut, ...] = ()
     if rules.defence is not None:
         banned = _banned(rules, rules.defence, state, defence, verdicts)
         record["defence"] = [verdict(seat, one) for seat, one in zip(seats, verdicts, strict=True)]
         record["quarantined"] = [{"client": one.client, "reason": one.reason} for one in banned]
-    finished = RoundFinished(
-        report=report, clients=tuple(seat.client for seat in seats), record=record
-    )
-    over = (*_saved(rules, state), finished, *banned)
+    saved = _saved(rules, state)
     state = replace(
         state,
         round=state.round + 1,
@@ -85,12 +84,19 @@ def finish(rules: Rules, state: RunState, now: float) -> Outcome:
         passed=frozenset(),
         fills=0,
     )
+    state = grown(rules, state)
+    rules = rules.at(state)
+    record["alpha_sha256"] = alpha_sha256(state.method.alpha)
+    finished = RoundFinished(
+        report=report, clients=tuple(seat.client for seat in seats), record=record
+    )
+    over = (*saved, finished, *banned)
     # In the alpha exchange what the method remembers is a client's word.
     over_itself = rules.losses_exchange and rules.method.finished(state.method)
     if state.round < rules.spec.rounds and not over_itself:
         return state, over
-    saved = rules.planned_queries - state.account.spent.queries if over_itself else 0
-    told = f"the search ended by itself; {saved} queries were not needed" if saved > 0 else None
+    left = rules.planned_queries - state.account.spent.queries if over_itself else 0
+    told = f"the search ended by itself; {left} queries were not needed" if left > 0 else None
     state, effects = ended(state, "completed", told, now)
     return state, (*over, *effects)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -24,6 +25,7 @@ from fedone_sdk.algorithms import (
     stream_seed,
 )
 from fedone_sdk.algorithms.cma_es import check_library
+from fedone_sdk.algorithms.space import Space
 from fedone_sdk.algorithms.start import Start
 from fedone_sdk.algorithms.trained import Trained
 from fedone_sdk.budget import Account, Budget, Usage
@@ -39,6 +41,7 @@ from fedone_sdk.messages import (
 from fedone_sdk.messages.ndarray import memory_to_wire, prompts_to_wire, to_wire
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.task import Bias
+from fedone_sdk.vocabulary import Layout, Vocabulary
 
 __all__ = ["MIN_SAMPLES", "ONE_QUERY", "Rules", "working"]
 
@@ -58,8 +61,9 @@ class Rules:
     Args:
         run_id: Names the run in its messages.
         spec: The run.
-        vocab_size: N.
-        blank: Index of the blank candidate, if there is one.
+        vocab_size: N, with the candidates that may come in later.
+        blank: Index of the blank candidate, if all positions share one.
+        layout: The slots of the prompt (`Vocabulary.layout`); empty where positions are all alike.
         start: What the search begins with, in the vocabulary's indices (`PromptSpec.begun`).
         worst_query: The most that one query may spend.
         gateway_model: Fingerprint of the gateway's model, empty while that is not known; None when
@@ -77,12 +81,18 @@ class Rules:
         *,
         vocab_size: int,
         blank: int | None = None,
+        layout: Layout = (),
         start: Start | None = None,
         worst_query: Usage = ONE_QUERY,
         gateway_model: str | None = None,
     ) -> None:
         self.run_id = run_id
         self.spec = spec
+        self.layout = layout
+        self._start = start
+        self._grown: tuple[tuple[str, str], ...] = ()
+        self._base: Any = self  # A type checker takes no Self here.
+        self._later: dict[int, Self] = {}
         self.vocab_size = vocab_size
         self.worst_query = worst_query
         self.gateway_model = gateway_model
@@ -113,6 +123,7 @@ class Rules:
             prompt_len=spec.prompt.length,
             vocab_size=vocab_size,
             blank=blank,
+            space=Space.of(layout, vocab_size) if layout else None,
             seed=spec.seed,
             biases=self.biases,
             asks=self.planned_asks if self.losses_exchange else None,
@@ -131,6 +142,54 @@ class Rules:
             name=spec.participation.server_optimizer,
             learning_rate=spec.participation.server_learning_rate,
         )
+
+    @classmethod
+    def of(cls, run_id: str, spec: RunSpec, vocabulary: Vocabulary, **options: Any) -> Self:
+        """The rules of a run over these candidates; `options` as for the class itself."""
+        return cls(
+            run_id,
+            spec,
+            vocab_size=spec.prompt.capacity(vocabulary),
+            blank=vocabulary.blank,
+            layout=vocabulary.layout(spec.prompt.length) if vocabulary.slots else (),
+            start=spec.prompt.begun(vocabulary),
+            **options,
+        )
+
+    def at(self, state: RunState) -> Self:
+        """The rules with the candidates that a state has."""
+        if state.proposed == self._grown:
+            return self
+        if self is not self._base:
+            base: Self = self._base
+            return base.at(state)
+        known = self._later.get(len(state.proposed))
+        if known is None or known._grown != state.proposed:
+            counts = Counter(slot for slot, _ in state.proposed)
+            names = [slot.name for slot in self.spec.prompt.slots]
+            layout = tuple(
+                (repeat, size + counts[name], blank)
+                for name, (repeat, size, blank) in zip(names, self.layout, strict=True)
+            )
+            known = type(self)(
+                self.run_id,
+                self.spec,
+                vocab_size=self.vocab_size,
+                layout=layout,
+                start=self._start,
+            )
+            known._base, known._grown = self, state.proposed
+            self._later[len(state.proposed)] = known
+        known.worst_query, known.gateway_model = self.worst_query, self.gateway_model
+        found: Self = known
+        return found
+
+    def admitted(self, method: State) -> State:
+        """A method's state with weights for candidates that are new since it was made."""
+        space = getattr(self.method, "space", None)
+        if not isinstance(space, Space):
+            return method
+        return method.evolve(alpha=self.method.project(space.admitted(method.alpha)))
 
     @property
     def algorithm(self) -> Algorithm:
@@ -336,6 +395,7 @@ class Rules:
             "round": state.round,
             "deadline_s": round(max(seat.due - now, 0.001), 3),
             "leased_queries": seat.num_samples * seat.num_steps,
+            "vocabulary_version": len(state.proposed),
         }
         if self.losses_exchange:
             return LossesAssignment(

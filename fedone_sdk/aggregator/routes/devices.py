@@ -17,6 +17,7 @@ from fedone_sdk.aggregator.routes.exchange import (
     run_of,
 )
 from fedone_sdk.aggregator.routes.route import MAX_BODY_BYTES, Route
+from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import (
     UPDATE,
     Assignment,
@@ -110,9 +111,11 @@ async def task(request: web.Request) -> web.Response:
 
 
 async def vocabulary(request: web.Request) -> web.Response:
-    """The texts that indices in prompts stand for: fetched once."""
-    run = await run_of(request)
-    return answer(VocabularyList(candidates=run.vocabulary.candidates))
+    """The texts that indices in prompts stand for; ``?after=VERSION`` gives what is new since."""
+    run, given = await run_of(request), request.query.get("after", "0")
+    if not (given.isascii() and given.isdigit() and len(given) < 10):
+        raise ProblemError("invalid_message", f"after: must be a version from 0, not {given!r:.40}")
+    return answer(run.vocabulary_list(int(given)))
 
 
 DEVICES = (
@@ -210,6 +213,7 @@ DEVICES = (
         access="member",
         tag="devices",
         summary="The candidates, in index order",
+        query={"after": {"type": "integer", "minimum": 0}},
         answers={200: VocabularyList},
     ),
 )

@@ -21,6 +21,7 @@ from fedone_sdk.aggregator.routes.exchange import (
 from fedone_sdk.aggregator.routes.route import MAX_BODY_BYTES, Route
 from fedone_sdk.aggregator.run import CaughtUp, ServedRun
 from fedone_sdk.aggregator.service import Service
+from fedone_sdk.candidates import InstructionsSource, LabelsSource
 from fedone_sdk.errors import (
     BackendError,
     DataError,
@@ -41,7 +42,7 @@ from fedone_sdk.messages import (
     RunSummary,
 )
 from fedone_sdk.spec import RunSpec, validate_spec
-from fedone_sdk.vocabulary import ListVocabulary, build_vocabulary
+from fedone_sdk.vocabulary import ListVocabulary
 
 __all__ = ["PEOPLE"]
 
@@ -51,6 +52,9 @@ _INFLUENCES: TypeAdapter[list[ClientInfluence]] = TypeAdapter(list[ClientInfluen
 
 _NEWS = (CaughtUp, MetricKnown, RoundFinished, RunEnded)
 """What changes the rounds that are told, or ends them."""
+
+_POSTED = (ListVocabulary, InstructionsSource, LabelsSource)
+"""Sources of candidates that read no file and no text."""
 
 _STILL_HERE_S = 15.0
 """A comment keeps proxies from closing a quiet stream."""
@@ -64,16 +68,20 @@ async def add_run(request: web.Request) -> web.Response:
         spec = validate_spec(RunSpec, document, source="run")
         if spec.data is not None:
             raise SpecError("data: clients bring their own; leave it out", source="run")
-        if not isinstance(spec.prompt.vocabulary, ListVocabulary | None):
+        for key, source in spec.prompt.sources:
             # A path in a posted run would read the server's files for a stranger.
-            raise SpecError("prompt.vocabulary.kind: must be list in a posted run", source="run")
+            if not isinstance(source, _POSTED):
+                allowed = "list" if spec.prompt.vocabulary else "list, instructions or labels"
+                raise SpecError(f"{key}.kind: must be {allowed} in a posted run", source="run")
+        if spec.prompt.proposer is not None:
+            raise SpecError("prompt.proposer: cannot be had in a posted run", source="run")
         if spec.backend != RunSpec.model_fields["backend"].default:
             raise SpecError("backend: is the server's; leave it out", source="run")
         if not EXCHANGE.get().may_see(spec.name):
             raise ProblemError("forbidden", f"your token is not for runs called {spec.name!r}")
         if spec.name in service.runs:
             raise ProblemError("run_conflict", f"there is a run {spec.name!r} already")
-        vocabulary = build_vocabulary(spec.prompt.vocabulary, (), wanted=spec.prompt.wanted)
+        vocabulary = spec.prompt.build(spec.task)
         run = await service.add_run(spec, vocabulary)
     except (SpecError, DataError, BackendError, MissingExtraError) as exc:
         raise ProblemError("invalid_run", str(exc)) from exc

@@ -8,9 +8,9 @@ import pytest
 from fedone_sdk.algorithms import (
     BBT,
     METHODS,
+    TPE,
     Algorithm,
     Candidates,
-    TPE,
     RandomSearch,
     State,
     ThompsonSampling,

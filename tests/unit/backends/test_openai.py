@@ -418,6 +418,18 @@ async def test_no_log_probs_cost_one_request(make: Make, log_probs: Any) -> None
     assert sum(usage.requests for usage in costs) == 1
 
 
+async def test_a_server_known_to_show_log_probs_may_leave_them_out_once(make: Make) -> None:
+    """llama.cpp's server does, where the token that it drew ends within a character."""
+    listed = {"fake-1": {"owned_by": "llamacpp"}}
+    async with FakeOpenAI(log_probs="left_out", models=listed) as server:
+        backend = make(server)
+        await backend.check(WORDS)
+        with pytest.raises(BackendUnavailable, match="an answer without log-prob"):
+            await backend.score(ask())
+        server.log_probs = "shown"
+        assert (await backend.score(ask())).log_probs[0] is not None
+
+
 @pytest.mark.parametrize("behaviour", ["bad_key", "no_quota", "forbidden", "no_model"])
 async def test_what_a_person_must_change_costs_one_request(make: Make, behaviour: str) -> None:
     """Who waited for the first is told the same, and not sent."""

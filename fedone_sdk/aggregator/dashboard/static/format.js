@@ -47,7 +47,9 @@ export function shortName(id) {
 
 // A token with its outer spaces seen.
 export function token(text) {
-  return text === "" ? "∅" : text.replace(/^ | $/g, "␣");
+  if (text === "") return "∅";
+  const short = text.length > 80 ? `${text.slice(0, 79)}…` : text;
+  return short.replace(/\n/g, "↵").replace(/^ | $/g, "␣");
 }
 
 const STATUS = {

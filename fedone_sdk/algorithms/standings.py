@@ -1,0 +1,58 @@
+"""What the losses that a search remembers say of single candidates."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .state import Memory
+
+__all__ = ["Standings", "standings"]
+
+
+class Standings(NamedTuple):
+    """Mean losses of the candidates of one position.
+
+    Attributes:
+        examples: Example calls behind each, float64, shape (N_i,); 0 where a candidate was not
+            tried.
+        losses: Mean loss at the label bias that suits the candidate best, classes counting alike;
+            shape (N_i,), NaN where it was not tried.
+        by_class: The same of each class alone, shape (N_i, C).
+    """
+
+    examples: NDArray[np.float64]
+    losses: NDArray[np.float64]
+    by_class: NDArray[np.float64]
+
+
+def standings(memory: Memory, position: int, size: int) -> Standings:
+    """Return what is known of the candidates of a position, whatever stood at the others.
+
+    Args:
+        memory: What a method that keeps a pool of prompts remembers.
+        position: Which position.
+        size: Its candidates, N_i.
+    """
+    if not memory:
+        return Standings(np.zeros(size), np.full(size, np.nan), np.full((size, 1), np.nan))
+    candidate = memory["prompts"][memory["rows"], position]
+    examples = memory["examples"][memory["batches"]].astype(np.float64)
+    means = memory["means"].astype(np.float64)
+    counts = np.zeros((size, means.shape[1]))
+    sums = np.zeros((size, *means.shape[1:]))
+    np.add.at(counts, candidate, examples)
+    np.add.at(sums, candidate, examples[:, :, None] * means)
+    met = counts > 0.0
+    curves = sums / np.where(met, counts, 1.0)[:, :, None]
+    tried = met.any(axis=1)
+    mixed = curves.sum(axis=1) / np.maximum(met.sum(axis=1), 1)[:, None]
+    at_best = mixed.argmin(axis=1)
+    rows = np.arange(size)
+    return Standings(
+        examples=counts.sum(axis=1),
+        losses=np.where(tried, mixed[rows, at_best], np.nan),
+        by_class=np.where(met, curves[rows, :, at_best], np.nan),
+    )

@@ -1,0 +1,49 @@
+"""Where the candidates of a slot come from, and what stands in them.
+
+Pure functions: files are read, and models asked, by others.
+"""
+
+from __future__ import annotations
+
+from fedone_sdk.candidates.demonstrations import MAX_CANDIDATE_CHARS, demonstration_candidates
+from fedone_sdk.candidates.fill import fill, label_placeholder
+from fedone_sdk.candidates.instructions import instruction_candidates
+from fedone_sdk.candidates.label_sets import (
+    PRESET_LABEL_SETS,
+    label_candidates,
+    label_words,
+    shipped_label_sets,
+)
+from fedone_sdk.candidates.prompt import label_sets, no_prompt, prompt_of
+from fedone_sdk.candidates.proposer import ScoredCandidate, proposal_messages, read_proposals
+from fedone_sdk.candidates.sources import (
+    DemonstrationsSource,
+    InstructionsSource,
+    LabelSet,
+    LabelsSource,
+)
+from fedone_sdk.description import PRESET_DESCRIPTIONS, Description
+
+__all__ = [
+    "DemonstrationsSource",
+    "Description",
+    "InstructionsSource",
+    "LabelSet",
+    "LabelsSource",
+    "MAX_CANDIDATE_CHARS",
+    "PRESET_DESCRIPTIONS",
+    "PRESET_LABEL_SETS",
+    "ScoredCandidate",
+    "demonstration_candidates",
+    "fill",
+    "instruction_candidates",
+    "label_candidates",
+    "label_placeholder",
+    "label_sets",
+    "label_words",
+    "no_prompt",
+    "prompt_of",
+    "proposal_messages",
+    "read_proposals",
+    "shipped_label_sets",
+]

@@ -1,0 +1,236 @@
+"""Blocks of solved examples, written as the task's template writes its question."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import cycle, islice
+from typing import NamedTuple
+
+from fedone_sdk.candidates.fill import label_placeholder
+from fedone_sdk.data.splitmix import SplitMix64
+from fedone_sdk.errors import DataError, SpecError
+from fedone_sdk.task import Example, TaskSpec
+
+__all__ = ["MAX_CANDIDATE_CHARS", "demonstration_candidates"]
+
+MAX_CANDIDATE_CHARS = 4000
+"""The longest block that is made, characters."""
+
+_TRIES = 50
+
+_Pieces = list[tuple[str, str | None]]
+"""A template that was parsed: stretches of text, each with the name that follows it."""
+
+
+def demonstration_candidates(
+    task: TaskSpec,
+    slot_name: str,
+    examples: Iterable[Example],
+    *,
+    slots: Collection[str] = (),
+    shots: Sequence[int] = (0, 2, 4),
+    blocks: int = 4,
+    seed: int = 0,
+    max_chars: int = 300,
+) -> tuple[str, ...]:
+    """Blocks of solved examples from public rows.
+
+    A shot is what the task's template has behind ``{slot_name}`` (or ``{prompt}``), with the
+    example's texts in it, and the placeholder of its label word in the place of ``{mask}`` or at
+    the end. In a chat the messages that follow are part of it, each on a line of its own. Names of
+    other slots stay as placeholders too; see `fill`. A shot that has one line ends with a line
+    feed, in a block with longer shots each ends with a blank line.
+
+    Classes take turns within a block, in an order that is drawn; the second block of each two has
+    the reverse order. Rows that hold a placeholder themselves are not used.
+
+    Args:
+        task: Gives the template and the label values.
+        slot_name: The slot that the candidates are for.
+        examples: Public labelled rows.
+        slots: Names of the slots in the task's template; they are no columns.
+        shots: How many examples a block has; 0 is the blank candidate.
+        blocks: How many blocks are made for each number of shots; fewer where the rows do not give
+            as many different ones.
+        seed: Fixes which rows are drawn, ``0 <= seed < 2**53``. The blocks of one number of shots
+            do not depend on the others.
+        max_chars: Longer shots are used only where a class has not enough shorter ones.
+
+    Returns:
+        Unique blocks of at most `MAX_CANDIDATE_CHARS`, the blank one first, then in the order of
+        `shots`.
+
+    Raises:
+        SpecError: The template has no place for demonstrations, or a text field in front of it, or
+            the task has no labels.
+        DataError: A row cannot be used, a class has too few rows, or no block is short enough.
+    """
+    if task.generates:
+        raise SpecError(f"{slot_name}: loss {task.loss} has no label words for demonstrations")
+    form = _Form.of(task, slot_name, frozenset(slots))
+    pools = _pools(task, form, examples)
+    wanted = max(shots, default=0)
+    need = -(-wanted // len(pools))
+    if lacking := [f"{label} has {len(pool)}" for label, pool in pools.items() if len(pool) < need]:
+        raise DataError(
+            f"{slot_name}: {wanted} shots need {need} different rows of each class; "
+            f"class {', class '.join(lacking)}"
+        )
+    candidates = [""] if 0 in shots else []
+    for count in filter(None, shots):
+        # A stream of its own for each number of shots.
+        stream = SplitMix64((SplitMix64(seed).next_u64() + count) % 2**53)
+        fitting = {
+            label: _preferred(pool, -(-count // len(pools)), max_chars)
+            for label, pool in pools.items()
+        }
+        candidates += _blocks(slot_name, fitting, count, blocks, stream)
+    return tuple(candidates)
+
+
+class _Form(NamedTuple):
+    """How a shot is written.
+
+    Attributes:
+        pieces: Text, and the name that follows it: a field, a slot, ``mask``.
+        fields: The names that are columns of the data.
+        slots: The names that are other slots.
+    """
+
+    pieces: _Pieces
+    fields: tuple[str, ...]
+    slots: frozenset[str]
+
+    @classmethod
+    def of(cls, task: TaskSpec, slot_name: str, slots: frozenset[str]) -> _Form:
+        messages = [_parsed(template) for _, template in task.messages]
+        names = [{name for _, name in pieces} for pieces in messages]
+        mark = slot_name if any(slot_name in found for found in names) else "prompt"
+        at = next((index for index, found in enumerate(names) if mark in found), None)
+        if at is None:
+            raise SpecError(f"task: has neither {{{slot_name}}} nor {{prompt}}")
+        begin = next(i for i, (_, name) in enumerate(messages[at]) if name == mark) + 1
+        rest = [messages[at][begin:], *messages[at + 1 :]]
+        # Also an answer without a beginning is on a line of its own.
+        rest = [*filter(_is_there, rest[:-1]), rest[-1]]
+        pieces = [piece for message in rest for piece in [("\n", None), *message]][1:]
+        no_fields = {None, mark, "prompt", "mask", *slots}
+        fields = tuple(dict.fromkeys(name for _, name in pieces if name and name not in no_fields))
+        missing = set().union(*names) - no_fields - set(fields)
+        if "mask" in set().union(*names) - {name for _, name in pieces}:
+            missing.add("mask")
+        if missing or not fields:
+            which = ", ".join(f"{{{name}}}" for name in sorted(filter(None, missing)))
+            raise SpecError(
+                f"task: {which or 'a text field'} must stand behind {{{mark}}}, "
+                "where demonstrations are put"
+            )
+        return cls(pieces, fields, slots - {slot_name})
+
+    def shot(self, example: Example, answer: str) -> str:
+        written: list[str] = []
+        answered = False
+        for text, name in self.pieces:
+            written.append(text)
+            if name == "mask":
+                written.append(answer)
+                answered = True
+            elif name in self.slots:
+                written.append(f"{{{name}}}")
+            elif name in self.fields:
+                written.append(example[name])
+        if not answered:
+            written.append(answer)
+        return "".join(written).rstrip("\n")
+
+
+def _parsed(template: str) -> _Pieces:
+    return [(text, name) for text, name, _, _ in string.Formatter().parse(template)]
+
+
+def _is_there(pieces: _Pieces) -> bool:
+    return any(text.strip() or name for text, name in pieces)
+
+
+def _pools(task: TaskSpec, form: _Form, examples: Iterable[Example]) -> dict[str, list[str]]:
+    """The different shots of each class, in the order of the rows."""
+    found: dict[str, dict[str, None]] = {label: {} for label in task.labels}
+    reserved = [f"{{{name}}}" for name in form.slots]
+    reserved += map(label_placeholder, task.labels)
+    for number, example in enumerate(examples, 1):
+        for field in form.fields:
+            if problem := _problem(example, field):
+                raise DataError(f"row {number}: field {field!r} {problem}")
+        if task.label_field not in example:
+            raise DataError(f"row {number}: field {task.label_field!r} is missing")
+        label = str(example[task.label_field])
+        if label not in found:
+            raise DataError(
+                f"row {number}: field {task.label_field!r} is {label!r:.80}, "
+                f"not one of: {', '.join(task.labels)}"
+            )
+        if not any(mark in example[field] for field in form.fields for mark in reserved):
+            found[label][form.shot(example, label_placeholder(label))] = None
+    return {label: list(shots) for label, shots in found.items()}
+
+
+def _problem(example: Example, field: str) -> str | None:
+    value = example.get(field)
+    if not isinstance(value, str):
+        return "is missing" if field not in example else f"is {type(value).__name__}, not text"
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # JSON can spell it, no tokenizer can take it
+        return "has half of a surrogate pair; it must be valid Unicode text"
+    return None
+
+
+def _preferred(pool: Sequence[str], need: int, max_chars: int) -> list[str]:
+    """The shots that are short enough, or else the shortest that are needed."""
+    short = [shot for shot in pool if len(shot) <= max_chars]
+    return short if len(short) >= need else sorted(pool, key=len)[:need]
+
+
+def _blocks(
+    slot_name: str, pools: dict[str, list[str]], count: int, blocks: int, stream: SplitMix64
+) -> list[str]:
+    """Different blocks of `count` shots, as many as `blocks` where the rows suffice."""
+    found: dict[str, None] = {}
+    shortest = 0
+    decks = {label: _endless(pool, stream) for label, pool in pools.items()}
+    order: list[str] = []
+    for number in range(blocks):
+        order = order[::-1] if number % 2 else stream.shuffle(list(pools))
+        for _ in range(_TRIES):
+            block = _joined(_drawn(decks, list(islice(cycle(order), count))))
+            if len(block) > MAX_CANDIDATE_CHARS:
+                shortest = min(shortest or len(block), len(block))
+            elif block not in found:
+                found[block] = None
+                break
+    if not found:
+        raise DataError(
+            f"{slot_name}: a block of {count} shots takes {shortest} characters or more, a "
+            f"candidate has at most {MAX_CANDIDATE_CHARS}; use fewer shots or shorter rows"
+        )
+    return list(found)
+
+
+def _endless(pool: Sequence[str], stream: SplitMix64) -> Iterator[str]:
+    """All shots of a class in random order, again and again."""
+    while True:
+        yield from stream.shuffle(pool)
+
+
+def _drawn(decks: dict[str, Iterator[str]], labels: Sequence[str]) -> list[str]:
+    """The next shot of each label, no shot twice."""
+    drawn: list[str] = []
+    for label in labels:
+        drawn.append(next(shot for shot in decks[label] if shot not in drawn))
+    return drawn
+
+
+def _joined(shots: Sequence[str]) -> str:
+    separator = "\n\n" if any("\n" in shot for shot in shots) else "\n"
+    return "".join(shot + separator for shot in shots)

@@ -1,0 +1,75 @@
+"""Instructions that ship with the SDK, in the words of a task."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Sequence
+from functools import cache
+from itertools import chain, zip_longest
+
+from fedone_sdk import assets
+from fedone_sdk.candidates.fill import label_placeholder
+from fedone_sdk.description import Description
+
+__all__ = ["instruction_candidates"]
+
+_WORDS = re.compile(r"\{(\w+)\}")
+
+
+def instruction_candidates(
+    *, description: Description, labels: Iterable[str], size: int | None = None
+) -> tuple[str, ...]:
+    """The instructions that ship with the SDK, filled with what a task is about.
+
+    Label words stand in them as placeholders, which `fill` replaces by the words that were chosen.
+
+    Args:
+        description: What is classified, and by what.
+        labels: The label values in the task's order. Without any, instructions that list the
+            labels are left out.
+        size: Give no more than the first N, the blank included; null gives all.
+
+    Returns:
+        The blank candidate, then unique instructions, those of different styles in turn. Each is
+        one line and ends with its line feed, so that text or demonstrations can follow it.
+    """
+    placeholders = [label_placeholder(label) for label in labels]
+    words = {
+        "text": description.text,
+        "a_text": _with_article(description.text),
+        "aspect": description.aspect,
+        "question": description.asked,
+    }
+    words |= {name.capitalize(): _capitalized(word) for name, word in words.items()}
+    if placeholders:
+        words["labels_or"] = _listed(placeholders, "or")
+        words["labels_and"] = _listed(placeholders, "and")
+    filled = (
+        _WORDS.sub(lambda match: words[match[1]], phrasing)
+        for phrasing in _phrasings()
+        if placeholders or "{labels_" not in phrasing
+    )
+    return tuple(dict.fromkeys(["", *(f"{line}\n" for line in filled)]))[:size]
+
+
+@cache
+def _phrasings() -> tuple[str, ...]:
+    """All phrasings, the first of each style, then the second ..."""
+    styles = tomllib.loads(assets.path("instructions.toml").read_text(encoding="utf-8"))
+    in_turn = chain.from_iterable(zip_longest(*styles.values()))
+    return tuple(phrasing for phrasing in in_turn if phrasing is not None)
+
+
+def _listed(words: Sequence[str], conjunction: str) -> str:
+    """Words as a list in English: ``a, b or c``."""
+    *others, last = words
+    return f"{', '.join(others)} {conjunction} {last}" if others else last
+
+
+def _with_article(noun: str) -> str:
+    return f"{'an' if noun[0].lower() in 'aeiou' else 'a'} {noun}"
+
+
+def _capitalized(words: str) -> str:
+    return words[0].upper() + words[1:]

@@ -1,0 +1,205 @@
+"""Sets of label words: the candidates of the reserved slot ``labels``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+
+from fedone_sdk.candidates.sources import LabelSet
+from fedone_sdk.errors import SpecError
+
+__all__ = ["PRESET_LABEL_SETS", "label_candidates", "label_words", "shipped_label_sets"]
+
+_SENTIMENT = (
+    ("terrible", "great"),
+    ("negative", "positive"),
+    ("bad", "good"),
+    ("awful", "wonderful"),
+    ("boring", "brilliant"),
+    ("horrible", "excellent"),
+    ("poor", "amazing"),
+    ("worse", "better"),
+)
+_SENTIMENT_3 = (
+    ("negative", "neutral", "positive"),
+    ("bad", "okay", "good"),
+    ("terrible", "average", "great"),
+    ("poor", "fair", "excellent"),
+)
+_NO_YES = (("no", "yes"), ("false", "true"), ("wrong", "right"), ("incorrect", "correct"))
+_SAME = (*_NO_YES, ("different", "same"))
+_CORRECT = (*_NO_YES, ("bad", "good"), ("odd", "fine"))
+_ENTAILED = (*(words[::-1] for words in _NO_YES), ("so", "but"))
+_NLI = (
+    ("yes", "maybe", "no"),
+    ("true", "unknown", "false"),
+    ("always", "sometimes", "never"),
+    ("right", "perhaps", "wrong"),
+    ("so", "also", "but"),
+)
+_TOPIC = (
+    ("world", "sports", "business", "technology"),
+    ("politics", "sports", "business", "science"),
+    ("international", "sport", "economy", "tech"),
+    ("news", "games", "money", "computers"),
+)
+
+PRESET_LABEL_SETS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "mnli": _NLI,
+    "mnli-reversed": tuple(words[::-1] for words in _NLI),
+    "qqp": _SAME,
+    "sst2": _SENTIMENT,
+    "mrpc": _SAME,
+    "cola": _CORRECT,
+    "qnli": _ENTAILED,
+    "rte": _ENTAILED,
+    "sentiment": _SENTIMENT,
+    "sentiment-3": _SENTIMENT_3,
+    "topic": _TOPIC,
+}
+"""Sets that ship with the SDK, without leading spaces, by built-in task or by what is classified.
+
+The words of a set are in the task's label order; ``sentiment`` begins with the worst, and ``topic``
+has the order of AG News.
+"""
+
+# Each for one meaning of its words, so that words alone say which it is.
+_FAMILIES = (_SENTIMENT, _SENTIMENT_3, _NO_YES, _NLI, _TOPIC)
+
+_MAX_WORD_CHARS = 200
+
+
+def label_candidates(
+    task_labels: Mapping[str, str], sets: Iterable[LabelSet] = (), *, name: str | None = None
+) -> tuple[str, ...]:
+    """The candidates of the slot ``labels``.
+
+    Args:
+        task_labels: The task's own label words, by label value.
+        sets: Other sets; their words are taken verbatim, so one for a raw template brings its
+            leading space along.
+        name: A key of `PRESET_LABEL_SETS`: where its sets come from if there are no others. Null
+            looks for the task's own words, see `shipped_label_sets`.
+
+    Returns:
+        Each set as a JSON array of words in the task's label order, the task's own first, without
+        duplicates.
+
+    Raises:
+        SpecError: A set does not fit the task, or there is none.
+    """
+    given: list[LabelSet] = list(sets)
+    if not given:
+        given = list(shipped_label_sets(task_labels, name))
+    problems = []
+    candidates = [_candidate(task_labels, task_labels)]
+    for number, words in enumerate(given, 1):
+        try:
+            candidates.append(_candidate(task_labels, words))
+        except ValueError as exc:
+            problems.append(f"sets: number {number}: {exc}")
+    if problems:
+        raise SpecError(problems)
+    unique = tuple(dict.fromkeys(candidates))
+    if len(unique) < 2:
+        own = ", ".join(map(repr, task_labels.values()))
+        raise SpecError(
+            "sets: needs sets of label words, one word per label "
+            f"({', '.join(task_labels)}), besides the task's own {own}"
+        )
+    return unique
+
+
+def shipped_label_sets(
+    task_labels: Mapping[str, str], name: str | None = None
+) -> tuple[tuple[str, ...], ...]:
+    """The sets that ship with the SDK for a task, written as the task's own words are.
+
+    Args:
+        task_labels: The task's own label words, by label value. Whether they have a leading space
+            and a capital is taken over.
+        name: A key of `PRESET_LABEL_SETS`. Null takes the sets that contain the task's words, in
+            any order; yes and no, say, come with false and true.
+
+    Returns:
+        The words of each set in the task's label order; nothing where none are known.
+
+    Raises:
+        ValueError: There are no sets of this name, or not for as many labels.
+    """
+    own = [word.strip().casefold() for word in task_labels.values()]
+    if name is None:
+        found = _known(own)
+    elif name not in PRESET_LABEL_SETS:
+        raise ValueError(f"no label sets {name!r}; there are: {', '.join(PRESET_LABEL_SETS)}")
+    elif len(PRESET_LABEL_SETS[name][0]) != len(own):
+        raise ValueError(
+            f"label sets {name!r} are for {len(PRESET_LABEL_SETS[name][0])} labels, "
+            f"the task has {len(own)}"
+        )
+    else:
+        found = PRESET_LABEL_SETS[name]
+    space = " " if all(word[:1].isspace() for word in task_labels.values()) else ""
+    capital = all(word.strip()[:1].isupper() for word in task_labels.values())
+    return tuple(
+        tuple(space + (word.capitalize() if capital else word) for word in words) for words in found
+    )
+
+
+def _known(own: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    for family in _FAMILIES:
+        for known in family:
+            if sorted(known) == sorted(own):
+                order = [known.index(word) for word in own]
+                return tuple(tuple(words[at] for at in order) for words in family)
+    return ()
+
+
+def label_words(candidate: str, count: int | None = None) -> tuple[str, ...]:
+    """The label words that a candidate of the slot ``labels`` stands for.
+
+    Args:
+        candidate: A JSON array of words.
+        count: How many labels the task has; null takes any number from 2.
+
+    Returns:
+        The words in the task's label order.
+
+    Raises:
+        ValueError: The candidate is no such array, or its words do not fit.
+    """
+    try:
+        words = json.loads(candidate)
+    except (ValueError, RecursionError) as exc:
+        raise ValueError(f"not a JSON array of label words: {exc}") from exc
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise ValueError(f"not a JSON array of label words: {candidate:.80}")
+    _check(words, count)
+    return tuple(words)
+
+
+def _candidate(task_labels: Mapping[str, str], words: LabelSet | Mapping[str, str]) -> str:
+    if isinstance(words, Mapping):
+        if set(words) != set(task_labels):
+            raise ValueError(
+                f"has words for the labels {', '.join(words)}; "
+                f"the task has the labels {', '.join(task_labels)}"
+            )
+        words = tuple(words[label] for label in task_labels)
+    _check(words, len(task_labels))
+    return json.dumps(words, ensure_ascii=False)
+
+
+def _check(words: Sequence[str], count: int | None) -> None:
+    if len(words) != (count or max(2, len(words))):
+        raise ValueError(f"has {len(words)} label words, needs {count or 'at least 2'}")
+    for word in words:
+        if not word.strip():
+            raise ValueError(f"label word {word!r} is blank")
+        if len(word) > _MAX_WORD_CHARS:
+            raise ValueError(f"label word {word:.20}... has more than {_MAX_WORD_CHARS} characters")
+        if not word.isprintable():
+            raise ValueError(f"label word {word!r} has a character that cannot be printed")
+    # A chat decides on the leading space itself, so words must differ without it.
+    if len({word.strip() for word in words}) < len(words):
+        raise ValueError(f"two labels share one label word: {', '.join(map(repr, words))}")

@@ -1,0 +1,71 @@
+"""From the candidates that were chosen to the prompt that a task is asked with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fedone_sdk.candidates.fill import fill
+from fedone_sdk.candidates.label_sets import label_words
+from fedone_sdk.task import Filling, TaskSpec, TextPrompt
+from fedone_sdk.vocabulary import LABELS, Vocabulary
+
+__all__ = ["label_sets", "no_prompt", "prompt_of"]
+
+
+def prompt_of(task: TaskSpec, vocabulary: Vocabulary, indices: Iterable[int]) -> TextPrompt:
+    """The prompt that these candidates make, one index for each position.
+
+    Args:
+        task: The task.
+        vocabulary: The candidates.
+        indices: Shape (n,).
+
+    Returns:
+        Their concatenation; with slots, what each slot holds, with label words and the texts of
+        other slots in the place of their placeholders (`fill`).
+
+    Raises:
+        IndexError: An index is not one of its position's candidates.
+        ValueError: The candidate of the slot ``labels`` is no set of label words of the task.
+    """
+    if not vocabulary.slots:
+        return vocabulary.text(indices)
+    texts = vocabulary.by_slot(indices)
+    chosen = texts.pop(LABELS, None)
+    words = () if chosen is None else label_words(chosen, len(task.labels))
+    spelled = words or task.label_words
+    if task.chat is not None:  # As `answer_word` spells them behind text.
+        spelled = tuple(f" {word.lstrip()}" for word in spelled)
+    filled = fill(texts, dict(zip(task.labels, spelled, strict=True)))
+    return Filling(tuple(filled.values()), words)
+
+
+def no_prompt(task: TaskSpec, vocabulary: Vocabulary) -> TextPrompt:
+    """The prompt that is left where nothing was tuned.
+
+    Without slots an empty text. A slot is blank where it can be, and has its first candidate
+    otherwise: what a person would write without tuning.
+    """
+    if not vocabulary.slots:
+        return ""
+    return prompt_of(
+        task,
+        vocabulary,
+        [
+            slot.candidates.index("") if "" in slot.candidates else 0
+            for slot in vocabulary.slots
+            for _ in range(slot.repeat)
+        ],
+    )
+
+
+def label_sets(task: TaskSpec, vocabulary: Vocabulary) -> tuple[tuple[str, ...], ...]:
+    """All label words that a prompt may choose: those of the slot ``labels``, or the task's.
+
+    Raises:
+        ValueError: A candidate of the slot is no set of label words of the task.
+    """
+    for slot in vocabulary.slots:
+        if slot.name == LABELS:
+            return tuple(label_words(text, len(task.labels)) for text in slot.candidates)
+    return (task.label_words,)

@@ -1,0 +1,246 @@
+"""The text side of a proposer: what a language model is told, and what its answer gives.
+
+The model sees aggregates only: candidates and their mean losses, never an example of a device. Its
+answer is untrusted text that becomes candidates, and nothing else. The form of the question, scored
+candidates in ascending order of merit, is that of OPRO (Yang et al. 2024, "Large Language Models as
+Optimizers").
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import unicodedata
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fedone_sdk.candidates.fill import label_placeholder
+from fedone_sdk.description import Description
+from fedone_sdk.task import Role
+
+__all__ = ["ScoredCandidate", "proposal_messages", "read_proposals"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredCandidate:
+    """A candidate and what it was measured at.
+
+    Attributes:
+        text: The candidate.
+        mean_loss: Mean over all queries with it, nats.
+        class_losses: The same for the examples of each class alone, by label value.
+    """
+
+    text: str
+    mean_loss: float
+    class_losses: Mapping[str, float] = field(default_factory=dict)
+
+
+_SYSTEM = (
+    "You write candidates for one part of a prompt. A language model reads the prompt together "
+    "with a text and gives the text a label. A candidate is judged by the model's mean loss over "
+    "many labelled texts: lower is better."
+)
+
+
+def proposal_messages(
+    *,
+    description: Description,
+    labels: Mapping[str, str],
+    slot_name: str,
+    form: Iterable[tuple[Role | None, str]] = (),
+    best: Iterable[ScoredCandidate] = (),
+    worst: Iterable[ScoredCandidate] = (),
+    count: int = 4,
+    max_chars: int = 400,
+) -> list[tuple[Role, str]]:
+    """Asks a model for new candidates of a slot.
+
+    Args:
+        description: What is classified, and by what.
+        labels: The label words, by label value.
+        slot_name: The slot to write for.
+        form: How prompt and example are put together, as `TaskSpec.messages` has it.
+        best: The candidates with the lowest losses; one without a finite loss is left out.
+        worst: Those with the highest.
+        count: How many are asked for.
+        max_chars: The longest candidate that is asked for, characters.
+
+    Returns:
+        The messages, each with its role.
+    """
+    paragraphs = [f"Task: {description.asked} Each text is a {description.text}."]
+    if labels:
+        named = (f"{label_placeholder(label)} = {_quoted(word)}" for label, word in labels.items())
+        paragraphs.append(f"Labels, each with the placeholder for its word: {', '.join(named)}.")
+    shape = "\n".join(f"[{role}] {text}" if role else text for role, text in form if text)
+    if shape:
+        paragraphs.append(
+            f"The whole input; you write what stands at {{{slot_name}}}:\n---\n{shape}\n---"
+        )
+    if scored := _ascending([*best, *worst]):
+        lines = "\n".join(_line(candidate, labels) for candidate in scored)
+        paragraphs.append(f"Candidates so far with their losses, the worst first:\n{lines}")
+    rules = [
+        f"Write {count} new candidates for {{{slot_name}}} that should have lower losses than "
+        "these.",
+        "Find out what the good ones have in common and where the bad ones fail; where one class "
+        "has a high loss, help that class. Make the candidates differ from each other.",
+        f"Each has at most {max_chars} characters.",
+        "Name a label only by its placeholder; use no other braces."
+        if labels
+        else "Use no braces.",
+        f"Answer with a JSON array of {count} strings, and nothing else.",
+    ]
+    return [("system", _SYSTEM), ("user", "\n\n".join([*paragraphs, " ".join(rules)]))]
+
+
+def _ascending(candidates: Iterable[ScoredCandidate]) -> list[ScoredCandidate]:
+    """The different candidates, the highest loss first."""
+    unique = {one.text: one for one in candidates if math.isfinite(one.mean_loss)}
+    return sorted(unique.values(), key=lambda one: (-one.mean_loss, one.text))
+
+
+def _line(candidate: ScoredCandidate, labels: Mapping[str, str]) -> str:
+    by_class = ", ".join(
+        f"{labels[label].strip()} {loss:.3f}"
+        for label, loss in candidate.class_losses.items()
+        if label in labels and math.isfinite(loss)
+    )
+    losses = f"{candidate.mean_loss:.3f}" + (f" ({by_class})" if by_class else "")
+    return f"- loss {losses}: {_quoted(candidate.text)}"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text.strip(), ensure_ascii=False)
+
+
+_MAX_ANSWER_CHARS = 100_000
+_MAX_ARRAYS = 50
+
+_DECODER = json.JSONDecoder(strict=False)  # a line feed within a string is a usual mistake
+_ITEM = re.compile(r'\s*("(?:[^"\\]|\\.)*")\s*(?:,|\]|$)', re.DOTALL)
+_MARKED = re.compile(r"[ \t]*(?:\d{1,3}[.):]|[-*\u2022])[ \t]+(\S.*)")
+_QUOTES = ('""', "''", "``", "\u201c\u201d", "\u2018\u2019")
+_PLACEHOLDER = re.compile(r"\{[^{}]*\}")
+_JOINERS = "\u200c\u200d"  # parts of words in Persian and of emoji
+
+
+def read_proposals(
+    text: str,
+    *,
+    known: Collection[str],
+    count: int,
+    max_chars: int,
+    labels: Iterable[str] = (),
+) -> tuple[str, ...]:
+    """The new candidates in a model's answer.
+
+    Args:
+        text: The answer: a JSON array of strings, also within other text or cut off; or a
+            numbered or bulleted list. What is none of these gives no candidates.
+        known: The slot's candidates. What differs from one of them only in case and white space is
+            not new. White space that all of them begin or end with is given to the new ones.
+        count: Give no more than so many.
+        max_chars: A longer one is dropped.
+        labels: The label values whose placeholders may stand in a candidate; one with anything
+            else in braces is dropped.
+
+    Returns:
+        The candidates in the answer's order, unique and not blank. One with control characters,
+        or characters that are not seen, is dropped.
+    """
+    begin, end = _margins(known)
+    allowed = set(map(label_placeholder, labels))
+    seen = {_folded(candidate) for candidate in known}
+    found: list[str] = []
+    for proposal in _read(text[:_MAX_ANSWER_CHARS]):
+        core = proposal.replace("\r\n", "\n").strip()
+        candidate = f"{begin}{core}{end}"
+        if (
+            len(candidate) > max_chars
+            or _folded(core) in {"", *seen}
+            or not _is_plain(core)
+            or not set(_PLACEHOLDER.findall(core)) <= allowed
+        ):
+            continue
+        seen.add(_folded(core))
+        found.append(candidate)
+    return tuple(found[:count])
+
+
+def _margins(known: Collection[str]) -> tuple[str, str]:
+    """The white space in front of all known candidates, and behind them."""
+    texts = [candidate for candidate in known if candidate.strip()]
+    begins = {text[: len(text) - len(text.lstrip())] for text in texts}
+    ends = {text[len(text.rstrip()) :] for text in texts}
+    return (
+        begins.pop() if len(begins) == 1 else "",
+        ends.pop() if len(ends) == 1 else "",
+    )
+
+
+def _folded(text: str) -> str:
+    return " ".join(text.split()).casefold()
+
+
+def _is_plain(text: str) -> bool:
+    """Whether a person sees all of a text."""
+    return not any(
+        unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+        for character in text
+        if character != "\n" and character not in _JOINERS
+    )
+
+
+def _read(text: str) -> Sequence[str]:
+    """The strings of the longest JSON array, the last of equal ones; or else a list's lines."""
+    longest: Sequence[str] = []
+    for strings in _arrays(text):
+        if len(strings) >= len(longest):
+            longest = strings
+    return longest or list(_marked_lines(text))
+
+
+def _arrays(text: str) -> Iterator[list[str]]:
+    at = -1
+    for _ in range(_MAX_ARRAYS):
+        at = text.find("[", at + 1)
+        if at < 0:
+            return
+        try:
+            value, end = _DECODER.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            yield _cut_off(text, at + 1)
+            continue
+        yield [string for item in value for string in _strings(item)]
+        at = end - 1
+
+
+def _strings(item: object) -> Iterator[str]:
+    """An item of an array, or the first text in it where it is an object."""
+    if isinstance(item, str):
+        yield item
+    elif isinstance(item, dict):
+        yield from [value for value in item.values() if isinstance(value, str)][:1]
+
+
+def _cut_off(text: str, at: int) -> list[str]:
+    """The whole strings at the beginning of an array that does not end."""
+    found = []
+    while match := _ITEM.match(text, at):
+        try:
+            found.append(_DECODER.decode(match[1]))
+        except ValueError:
+            break
+        at = match.end()
+    return found
+
+
+def _marked_lines(text: str) -> Iterator[str]:
+    for line in text.splitlines():
+        if match := _MARKED.fullmatch(line):
+            item = match[1].strip().removesuffix(",")
+            quoted = len(item) > 1 and item[0] + item[-1] in _QUOTES
+            yield item[1:-1] if quoted else item

@@ -1,0 +1,399 @@
+"""`fedone compare`: methods x seeds on a task and model of one's own."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass
+from decimal import Decimal
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedone_sdk.cli._failures import naming
+from fedone_sdk.cli._files import check_target, write_file
+from fedone_sdk.cli._logs import quiet_logs
+from fedone_sdk.cli._options import Cap, JsonFile, RunPath, Seed
+from fedone_sdk.cli._output import Output
+from fedone_sdk.cli._run_file import RunFile
+from fedone_sdk.cli._signals import stopping
+from fedone_sdk.cli._state import RunState
+from fedone_sdk.cli._trials import trial_progress
+from fedone_sdk.errors import FedOneError, MissingExtraError, SpecError
+
+if TYPE_CHECKING:
+    from fedone_sdk.backends import LLMBackend
+    from fedone_sdk.comparison import (
+        Comparison,
+        Costs,
+        Results,
+        TotalGuard,
+        Trial,
+        TrialFile,
+        TrialRecord,
+    )
+
+__all__ = ["compare"]
+
+_SEEDS = 5
+
+_Records = dict[tuple[str, int], "TrialRecord"]
+
+
+def compare(
+    run_path: RunPath,
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B,C",
+            show_default=False,
+            help="What is compared, the first with each of the others: names of methods as in "
+            "RUN.yaml, and no-prompt, no-prompt-bias, which tune nothing. RUN.yaml's own method, "
+            "random, gs-bdpl and these two by default.",
+        ),
+    ] = None,
+    seeds: Annotated[
+        int, typer.Option(metavar="N", min=1, max=1000, help="Repeats, from RUN.yaml's seed on.")
+    ] = _SEEDS,
+    seed: Seed = None,
+    cap: Cap = None,
+    queries: Annotated[
+        int | None,
+        typer.Option(
+            metavar="TOTAL",
+            min=1,
+            show_default=False,
+            help="Training queries of all trials that are kept. A seed whose trials do not fit is "
+            "not begun.",
+        ),
+    ] = None,
+    requests: Annotated[
+        int | None,
+        typer.Option(
+            metavar="TOTAL",
+            min=1,
+            show_default=False,
+            help="Requests of all trials together, measurements and repeated starts included.",
+        ),
+    ] = None,
+    usd: Annotated[
+        float | None,
+        typer.Option(metavar="TOTAL", min=0, show_default=False, help="US dollars, as --requests."),
+    ] = None,
+    target: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X",
+            show_default=False,
+            help="Metric whose first time is told in queries; by default what the first method "
+            "has at its end.",
+        ),
+    ] = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Begin, though the model may cost money.")
+    ] = False,
+    only_report: Annotated[
+        bool, typer.Option("--only-report", help="Run nothing; report what is there.")
+    ] = False,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", show_default=False, help="Write a page with table and curves."
+        ),
+    ] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Compare methods on your own task and model, in pairs of the same seed.
+
+    Trials are kept in .fedone/NAME.compare next to RUN.yaml, and answers in
+    .fedone/answers.sqlite: the same command goes on after a stop or a crash, and pays for no answer
+    twice.
+    """
+    output = Output(json_file)
+    quiet_logs()
+    if html is not None:
+        _check_page(html)
+    run = RunFile.load(run_path, seed=seed, cap=cap)
+    place = _Place.beside(run)
+    comparison = _comparison(run, methods, seeds)
+    with naming(str(run.path)):
+        trials = comparison.trials()
+    with place.locked(makes=not only_report):
+        if only_report:
+            records = comparison.known(trials, place.file)
+        else:
+            records = asyncio.run(
+                _run(
+                    run,
+                    comparison,
+                    trials,
+                    place,
+                    _Caps(queries=queries, requests=requests, usd=usd),
+                    yes=yes,
+                )
+            )
+    if not records:
+        raise SpecError(f"there is nothing to report in {place.folder}", source="arguments")
+    results = comparison.results(trials, records, target=target)
+    if html is not None:
+        from fedone_sdk.comparison.page import comparison_html
+
+        write_file("--html", html, comparison_html(results, _same_command()))
+    output.write_json({"version": _version(), "run": str(run.path), **results.document()})
+    _print(output, results, place)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Caps:
+    """Caps on all trials together."""
+
+    queries: int | None
+    requests: int | None
+    usd: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """Where a comparison is kept.
+
+    Attributes:
+        folder: Its own.
+        state: Where `fedone tune` keeps the run: the answers are shared.
+    """
+
+    folder: Path
+    state: RunState
+
+    @classmethod
+    def beside(cls, run: RunFile) -> _Place:
+        """The place of a run's comparison: next to its RUN.yaml.
+
+        Raises:
+            SpecError: It cannot be written to.
+        """
+        state = RunState.beside(run.path, run.spec.name)
+        return cls(folder=state.store.with_name(f"{run.spec.name}.compare"), state=state)
+
+    @property
+    def file(self) -> TrialFile:
+        """The file of all trials."""
+        from fedone_sdk.comparison import TrialFile
+
+        return TrialFile(self.folder / "trials.jsonl")
+
+    @contextmanager
+    def locked(self, *, makes: bool) -> Iterator[None]:
+        """Makes the folder, and keeps other processes from running its trials too.
+
+        Raises:
+            SpecError: Another process does, or the folder cannot be made.
+        """
+        from filelock import FileLock, Timeout
+
+        if not makes:
+            yield
+            return
+        self.state.make()
+        try:
+            self.folder.mkdir(mode=0o700, exist_ok=True)
+        except OSError as exc:
+            raise SpecError(
+                f"{self.folder}: cannot be made: {exc.strerror}", source="arguments"
+            ) from exc
+        lock = FileLock(self.folder / "lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise SpecError(
+                f"{self.folder}: another process runs this comparison", source="arguments"
+            ) from None
+        try:
+            yield
+        finally:
+            lock.release()
+
+
+def _comparison(run: RunFile, methods: str | None, seeds: int) -> Comparison:
+    from fedone_sdk.comparison import Comparison, default_names, entrants_of
+    from fedone_sdk.spec import load_yaml
+
+    names = default_names(run.spec) if methods is None else tuple(methods.split(","))
+    entrants = entrants_of(load_yaml(run.path), run.spec, names)
+    first = run.spec.seed
+    return Comparison(
+        name=run.spec.name,
+        folder=run.folder,
+        entrants=tuple(entrants),
+        seeds=tuple(range(first, first + seeds)),
+    )
+
+
+async def _run(
+    run: RunFile,
+    comparison: Comparison,
+    trials: list[Trial],
+    place: _Place,
+    caps: _Caps,
+    *,
+    yes: bool,
+) -> _Records:
+    """Runs what is missing and affordable; all records that are there then."""
+    from fedone_sdk.comparison import affordable, costs_of, is_free
+    from fedone_sdk.task import form_of
+
+    guard = _guard(place, caps)
+    async with AsyncExitStack() as stack:
+        backend = await stack.enter_async_context(
+            run.backend(cache=place.state.answers, guard=guard)
+        )
+        with naming(str(run.path)):
+            await backend.check(run.spec.task.label_words, form_of(run.spec.task))
+            _check_caps(caps, backend)
+            records = comparison.known(trials, place.file, backend.fingerprint)
+            missing = [one for one in trials if (one.entrant.name, one.seed) not in records]
+            spent = sum(record.queries for record in place.file.read())
+            ahead = affordable(trials, records, caps.queries, spent)
+            costs = await costs_of(ahead, backend) if ahead else None
+        if costs is None:
+            if missing:
+                text = (
+                    f"--queries {caps.queries}: pays for none of the {len(missing)} missing trials"
+                )
+                if not records:
+                    raise SpecError(text, source="arguments")
+                _say(text)
+            return records
+        for line in _told(costs, len(trials), len(missing), caps):
+            _say(line)
+        if not yes and not is_free(backend, run.spec.method.batch_size):
+            raise SpecError(
+                "--yes: is required to begin, because this model may cost money",
+                source="arguments",
+            )
+        try:
+            await _go(ahead, backend, place, records, total=len(trials))
+        except FedOneError:
+            if guard is None or guard.refusal is None:
+                raise
+            text = f"--requests, --usd: {guard.refusal}"
+            if not records:
+                raise SpecError(text, source="arguments") from None
+            _say(text)
+        return records
+
+
+async def _go(
+    ahead: list[Trial], backend: LLMBackend, place: _Place, records: _Records, *, total: int
+) -> None:
+    """Runs trials, and adds their records."""
+    from fedone_sdk.comparison import run_trials
+    from fedone_sdk.experiments.engine import Progress
+
+    task = asyncio.current_task()
+    assert task is not None
+    kept = len(records)
+    with stopping(task.cancel), trial_progress("compare") as watch:
+        watch(Progress(total=total, kept=kept, done=kept, failed=0))
+        try:
+            async for trial, record in run_trials(ahead, backend, place.file):
+                records[trial.entrant.name, trial.seed] = record
+                watch(Progress(total=total, kept=kept, done=len(records), failed=0, last=trial.key))
+        except asyncio.CancelledError:
+            _say(
+                f"stopped; {len(records)} of {total} trials are kept in {place.folder}, and the "
+                "same command goes on from there"
+            )
+            raise typer.Exit(130) from None
+        except FedOneError:
+            _say(f"{len(records)} of {total} trials are kept in {place.folder}")
+            raise
+
+
+def _guard(place: _Place, caps: _Caps) -> TotalGuard | None:
+    """What keeps all trials together within their caps, also after a crash."""
+    from fedone_sdk.budget import Budget, SqliteLedger
+    from fedone_sdk.comparison import TotalGuard
+
+    if caps.requests is None and caps.usd is None:
+        return None
+    budget = Budget(
+        requests=caps.requests, usd=None if caps.usd is None else Decimal(str(caps.usd))
+    )
+    return TotalGuard(budget, ledger=SqliteLedger(place.folder / "ledger.sqlite"))
+
+
+def _check_caps(caps: _Caps, backend: LLMBackend) -> None:
+    if caps.usd is not None and "usd" not in backend.bounds:
+        raise SpecError(
+            "--usd: the price of this model is not known; backend.prices names it",
+            source="arguments",
+        )
+
+
+def _told(costs: Costs, total: int, missing: int, caps: _Caps) -> Iterator[str]:
+    """What all trials may cost, before they cost anything."""
+    kept = total - missing
+    yield (
+        f"{costs.trials} of {total} trials to run"
+        f"{f', {kept} are there already' if kept else ''}"
+        f"{_beyond(missing - costs.trials, caps)}"
+    )
+    yield (
+        f"  at most {costs.training_queries:,} training queries, and {costs.evaluation_queries:,} "
+        "on the dev split"
+    )
+    for word, usage in ("about", costs.expected), ("at most", costs.most):
+        yield (
+            f"  {word} {usage.requests:,} requests, {usage.prompt_tokens:,} prompt tokens, "
+            f"{usage.completion_tokens:,} completion tokens, USD {usage.usd:.4f}"
+        )
+    for warning in costs.warnings:
+        yield f"  warning: {warning}"
+
+
+def _beyond(count: int, caps: _Caps) -> str:
+    return f", {count} are beyond --queries {caps.queries}" if count else ""
+
+
+def _check_page(target: Path) -> None:
+    if target.suffix != ".html":
+        raise SpecError(f"--html: {target} must end in .html", source="arguments")
+    check_target("--html", target)
+    if any(find_spec(name) is None for name in ("jinja2", "matplotlib")):
+        raise MissingExtraError("a page with curves", extra="report")
+
+
+def _print(output: Output, results: Results, place: _Place) -> None:
+    from fedone_sdk.comparison.table import header_of, row_of
+
+    output.heading(f"{results.name}: {results.task.metric} of the tuned prompt on dev")
+    output.table(header_of(results), (row_of(results, standing) for standing in results.standings))
+    for standing in results.standings:
+        if standing.entrant.notes:
+            notes = "; ".join(standing.entrant.notes)
+            output.console.print(f"  {standing.entrant.name}: other than in RUN.yaml: {notes}")
+    output.console.print(f"  target: {results.target_text}")
+    if results.missing:
+        output.console.print(f"  {len(results.missing)} trials are not there yet")
+    output.console.print()
+    output.console.print(results.conclusion)
+    _say(f"kept in {place.folder}")
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def _same_command() -> str:
+    return shlex.join(["fedone", *sys.argv[1:]])
+
+
+def _version() -> str:
+    from fedone_sdk import __version__
+
+    return __version__

@@ -1,0 +1,354 @@
+"""`fedone retune`: a prompt moves to another model, because its own retires."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedone_sdk.cli._failures import naming
+from fedone_sdk.cli._files import check_target, write_file
+from fedone_sdk.cli._logs import quiet_logs
+from fedone_sdk.cli._options import JsonFile, Seed, Transport, TransportName
+from fedone_sdk.cli._output import Output
+from fedone_sdk.cli._report import exit_code
+from fedone_sdk.cli._run_file import RunFile
+from fedone_sdk.cli._state import RunState
+from fedone_sdk.cli._tuning import KeptRun, run_here, what_is_next
+from fedone_sdk.cli.report import check_report
+from fedone_sdk.data import load_examples
+from fedone_sdk.errors import SpecError
+from fedone_sdk.spec import RunSpec, load_backend
+
+if TYPE_CHECKING:
+    from fedone_sdk.messages import RunResult
+    from fedone_sdk.reports import PromptArtefact
+    from fedone_sdk.reports.retune_page import RetunePage
+    from fedone_sdk.reports.retuned import Retuned
+    from fedone_sdk.simulation.retune import RetunePlan, Retuning
+    from fedone_sdk.spec import BackendSpec
+
+__all__ = ["retune"]
+
+
+def retune(
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="PROMPT.json",
+            show_default=False,
+            help="The prompt: what `fedone runs export --as prompt` wrote.",
+        ),
+    ],
+    backend_path: Annotated[
+        Path,
+        typer.Option(
+            "--backend",
+            metavar="NEW.yaml",
+            show_default=False,
+            help="The new model: a file with the `backend` section of a RUN.yaml. Its paths start "
+            "at its folder.",
+        ),
+    ],
+    run_path: Annotated[
+        Path | None,
+        typer.Option(
+            "--run",
+            metavar="RUN.yaml",
+            show_default=False,
+            help="Take task, data, method, vocabulary and caps from there; its model is not asked.",
+        ),
+    ] = None,
+    train: Annotated[
+        str | None,
+        typer.Option(
+            "--data",
+            metavar="TRAIN",
+            show_default=False,
+            help="Without --run: labelled examples to tune on, or hf:NAME.",
+        ),
+    ] = None,
+    dev: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DEV",
+            show_default=False,
+            help="Without --run: labelled examples to compare prompts on.",
+        ),
+    ] = None,
+    queries: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            show_default=False,
+            help="Spend no more than N training queries; by default RUN.yaml's cap, or 200.",
+        ),
+    ] = None,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Say what it would cost, and ask nothing.")
+    ] = False,
+    target: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            show_default=False,
+            help="The new prompt; by default RUN_ID.prompt.json next to the old one.",
+        ),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace another prompt that --output holds.")
+    ] = False,
+    html: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.html", show_default=False, help="Write the page as HTML, too."),
+    ] = None,
+    seed: Seed = None,
+    transport: Transport = TransportName.http,
+    store: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            show_default=False,
+            help="Keep the run in this SQLite file instead of .fedone/RUN_ID.db next to "
+            "PROMPT.json.",
+        ),
+    ] = None,
+    fresh: Annotated[
+        bool,
+        typer.Option("--fresh", help="Remove the kept run and start over. Paid answers stay."),
+    ] = False,
+    json_file: JsonFile = None,
+) -> None:
+    """Move a prompt to another model: measure it there, tune it under a cap, compare.
+
+    On the new model and the dev split: no prompt, the old prompt with its old label bias and with
+    one found again, and the new prompt. The run is kept in .fedone next to PROMPT.json: the same
+    command goes on after a stop or a crash.
+    """
+    from fedone_sdk.reports import read_artefact
+    from fedone_sdk.simulation.retune import Retuning
+    from fedone_sdk.simulation.retune_spec import retune_name
+
+    output = Output(json_file)
+    quiet_logs()
+    _check_data(run_path, train, dev)
+    artefact = read_artefact(path)
+    backend = load_backend(backend_path)
+    name = retune_name(artefact, backend_path.stem)
+    target = target or path.with_name(f"{name}.prompt.json")
+    _check_targets(target, html, store, name, overwrite=overwrite)
+    spec = _spec(path, artefact, backend, name, run_path, train, dev, queries, seed)
+    run = RunFile(path=run_path or Path("arguments"), spec=spec)
+    move = Retuning(artefact=artefact, federation=run.federation())
+    model = RunFile(path=backend_path, spec=spec)
+    estimate = asyncio.run(_plan(model, move))
+    if plan:
+        output.write_json(estimate.model_dump(mode="json"))
+        _print_plan(output, name, estimate)
+        return
+    state = RunState.beside(path, name) if store is None else RunState.at(store)
+    kept = KeptRun(state.store)
+    ended, result, found = asyncio.run(
+        _retune(model, move, estimate, state, kept, transport, fresh)
+    )
+    page = _page(artefact, found, estimate, result)
+    final = exit_code(result) == 0
+    document = {
+        **found.model_dump(mode="json"),
+        "verdict": page.verdict,
+        "plan": estimate.model_dump(mode="json"),
+        "run": result.model_dump(mode="json"),
+        "output": str(target) if final else None,
+    }
+    # What was paid for: that one cannot be written costs none of the others.
+    with ExitStack() as last_first:
+        last_first.callback(_print, output, page)
+        if html is not None:
+            last_first.callback(_write_html, html, page)
+        if final:
+            last_first.callback(_write_prompt, kept, result.run_id, target)
+        last_first.callback(output.write_json, document)
+    if final:
+        print(f"{target}: the new prompt", file=sys.stderr)
+    for line in what_is_next(spec, result, state, ended):
+        print(line, file=sys.stderr)
+    raise typer.Exit(exit_code(result))
+
+
+def _check_data(run_path: Path | None, train: str | None, dev: str | None) -> None:
+    given = {"--data": train, "--dev": dev}
+    for option, value in given.items():
+        if run_path is not None and value is not None:
+            raise SpecError(f"{option}: does not go with --run", source="arguments")
+        if run_path is None and value is None:
+            raise SpecError(f"{option}: is required without --run", source="arguments")
+
+
+def _check_targets(
+    target: Path, html: Path | None, store: Path | None, name: str, *, overwrite: bool
+) -> None:
+    check_target("--output", target)
+    if html is not None:
+        if html.suffix != ".html":
+            raise SpecError(f"--html: {html} must end in .html", source="arguments")
+        check_report("--html", html)
+    if store is not None:
+        check_target("--store", store)
+    if target.is_file() and not overwrite and not _is_of(target, name):
+        raise SpecError(
+            f"--output: {target} is there and is not of run {name!r}; --overwrite replaces it",
+            source="arguments",
+        )
+
+
+def _is_of(target: Path, name: str) -> bool:
+    """Whether a file is what an earlier start of the same command wrote."""
+    from fedone_sdk.reports import read_artefact
+
+    try:
+        return read_artefact(target).run_id == name
+    except SpecError:
+        return False
+
+
+def _spec(
+    path: Path,
+    artefact: PromptArtefact,
+    backend: BackendSpec,
+    name: str,
+    run_path: Path | None,
+    train: str | None,
+    dev: str | None,
+    queries: int | None,
+    seed: int | None,
+) -> RunSpec:
+    from fedone_sdk.simulation.retune_spec import retune_spec
+
+    rows = 0 if train is None else len([*load_examples(train)])
+    with naming(str(run_path or path)):
+        return retune_spec(
+            artefact,
+            backend,
+            name=name,
+            run=None if run_path is None else RunSpec.load(run_path),
+            train=train,
+            dev=dev,
+            num_examples=rows,
+            queries=queries,
+            seed=seed,
+        )
+
+
+async def _plan(model: RunFile, move: Retuning) -> RetunePlan:
+    """By a backend of its own without a cache, so that what was paid already counts as well."""
+    backend = model.spec.backend.model_copy(update={"cache": None, "record": None})
+    spec = model.spec.model_copy(update={"backend": backend})
+    async with RunFile(path=model.path, spec=spec).backend() as opened:
+        with naming(str(model.path)):
+            return await move.plan(opened)
+
+
+async def _retune(
+    model: RunFile,
+    move: Retuning,
+    estimate: RetunePlan,
+    state: RunState,
+    kept: KeptRun,
+    transport: TransportName,
+    fresh: bool,
+) -> tuple[str | None, RunResult, Retuned]:
+    from fedone_sdk.reports.retuned import measure_retuned
+
+    federation = move.federation
+    state.make()
+    async with model.backend(cache=state.answers) as backend:
+        with naming(str(model.path)):
+            ended = await state.find(
+                federation.spec,
+                federation.vocabulary,
+                fresh=fresh,
+                model=backend.fingerprint,
+            )
+        # What it will cost, before it does.
+        print(f"{federation.spec.name}: {_cost(estimate)}", file=sys.stderr)
+        result = await run_here(
+            federation,
+            source=model.path,
+            backend=backend,
+            transport=transport.value,
+            store=kept.store,
+            state_dir=state.clients,
+            first=partial(move.find_biases, backend),
+        )
+        found = await measure_retuned(
+            backend,
+            move.artefact,
+            federation.spec,
+            federation.dev,
+            result.prompt,
+            move.biases,
+            finished=exit_code(result) == 0,
+            bare=move.bare,
+            score=federation.score,
+            measure=federation.measure,
+        )
+    return ended, result, found
+
+
+def _page(
+    artefact: PromptArtefact, found: Retuned, estimate: RetunePlan, result: RunResult
+) -> RetunePage:
+    from fedone_sdk.reports.retune_page import retune_page
+
+    return retune_page(artefact, found, estimate, result)
+
+
+def _cost(plan: RetunePlan) -> str:
+    expected, most = plan.expected, plan.most
+    return (
+        f"up to {plan.training_queries} training and {plan.evaluation_queries} evaluation queries, "
+        f"about {expected.requests} requests, {expected.prompt_tokens} prompt tokens and "
+        f"USD {expected.usd:.4f}, {most.usd:.4f} at most"
+    )
+
+
+def _print_plan(output: Output, name: str, plan: RetunePlan) -> None:
+    output.heading(f"{name}: what it would cost")
+    output.console.print(f"  {_cost(plan)}")
+    for warning in plan.run.warnings:
+        output.console.print(f"  warning: {warning}")
+
+
+def _print(output: Output, page: RetunePage) -> None:
+    output.heading(page.title)
+    output.facts(dict(page.facts))
+    output.console.print()
+    output.table([page.metric, "value", "95 % interval", "label bias"], page.measured)
+    output.console.print()
+    if page.gains:
+        output.table(["difference (positive is better)", "value", "95 % interval"], page.gains)
+        output.console.print()
+    output.table(["cost", "expected", "at most", "spent"], page.costs)
+    output.console.print()
+    for sentence in page.verdict:
+        output.console.print(sentence)
+
+
+def _write_html(target: Path, page: RetunePage) -> None:
+    from fedone_sdk.reports.retune_page import retune_html
+
+    write_file("--html", target, retune_html(page))
+
+
+def _write_prompt(kept: KeptRun, run_id: str, target: Path) -> None:
+    from fedone_sdk.reports import artefact_of
+
+    write_file("--output", target, artefact_of(kept.run(run_id)).dump())

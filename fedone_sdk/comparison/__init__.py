@@ -1,0 +1,42 @@
+"""Methods and seeds on a task and model of one's own: paired trials, kept on the disk."""
+
+from fedone_sdk.comparison.comparison import Comparison, affordable, run_trials
+from fedone_sdk.comparison.costs import Costs, TotalGuard, costs_of, is_free
+from fedone_sdk.comparison.entrants import (
+    BASELINES,
+    METHODS,
+    Entrant,
+    default_names,
+    entrants_of,
+    training_queries,
+)
+from fedone_sdk.comparison.records import Point, TrialFile, TrialRecord
+from fedone_sdk.comparison.results import Results, Standing, results_of
+from fedone_sdk.comparison.statistics import Estimate, difference
+from fedone_sdk.comparison.trials import Trial, run_trial
+
+__all__ = [
+    "BASELINES",
+    "Comparison",
+    "Costs",
+    "Entrant",
+    "Estimate",
+    "METHODS",
+    "Point",
+    "Results",
+    "Standing",
+    "TotalGuard",
+    "Trial",
+    "TrialFile",
+    "TrialRecord",
+    "affordable",
+    "costs_of",
+    "default_names",
+    "difference",
+    "entrants_of",
+    "is_free",
+    "results_of",
+    "run_trial",
+    "run_trials",
+    "training_queries",
+]

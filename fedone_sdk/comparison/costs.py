@@ -1,0 +1,115 @@
+"""What the trials of a comparison may cost, found without asking the model anything."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from fedone_sdk.backends import LLMBackend
+from fedone_sdk.budget import NOTHING, BudgetGuard, Lease, Usage
+from fedone_sdk.comparison.trials import Trial
+from fedone_sdk.errors import BudgetExhausted
+from fedone_sdk.simulation import plan_run
+
+__all__ = ["Costs", "TotalGuard", "costs_of", "is_free"]
+
+
+_UNEQUAL = (
+    "budget: caps on requests, tokens and usd count what is sent: a trial gets further with "
+    "answers that an earlier one has paid for; budget.queries is the same for all"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """The cost of some trials together.
+
+    Attributes:
+        trials: How many.
+        training_queries: At most.
+        evaluation_queries: At most.
+        expected: What each trial by itself is expected to send, summed up. Answers that trials
+            share are sent once, so it may be less.
+        most: What all of them may send.
+        warnings: What stands in the way of a trial, or makes it incomparable.
+    """
+
+    trials: int
+    training_queries: int
+    evaluation_queries: int
+    expected: Usage
+    most: Usage
+    warnings: tuple[str, ...]
+
+
+def is_free(backend: LLMBackend, batch_size: int) -> bool:
+    """Whether a model is known to cost no money."""
+    return "usd" in backend.bounds and backend.worst_case(batch_size).usd == 0
+
+
+class TotalGuard(BudgetGuard):
+    """Pays for all trials, and remembers what it has refused.
+
+    Attributes:
+        refusal: The first reservation that did not fit.
+    """
+
+    refusal: BudgetExhausted | None = None
+
+    @asynccontextmanager
+    async def reserve(self, worst: Usage) -> AsyncIterator[Lease]:
+        """As every guard does."""
+        try:
+            async with super().reserve(worst) as lease:
+                yield lease
+        except BudgetExhausted as exc:
+            self.refusal = self.refusal or exc
+            raise
+
+
+async def costs_of(trials: Sequence[Trial], backend: LLMBackend) -> Costs:
+    """Plans the first trial of each method, and counts it once for each seed.
+
+    Raises:
+        BackendError: The model cannot be used as described.
+        LabelWordError: A label word is not one token of the model.
+        SpecError: A method cannot be run with this model.
+    """
+    training = evaluation = 0
+    expected = most = NOTHING
+    budget = trials[0].federation.spec.budget if trials else None
+    warnings: dict[str, None] = {}
+    if budget is not None and budget.model_dump(exclude={"queries"}, exclude_none=True):
+        warnings[_UNEQUAL] = None
+    for name in dict.fromkeys(trial.entrant.name for trial in trials):
+        same = [trial for trial in trials if trial.entrant.name == name]
+        entrant, federation = same[0].entrant, same[0].federation
+        plan = await plan_run(federation, backend=backend, transport="memory")
+        count, queries = len(same), same[0].training_queries
+        training += sum(trial.training_queries for trial in same)
+        if entrant.kind == "method":
+            measured = plan.evaluation.queries
+            expected += plan.expected.without_queries() * count
+            most += plan.most.without_queries() * count
+            # A cap that ends a run before its last round is what is compared by.
+            warnings |= dict.fromkeys(
+                f"{name}: {warning}"
+                for warning in plan.warnings
+                if not (plan.rounds_affordable and warning.startswith("budget: pays"))
+            )
+        else:
+            measured = plan.evaluation.no_prompt
+            asked = (queries + measured) * count
+            each = backend.worst_case(federation.spec.method.batch_size)
+            expected += (plan.per_query * asked).without_queries()
+            most += (each * asked).without_queries()
+        evaluation += measured * count
+    return Costs(
+        trials=len(trials),
+        training_queries=training,
+        evaluation_queries=evaluation,
+        expected=expected,
+        most=most,
+        warnings=tuple(warnings),
+    )

@@ -1,0 +1,200 @@
+"""What is compared: methods with their settings, and baselines that tune nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any, Literal, get_args
+
+from pydantic import ValidationError
+
+from fedone_sdk.errors import SpecError
+from fedone_sdk.spec import MethodSpec, RunSpec, validate_spec
+
+__all__ = ["BASELINES", "Entrant", "METHODS", "default_names", "entrants_of", "training_queries"]
+
+BASELINES: Mapping[str, str] = {
+    "no-prompt": "No prompt",
+    "no-prompt-bias": "No prompt, fitted label bias",
+}
+"""What tunes nothing, by name, and its label."""
+
+BIAS_QUERIES = 10
+"""Queries that the label bias of ``no-prompt-bias`` is fitted on."""
+
+_PEERS = ("random", "gs-bdpl")
+"""What RUN.yaml's own method is compared with where the user names nothing."""
+
+_MODELS: Mapping[str, Any] = {
+    name: model
+    for model in get_args(get_args(MethodSpec)[0])
+    for name in get_args(model.model_fields["name"].annotation)
+}
+
+METHODS = tuple(name for name, model in _MODELS.items() if model.domain != "parameters")
+"""The black-box methods, by their names in RUN.yaml."""
+
+_GIVES_WAY: tuple[tuple[str, ...], ...] = (
+    ("calibration",),
+    ("participation", "server_optimizer"),
+    ("evaluation", "prompt"),
+)
+"""Keys of RUN.yaml that may be right for its own method alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entrant:
+    """One row of a comparison.
+
+    Attributes:
+        name: As the user names it.
+        kind: A ``method`` is tuned; a ``baseline`` is only measured.
+        spec: Its run; the seed is that of RUN.yaml. A baseline has the run of RUN.yaml.
+        notes: What differs from RUN.yaml beside the method itself.
+    """
+
+    name: str
+    kind: Literal["method", "baseline"]
+    spec: RunSpec
+    notes: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        return BASELINES.get(self.name, self.name)
+
+    def seeded(self, seed: int) -> RunSpec:
+        """The run under another seed."""
+        return self.spec.model_copy(update={"seed": seed})
+
+    @property
+    def training_queries(self) -> int:
+        """Training queries that one trial takes at most."""
+        most = training_queries(self.spec)
+        if self.kind == "method":
+            return most
+        return min(most, BIAS_QUERIES) if self.name == "no-prompt-bias" else 0
+
+
+def training_queries(spec: RunSpec) -> int:
+    """Training queries that a run takes at most."""
+    method, cap = spec.method, None if spec.budget is None else spec.budget.queries
+    per_round = spec.participation.clients_per_round * method.num_samples * method.local_steps
+    return spec.rounds * per_round if cap is None else min(cap, spec.rounds * per_round)
+
+
+def default_names(spec: RunSpec) -> tuple[str, ...]:
+    """RUN.yaml's own method, its peers, and the baselines that the task allows."""
+    names = [spec.method.name, *(name for name in _PEERS if name in METHODS), *BASELINES]
+    if _against_bias(spec):
+        names.remove("no-prompt-bias")
+    return tuple(dict.fromkeys(names))
+
+
+def entrants_of(document: Mapping[str, Any], base: RunSpec, names: Sequence[str]) -> list[Entrant]:
+    """Puts each method in the place of RUN.yaml's own.
+
+    A method takes over the settings of RUN.yaml's method that it knows. Where ``calibration``, the
+    server's optimiser or ``evaluation.prompt`` do not go with it, the SDK's default takes their
+    place, and a note says so.
+
+    Args:
+        document: RUN.yaml as it was read.
+        base: The same, validated, with what the command line changes.
+        names: Of methods and baselines, in the order of the table.
+
+    Raises:
+        SpecError: There is no such method, or it cannot run what RUN.yaml describes.
+    """
+    if not names or len(set(names)) < len(names):
+        raise SpecError("--methods: each must stand once", source="arguments")
+    return [_entrant(document, base, name) for name in names]
+
+
+def _entrant(document: Mapping[str, Any], base: RunSpec, name: str) -> Entrant:
+    if name in BASELINES:
+        if name == "no-prompt-bias" and (problem := _against_bias(base)):
+            raise SpecError(f"--methods: {name} {problem}", source="arguments")
+        return Entrant(name=name, kind="baseline", spec=base)
+    if name not in METHODS:
+        known = ", ".join((*METHODS, *BASELINES))
+        reason = "is trained with gradients" if name in _MODELS else "is not known"
+        raise SpecError(f"--methods: {name!r} {reason}; allowed: {known}", source="arguments")
+    if name == base.method.name:
+        return Entrant(name=name, kind="method", spec=base)
+    changed = {
+        **document,
+        "method": _settings(document.get("method") or {}, name),
+        "seed": base.seed,
+        "budget": base.budget and base.budget.model_dump(),
+    }
+    if _MODELS[name].domain != "tokens":
+        kept = {key: value for key, value in document["prompt"].items() if key == "length"}
+        changed["prompt"] = {**kept, "vocabulary": None}
+    spec = _valid(changed, name)
+    notes = (
+        note
+        for note in base.differences(spec)
+        if note.split(" ")[0].partition(".")[0] not in ("method", "seed")
+    )
+    return Entrant(name=name, kind="method", spec=spec, notes=tuple(notes))
+
+
+def _settings(own: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The settings of RUN.yaml's method that another one has too, where their values are valid."""
+    model = _MODELS[name]
+    kept = {key: own[key] for key in model.model_fields.keys() & own.keys() if key != "name"}
+    try:
+        model.model_validate({**kept, "name": name})
+    except ValidationError as exc:
+        wrong = {error["loc"][0] for error in exc.errors() if error["loc"]}
+        kept = {key: value for key, value in kept.items() if key not in wrong}
+    return {**kept, "name": name}
+
+
+def _valid(document: Mapping[str, Any], name: str) -> RunSpec:
+    """The run with as few keys left to the SDK's defaults as it takes.
+
+    Raises:
+        SpecError: It is impossible even so.
+    """
+    first: SpecError | None = None
+    for form in _forms(document):
+        try:
+            return validate_spec(RunSpec, form, source="arguments")
+        except SpecError as exc:
+            first = first or exc
+    assert first is not None  # there is at least the form as it stands
+    problem = "; ".join(first.problems)
+    raise SpecError(
+        f"--methods: {name} cannot run what RUN.yaml says ({problem}); leave it out",
+        source="arguments",
+    )
+
+
+def _forms(document: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The document as it stands, then with more and more keys left out."""
+    for count in range(len(_GIVES_WAY) + 1):
+        for paths in combinations(_GIVES_WAY, count):
+            form = dict(document)
+            for path in paths:
+                form = _without(form, path)
+            yield form
+
+
+def _without(document: Mapping[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
+    first, *rest = path
+    found = document.get(first)
+    if rest and isinstance(found, Mapping):
+        return {**document, first: _without(found, tuple(rest))}
+    return {key: value for key, value in document.items() if key != first}
+
+
+def _against_bias(spec: RunSpec) -> str | None:
+    """Why no label bias can be fitted for a task; None where one can."""
+    if spec.task.generates:
+        return "needs a task with label words"
+    if spec.task.loss != "cross_entropy":
+        return f"needs task.loss cross_entropy, not {spec.task.loss}"
+    return "needs a task without a bias of its own" if spec.task.bias is not None else None

@@ -1,0 +1,319 @@
+"""What the trials say: one line per entrant, and a conclusion."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedone_sdk.budget import NOTHING, Usage
+from fedone_sdk.comparison.entrants import Entrant
+from fedone_sdk.comparison.records import TrialRecord
+from fedone_sdk.comparison.statistics import (
+    RESAMPLED,
+    Estimate,
+    difference,
+    loss_difference,
+)
+from fedone_sdk.task import TaskSpec
+
+__all__ = ["Results", "Standing", "results_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """One entrant.
+
+    Attributes:
+        entrant: Which.
+        trials: By seed.
+        metric: Mean over the seeds; None without trials.
+        loss: Mean over the seeds; None without trials.
+        difference: Its metric less the first entrant's, paired; None for the first, without pairs,
+            or for a metric that cannot be resampled.
+        loss_difference: The same of the loss.
+        reached: Training queries to the target by seed; None where it was never reached.
+    """
+
+    entrant: Entrant
+    trials: Mapping[int, TrialRecord]
+    metric: float | None
+    loss: float | None
+    difference: Estimate | None
+    loss_difference: Estimate | None
+    reached: Mapping[int, int | None]
+
+    @property
+    def queries_to_target(self) -> float | None:
+        """The lower median over the seeds, infinite where most never came there; None: no trial."""
+        found = sorted(math.inf if one is None else one for one in self.reached.values())
+        return found[(len(found) - 1) // 2] if found else None
+
+    @property
+    def spent(self) -> Usage:
+        """What was sent for all trials."""
+        return sum((one.spent for one in self.trials.values()), NOTHING)
+
+    def mean(self, name: str) -> float | None:
+        """The mean of a number over the seeds; None without trials."""
+        found = [float(getattr(one, name)) for one in self.trials.values()]
+        return math.fsum(found) / len(found) if found else None
+
+    def document(self) -> dict[str, Any]:
+        """For JSON."""
+        median = self.queries_to_target
+        return {
+            "name": self.entrant.name,
+            "label": self.entrant.label,
+            "kind": self.entrant.kind,
+            "settings": self.entrant.spec.method.model_dump(mode="json")
+            if self.entrant.kind == "method"
+            else None,
+            "notes": list(self.entrant.notes),
+            "trials": len(self.trials),
+            "metric": self._numbers("metric"),
+            "loss": self._numbers("loss"),
+            "difference": self.difference and self.difference._asdict(),
+            "loss_difference": self.loss_difference and self.loss_difference._asdict(),
+            "queries_to_target": {
+                "median": None if median is None or math.isinf(median) else median,
+                "reached": sum(one is not None for one in self.reached.values()),
+                "by_seed": {str(seed): one for seed, one in self.reached.items()},
+            },
+            "queries": self.mean("queries"),
+            "example_calls": self.mean("example_calls"),
+            "evaluation_queries": self.mean("evaluation_queries"),
+            "spent": self.spent.model_dump(mode="json"),
+            "prompts": {str(seed): one.prompt for seed, one in self.trials.items()},
+            "curves": {
+                str(seed): [point.model_dump() for point in one.curve]
+                for seed, one in self.trials.items()
+            },
+        }
+
+    def _numbers(self, name: str) -> dict[str, Any]:
+        by_seed = {str(seed): getattr(one, name) for seed, one in self.trials.items()}
+        values = list(by_seed.values())
+        return {
+            "mean": self.mean(name),
+            "sd": statistics.stdev(values) if len(values) > 1 else None,
+            "by_seed": by_seed,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results:
+    """All of a comparison.
+
+    Attributes:
+        name: Of the run.
+        task: What is asked.
+        seeds: All that were asked for.
+        standings: In the order of the table; the first is what the others are compared with.
+        target: The metric that is to be reached; None is what the first one has at its end, seed
+            by seed.
+        models: Fingerprints of the models that answered.
+        num_examples: Examples of the dev split.
+        missing: Trials that are not there.
+    """
+
+    name: str
+    task: TaskSpec
+    seeds: tuple[int, ...]
+    standings: tuple[Standing, ...]
+    target: float | None
+    models: tuple[str, ...]
+    num_examples: int
+    missing: tuple[str, ...]
+
+    @property
+    def spent(self) -> Usage:
+        """What was sent for all trials."""
+        return sum((one.spent for one in self.standings), NOTHING)
+
+    @property
+    def judged(self) -> str:
+        """The measure that the conclusion goes by: a metric without an interval decides nothing."""
+        return self.task.metric if self.task.metric in RESAMPLED else "loss"
+
+    @property
+    def target_text(self) -> str:
+        """The target for people."""
+        first = self.standings[0].entrant.name
+        metric = self.task.metric
+        return (
+            f"what {first} has at its end, seed by seed"
+            if self.target is None
+            else f"{metric} {'at most' if metric == 'loss' else 'at least'} {self.target:g}"
+        )
+
+    @property
+    def conclusion(self) -> str:
+        """Which entrant is better, in one sentence or two."""
+        first, *others = self.standings
+        compared = [(one, self._judged(one)) for one in others]
+        sides: dict[str, list[str]] = {"better": [], "worse": [], "open": []}
+        for one, estimate in compared:
+            if estimate is not None:
+                sides[self._side(estimate)].append(one.entrant.name)
+        pairs = max((estimate.pairs for _, estimate in compared if estimate), default=0)
+        if not pairs:
+            return "Nothing is compared yet: no seed has two trials."
+        parts = []
+        if sides["better"]:
+            # The others are better than the first.
+            parts.append(f"worse than {_names(sides['better'])}")
+        if sides["worse"]:
+            parts.append(f"better than {_names(sides['worse'])}")
+        basis = f"{self.judged}, 95 % intervals, {_counted(pairs, 'seed')}, "
+        basis += _counted(self.num_examples, "dev example")
+        name = first.entrant.name
+        if not parts:
+            text = f"No difference from {name} was seen: {_names(sides['open'])} ({basis})."
+        else:
+            text = f"{name} is {' and '.join(parts)} ({basis})."
+            if sides["open"]:
+                text += f" No difference from {_names(sides['open'])} was seen."
+        if self.judged != "loss":
+            text += self._by_loss(sides["open"])
+        if pairs == 1:
+            text += " One seed says nothing of other seeds."
+        return text
+
+    def document(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "name": self.name,
+            "metric": self.task.metric,
+            "judged": self.judged,
+            "models": list(self.models),
+            "seeds": list(self.seeds),
+            "examples": self.num_examples,
+            "target": self.target,
+            "conclusion": self.conclusion,
+            "methods": [one.document() for one in self.standings],
+            "spent": self.spent.model_dump(mode="json"),
+            "missing": list(self.missing),
+        }
+
+    def _by_loss(self, names: Sequence[str]) -> str:
+        """What the losses tell of entrants whose metric tells no difference."""
+        parts = []
+        for verdict, word in ("less", "lower"), ("more", "higher"):
+            found = [
+                one.entrant.name
+                for one in self.standings
+                if one.entrant.name in names
+                and one.loss_difference is not None
+                and one.loss_difference.verdict == verdict
+            ]
+            if found:
+                parts.append(f"of {_names(found)} is {word}")
+        return f" The loss {' and that '.join(parts)}." if parts else ""
+
+    def _judged(self, one: Standing) -> Estimate | None:
+        return one.loss_difference if self.judged == "loss" else one.difference
+
+    def _side(self, estimate: Estimate) -> str:
+        """Whether an entrant is better or worse than the first."""
+        if estimate.verdict == "open":
+            return "open"
+        more_is_better = self.judged != "loss"
+        return "better" if (estimate.verdict == "more") is more_is_better else "worse"
+
+
+def results_of(
+    *,
+    name: str,
+    task: TaskSpec,
+    entrants: Sequence[Entrant],
+    seeds: Sequence[int],
+    records: Mapping[tuple[str, int], TrialRecord],
+    num_examples: int,
+    target: float | None = None,
+) -> Results:
+    """Computes what trials say.
+
+    Args:
+        name: Of the run.
+        task: What is asked.
+        entrants: In the order of the table.
+        seeds: All that were asked for.
+        records: What is there, by entrant and seed.
+        num_examples: Examples of the dev split.
+        target: The metric that is to be reached; None is what the first one has at its end.
+    """
+    by_name = {
+        entrant.name: {
+            seed: record
+            for seed in seeds
+            if (record := records.get((entrant.name, seed))) is not None
+        }
+        for entrant in entrants
+    }
+    first = by_name[entrants[0].name]
+    lower = task.metric == "loss"
+    standings = []
+    for place, entrant in enumerate(entrants):
+        own = by_name[entrant.name]
+        common = [seed for seed in own if seed in first] if place else []
+        pair = [own[seed] for seed in common], [first[seed] for seed in common]
+        standings.append(
+            Standing(
+                entrant=entrant,
+                trials=own,
+                metric=_mean([one.metric for one in own.values()]),
+                loss=_mean([one.loss for one in own.values()]),
+                difference=difference(task.metric, *pair, len(task.labels)),
+                loss_difference=loss_difference(*pair),
+                reached={
+                    seed: _reached(record, bar, lower=lower)
+                    for seed, record in own.items()
+                    if (bar := _bar(first.get(seed), target)) is not None
+                },
+            )
+        )
+    return Results(
+        name=name,
+        task=task,
+        seeds=tuple(seeds),
+        standings=tuple(standings),
+        target=target,
+        models=tuple(dict.fromkeys(record.model for record in records.values())),
+        num_examples=num_examples,
+        missing=tuple(
+            f"{entrant.name}, seed {seed}"
+            for seed in seeds
+            for entrant in entrants
+            if seed not in by_name[entrant.name]
+        ),
+    )
+
+
+def _bar(first: TrialRecord | None, target: float | None) -> float | None:
+    if target is not None:
+        return target
+    return None if first is None else first.metric
+
+
+def _reached(record: TrialRecord, bar: float, *, lower: bool) -> int | None:
+    """Training queries at the first point of a curve that is as good as a bar."""
+    for point in record.curve:
+        if (point.metric <= bar) if lower else (point.metric >= bar):
+            return point.queries
+    return None
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None
+
+
+def _names(names: Sequence[str]) -> str:
+    *most, last = names
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

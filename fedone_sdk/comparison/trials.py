@@ -1,0 +1,287 @@
+"""One trial: a simulated federation from its start to the measured prompt, or a baseline."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import fedone_sdk
+from fedone_sdk.aggregator.evaluation import curve_examples
+from fedone_sdk.aggregator.events import RoundFinished
+from fedone_sdk.backends import LLMBackend, Prediction, prediction_queries, score_all
+from fedone_sdk.budget import Budget, BudgetGuard
+from fedone_sdk.candidates import no_prompt
+from fedone_sdk.comparison.bias import fitted_bias, pooled_rows
+from fedone_sdk.comparison.entrants import Entrant
+from fedone_sdk.comparison.heard import HeardBackend
+from fedone_sdk.comparison.records import Point, TrialRecord
+from fedone_sdk.errors import FedOneError
+from fedone_sdk.simulation import Federation, simulate
+from fedone_sdk.task import Example, TaskSpec, TextPrompt, example_loss, predicted, target_of
+
+if TYPE_CHECKING:
+    from fedone_sdk.aggregator import ServedRun
+    from fedone_sdk.aggregator.events import Effect
+    from fedone_sdk.aggregator.run import CaughtUp
+    from fedone_sdk.aggregator.state import RunState
+    from fedone_sdk.soft_prompt import SoftPrompt
+
+__all__ = ["Trial", "run_trial"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One entrant under one seed.
+
+    Attributes:
+        entrant: Which.
+        federation: Its run, under the seed, with the data in place.
+        identity: Digest of the run's description and data.
+    """
+
+    entrant: Entrant
+    federation: Federation
+    identity: str
+
+    @property
+    def seed(self) -> int:
+        """Of the run."""
+        return self.federation.spec.seed
+
+    @property
+    def key(self) -> str:
+        """For people."""
+        return f"{self.entrant.name}, seed {self.seed}"
+
+    @property
+    def training_queries(self) -> int:
+        """Training queries that it takes at most."""
+        most, shards = self.entrant.training_queries, self.federation.shards
+        if self.entrant.kind == "method":
+            return most
+        return min(most, math.ceil(sum(map(len, shards)) / self.federation.spec.method.batch_size))
+
+
+async def run_trial(trial: Trial, backend: LLMBackend) -> TrialRecord:
+    """Runs a trial to its end.
+
+    Args:
+        trial: Which.
+        backend: The model; stays open.
+
+    Raises:
+        FedOneError: It could not go on, or its caps leave nothing for the measurement.
+    """
+    if trial.entrant.kind == "baseline":
+        return await _measured_baseline(trial, backend)
+    return await _tuned(trial, backend)
+
+
+async def _tuned(trial: Trial, backend: LLMBackend) -> TrialRecord:
+    federation, spec = trial.federation, trial.federation.spec
+    heard, moments = HeardBackend(backend), _Moments()
+    result = await simulate(federation, backend=heard, transport="memory", watch=moments.watch)
+    if result.status not in ("completed", "budget_exhausted"):
+        raise FedOneError(f"{trial.key}: {result.reason or result.status}")
+    measuring = _Measuring(federation, heard, moments.run)
+    last = await measuring.of(moments.last, federation.dev)
+    if last is None or result.metric.after is None:
+        raise FedOneError(
+            f"{trial.key}: its caps leave nothing to measure the tuned prompt with: raise "
+            "evaluation.queries and the caps on requests, tokens and money"
+        )
+    part = curve_examples(spec, federation.dev)
+    curve = [
+        (0, await measuring.of(moments.first, federation.dev, biased=False)),
+        *[(queries, await measuring.of(state, part)) for queries, state in moments.along],
+        (result.spent.queries, last),
+    ]
+    return _record(
+        trial,
+        last,
+        model=result.model or backend.fingerprint,
+        status=result.status,
+        rounds=result.rounds,
+        queries=result.spent.queries,
+        evaluation_queries=result.evaluation.queries,
+        spent=result.spent.without_queries(),
+        prompt=result.prompt.text,
+        bias=result.prompt.bias,
+        curve=[_point(queries, found) for queries, found in curve if found is not None],
+        wall_s=result.wall_s,
+    )
+
+
+class _Moments:
+    """The states of a run whose prompts are points of its curve.
+
+    Attributes:
+        along: Training queries by then, and the state.
+    """
+
+    def __init__(self) -> None:
+        self.along: list[tuple[int, RunState]] = []
+        self._run: ServedRun | None = None
+        self._queries = 0
+
+    @property
+    def run(self) -> ServedRun:
+        """The run, once it was told of."""
+        assert self._run is not None
+        return self._run
+
+    @property
+    def first(self) -> RunState:
+        """The state that the run begins with."""
+        return self.run.machine.start()
+
+    @property
+    def last(self) -> RunState:
+        """The state where the run stands."""
+        return self.run.state
+
+    def watch(self, run: ServedRun, effect: Effect | CaughtUp | None) -> None:
+        """Takes note of what happened to the run."""
+        self._run, every = run, run.spec.evaluation.every
+        if isinstance(effect, RoundFinished):
+            self._queries += effect.report.queries
+            if every and (effect.report.round + 1) % every == 0:
+                self.along.append((self._queries, run.state))
+
+
+class _Measuring:
+    """Measurements out of what the run's own evaluation has asked and paid for."""
+
+    def __init__(self, federation: Federation, heard: HeardBackend, run: ServedRun) -> None:
+        self._federation, self._heard, self._run = federation, heard, run
+
+    async def of(
+        self, state: RunState, examples: Sequence[Example], *, biased: bool = True
+    ) -> Prediction | None:
+        """The deployable prompt of a state; None where the evaluation has not asked about it."""
+        spec, machine = self._federation.spec, self._run.machine
+        bias = machine.bias(state) if biased else None
+        task = spec.task if bias is None else spec.task.with_bias(bias)
+        show = await self._run.show(self._heard)
+        prompt = show(machine.measured(state).tolist())
+        queries, calibration = _queries(self._federation, self._heard, task, prompt, examples)
+        answers = self._heard.repeated(queries)
+        if answers is None:
+            return None
+        score, measure = self._federation.score, self._federation.measure
+        return Prediction.of(task, queries, answers, examples, score, calibration, measure)
+
+
+async def _measured_baseline(trial: Trial, backend: LLMBackend) -> TrialRecord:
+    began, federation, spec = time.monotonic(), trial.federation, trial.federation.spec
+    # The caps but that on training queries hold for a baseline as for a run.
+    caps = {} if spec.budget is None else spec.budget.model_dump(exclude={"queries"})
+    capped = any(value is not None for value in caps.values())
+    guard = BudgetGuard(Budget(**caps) if capped else None, name=trial.entrant.name)
+
+    bare = no_prompt(spec.task, federation.vocabulary)
+
+    async def ask(
+        task: TaskSpec, examples: Sequence[Example], *, calibrated: bool = True
+    ) -> Prediction:
+        queries, calibration = _queries(
+            federation, backend, task, bare, examples, calibrated=calibrated
+        )
+        answers = await score_all(backend, [replace(query, payer=guard) for query in queries])
+        score, measure = federation.score, federation.measure
+        return Prediction.of(task, queries, answers, examples, score, calibration, measure)
+
+    task, queries = spec.task, 0
+    if trial.entrant.name == "no-prompt-bias":
+        queries, size = trial.training_queries, spec.method.batch_size
+        rows = pooled_rows(federation, queries * size)
+        found = await ask(task, rows, calibrated=False)
+        task = task.with_bias(_bias_of(found))
+    last = await ask(task, federation.dev, calibrated=task.bias is None)
+    spent = (await guard.account()).spent
+    return _record(
+        trial,
+        last,
+        model=backend.fingerprint,
+        status="measured",
+        queries=queries,
+        evaluation_queries=last.usage.queries,
+        spent=spent,
+        bias=last.task.bias,
+        curve=[_point(queries, last)],
+        wall_s=round(time.monotonic() - began, 3),
+    )
+
+
+def _queries(
+    federation: Federation,
+    backend: LLMBackend,
+    task: TaskSpec,
+    prompt: TextPrompt | SoftPrompt,
+    examples: Sequence[Example],
+    *,
+    calibrated: bool = True,
+) -> Any:
+    """What measures a prompt, and how its bias is found without labels."""
+    spec = federation.spec
+    calibration = spec.calibration.label_free if calibrated else None
+    size = spec.method.batch_size
+    return prediction_queries(backend, task, prompt, examples, size, calibration), calibration
+
+
+def _bias_of(found: Prediction) -> list[float]:
+    scored = [row for row, _ in found.scored]
+    if not scored:
+        raise FedOneError("no-prompt-bias: the model failed on all rows of the clients")
+    targets = [target_of(found.task, example) for _, example in found.scored]
+    log_probs = np.array(scored, dtype=np.float64)
+    bias: list[float] = fitted_bias(log_probs, np.array(targets, dtype=np.int64)).tolist()
+    return bias
+
+
+def _point(queries: int, found: Prediction) -> Point:
+    metric, loss = found.metric, found.mean_loss
+    assert metric is not None
+    assert loss is not None
+    return Point(queries=queries, metric=metric, loss=loss)
+
+
+def _record(
+    trial: Trial, last: Prediction, *, queries: int, curve: list[Point], **facts: Any
+) -> TrialRecord:
+    if not last.scored:
+        raise FedOneError(f"{trial.key}: the model failed on the whole dev split")
+    task, pairs = last.task, list(zip(last.rows, last.examples, strict=True))
+    labels: dict[str, Any] = {}
+    if not task.generates:
+        labels = {
+            "predicted": [
+                None if row is None or isinstance(row, str) else predicted(task, row)
+                for row, _ in pairs
+            ],
+            "targets": [target_of(task, example) for _, example in pairs],
+        }
+    spec = trial.federation.spec
+    largest = max(map(len, trial.federation.shards))
+    return TrialRecord(
+        entrant=trial.entrant.name,
+        seed=trial.seed,
+        identity=trial.identity,
+        version=fedone_sdk.__version__,
+        queries=queries,
+        example_calls=queries * min(spec.method.batch_size, largest),
+        metric=curve[-1].metric,
+        loss=curve[-1].loss,
+        losses=tuple(
+            None if row is None else example_loss(task, row, example, last.score)
+            for row, example in pairs
+        ),
+        curve=tuple(curve),
+        **labels,
+        **facts,
+    )

@@ -1,0 +1,336 @@
+"""The prompt that is tuned, as RUN.yaml says it, and its candidates."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
+
+from fedone_sdk.candidates import (
+    DemonstrationsSource,
+    InstructionsSource,
+    LabelsSource,
+    demonstration_candidates,
+    instruction_candidates,
+    label_candidates,
+)
+from fedone_sdk.data import load_examples
+from fedone_sdk.description import Description
+from fedone_sdk.errors import DataError, SpecError
+from fedone_sdk.spec.backends import BackendSpec
+from fedone_sdk.spec.base import Spec
+from fedone_sdk.task import TaskSpec
+from fedone_sdk.vocabulary import (
+    LABELS,
+    ListVocabulary,
+    Slot,
+    SlotName,
+    Token,
+    Vocabulary,
+    VocabularySpec,
+    build_vocabulary,
+)
+
+__all__ = ["CandidatesSpec", "PromptSpec", "ProposerSpec", "Shares", "SlotSpec", "Start"]
+
+Shares = Annotated[dict[Token, Annotated[float, Field(gt=0, le=1)]], Field(max_length=256)]
+"""Parts of a position's probability, by token."""
+
+Start = tuple[tuple[tuple[int, float], ...], ...]
+"""For each position, candidates' indices and their shares."""
+
+_ROUNDING = 1e-6
+_RESERVED = ("prompt", "mask")
+
+
+def _written_short(value: object) -> object:
+    """A list in the place of ``{kind: list, candidates: [...]}``, a name of ``{kind: ...}``."""
+    if isinstance(value, str):
+        return {"kind": value}
+    if isinstance(value, (list, tuple)):
+        return {"kind": "list", "candidates": list(value)}
+    return value
+
+
+CandidatesSpec = Annotated[
+    Annotated[
+        VocabularySpec | InstructionsSource | DemonstrationsSource | LabelsSource,
+        Field(discriminator="kind"),
+    ],
+    BeforeValidator(_written_short),
+]
+"""Where the candidates of a slot come from."""
+
+
+class SlotSpec(Spec):
+    """A place of the prompt with candidates of its own.
+
+    Attributes:
+        name: What the task's templates call it; ``labels`` is reserved for the label words, which
+            no template names.
+        candidates: Where they come from: a source by its kind, or a list of texts.
+        repeat: How many positions it has; their candidates are concatenated.
+    """
+
+    name: SlotName
+    candidates: CandidatesSpec
+    repeat: Annotated[int, Field(ge=1, le=1000)] = 1
+
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, name: str) -> str:
+        if name in _RESERVED:
+            raise ValueError(f"must be none of {', '.join(_RESERVED)}")
+        return name
+
+    @model_validator(mode="before")
+    @classmethod
+    def _label_sets_for_short(cls, value: object) -> object:
+        if isinstance(value, dict) and value.get("name") == LABELS:
+            sets = value.get("candidates")
+            if isinstance(sets, (list, tuple)):
+                return {**value, "candidates": {"kind": "labels", "sets": sets}}
+        return value
+
+    @model_validator(mode="after")
+    def _check_labels(self) -> Self:
+        if (self.name == LABELS) is not isinstance(self.candidates, LabelsSource):
+            raise ValueError("candidates.kind: labels goes with the slot labels, and only with it")
+        if self.name == LABELS and self.repeat > 1:
+            raise ValueError("repeat: must be 1 for the slot labels")
+        return self
+
+
+class ProposerSpec(Spec):
+    """A model that writes new candidates for a slot, from what the run knows of the old ones.
+
+    It sees the task's description and templates, the label names, and the best and worst
+    candidates with their mean losses, over all and by class: never a device's text. Its calls are
+    paid from the run's budget.
+
+    Attributes:
+        kind: How candidates are proposed.
+        backend: The model; it must write text.
+        slot: Which slot it writes for; null is the first one with shipped instructions, else the
+            first one that holds text.
+        every: Rounds between two proposals.
+        count: Candidates of a proposal.
+        max_candidates: Candidates that it may add in all.
+        max_chars: The longest candidate, characters.
+        max_tokens: The longest answer, tokens.
+    """
+
+    kind: Literal["llm"] = "llm"
+    backend: BackendSpec
+    slot: SlotName | None = None
+    every: Annotated[int, Field(ge=1, le=10**6)] = 5
+    count: Annotated[int, Field(ge=1, le=32)] = 4
+    max_candidates: Annotated[int, Field(ge=1, le=1024)] = 32
+    max_chars: Annotated[int, Field(ge=8, le=4000)] = 400
+    max_tokens: Annotated[int, Field(ge=16, le=4096)] = 512
+
+
+def _is_none(value: object) -> bool:
+    return value is None
+
+
+class PromptSpec(Spec):
+    """The prompt that is tuned.
+
+    Attributes:
+        length: n, positions. With slots it follows from them.
+        vocabulary: Where the N candidates of every position come from; null for methods that tune
+            no tokens, and where there are slots.
+        slots: In the place of `vocabulary`: the parts of the prompt, in order, each with
+            candidates of its own.
+        start: What the search begins with: a text, which becomes a candidate and has the first
+            position to itself; or, position by position, shares of tokens, such as an earlier
+            run's alpha had. What a position's shares leave over goes to all candidates alike;
+            positions that are not named begin half blank. Null begins with nothing.
+        proposer: A model that writes new candidates while the run is under way; null is none.
+    """
+
+    length: Annotated[int, Field(ge=1, le=1000)] = 20
+    vocabulary: VocabularySpec | None = None
+    slots: Annotated[tuple[SlotSpec, ...], Field(max_length=64)] = Field(
+        default=(), exclude_if=operator.not_
+    )
+    start: Annotated[tuple[Shares, ...], Field(min_length=1)] | None = None
+    proposer: ProposerSpec | None = Field(default=None, exclude_if=_is_none)
+
+    @field_validator("start", mode="before")
+    @classmethod
+    def _text_for_short(cls, value: object) -> object:
+        return ({value: 0.5},) if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _check_slots(self) -> Self:
+        if not self.slots:
+            return self
+        if self.vocabulary is not None:
+            raise ValueError("slots: takes the place of vocabulary; leave one of them out")
+        names = [slot.name for slot in self.slots]
+        if len(set(names)) < len(names):
+            raise ValueError("slots: two have the same name")
+        if names == [LABELS]:
+            raise ValueError("slots: needs one besides labels")
+        length = sum(slot.repeat for slot in self.slots)
+        if "length" in self.model_fields_set and self.length != length:
+            raise ValueError(f"length: follows from the slots, which have {length} positions")
+        object.__setattr__(self, "length", length)
+        return self
+
+    @model_validator(mode="after")
+    def _check_start(self) -> Self:
+        if self.start is None:
+            return self
+        if not self.has_candidates:
+            raise ValueError("start: needs a vocabulary or slots")
+        if len(self.start) > self.length:
+            raise ValueError(f"start: has {len(self.start)} positions, the prompt {self.length}")
+        blank = self.vocabulary is not None and self.vocabulary.blank
+        if len(self.start) < self.length and not blank:
+            raise ValueError(
+                f"start: has {len(self.start)} of {self.length} positions; for the others "
+                "vocabulary.blank must be true"
+            )
+        for position, shares in enumerate(self.start):
+            if sum(shares.values()) > 1.0 + _ROUNDING:
+                raise ValueError(f"start: the shares of position {position} are more than 1")
+        return self
+
+    @model_validator(mode="after")
+    def _check_proposer(self) -> Self:
+        if self.proposer is None:
+            return self
+        if not self.slots:
+            raise ValueError("proposer: needs slots")
+        if self.proposer.slot is not None and self.proposer.slot not in self.text_slots:
+            raise ValueError(f"proposer.slot: must be one of {', '.join(self.text_slots)}")
+        return self
+
+    @property
+    def has_candidates(self) -> bool:
+        """Whether tokens are tuned."""
+        return self.vocabulary is not None or bool(self.slots)
+
+    @property
+    def text_slots(self) -> tuple[str, ...]:
+        """The names of the slots that hold text, in order."""
+        return tuple(slot.name for slot in self.slots if slot.name != LABELS)
+
+    @property
+    def chooses_labels(self) -> bool:
+        """Whether a slot chooses the label words."""
+        return any(slot.name == LABELS for slot in self.slots)
+
+    @property
+    def sources(self) -> Iterator[tuple[str, CandidatesSpec]]:
+        """Where candidates come from, each with its key in RUN.yaml."""
+        if self.vocabulary is not None:
+            yield "prompt.vocabulary", self.vocabulary
+        for number, slot in enumerate(self.slots):
+            yield f"prompt.slots.{number}.candidates", slot.candidates
+
+    @property
+    def proposed_slot(self) -> str | None:
+        """The slot that new candidates are written for; None without a proposer."""
+        if self.proposer is None:
+            return None
+        shipped = [s.name for s in self.slots if isinstance(s.candidates, InstructionsSource)]
+        return self.proposer.slot or [*shipped, *self.text_slots][0]
+
+    def capacity(self, vocabulary: Vocabulary) -> int:
+        """N, with room for the candidates that a proposer may add."""
+        if self.proposer is None:
+            return len(vocabulary)
+        slot = len(vocabulary.candidates_of(self.proposed_slot or ""))
+        return max(len(vocabulary), slot + self.proposer.max_candidates)
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """Candidates that the vocabulary must have."""
+        return tuple(token for shares in self.start or () for token in shares)
+
+    def build(
+        self, task: TaskSpec, texts: Iterable[str] = (), base_dir: str | Path = "."
+    ) -> Vocabulary:
+        """Makes the candidates.
+
+        Args:
+            task: What the prompt is for.
+            texts: Training text, for sources that count it.
+            base_dir: Where a relative path starts.
+
+        Raises:
+            DataError: A file is missing or malformed, or a source has too few candidates.
+            SpecError: A source does not fit the task.
+        """
+        if not self.slots:
+            return build_vocabulary(self.vocabulary, texts, base_dir, wanted=self.wanted)
+        counted = list(texts)
+        built, at = [], 0
+        for number, slot in enumerate(self.slots):
+            positions = (self.start or ())[at : at + slot.repeat]
+            at += slot.repeat
+            wanted = [token for shares in positions for token in shares]
+            try:
+                candidates = _candidates(
+                    slot, task, self.text_slots, counted, Path(base_dir), wanted
+                )
+                built.append(Slot(name=slot.name, candidates=candidates, repeat=slot.repeat))
+            except (DataError, SpecError) as exc:
+                raise type(exc)(f"slots.{number} ({slot.name}): {exc}") from exc
+            except ValidationError as exc:
+                problem = exc.errors()[0]["msg"].removeprefix("Value error, ")
+                raise DataError(f"slots.{number} ({slot.name}): {problem}") from None
+        return Vocabulary(slots=tuple(built))
+
+    def begun(self, vocabulary: Vocabulary) -> Start | None:
+        """`start` in a vocabulary's indices, for all positions."""
+        if self.start is None:
+            return None
+        given = [*self.start, *[{"": 0.5}] * (self.length - len(self.start))]
+        rows = []
+        for position, shares in enumerate(given):
+            candidates = vocabulary.of_position(position)
+            index = {token: number for number, token in enumerate(candidates)}
+            rows.append(tuple((index[token], share) for token, share in shares.items()))
+        return tuple(rows)
+
+
+def _candidates(
+    slot: SlotSpec,
+    task: TaskSpec,
+    slots: Sequence[str],
+    texts: Sequence[str],
+    base_dir: Path,
+    wanted: Sequence[str],
+) -> tuple[str, ...]:
+    source = slot.candidates
+    if isinstance(source, InstructionsSource):
+        found = instruction_candidates(
+            description=task.description or Description(), labels=task.labels, size=source.size
+        )
+    elif isinstance(source, LabelsSource):
+        found = label_candidates(task.labels, source.sets)
+    elif isinstance(source, DemonstrationsSource):
+        path = source.file if source.file.startswith("hf:") else base_dir / source.file
+        found = demonstration_candidates(
+            task,
+            slot.name,
+            load_examples(path),
+            slots=slots,
+            shots=source.shots,
+            blocks=source.blocks,
+            seed=source.seed,
+            max_chars=source.max_chars,
+        )
+    elif isinstance(source, ListVocabulary) and len(source.candidates) == 1 and not source.blank:
+        found = source.candidates  # A slot may be fixed.
+    else:
+        return build_vocabulary(source, texts, base_dir, wanted=wanted).candidates
+    return tuple(dict.fromkeys((*found, *wanted)))

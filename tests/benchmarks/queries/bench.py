@@ -1,0 +1,330 @@
+"""The bench of queries: methods x variants x seeds, and what they need for the same loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from statistics import fmean
+from typing import Any
+
+from fedone_sdk.errors import SpecError
+from fedone_sdk.experiments.experiment import Experiment, Report, Result, Results, Trial
+from fedone_sdk.experiments.settings import Settings
+from fedone_sdk.experiments.table_queries import PILOTS
+from tests.benchmarks.queries.contest import Scale, contest_document, contest_trial
+from tests.benchmarks.queries.contestants import (
+    CONTESTANTS,
+    DEFAULT,
+    STANDALONE,
+    Contestant,
+    can_lie,
+    chosen_methods,
+    takes_part,
+)
+from tests.benchmarks.queries.no_prompt import no_prompt_trial
+from tests.benchmarks.queries.oracle import oracle_trial
+from tests.benchmarks.queries.report import draw_curves, written
+from tests.benchmarks.queries.results import BenchResults, Runs, VariantResults
+from tests.benchmarks.queries.variants import GLUE_VARIANTS, VARIANTS, Variant, chosen_variants
+
+__all__ = ["BenchQueries"]
+
+_MARKS = (10, 20, 30, 50, 100, 150, 200, 300, 400, 500, 750, 1000, 1500, 2000)
+_QUICK_MARKS = (8, 16)
+_QUICK_EFFORT: dict[str, Any] = {
+    "generations": 1,
+    "width": 4,
+    "children": 2,
+    "rows": [8, 16],
+    "finalists": 2,
+    "elite": 2,
+}
+
+_THIRD = 3
+"""A first third of a task's pilots has all settings, the others the best third of these."""
+
+
+class BenchQueries(Experiment):
+    """Queries that methods need for the same deployable loss.
+
+    `Settings.options`: ``methods`` and ``variants`` (joined by commas; variants may be patterns
+    such as ``sst2-*-iid``), which also say what is run first; ``marks`` (training queries, rising,
+    joined by commas; the last is the cap); ``generations`` of the oracle at most.
+
+    Settings with choices are chosen on pilots first, once per task, on the IID forms of its
+    variants: all of them on a third of these, the better third of them on the others, by the mean
+    loss at the cap on training rows that were taken away from the clients. Where the user names no
+    variants, GLUE's other tasks are added if the calibrated bare model is above the dev split's
+    majority class.
+    """
+
+    name = "queries"
+    title = "Queries that methods need for the same deployable loss"
+    default_seeds = 20
+    options = ("generations", "marks", "methods", "variants")
+
+    def trials(self, settings: Settings, results: Results) -> Sequence[Trial]:
+        """Pilots and looks at other tasks; then, seed by seed, the runs of all variants.
+
+        Raises:
+            SpecError: There is no data, or an option does not do.
+        """
+        return _Plan(settings, results).trials()
+
+    def report(self, settings: Settings, results: Results) -> Report:
+        """Curves, targets, what was promised of the default, and every row's numbers."""
+        plan = _Plan(settings, results)
+        bench = plan.bench()
+        return Report(
+            markdown=written(bench, settings, plan.scale),
+            data=bench.data(),
+            figures={
+                f"{self.name}-{unit}": draw_curves(bench, unit)
+                for unit in ("queries", "requests", "tokens")
+            },
+        )
+
+
+class _Plan:
+    """What is to be run, and what of it is known."""
+
+    def __init__(self, settings: Settings, results: Results) -> None:
+        self.settings, self.results = settings, results
+        self.scale = _scale(settings)
+        self.methods, named_methods = chosen_methods(settings)
+        self.chosen, named_variants = chosen_variants(settings)
+        self._all_named = named_methods and named_variants
+        looks = () if named_variants or settings.quick else GLUE_VARIANTS
+        self._looks = [one for one in looks if _has_data(settings, one)]
+
+    @property
+    def variants(self) -> list[Variant]:
+        """The variants that were chosen, and the tasks that are known to be above chance."""
+        return [*self.chosen, *(one for one in self._looks if self._above_chance(one))]
+
+    def trials(self) -> list[Trial]:
+        """What is known to be needed."""
+        found = {
+            trial.key: trial for one in self._looks if (trial := self._no_prompt(one, PILOTS[0]))
+        }
+        ready: dict[tuple[str, str], Contestant] = {}
+        for variant in self.variants:
+            for name in self._contestants(variant):
+                pilots, contestant = self._settled(name, variant.task)
+                found |= {trial.key: trial for trial in pilots}
+                if contestant is not None:
+                    ready[variant.name, name] = contestant
+        for seed in range(self.settings.seeds):
+            for variant in self.variants:
+                for trial in self._of_seed(variant, seed, ready):
+                    found.setdefault(trial.key, trial)
+        return list(found.values())
+
+    def bench(self) -> BenchResults:
+        """What is known."""
+        return BenchResults(
+            marks=self.scale.marks,
+            default=DEFAULT,
+            variants=[found for one in self.variants if (found := self._variant(one)).runs],
+            skipped={
+                one.name: self.results[key]
+                for one in self._looks
+                if (key := _no_prompt_key(one, PILOTS[0])) in self.results
+                and not self._above_chance(one)
+            },
+        )
+
+    def _of_seed(
+        self, variant: Variant, seed: int, ready: dict[tuple[str, str], Contestant]
+    ) -> list[Trial]:
+        found = []
+        for name in self.methods:
+            if name in CONTESTANTS:
+                contestant = ready.get((variant.name, name))
+                if contestant is not None:
+                    key = _key(variant, name, seed)
+                    found.append(
+                        contest_trial(key, self.settings, self.scale, variant, contestant, seed)
+                    )
+            elif name == "oracle":
+                if seed == 0:
+                    found.append(self._oracle(VARIANTS[variant.base]))
+            else:
+                found.append(self._no_prompt(VARIANTS[variant.twin], seed))
+        return found
+
+    def _contestants(self, variant: Variant) -> list[str]:
+        return [
+            name
+            for name in self.methods
+            if name in CONTESTANTS
+            and (self._all_named or takes_part(name, variant))
+            and (variant.lie is None or can_lie(CONTESTANTS[name]))
+        ]
+
+    # Choices
+
+    def _settled(self, name: str, task: str) -> tuple[list[Trial], Contestant | None]:
+        """The pilots of a contestant, and the settings that they chose, once they are there."""
+        contestant = CONTESTANTS[name]
+        if not contestant.choices:
+            return [], contestant
+        tried = contestant.variations()
+        if self.settings.quick:
+            return [], next(iter(tried.values()))
+        grounds = _pilot_grounds(task)
+        first = grounds[: -(-len(grounds) // _THIRD)]
+        trials = [self._pilot(name, *ground, choice) for choice in tried for ground in first]
+        known = self._pilot_losses(name, first, tried)
+        # Those that failed are out, once the others are there; and before that none is known.
+        if not known:
+            return trials, None
+        better = sorted(known, key=lambda choice: known[choice])[: -(-len(tried) // _THIRD)]
+        trials += [
+            self._pilot(name, *ground, choice)
+            for choice in better
+            for ground in grounds[len(first) :]
+        ]
+        final = self._pilot_losses(name, grounds, better)
+        return trials, tried[min(final, key=lambda choice: final[choice])] if final else None
+
+    def _pilot(self, name: str, base: Variant, seed: int, choice: str) -> Trial:
+        return contest_trial(
+            _pilot_key(name, base, choice, seed),
+            self.settings,
+            self.scale,
+            base,
+            CONTESTANTS[name].variations()[choice],
+            seed,
+            pilot=True,
+        )
+
+    def _pilot_losses(
+        self, name: str, grounds: Sequence[tuple[Variant, int]], choices: Iterable[str]
+    ) -> dict[str, float]:
+        """The mean loss of each choice that has been everywhere."""
+        found = {}
+        for choice in choices:
+            keys = [_pilot_key(name, base, choice, seed) for base, seed in grounds]
+            if all(key in self.results for key in keys):
+                found[choice] = fmean(self.results[key]["curve"][-1]["loss"] for key in keys)
+        return found
+
+    def _choice(self, name: str, task: str) -> str | None:
+        _, settled = self._settled(name, task)
+        if settled is None or not CONTESTANTS[name].choices:
+            return None
+        return next(key for key, one in CONTESTANTS[name].variations().items() if one == settled)
+
+    # Rows beside the runs
+
+    def _no_prompt(self, twin: Variant, seed: int) -> Trial:
+        run = self._bare(twin, seed)
+        key = _no_prompt_key(twin, seed)
+        return no_prompt_trial(key, self.settings, twin.task, run, self.scale.bias_rows)
+
+    def _oracle(self, base: Variant) -> Trial:
+        effort = dict(_QUICK_EFFORT) if self.settings.quick else {}
+        if (asked := self.settings.options.get("generations")) is not None:
+            effort["generations"] = _whole("generations", asked)
+        run = self._bare(base, 0, prompt_len=CONTESTANTS[DEFAULT].prompt_len)
+        return oracle_trial(_oracle_key(base), self.settings, base.task, run, effort)
+
+    def _bare(self, variant: Variant, seed: int, prompt_len: int = 8) -> dict[str, Any]:
+        """The clients' rows and the candidates of a run, whatever is tuned."""
+        nothing = Contestant(
+            label="no method", method={"name": "gs-bdpl", "num_samples": 2}, blank=True,
+            prompt_len=prompt_len,
+        )  # fmt: skip
+        run = contest_document(self.settings, self.scale, variant, nothing, seed)
+        # Nothing is run: other marks are no reason to do it again.
+        return {**run, "budget": None, "rounds": 1}
+
+    def _above_chance(self, variant: Variant) -> bool:
+        found = self.results.get(_no_prompt_key(variant, PILOTS[0]))
+        return found is not None and found["interval"][0] > found["majority"]
+
+    # What is known
+
+    def _variant(self, variant: Variant) -> VariantResults:
+        base, twin = VARIANTS[variant.base], VARIANTS[variant.twin]
+        runs = {
+            name: Runs(
+                label=CONTESTANTS[name].label,
+                choice=self._choice(name, variant.task),
+                by_seed=self._by_seed(lambda seed, name=name: _key(variant, name, seed)),
+            )
+            for name in self._contestants(variant)
+        }
+        shown = set(self.methods)
+        return VariantResults(
+            variant=variant,
+            runs={name: found for name, found in runs.items() if found.by_seed},
+            no_prompt=self._by_seed(lambda seed: _no_prompt_key(twin, seed))
+            if shown & set(STANDALONE[:2])
+            else {},
+            oracle=self.results.get(_oracle_key(base)),
+        )
+
+    def _by_seed(self, key: Any) -> dict[int, Result]:
+        return {
+            seed: self.results[key(seed)]
+            for seed in range(self.settings.seeds)
+            if key(seed) in self.results
+        }
+
+
+def _has_data(settings: Settings, variant: Variant) -> bool:
+    return settings.data is not None and (settings.data / variant.task / "train.jsonl").is_file()
+
+
+def _pilot_grounds(task: str) -> list[tuple[Variant, int]]:
+    """Where a task's settings are chosen: variants and seeds."""
+    bases = [one for one in VARIANTS.values() if one.task == task and one.name == one.base]
+    return [(base, seed) for seed in PILOTS[: 1 if len(bases) > 1 else 2] for base in bases]
+
+
+def _key(variant: Variant, name: str, seed: int) -> str:
+    return f"{variant.name}_{name}_s{seed}"
+
+
+def _pilot_key(name: str, base: Variant, choice: str, seed: int) -> str:
+    return f"pilot_{base.name}_{name}_{choice}_s{seed}"
+
+
+def _no_prompt_key(twin: Variant, seed: int) -> str:
+    return f"{twin.name}_no-prompt_s{seed}"
+
+
+def _oracle_key(base: Variant) -> str:
+    return f"{base.name}_oracle"
+
+
+def _scale(settings: Settings) -> Scale:
+    marks: tuple[int, ...] = _QUICK_MARKS if settings.quick else _MARKS
+    if (asked := settings.options.get("marks")) is not None:
+        marks = tuple(_whole("marks", text) for text in asked.split(","))
+        if list(marks) != sorted(set(marks)):
+            raise SpecError(f"--set marks: {asked} must rise", source="arguments")
+    if not settings.quick:
+        return Scale(marks=marks)
+    return Scale(
+        marks=marks,
+        num_clients=4,
+        shots=4,
+        vocab_size=20,
+        bias_rows=32,
+        method=(("num_samples", 4), ("batch_size", 4)),
+        prompt_len=3,
+    )
+
+
+def _whole(name: str, text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise SpecError(
+            f"--set {name}: {text!r} is no whole number of at least 1", source="arguments"
+        )
+    return number

@@ -1,0 +1,305 @@
+"""One run of the bench of queries: the deployable prompt on the whole dev split, mark by mark."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fedone_sdk.comparison.bias import pooled_rows
+from fedone_sdk.errors import FedOneError, SpecError
+from fedone_sdk.experiments.experiment import Result, Trial, Workspace
+from fedone_sdk.experiments.federated import Tuning, run_document, trial_backend, tuning_federation
+from fedone_sdk.experiments.settings import Settings
+from fedone_sdk.spec import RunSpec, validate_spec
+from fedone_sdk.task import Example
+from tests.benchmarks.queries.contestants import Contestant, can_lie
+from tests.benchmarks.queries.label_rows import BATCH_SIZE, LabelRows
+from tests.benchmarks.queries.lies import lying
+from tests.benchmarks.queries.meter import Bill, Meter
+from tests.benchmarks.queries.variants import LIARS, Variant
+
+if TYPE_CHECKING:
+    from fedone_sdk.aggregator import ServedRun
+    from fedone_sdk.aggregator.events import Effect
+    from fedone_sdk.aggregator.run import CaughtUp
+    from fedone_sdk.algorithms import State
+    from fedone_sdk.messages import RunResult
+    from fedone_sdk.simulation import Federation
+
+__all__ = ["HELD_OUT", "Scale", "contest_document", "contest_trial", "run_contest"]
+
+HELD_OUT = 8
+"""On pilots every so many-th training row is taken from the clients, and the longer half of these
+is measured on: SST-2's training rows are mostly phrases, and a prompt is deployed on sentences."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """How large the bench is run.
+
+    Attributes:
+        marks: Logical training queries at which the deployable prompt is measured, rising; the
+            last is every run's cap.
+        num_clients: K.
+        shots: Rows per class and client.
+        vocab_size: N, a blank among them.
+        bias_rows: Client rows that a label bias is fitted on where nothing is tuned.
+        method: What replaces settings of every method.
+        prompt_len: What replaces n; None keeps each contestant's.
+    """
+
+    marks: tuple[int, ...]
+    num_clients: int = 100
+    shots: int = 16
+    vocab_size: int = 200
+    bias_rows: int = 320
+    method: tuple[tuple[str, Any], ...] = ()
+    prompt_len: int | None = None
+
+
+def contest_document(
+    settings: Settings, scale: Scale, variant: Variant, contestant: Contestant, seed: int
+) -> dict[str, Any]:
+    """The run as RUN.yaml would say it, but for the paths.
+
+    Raises:
+        SpecError: There is no such run.
+    """
+    method = {**contestant.method, **dict(scale.method)}
+    cap = min(scale.marks[-1], contestant.queries or scale.marks[-1])
+    tuning = Tuning(
+        task=variant.task,
+        method=method,
+        seed=seed,
+        num_clients=scale.num_clients,
+        shots=scale.shots,
+        prompt_len=scale.prompt_len or contestant.prompt_len,
+        vocab_size=scale.vocab_size,
+        rounds=max(1, cap // (variant.clients_per_round * method["num_samples"])),
+        clients_per_round=variant.clients_per_round,
+        participation=dict(contestant.participation),
+        every=0,
+        queries=cap,
+    )
+    run = run_document(tuning, settings.backend())
+    run["task"] = variant.task_document()
+    run["data"]["partition"] = variant.partition_document()
+    run["prompt"]["vocabulary"]["blank"] = contestant.blank
+    run["calibration"] = contestant.calibration
+    run["defence"] = contestant.defence
+    validate_spec(RunSpec, run, source=f"{variant.name}, {contestant.label}")
+    return run
+
+
+def contest_trial(
+    key: str,
+    settings: Settings,
+    scale: Scale,
+    variant: Variant,
+    contestant: Contestant,
+    seed: int,
+    *,
+    pilot: bool = False,
+) -> Trial:
+    """The trial of a run.
+
+    Args:
+        key: Of the trial.
+        settings: What the user asked for.
+        scale: How large it is run.
+        variant: The task.
+        contestant: The method; nothing is to be chosen any more.
+        seed: Of the run.
+        pilot: Whether it is measured at its end alone, on rows that are taken from its clients.
+
+    Raises:
+        SpecError: There is no data for the task, or no such run.
+    """
+    run = contest_document(settings, scale, variant, contestant, seed)
+    if variant.lie is not None and not can_lie(contestant):
+        raise SpecError(
+            f"--set methods: {key}: liars are those of the losses exchange", source="arguments"
+        )
+    inputs = settings.inputs(variant.task)
+    if pilot:
+        del inputs["dev"]
+    return Trial(
+        key=key,
+        run=run_contest,
+        function="fedone_sdk.experiments.contest:run_contest",
+        options={
+            "run": run,
+            "seed": seed,
+            "held_out": HELD_OUT if pilot else None,
+            "marks": list(scale.marks[-1:] if pilot else scale.marks),
+            "lie": variant.lie,
+            "liars": 0.0 if variant.lie is None else LIARS,
+            "bias_rows": scale.bias_rows,
+        },
+        inputs=inputs,
+    )
+
+
+def run_contest(options: dict[str, Any], workspace: Workspace) -> Result:
+    """Runs a federation, and measures what it would have deployed at each mark.
+
+    Args:
+        options: ``run`` and ``held_out`` as of `tuning_federation`; ``marks``; ``lie`` and
+            ``liars``, their share; ``bias_rows``.
+        workspace: Has the inputs ``model``, ``train`` and, where nothing is held out, ``dev``.
+
+    Returns:
+        The ``curve``: per mark, the untrained start as mark 0 among them, the ``round``s and
+        ``queries`` done by then (as many whole rounds as fit; where the run ended before, all that
+        it did), what they cost (`Bill`), and of the deployable ``prompt`` with its ``bias`` the
+        ``loss`` (cross-entropy, nats), ``metric`` and ``accuracy`` on the whole dev split (where
+        rows are held out, on the longer half of them). Where
+        the run does not calibrate, ``refit`` is its last prompt with a bias fitted afterwards on
+        client rows, one query for every 32 of them more.
+
+    Raises:
+        FedOneError: The run could not go on.
+    """
+    federation = tuning_federation(options, workspace)
+    return asyncio.run(_run(federation, options, workspace))
+
+
+class _Point(NamedTuple):
+    """Where a run stood."""
+
+    round: int
+    queries: int
+    bill: Bill
+    state: State
+
+
+class _Milestones:
+    """Notes where a run stands at each mark.
+
+    Args:
+        marks: Training queries, rising.
+        meter: Knows what was billed.
+
+    Attributes:
+        run: The run, once it is there.
+    """
+
+    def __init__(self, marks: Sequence[int], meter: Meter) -> None:
+        self.run: ServedRun | None = None
+        self._meter = meter
+        self._ahead = [0, *marks]
+        self._passed: list[tuple[int, _Point]] = []
+        self._now: _Point | None = None
+
+    def watch(self, run: ServedRun, effect: Effect | CaughtUp | None) -> None:
+        """Takes note of what happened to the run."""
+        from fedone_sdk.aggregator.events import RoundFinished
+
+        if effect is None:
+            self.run = run
+            self._now = _Point(0, 0, self._meter.bill, run.state.method)
+        elif isinstance(effect, RoundFinished):
+            assert self._now is not None  # the run began before its first round ended
+            queries = self._now.queries + effect.report.queries
+            while self._ahead and self._ahead[0] < queries:
+                self._passed.append((self._ahead.pop(0), self._now))
+            self._now = _Point(effect.report.round + 1, queries, self._meter.bill, run.state.method)
+
+    def points(self) -> list[tuple[int, _Point]]:
+        """Per mark where the run stood: the last whole round within it."""
+        assert self._now is not None
+        return [*self._passed, *((mark, self._now) for mark in self._ahead)]
+
+
+async def _run(
+    federation: Federation, options: dict[str, Any], workspace: Workspace
+) -> dict[str, Any]:
+    from fedone_sdk.simulation import simulate
+
+    spec = federation.spec
+    between = None
+    if options["lie"] is not None:
+        between = lying(
+            options["lie"],
+            options["liars"],
+            num_clients=len(federation.shards),
+            seed=spec.seed,
+        )
+    document = options["run"]["backend"]
+    async with trial_backend(document, workspace, keep=False) as backend:
+        meter = Meter(backend)
+        milestones = _Milestones(options["marks"], meter)
+        result = await simulate(
+            # The dev split is ours: the aggregator's own evaluation has nothing to do.
+            dataclasses.replace(federation, dev=()),
+            backend=meter,
+            transport="memory",
+            watch=milestones.watch,
+            between=between,
+        )
+        if result.status == "failed":
+            raise FedOneError(f"the run ended as {result.status}: {result.reason}")
+        assert milestones.run is not None
+        method = milestones.run.machine.algorithm
+        measured: Sequence[Example] = federation.dev
+        if options["held_out"] is not None:
+            measured = _longer_half(measured)
+        answers: dict[str, LabelRows] = {}
+        curve = []
+        for mark, point in milestones.points():
+            prompt = federation.vocabulary.text(method.prompt(point.state).tolist())
+            if prompt not in answers:
+                answers[prompt] = await LabelRows.ask(backend, spec.task, prompt, measured)
+            rows, bias = answers[prompt], method.bias(point.state)
+            curve.append(
+                {
+                    "mark": mark,
+                    "round": point.round,
+                    "queries": point.queries,
+                    **point.bill._asdict(),
+                    "prompt": prompt,
+                    "bias": None if bias is None else bias.tolist(),
+                    "loss": rows.loss(bias),
+                    "metric": rows.metric(bias),
+                    "accuracy": rows.accuracy(bias),
+                }
+            )
+        refit = None
+        if spec.calibration.kind == "none":
+            held = pooled_rows(federation, options["bias_rows"])
+            bias = (await LabelRows.ask(backend, spec.task, prompt, held)).fitted()
+            refit = {
+                "queries": point.queries + -(-len(held) // BATCH_SIZE),
+                "bias": bias.tolist(),
+                "loss": rows.loss(bias),
+                "metric": rows.metric(bias),
+                "accuracy": rows.accuracy(bias),
+            }
+    return {**_account(result, federation), "curve": curve, "refit": refit}
+
+
+def _longer_half(rows: Sequence[Example]) -> Sequence[Example]:
+    """The rows with the most text; ties keep their order."""
+
+    def length(row: Example) -> int:
+        return sum(len(value) for value in row.values() if isinstance(value, str))
+
+    return sorted(rows, key=length, reverse=True)[: -(-len(rows) // 2)]
+
+
+def _account(result: RunResult, federation: Federation) -> dict[str, Any]:
+    return {
+        "seed": result.seed,
+        "status": result.status,
+        "rounds": result.rounds,
+        "spent": result.spent.model_dump(mode="json"),
+        "communication": result.communication.model_dump(mode="json"),
+        "model": result.model,
+        "reused_rows": federation.reused_rows,
+        "num_clients": len(federation.shards),
+        "vocab_size": len(federation.vocabulary),
+        "wall_s": result.wall_s,
+    }

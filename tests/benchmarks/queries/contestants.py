@@ -1,0 +1,210 @@
+"""The methods of the bench of queries, each with all of its settings."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from fedone_sdk.errors import SpecError
+from fedone_sdk.experiments.settings import Settings
+from tests.benchmarks.queries.variants import Variant
+
+__all__ = [
+    "BARS",
+    "BILLED_BARS",
+    "CONTESTANTS",
+    "Contestant",
+    "DEFAULT",
+    "STANDALONE",
+    "can_lie",
+    "chosen_methods",
+    "takes_part",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contestant:
+    """A method with its settings.
+
+    Attributes:
+        label: For people.
+        method: As in a run.
+        participation: As in a run, but for K*.
+        prompt_len: n.
+        blank: Whether one of the candidates is blank.
+        calibration: As in a run.
+        defence: As in a run.
+        ours: Whether it is this SDK's own.
+        queries: A cap of its own, where that of the bench is higher.
+        choices: What is chosen on pilots: names of settings (``method.tau``, ``prompt_len``), and
+            the values that each is tried with, in all combinations.
+    """
+
+    label: str
+    method: Mapping[str, Any]
+    participation: Mapping[str, Any] = field(default_factory=dict)
+    prompt_len: int = 20
+    blank: bool = False
+    calibration: Literal["none", "labels"] = "none"
+    defence: Literal["none", "standard"] = "none"
+    ours: bool = False
+    queries: int | None = None
+    choices: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+
+    def variations(self) -> dict[str, Contestant]:
+        """All combinations of the choices, by a name of what is chosen."""
+        found = {}
+        for values in itertools.product(*self.choices.values()):
+            chosen = dict(zip(self.choices, values, strict=True))
+            name = "-".join(f"{key.rpartition('.')[2]}={one:g}" for key, one in chosen.items())
+            found[name] = self._with(chosen)
+        return found
+
+    def _with(self, chosen: Mapping[str, Any]) -> Contestant:
+        found = replace(self, choices={})
+        for name, value in chosen.items():
+            part, _, key = name.rpartition(".")
+            changed: Any = {**getattr(found, part), key: value} if part else value
+            fields: dict[str, Any] = {part or key: changed}
+            found = replace(found, **fields)
+        return found
+
+
+_PAPER: Mapping[str, Any] = {
+    "num_samples": 20,
+    "batch_size": 32,
+    "learning_rate": 3e-4,
+    "optimizer": "adamw",
+}
+
+_LENGTHS = (4, 8, 20)
+
+_SERVER_STATE: Mapping[str, Any] = {
+    # Clients only take the gradient: a step this small stays clear of alpha's floor, and the
+    # server's AdamW divides its size out again.
+    "method": {"num_samples": 20, "batch_size": 32, "optimizer": "sgd", "learning_rate": 1e-5},
+    "participation": {"exchange": "alpha", "server_optimizer": "adamw"},
+}
+_SERVER_RATES = (2e-3, 1e-2)
+
+_OURS: Mapping[str, Any] = {"num_samples": 10, "batch_size": 32}
+
+_POOL: Mapping[str, Any] = {
+    "participation": {"exchange": "losses"},
+    "prompt_len": 8,
+    "blank": True,
+    "ours": True,
+}
+
+
+def _pool(name: str, label: str) -> dict[str, Contestant]:
+    """A method of ours with calibration, and without."""
+    plain = Contestant(label=label, method={"name": name, **_OURS}, **_POOL)
+    calibrated = replace(plain, label=f"{label}, calibrated", calibration="labels")
+    return {name: calibrated, f"{name}-plain": plain}
+
+
+_THOMPSON = _pool("thompson", "Thompson sampling")
+
+DEFAULT = "default"
+"""What a new run starts with: the contestant that the bench's promises are about."""
+
+CONTESTANTS: Mapping[str, Contestant] = {
+    "gs-bdpl-paper": Contestant(
+        label="GS-BDPL, the paper's settings", method={"name": "gs-bdpl", "tau": 0.1, **_PAPER}
+    ),
+    "gs-bdpl-best": Contestant(
+        label="GS-BDPL at its best",
+        method={"name": "gs-bdpl", **_SERVER_STATE["method"]},
+        participation=_SERVER_STATE["participation"],
+        choices={
+            "prompt_len": _LENGTHS,
+            "method.tau": (0.1, 0.5, 1.0),
+            "participation.server_learning_rate": _SERVER_RATES,
+        },
+    ),
+    "bdpl-paper": Contestant(label="BDPL, the paper's settings", method={"name": "bdpl", **_PAPER}),
+    "bdpl-best": Contestant(
+        label="BDPL at its best",
+        method={"name": "bdpl", **_SERVER_STATE["method"]},
+        participation=_SERVER_STATE["participation"],
+        choices={
+            "prompt_len": _LENGTHS,
+            "participation.server_learning_rate": _SERVER_RATES,
+        },
+    ),
+    "random": Contestant(
+        label="Random search, leaders re-evaluated",
+        method={"name": "random", **_OURS},
+        participation={"exchange": "losses"},
+        choices={"prompt_len": _LENGTHS},
+    ),
+    "random-best": Contestant(
+        label="Random search at its best (blank, calibrated)",
+        method={"name": "random", **_OURS},
+        participation={"exchange": "losses"},
+        blank=True,
+        calibration="labels",
+        choices={"prompt_len": _LENGTHS},
+    ),
+    **_pool("evolution", "Evolution"),
+    **_THOMPSON,
+    DEFAULT: replace(
+        _THOMPSON["thompson"], label="Thompson sampling, calibrated, 500 queries", queries=500
+    ),
+}
+"""By their names."""
+
+BARS: Mapping[str, float] = {
+    "gs-bdpl-paper": 20.0,
+    "gs-bdpl-best": 5.0,
+    "random": 5.0,
+    "random-best": 5.0,
+}
+"""Whose loss after all queries is a target, and how many times fewer the default is to need."""
+
+BILLED_BARS: Mapping[str, float] = {"gs-bdpl-paper": 50.0}
+"""The same of billed requests, where a number was promised."""
+
+STANDALONE = ("no-prompt", "no-prompt-calibrated", "oracle")
+"""What is no tuning run: without a prompt, with a label bias fitted beside it, and what a long
+search on all clients' rows finds."""
+
+
+def chosen_methods(settings: Settings) -> tuple[list[str], bool]:
+    """The methods that the user wants, in the order given.
+
+    Returns:
+        The names, and whether the user named them.
+
+    Raises:
+        SpecError: There is none of such a name.
+    """
+    asked = settings.options.get("methods")
+    if asked is None:
+        if settings.quick:
+            return ["no-prompt", "no-prompt-calibrated", "gs-bdpl-paper", DEFAULT, "oracle"], False
+        return [*STANDALONE[:2], *CONTESTANTS, STANDALONE[2]], False
+    known = [*STANDALONE, *CONTESTANTS]
+    for name in asked.split(","):
+        if name not in known:
+            raise SpecError(
+                f"--set methods: there is no {name!r}; {', '.join(known)}", source="arguments"
+            )
+    return list(dict.fromkeys(asked.split(","))), True
+
+
+def can_lie(contestant: Contestant) -> bool:
+    """Whether there are liars for a method: those of the losses exchange."""
+    return contestant.participation.get("exchange") == "losses"
+
+
+def takes_part(name: str, variant: Variant) -> bool:
+    """Whether a method is run on a variant where the user does not name both."""
+    if variant.for_whom == "all":
+        return True
+    if name not in CONTESTANTS:
+        return False
+    return name == DEFAULT if variant.for_whom == "default" else CONTESTANTS[name].ours

@@ -1,0 +1,275 @@
+"""The oracle: how good a prompt a long search on the rows of all clients together finds."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedone_sdk.comparison.bias import pooled_rows
+from fedone_sdk.experiments.experiment import Result, Trial, Workspace
+from fedone_sdk.experiments.federated import trial_backend, tuning_federation
+from fedone_sdk.experiments.settings import Settings
+from fedone_sdk.task import Example, form_of
+from tests.benchmarks.queries.label_rows import LabelRows, fitted_bias, targets_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from fedone_sdk.backends import LLMBackend
+    from fedone_sdk.simulation import Federation
+    from fedone_sdk.task import TaskSpec
+    from fedone_sdk.vocabulary import Vocabulary
+
+__all__ = ["Effort", "Jury", "neighbours", "oracle_trial", "run_oracle", "search"]
+
+Tokens = tuple[int, ...]
+"""A prompt without its blanks."""
+
+_BETTER = 5e-4
+"""What counts as progress, nats."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How long is searched.
+
+    Attributes:
+        generations: At most.
+        width: Neighbours of the best prompt that a generation tries.
+        children: Crossovers and mutations of the elite that it tries too.
+        rows: What all are compared on first, what a quarter of them then, and so on; after the
+            last of these the best `finalists` are scored on all rows.
+        finalists: How many.
+        elite: How many prompts have children.
+        patience: Generations without progress, once no neighbour of the best is left untried,
+            after which the search ends.
+    """
+
+    generations: int = 60
+    width: int = 400
+    children: int = 100
+    rows: tuple[int, ...] = (64, 256, 1024)
+    finalists: int = 4
+    elite: int = 8
+    patience: int = 2
+
+
+def oracle_trial(
+    key: str, settings: Settings, task: str, run: dict[str, Any], effort: dict[str, Any]
+) -> Trial:
+    """The trial of a search.
+
+    Args:
+        key: Of the trial.
+        settings: What the user asked for.
+        task: One of GLUE's: whose rows.
+        run: Says which rows the clients have, and what prompts are made of; its method is of no
+            interest.
+        effort: Attributes of `Effort` that are not the usual ones.
+
+    Raises:
+        SpecError: There is no data for the task.
+    """
+    return Trial(
+        key=key,
+        run=run_oracle,
+        function="fedone_sdk.experiments.oracle:run_oracle",
+        options={"run": run, "seed": run["seed"], "effort": effort},
+        inputs=settings.inputs(task),
+    )
+
+
+def run_oracle(options: dict[str, Any], workspace: Workspace) -> Result:
+    """Searches on the rows of all clients, and measures what it found on the dev split.
+
+    Returns:
+        The ``prompt`` with its ``bias`` (fitted on all client rows), its ``train_loss`` there, and
+        on the dev split ``loss``, ``metric`` and ``accuracy``; ``generations``, ``tried`` prompts,
+        ``rows_asked``, and whether the search ``converged`` before its last generation.
+    """
+    federation = tuning_federation(options, workspace)
+    return asyncio.run(_found(federation, options, workspace))
+
+
+class Jury:
+    """Losses of prompts on the first so many of the rows, calibrated there.
+
+    Args:
+        backend: The model.
+        task: The task.
+        vocabulary: What prompts are made of.
+        rows: In random order.
+
+    Attributes:
+        asked: Rows put to the model so far.
+    """
+
+    def __init__(
+        self,
+        backend: LLMBackend,
+        task: TaskSpec,
+        vocabulary: Vocabulary,
+        rows: Sequence[Example],
+    ) -> None:
+        self.asked = 0
+        self._backend, self._task, self._vocabulary = backend, task, vocabulary
+        self._rows = rows
+        self._targets = targets_of(task, rows)
+        self._known: dict[Tokens, NDArray[np.float64]] = {}
+
+    def __len__(self) -> int:
+        """How many rows there are."""
+        return len(self._rows)
+
+    @property
+    def tried(self) -> int:
+        """How many prompts were looked at."""
+        return len(self._known)
+
+    def knows(self, prompt: Tokens) -> bool:
+        """Whether a prompt was looked at before, on any number of rows."""
+        return prompt in self._known
+
+    def text(self, prompt: Tokens) -> str:
+        """The prompt as the model sees it."""
+        return self._vocabulary.text(prompt)
+
+    async def loss(self, prompt: Tokens, count: int) -> float:
+        """The cross-entropy on the first `count` rows, with the best bias there, nats."""
+        log_probs, targets = await self._answers(prompt, count), self._targets[:count]
+        rows = LabelRows(metric_name="accuracy", log_probs=log_probs, targets=targets)
+        return rows.loss(rows.fitted())
+
+    async def bias(self, prompt: Tokens) -> NDArray[np.float64]:
+        """The best bias on all rows, shape (C,)."""
+        return fitted_bias(await self._answers(prompt, len(self)), self._targets)
+
+    async def best(self, prompts: Iterable[Tokens], count: int, keep: int) -> list[Tokens]:
+        """The `keep` best of some prompts on the first `count` rows, the best first."""
+        losses = {prompt: await self.loss(prompt, count) for prompt in prompts}
+        return sorted(losses, key=lambda prompt: (losses[prompt], prompt))[:keep]
+
+    async def _answers(self, prompt: Tokens, count: int) -> NDArray[np.float64]:
+        known = self._known.get(prompt)
+        have = 0 if known is None else len(known)
+        if have < count:
+            missing = self._rows[have:count]
+            new = await LabelRows.ask(self._backend, self._task, self.text(prompt), missing)
+            self.asked += len(missing)
+            known = new.log_probs if known is None else np.concatenate([known, new.log_probs])
+            self._known[prompt] = known
+        assert known is not None
+        return known[:count]
+
+
+def neighbours(prompt: Tokens, tokens: Sequence[int], longest: int) -> list[Tokens]:
+    """All prompts that differ in one token: left out, put in anywhere, or in another's place."""
+    found = {prompt[:place] + prompt[place + 1 :] for place in range(len(prompt))}
+    for token in tokens:
+        for place in range(len(prompt) + 1):
+            if len(prompt) < longest:
+                found.add((*prompt[:place], token, *prompt[place:]))
+            if place < len(prompt):
+                found.add((*prompt[:place], token, *prompt[place + 1 :]))
+    return sorted(found - {prompt})
+
+
+async def search(
+    jury: Jury, *, tokens: Sequence[int], longest: int, effort: Effort, seed: int
+) -> tuple[Tokens, int, bool]:
+    """Greedy coordinate search beside an evolution, its candidates raced over more and more rows.
+
+    Args:
+        jury: Judges prompts.
+        tokens: The candidates, without the blank.
+        longest: n.
+        effort: How long.
+        seed: Of the draws.
+
+    Returns:
+        The best prompt on all rows, how many generations it took, and whether the search ended by
+        itself.
+    """
+    rng = np.random.Generator(np.random.Philox(seed))
+    everything = len(jury)
+    elite: list[Tokens] = [()]
+    lowest = await jury.loss((), everything)
+    still = 0
+    for generation in range(effort.generations):
+        untried = [one for one in neighbours(elite[0], tokens, longest) if not jury.knows(one)]
+        if still >= effort.patience and not untried:
+            return elite[0], generation, True
+        order = rng.permutation(len(untried))[: effort.width]
+        children = [_child(elite, tokens, longest, rng) for _ in range(effort.children)]
+        field = {untried[row] for row in order} | {one for one in children if not jury.knows(one)}
+        for rows in effort.rows:
+            keep = max(effort.finalists, len(field) // 4)
+            field = set(await jury.best(sorted(field), min(rows, everything), keep))
+        last = min(effort.rows[-1], everything)
+        finalists = await jury.best(sorted(field), last, effort.finalists)
+        elite = await jury.best({*elite, *finalists}, everything, effort.elite)
+        now = await jury.loss(elite[0], everything)
+        still = 0 if now < lowest - _BETTER else still + 1
+        lowest = min(lowest, now)
+    return elite[0], effort.generations, False
+
+
+def _child(
+    elite: Sequence[Tokens], tokens: Sequence[int], longest: int, rng: np.random.Generator
+) -> Tokens:
+    """The beginning of one of the elite, the end of another, and a mutation or two."""
+    mother, father = (elite[int(row)] for row in rng.integers(len(elite), size=2))
+    cut = int(rng.integers(max(len(mother), len(father)) + 1))
+    child = [*mother[:cut], *father[cut:]]
+    for _ in range(int(rng.integers(1, 3))):
+        token, place = tokens[int(rng.integers(len(tokens)))], int(rng.integers(len(child) + 1))
+        if place < len(child) and rng.random() < 0.5:
+            child[place] = token
+        else:
+            child.insert(place, token)
+    while len(child) > longest:
+        del child[int(rng.integers(len(child)))]
+    return tuple(child)
+
+
+async def _found(
+    federation: Federation, options: dict[str, Any], workspace: Workspace
+) -> dict[str, Any]:
+    began, spec, vocabulary = time.monotonic(), federation.spec, federation.vocabulary
+    effort = Effort(**{**options["effort"], **_rows_of(options["effort"])})
+    async with trial_backend(options["run"]["backend"], workspace, keep=False) as backend:
+        await backend.check(spec.task.label_words, form_of(spec.task))
+        jury = Jury(backend, spec.task, vocabulary, pooled_rows(federation))
+        tokens = [token for token in range(len(vocabulary)) if token != vocabulary.blank]
+        prompt, generations, converged = await search(
+            jury, tokens=tokens, longest=spec.prompt.length, effort=effort, seed=spec.seed
+        )
+        bias = await jury.bias(prompt)
+        rows = await LabelRows.ask(backend, spec.task, jury.text(prompt), federation.dev)
+        model = backend.fingerprint
+    return {
+        "seed": spec.seed,
+        "prompt": jury.text(prompt),
+        "bias": bias.tolist(),
+        "train_loss": await jury.loss(prompt, len(jury)),
+        "no_prompt_train_loss": await jury.loss((), len(jury)),
+        "loss": rows.loss(bias),
+        "metric": rows.metric(bias),
+        "accuracy": rows.accuracy(bias),
+        "generations": generations,
+        "converged": converged,
+        "tried": jury.tried,
+        "rows_asked": jury.asked,
+        "model": model,
+        "wall_s": time.monotonic() - began,
+    }
+
+
+def _rows_of(effort: dict[str, Any]) -> dict[str, Any]:
+    """JSON knows no tuples."""
+    return {"rows": tuple(effort["rows"])} if "rows" in effort else {}

@@ -1,0 +1,257 @@
+"""Prompts of slots, from the run to the device and back: exchanges, wire, replay, growth."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from fedone_sdk.aggregator.replay import compare
+from fedone_sdk.backends import LLMBackend
+from fedone_sdk.backends.wrappers import BudgetedBackend
+from fedone_sdk.budget import Usage
+from fedone_sdk.errors import BackendError, SpecError
+from fedone_sdk.messages import RunResult
+from fedone_sdk.reports import artefact_of, check_against, check_artefact
+from fedone_sdk.reports.source import ReportedRun, run_of_archive
+from fedone_sdk.simulation import Federation, simulate
+from fedone_sdk.spec import RunSpec, validate_spec
+from fedone_sdk.testing import LoopbackFederation, ScriptedBackend
+from fedone_sdk.vocabulary import LABELS
+
+SLOTS = [
+    {"name": "instruction", "candidates": ["", "Judge it as {label:0} or {label:1}. ", "Hm. "]},
+    {"name": "words", "candidates": ["", " so", " very"], "repeat": 2},
+    {"name": "closing", "candidates": [" It was", " In short,"]},
+    {"name": "labels", "candidates": [[" good", " bad"], {"0": " up", "1": " down"}]},
+]
+
+
+def spec_of(method: str = "gs-bdpl", exchange: str = "alpha", **more: Any) -> RunSpec:
+    prompt = more.pop("prompt", {"slots": SLOTS})
+    document = {
+        "name": "slots",
+        "task": {
+            "template": "{instruction}{words} {text}{closing}",
+            "labels": {"0": " no", "1": " yes"},
+        },
+        "prompt": prompt,
+        "method": {"name": method, "num_samples": 6, "batch_size": 2},
+        "participation": {"min_clients": 4, "exchange": exchange},
+        "rounds": 6,
+        **more,
+    }
+    return RunSpec.model_validate(document)
+
+
+def federation_of(spec: RunSpec) -> Federation:
+    shards = tuple(
+        tuple({"text": f"text {client}-{row}", "label": row % 2} for row in range(4))
+        for client in range(4)
+    )
+    return Federation(
+        spec=spec,
+        shards=shards,
+        dev=shards[0],
+        vocabulary=spec.prompt.build(spec.task),
+        reused_rows=False,
+    )
+
+
+async def tuned(spec: RunSpec, backend: LLMBackend | None = None) -> RunResult:
+    return await simulate(
+        federation_of(spec), backend=backend or ScriptedBackend(), transport="memory"
+    )
+
+
+def test_the_run_names_slots_to_its_task() -> None:
+    spec = spec_of()
+    assert spec.task.slots == ("instruction", "words", "closing")
+    assert spec.task.fields == ("text",)
+    assert spec.prompt.length == 5
+    assert RunSpec.model_validate_json(spec.model_dump_json()) == spec
+
+
+async def test_the_model_sees_what_the_slots_hold() -> None:
+    backend = ScriptedBackend()
+    result = await tuned(spec_of(), backend)
+    texts = {"".join(part.text for part in query.inputs[0]) for query in backend.asked}
+    words = {query.label_words for query in backend.asked}
+    assert words == {(" no", " yes"), (" good", " bad"), (" up", " down")}
+    assert any(text.startswith("Judge it as up or down. ") for text in texts)
+    assert not any("{" in text for text in texts)
+    assert all(text.endswith((" It was", " In short,")) for text in texts)
+    assert result.prompt.slots is not None
+    assert list(result.prompt.slots) == ["instruction", "words", "closing"]
+    assert result.prompt.text == "".join(result.prompt.slots.values())
+    assert result.prompt.labels is not None
+    assert json.loads(result.prompt.tokens[-1]) == list(result.prompt.labels.values())
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("gs-bdpl", {"optimizer": "sgd", "learning_rate": 0.01}),
+        ("thompson", {"race": 0}),
+        ("evolution", {"race": 0}),
+        ("random", {"race": 0}),
+    ],
+)
+async def test_both_exchanges_end_at_the_same_alpha(method: str, options: dict[str, Any]) -> None:
+    found = []
+    for exchange in ("alpha", "losses"):
+        spec = spec_of(method, exchange)
+        spec = RunSpec.model_validate(
+            {**spec.model_dump(), "method": {**spec.method.model_dump(), **options}}
+        )
+        found.append(await tuned(spec))
+    assert found[0].status == found[1].status == "completed"
+    assert found[0].alpha_sha256 == found[1].alpha_sha256
+    assert found[0].prompt == found[1].prompt
+
+
+async def served(
+    spec: RunSpec,
+    *,
+    own: Callable[[], LLMBackend] | None = None,
+    proposer: LLMBackend | None = None,
+) -> ReportedRun:
+    """A run over HTTP, by clients that enrol in their order; and its archive, read again."""
+    federation = federation_of(spec)
+    async with AsyncExitStack() as stack:
+        loop = await stack.enter_async_context(
+            LoopbackFederation(spec, federation.vocabulary, backend=ScriptedBackend())
+        )
+        await loop.aggregator.add_run(spec, federation.vocabulary, proposer=proposer)
+        clients = []
+        for shard in federation.shards:
+            client = loop.client(shard, backend=None if own is None else own())
+            clients.append(await stack.enter_async_context(client))
+            await client.enrol()
+        async with asyncio.TaskGroup() as group:
+            working = [group.create_task(client.run_forever()) for client in clients]
+            await loop.run.ended.wait()
+            for task in working:
+                task.cancel()
+        archive = await loop.aggregator.service.export_run(loop.run)
+    return await run_of_archive(archive)
+
+
+@pytest.mark.parametrize("exchange", ["alpha", "losses"])
+async def test_a_device_with_a_model_of_its_own_fetches_the_slots(exchange: str) -> None:
+    spec = spec_of("gs-bdpl", exchange)
+    by_gateway = await served(spec)
+    by_itself = await served(spec, own=ScriptedBackend)
+    assert by_gateway.result.alpha_sha256 == by_itself.result.alpha_sha256
+    assert by_gateway.result.status == by_itself.result.status == "completed"
+
+
+@pytest.mark.parametrize("method", ["gs-bdpl", "thompson"])
+async def test_replay_and_artefact(method: str) -> None:
+    run = await served(spec_of(method, "losses"))
+    assert run.snapshot is not None
+    assert compare(run.snapshot).agrees
+    artefact = artefact_of(run)
+    checks = [*check_artefact(artefact), *check_against(artefact, run)]
+    assert {check.verdict for check in checks} == {"ok"}, checks
+    assert artefact.asked.labels == artefact.prompt.labels
+
+
+WRITTEN = '["Is it good?", "Say {label:0} or {label:1}!", "Is it good?", "Name the {colour}."]'
+
+
+async def test_proposed_candidates_are_tried_and_replayed() -> None:
+    scripted = ScriptedBackend(write=lambda inputs, most: WRITTEN)
+    proposer = BudgetedBackend(scripted)
+    prompt = {
+        "slots": SLOTS,
+        "proposer": {"backend": {"kind": "onnx"}, "slot": "instruction", "every": 2},
+    }
+    spec = spec_of("thompson", "losses", prompt=prompt, rounds=30)
+    models: list[ScriptedBackend] = []
+
+    def own() -> LLMBackend:
+        models.append(ScriptedBackend())
+        return models[-1]
+
+    run = await served(spec, own=own, proposer=proposer)
+    assert run.vocabulary is not None
+    assert run.vocabulary.candidates_of("instruction")[3:] == (
+        "Is it good? ",
+        "Say {label:0} or {label:1}! ",
+    )
+    asked = ["".join(part.text for part in each.inputs[0]) for one in models for each in one.asked]
+    assert any(text.startswith("Is it good? ") for text in asked)
+    # The model saw aggregates, and what it cost is in the run's account, apart from training.
+    said = ["".join(part.text for part in query.inputs[0]) for query in scripted.asked]
+    assert all("loss" in text for text in said)
+    assert not any("text 0-" in text for text in said)
+    assert run.result.evaluation.requests == len(scripted.asked)
+    assert run.snapshot is not None
+    assert compare(run.snapshot).agrees
+
+
+async def test_a_proposer_that_fails_costs_its_call_only() -> None:
+    def fails(query: object) -> None:
+        raise BackendError("out of order", usage=Usage(requests=1))
+
+    prompt = {"slots": SLOTS, "proposer": {"backend": {"kind": "onnx"}, "every": 1}}
+    scripted = ScriptedBackend(gate=fails)
+    proposer = BudgetedBackend(scripted)
+    run = await served(spec_of("random", "losses", prompt=prompt), proposer=proposer)
+    assert run.result.status == "completed"
+    assert run.vocabulary is not None
+    assert run.vocabulary.candidates_of("instruction") == tuple(SLOTS[0]["candidates"])
+    assert run.result.evaluation.requests == len(scripted.asked)
+
+
+def test_a_proposer_needs_losses() -> None:
+    prompt = {"slots": SLOTS, "proposer": {"backend": {"kind": "onnx"}}}
+    with pytest.raises(ValueError, match=r"prompt\.proposer: needs participation\.exchange losses"):
+        spec_of("thompson", "alpha", prompt=prompt)
+    with pytest.raises(ValueError, match="gs-bdpl with exchange losses tells nothing"):
+        spec_of("gs-bdpl", "losses", prompt=prompt)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ({"slots": SLOTS, "vocabulary": {"kind": "pmi"}}, "takes the place of vocabulary"),
+        ({"slots": SLOTS, "length": 4}, "length: follows from the slots, which have 5"),
+        ({"slots": [SLOTS[0], SLOTS[0]]}, "two have the same name"),
+        ({"slots": [SLOTS[3]]}, "needs one besides labels"),
+        ({"slots": [{"name": "mask", "candidates": ["a", "b"]}]}, "none of prompt, mask"),
+        ({"slots": [{"name": "words", "candidates": {"kind": "labels"}}]}, "goes with the slot"),
+        ({"slots": [{"name": "labels", "candidates": {"kind": "pmi"}}]}, "goes with the slot"),
+        ({"slots": [SLOTS[0], SLOTS[2]]}, r"needs the slot \{closing\} exactly once"),
+    ],
+)
+def test_impossible_slots(prompt: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        validate_spec(
+            RunSpec,
+            {
+                "task": {"template": "{instruction}{words} {text}", "labels": {0: "a", 1: "b"}},
+                "prompt": prompt,
+            },
+            source="run.yaml",
+        ).prompt.build(spec_of().task)
+
+
+@pytest.mark.parametrize(
+    ("sets", "message"),
+    [
+        ([[" good"]], "has 1 label words, needs 2"),
+        ([{"0": " good", "2": " bad"}], "the task has the labels 0, 1"),
+        ([[" good", " "]], "is blank"),
+    ],
+)
+def test_label_sets_that_do_not_fit(sets: Sequence[Any], message: str) -> None:
+    slots = [*SLOTS[:3], {"name": LABELS, "candidates": sets}]
+    spec = spec_of(prompt={"slots": slots})
+    with pytest.raises(SpecError, match=message):
+        spec.prompt.build(spec.task)

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fedone_sdk.comparison import METHODS, Entrant, default_names, entrants_of, training_queries
+from fedone_sdk.errors import SpecError
+from fedone_sdk.spec import RunSpec, validate_spec
+
+RUN: dict[str, Any] = {
+    "name": "tiny",
+    "task": {"template": "{prompt} {text} {mask}", "labels": {0: " bad", 1: " good"}},
+    "data": {"train": "train.jsonl", "dev": "dev.jsonl", "num_clients": 4},
+    "prompt": {"length": 2, "vocabulary": {"kind": "list", "candidates": [" a", " b"]}},
+    "method": {"name": "thompson", "num_samples": 6, "batch_size": 8, "elite": 2, "race": 0.1},
+    "participation": {"exchange": "losses"},
+    "budget": {"queries": 30},
+    "rounds": 10,
+}
+
+
+def entrants(document: dict[str, Any], *names: str) -> list[Entrant]:
+    base = validate_spec(RunSpec, document, source="run.yaml")
+    return entrants_of(document, base, names)
+
+
+def test_settings_that_a_method_has_are_taken_over() -> None:
+    own, random, gs_bdpl = entrants(RUN, "thompson", "random", "gs-bdpl")
+    assert own.spec.method.model_dump()["elite"] == 2
+    assert own.notes == random.notes == ()
+    settings = random.spec.method.model_dump()
+    assert (settings["num_samples"], settings["elite"], settings["race"]) == (6, 2, 0.1)
+    settings = gs_bdpl.spec.method.model_dump()
+    assert (settings["num_samples"], settings["batch_size"], settings["tau"]) == (6, 8, 0.1)
+    # A bias is found by methods with a pool alone.
+    assert own.spec.calibration.kind == "labels"
+    assert gs_bdpl.spec.calibration.kind == "none"
+    assert gs_bdpl.notes == ('calibration.kind "labels" -> "none"',)
+    assert {one.spec.budget for one in (own, random, gs_bdpl)} == {own.spec.budget}
+
+
+def test_what_goes_with_its_own_method_alone_gives_way() -> None:
+    document = {
+        **RUN,
+        "method": {"name": "gs-bdpl", "num_samples": 4, "learning_rate": 0.1, "tau": 0.5},
+        "participation": {"server_optimizer": "adamw"},
+        "evaluation": {"prompt": "sample", "every": 3},
+    }
+    own, bdpl, random = entrants(document, "gs-bdpl", "bdpl", "random")
+    assert bdpl.notes == ()
+    assert bdpl.spec.method.model_dump()["learning_rate"] == 0.1
+    assert bdpl.spec.participation.server_optimizer == "adamw"
+    assert random.spec.participation.server_optimizer == "none"
+    assert (random.spec.evaluation.prompt, random.spec.evaluation.every) == ("mode", 3)
+    assert 'participation.server_optimizer "adamw" -> "none"' in random.notes
+    assert 'evaluation.prompt "sample" -> "mode"' in random.notes
+    assert own.spec.evaluation.prompt == "sample"
+
+
+def test_a_seed_changes_nothing_else() -> None:
+    (one,) = entrants(RUN, "random")
+    assert one.seeded(7) == one.spec.model_copy(update={"seed": 7})
+
+
+def test_vectors_need_no_vocabulary() -> None:
+    (bbt,) = entrants(RUN, "bbt")
+    assert bbt.spec.prompt.vocabulary is None
+
+
+@pytest.mark.parametrize(
+    ("budget", "rounds", "most"),
+    [({"queries": 30}, 10, 30), ({"queries": 100}, 10, 60), ({"requests": 5}, 10, 60)],
+)
+def test_queries_of_a_trial(budget: dict[str, int], rounds: int, most: int) -> None:
+    document = {**RUN, "budget": budget, "rounds": rounds}
+    method, none, bias = entrants(document, "random", "no-prompt", "no-prompt-bias")
+    assert method.training_queries == training_queries(method.spec) == most
+    assert none.training_queries == 0
+    assert bias.training_queries == 10
+
+
+def test_a_bias_takes_no_more_than_the_cap() -> None:
+    (bias,) = entrants({**RUN, "budget": {"queries": 7}}, "no-prompt-bias")
+    assert bias.training_queries == 7
+
+
+def test_default() -> None:
+    base = validate_spec(RunSpec, RUN, source="run.yaml")
+    assert default_names(base) == ("thompson", "random", "gs-bdpl", "no-prompt", "no-prompt-bias")
+    hinge = {**RUN, "task": {**RUN["task"], "loss": "hinge"}}
+    base = validate_spec(RunSpec, hinge, source="run.yaml")
+    assert default_names(base) == ("thompson", "random", "gs-bdpl", "no-prompt")
+    # What is proposed can be run.
+    entrants(hinge, *default_names(base))
+    assert {"gs-bdpl", "bdpl", "random", "thompson", "bbt"} <= set(METHODS)
+
+
+@pytest.mark.parametrize(
+    ("names", "change", "message"),
+    [
+        (["magic"], {}, "--methods: 'magic' is not known; allowed: gs-bdpl, "),
+        (["prompt-tuning"], {}, "--methods: 'prompt-tuning' is trained with gradients"),
+        (["random", "random"], {}, "--methods: each must stand once"),
+        ([], {}, "--methods: each must stand once"),
+        (
+            ["no-prompt-bias"],
+            {"task": {**RUN["task"], "bias": [0, 1]}},
+            "--methods: no-prompt-bias needs a task without a bias of its own",
+        ),
+        (
+            ["random"],
+            {
+                "method": {"name": "gs-bdpl"},
+                "participation": {"clients_per_round": 2, "aggregation": "median"},
+            },
+            "--methods: random cannot run what RUN.yaml says (participation.clients_per_round: ",
+        ),
+    ],
+)
+def test_mistakes(names: list[str], change: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError) as error:
+        entrants({**RUN, **change}, *names)
+    assert str(error.value).startswith(f"arguments: {message}")
+    assert "\n" not in str(error.value)
