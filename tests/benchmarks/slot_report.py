@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from slot_runs import CONTESTANTS, Table
 
-from fedone_sdk.experiments.bootstrap import paired_difference
+from tests.benchmarks.queries.bootstrap import paired_difference
+from tests.benchmarks.slot_runs import CONTESTANTS, Table
 
 __all__ = ["report"]
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedone_sdk.algorithms import ClassLosses, make_method, method_options, stream, stream_seed
+from fedone_sdk.algorithms.calibration import fitted_bias
 from fedone_sdk.algorithms.method import Algorithm, Candidates, PlainMethod
 from fedone_sdk.algorithms.space import Space
 from fedone_sdk.algorithms.state import State
@@ -109,32 +110,7 @@ class Table:
         return self._best(prompt)
 
     def _measured_best(self, prompt: int) -> Measured:
-        """By Newton's method: the loss is convex in the bias."""
-        values, labels = self.log_probs[prompt], self.num_labels
-        wanted = np.bincount(self.targets, minlength=labels) / len(self.targets)
-        bias = np.zeros(labels)
-        loss = self._cross_entropy(values, bias).mean()
-        for _ in range(100):
-            shifted = values + bias
-            p = np.exp(shifted - shifted.max(axis=1, keepdims=True))
-            p /= p.sum(axis=1, keepdims=True)
-            slope = (p.mean(axis=0) - wanted)[1:]
-            bend = (np.diag(p.mean(axis=0)) - p.T @ p / len(p))[1:, 1:]
-            step = np.linalg.solve(bend + 1e-9 * np.eye(labels - 1), slope)
-            scale = 1.0
-            while scale > 1e-6:
-                tried = bias - scale * np.pad(step, (1, 0))
-                found = self._cross_entropy(values, tried).mean()
-                if found < loss:
-                    break
-                scale /= 2.0
-            else:
-                break
-            done = loss - found < 1e-10
-            bias, loss = tried, found
-            if done:
-                break
-        return self.measured(prompt, bias)
+        return self.measured(prompt, fitted_bias(self.log_probs[prompt], self.targets))
 
     def _cross_entropy(self, values: Floats, bias: Floats) -> Floats:
         shifted = values + bias

@@ -12,11 +12,11 @@ from datetime import date
 from pathlib import Path
 
 import numpy as np
-from slot_cells import Cell, Place, Row, drawn
 
 from fedone_sdk import TaskSpec
 from fedone_sdk.backends.asking import query_for
 from fedone_sdk.backends.base import LLMBackend, Query
+from tests.benchmarks.slot_cells import Cell, Place, Row, drawn
 
 __all__ = ["build"]
 

@@ -1,7 +1,7 @@
 """The bench of slots: real answers to all combinations of candidates, and searches among them.
 
-    python tests/benchmarks/slots.py --build gemma-sst2 --gemma FILE --sst2 FOLDER
-    python tests/benchmarks/slots.py --run --seeds 20 --report
+    python -m tests.benchmarks.slots --build gemma-sst2 --gemma FILE --sst2 FOLDER
+    python -m tests.benchmarks.slots --run --seeds 20 --report
 
 The first command asks a model once about every combination of a cell's candidates (20 minutes to an
 hour on two cores) and keeps the answers. The second one runs the SDK's methods on them, with its
@@ -19,12 +19,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from slot_cells import CELLS, Place
-from slot_report import report
-from slot_runs import CONTESTANTS, Contestant, Federation, Table, pilots, trial
-from slot_tables import build
-
 from fedone_sdk.algorithms import METHODS
+from tests.benchmarks.slot_cells import CELLS, Place
+from tests.benchmarks.slot_report import report
+from tests.benchmarks.slot_runs import CONTESTANTS, Contestant, Federation, Table, pilots, trial
+from tests.benchmarks.slot_tables import build
 
 BUDGETS = (50, 100, 200, 300, 1000)
 ALPHAS = {"iid": None, "dirichlet": 0.1}
