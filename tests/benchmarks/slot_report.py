@@ -15,6 +15,9 @@ __all__ = ["report"]
 
 Trial = Mapping[str, Any]
 
+LEAST_GAP = 0.02
+"""Between no prompt and the oracle, nats: of less, a share says nothing."""
+
 _PARTITIONS = (("iid", "IID"), ("dirichlet", "Dirichlet 0.1"))
 
 
@@ -37,7 +40,9 @@ def report(
     """
     found = {_key(one): one for one in trials}
     yield from _baselines(tables)
-    yield from _shares(tables, found, budgets, methods)
+    wide = [table for table in tables if _gap(table) >= LEAST_GAP]
+    yield from _shares(wide, found, budgets, methods)
+    yield from _points(tables, found, budgets, methods)
     yield from _against_none(tables, found, budgets, default)
     yield from _against_others(tables, found, budgets, methods, default)
 
@@ -93,9 +98,20 @@ def _loss(one: Trial) -> float:
     return float(one["loss"] if calibrates else one["best_loss"])
 
 
+def _gap(table: Table) -> float:
+    return table.best(table.none).loss - table.best(table.oracle).loss
+
+
 def _share(table: Table, one: Trial) -> float:
-    none, oracle = table.best(table.none).loss, table.best(table.oracle).loss
-    return 100 * (none - _loss(one)) / (none - oracle)
+    return 100 * (table.best(table.none).loss - _loss(one)) / _gap(table)
+
+
+def _more_right(table: Table, one: Trial) -> float:
+    """Points of accuracy beyond no prompt with its best bias; biases as in `_loss`."""
+    right = float(one["accuracy"])
+    if not CONTESTANTS[one["method"]].calibrates:
+        right = table.best(int(table.rows_of(np.array([one["prompt"]]))[0])).accuracy
+    return 100 * (right - table.best(table.none).accuracy)
 
 
 def _interval(values: Sequence[float], *, digits: int, sign: str = "") -> str:
@@ -155,11 +171,37 @@ def _shares(
     yield from blocks
 
 
-def _mean_over_cells(cells: Sequence[Sequence[float]]) -> str:
+def _points(
+    tables: Sequence[Table],
+    found: Mapping[tuple[str, str, str, int, int], Trial],
+    budgets: Sequence[int],
+    methods: Sequence[str],
+) -> Iterator[str]:
+    yield "### Points of accuracy beyond no prompt with its best bias, mean over all cells"
+    yield ""
+    yield "| method | clients | " + " | ".join(f"{one} queries" for one in budgets) + " |"
+    yield "|---" * (len(budgets) + 2) + "|"
+    for partition, title in _PARTITIONS:
+        for method in methods:
+            cells = []
+            for queries in budgets:
+                by_cell = [
+                    [_more_right(table, one) for one in of.values()]
+                    for table in tables
+                    if (of := _of(found, table, partition, method, queries))
+                ]
+                whole = len(by_cell) == len(tables)
+                cells.append(_mean_over_cells(by_cell, digits=1) if whole else "not run")
+            if any(cell != "not run" for cell in cells):
+                yield f"| {CONTESTANTS[method].label} | {title} | {' | '.join(cells)} |"
+    yield ""
+
+
+def _mean_over_cells(cells: Sequence[Sequence[float]], digits: int = 0) -> str:
     """Seeds are the same in all cells, so that their means over cells are drawn."""
     count = min(map(len, cells))
     by_seed = np.array([one[:count] for one in cells]).mean(axis=0)
-    return _interval(by_seed.tolist(), digits=0)
+    return _interval(by_seed.tolist(), digits=digits)
 
 
 def _against_none(
@@ -180,7 +222,7 @@ def _against_none(
                 if not of:
                     continue
                 less = [_loss(one) - none.loss for one in of.values()]
-                points = [100 * (one["accuracy"] - none.accuracy) for one in of.values()]
+                points = [_more_right(table, one) for one in of.values()]
                 yield (
                     f"| {table.name} | {title} | {queries} "
                     f"| {_interval(less, digits=3, sign='+')} "
