@@ -133,10 +133,11 @@ class BiasGrid:
         flat = np.diagonal(bend, axis1=1, axis2=2) <= 0.0
         slope[flat] = 0.0
         bend += np.where(flat, 1.0, 0.0)[:, :, None] * np.eye(axes)
-        shifts = -np.linalg.solve(bend, slope[:, :, None])[:, :, 0]
+        solved = np.linalg.solve(bend, slope[:, :, None])[:, :, 0]
+        shifts: NDArray[np.float64] = -np.asarray(solved, dtype=np.float64)
         # The least point's neighbours are no lower: what a fit finds beyond half way is an error.
-        shifts = np.clip(np.asarray(shifts, dtype=np.float64), -0.5, 0.5)
-        values = least + 0.5 * (slope * shifts).sum(axis=1)
+        shifts = np.clip(shifts, -0.5, 0.5)
+        values: NDArray[np.float64] = least + 0.5 * (slope * shifts).sum(axis=1)
         return values, places, shifts * self._step
 
 

@@ -46,6 +46,15 @@ class MiniBatches:
         result[self.present] = values
         return result
 
+    def beside(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the same beside the mean of their mini-batch: a constant leaves no rounding."""
+        padded = self.padded(values)
+        sizes = self.present.sum(axis=1).reshape(-1, *[1] * (padded.ndim - 1))
+        means = padded.sum(axis=1, keepdims=True) / sizes
+        there = self.present.reshape(*self.present.shape, *[1] * (padded.ndim - 2))
+        result: NDArray[np.float64] = np.where(there, padded - means, 0.0)
+        return result
+
     def totals(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return sums over each prompt's losses: (J, I, ...) becomes (P, ...)."""
         result = np.zeros((self.num_prompts, *values.shape[2:]))

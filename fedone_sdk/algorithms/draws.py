@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,6 +73,7 @@ class Draws:
         )
         upper = np.triu_indices(width, 1)
         roots = _noise_roots(evaluator)
+        have = _Pairs.of(present)
         for c, (share, own) in enumerate(
             zip(evaluator.observed.class_share, evaluator.classes, strict=True)
         ):
@@ -80,12 +82,11 @@ class Draws:
             scale = share * np.sqrt(own.noise)
             own_part += scale**2 * evaluator.kernel.same
             w = rng.normal(0.0, np.sqrt(one), (count, width))
-            both = np.zeros((count, width, width))
-            both[:, upper[0], upper[1]] = rng.normal(0.0, np.sqrt(pair), (count, len(upper[0])))
-            both += both.transpose(0, 2, 1)
-            prior = w @ present.T + 0.5 * np.einsum(
-                "pf,dpf->dp", present, present @ both, optimize=True
-            )
+            drawn = np.zeros((count, width, width))
+            drawn[:, upper[0], upper[1]] = rng.normal(0.0, np.sqrt(pair), (count, len(upper[0])))
+            both = drawn.reshape(count, -1)
+            prior = w @ present.T
+            prior += np.where(have.present, both[:, have.places], 0.0).sum(axis=2)
             prior += rng.normal(0.0, np.sqrt(evaluator.kernel.same), (count, size))
             # What is told, in the unit of the noise, with the noise of another telling.
             weights = evaluator.observed.trust * evaluator.observed.examples[:, c]
@@ -96,17 +97,14 @@ class Draws:
             # (1 + said K)^-1 right = K^-1 (K^-1 + said)^-1 right
             dual = (right @ own.unit) @ evaluator.inverse
             single += scale * (w + one * dual @ present)
-            both += pair * np.einsum(
-                "pf,dpg->dfg", present, dual[:, :, None] * present, optimize=True
-            )
-            both[:, np.arange(width), np.arange(width)] = 0.0
-            pairs += scale * both
+            both += pair * have.totals(dual, width * width)
+            pairs += scale * both.reshape(drawn.shape)
             observed += scale * (prior + dual @ covariance)
         return cls(
             space=space,
             columns=columns,
             single=single,
-            pairs=pairs,
+            pairs=pairs + pairs.transpose(0, 2, 1),
             observed=observed,
             own=np.full(count, np.sqrt(own_part)),
             prompts=evaluator.observed.prompts,
@@ -162,6 +160,7 @@ class Draws:
                 columns = self.columns[at, :size]
                 rest = self._rest(prompts, at)
                 takes = columns >= 0
+                again = np.inf if size > self.space.slots.count(self.space.slots[at]) else 0.0
                 # Shape (D, S, candidates).
                 values = np.zeros((*prompts.shape[:2], size))
                 of = columns[takes]
@@ -170,10 +169,11 @@ class Draws:
                     there = rest[:, :, other]
                     added = self.pairs[draw, np.maximum(there, 0)][:, :, of]
                     values[:, :, takes] += np.where(there[:, :, None] >= 0, added, 0.0)
-                    # A candidate that is there already adds nothing more.
+                    # A candidate that is there already adds nothing more. Where a blank can
+                    # stand in its place, or other candidates are left, it is not taken twice.
                     twice = (there[:, :, None] == columns) & (columns >= 0)
                     values[twice] = np.nan
-                values = np.where(np.isnan(values), 0.0, values)
+                values = np.where(np.isnan(values), again, values)
                 values[:, :, columns == -2] = np.inf
                 new = values.argmin(axis=2)
                 prompts[:, :, at] = np.where(allowed[:, at, None], new, prompts[:, :, at])
@@ -201,6 +201,37 @@ class Draws:
         paired = np.einsum("dsf,dfg,dsg->ds", present, self.pairs, present, optimize=True)
         values: NDArray[np.float64] = single + 0.5 * paired
         return values
+
+
+class _Pairs(NamedTuple):
+    """The pairs of features that prompts have.
+
+    Attributes:
+        places: In a flat matrix (F, F) above its diagonal, shape (P, pairs), 0 for none.
+        present: Where there is one, shape (P, pairs).
+    """
+
+    places: NDArray[np.int64]
+    present: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, present: NDArray[np.float64]) -> _Pairs:
+        """Return the pairs of prompts with features, 0 or 1, (P, F)."""
+        width = present.shape[1]
+        counts = present.sum(axis=1).astype(np.int64)
+        most = int(counts.max())
+        own = np.full((len(present), most), width)
+        own[np.arange(most) < counts[:, None]] = np.nonzero(present)[1]
+        first, second = np.triu_indices(most, 1)
+        there = own[:, second] < width  # the features of a prompt rise
+        return cls(np.where(there, own[:, first] * width + own[:, second], 0), there)
+
+    def totals(self, values: NDArray[np.float64], size: int) -> NDArray[np.float64]:
+        """Return sums of the values of prompts, (D, P), over those that have a pair, (D, size)."""
+        rows = np.nonzero(self.present)[0]
+        places = self.places[self.present]
+        totals = [np.bincount(places, one[rows], minlength=size) for one in values]
+        return np.array(totals, dtype=np.float64)
 
 
 def _active(evaluator: Evaluator, rng: np.random.Generator) -> NDArray[np.int64]:

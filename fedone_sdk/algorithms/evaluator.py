@@ -19,6 +19,7 @@ counts less, by as much: noise is from a t distribution with a scale of its own 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
@@ -45,12 +46,12 @@ _CONFIRMED = 1.5
 """Mini-batches, as they are trusted, that must have met an incumbent: of two that disagree, one at
 most is trusted."""
 
-_FITTED = 192
+_FITTED = 128
 """Prompts whose losses hyperparameters are fitted to: those of the last mini-batches. The cost
 grows with the cube, and five numbers are known well by then."""
 
-_TURNS = 2
-"""How often trust is estimated after each mini-batch; it goes on from the last estimate."""
+_ALL_AT_ONCE = 64
+"""Prompts up to which each mini-batch moves all hyperparameters; then it moves one, in turn."""
 
 
 class Judged(NamedTuple):
@@ -109,7 +110,12 @@ class Evaluator:
         values: Hyperparameters,
     ) -> Self:
         """Return the posterior of what was observed."""
-        parts = _Parts.of(observed, features, values)
+        return cls._of(observed, features, grid, _Parts.of(observed, features, values))
+
+    @classmethod
+    def _of(
+        cls, observed: Observations, features: Features, grid: BiasGrid | None, parts: _Parts
+    ) -> Self:
         losses = _at_best(observed, grid)
         return cls(
             observed=observed,
@@ -120,7 +126,7 @@ class Evaluator:
             batches=parts.batches,
             contrasts=parts.contrasts,
             losses=losses,
-            classes=parts.posteriors(observed, parts.batches.padded(losses)),
+            classes=parts.posteriors(observed, parts.batches.beside(losses)),
             reference=observed.row(features.space.reference),
         )
 
@@ -196,8 +202,10 @@ def updated(
     features: Features,
     grid: BiasGrid | None,
     values: Hyperparameters,
-) -> tuple[Observations, Hyperparameters]:
-    """Return observations with what follows from a new mini-batch: biases, trust, variances.
+) -> tuple[Evaluator, Hyperparameters]:
+    """Return the posterior after a new mini-batch: with new biases, variances and trust.
+
+    Trust goes on from the last estimate, one turn with each mini-batch.
 
     Args:
         observed: With the new mini-batch.
@@ -208,13 +216,15 @@ def updated(
     if grid is not None and observed.seen.all():
         observed = replace(observed, biases=_best_biases(observed, features, grid, values))
     few = observed.latest(_FITTED)
-    values = _likelihood(few, features, grid).improved(values)
+    coordinates: Sequence[int] = range(len(values))
+    if len(observed.prompts) > _ALL_AT_ONCE:
+        coordinates = [round(observed.shares[0].sum()) % len(values)]
+    values = _likelihood(few, features, grid).improved(values, coordinates)
     parts = _Parts.of(observed, features, values)
-    losses = parts.batches.padded(_at_best(observed, grid))
-    for _ in range(_TURNS):
-        found = parts.posteriors(observed, losses)
-        observed = replace(observed, trust=_deserved(observed, parts, losses, found))
-    return observed, values
+    losses = parts.batches.beside(_at_best(observed, grid))
+    trust = _deserved(observed, parts, losses, parts.posteriors(observed, losses))
+    observed = replace(observed, trust=trust)
+    return Evaluator._of(observed, features, grid, parts), values
 
 
 def _usual(observed: Observations) -> float:
@@ -257,12 +267,12 @@ def _likelihood(observed: Observations, features: Features, grid: BiasGrid | Non
         # At the bias that suits most prompts.
         weights = observed.class_share[:, None]
         place = int((weights * observed.means.mean(axis=0)).sum(axis=0).argmin())
-        unbiased = batches.padded(observed.means[:, :, place].astype(np.float64))
+        unbiased = batches.beside(observed.means[:, :, place].astype(np.float64))
     return Likelihood(
         batches=batches,
         shared=present @ present.T,
         prompt_len=observed.prompts.shape[1],
-        losses=batches.padded(_at_best(observed, grid)),
+        losses=batches.beside(_at_best(observed, grid)),
         unbiased=unbiased,
         weights=observed.trust[:, None] * observed.examples,
         examples=_usual(observed),

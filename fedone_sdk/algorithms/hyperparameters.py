@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -64,6 +64,9 @@ class Hyperparameters(NamedTuple):
 PRIOR = Hyperparameters(math.log(0.5), math.log(0.25), math.log(0.25), 0.0, math.log(4.0))
 """Where each is thought to be: half of what tells prompts apart at first is noise."""
 
+_CURVES = 4
+"""The place of `curves`, which has a likelihood of its own."""
+
 _SPREAD = 1.5
 """Standard deviation of that prior: a factor of 4.5 either way."""
 
@@ -90,19 +93,21 @@ class Likelihood:
     weights: NDArray[np.float64]
     examples: float
 
-    def improved(self, values: Hyperparameters) -> Hyperparameters:
-        """Return better hyperparameters: a step along each coordinate, one after the other."""
-        found = _descended(self._loss, list(values), range(4))
-        if self.unbiased is not None:
+    def improved(
+        self, values: Hyperparameters, coordinates: Sequence[int] = range(len(PRIOR))
+    ) -> Hyperparameters:
+        """Return better hyperparameters: a step along some coordinates, one after the other."""
+        found = _descended(self._loss, list(values), [at for at in coordinates if at < _CURVES])
+        if self.unbiased is not None and _CURVES in coordinates:
             inverse, contrasts = self._of(Hyperparameters(*found))
 
             def loss(tried: list[float]) -> float:
-                wide = math.exp(tried[4])
+                wide = math.exp(tried[_CURVES])
                 assert self.unbiased is not None
                 deviance = self._deviance(self.unbiased, inverse / wide, contrasts)
                 return deviance + _far(Hyperparameters(*tried))
 
-            found = _descended(loss, found, range(4, 5))
+            found = _descended(loss, found, [_CURVES])
         return Hyperparameters(*found)
 
     def loss(self, values: Hyperparameters) -> float:
@@ -151,9 +156,11 @@ def _far(values: Hyperparameters) -> float:
 
 
 def _descended(
-    loss: Callable[[list[float]], float], values: list[float], coordinates: range
+    loss: Callable[[list[float]], float], values: list[float], coordinates: Sequence[int]
 ) -> list[float]:
     """A step along each coordinate: to the lowest of both sides and of the parabola through."""
+    if not coordinates:
+        return values
     found, best = values, loss(values)
     for at in coordinates:
         tried = [_moved(found, at, step) for step in (-_STEP, _STEP)]

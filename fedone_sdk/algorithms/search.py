@@ -109,7 +109,7 @@ class PromptSearch(ABC):
     vocab_size: int
     num_samples: int
     elite: int = 4
-    pool_size: int = 384
+    pool_size: int = 256
     search: int | None = None
     race: int = 0
     patience: int | None = None
@@ -195,8 +195,8 @@ class PromptSearch(ABC):
         """Add what the prompts did to what was observed, and judge all prompts."""
         told = self._told(candidates, losses)
         observed = self._observed(state).with_batch(candidates.prompts, told)
-        observed, values = updated(observed, self._features, self._grid, self._values(state))
-        known = self._evaluated(observed, values)
+        evaluator, values = updated(observed, self._features, self._grid, self._values(state))
+        known = Known(evaluator, evaluator.judged())
         leader = self._leader(known)
         # The incumbent so far has row 0, but for the first ask.
         worth = known.judged.value
@@ -204,7 +204,7 @@ class PromptSearch(ABC):
         progress = self._further(state, moved=bool(moved))
         kept = self._kept(known, leader)
         memory = {
-            **observed.remembering(kept, LOOKS * self.pool_size).memory(),
+            **evaluator.observed.remembering(kept, LOOKS * self.pool_size).memory(),
             "hyperparameters": np.array(values),
             "progress": progress,
         }
@@ -312,10 +312,9 @@ class PromptSearch(ABC):
     # What is known
 
     def _known(self, state: State) -> Known:
-        return self._evaluated(self._observed(state), self._values(state))
-
-    def _evaluated(self, observed: Observations, values: Hyperparameters) -> Known:
-        evaluator = Evaluator.of(observed, self._features, self._grid, values)
+        evaluator = Evaluator.of(
+            self._observed(state), self._features, self._grid, self._values(state)
+        )
         return Known(evaluator, evaluator.judged())
 
     def _kept(self, known: Known, leader: int) -> NDArray[np.int64]:

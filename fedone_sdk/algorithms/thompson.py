@@ -11,6 +11,9 @@ from .search import Known, PromptSearch
 
 __all__ = ["ThompsonSampling"]
 
+_SPARE = 4
+"""Draws that are made for others which agree."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThompsonSampling(PromptSearch):
@@ -27,9 +30,15 @@ class ThompsonSampling(PromptSearch):
         reference = known.evaluator.reference
         rows = [row for row in (reference, 0) if row is not None]
         again = known.prompts[list(dict.fromkeys(rows))[: max(1, count - 1)]]
-        return np.concatenate([again, self._new(known, count - len(again), rng)])
+        if len(again) == count:
+            return again
+        drawn = self._new(known, count - len(again) + _SPARE, rng)
+        every = np.concatenate([again, drawn])
+        first = np.sort(np.unique(every, axis=0, return_index=True)[1])
+        # Draws that agree leave room for random prompts.
+        missing = max(count - len(first), 0)
+        chosen: NDArray[np.int64] = np.concatenate([every[first], self._random(missing, rng)])
+        return chosen[:count]
 
     def _new(self, known: Known, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
-        drawn = self._lowest(known, count, rng)
-        # The order of words does not matter to the model, so that any will do.
-        return drawn
+        return self._lowest(known, count, rng)

@@ -136,7 +136,7 @@ class PoolSpec(_MethodSpec):
     pools: ClassVar[bool] = True
 
     elite: Annotated[int, Field(ge=1, le=1000)] = 4
-    pool_size: Annotated[int, Field(ge=2, le=2000)] = 384
+    pool_size: Annotated[int, Field(ge=2, le=2000)] = 256
     race: Annotated[float, Field(ge=0, lt=1)] = 0.2
     patience: Annotated[int, Field(ge=1, le=10**9)] | None = None
 

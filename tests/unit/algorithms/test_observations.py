@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedone_sdk.algorithms import ClassLosses
+from fedone_sdk.algorithms.observations import Observations
+from fedone_sdk.algorithms.space import Space
+
+SPACE = Space.of([(1, 5, None), (1, 3, 0)])
+
+
+def told(count: int, classes: int = 2) -> ClassLosses:
+    means = np.arange(count * classes * 3, dtype=float).reshape(count, classes, 3)
+    return ClassLosses(means=means, counts=np.arange(1, classes + 1))
+
+
+def rows(*prompts: tuple[int, int]) -> np.ndarray:
+    return np.array(prompts)
+
+
+def several() -> Observations:
+    observed = Observations.empty(2, 2, 3)
+    for prompts in (rows((0, 0), (1, 1)), rows((0, 0), (2, 1), (3, 2)), rows((4, 0), (1, 1))):
+        observed = observed.with_batch(prompts, told(len(prompts)))
+    return observed
+
+
+def test_equal_prompts_share_a_row_and_count_once() -> None:
+    observed = Observations.empty(2, 2, 3).with_batch(rows((1, 1), (1, 1), (2, 0)), told(3))
+    assert observed.prompts.tolist() == [[1, 1], [2, 0]]
+    assert observed.rows.tolist() == [0, 1]
+    assert observed.means[1].tolist() == told(3).means[2].tolist()
+
+
+def test_the_oldest_losses_are_forgotten_and_what_is_known_by_them_alone() -> None:
+    observed = several()
+    assert observed.last_met().tolist() == [1, 2, 1, 1, 2]
+    few = observed.remembering(np.array([1, 0, 2, 4]), 3)
+    assert few.prompts.tolist() == [[1, 1], [2, 1], [4, 0]]
+    assert few.rows.tolist() == [1, 0, 2]
+    assert few.batches.tolist() == [0, 1, 1]
+    assert few.examples.tolist() == [[1, 2]] * 2
+    assert few.shares.tolist() == observed.shares.tolist()
+
+
+def test_the_latest_mini_batches_stay_whole() -> None:
+    observed = several()
+    assert observed.latest(9) is observed
+    assert observed.latest(4).prompts.tolist() == [[1, 1], [4, 0]]
+    assert observed.latest(1).prompts.tolist() == [[1, 1], [4, 0]]
+
+
+def test_class_shares_of_uneven_clients_are_believed_less() -> None:
+    def share(*positive: float) -> float:
+        observed = Observations.empty(2, 2, 3)
+        for part in positive:
+            counts = np.round(np.array([1.0 - part, part]) * 200).astype(int)
+            losses = ClassLosses(means=np.zeros((1, 2, 3)), counts=counts)
+            observed = observed.with_batch(rows((0, 0)), losses)
+        return float(observed.class_share[1])
+
+    alike, apart = [0.8] * 100, [0.0, 1.0, 1.0, 1.0, 1.0] * 20
+    assert share(*alike) == pytest.approx(0.8, abs=0.04)
+    assert 0.65 < share(*apart) < share(*alike) - 0.03
+    # Five who by chance are alike, or one: next to nothing.
+    assert 0.5 < share(*[1.0] * 5) < 0.6
+    assert 0.5 < share(1.0) < share(*[1.0] * 5)
+
+
+def test_a_memory_is_read_back_or_refused() -> None:
+    observed = several()
+    again = Observations.remembered(observed.memory(), SPACE, 2, 3)
+    for name, array in observed.memory().items():
+        assert np.array_equal(again.memory()[name], array)
+    for name, value in (
+        ("prompts", np.zeros((5, 3), np.int64)),
+        ("prompts", np.zeros((5, 2), np.int64)),  # one prompt five times
+        ("prompts", observed.prompts + np.array([0, 1])),  # no such candidate
+        ("rows", np.array([0, 1, 0, 2, 3, 9, 1])),
+        ("rows", np.array([0, 0, 0, 2, 3, 4, 1])),  # a prompt twice
+        ("rows", observed.rows.astype(float)),
+        *((name, array.flat[0]) for name, array in observed.memory().items()),
+        ("batches", observed.batches[::-1]),
+        ("means", np.zeros((7, 1, 3), np.float32)),
+        ("means", np.full((7, 2, 3), np.inf, np.float32)),
+        ("examples", -observed.examples),
+        ("examples", np.zeros((3, 2), np.int64)),
+        ("trust", np.zeros(3)),
+        ("trust", np.full(3, 1.5)),
+        ("biases", np.full((5, 2), np.nan)),
+        ("shares", np.zeros(3)),
+    ):
+        with pytest.raises(ValueError, match="memory"):
+            Observations.remembered({**observed.memory(), name: np.asarray(value)}, SPACE, 2, 3)
+    with pytest.raises(ValueError, match="memory"):
+        Observations.remembered({"m": np.zeros(3)}, SPACE)
+    with pytest.raises(ValueError, match="fit"):
+        Observations.remembered(observed.memory(), SPACE)
+    with pytest.raises(ValueError, match="shape"):
+        observed.with_batch(rows((0, 0)), told(1, 3))
