@@ -18,6 +18,9 @@ Trial = Mapping[str, Any]
 LEAST_GAP = 0.02
 """Between no prompt and the oracle, nats: of less, a share says nothing."""
 
+LEAST_SEEDS = 5
+"""For an interval."""
+
 _PARTITIONS = (("iid", "IID"), ("dirichlet", "Dirichlet 0.1"))
 
 
@@ -42,6 +45,7 @@ def report(
     yield from _baselines(tables)
     wide = [table for table in tables if _gap(table) >= LEAST_GAP]
     yield from _shares(wide, found, budgets, methods)
+    yield from _prompts_alone(wide, found, budgets, methods)
     yield from _points(tables, found, budgets, methods)
     yield from _against_none(tables, found, budgets, default)
     yield from _against_others(tables, found, budgets, methods, default)
@@ -115,6 +119,8 @@ def _more_right(table: Table, one: Trial) -> float:
 
 
 def _interval(values: Sequence[float], *, digits: int, sign: str = "") -> str:
+    if len(values) < LEAST_SEEDS:
+        return "too few"
     one = paired_difference(values, [0.0] * len(values))
     form = f"{sign}.{digits}f"
     return f"{one.mean:{form}} [{one.low:{form}}, {one.high:{form}}]"
@@ -169,6 +175,32 @@ def _shares(
     yield "### The same by cell"
     yield ""
     yield from blocks
+
+
+def _prompts_alone(
+    tables: Sequence[Table],
+    found: Mapping[tuple[str, str, str, int, int], Trial],
+    budgets: Sequence[int],
+    methods: Sequence[str],
+) -> Iterator[str]:
+    yield "### Share of the gap were every deployed prompt given its best bias, mean over cells"
+    yield ""
+    yield "| method | clients | " + " | ".join(f"{one} queries" for one in budgets) + " |"
+    yield "|---" * (len(budgets) + 2) + "|"
+    for partition, title in _PARTITIONS:
+        for method in methods:
+            cells = []
+            for queries in budgets:
+                by_cell = [
+                    [_share(table, {**one, "loss": one["best_loss"]}) for one in of.values()]
+                    for table in tables
+                    if (of := _of(found, table, partition, method, queries))
+                ]
+                whole = len(by_cell) == len(tables)
+                cells.append(_mean_over_cells(by_cell) if whole else "not run")
+            if any(cell != "not run" for cell in cells):
+                yield f"| {CONTESTANTS[method].label} | {title} | {' | '.join(cells)} |"
+    yield ""
 
 
 def _points(
