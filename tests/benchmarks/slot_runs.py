@@ -177,7 +177,7 @@ class Federation:
         Args:
             prompts: The prompts.
             rows: Of the mini-batch.
-            own_bias: Whether each prompt has its own best bias, as nobody could know it; else all
+            own_bias: X
                 have that of no prompt.
         """
         found = []

@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--budgets", nargs="*", type=int, default=[*BUDGETS])
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--default", choices=CONTESTANTS, default="thompson")
-    parser.add_argument("--trials", type=Path, help="JSON lines; beside the tables by default")
+    parser.add_argument("--trials", type=Path, help="JSON lines; next to the tables by default")
     args = parser.parse_args()
     place = Place(smollm2=args.smollm2, gemma=args.gemma, sst2=args.sst2, corpora=args.corpora)
     for name in args.build:
