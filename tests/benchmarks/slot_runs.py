@@ -177,7 +177,7 @@ class Federation:
         Args:
             prompts: The prompts.
             rows: Of the mini-batch.
-            own_bias: X
+            own_bias: Whether each prompt has its own best bias, which cannot be known; else all
                 have that of no prompt.
         """
         found = []
