@@ -218,7 +218,7 @@ def updated(
     few = observed.latest(_FITTED)
     coordinates: Sequence[int] = range(len(values))
     if len(observed.prompts) > _ALL_AT_ONCE:
-        coordinates = [round(observed.shares[0].sum()) % len(values)]
+        coordinates = [observed.num_told % len(values)]
     values = _likelihood(few, features, grid).improved(values, coordinates)
     parts = _Parts.of(observed, features, values)
     losses = parts.batches.beside(_at_best(observed, grid))

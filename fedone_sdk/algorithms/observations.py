@@ -237,6 +237,11 @@ class Observations:
         return self.of(prompts, looks)
 
     @property
+    def num_told(self) -> int:
+        """Mini-batches so far, those that are forgotten too."""
+        return round(float(self.shares[0].sum()))  # the shares of each sum to 1
+
+    @property
     def seen(self) -> NDArray[np.bool_]:
         """Which classes any client has shown, shape (C,)."""
         seen: NDArray[np.bool_] = self.shares[0] > 0.0

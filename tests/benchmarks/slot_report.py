@@ -1,0 +1,297 @@
+"""What the trials of the bench of slots say, in Markdown."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tests.benchmarks.queries.bootstrap import paired_difference
+from tests.benchmarks.slot_runs import CONTESTANTS, Table
+
+__all__ = ["report"]
+
+Trial = Mapping[str, Any]
+
+LEAST_GAP = 0.02
+"""Between no prompt and the oracle, nats: of less, a share says nothing."""
+
+LEAST_SEEDS = 5
+"""For an interval."""
+
+_PARTITIONS = (("iid", "IID"), ("dirichlet", "Dirichlet 0.1"))
+
+
+def report(
+    tables: Sequence[Table],
+    trials: Sequence[Trial],
+    *,
+    budgets: Sequence[int],
+    methods: Sequence[str],
+    default: str,
+) -> Iterator[str]:
+    """Lines of Markdown.
+
+    Args:
+        tables: The cells.
+        trials: What `slot_runs.trial` found, with its key.
+        budgets: Queries.
+        methods: In the order of the rows.
+        default: What the others are compared with.
+    """
+    found = {_key(one): one for one in trials}
+    yield from _baselines(tables)
+    wide = [table for table in tables if _gap(table) >= LEAST_GAP]
+    yield from _shares(wide, found, budgets, methods)
+    yield from _prompts_alone(wide, found, budgets, methods)
+    yield from _points(tables, found, budgets, methods)
+    yield from _against_none(tables, found, budgets, default)
+    yield from _against_others(tables, found, budgets, methods, default)
+
+
+def _key(one: Trial) -> tuple[str, str, str, int, int]:
+    return one["cell"], one["partition"], one["method"], one["queries"], one["seed"]
+
+
+def _baselines(tables: Sequence[Table]) -> Iterator[str]:
+    yield "### Cells"
+    yield ""
+    yield (
+        "| cell | combinations x rows | no prompt | with its best bias | "
+        "best instruction alone | oracle | median | worst |"
+    )
+    yield "|---|---|---|---|---|---|---|---|"
+    for table in tables:
+        plain = table.measured(table.none, np.zeros(table.num_labels))
+        every = [table.best(one).loss for one in range(len(table.prompts))]
+        cells = [
+            f"{one.loss:.3f} / {100 * one.accuracy:.1f} %"
+            for one in (
+                plain,
+                table.best(table.none),
+                table.best(table.instruction),
+                table.best(table.oracle),
+            )
+        ]
+        size = f"{len(table.prompts)} x {len(table.targets)}"
+        ends = [f"{np.median(every):.3f}", f"{max(every):.3f}"]
+        yield f"| {' | '.join([table.name, size, *cells, *ends])} |"
+    yield ""
+
+
+def _of(
+    found: Mapping[tuple[str, str, str, int, int], Trial],
+    table: Table,
+    partition: str,
+    method: str,
+    queries: int,
+) -> dict[int, Trial]:
+    """Trials by seed."""
+    return {
+        key[4]: one
+        for key, one in found.items()
+        if key[:4] == (table.name, partition, method, queries)
+    }
+
+
+def _loss(one: Trial) -> float:
+    """What is deployed; a policy without a bias of its own is given its prompt's best one."""
+    calibrates = CONTESTANTS[one["method"]].calibrates
+    return float(one["loss"] if calibrates else one["best_loss"])
+
+
+def _gap(table: Table) -> float:
+    return table.best(table.none).loss - table.best(table.oracle).loss
+
+
+def _share(table: Table, one: Trial) -> float:
+    return 100 * (table.best(table.none).loss - _loss(one)) / _gap(table)
+
+
+def _more_right(table: Table, one: Trial) -> float:
+    """Points of accuracy beyond no prompt with its best bias; biases as in `_loss`."""
+    right = float(one["accuracy"])
+    if not CONTESTANTS[one["method"]].calibrates:
+        right = table.best(int(table.rows_of(np.array([one["prompt"]]))[0])).accuracy
+    return 100 * (right - table.best(table.none).accuracy)
+
+
+def _interval(values: Sequence[float], *, digits: int, sign: str = "") -> str:
+    if len(values) < LEAST_SEEDS:
+        return "too few"
+    one = paired_difference(values, [0.0] * len(values))
+    form = f"{sign}.{digits}f"
+    return f"{one.mean:{form}} [{one.low:{form}}, {one.high:{form}}]"
+
+
+def _shares(
+    tables: Sequence[Table],
+    found: Mapping[tuple[str, str, str, int, int], Trial],
+    budgets: Sequence[int],
+    methods: Sequence[str],
+) -> Iterator[str]:
+    head = "| method | " + " | ".join(f"{one} queries" for one in budgets) + " |"
+    rule = "|---" * (len(budgets) + 1) + "|"
+    means: dict[tuple[str, str, int], dict[str, list[float]]] = defaultdict(dict)
+    blocks: list[str] = []
+    for partition, title in _PARTITIONS:
+        for table in tables:
+            rows = []
+            for method in methods:
+                cells, seeds = [], 0
+                for queries in budgets:
+                    of = _of(found, table, partition, method, queries)
+                    shares = [_share(table, one) for one in of.values()]
+                    cells.append(_interval(shares, digits=0) if shares else "not run")
+                    seeds = max(seeds, len(shares))
+                    if shares:
+                        means[partition, method, queries][table.name] = shares
+                if seeds:
+                    rows.append(f"| {CONTESTANTS[method].label} | {' | '.join(cells)} |")
+            if rows:
+                blocks += [f"**{table.name}, {title}**", "", head, rule, *rows, ""]
+    yield "### Share of the gap that is closed, mean over cells"
+    yield ""
+    yield (
+        "Percent of the gap in cross-entropy from no prompt with its best bias to the oracle; the "
+        "mean over cells, each the mean over seeds, with a bootstrap 95 % interval over seeds."
+    )
+    yield ""
+    for partition, title in _PARTITIONS:
+        rows = []
+        for method in methods:
+            cells = []
+            for queries in budgets:
+                by_cell = means.get((partition, method, queries), {})
+                whole = len(by_cell) == len(tables) and by_cell
+                text = _mean_over_cells(list(by_cell.values())) if whole else "not run"
+                cells.append(text)
+            if any(cell != "not run" for cell in cells):
+                rows.append(f"| {CONTESTANTS[method].label} | {' | '.join(cells)} |")
+        if rows:
+            yield from (f"**{title}**", "", head, rule, *rows, "")
+    yield "### The same by cell"
+    yield ""
+    yield from blocks
+
+
+def _prompts_alone(
+    tables: Sequence[Table],
+    found: Mapping[tuple[str, str, str, int, int], Trial],
+    budgets: Sequence[int],
+    methods: Sequence[str],
+) -> Iterator[str]:
+    yield "### Share of the gap were every deployed prompt given its best bias, mean over cells"
+    yield ""
+    yield "| method | clients | " + " | ".join(f"{one} queries" for one in budgets) + " |"
+    yield "|---" * (len(budgets) + 2) + "|"
+    for partition, title in _PARTITIONS:
+        for method in methods:
+            cells = []
+            for queries in budgets:
+                by_cell = [
+                    [_share(table, {**one, "loss": one["best_loss"]}) for one in of.values()]
+                    for table in tables
+                    if (of := _of(found, table, partition, method, queries))
+                ]
+                whole = len(by_cell) == len(tables)
+                cells.append(_mean_over_cells(by_cell) if whole else "not run")
+            if any(cell != "not run" for cell in cells):
+                yield f"| {CONTESTANTS[method].label} | {title} | {' | '.join(cells)} |"
+    yield ""
+
+
+def _points(
+    tables: Sequence[Table],
+    found: Mapping[tuple[str, str, str, int, int], Trial],
+    budgets: Sequence[int],
+    methods: Sequence[str],
+) -> Iterator[str]:
+    yield "### Points of accuracy beyond no prompt with its best bias, mean over all cells"
+    yield ""
+    yield "| method | clients | " + " | ".join(f"{one} queries" for one in budgets) + " |"
+    yield "|---" * (len(budgets) + 2) + "|"
+    for partition, title in _PARTITIONS:
+        for method in methods:
+            cells = []
+            for queries in budgets:
+                by_cell = [
+                    [_more_right(table, one) for one in of.values()]
+                    for table in tables
+                    if (of := _of(found, table, partition, method, queries))
+                ]
+                whole = len(by_cell) == len(tables)
+                cells.append(_mean_over_cells(by_cell, digits=1) if whole else "not run")
+            if any(cell != "not run" for cell in cells):
+                yield f"| {CONTESTANTS[method].label} | {title} | {' | '.join(cells)} |"
+    yield ""
+
+
+def _mean_over_cells(cells: Sequence[Sequence[float]], digits: int = 0) -> str:
+    """Seeds are the same in all cells, so that their means over cells are drawn."""
+    count = min(map(len, cells))
+    by_seed = np.array([one[:count] for one in cells]).mean(axis=0)
+    return _interval(by_seed.tolist(), digits=digits)
+
+
+def _against_none(
+    tables: Sequence[Table],
+    found: Mapping[tuple[str, str, str, int, int], Trial],
+    budgets: Sequence[int],
+    default: str,
+) -> Iterator[str]:
+    yield f"### {CONTESTANTS[default].label} against no prompt with its best bias"
+    yield ""
+    yield "| cell | clients | queries | nats | points of accuracy | worst run, nats |"
+    yield "|---|---|---|---|---|---|"
+    for partition, title in _PARTITIONS:
+        for table in tables:
+            none = table.best(table.none)
+            for queries in budgets:
+                of = _of(found, table, partition, default, queries)
+                if not of:
+                    continue
+                less = [_loss(one) - none.loss for one in of.values()]
+                points = [_more_right(table, one) for one in of.values()]
+                yield (
+                    f"| {table.name} | {title} | {queries} "
+                    f"| {_interval(less, digits=3, sign='+')} "
+                    f"| {_interval(points, digits=1, sign='+')} | {max(less):+.3f} |"
+                )
+    yield ""
+
+
+def _against_others(
+    tables: Sequence[Table],
+    found: Mapping[tuple[str, str, str, int, int], Trial],
+    budgets: Sequence[int],
+    methods: Sequence[str],
+    default: str,
+) -> Iterator[str]:
+    yield f"### {CONTESTANTS[default].label} less the others, nats, paired by seed"
+    yield ""
+    yield "| other | clients | " + " | ".join(f"{one} queries" for one in budgets) + " |"
+    yield "|---" * (len(budgets) + 2) + "|"
+    for partition, title in _PARTITIONS:
+        for method in methods:
+            if method == default:
+                continue
+            cells = []
+            for queries in budgets:
+                pairs: dict[int, list[float]] = defaultdict(list)
+                for table in tables:
+                    ours = _of(found, table, partition, default, queries)
+                    theirs = _of(found, table, partition, method, queries)
+                    for seed in ours.keys() & theirs.keys():
+                        pairs[seed].append(_loss(ours[seed]) - _loss(theirs[seed]))
+                whole = [np.mean(one) for one in pairs.values() if len(one) == len(tables)]
+                cells.append(
+                    _interval([float(one) for one in whole], digits=4, sign="+")
+                    if whole
+                    else "not run"
+                )
+            if any(cell != "not run" for cell in cells):
+                yield f"| {CONTESTANTS[method].label} | {title} | {' | '.join(cells)} |"
+    yield ""

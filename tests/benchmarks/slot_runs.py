@@ -1,0 +1,357 @@
+"""Federated searches among the answers of a table: the SDK's methods, clients and mini-batches."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedone_sdk.algorithms import ClassLosses, make_method, method_options, stream, stream_seed
+from fedone_sdk.algorithms.calibration import fitted_bias
+from fedone_sdk.algorithms.method import Algorithm, Candidates, PlainMethod
+from fedone_sdk.algorithms.space import Space
+from fedone_sdk.algorithms.state import State
+from fedone_sdk.calibration import bias_grid
+from fedone_sdk.data import draw_minibatch
+from fedone_sdk.data.partition import dirichlet, iid
+
+__all__ = ["CONTESTANTS", "Contestant", "Federation", "Table", "trial"]
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+RACE = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """A prompt on all rows of a table."""
+
+    loss: float
+    accuracy: float
+    bias: Floats
+
+
+class Table:
+    """A model's answers to every combination of a cell's candidates.
+
+    Args:
+        file: What `slot_tables.build` has written.
+    """
+
+    def __init__(self, file: Path) -> None:
+        with np.load(file, allow_pickle=False) as found:
+            self.sizes: tuple[int, ...] = tuple(map(int, found["sizes"]))
+            self.blanks: tuple[int, ...] = tuple(map(int, found["blanks"]))
+            self.prompts: Ints = found["prompts"].astype(np.int64)
+            self.log_probs: Floats = found["log_probs"].astype(np.float64)
+            self.targets: Ints = found["targets"].astype(np.int64)
+            self.meta: Mapping[str, Any] = json.loads(str(found["meta"]))
+        self.name = file.stem
+        order = self.rows_of(self.prompts)
+        if not np.array_equal(order, np.arange(len(self.prompts))):
+            raise ValueError(f"{file}: not all combinations, in order")
+        self.num_labels = self.log_probs.shape[2]
+        self.grid: Floats = np.array(bias_grid(self.num_labels))
+        self._best = lru_cache(maxsize=None)(self._measured_best)
+
+    def rows_of(self, prompts: Ints) -> Ints:
+        """The numbers of some prompts in the table; a candidate that is too high wraps around."""
+        found: Ints = np.ravel_multi_index(
+            tuple((prompts % np.array(self.sizes)).T), self.sizes
+        ).astype(np.int64)
+        return found
+
+    @cached_property
+    def space(self) -> Space:
+        """Its slots."""
+        blanks = [None if blank < 0 else blank for blank in self.blanks]
+        return Space.of([(1, *one) for one in zip(self.sizes, blanks, strict=True)])
+
+    @cached_property
+    def losses(self) -> Floats:
+        """Cross-entropy over the labels, by prompt, row and bias of the grid, nats."""
+        return np.stack([self._cross_entropy(self.log_probs, bias) for bias in self.grid], axis=-1)
+
+    @cached_property
+    def none(self) -> int:
+        """No prompt: blank wherever that is a candidate, else the first one."""
+        reference = np.array([[max(blank, 0) for blank in self.blanks]])
+        return int(self.rows_of(reference)[0])
+
+    @cached_property
+    def oracle(self) -> int:
+        """The prompt with the least loss, each at its best bias."""
+        return int(np.argmin([self.best(one).loss for one in range(len(self.prompts))]))
+
+    @cached_property
+    def instruction(self) -> int:
+        """The best of the prompts that are an instruction and nothing else."""
+        plain = self.prompts[self.none]
+        alone = np.flatnonzero((self.prompts[:, 1:] == plain[1:]).all(axis=1))
+        return int(min(alone, key=lambda one: self.best(int(one)).loss))
+
+    def measured(self, prompt: int, bias: Floats) -> Measured:
+        """A prompt with a bias on all rows."""
+        values = self.log_probs[prompt]
+        right = (values + bias).argmax(axis=1) == self.targets
+        loss = self._cross_entropy(values, bias).mean()
+        return Measured(loss=float(loss), accuracy=float(right.mean()), bias=bias)
+
+    def best(self, prompt: int) -> Measured:
+        """A prompt with the bias that is best on all rows."""
+        return self._best(prompt)
+
+    def _measured_best(self, prompt: int) -> Measured:
+        return self.measured(prompt, fitted_bias(self.log_probs[prompt], self.targets))
+
+    def _cross_entropy(self, values: Floats, bias: Floats) -> Floats:
+        shifted = values + bias
+        highest = shifted.max(axis=-1, keepdims=True)
+        total = np.log(np.exp(shifted - highest).sum(axis=-1)) + highest[..., 0]
+        true = np.take_along_axis(
+            shifted, np.broadcast_to(self.targets[:, None], (*shifted.shape[:-1], 1)), axis=-1
+        )
+        found: Floats = total - true[..., 0]
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Federation:
+    """Who holds the rows, and who is asked when: the same for all methods with one seed.
+
+    Attributes:
+        table: The answers.
+        clients: K.
+        batch_size: B.
+        alpha: Of the Dirichlet partition; None is IID.
+        seed: The run's.
+    """
+
+    table: Table
+    clients: int
+    batch_size: int
+    alpha: float | None
+    seed: int
+
+    @cached_property
+    def shards(self) -> list[list[int]]:
+        """The rows of each client."""
+        seed = stream_seed(self.seed, "partition", 0)
+        if self.alpha is None:
+            return iid(len(self.table.targets), self.clients, seed)
+        return dirichlet(self.table.targets.tolist(), self.clients, self.alpha, seed)
+
+    def client(self, round_number: int) -> int:
+        """Whose turn it is."""
+        rng = stream(stream_seed(self.seed, "selection", round_number))
+        return int(rng.integers(self.clients))
+
+    def mini_batch(self, round_number: int) -> list[int]:
+        """The rows that are asked about in a round."""
+        client = self.client(round_number)
+        shard = self.shards[client]
+        seed = stream_seed(self.seed, "minibatch", round_number, client)
+        return [shard[at] for at in draw_minibatch(len(shard), self.batch_size, seed)]
+
+    def by_class(self, prompts: Ints, rows: list[int]) -> ClassLosses:
+        """What a client that calibrates says of prompts."""
+        found = self.table.losses[self.table.rows_of(prompts)][:, rows]
+        targets = self.table.targets[rows]
+        counts = np.bincount(targets, minlength=self.table.num_labels)
+        means = np.zeros((len(prompts), self.table.num_labels, len(self.table.grid)))
+        for label in np.flatnonzero(counts):
+            means[:, label] = found[:, targets == label].mean(axis=1)
+        return ClassLosses(means=means, counts=counts)
+
+    def plain(self, prompts: Ints, rows: list[int], *, own_bias: bool) -> Floats:
+        """What a client that does not calibrate says of prompts.
+
+        Args:
+            prompts: The prompts.
+            rows: Of the mini-batch.
+            own_bias: Whether each prompt has its own best bias, which cannot be known; else all
+                have that of no prompt.
+        """
+        found = []
+        for one in self.table.rows_of(prompts):
+            bias = self.table.best(int(one) if own_bias else self.table.none).bias
+            losses = self.table._cross_entropy(self.table.log_probs[one], bias)
+            found.append(losses[rows].mean())
+        return np.array(found)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contestant:
+    """A method with its settings.
+
+    Attributes:
+        label: For people.
+        name: The method's; ``once`` is `Once`.
+        num_samples: I, prompts per ask.
+        options: Its own.
+        calibrates: Whether it is told losses by class and bias, and finds a bias of its own.
+        own_bias: Where it does not: whether each prompt is told at its own best bias, which nothing
+            could know, instead of at that of no prompt.
+        moments: Whose an optimiser's moments are: each ``client``'s, or the ``run``'s.
+        races: Whether the last fifth of a search is a race, as a run has it by default.
+    """
+
+    label: str
+    name: str
+    num_samples: int = 5
+    options: Mapping[str, Any] = field(default_factory=dict)
+    calibrates: bool = True
+    own_bias: bool = False
+    moments: str = "client"
+    races: bool = True
+
+    def method(self, table: Table, asks: int, seed: int) -> Algorithm | Once:
+        """The method for one run."""
+        if self.name == "once":
+            return Once(table, self.num_samples)
+        allowed = method_options(self.name)
+        options = dict(self.options)
+        if "space" in allowed:
+            options["space"] = table.space
+        race = math.floor(RACE * asks) if self.races else 0
+        options |= {"race": race, "search": asks - race if race else None}
+        if self.calibrates:
+            options["biases"] = bias_grid(table.num_labels)
+        return make_method(
+            self.name,
+            prompt_len=len(table.sizes),
+            vocab_size=max(table.sizes),
+            num_samples=self.num_samples,
+            seed=seed,
+            **{key: value for key, value in options.items() if key in allowed},
+        )
+
+
+class Once(PlainMethod):
+    """Random prompts, each asked about once; the one with the least loss is deployed."""
+
+    shares_memory = True
+
+    def __init__(self, table: Table, num_samples: int) -> None:
+        self._table, self._count = table, num_samples
+
+    def init(self) -> State:
+        """Nothing is known."""
+        return State(alpha=np.ones((1, 1), dtype=np.float32))
+
+    def wanted(self, state: State) -> int:
+        """How many prompts an ask is for."""
+        return self._count
+
+    def ask(self, state: State, rng: np.random.Generator, count: int) -> Candidates:
+        """Random prompts."""
+        space = self._table.space
+        return Candidates(prompts=space.random(count, rng), probabilities=space.uniform)
+
+    def tell(self, state: State, candidates: Candidates, losses: Floats) -> State:
+        """Remember the best so far."""
+        at = int(losses.argmin())
+        if state.memory and float(state.memory["loss"][0]) <= losses[at]:
+            return state
+        memory = {"loss": losses[at : at + 1], "prompt": candidates.prompts[at]}
+        return State(alpha=state.alpha, memory=memory)
+
+    def prompt(self, state: State) -> Ints:
+        """The best so far."""
+        found: Ints = state.memory["prompt"]
+        return found
+
+
+def _policy(name: str, label: str, *, best: bool = False, **settings: Any) -> Contestant:
+    count = settings.pop("num_samples", 5 if best else 20)
+    moments = "run" if best else "client"
+    return Contestant(
+        label=label,
+        name=name,
+        num_samples=count,
+        options=settings,
+        calibrates=False,
+        own_bias=best,
+        moments=moments,
+    )
+
+
+CONTESTANTS: dict[str, Contestant] = {
+    "once": Contestant(
+        label="random, each asked once", name="once", calibrates=False, own_bias=True
+    ),
+    "random": Contestant(label="random, race", name="random"),
+    "tpe": Contestant(label="TPE, race", name="tpe"),
+    "tpe-plain": Contestant(label="TPE", name="tpe", races=False),
+    "thompson": Contestant(label="thompson (default)", name="thompson"),
+    "thompson-no-race": Contestant(label="thompson, no race", name="thompson", races=False),
+    "thompson-told": Contestant(
+        label="thompson, told at best biases", name="thompson", calibrates=False, own_bias=True
+    ),
+    "gs-bdpl-paper": _policy("gs-bdpl", "GS-BDPL, the paper's settings"),
+    "gs-bdpl-best": _policy(
+        "gs-bdpl", "GS-BDPL at its best", best=True, tau=0.5, learning_rate=0.03
+    ),
+    "bdpl-paper": _policy("bdpl", "BDPL, the paper's settings"),
+    "bdpl-best": _policy("bdpl", "BDPL at its best", best=True, learning_rate=0.03),
+}
+
+
+def pilots() -> dict[str, Contestant]:
+    """The settings that GS-BDPL and BDPL are chosen from."""
+    found = {}
+    for rate in (0.003, 0.01, 0.03, 0.1):
+        for count in (5, 20):
+            common: dict[str, Any] = {"learning_rate": rate, "num_samples": count, "best": True}
+            name = f"bdpl-{count}-{rate:g}"
+            found[name] = _policy("bdpl", name, **common)
+            for tau in (0.1, 0.5, 1.0):
+                name = f"gs-bdpl-{count}-{rate:g}-{tau:g}"
+                found[name] = _policy("gs-bdpl", name, tau=tau, **common)
+    return found
+
+
+def trial(contestant: Contestant, federation: Federation, queries: int) -> dict[str, Any]:
+    """One run: what it would deploy after `queries`, measured on all rows."""
+    table, seed = federation.table, federation.seed
+    asks = queries // contestant.num_samples
+    method = contestant.method(table, asks, seed)
+    state, spent = method.init(), 0
+    memories: dict[int, Any] = {}
+    for step in range(asks):
+        if method.finished(state):
+            break
+        client, rows = federation.client(step), federation.mini_batch(step)
+        if not method.shares_memory and contestant.moments == "client":
+            state = type(state)(alpha=state.alpha, memory=memories.get(client, {}))
+        rng = stream(stream_seed(seed, "prompts", step))
+        candidates = method.ask(state, rng, method.wanted(state))
+        prompts = candidates.prompts
+        spent += len(prompts)
+        told: Any = (
+            federation.by_class(prompts, rows)
+            if contestant.calibrates
+            else federation.plain(prompts, rows, own_bias=contestant.own_bias)
+        )
+        state = method.tell(state, candidates, told)
+        memories[client] = state.memory
+    prompt = int(table.rows_of(np.array(method.prompt(state))[None])[0])
+    bias = method.bias(state)
+    if bias is None:
+        bias = table.best(prompt if contestant.own_bias else table.none).bias
+    deployed, best = table.measured(prompt, bias), table.best(prompt)
+    return {
+        "prompt": table.prompts[prompt].tolist(),
+        "spent": spent,
+        "loss": deployed.loss,
+        "accuracy": deployed.accuracy,
+        "best_loss": best.loss,
+    }

@@ -1,0 +1,147 @@
+"""The bench of slots: real answers to all combinations of candidates, and searches among them.
+
+    python -m tests.benchmarks.slots --build gemma-sst2 --gemma FILE --sst2 FOLDER
+    python -m tests.benchmarks.slots --run --seeds 20 --report
+
+The first command asks a model once about every combination of a cell's candidates (20 minutes to an
+hour on two cores) and keeps the answers. The second one runs the SDK's methods on them, with its
+partitions, mini-batches and losses by class; trials are kept too, so that it goes on where it was
+stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fedone_sdk.algorithms import METHODS
+from tests.benchmarks.slot_cells import CELLS, Place
+from tests.benchmarks.slot_report import report
+from tests.benchmarks.slot_runs import CONTESTANTS, Contestant, Federation, Table, pilots, trial
+from tests.benchmarks.slot_tables import build
+
+BUDGETS = (50, 100, 200, 300, 1000)
+ALPHAS = {"iid": None, "dirichlet": 0.1}
+CLIENTS, BATCH = 8, 8
+PILOT = 9001
+"""The first of the seeds that settings are chosen on."""
+
+
+def main() -> None:
+    """Builds tables, runs trials, writes the report."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tables", type=Path, default=Path("/work/tables"), help="where they are")
+    parser.add_argument("--build", choices=CELLS, nargs="*", default=[])
+    parser.add_argument("--threads", type=int, help="of llama.cpp; one per core by default")
+    parser.add_argument("--smollm2", type=Path, default=_home("SmolLM2-135M-Instruct.Q4_1.gguf"))
+    parser.add_argument("--gemma", type=Path, default=Path("/tmp/models/gemma.gguf"))
+    parser.add_argument("--sst2", type=Path, default=Path("shared/data/glue/sst2"))
+    parser.add_argument("--corpora", type=Path, default=Path("site-packages"))
+    parser.add_argument("--run", action="store_true", help="run the trials that are missing")
+    parser.add_argument("--report", action="store_true", help="print Markdown")
+    parser.add_argument("--pilot", action="store_true", help="run settings of the policies")
+    parser.add_argument("--cells", nargs="*", help="tables; all that are there by default")
+    parser.add_argument("--methods", nargs="*", choices=CONTESTANTS, default=[*CONTESTANTS])
+    parser.add_argument("--partitions", nargs="*", choices=ALPHAS, default=[*ALPHAS])
+    parser.add_argument("--budgets", nargs="*", type=int, default=[*BUDGETS])
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--default", choices=CONTESTANTS, default="thompson")
+    parser.add_argument("--trials", type=Path, help="JSON lines; next to the tables by default")
+    args = parser.parse_args()
+    place = Place(smollm2=args.smollm2, gemma=args.gemma, sst2=args.sst2, corpora=args.corpora)
+    for name in args.build:
+        build(name, CELLS[name], place, args.tables, threads=args.threads)
+    if not (args.run or args.report or args.pilot):
+        return
+    names = args.cells or [name for name in CELLS if (args.tables / f"{name}.npz").is_file()]
+    tables = [Table(args.tables / f"{name}.npz") for name in names]
+    file = args.trials or args.tables / "trials.jsonl"
+    if args.pilot:
+        _pilot(tables, args.budgets, args.partitions)
+    if args.run:
+        seeds = range(args.seeds)
+        # Seeds change last: what is stopped has whole pairs.
+        wanted = itertools.product(seeds, tables, args.partitions, args.methods, args.budgets)
+        _run(file, wanted)
+    if args.report:
+        lines = report(
+            tables,
+            [one for one in _trials(file) if one["seed"] < args.seeds],
+            budgets=args.budgets,
+            methods=args.methods,
+            default=args.default,
+        )
+        print("\n".join(lines))
+
+
+def _home(name: str) -> Path:
+    return Path.home() / ".cache" / "fedone" / "models" / name
+
+
+def _trials(file: Path) -> list[dict[str, Any]]:
+    """Those of a file, less a last one that was not written in full."""
+    if not file.is_file():
+        return []
+    found = []
+    for line in file.read_text(encoding="utf-8").splitlines():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            continue
+    return found
+
+
+def _run(file: Path, wanted: Iterator[tuple[int, Table, str, str, int]]) -> None:
+    names = ("cell", "partition", "method", "queries", "seed")
+    known = {tuple(one[name] for name in names) for one in _trials(file)}
+    with file.open("a", encoding="utf-8") as out:
+        for seed, table, partition, method, queries in wanted:
+            if CONTESTANTS[method].name not in (*METHODS, "once"):
+                continue
+            key = (table.name, partition, method, queries, seed)
+            if key in known:
+                continue
+            start = time.monotonic()
+            found = trial(CONTESTANTS[method], _federation(table, partition, seed), queries)
+            took = round(time.monotonic() - start, 2)
+            line = {**dict(zip(names, key, strict=True)), **found, "wall_s": took}
+            out.write(json.dumps(line) + "\n")
+            out.flush()
+
+
+def _federation(table: Table, partition: str, seed: int) -> Federation:
+    return Federation(
+        table=table,
+        clients=CLIENTS,
+        batch_size=BATCH,
+        alpha=ALPHAS[partition],
+        seed=seed,
+    )
+
+
+def _pilot(tables: list[Table], budgets: list[int], partitions: list[str]) -> None:
+    """Prints the mean share of the gap that policies close, over tables and four seeds."""
+    for name, one in pilots().items():
+        shares = [_piloted(one, tables, partitions, queries) for queries in budgets]
+        print(name, *(f"{share:.0f}" for share in shares), flush=True)
+
+
+def _piloted(
+    contestant: Contestant, tables: list[Table], partitions: list[str], queries: int
+) -> float:
+    shares: list[float] = []
+    for table, partition, seed in itertools.product(tables, partitions, range(4)):
+        federation = _federation(table, partition, PILOT + seed)
+        none, oracle = table.best(table.none).loss, table.best(table.oracle).loss
+        found = float(trial(contestant, federation, queries)["best_loss"])
+        shares.append(100 * (none - found) / (none - oracle))
+    return sum(shares) / len(shares)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import builtins
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedone_sdk.algorithms import TPE, State, stream
+from fedone_sdk.algorithms.space import Space
+
+SPACE = Space.of([(1, 4, 0), (1, 3, None)])
+
+
+def method(**options: Any) -> TPE:
+    sizes = {"prompt_len": 2, "vocab_size": 4, "num_samples": 4, "space": SPACE}
+    return TPE(**(sizes | options))
+
+
+def play(tpe: TPE, asks: int, *, noise: float = 0.0) -> tuple[State, list[np.ndarray]]:
+    rng = np.random.default_rng(0)
+    state, asked = tpe.init(), []
+    for step in range(asks):
+        candidates = tpe.ask(state, stream(step), tpe.wanted(state))
+        losses = (candidates.prompts != [2, 1]).sum(axis=1) + noise * rng.normal(size=1)
+        state = tpe.tell(state, candidates, losses)
+        asked.append(candidates.prompts)
+    return state, asked
+
+
+def test_finds_the_best_prompt_and_asks_about_its_like() -> None:
+    tpe = method()
+    state, asked = play(tpe, 30)
+    assert tpe.prompt(state).tolist() == [2, 1]
+    late = np.concatenate(asked[15:])
+    assert SPACE.holds(late)
+    assert (late == [2, 1]).mean() > 0.35  # 0.29 at random; an ask has no prompt twice
+
+
+def test_an_ask_is_repeated_from_state_and_generator() -> None:
+    tpe = method()
+    state, _ = play(tpe, 5)
+    one, same, other = (tpe.ask(state, stream(seed)).prompts.tolist() for seed in (1, 1, 2))
+    assert one == same != other
+
+
+def test_plain_tpe_hands_out_the_lowest_loss_and_with_a_race_what_is_sure() -> None:
+    plain, raced = method(), method(search=10, race=3)
+    for tpe, expected in ((plain, [3, 0]), (raced, [0, 0])):
+        state = tpe.init()
+        for step, best in enumerate(([1, 1], [3, 0])):
+            candidates = tpe.ask(state, stream(step))
+            prompts = np.array([[0, 0], [1, 0], best])
+            told = type(candidates)(prompts=prompts, probabilities=candidates.probabilities)
+            state = tpe.tell(state, told, [0.0, 1.0, -1.0 - step])
+        assert tpe.prompt(state).tolist() == expected
+
+
+def test_without_optuna_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *args: Any, **options: Any) -> Any:
+        if name == "optuna":
+            raise ImportError(name)
+        return real(name, *args, **options)
+
+    state, _ = play(method(), 1)
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ImportError, match=r"fedone-sdk\[optuna\]"):
+        method().ask(state, stream(0))
