@@ -154,13 +154,18 @@ class Evaluator:
     def incumbent(self, judged: Judged) -> int:
         """Return the row with the best pessimistic value of those that two mini-batches agree on.
 
-        What one client says alone makes no incumbent: until there are such rows it is the
-        reference, and without one whatever looks best.
+        What one client says alone, of a prompt or of a class, makes no incumbent: where clients
+        hold single classes, a prompt that met one of them often and another once would get a bias
+        that fits the first alone. The reference needs no such looks, as the others are held to it;
+        without one, and without such rows, it is whatever looks best.
         """
-        confirmed = self.observed.trusted_looks >= _CONFIRMED
-        if confirmed.any():
-            return int(np.where(confirmed, judged.pessimistic, np.inf).argmin())
-        return int(judged.pessimistic.argmin()) if self.reference is None else self.reference
+        looks = self.observed.trusted_looks[:, self.observed.seen]
+        confirmed = (looks >= _CONFIRMED).all(axis=1)
+        if self.reference is not None:
+            confirmed[self.reference] = True
+        if not confirmed.any():
+            return int(judged.pessimistic.argmin())
+        return int(np.where(confirmed, judged.pessimistic, np.inf).argmin())
 
 
 class _Parts(NamedTuple):

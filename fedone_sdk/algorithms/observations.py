@@ -265,9 +265,11 @@ class Observations:
 
     @cached_property
     def trusted_looks(self) -> NDArray[np.float64]:
-        """Mini-batches, as trusted, that met each prompt, shape (P,)."""
-        looks = np.bincount(self.rows, self.trust[self.batches], minlength=len(self.prompts))
-        return looks.astype(np.float64, copy=False)
+        """Mini-batches, as trusted, in which each prompt met each class; shape (P, C)."""
+        met = self.trust[:, None] * (self.examples > 0)
+        looks = np.zeros((len(self.prompts), met.shape[1]))
+        np.add.at(looks, self.rows, met[self.batches])
+        return looks
 
     def last_met(self) -> NDArray[np.int64]:
         """The last mini-batch of each prompt, shape (P,)."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedone_sdk.algorithms import ClassLosses
+from fedone_sdk.algorithms import Candidates, ClassLosses, RandomSearch
 from fedone_sdk.algorithms.calibration import BiasGrid
 from fedone_sdk.algorithms.draws import Draws
 from fedone_sdk.algorithms.evaluator import Evaluator, updated
@@ -147,3 +147,19 @@ def test_the_lowest_prompt_is_that_of_all() -> None:
     places = np.ravel_multi_index(tuple(found.T), space.sizes)
     lost = worth[np.arange(50), places] - worth.min(axis=1)
     assert (lost < 0.3 * worth.std()).mean() > 0.9
+
+
+def test_a_class_that_few_mini_batches_hold_keeps_no_prompt_the_incumbent() -> None:
+    """A prompt that always says the second class looks perfect on clients that hold it alone."""
+    biases = tuple((0.0, float(offset)) for offset in range(-4, 5))
+    method = RandomSearch(prompt_len=1, vocab_size=4, num_samples=4, blank=0, biases=biases, seed=0)
+    asked = Candidates(prompts=np.array([[0], [1], [2], [3]]), probabilities=np.full((1, 4), 0.25))
+    offsets = np.array(biases)[:, 1]
+    # Log-odds of the second class under each prompt; the third one always says it.
+    odds = np.array([0.0, 0.2, 9.0, -0.2])[:, None] + offsets
+    means = np.stack([np.logaddexp(0.0, odds), np.logaddexp(0.0, -odds)], axis=1)
+    state = method.init()
+    for counts in [[0, 8]] * 6 + [[6, 2]]:
+        told = np.where(np.array(counts)[:, None] > 0, means, 0.0)
+        state = method.tell(state, asked, ClassLosses(means=told, counts=np.array(counts)))
+    assert method.prompt(state).tolist() == [0]
