@@ -160,7 +160,7 @@ class Evaluator:
         without one, and without such rows, it is whatever looks best.
         """
         looks = self.observed.trusted_looks[:, self.observed.seen]
-        confirmed = (looks >= _CONFIRMED).all(axis=1)
+        confirmed: NDArray[np.bool_] = np.all(looks >= _CONFIRMED, axis=1)
         if self.reference is not None:
             confirmed[self.reference] = True
         if not confirmed.any():

@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedone_sdk.algorithms import Candidates, ClassLosses, RandomSearch
+from fedone_sdk.algorithms import ClassLosses
 from fedone_sdk.algorithms.calibration import BiasGrid
 from fedone_sdk.algorithms.draws import Draws
-from fedone_sdk.algorithms.evaluator import Evaluator, updated
+from fedone_sdk.algorithms.evaluator import Evaluator, Judged, updated
 from fedone_sdk.algorithms.hyperparameters import PRIOR, Hyperparameters
 from fedone_sdk.algorithms.kernel import Features
 from fedone_sdk.algorithms.observations import Observations
@@ -149,17 +149,23 @@ def test_the_lowest_prompt_is_that_of_all() -> None:
     assert (lost < 0.3 * worth.std()).mean() > 0.9
 
 
-def test_a_class_that_few_mini_batches_hold_keeps_no_prompt_the_incumbent() -> None:
-    """A prompt that always says the second class looks perfect on clients that hold it alone."""
-    biases = tuple((0.0, float(offset)) for offset in range(-4, 5))
-    method = RandomSearch(prompt_len=1, vocab_size=4, num_samples=4, blank=0, biases=biases, seed=0)
-    asked = Candidates(prompts=np.array([[0], [1], [2], [3]]), probabilities=np.full((1, 4), 0.25))
-    offsets = np.array(biases)[:, 1]
-    # Log-odds of the second class under each prompt; the third one always says it.
-    odds = np.array([0.0, 0.2, 9.0, -0.2])[:, None] + offsets
-    means = np.stack([np.logaddexp(0.0, odds), np.logaddexp(0.0, -odds)], axis=1)
-    state = method.init()
-    for counts in [[0, 8]] * 6 + [[6, 2]]:
-        told = np.where(np.array(counts)[:, None] > 0, means, 0.0)
-        state = method.tell(state, asked, ClassLosses(means=told, counts=np.array(counts)))
-    assert method.prompt(state).tolist() == [0]
+@pytest.mark.parametrize("mixed", [1, 2])
+def test_who_may_be_the_incumbent(mixed: int) -> None:
+    """No prompt always may; another prompt needs two mini-batches with each class."""
+    features = Features(Space.repeated(1, 3, blank=0))
+    observed = Observations.empty(1, 2)
+    prompts = np.array([[0], [1], [2]])
+    one = ClassLosses(means=np.zeros((3, 2, 1)), counts=np.array([0, 8]))
+    both = ClassLosses(means=np.zeros((2, 2, 1)), counts=np.array([6, 2]))
+    for _ in range(3):
+        observed = observed.with_batch(prompts, one)
+    for _ in range(mixed):
+        observed = observed.with_batch(prompts[1:], both)
+    evaluator = Evaluator.of(observed, features, None, PRIOR)
+
+    def incumbent(*pessimistic: float) -> int:
+        values = np.array(pessimistic)
+        return evaluator.incumbent(Judged(values, np.zeros(3), values))
+
+    assert incumbent(0.0, 3.0, 3.0) == 0
+    assert incumbent(0.0, -1.0, 3.0) == (1 if mixed == 2 else 0)
