@@ -59,7 +59,7 @@ Token = Annotated[str, Field(max_length=_MAX_CHARS)]
 """A candidate's text."""
 
 
-SlotName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")]
+SlotName = Annotated[str, Field(pattern=r"^[^\W\d]\w{0,63}$")]
 """What a slot is called, in specs and in the task's templates."""
 
 Layout = tuple[tuple[int, int, int | None], ...]

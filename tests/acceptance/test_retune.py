@@ -23,7 +23,7 @@ name: tiny
 task: {template: "{prompt} {text} It was {mask}.", labels: {0: " terrible", 1: " great"}}
 data: {train: train.jsonl, dev: dev.jsonl, num_clients: 4}
 prompt:
-  {length: 3, vocabulary: {kind: list, candidates: ["", " good", " bad", " really", " so"]}}
+  {length: 3, vocabulary: {kind: list, candidates: [" fine", " good", " bad", " really", " so"]}}
 method: {name: thompson, num_samples: 4, batch_size: 4}
 participation: {exchange: losses}
 budget: {queries: 16}
