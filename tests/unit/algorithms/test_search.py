@@ -274,12 +274,15 @@ def test_slots_that_matter_together_are_found_together() -> None:
     """Neither of the two candidates is any good without the other."""
     space = Space.of([(1, 5, 0), (1, 5, 0), (1, 5, 0)])
     method = ThompsonSampling(prompt_len=3, vocab_size=5, num_samples=6, space=space)
-    rng, state = np.random.default_rng(0), method.init()
-    for step in range(40):
-        candidates = method.ask(state, stream(step))
-        one, two, three = candidates.prompts.T
-        losses = 0.1 * three + 0.2 * (one > 0) - 1.0 * ((one == 3) & (two == 4))
-        losses += rng.normal() + 0.2 * rng.normal(size=6)
-        state = method.tell(state, candidates, losses)
-    assert method.prompt(state).tolist()[:2] == [3, 4]
-    assert state.alpha[0, 3] > 0.6
+    together = 0
+    for seed in range(5):
+        rng, state = np.random.default_rng(seed), method.init()
+        for step in range(40):
+            candidates = method.ask(state, stream(100 * seed + step))
+            one, two, three = candidates.prompts.T
+            losses = 0.1 * three + 0.2 * (one > 0) - 1.0 * ((one == 3) & (two == 4))
+            losses += rng.normal() + 0.2 * rng.normal(size=6)
+            state = method.tell(state, candidates, losses)
+        together += method.prompt(state).tolist()[:2] == [3, 4] and state.alpha[0, 3] > 0.6
+    # The pair must be drawn once to be known; how roundings fall decides when.
+    assert together >= 3
