@@ -238,6 +238,8 @@ async def ask_as_evaluation(
     backend: LLMBackend,
     queries: Sequence[Query],
     replica: Callable[[], str],
+    *,
+    counted: bool = True,
 ) -> list[Answer]:
     """Asks the model something that is no training, and charges it to the run's evaluation.
 
@@ -246,6 +248,7 @@ async def ask_as_evaluation(
         backend: The model.
         queries: What is asked.
         replica: Names this process now.
+        counted: Count them as evaluation queries, not only what they cost.
 
     Raises:
         BackendError: The model refused a query.
@@ -262,10 +265,11 @@ async def ask_as_evaluation(
 
     quotes = [await backend.quote(query) for query in queries]
     worst = sum((quote.without_queries() for quote in quotes), NOTHING)
-    counted, purse = NOTHING, Purse(run.run_id, NOTHING, set_aside)
+    count = Usage(queries=len(queries)) if counted else NOTHING
+    reserved, purse = NOTHING, Purse(run.run_id, NOTHING, set_aside)
     try:
-        await set_aside(worst + Usage(queries=len(queries)))
-        purse.granted, counted = worst, Usage(queries=len(queries))
+        await set_aside(worst + count)
+        purse.granted, reserved = worst, count
         paid = [replace(query, payer=purse) for query in queries]
         return await score_all(backend, paid)
     except BudgetExhausted as exc:
@@ -273,7 +277,7 @@ async def ask_as_evaluation(
         raise purse.refusal or exc from None
     finally:
         # Also after a cancellation during `set_aside`, which may have opened a lease.
-        for lease_id, used in attempts.shares(purse.spent + counted):
+        for lease_id, used in attempts.shares(purse.spent + reserved):
             settled = EvaluationSettled(lease_id=lease_id, used=used)
             await _kept(run, partial(run.apply, settled))
 

@@ -5,48 +5,27 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import numpy as np
 import structlog
 
-from fedone_sdk.aggregator.events import (
-    CandidatesProposed,
-    Effect,
-    EvaluationReserved,
-    EvaluationSettled,
-    RoundFinished,
-)
-from fedone_sdk.aggregator.purse import Attempts, Purse
+from fedone_sdk.aggregator.evaluation import ask_as_evaluation
+from fedone_sdk.aggregator.events import CandidatesProposed, Effect, RoundFinished
 from fedone_sdk.aggregator.run import CaughtUp, ServedRun
 from fedone_sdk.algorithms.standings import standings
 from fedone_sdk.backends import LLMBackend, Query
-from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.candidates import ScoredCandidate, proposal_messages, read_proposals
 from fedone_sdk.description import Description
 from fedone_sdk.errors import FedOneError, SpecError
 from fedone_sdk.spec.prompt import ProposerSpec
 from fedone_sdk.task import Part, Rendered
 
-__all__ = ["Proposer", "check_proposer"]
+__all__ = ["Proposer"]
 
 _log = structlog.get_logger(__name__)
 
 _SHOWN = 5
 """Of the best and of the worst candidates, so many are shown to the model."""
-
-
-def check_proposer(backend: LLMBackend) -> None:
-    """Refuses a model that writes no text.
-
-    Raises:
-        SpecError: It does not.
-    """
-    if "text" not in backend.answers:
-        raise SpecError(
-            f"prompt.proposer.backend: {backend.fingerprint} writes no text; kinds openai, "
-            "litellm, llama_cpp, transformers and vllm do"
-        )
 
 
 class Proposer:
@@ -60,13 +39,20 @@ class Proposer:
         run: A run with ``prompt.proposer``.
         backend: The model that writes.
         replica: Names this process now; what it has under way bears its name.
+
+    Raises:
+        SpecError: The model writes no text.
     """
 
     def __init__(self, run: ServedRun, backend: LLMBackend, *, replica: Callable[[], str]) -> None:
         proposer, slot = run.spec.prompt.proposer, run.spec.prompt.proposed_slot
         if proposer is None or slot is None:
             raise ValueError("the run has no proposer")
-        check_proposer(backend)
+        if "text" not in backend.answers:
+            raise SpecError(
+                f"prompt.proposer.backend: {backend.fingerprint} writes no text; kinds openai, "
+                "litellm, llama_cpp, transformers and vllm do"
+            )
         self._run = run
         self._backend = backend
         self._replica = replica
@@ -97,9 +83,12 @@ class Proposer:
         run, spec = self._run, self._run.spec
         try:
             query = Query(inputs=(self._question(),), want="text", max_tokens=self._spec.max_tokens)
-            answer = await self._ask(query)
+            # Its cost counts as evaluation, but it is no query of the deployable prompt.
+            (answer,) = await ask_as_evaluation(
+                run, self._backend, [query], self._replica, counted=False
+            )
             texts = read_proposals(
-                answer,
+                (answer.texts[0] if answer.texts else None) or "",
                 known=run.vocabulary.candidates_of(self._slot),
                 count=self._spec.count,
                 max_chars=self._spec.max_chars,
@@ -144,24 +133,3 @@ class Proposer:
                     else {}
                 )
                 yield ScoredCandidate(text=text, mean_loss=float(loss), class_losses=by_class)
-
-    async def _ask(self, query: Query) -> str:
-        """The model's answer, paid from the run's account apart from training."""
-        run, attempts = self._run, Attempts(self._replica)
-
-        async def set_aside(worst: Usage) -> None:
-            await attempts.set_aside(
-                worst,
-                lambda lease_id: run.apply(EvaluationReserved(lease_id=lease_id, worst=worst)),
-            )
-
-        worst = (await self._backend.quote(query)).without_queries()
-        purse = Purse(run.run_id, NOTHING, set_aside)
-        try:
-            await set_aside(worst)
-            purse.granted = worst
-            answer = await self._backend.score(replace(query, payer=purse))
-        finally:
-            for lease_id, used in attempts.shares(purse.spent):
-                await run.apply(EvaluationSettled(lease_id=lease_id, used=used))
-        return (answer.texts[0] if answer.texts else None) or ""
