@@ -14,14 +14,6 @@ __all__ = ["ThompsonSampling"]
 _SPARE = 4
 """Draws that are made for others which agree."""
 
-_REFERENCE = 15
-"""Of so many prompts one is the reference.
-
-With 5 prompts on each of 60 mini-batches of 8 rows (SmolLM2 and Gemma on SST-2, 20 runs), the part
-of the gap closed at 100 / 300 queries was 71 / 88 % with the reference on each mini-batch, 79 / 91
-on every third, 81 / 93 on none but the first; with a fifth of clients that invert their losses 49 /
-88, 47 / 93 and 54 / 92 %. Without the incumbent on each, 85 / 94 and with liars 47 / 86 %."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThompsonSampling(PromptSearch):
@@ -29,27 +21,24 @@ class ThompsonSampling(PromptSearch):
 
     Each draw is what the values of all prompts may be, given the losses (Thompson 1933; Russo et
     al. 2018); its best prompt is asked about, new or known. What is learnt of a candidate by one
-    prompt serves all that have it. The incumbent is asked about again each time, and the reference
-    every few times: they are what a mini-batch that lies is found out by.
+    prompt serves all that have it.
+
+    The incumbent is asked about again each time: at first it is the reference. What is known well
+    is what a mini-batch that lies is found out by. With 5 prompts on each mini-batch of 8 rows
+    (SmolLM2 and Gemma on SST-2, 40 runs), the part of the gap closed at 100 / 300 queries is 84 /
+    94 %, and 53 / 91 % where a fifth of the clients invert their losses. With the reference on each
+    mini-batch as well it is 83 / 91 and 49 / 90 %, with draws alone 85 / 96 and 52 / 82 %.
 
     Attributes: see `PromptSearch`.
     """
 
     def _next(self, known: Known, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
-        rows = [0]
-        reference = known.evaluator.reference
-        every = max(1, round(_REFERENCE / self.num_samples))
-        if reference is not None and known.evaluator.observed.num_told % every == 0:
-            rows = [reference, 0]
-        again = known.prompts[list(dict.fromkeys(rows))[: max(1, count - 1)]]
-        if len(again) == count:
-            return again
-        drawn = self._new(known, count - len(again) + _SPARE, rng)
-        every_one = np.concatenate([again, drawn])
-        first = np.sort(np.unique(every_one, axis=0, return_index=True)[1])
+        drawn = self._new(known, count - 1 + _SPARE, rng)
+        every = np.concatenate([known.prompts[:1], drawn])
+        first = np.sort(np.unique(every, axis=0, return_index=True)[1])
         # Draws that agree leave room for random prompts.
         missing = max(count - len(first), 0)
-        chosen = np.concatenate([every_one[first], self._random(missing, rng)])[:count]
+        chosen = np.concatenate([every[first], self._random(missing, rng)])[:count]
         return np.asarray(chosen, dtype=np.int64)
 
     def _new(self, known: Known, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
