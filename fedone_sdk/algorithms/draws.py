@@ -62,15 +62,14 @@ class Draws:
         active = _active(evaluator, rng)
         columns = _renumbered(evaluator.features.columns, active)
         present = evaluator.present[:, active].astype(np.float64)
-        one, pair = evaluator.kernel.weights(space.prompt_len)
+        one, pair = evaluator.kernel.one, evaluator.kernel.pair
+        common = evaluator.kernel.common
         size, width = present.shape
         single = np.zeros((count, width))
         pairs = np.zeros((count, width, width))
         observed = np.zeros((count, size))
         own_part = 0.0
-        covariance = evaluator.kernel.matrix(
-            evaluator.present @ evaluator.present.T, space.prompt_len
-        )
+        covariance = evaluator.kernel.matrix(evaluator.present)
         upper = np.triu_indices(width, 1)
         roots = _noise_roots(evaluator)
         have = _Pairs.of(present)
@@ -82,6 +81,7 @@ class Draws:
             scale = share * np.sqrt(own.noise)
             own_part += scale**2 * evaluator.kernel.same
             w = rng.normal(0.0, np.sqrt(one), (count, width))
+            w += rng.normal(0.0, np.sqrt(common), (count, 1))
             drawn = np.zeros((count, width, width))
             drawn[:, upper[0], upper[1]] = rng.normal(0.0, np.sqrt(pair), (count, len(upper[0])))
             both = drawn.reshape(count, -1)
@@ -96,7 +96,8 @@ class Draws:
             right = told + noise - prior @ said
             # (1 + said K)^-1 right = K^-1 (K^-1 + said)^-1 right
             dual = (right @ own.unit) @ evaluator.inverse
-            single += scale * (w + one * dual @ present)
+            w += one * dual @ present
+            single += scale * (w + common * (dual @ present.sum(axis=1))[:, None])
             both += pair * have.totals(dual, width * width)
             pairs += scale * both.reshape(drawn.shape)
             observed += scale * (prior + dual @ covariance)

@@ -30,7 +30,7 @@ from .calibration import BiasGrid
 from .contrasts import Contrasts, MiniBatches
 from .gaussian_process import Comparisons, Posterior, inverted, posterior
 from .hyperparameters import Hyperparameters, Likelihood, alike
-from .kernel import Features, Kernel
+from .kernel import Features, Kernel, usual_length
 from .observations import Observations
 
 __all__ = ["Evaluator", "Judged", "updated"]
@@ -180,8 +180,8 @@ class _Parts(NamedTuple):
     @classmethod
     def of(cls, observed: Observations, features: Features, values: Hyperparameters) -> _Parts:
         present = features.present(observed.prompts)
-        kernel = values.kernel(_usual(observed))
-        covariance = kernel.matrix(present @ present.T, observed.prompts.shape[1])
+        kernel = values.kernel(_usual(observed), usual_length(present))
+        covariance = kernel.matrix(present)
         batches = MiniBatches.of(observed.rows, observed.batches, len(observed.prompts))
         contrasts = Contrasts.of(batches, alike(covariance), values.part)
         return cls(present, kernel, inverted(covariance), batches, contrasts)
@@ -266,7 +266,6 @@ def _best_biases(
 
 def _likelihood(observed: Observations, features: Features, grid: BiasGrid | None) -> Likelihood:
     batches = MiniBatches.of(observed.rows, observed.batches, len(observed.prompts))
-    present = features.present(observed.prompts)
     unbiased = None
     if grid is not None and observed.seen.all():
         # At the bias that suits most prompts.
@@ -275,8 +274,7 @@ def _likelihood(observed: Observations, features: Features, grid: BiasGrid | Non
         unbiased = batches.beside(observed.means[:, :, place].astype(np.float64))
     return Likelihood(
         batches=batches,
-        shared=present @ present.T,
-        prompt_len=observed.prompts.shape[1],
+        present=features.present(observed.prompts),
         losses=batches.beside(_at_best(observed, grid)),
         unbiased=unbiased,
         weights=observed.trust[:, None] * observed.examples,

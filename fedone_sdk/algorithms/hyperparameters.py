@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from .contrasts import Contrasts, MiniBatches
 from .gaussian_process import Comparisons, inverted
-from .kernel import Kernel
+from .kernel import Kernel, usual_length
 
 __all__ = ["Hyperparameters", "LARGEST", "Likelihood", "PRIOR", "alike"]
 
@@ -51,14 +51,15 @@ class Hyperparameters(NamedTuple):
         """The part of the noise that has the kernel's covariance."""
         return 1.0 / (1.0 + math.exp(-self.shared_noise))
 
-    def kernel(self, examples: float) -> Kernel:
+    def kernel(self, examples: float, length: float) -> Kernel:
         """Return the kernel in units of one example's noise.
 
         Args:
             examples: Of a usual mini-batch.
+            length: Features of a usual prompt.
         """
         one, pairs, same = (math.exp(value) / examples for value in self[:3])
-        return Kernel(one, pairs, same + _LEAST_OWN * (one + pairs))
+        return Kernel(one, pairs, same + _LEAST_OWN * (one + pairs), length)
 
 
 PRIOR = Hyperparameters(math.log(0.5), math.log(0.25), math.log(0.25), 0.0, math.log(4.0))
@@ -77,8 +78,7 @@ class Likelihood:
 
     Attributes:
         batches: Who met whom.
-        shared: How many features prompts share, shape (P, P).
-        prompt_len: n.
+        present: Which features prompts have, shape (P, F).
         losses: Of each class at each prompt's best bias, shape (J, I, C).
         unbiased: The same at one bias for all prompts; None without calibration.
         weights: Examples of each class, as trusted, shape (J, C).
@@ -86,8 +86,7 @@ class Likelihood:
     """
 
     batches: MiniBatches
-    shared: NDArray[np.float32]
-    prompt_len: int
+    present: NDArray[np.float32]
     losses: NDArray[np.float64]
     unbiased: NDArray[np.float64] | None
     weights: NDArray[np.float64]
@@ -120,7 +119,8 @@ class Likelihood:
 
     def _of(self, values: Hyperparameters) -> tuple[NDArray[np.float64], Contrasts]:
         """The inverse of the prior covariance, and what noise leaves."""
-        covariance = values.kernel(self.examples).matrix(self.shared, self.prompt_len)
+        length = usual_length(self.present)
+        covariance = values.kernel(self.examples, length).matrix(self.present)
         contrasts = Contrasts.of(self.batches, alike(covariance), values.part)
         return inverted(covariance), contrasts
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from .space import Space
 
-__all__ = ["Features", "Kernel"]
+__all__ = ["Features", "Kernel", "usual_length"]
 
 
 # No slots: the columns are kept with the space.
@@ -60,34 +60,54 @@ class Kernel(NamedTuple):
     """The prior covariance of prompts' values, in any unit.
 
     A value is a sum of independent normal parts: one of each feature, one of each pair of features
-    and one of the whole prompt. Prompts that share m of n features have the covariance
+    and one of the whole prompt. What features add has a mean of its own: most words do harm, say.
+    Prompts of a and b features that share m of them have the covariance
 
-        additive m / n + pairs m (m - 1) / (n (n - 1)) + same [equal prompts].
+        additive (m / L + a b / L^2) + pairs m (m - 1) / (L (L - 1)) + same [equal prompts].
+
+    Where each prompt has as many features, their mean is in the mini-batches' intercepts.
 
     Attributes:
-        additive: Variance of the first part of a prompt of n features.
+        additive: Variance of the first part of a prompt of L features.
         pairs: Variance of the second.
         same: Variance of the third.
+        length: L, the features of a usual prompt, at least 2.
     """
 
     additive: float
     pairs: float
     same: float
+    length: float
 
-    def weights(self, prompt_len: int) -> tuple[float, float]:
-        """Return the variances of one feature's part and of one pair's."""
-        pairs = prompt_len * (prompt_len - 1) / 2.0
-        return self.additive / prompt_len, self.pairs / max(pairs, 1.0)
+    @property
+    def one(self) -> float:
+        """The variance of one feature's part about the mean."""
+        return self.additive / self.length
 
-    def matrix(self, shared: NDArray[np.float32], prompt_len: int) -> NDArray[np.float64]:
+    @property
+    def common(self) -> float:
+        """The variance of that mean."""
+        return self.additive / self.length**2
+
+    @property
+    def pair(self) -> float:
+        """The variance of one pair's part."""
+        return 2.0 * self.pairs / (self.length * (self.length - 1.0))
+
+    def matrix(self, present: NDArray[np.float32]) -> NDArray[np.float64]:
         """Return the covariances of distinct prompts, shape (P, P).
 
         Args:
-            shared: How many features they share, shape (P, P).
-            prompt_len: n.
+            present: Which features they have, 0 or 1, shape (P, F).
         """
-        one, pair = self.weights(prompt_len)
-        both = shared.astype(np.float64)
-        matrix = both * (one + 0.5 * pair * (both - 1.0))
+        both = (present @ present.T).astype(np.float64)
+        counts = np.diagonal(both)
+        matrix = both * (self.one + 0.5 * self.pair * (both - 1.0))
+        matrix += self.common * counts[:, None] * counts
         matrix[np.diag_indices(len(matrix))] += self.same
         return matrix
+
+
+def usual_length(present: NDArray[np.float32]) -> float:
+    """Return the features of a usual prompt, at least 2, from those that prompts have, (P, F)."""
+    return max(2.0, float(present.sum(axis=1).mean()))

@@ -87,7 +87,7 @@ def test_prompts_are_ranked_as_if_all_had_met_all_clients(kind: str, lie: str | 
     error = judged.value - truth
     assert 0.2 < np.median(np.abs(error - np.median(error)) / judged.spread) < 1.5
     best = GRID.bests(curves)[order, 1]
-    assert np.abs(observed.biases[:, 1] - best).mean() < 0.35
+    assert np.abs(observed.biases[:, 1] - best).mean() < 0.4
     assert np.median(observed.trust[~lies]) > 0.9
     if lie is not None:
         assert np.median(observed.trust[lies]) < 0.4

@@ -6,7 +6,7 @@ import pytest
 from fedone_sdk.algorithms.contrasts import Contrasts, MiniBatches
 from fedone_sdk.algorithms.gaussian_process import Comparisons, inverted, posterior
 from fedone_sdk.algorithms.hyperparameters import PRIOR, Likelihood, alike
-from fedone_sdk.algorithms.kernel import Features, Kernel
+from fedone_sdk.algorithms.kernel import Features, Kernel, usual_length
 from fedone_sdk.algorithms.space import Space
 
 SPACE = Space.of([(1, 3, 0), (1, 4, None), (3, 5, 4)])
@@ -36,7 +36,7 @@ def test_the_posterior_is_that_of_all_losses_with_random_intercepts(part: float)
     rng = np.random.default_rng(0)
     losses = rng.normal(size=len(ROWS))
     present = Features(SPACE).present(prompts())
-    covariance = Kernel(0.7, 0.3, 0.2).matrix(present @ present.T, SPACE.prompt_len)
+    covariance = Kernel(0.7, 0.3, 0.2, 4.0).matrix(present)
     batches = MiniBatches.of(ROWS, BATCHES, 6)
     contrasts = Contrasts.of(batches, alike(covariance), part)
     told = Comparisons(batches, contrasts, batches.padded(losses), WEIGHTS)
@@ -68,8 +68,7 @@ def test_the_likelihood_is_that_of_all_losses() -> None:
     batches = MiniBatches.of(ROWS, BATCHES, 6)
     likelihood = Likelihood(
         batches=batches,
-        shared=present @ present.T,
-        prompt_len=SPACE.prompt_len,
+        present=present,
         losses=batches.padded(losses)[:, :, None],
         unbiased=None,
         weights=WEIGHTS[:, None],
@@ -77,7 +76,8 @@ def test_the_likelihood_is_that_of_all_losses() -> None:
     )
 
     def whole(values: object) -> float:
-        covariance = values.kernel(1.0).matrix(present @ present.T, 5)  # type: ignore[attr-defined]
+        kernel = values.kernel(1.0, usual_length(present))  # type: ignore[attr-defined]
+        covariance = kernel.matrix(present)
         total = dense(covariance, values.part, losses)[2]  # type: ignore[attr-defined]
         square = losses @ np.linalg.solve(total, losses)
         degrees = len(ROWS) - 4
@@ -97,6 +97,6 @@ def test_features_are_shared_wherever_they_stand_in_a_slot() -> None:
     assert (present @ present.T).tolist() == [[4.0, 3.0], [3.0, 4.0]]
     # A blank of a repeated slot is none; repetitions are one.
     assert features.present(np.array([[0, 1, 2, 2, 4]])).sum() == 3
-    matrix = Kernel(1.0, 2.0, 0.5).matrix(present @ present.T, 5)
-    assert matrix[0, 1] == pytest.approx(3 / 5 + 2 * 3 / 10)
-    assert matrix[0, 0] == pytest.approx(4 / 5 + 2 * 6 / 10 + 0.5)
+    matrix = Kernel(1.0, 2.0, 0.5, 5.0).matrix(present)
+    assert matrix[0, 1] == pytest.approx(3 / 5 + 16 / 25 + 2 * 3 / 10)
+    assert matrix[0, 0] == pytest.approx(4 / 5 + 16 / 25 + 2 * 6 / 10 + 0.5)
