@@ -25,9 +25,9 @@ class ThompsonSampling(PromptSearch):
 
     The incumbent is asked about again each time: at first it is the reference. What is known well
     is what a mini-batch that lies is found out by. With 5 prompts on each mini-batch of 8 rows
-    (SmolLM2 and Gemma on SST-2, 40 runs), the part of the gap closed at 100 / 300 queries is 84 /
-    94 %, and 53 / 91 % where a fifth of the clients invert their losses. With the reference on each
-    mini-batch as well it is 83 / 91 and 49 / 90 %, with draws alone 85 / 96 and 52 / 82 %.
+    (SmolLM2 and Gemma on SST-2, 40 runs), the part of the gap closed at 100 / 300 queries is 85 /
+    93 %, and 70 / 92 % where a fifth of the clients invert their losses; with draws alone 82 / 96
+    and 60 / 89 %. The reference on each mini-batch as well cost 1 to 4 points.
 
     Attributes: see `PromptSearch`.
     """
