@@ -1,9 +1,9 @@
-"""What the trials of the bench of slots say, in Markdown."""
+"""The report of the bench of slots, in Markdown."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,11 @@ LEAST_GAP = 0.02
 LEAST_SEEDS = 5
 """For an interval."""
 
-_PARTITIONS = (("iid", "IID"), ("dirichlet", "Dirichlet 0.1"))
+_PARTITIONS = (
+    ("iid", "IID"),
+    ("dirichlet", "Dirichlet 0.1"),
+    ("liars", "IID, 2 of 8 invert their losses"),
+)
 
 
 def report(
@@ -45,8 +49,24 @@ def report(
     yield from _baselines(tables)
     wide = [table for table in tables if _gap(table) >= LEAST_GAP]
     yield from _shares(wide, found, budgets, methods)
-    yield from _prompts_alone(wide, found, budgets, methods)
-    yield from _points(tables, found, budgets, methods)
+    yield from _over_cells(
+        "Share of the gap with every deployed prompt at its best bias, mean over cells",
+        wide,
+        found,
+        budgets,
+        methods,
+        lambda table, one: _share(table, {**one, "loss": one["best_loss"]}),
+        digits=0,
+    )
+    yield from _over_cells(
+        "Points of accuracy over no prompt with its best bias, mean over all cells",
+        tables,
+        found,
+        budgets,
+        methods,
+        _more_right,
+        digits=1,
+    )
     yield from _against_none(tables, found, budgets, default)
     yield from _against_others(tables, found, budgets, methods, default)
 
@@ -111,7 +131,7 @@ def _share(table: Table, one: Trial) -> float:
 
 
 def _more_right(table: Table, one: Trial) -> float:
-    """Points of accuracy beyond no prompt with its best bias; biases as in `_loss`."""
+    """Points of accuracy over no prompt with its best bias; biases as in `_loss`."""
     right = float(one["accuracy"])
     if not CONTESTANTS[one["method"]].calibrates:
         right = table.best(int(table.rows_of(np.array([one["prompt"]]))[0])).accuracy
@@ -177,55 +197,34 @@ def _shares(
     yield from blocks
 
 
-def _prompts_alone(
+def _over_cells(
+    title: str,
     tables: Sequence[Table],
     found: Mapping[tuple[str, str, str, int, int], Trial],
     budgets: Sequence[int],
     methods: Sequence[str],
+    value: Callable[[Table, Trial], float],
+    *,
+    digits: int,
 ) -> Iterator[str]:
-    yield "### Share of the gap were every deployed prompt given its best bias, mean over cells"
+    """A table of one value: its mean over cells, by method, clients and queries."""
+    yield f"### {title}"
     yield ""
     yield "| method | clients | " + " | ".join(f"{one} queries" for one in budgets) + " |"
     yield "|---" * (len(budgets) + 2) + "|"
-    for partition, title in _PARTITIONS:
+    for partition, name in _PARTITIONS:
         for method in methods:
             cells = []
             for queries in budgets:
                 by_cell = [
-                    [_share(table, {**one, "loss": one["best_loss"]}) for one in of.values()]
+                    [value(table, one) for one in of.values()]
                     for table in tables
                     if (of := _of(found, table, partition, method, queries))
                 ]
                 whole = len(by_cell) == len(tables)
-                cells.append(_mean_over_cells(by_cell) if whole else "not run")
+                cells.append(_mean_over_cells(by_cell, digits=digits) if whole else "not run")
             if any(cell != "not run" for cell in cells):
-                yield f"| {CONTESTANTS[method].label} | {title} | {' | '.join(cells)} |"
-    yield ""
-
-
-def _points(
-    tables: Sequence[Table],
-    found: Mapping[tuple[str, str, str, int, int], Trial],
-    budgets: Sequence[int],
-    methods: Sequence[str],
-) -> Iterator[str]:
-    yield "### Points of accuracy beyond no prompt with its best bias, mean over all cells"
-    yield ""
-    yield "| method | clients | " + " | ".join(f"{one} queries" for one in budgets) + " |"
-    yield "|---" * (len(budgets) + 2) + "|"
-    for partition, title in _PARTITIONS:
-        for method in methods:
-            cells = []
-            for queries in budgets:
-                by_cell = [
-                    [_more_right(table, one) for one in of.values()]
-                    for table in tables
-                    if (of := _of(found, table, partition, method, queries))
-                ]
-                whole = len(by_cell) == len(tables)
-                cells.append(_mean_over_cells(by_cell, digits=1) if whole else "not run")
-            if any(cell != "not run" for cell in cells):
-                yield f"| {CONTESTANTS[method].label} | {title} | {' | '.join(cells)} |"
+                yield f"| {CONTESTANTS[method].label} | {name} | {' | '.join(cells)} |"
     yield ""
 
 
@@ -242,10 +241,18 @@ def _against_none(
     budgets: Sequence[int],
     default: str,
 ) -> Iterator[str]:
-    yield f"### {CONTESTANTS[default].label} against no prompt with its best bias"
+    yield f"### {CONTESTANTS[default].label} less no prompt, nats"
     yield ""
-    yield "| cell | clients | queries | nats | points of accuracy | worst run, nats |"
-    yield "|---|---|---|---|---|---|"
+    yield (
+        "No prompt has the bias that the run found for it, from the same answers; or the bias that "
+        "is best on all rows, which no run can know."
+    )
+    yield ""
+    yield (
+        "| cell | clients | queries | no prompt with its bias | the worst run | "
+        "with the best bias | the worst run | points of accuracy |"
+    )
+    yield "|---" * 8 + "|"
     for partition, title in _PARTITIONS:
         for table in tables:
             none = table.best(table.none)
@@ -253,12 +260,14 @@ def _against_none(
                 of = _of(found, table, partition, default, queries)
                 if not of:
                     continue
+                fair = [_loss(one) - one["plain_loss"] for one in of.values()]
                 less = [_loss(one) - none.loss for one in of.values()]
                 points = [_more_right(table, one) for one in of.values()]
                 yield (
                     f"| {table.name} | {title} | {queries} "
-                    f"| {_interval(less, digits=3, sign='+')} "
-                    f"| {_interval(points, digits=1, sign='+')} | {max(less):+.3f} |"
+                    f"| {_interval(fair, digits=3, sign='+')} | {max(fair):+.3f} "
+                    f"| {_interval(less, digits=3, sign='+')} | {max(less):+.3f} "
+                    f"| {_interval(points, digits=1, sign='+')} |"
                 )
     yield ""
 

@@ -21,6 +21,7 @@ from fedone_sdk.algorithms.state import State
 from fedone_sdk.calibration import bias_grid
 from fedone_sdk.data import draw_minibatch
 from fedone_sdk.data.partition import dirichlet, iid
+from tests.benchmarks.queries.lies import LIES
 
 __all__ = ["CONTESTANTS", "Contestant", "Federation", "Table", "trial"]
 
@@ -125,20 +126,22 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Federation:
-    """Who holds the rows, and who is asked when: the same for all methods with one seed.
+    """The rows of each client and the client of each round: the same for all methods at one seed.
 
     Attributes:
         table: The answers.
         clients: K.
         batch_size: B.
         alpha: Of the Dirichlet partition; None is IID.
+        liars: How many of the clients invert their losses.
         seed: The run's.
     """
 
     table: Table
     clients: int
     batch_size: int
-    alpha: float | None
+    alpha: float | None = None
+    liars: int = 0
     seed: int
 
     @cached_property
@@ -150,42 +153,49 @@ class Federation:
         return dirichlet(self.table.targets.tolist(), self.clients, self.alpha, seed)
 
     def client(self, round_number: int) -> int:
-        """Whose turn it is."""
+        """Return the client of a round."""
         rng = stream(stream_seed(self.seed, "selection", round_number))
         return int(rng.integers(self.clients))
 
     def mini_batch(self, round_number: int) -> list[int]:
-        """The rows that are asked about in a round."""
+        """Return the rows of a round."""
         client = self.client(round_number)
         shard = self.shards[client]
         seed = stream_seed(self.seed, "minibatch", round_number, client)
         return [shard[at] for at in draw_minibatch(len(shard), self.batch_size, seed)]
 
-    def by_class(self, prompts: Ints, rows: list[int]) -> ClassLosses:
-        """What a client that calibrates says of prompts."""
+    def by_class(self, prompts: Ints, round_number: int) -> ClassLosses:
+        """Losses by class and bias, which a round's client returns under calibration."""
+        rows = self.mini_batch(round_number)
         found = self.table.losses[self.table.rows_of(prompts)][:, rows]
         targets = self.table.targets[rows]
         counts = np.bincount(targets, minlength=self.table.num_labels)
         means = np.zeros((len(prompts), self.table.num_labels, len(self.table.grid)))
         for label in np.flatnonzero(counts):
             means[:, label] = found[:, targets == label].mean(axis=1)
-        return ClassLosses(means=means, counts=counts)
+        return ClassLosses(means=self._returned(means, round_number), counts=counts)
 
-    def plain(self, prompts: Ints, rows: list[int], *, own_bias: bool) -> Floats:
-        """What a client that does not calibrate says of prompts.
+    def plain(self, prompts: Ints, round_number: int, *, own_bias: bool) -> Floats:
+        """Mean losses, which a round's client returns without calibration.
 
         Args:
             prompts: The prompts.
-            rows: Of the mini-batch.
+            round_number: The round.
             own_bias: Whether each prompt has its own best bias, which cannot be known; else all
                 have that of no prompt.
         """
-        found = []
+        found, rows = [], self.mini_batch(round_number)
         for one in self.table.rows_of(prompts):
             bias = self.table.best(int(one) if own_bias else self.table.none).bias
             losses = self.table._cross_entropy(self.table.log_probs[one], bias)
             found.append(losses[rows].mean())
-        return np.array(found)
+        return self._returned(np.array(found), round_number)
+
+    def _returned(self, losses: Floats, round_number: int) -> Floats:
+        """Losses as the round's client returns them; clients are in random order already."""
+        if self.client(round_number) >= self.liars:
+            return losses
+        return LIES["inverted"](losses, np.random.default_rng(0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -320,7 +330,11 @@ def pilots() -> dict[str, Contestant]:
 
 
 def trial(contestant: Contestant, federation: Federation, queries: int) -> dict[str, Any]:
-    """One run: what it would deploy after `queries`, measured on all rows."""
+    """One run: what it would deploy after `queries`, measured on all rows.
+
+    ``plain_loss`` is of no prompt with the bias that the run found for it, ``best_loss`` of the
+    deployed prompt with the bias that is best on all rows.
+    """
     table, seed = federation.table, federation.seed
     asks = queries // contestant.num_samples
     method = contestant.method(table, asks, seed)
@@ -329,7 +343,7 @@ def trial(contestant: Contestant, federation: Federation, queries: int) -> dict[
     for step in range(asks):
         if method.finished(state):
             break
-        client, rows = federation.client(step), federation.mini_batch(step)
+        client = federation.client(step)
         if not method.shares_memory and contestant.moments == "client":
             state = type(state)(alpha=state.alpha, memory=memories.get(client, {}))
         rng = stream(stream_seed(seed, "prompts", step))
@@ -337,9 +351,9 @@ def trial(contestant: Contestant, federation: Federation, queries: int) -> dict[
         prompts = candidates.prompts
         spent += len(prompts)
         told: Any = (
-            federation.by_class(prompts, rows)
+            federation.by_class(prompts, step)
             if contestant.calibrates
-            else federation.plain(prompts, rows, own_bias=contestant.own_bias)
+            else federation.plain(prompts, step, own_bias=contestant.own_bias)
         )
         state = method.tell(state, candidates, told)
         memories[client] = state.memory
@@ -348,10 +362,14 @@ def trial(contestant: Contestant, federation: Federation, queries: int) -> dict[
     if bias is None:
         bias = table.best(prompt if contestant.own_bias else table.none).bias
     deployed, best = table.measured(prompt, bias), table.best(prompt)
+    plain = method.plain_bias(state)
+    if plain is None:
+        plain = np.zeros(table.num_labels) if contestant.calibrates else table.best(table.none).bias
     return {
         "prompt": table.prompts[prompt].tolist(),
         "spent": spent,
         "loss": deployed.loss,
         "accuracy": deployed.accuracy,
         "best_loss": best.loss,
+        "plain_loss": table.measured(table.none, plain).loss,
     }

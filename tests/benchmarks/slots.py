@@ -1,12 +1,12 @@
-"""The bench of slots: real answers to all combinations of candidates, and searches among them.
+"""Searches over slots, on tables of real answers to all combinations of candidates.
 
     python -m tests.benchmarks.slots --build gemma-sst2 --gemma FILE --sst2 FOLDER
     python -m tests.benchmarks.slots --run --seeds 20 --report
 
 The first command asks a model once about every combination of a cell's candidates (20 minutes to an
-hour on two cores) and keeps the answers. The second one runs the SDK's methods on them, with its
-partitions, mini-batches and losses by class; trials are kept too, so that it goes on where it was
-stopped.
+hour on two cores) and keeps the answers. The second command runs the SDK's methods on them, with
+its partitions, mini-batches and losses by class. Finished trials are kept: the command resumes
+where it was stopped. Mini-batches of another size need another `--trials` file.
 """
 
 from __future__ import annotations
@@ -14,20 +14,27 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from fedone_sdk.algorithms import METHODS
+from fedone_sdk.backends.local_models import local_model, model_file
 from tests.benchmarks.slot_cells import CELLS, Place
 from tests.benchmarks.slot_report import report
 from tests.benchmarks.slot_runs import CONTESTANTS, Contestant, Federation, Table, pilots, trial
 from tests.benchmarks.slot_tables import build
 
 BUDGETS = (50, 100, 200, 300, 1000)
-ALPHAS = {"iid": None, "dirichlet": 0.1}
-CLIENTS, BATCH = 8, 8
+PARTITIONS: dict[str, dict[str, Any]] = {
+    "iid": {},
+    "dirichlet": {"alpha": 0.1},
+    "liars": {"liars": 2},
+}
+CLIENTS = 8
+SHARED = Path(os.environ.get("FEDONE_SHARED", Path(__file__).parents[3] / "shared"))
 PILOT = 9001
 """The first of the seeds that settings are chosen on."""
 
@@ -35,20 +42,22 @@ PILOT = 9001
 def main() -> None:
     """Builds tables, runs trials, writes the report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tables", type=Path, default=Path("/work/tables"), help="where they are")
+    parser.add_argument("--tables", type=Path, default=Path("tables"), help="where they are")
     parser.add_argument("--build", choices=CELLS, nargs="*", default=[])
     parser.add_argument("--threads", type=int, help="of llama.cpp; one per core by default")
-    parser.add_argument("--smollm2", type=Path, default=_home("SmolLM2-135M-Instruct.Q4_1.gguf"))
-    parser.add_argument("--gemma", type=Path, default=Path("/tmp/models/gemma.gguf"))
-    parser.add_argument("--sst2", type=Path, default=Path("shared/data/glue/sst2"))
+    smollm2 = model_file(local_model("smollm2-135m-instruct"))
+    parser.add_argument("--smollm2", type=Path, default=smollm2)
+    parser.add_argument("--gemma", type=Path, default=Path("gemma3-270m.gguf"))
+    parser.add_argument("--sst2", type=Path, default=SHARED / "data" / "glue" / "sst2")
     parser.add_argument("--corpora", type=Path, default=Path("site-packages"))
     parser.add_argument("--run", action="store_true", help="run the trials that are missing")
     parser.add_argument("--report", action="store_true", help="print Markdown")
     parser.add_argument("--pilot", action="store_true", help="run settings of the policies")
     parser.add_argument("--cells", nargs="*", help="tables; all that are there by default")
     parser.add_argument("--methods", nargs="*", choices=CONTESTANTS, default=[*CONTESTANTS])
-    parser.add_argument("--partitions", nargs="*", choices=ALPHAS, default=[*ALPHAS])
+    parser.add_argument("--partitions", nargs="*", choices=PARTITIONS, default=["iid", "dirichlet"])
     parser.add_argument("--budgets", nargs="*", type=int, default=[*BUDGETS])
+    parser.add_argument("--batch", type=int, default=8, help="rows of a mini-batch, at most")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--default", choices=CONTESTANTS, default="thompson")
     parser.add_argument("--trials", type=Path, help="JSON lines; next to the tables by default")
@@ -62,12 +71,12 @@ def main() -> None:
     tables = [Table(args.tables / f"{name}.npz") for name in names]
     file = args.trials or args.tables / "trials.jsonl"
     if args.pilot:
-        _pilot(tables, args.budgets, args.partitions)
+        _pilot(tables, args.budgets, args.partitions, args.batch)
     if args.run:
         seeds = range(args.seeds)
         # Seeds change last: what is stopped has whole pairs.
         wanted = itertools.product(seeds, tables, args.partitions, args.methods, args.budgets)
-        _run(file, wanted)
+        _run(file, wanted, args.batch)
     if args.report:
         lines = report(
             tables,
@@ -79,12 +88,8 @@ def main() -> None:
         print("\n".join(lines))
 
 
-def _home(name: str) -> Path:
-    return Path.home() / ".cache" / "fedone" / "models" / name
-
-
 def _trials(file: Path) -> list[dict[str, Any]]:
-    """Those of a file, less a last one that was not written in full."""
+    """The trials of a file, without a last line that was not written in full."""
     if not file.is_file():
         return []
     found = []
@@ -96,7 +101,7 @@ def _trials(file: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _run(file: Path, wanted: Iterator[tuple[int, Table, str, str, int]]) -> None:
+def _run(file: Path, wanted: Iterator[tuple[int, Table, str, str, int]], batch: int) -> None:
     names = ("cell", "partition", "method", "queries", "seed")
     known = {tuple(one[name] for name in names) for one in _trials(file)}
     with file.open("a", encoding="utf-8") as out:
@@ -107,36 +112,37 @@ def _run(file: Path, wanted: Iterator[tuple[int, Table, str, str, int]]) -> None
             if key in known:
                 continue
             start = time.monotonic()
-            found = trial(CONTESTANTS[method], _federation(table, partition, seed), queries)
+            federation = _federation(table, partition, seed, batch)
+            found = trial(CONTESTANTS[method], federation, queries)
             took = round(time.monotonic() - start, 2)
             line = {**dict(zip(names, key, strict=True)), **found, "wall_s": took}
             out.write(json.dumps(line) + "\n")
             out.flush()
 
 
-def _federation(table: Table, partition: str, seed: int) -> Federation:
+def _federation(table: Table, partition: str, seed: int, batch: int) -> Federation:
     return Federation(
         table=table,
         clients=CLIENTS,
-        batch_size=BATCH,
-        alpha=ALPHAS[partition],
+        batch_size=batch,
         seed=seed,
+        **PARTITIONS[partition],
     )
 
 
-def _pilot(tables: list[Table], budgets: list[int], partitions: list[str]) -> None:
+def _pilot(tables: list[Table], budgets: list[int], partitions: list[str], batch: int) -> None:
     """Prints the mean share of the gap that policies close, over tables and four seeds."""
     for name, one in pilots().items():
-        shares = [_piloted(one, tables, partitions, queries) for queries in budgets]
+        shares = [_piloted(one, tables, partitions, queries, batch) for queries in budgets]
         print(name, *(f"{share:.0f}" for share in shares), flush=True)
 
 
 def _piloted(
-    contestant: Contestant, tables: list[Table], partitions: list[str], queries: int
+    contestant: Contestant, tables: list[Table], partitions: list[str], queries: int, batch: int
 ) -> float:
     shares: list[float] = []
     for table, partition, seed in itertools.product(tables, partitions, range(4)):
-        federation = _federation(table, partition, PILOT + seed)
+        federation = _federation(table, partition, PILOT + seed, batch)
         none, oracle = table.best(table.none).loss, table.best(table.oracle).loss
         found = float(trial(contestant, federation, queries)["best_loss"])
         shares.append(100 * (none - found) / (none - oracle))
