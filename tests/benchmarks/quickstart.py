@@ -3,7 +3,9 @@
 Every setting stands in the quickstart's own file; this script only runs and counts. The
 interval is a paired bootstrap over seeds and examples.
 
-    python tests/benchmarks/quickstart.py [--seeds 5] [--model mini]
+    python tests/benchmarks/quickstart.py [--seeds 5] [--model mini | --words]
+
+With ``--words``, three words by their PMI begin the answer, in place of the three slots.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import structlog
@@ -18,13 +21,19 @@ from numpy.typing import NDArray
 
 from fedone_sdk import RunSpec, assets
 from fedone_sdk.aggregator import ServedRun
-from fedone_sdk.algorithms import method_from_spec
 from fedone_sdk.backends import LLMBackend, predict
 from fedone_sdk.backends.build import build_backend
+from fedone_sdk.candidates import no_prompt
 from fedone_sdk.simulation import Federation, simulate
-from fedone_sdk.task import Bias, predicted, target_of
+from fedone_sdk.task import Bias, TextPrompt, predicted, target_of
 
 RESAMPLES = 10_000
+
+WORDS = {
+    "chat": {"user": "{text}", "assistant": "{prompt}"},
+    "prompt": {"length": 3, "vocabulary": {"kind": "pmi", "size": 50, "blank": True}},
+}
+"""The same model and label words with PMI candidates."""
 
 Hits = NDArray[np.float64]
 
@@ -44,13 +53,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--model", choices=("smollm2", "mini"), default="smollm2")
+    parser.add_argument("--words", action="store_true", help="PMI words in place of slots")
     args = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     print(
         "| seed | no prompt | with bias | untrained | tuned | queries | billed | wall s | prompt |"
     )
     print("|---|---|---|---|---|---|---|---|---|")
-    scored = [asyncio.run(one_seed(args.model, seed)) for seed in range(args.seeds)]
+    name = "quickstart-mini.yaml" if args.model == "mini" else "quickstart.yaml"
+    path = assets.path(name)
+    spec = RunSpec.load(path)
+    if args.words:
+        spec = with_words(spec)
+    scored = [asyncio.run(one_seed(spec, path.parent, seed)) for seed in range(args.seeds)]
     before = np.stack([one.after - one.before for one in scored])
     none = np.stack([one.after - one.no_prompt for one in scored])
     fair = np.stack([one.after - one.biased for one in scored])
@@ -59,20 +74,18 @@ def main() -> None:
     print(f"tuned - no prompt with its bias: {interval(fair)}")
 
 
-async def one_seed(model: str, seed: int) -> Scored:
-    """One run over HTTP, and its three prompts on the dev split."""
-    path = assets.path("quickstart-mini.yaml" if model == "mini" else "quickstart.yaml")
-    spec = RunSpec.load(path).model_copy(update={"seed": seed})
-    federation = Federation.load(spec, path.parent)
-    method = method_from_spec(
-        spec.method,
-        prompt_len=spec.prompt.length,
-        vocab_size=len(federation.vocabulary),
-        blank=federation.vocabulary.blank,
-        seed=seed,
-    )
-    untrained = federation.vocabulary.text(method.prompt(method.init()).tolist())
-    async with build_backend(spec.backend, path.parent) as backend:
+def with_words(spec: RunSpec) -> RunSpec:
+    """The same run with words in place of slots."""
+    plain = spec.model_dump(mode="json", exclude_unset=True)
+    plain["task"]["chat"] = WORDS["chat"]
+    return RunSpec.model_validate({**plain, "prompt": WORDS["prompt"]})
+
+
+async def one_seed(spec: RunSpec, folder: Path, seed: int) -> Scored:
+    """One run over HTTP, and its prompts on the dev split."""
+    spec = spec.model_copy(update={"seed": seed})
+    federation = Federation.load(spec, folder)
+    async with build_backend(spec.backend, folder) as backend:
         served: list[ServedRun] = []
         result = await simulate(
             federation,
@@ -80,29 +93,32 @@ async def one_seed(model: str, seed: int) -> Scored:
             transport="http",
             watch=lambda run, _: served.append(run),
         )
-        plain_bias = served[-1].machine.plain_bias(served[-1].state)
-        no_prompt, biased, before, after = [
-            await hits(backend, federation, text, bias)
-            for text, bias in (
-                ("", None),
-                ("", plain_bias),
+        run, bare = served[-1], no_prompt(spec.task, federation.vocabulary)
+        untrained = run.prompt(run.machine.start()).prompt
+        no, biased, before, after = [
+            await hits(backend, federation, prompt, bias)
+            for prompt, bias in (
+                (bare, None),
+                (bare, run.machine.plain_bias(run.state)),
                 (untrained, None),
-                (result.prompt.text, result.prompt.bias),
+                (result.prompt.prompt, result.prompt.bias),
             )
         ]
     assert result.spent.queries <= (result.cap.queries or 0)
     print(
-        f"| {seed} | {no_prompt.mean():.3f} | {biased.mean():.3f} | {before.mean():.3f} "
+        f"| {seed} | {no.mean():.3f} | {biased.mean():.3f} | {before.mean():.3f} "
         f"| {after.mean():.3f} "
         f"| {result.spent.queries}/{result.cap.queries} "
         f"| {result.spent.requests - result.evaluation.requests} | {result.wall_s:.1f} "
-        f"| `{result.prompt.text}` |",
+        f"| {result.prompt.slots or result.prompt.text!r} |",
         flush=True,
     )
-    return Scored(no_prompt=no_prompt, biased=biased, before=before, after=after)
+    return Scored(no_prompt=no, biased=biased, before=before, after=after)
 
 
-async def hits(backend: LLMBackend, federation: Federation, prompt: str, bias: Bias | None) -> Hits:
+async def hits(
+    backend: LLMBackend, federation: Federation, prompt: TextPrompt, bias: Bias | None
+) -> Hits:
     """Which dev examples a prompt gets right."""
     task, size = federation.spec.task.with_bias(bias), federation.spec.method.batch_size
     found = await predict(backend, task, prompt, federation.dev, size)
