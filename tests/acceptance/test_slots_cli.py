@@ -10,6 +10,8 @@ import pytest
 from fedone_sdk import assets
 from fedone_sdk.messages import RunResult
 from tests.console import Fedone
+from tests.llama_cpp.conftest import ALIAS, KEY, LlamaServer
+from tests.weights import as_folder
 
 CLOZE = """
   template: "{instruction}{demonstrations}{text}{closing} {mask}."
@@ -73,6 +75,14 @@ def check(fedone: Fedone, folder: Path, text: str) -> RunResult:
     return result
 
 
+def chat_run(backend: dict[str, object]) -> str:
+    """The run as a chat, on a backend."""
+    return RUN.format(
+        task=CHAT, closings='["Sentiment:", "My answer is"]', words="[bad, good]",
+        method="thompson", backend=json.dumps(backend),
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("method", ["thompson", "gs-bdpl"])
 def test_the_embedded_model(fedone: Fedone, folder: Path, method: str) -> None:
     closings = '[" It was", " In summary, the product is"]'
@@ -85,16 +95,40 @@ def test_the_embedded_model(fedone: Fedone, folder: Path, method: str) -> None:
 
 def test_an_instruct_model_by_llama_cpp(fedone: Fedone, folder: Path, smollm2: Path) -> None:
     pytest.importorskip("xllamacpp", reason="needs the extra llama-cpp")
-    run = RUN.format(
-        task=CHAT, closings='["Sentiment:", "My answer is"]', words="[bad, good]",
-        method="thompson",
-        backend=f"{{kind: llama_cpp, model: {json.dumps(str(smollm2))}, context_length: 512}}",
-    )  # fmt: skip
-    result = check(fedone, folder, run)
+    backend = {"kind": "llama_cpp", "model": str(smollm2), "context_length": 512}
+    result = check(fedone, folder, chat_run(backend))
     assert result.prompt.labels in (
         {"0": "negative", "1": "positive"},
         {"0": "bad", "1": "good"},
     )
+
+
+def test_a_server_through_openai(
+    fedone: Fedone, folder: Path, smollm2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("xllamacpp", reason="needs the extra llama-cpp")
+    server = LlamaServer(smollm2)
+    server.start()
+    try:
+        monkeypatch.setenv("LLAMA_KEY", KEY)
+        backend = {
+            "kind": "openai",
+            "base_url": f"{server.url}/v1",
+            "model": ALIAS,
+            "api_key_env": "LLAMA_KEY",
+        }
+        check(fedone, folder, chat_run(backend))
+    finally:
+        server.kill()
+
+
+def test_weights_in_transformers(
+    fedone: Fedone, folder: Path, smollm2: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    for module in ("torch", "transformers", "gguf"):
+        pytest.importorskip(module, reason="needs scripts/test-torch")
+    weights = as_folder(smollm2, tmp_path_factory.mktemp("weights") / "smollm2")
+    check(fedone, folder, chat_run({"kind": "transformers", "model": str(weights)}))
 
 
 def test_a_public_file_that_lacks_a_class(fedone: Fedone, folder: Path) -> None:
