@@ -30,6 +30,7 @@ __all__ = [
     "LABELS",
     "Layout",
     "ListVocabulary",
+    "MAX_CANDIDATE_CHARS",
     "PmiVocabulary",
     "Slot",
     "SlotName",
@@ -37,11 +38,14 @@ __all__ = [
     "TopVocabulary",
     "Vocabulary",
     "VocabularySpec",
+    "are_prompts",
     "build_vocabulary",
 ]
 
 _MAX_CANDIDATES = 65_536
-_MAX_CHARS = 4000
+MAX_CANDIDATE_CHARS = 4000
+"""The longest text of a candidate."""
+
 _MAX_COUNTED_CHARS = 200  # Of a candidate that is found by counting.
 _MAX_SLOTS = 64
 
@@ -55,7 +59,7 @@ class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
 
-Token = Annotated[str, Field(max_length=_MAX_CHARS)]
+Token = Annotated[str, Field(max_length=MAX_CANDIDATE_CHARS)]
 """A candidate's text."""
 
 
@@ -64,6 +68,25 @@ SlotName = Annotated[str, Field(pattern=r"^[^\W\d]\w{0,63}$")]
 
 Layout = tuple[tuple[int, int, int | None], ...]
 """Of each slot how often it is repeated, its number of candidates, and the index of its blank."""
+
+
+def are_prompts(rows: Iterable[Sequence[float]], layout: Layout) -> bool:
+    """Return whether each row has one index for each position, of a candidate that exists.
+
+    Args:
+        rows: Indices of candidates.
+        layout: Of the candidates (`Vocabulary.layout`).
+    """
+    sizes = [size for repeat, size, _ in layout for _ in range(repeat)]
+    return all(
+        len(row) == len(sizes)
+        and all(0 <= index < size for index, size in zip(row, sizes, strict=True))
+        for row in rows
+    )
+
+
+def _blank(candidates: tuple[str, ...]) -> int | None:
+    return candidates.index("") if "" in candidates else None
 
 
 def _check_unique(candidates: tuple[str, ...]) -> tuple[str, ...]:
@@ -91,6 +114,11 @@ class Slot(_Frozen):
     name: SlotName
     candidates: Annotated[_Candidates, Field(min_length=1)]
     repeat: Annotated[int, Field(ge=1, le=1000)] = 1
+
+    @property
+    def blank(self) -> int | None:
+        """Index of the blank candidate, if there is one."""
+        return _blank(self.candidates)
 
 
 class Vocabulary(_Frozen):
@@ -134,7 +162,7 @@ class Vocabulary(_Frozen):
     @property
     def blank(self) -> int | None:
         """Index of the blank candidate that all positions share, if there is one."""
-        return self.candidates.index("") if "" in self.candidates else None
+        return _blank(self.candidates)
 
     def comes_from(self, described: Vocabulary) -> bool:
         """Whether a run that was described with other candidates has these.
@@ -186,14 +214,7 @@ class Vocabulary(_Frozen):
         """How the candidates lie along the n positions of a prompt."""
         if not self.slots:
             return ((prompt_len, len(self), self.blank),)
-        return tuple(
-            (
-                slot.repeat,
-                len(slot.candidates),
-                slot.candidates.index("") if "" in slot.candidates else None,
-            )
-            for slot in self.slots
-        )
+        return tuple((slot.repeat, len(slot.candidates), slot.blank) for slot in self.slots)
 
     def of_position(self, position: int) -> tuple[str, ...]:
         """The candidates of a position, in index order.
@@ -205,14 +226,6 @@ class Vocabulary(_Frozen):
             return self.candidates
         rows = [slot.candidates for slot in self.slots for _ in range(slot.repeat)]
         return rows[position]
-
-    def holds(self, indices: Sequence[float]) -> bool:
-        """Whether these are the indices of a prompt, one for each position."""
-        if self.slots and len(indices) != sum(slot.repeat for slot in self.slots):
-            return False
-        return all(
-            0 <= index < len(self.of_position(position)) for position, index in enumerate(indices)
-        )
 
     def tokens(self, indices: Iterable[int]) -> list[str]:
         """The candidates at these indices, position by position.

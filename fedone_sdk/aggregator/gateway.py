@@ -33,6 +33,7 @@ from fedone_sdk.errors import (
 )
 from fedone_sdk.messages import Array, Score, Scores
 from fedone_sdk.messages.ndarray import from_wire
+from fedone_sdk.vocabulary import are_prompts
 
 __all__ = ["Gateway"]
 
@@ -146,7 +147,8 @@ class Gateway:
         if not prompts.size:
             raise ProblemError("invalid_message", "prompts: are none")
         rows: list[list[float]] = prompts.tolist()
-        if not latent and not all(map(run.vocabulary.holds, rows)):
+        layout = run.vocabulary.layout(run.spec.prompt.length)
+        if not latent and not are_prompts(rows, layout):
             raise ProblemError(
                 "invalid_message", "prompts: an index is not one of its position's candidates"
             )

@@ -160,6 +160,7 @@ class ServedRun:
     ) -> None:
         self.base = machine
         self._vocabulary = vocabulary
+        self._proposed: tuple[tuple[str, str], ...] = ()
         self._grown = vocabulary
         self.history: list[RoundReport] = []
         self.lost: deque[LostWork] = deque(maxlen=_MAX_LOST)
@@ -328,7 +329,9 @@ class ServedRun:
 
     def _moved(self) -> None:
         """What follows from the state when it has become another one."""
-        self._grown = self._vocabulary.with_candidates(self._state.proposed)
+        if self._proposed != self._state.proposed:
+            self._proposed = self._state.proposed
+            self._grown = self._vocabulary.with_candidates(self._proposed)
         self._newest = max(self._newest, self._version)
         if self._newest == self._version:  # else a newer deadline was heard of
             self._due = self.machine.next_deadline(self._state)
@@ -620,7 +623,7 @@ class ServedRun:
             prompt_len=self.spec.prompt.length,
             vocab_size=self.machine.vocab_size,
             blank=self.vocabulary.blank,
-            layout=self.vocabulary.layout(self.spec.prompt.length) if self.vocabulary.slots else (),
+            layout=self.machine.layout,
             vocabulary_sha256=self.vocabulary.sha256,
             vocabulary_version=len(self._state.proposed),
             gateway=self.machine.gateway_model is not None,

@@ -139,12 +139,9 @@ class PromptSearch(ABC):
             _checks.integer("patience", self.patience, minimum=1)
         if self.blank is not None and _checks.integer("blank", self.blank) >= self.vocab_size:
             raise ValueError(f"blank must lie in [0, {self.vocab_size}), not {self.blank}")
-        if self.space is None:
-            space = Space.repeated(self.prompt_len, self.vocab_size, self.blank)
-        elif self.space.shape != self.shape:
-            raise ValueError(f"space must have the shape {self.shape}, not {self.space.shape}")
-        else:
-            space = self.space
+        space = _checks.space(
+            self.space, prompt_len=self.prompt_len, vocab_size=self.vocab_size, blank=self.blank
+        )
         object.__setattr__(self, "_features", Features(space))
         if self.biases is not None:
             object.__setattr__(self, "_grid", BiasGrid(self.biases))

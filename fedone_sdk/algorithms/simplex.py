@@ -59,12 +59,9 @@ def nearest_probabilities(
         if alpha.min() < floor or np.abs(alpha.sum(axis=1) - 1.0).max() > _ROUNDING:
             alpha = project_to_simplex(alpha, floor=floor)
         return alpha.astype(np.float32)
-    result = np.zeros(alpha.shape, dtype=np.float32)
     kept = not alpha[~mask].any() and alpha[mask].min() >= floor
     kept = kept and np.abs(alpha.sum(axis=1) - 1.0).max() <= _ROUNDING
-    for row, values, own in zip(result, alpha, mask, strict=True):
-        row[own] = values[own] if kept else project_to_simplex(values[own], floor=floor)
-    return result
+    return _masked(alpha, mask, lambda row: row if kept else project_to_simplex(row, floor=floor))
 
 
 def nearest_capped(
@@ -87,7 +84,7 @@ def nearest_capped(
 def _masked(
     alpha: NDArray[np.float64],
     mask: NDArray[np.bool_],
-    project: Callable[[NDArray[np.float64]], NDArray[np.float32]],
+    project: Callable[[NDArray[np.float64]], NDArray[np.floating]],
 ) -> NDArray[np.float32]:
     """Each row projected over the entries that exist, with 0 elsewhere."""
     result = np.zeros(alpha.shape, dtype=np.float32)

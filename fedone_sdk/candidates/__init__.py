@@ -5,7 +5,7 @@ Pure functions: files are read, and models asked, by others.
 
 from __future__ import annotations
 
-from fedone_sdk.candidates.demonstrations import MAX_CANDIDATE_CHARS, demonstration_candidates
+from fedone_sdk.candidates.demonstrations import demonstration_candidates
 from fedone_sdk.candidates.fill import fill, label_placeholder
 from fedone_sdk.candidates.instructions import instruction_candidates
 from fedone_sdk.candidates.label_sets import (
@@ -30,7 +30,6 @@ __all__ = [
     "InstructionsSource",
     "LabelSet",
     "LabelsSource",
-    "MAX_CANDIDATE_CHARS",
     "PRESET_DESCRIPTIONS",
     "PRESET_LABEL_SETS",
     "ScoredCandidate",

@@ -11,11 +11,9 @@ from fedone_sdk.candidates.fill import label_placeholder
 from fedone_sdk.data.splitmix import SplitMix64
 from fedone_sdk.errors import DataError, SpecError
 from fedone_sdk.task import Example, TaskSpec
+from fedone_sdk.vocabulary import MAX_CANDIDATE_CHARS
 
-__all__ = ["MAX_CANDIDATE_CHARS", "demonstration_candidates"]
-
-MAX_CANDIDATE_CHARS = 4000
-"""The longest block that is made, characters."""
+__all__ = ["demonstration_candidates"]
 
 _TRIES = 50
 

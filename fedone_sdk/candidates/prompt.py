@@ -51,11 +51,7 @@ def no_prompt(task: TaskSpec, vocabulary: Vocabulary) -> TextPrompt:
     return prompt_of(
         task,
         vocabulary,
-        [
-            slot.candidates.index("") if "" in slot.candidates else 0
-            for slot in vocabulary.slots
-            for _ in range(slot.repeat)
-        ],
+        [slot.blank or 0 for slot in vocabulary.slots for _ in range(slot.repeat)],
     )
 
 

@@ -28,6 +28,7 @@ from fedone_sdk.messages import (
 )
 from fedone_sdk.spec import TrainedSpec
 from fedone_sdk.task import Example
+from fedone_sdk.vocabulary import Layout, are_prompts
 
 __all__ = ["Assigned", "Work"]
 
@@ -93,7 +94,7 @@ class Work:
                 and len(prompts.shape) == 2
                 and prompts.shape[1] == run.method.prompt_width(run.prompt_len)
                 and math.prod(prompts.shape) > 0
-                and (latent or self._in_vocabulary(prompts))
+                and (latent or are_prompts(prompts.rows(), self._layout))
             )
         if not fits:
             raise Declining("the assignment does not fit its run")
@@ -104,15 +105,10 @@ class Work:
             if not sound or run.privacy is not None:
                 raise Declining("the run's calibration does not fit its task or its privacy")
 
-    def _in_vocabulary(self, prompts: Array) -> bool:
-        """Whether each index is one of its position's candidates."""
-        layout = self.run.layout or ((self.run.prompt_len, self.run.vocab_size, None),)
-        sizes = [size for repeat, size, _ in layout for _ in range(repeat)]
-        return all(
-            len(row) == len(sizes)
-            and all(0 <= index < size for index, size in zip(row, sizes, strict=True))
-            for row in prompts.rows()
-        )
+    @property
+    def _layout(self) -> Layout:
+        run = self.run
+        return run.layout or ((run.prompt_len, run.vocab_size, run.blank),)
 
     async def update(
         self, remembered: Callable[[], bytes | None]

@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedone_sdk.candidates import MAX_CANDIDATE_CHARS, demonstration_candidates, fill
+from fedone_sdk.candidates import demonstration_candidates, fill
 from fedone_sdk.data import load_examples
 from fedone_sdk.errors import DataError, SpecError
 from fedone_sdk.glue import glue_task
 from fedone_sdk.task import ChatSpec, TaskSpec, render
+from fedone_sdk.vocabulary import MAX_CANDIDATE_CHARS
 
 SHARED = Path(os.environ.get("FEDONE_SHARED", Path(__file__).parents[4] / "shared"))
 SST2 = SHARED / "data" / "glue" / "sst2" / "train.jsonl"
