@@ -42,7 +42,7 @@ from fedone_sdk.backends import (
     want_of,
 )
 from fedone_sdk.backends.wrappers import BudgetedBackend
-from fedone_sdk.candidates import forms_of, label_sets
+from fedone_sdk.candidates import label_checks
 from fedone_sdk.clock import Clock
 from fedone_sdk.errors import BackendError, BackendUnavailable, ProblemError, SpecError
 from fedone_sdk.messages import (
@@ -320,9 +320,8 @@ class Service:
             check_caps(spec, frozenset({"queries"}))
             return
         # First: some models say only then what they can do.
-        for form in forms_of(spec.task, vocabulary):
-            for words in label_sets(spec.task, vocabulary):
-                await backend.check(words, form)
+        for words, form in label_checks(spec.task, vocabulary):
+            await backend.check(words, form)
         check_caps(spec, backend.bounds)
         want = want_of(spec.task, backend.answers)
         if want == "text" and not spec.gateway.generated_text:

@@ -14,7 +14,13 @@ from fedone_sdk.candidates.label_sets import (
     label_words,
     shipped_label_sets,
 )
-from fedone_sdk.candidates.prompt import forms_of, label_sets, no_prompt, prompt_of
+from fedone_sdk.candidates.prompt import (
+    forms_of,
+    label_checks,
+    label_sets,
+    no_prompt,
+    prompt_of,
+)
 from fedone_sdk.candidates.proposer import ScoredCandidate, proposal_messages, read_proposals
 from fedone_sdk.candidates.sources import (
     DemonstrationsSource,
@@ -38,6 +44,7 @@ __all__ = [
     "forms_of",
     "instruction_candidates",
     "label_candidates",
+    "label_checks",
     "label_placeholder",
     "label_sets",
     "label_words",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import product
 
 from fedone_sdk.candidates.fill import fill
 from fedone_sdk.candidates.label_sets import label_words
 from fedone_sdk.task import Filling, Rendered, TaskSpec, TextPrompt, form_of, render
 from fedone_sdk.vocabulary import LABELS, Vocabulary
 
-__all__ = ["forms_of", "label_sets", "no_prompt", "prompt_of"]
+__all__ = ["forms_of", "label_checks", "label_sets", "no_prompt", "prompt_of"]
 
 
 def prompt_of(task: TaskSpec, vocabulary: Vocabulary, indices: Iterable[int]) -> TextPrompt:
@@ -83,3 +84,14 @@ def forms_of(task: TaskSpec, vocabulary: Vocabulary) -> tuple[Rendered, ...]:
         behind_text = bool(text) and not text[-1].isspace()
         found.setdefault(behind_text, render(task, Filling(texts), nothing))
     return tuple(found.values())
+
+
+def label_checks(
+    task: TaskSpec, vocabulary: Vocabulary
+) -> tuple[tuple[tuple[str, ...], Rendered], ...]:
+    """Return each set of label words with each form of the task: what a model has to take.
+
+    Raises:
+        ValueError: A candidate of the slot ``labels`` is no set of label words of the task.
+    """
+    return tuple(product(label_sets(task, vocabulary), forms_of(task, vocabulary)))

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fedone_sdk.stores import Store
     from fedone_sdk.trackers import Tracking
 
-__all__ = ["KeptRun", "run_here", "what_is_next"]
+__all__ = ["KeptRun", "run_here", "same_command", "what_is_next"]
 
 
 async def run_here(
@@ -114,11 +114,11 @@ def what_is_next(
     if ended is not None:
         yield f"the run had ended before ({ended}); --fresh starts over, with the answers kept"
     elif can_go_on(result):
-        yield f"{result.reason}; goes on with: {_same_command()}"
+        yield f"{result.reason}; goes on with: {same_command()}"
     yield f"kept in {state.store}; a report: fedone report {result.run_id} --store {place}"
 
 
-def _same_command() -> str:
+def same_command() -> str:
     """The command that was typed, without ``--fresh``, which would start over."""
     return shlex.join(["fedone", *(word for word in sys.argv[1:] if word != "--fresh")])
 

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedone_sdk.cli._failures import naming
-from fedone_sdk.cli._files import check_target, write_file
+from fedone_sdk.cli._files import write_file
 from fedone_sdk.cli._logs import quiet_logs
 from fedone_sdk.cli._options import Cap, JsonFile, RunPath, Seed
 from fedone_sdk.cli._output import Output
@@ -24,7 +22,9 @@ from fedone_sdk.cli._run_file import RunFile
 from fedone_sdk.cli._signals import stopping
 from fedone_sdk.cli._state import RunState
 from fedone_sdk.cli._trials import trial_progress
-from fedone_sdk.errors import FedOneError, MissingExtraError, SpecError
+from fedone_sdk.cli._tuning import same_command
+from fedone_sdk.cli.report import check_page
+from fedone_sdk.errors import FedOneError, SpecError
 
 if TYPE_CHECKING:
     from fedone_sdk.backends import LLMBackend
@@ -117,7 +117,7 @@ def compare(
     output = Output(json_file)
     quiet_logs()
     if html is not None:
-        _check_page(html)
+        check_page("--html", html)
     run = RunFile.load(run_path, seed=seed, cap=cap)
     place = _Place.of(run)
     comparison = _comparison(run, methods, seeds)
@@ -143,7 +143,7 @@ def compare(
     if html is not None:
         from fedone_sdk.comparison.page import comparison_html
 
-        write_file("--html", html, comparison_html(results, _same_command()))
+        write_file("--html", html, comparison_html(results, same_command()))
     output.write_json({"version": _version(), "run": str(run.path), **results.document()})
     _print(output, results, place)
 
@@ -360,14 +360,6 @@ def _beyond(count: int, caps: _Caps) -> str:
     return f", {count} are beyond --queries {caps.queries}" if count else ""
 
 
-def _check_page(target: Path) -> None:
-    if target.suffix != ".html":
-        raise SpecError(f"--html: {target} must end in .html", source="arguments")
-    check_target("--html", target)
-    if any(find_spec(name) is None for name in ("jinja2", "matplotlib")):
-        raise MissingExtraError("a page with curves", extra="report")
-
-
 def _print(output: Output, results: Results, place: _Place) -> None:
     from fedone_sdk.comparison.table import header_of, row_of
 
@@ -387,10 +379,6 @@ def _print(output: Output, results: Results, place: _Place) -> None:
 
 def _say(line: str) -> None:
     print(line, file=sys.stderr)
-
-
-def _same_command() -> str:
-    return shlex.join(["fedone", *sys.argv[1:]])
 
 
 def _version() -> str:

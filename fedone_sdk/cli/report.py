@@ -102,6 +102,13 @@ def check_report(option: str, target: Path) -> None:
         raise MissingExtraError("a report", extra="report")
 
 
+def check_page(option: str, target: Path) -> None:
+    """Like `check_report`, for what is written as HTML alone."""
+    if target.suffix != ".html":
+        raise SpecError(f"{option}: {target} must end in .html", source="arguments")
+    check_report(option, target)
+
+
 def write_report(option: str, target: Path, run: ReportedRun) -> list[Path]:
     """Writes a report.
 

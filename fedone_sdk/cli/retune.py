@@ -20,7 +20,7 @@ from fedone_sdk.cli._report import exit_code
 from fedone_sdk.cli._run_file import RunFile
 from fedone_sdk.cli._state import RunState
 from fedone_sdk.cli._tuning import KeptRun, run_here, what_is_next
-from fedone_sdk.cli.report import check_report
+from fedone_sdk.cli.report import check_page
 from fedone_sdk.data import load_examples
 from fedone_sdk.errors import SpecError
 from fedone_sdk.spec import RunSpec, load_backend
@@ -197,9 +197,7 @@ def _check_targets(
 ) -> None:
     check_target("--output", target)
     if html is not None:
-        if html.suffix != ".html":
-            raise SpecError(f"--html: {html} must end in .html", source="arguments")
-        check_report("--html", html)
+        check_page("--html", html)
     if store is not None:
         check_target("--store", store)
     if target.is_file() and not overwrite and not _is_of(target, name):

@@ -13,7 +13,7 @@ import structlog
 from fedone_sdk.backends.base import LLMBackend
 from fedone_sdk.backends.prompts import shown_by
 from fedone_sdk.budget import NOTHING
-from fedone_sdk.candidates import forms_of, label_sets
+from fedone_sdk.candidates import label_checks
 from fedone_sdk.client.arguments import check_arguments, token_of
 from fedone_sdk.client.batch import BeforeSend, Declining, Minibatch, usable
 from fedone_sdk.client.condition import (
@@ -490,16 +490,15 @@ class EdgeClient:
         listed = await self._link.vocabulary(run_id, version)
         try:
             vocabulary = listed.vocabulary(before if version else None)
-            chosen = label_sets(run.task, vocabulary) if vocabulary.slots else ()
+            checks = label_checks(run.task, vocabulary) if vocabulary.slots else ()
         except ValueError as exc:
             raise Declining("the vocabulary is malformed") from exc
         if vocabulary.sha256 != run.vocabulary_sha256:
             self._known.forget()  # Candidates may have come in between the two answers.
             raise Declining("the vocabulary does not fit its run")
         if self._backend is not None:
-            for form in forms_of(run.task, vocabulary):
-                for words in chosen:
-                    await self._backend.check(words, form)
+            for words, form in checks:
+                await self._backend.check(words, form)
         return vocabulary
 
     # Patience

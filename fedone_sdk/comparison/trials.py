@@ -8,12 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 import fedone_sdk
 from fedone_sdk.aggregator.evaluation import curve_examples
 from fedone_sdk.aggregator.events import RoundFinished
-from fedone_sdk.algorithms.calibration import fitted_bias
 from fedone_sdk.backends import LLMBackend, Prediction, prediction_queries, score_all
 from fedone_sdk.budget import Budget, BudgetGuard
 from fedone_sdk.candidates import no_prompt
@@ -23,6 +20,7 @@ from fedone_sdk.comparison.records import Point, TrialRecord
 from fedone_sdk.comparison.rows import pooled_rows
 from fedone_sdk.errors import FedOneError
 from fedone_sdk.simulation import Federation, simulate
+from fedone_sdk.simulation.label_bias import label_bias
 from fedone_sdk.task import Example, TaskSpec, TextPrompt, example_loss, predicted, target_of
 
 if TYPE_CHECKING:
@@ -202,7 +200,9 @@ async def _measured_baseline(trial: Trial, backend: LLMBackend) -> TrialRecord:
         queries, size = trial.training_queries, spec.method.batch_size
         rows = pooled_rows(federation, queries * size)
         found = await ask(task, rows, calibrated=False)
-        task = task.with_bias(_bias_of(found))
+        if not found.scored:
+            raise FedOneError("no-prompt-bias: the model failed on all rows of the clients")
+        task = task.with_bias(label_bias(task, found.rows, found.examples))
     last = await ask(task, federation.dev, calibrated=task.bias is None)
     spent = (await guard.account()).spent
     return _record(
@@ -233,16 +233,6 @@ def _queries(
     calibration = spec.calibration.label_free if calibrated else None
     size = spec.method.batch_size
     return prediction_queries(backend, task, prompt, examples, size, calibration), calibration
-
-
-def _bias_of(found: Prediction) -> list[float]:
-    scored = [row for row, _ in found.scored]
-    if not scored:
-        raise FedOneError("no-prompt-bias: the model failed on all rows of the clients")
-    targets = [target_of(found.task, example) for _, example in found.scored]
-    log_probs = np.array(scored, dtype=np.float64)
-    bias: list[float] = fitted_bias(log_probs, np.array(targets, dtype=np.int64)).tolist()
-    return bias
 
 
 def _point(queries: int, found: Prediction) -> Point:

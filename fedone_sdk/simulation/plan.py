@@ -22,7 +22,7 @@ from fedone_sdk.backends import (
 from fedone_sdk.backends.wrappers import Wrapper
 from fedone_sdk.budget import NOTHING, Account, Usage
 from fedone_sdk.calibration import CONTENT_FREE
-from fedone_sdk.candidates import forms_of, label_sets, no_prompt, prompt_of
+from fedone_sdk.candidates import label_checks, no_prompt, prompt_of
 from fedone_sdk.data import draw_minibatch
 from fedone_sdk.errors import BackendBlocked, BackendError, BackendUnavailable, SpecError
 from fedone_sdk.messages import Cap, LossesAssignment, Message
@@ -267,9 +267,8 @@ async def _costs(
         vocabulary = await usable_vocabulary(backend, spec, federation.vocabulary)
         federation = replace(federation, vocabulary=vocabulary)
         if not adapter.local:  # A local one is loaded for that, and counting checks the words too.
-            for form in forms_of(spec.task, vocabulary):
-                for words in label_sets(spec.task, vocabulary):
-                    await backend.check(words, form)
+            for words, form in label_checks(spec.task, vocabulary):
+                await backend.check(words, form)
     except (BackendBlocked, BackendUnavailable) as exc:
         troubles.append(f"backend: {exc}")
     try:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-import numpy as np
-
 from fedone_sdk.aggregator.service import check_caps
-from fedone_sdk.algorithms.calibration import fitted_bias
 from fedone_sdk.algorithms.streams import stream_seed
 from fedone_sdk.backends import LLMBackend, Query, is_known, prediction_queries, rows_of, score_all
 from fedone_sdk.budget import NOTHING, Account, Usage
@@ -19,16 +15,13 @@ from fedone_sdk.errors import SpecError
 from fedone_sdk.messages import Message
 from fedone_sdk.reports.artefact import PromptArtefact
 from fedone_sdk.simulation.federation import Ask, Federation
+from fedone_sdk.simulation.label_bias import label_bias
 from fedone_sdk.simulation.plan import RunPlan, plan_run
 from fedone_sdk.task import (
-    MAX_BIAS,
     Bias,
     Example,
-    LogProbs,
-    TaskSpec,
     TextPrompt,
     form_of,
-    target_of,
 )
 
 __all__ = ["BIAS_EXAMPLES", "RetunePlan", "Retuning"]
@@ -160,26 +153,10 @@ class Retuning:
         answered = paid | dict(zip(free, await score_all(backend, free), strict=True))
         for prompt, each in asked.items():
             found = [rows_of(query, answered[query]) for query in each]
-            self.biases[prompt] = _best_bias(
+            self.biases[prompt] = label_bias(
                 self.federation.spec.task, [row for rows in found for row in rows], self.examples
             )
 
     def _queries(self, backend: LLMBackend, prompt: TextPrompt) -> list[Query]:
         spec = self.federation.spec
         return prediction_queries(backend, spec.task, prompt, self.examples, spec.method.batch_size)
-
-
-def _best_bias(
-    task: TaskSpec, rows: Sequence[LogProbs | str | None], examples: Sequence[Example]
-) -> Bias:
-    """The bias under which the examples' mean cross-entropy is least."""
-    scored = [
-        (row, int(target_of(task, example)))
-        for row, example in zip(rows, examples, strict=True)
-        if row is not None and not isinstance(row, str)
-    ]
-    if not scored:
-        return (0.0,) * len(task.labels)
-    log_probs = np.array([row for row, _ in scored], dtype=np.float64)
-    found = fitted_bias(log_probs, np.array([target for _, target in scored], dtype=np.int64))
-    return tuple(np.clip(found, -MAX_BIAS, MAX_BIAS).tolist())
