@@ -1,4 +1,4 @@
-"""What the prompts of a mini-batch say of each other, whatever the mini-batch says of them all."""
+"""Differences between the prompts of a mini-batch, free of the mini-batch's own level."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class MiniBatches:
     """Which prompts each mini-batch met.
 
     Attributes:
-        members: Rows of prompts, shape (J, I), of a mini-batch of fewer prompts 0 in the end.
+        members: Rows of prompts, shape (J, I), padded by 0.
         present: Where there is a prompt, shape (J, I).
         num_prompts: P.
     """
@@ -46,8 +46,11 @@ class MiniBatches:
         result[self.present] = values
         return result
 
-    def beside(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the same beside the mean of their mini-batch: a constant leaves no rounding."""
+    def centred(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return `padded` values less the mean of their mini-batch.
+
+        The posterior does not depend on the mean; without it a large one costs no precision.
+        """
         padded = self.padded(values)
         sizes = self.present.sum(axis=1).reshape(-1, *[1] * (padded.ndim - 1))
         means = padded.sum(axis=1, keepdims=True) / sizes
@@ -77,7 +80,7 @@ class Contrasts(NamedTuple):
     """The noise of a mini-batch of one example, once its random intercept is integrated out.
 
     With the noise covariance R of the prompts' losses and a flat prior for the intercept, their
-    precision is R^-1 - R^-1 1 1' R^-1 / (1' R^-1 1): it knows differences between prompts alone.
+    precision is R^-1 - R^-1 1 1' R^-1 / (1' R^-1 1). Only differences between prompts count.
 
     Attributes:
         precision: Shape (J, I, I), 0 where there is no prompt.
@@ -95,11 +98,11 @@ class Contrasts(NamedTuple):
     def of(cls, batches: MiniBatches, alike: NDArray[np.float64], shared_noise: float) -> Contrasts:
         """Return the contrasts of mini-batches.
 
-        What a prompt does differs from example to example, for prompts that are alike in like
-        ways: a part of the noise has the covariance that values have.
+        The effect of a prompt varies from example to example, and prompts that are alike vary
+        together. So a part of the noise has the covariance of the values.
 
         Args:
-            batches: Who met whom.
+            batches: The prompts of each mini-batch.
             alike: Covariances of the prompts in units of their mean variance, shape (P, P).
             shared_noise: That part, in [0, 1).
         """

@@ -88,12 +88,12 @@ class Draws:
             prior = w @ present.T
             prior += np.where(have.present, both[:, have.places], 0.0).sum(axis=2)
             prior += rng.normal(0.0, np.sqrt(evaluator.kernel.same), (count, size))
-            # What is told, in the unit of the noise, with the noise of another telling.
+            # The weighted losses in the unit of the noise, and a draw of their noise.
             weights = evaluator.observed.trust * evaluator.observed.examples[:, c]
-            told = own.weighted / np.sqrt(own.noise)
+            weighted = own.weighted / np.sqrt(own.noise)
             noise = _noise(evaluator, roots, weights, count, rng)
             said = evaluator.batches.matrix(weights[:, None, None] * evaluator.contrasts.precision)
-            right = told + noise - prior @ said
+            right = weighted + noise - prior @ said
             # (1 + said K)^-1 right = K^-1 (K^-1 + said)^-1 right
             dual = (right @ own.unit) @ evaluator.inverse
             w += one * dual @ present
@@ -124,8 +124,8 @@ class Draws:
         """
         count, space = len(self.single), self.space
         others = space.random(count * _RESTARTS, rng).reshape(count, _RESTARTS, -1)
-        begun = np.broadcast_to(starts, (count, *starts.shape))
-        prompts = np.concatenate([begun, others], axis=1)
+        given = np.broadcast_to(starts, (count, *starts.shape))
+        prompts = np.concatenate([given, others], axis=1)
         allowed = np.ones((count, space.prompt_len), dtype=bool)
         if lengths is not None:
             for positions in space.groups():
@@ -271,7 +271,7 @@ def _noise(
     count: int,
     rng: np.random.Generator,
 ) -> NDArray[np.float64]:
-    """Noise with the precision of what is told as its covariance, shape (D, P)."""
+    """Draw noise whose covariance is the precision of the losses, shape (D, P)."""
     drawn = rng.normal(size=(*roots.shape[:2], count))
     noise = (roots @ drawn) * np.sqrt(weights)[:, None, None]
     return evaluator.batches.totals(noise).T

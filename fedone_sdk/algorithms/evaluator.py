@@ -61,12 +61,12 @@ _ALL_AT_ONCE = 64
 
 
 class Judged(NamedTuple):
-    """What is known of prompts.
+    """The judgement of each prompt.
 
     Attributes:
-        value: Expected loss at the prompt's best bias, beside the average prompt's, shape (P,).
-        spread: Standard deviation of what is not known of it, beside the reference, shape (P,).
-        pessimistic: What a prompt is at least worth beside the reference, but for bad luck, (P,).
+        value: Expected loss at the prompt's best bias, relative to the average prompt, shape (P,).
+        spread: Posterior standard deviation of the difference to the reference, shape (P,).
+        pessimistic: The upper confidence bound of the difference to the reference, shape (P,).
     """
 
     value: NDArray[np.float64]
@@ -75,7 +75,7 @@ class Judged(NamedTuple):
 
     @property
     def optimistic(self) -> NDArray[np.float64]:
-        """What a prompt may be worth: the best by this is worth another look."""
+        """The lower confidence bound: the best prompt by this deserves another evaluation."""
         return self.value - self.spread
 
 
@@ -89,11 +89,11 @@ class Evaluator:
         present: Which features they have, shape (P, F).
         kernel: In units of one example's noise.
         inverse: Of the prior covariance, shape (P, P).
-        batches: Who met whom.
+        batches: The prompts of each mini-batch.
         contrasts: The noise of one example.
         losses: Of each class at their prompts' best biases, shape (E, C), nats.
         classes: The posterior of each class; None where it was never seen.
-        reference: The row of "no prompt", which the others are held to; None without.
+        reference: The row of "no prompt", which the others are compared with; None without.
     """
 
     observed: Observations
@@ -132,16 +132,16 @@ class Evaluator:
             batches=parts.batches,
             contrasts=parts.contrasts,
             losses=losses,
-            classes=parts.posteriors(observed, parts.batches.beside(losses)),
+            classes=parts.posteriors(observed, parts.batches.centred(losses)),
             reference=observed.row(features.space.reference),
         )
 
     def judged(self) -> Judged:
-        """Return the value of each prompt and how sure it is."""
+        """Return the value of each prompt and its uncertainty."""
         size = len(self.observed.prompts)
         value, variance = np.zeros(size), np.zeros(size)
         if self.reference is None:
-            # Held to all others in the mean.
+            # Compared with the mean of all prompts.
             against = np.full(size, 1.0 / size)
         else:
             against = np.zeros(size)
@@ -149,8 +149,8 @@ class Evaluator:
         for share, own in zip(self.observed.class_share, self.classes, strict=True):
             if own is None:
                 continue
-            beside = own.unit @ against
-            unit = np.diagonal(own.unit) - 2.0 * beside + against @ beside
+            column = own.unit @ against
+            unit = np.diagonal(own.unit) - 2.0 * column + against @ column
             value += share * own.mean
             variance += share**2 * own.noise * unit
         spread = np.sqrt(np.maximum(variance, 0.0))
@@ -175,7 +175,7 @@ class Evaluator:
 
 
 class _Parts(NamedTuple):
-    """What follows from who met whom, and from hyperparameters."""
+    """What follows from the mini-batches and the hyperparameters."""
 
     present: NDArray[np.float32]
     kernel: Kernel
@@ -232,7 +232,7 @@ def updated(
         coordinates = [observed.num_told % len(values)]
     values = _likelihood(few, features, grid).improved(values, coordinates)
     parts = _Parts.of(observed, features, values)
-    losses = parts.batches.beside(_at_best(observed, grid))
+    losses = parts.batches.centred(_at_best(observed, grid))
     trust = _deserved(observed, parts, losses, parts.posteriors(observed, losses))
     observed = replace(observed, trust=trust)
     return Evaluator._of(observed, features, grid, parts), values
@@ -264,8 +264,8 @@ def _best_biases(
     for c, share in enumerate(observed.class_share):
         own = Comparisons(parts.batches, parts.contrasts, losses[:, :, c], weights[:, c])
         mean = np.linalg.solve(prior + own.precision(), own.weighted())
-        beside = losses[:, :, c] - mean[parts.batches.members]
-        intercepts = np.einsum("ji,jig->jg", parts.contrasts.level, beside)
+        residuals = losses[:, :, c] - mean[parts.batches.members]
+        intercepts = np.einsum("ji,jig->jg", parts.contrasts.level, residuals)
         curves += share * (mean + np.average(intercepts, axis=0, weights=weights[:, c]))
     return grid.bests(curves)
 
@@ -277,11 +277,11 @@ def _likelihood(observed: Observations, features: Features, grid: BiasGrid | Non
         # At the bias that suits most prompts.
         weights = observed.class_share[:, None]
         place = int((weights * observed.means.mean(axis=0)).sum(axis=0).argmin())
-        unbiased = batches.beside(observed.means[:, :, place].astype(np.float64))
+        unbiased = batches.centred(observed.means[:, :, place].astype(np.float64))
     return Likelihood(
         batches=batches,
         present=features.present(observed.prompts),
-        losses=batches.beside(_at_best(observed, grid)),
+        losses=batches.centred(_at_best(observed, grid)),
         unbiased=unbiased,
         weights=observed.trust[:, None] * observed.examples,
         examples=_usual(observed),
@@ -302,10 +302,10 @@ def _deserved(
         if own is None:
             continue
         examples = observed.examples[:, c]
-        beside = np.where(batches.present, losses[:, :, c] - own.mean[batches.members], 0.0)
-        square = np.einsum("ji,jik,jk->j", beside, contrasts.precision, beside)
+        residuals = np.where(batches.present, losses[:, :, c] - own.mean[batches.members], 0.0)
+        square = np.einsum("ji,jik,jk->j", residuals, contrasts.precision, residuals)
         squares += examples * square / own.noise
-        # The posterior follows the losses it is made of, and leaves less to be told by.
+        # The posterior is fitted to these losses, which uses up some of the degrees of freedom.
         followed = np.einsum("jik,jik->j", contrasts.precision, batches.blocks(own.unit))
         followed *= observed.trust * examples
         degrees += np.where(examples > 0, np.maximum(contrasts.degrees - followed, 0.0), 0.0)

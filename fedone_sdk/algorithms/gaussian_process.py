@@ -18,7 +18,7 @@ class Comparisons(NamedTuple):
     """Losses of one class with the weights of their mini-batches.
 
     Attributes:
-        batches: Who met whom.
+        batches: The prompts of each mini-batch.
         contrasts: The noise of one example.
         losses: Shape (J, I) or (J, I, G), nats, 0 where there is no prompt.
         weights: Examples of the class, as trusted, shape (J,).
@@ -30,7 +30,7 @@ class Comparisons(NamedTuple):
     weights: NDArray[np.float64]
 
     def precision(self) -> NDArray[np.float64]:
-        """What they say of prompts, in units of one example's noise: a matrix (P, P)."""
+        """Return the precision of the values, (P, P), in units of one example's noise."""
         return self.batches.matrix(self.weights[:, None, None] * self.contrasts.precision)
 
     def weighted(self) -> NDArray[np.float64]:
@@ -42,7 +42,7 @@ class Comparisons(NamedTuple):
         return float((self.losses * self._weighted()).sum())
 
     def degrees(self) -> float:
-        """How many differences there are, as trusted on the whole."""
+        """Return the number of independent differences, as if all mini-batches were trusted."""
         present = self.weights > 0.0
         return float(self.contrasts.degrees[present].sum())
 
@@ -56,7 +56,7 @@ class Posterior(NamedTuple):
     """A Gaussian process at the prompts that were met, for one class.
 
     Attributes:
-        mean: Values beside the average prompt's, nats, shape (P,).
+        mean: Values relative to the average prompt, nats, shape (P,).
         unit: Their covariance in units of the noise variance, shape (P, P).
         noise: The variance of one example's noise, nats^2.
         weighted: The losses times their precision, in the unit of `unit`, shape (P,).
@@ -73,12 +73,12 @@ def posterior(
     prior: NDArray[np.float64],
     precision: NDArray[np.float64] | None = None,
 ) -> Posterior:
-    """Return what losses say of prompts.
+    """Return the posterior given some losses.
 
     Args:
         comparisons: Losses (J, I).
         prior: The inverse of the prior covariance, in units of the noise variance, (P, P).
-        precision: That of the comparisons, where it is known already.
+        precision: `Comparisons.precision`, where it is computed already.
     """
     said = comparisons.precision() if precision is None else precision
     unit = inverted(prior + said)

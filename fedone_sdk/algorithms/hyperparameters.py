@@ -77,7 +77,7 @@ class Likelihood:
     """The restricted marginal likelihood of losses: intercepts are integrated out, noise is not.
 
     Attributes:
-        batches: Who met whom.
+        batches: The prompts of each mini-batch.
         present: Which features prompts have, shape (P, F).
         losses: Of each class at each prompt's best bias, shape (J, I, C).
         unbiased: The same at one bias for all prompts; None without calibration.

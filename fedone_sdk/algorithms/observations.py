@@ -19,10 +19,10 @@ LOOKS = 4
 """Losses that are remembered, for each prompt that is: leaders have more, most others one."""
 
 _SHARE_SPREAD = 0.1
-"""How far classes are thought to be from equally frequent, before clients say otherwise."""
+"""Prior standard deviation of a class's share about equal shares."""
 
 _CLIENTS_AHEAD = 50
-"""As many clients a prompt is thought to be for besides those that were met: where clients differ,
+"""Clients that the prompt is for, in addition to those that were met: where clients differ,
 their classes will be shared out otherwise."""
 
 
@@ -255,8 +255,8 @@ class Observations:
         if not batches:
             return np.full(self.seen.shape, equal)
         mean, square = self.shares / batches
-        # A few clients who by chance are all alike do not show how clients differ: what their mean
-        # is worth is told by how far they are from equal shares.
+        # A few clients that are alike by chance do not show how clients differ, so the variance of
+        # their mean is taken about equal shares.
         from_equal = square - 2.0 * equal * mean + equal**2
         varies = float((from_equal / batches + (square - mean**2) / _CLIENTS_AHEAD).max())
         believed = _SHARE_SPREAD**2 / (_SHARE_SPREAD**2 + varies)

@@ -18,11 +18,11 @@ class TPE(PromptSearch):
     """New prompts are what Optuna's TPE suggests, multivariate, with a category per candidate.
 
     It needs the extra `optuna`. A trial is a prompt on a mini-batch, and its value the loss there
-    at the prompt's best bias so far; what mini-batches do to all their prompts is noise to TPE.
-    The study is made again of what was observed at each ask, and seeded from the generator.
+    at the prompt's best bias so far. The level of a mini-batch is noise to TPE. Each ask builds the
+    study from what was observed, and seeds it from the generator.
 
-    With a race it is the race, judged by `Evaluator`, that decides what is handed out. Without one
-    (`race` 0) this is plain TPE: the prompt with the least mean loss is handed out.
+    With a race, `Evaluator` chooses the deployable prompt. Without one (`race` 0) this is plain
+    TPE: the prompt with the least mean loss is deployed.
 
     Attributes: see `PromptSearch`.
     """

@@ -68,8 +68,8 @@ def compare(
             metavar="TOTAL",
             min=1,
             show_default=False,
-            help="Training queries of all trials that are kept. A seed whose trials do not fit is "
-            "not begun.",
+            help="Training queries of all trials that are kept. A seed starts only if all "
+            "its trials fit.",
         ),
     ] = None,
     requests: Annotated[
@@ -90,8 +90,8 @@ def compare(
         typer.Option(
             metavar="X",
             show_default=False,
-            help="Metric whose first time is told in queries; by default what the first method "
-            "has at its end.",
+            help="Report after how many queries each method reaches this metric; by default the "
+            "final value of the first method.",
         ),
     ] = None,
     yes: Annotated[
