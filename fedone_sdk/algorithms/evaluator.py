@@ -48,9 +48,11 @@ and 59 / 89 % with 1.5; 81 / 93 and 40 / 90 % with 2. Among 200 words of little 
 tests/benchmarks/searches.py) 0.0076 nats are gained after 500 queries with 1 and 0.0056 with 2, and
 the worst run loses 0.0001 with either."""
 
-_CONFIRMED = 1.5
-"""Mini-batches, as they are trusted, that must have met an incumbent: of two that disagree, one at
-most is trusted."""
+_CONFIRMED = 2.5
+"""Sum of the trust of the mini-batches that an incumbent must have met in each class: three agree.
+
+With 1.5, two agree, and 2 of 400 runs on the tables of docs/benchmarks/slots.md deployed a prompt
+that was 0.3 nats or more worse than no prompt; with 2.5 the worst was 0.13 nats worse."""
 
 _FITTED = 128
 """Prompts whose losses hyperparameters are fitted to: those of the last mini-batches. The cost
@@ -158,7 +160,7 @@ class Evaluator:
         return Judged(value=value, spread=spread, pessimistic=held + _DOUBT * spread)
 
     def incumbent(self, judged: Judged) -> int:
-        """Return the row with the best pessimistic value of those that two mini-batches agree on.
+        """Return the row with the best pessimistic value of those that three mini-batches agree on.
 
         What one client says alone, of a prompt or of a class, makes no incumbent: where clients
         hold single classes, a prompt that met one of them often and another once would get a bias
