@@ -77,7 +77,7 @@ def main() -> None:
 def with_words(spec: RunSpec) -> RunSpec:
     """The same run with words in place of slots."""
     plain = spec.model_dump(mode="json", exclude_unset=True)
-    plain["task"]["chat"] = WORDS["chat"]
+    plain["task"] |= {"chat": WORDS["chat"], "slots": []}
     return RunSpec.model_validate({**plain, "prompt": WORDS["prompt"]})
 
 
