@@ -96,9 +96,31 @@ class Aggregator:
             observers.metrics.watch(self.service)
 
     async def __aenter__(self) -> Self:
-        await self.service.start()
-        self._stack.push_async_callback(self.service.stop)
+        try:
+            await self.open()
+            await self.taken_up()
+        except BaseException:
+            await self._stack.aclose()
+            raise
         return self
+
+    async def open(self) -> None:
+        """Opens the store, and begins to take up the stored runs that run or wait.
+
+        Entering ``async with`` does this and `taken_up`. A server that is to listen meanwhile calls
+        them itself, and `listen` between them; it ends with `__aexit__` all the same.
+        """
+        self._stack.push_async_callback(self.service.stop)
+        await self.service.open()
+
+    async def taken_up(self) -> None:
+        """Returns when the stored runs are taken up; devices, which wait for it, are let in.
+
+        Raises:
+            StoreUnavailable: The store went away.
+        """
+        await self.service.taken_up()
+        self.service.begin()
 
     async def __aexit__(
         self,

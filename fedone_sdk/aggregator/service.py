@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import structlog
 
@@ -30,6 +30,7 @@ from fedone_sdk.aggregator.proposer import Proposer
 from fedone_sdk.aggregator.replay import at_round
 from fedone_sdk.aggregator.replicas import Replicas
 from fedone_sdk.aggregator.run import CaughtUp, Listener, ServedRun
+from fedone_sdk.aggregator.stored import StoredRun
 from fedone_sdk.aggregator.throttle import Throttle
 from fedone_sdk.aggregator.to_the_end import none_under_way
 from fedone_sdk.backends import (
@@ -44,7 +45,13 @@ from fedone_sdk.backends import (
 from fedone_sdk.backends.wrappers import BudgetedBackend
 from fedone_sdk.candidates import label_checks
 from fedone_sdk.clock import Clock
-from fedone_sdk.errors import BackendError, BackendUnavailable, ProblemError, SpecError
+from fedone_sdk.errors import (
+    BackendError,
+    BackendUnavailable,
+    ProblemError,
+    SpecError,
+    StoreUnavailable,
+)
 from fedone_sdk.messages import (
     AlphaAssignment,
     AlphaUpdate,
@@ -55,18 +62,26 @@ from fedone_sdk.messages import (
     LossesAssignment,
     LossesUpdate,
     Receipt,
+    RunSummary,
     Score,
     Scores,
 )
 from fedone_sdk.metrics import MetricFunction
 from fedone_sdk.spec import RunSpec
-from fedone_sdk.stores import ClientRecord, LogEntry, RunRecord, Store
+from fedone_sdk.stores import ClientRecord, LogEntry, RunHead, RunRecord, Store
 from fedone_sdk.task import Example, ScoreFunction
 from fedone_sdk.vocabulary import Vocabulary
 
 __all__ = ["Service", "check_caps"]
 
 _log = structlog.get_logger(__name__)
+
+_TAKE_UP = "taking up runs"
+_MODEL = "model of "
+_LOOKS = 8
+"""Runs whose model is looked at at a time."""
+_PATIENCE_S = 20.0
+"""How long a device's request waits for the start, seconds."""
 
 _RETURN_S = 5.0
 """How long a client may take to return work that is answered, when its run is to stop, seconds."""
@@ -84,10 +99,13 @@ class Service:
     Attributes:
         authority: Knows the configured tokens.
         access: Tokens and clients.
-        runs: The runs, by id, as far as this replica has seen them.
+        runs: The runs that are served, by id: those that run or wait, and those that were asked
+            for.
+        stored: What is known of all others in the store, by id.
         listeners: Told of what happens to runs.
         dispatcher: The clients' side of the runs.
         replicas: This process among those on the store.
+        starting: Whether stored runs are still being taken up: devices wait for it.
         draining: Whether it takes leave: nobody waits for work any more.
     """
 
@@ -102,6 +120,7 @@ class Service:
         self.authority = authority
         self.access = Access(store=store, authority=authority, clock=clock)
         self.runs: dict[str, ServedRun] = {}
+        self.stored: dict[str, StoredRun] = {}
         self.listeners: list[Listener] = []
         self.draining = False
         self._store = store
@@ -116,6 +135,9 @@ class Service:
         self._proposers: dict[str, Proposer] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._adding = asyncio.Lock()
+        self._loading: dict[str, asyncio.Lock] = {}
+        self._looking = asyncio.Semaphore(_LOOKS)
+        self._open = asyncio.Event()
         self.dispatcher = Dispatcher(
             store=store, clock=clock, runs=self.runs, refresh=self.refresh, prepare=self._prepare
         )
@@ -127,19 +149,70 @@ class Service:
             dispatcher=self.dispatcher,
             access=self.access,
             refresh=self.refresh,
+            has_news=self._has_news,
         )
 
     # Lifetime
 
     async def start(self) -> None:
-        """Opens the store and takes up what it holds."""
+        """Opens the store, takes up what it holds, and lets devices in."""
+        await self.open()
+        await self.taken_up()
+        self.begin()
+
+    async def open(self) -> None:
+        """Opens the store, and begins to take up the runs that run or wait.
+
+        People can be answered from here on; a run that they ask for is read for them. Ended runs
+        are read only so.
+        """
         await self._store.open()
         await self.access.open()
-        for record in await self._store.runs():
-            await self._take_up(record)
+        await self._read_heads()
         await self.replicas.start()
-        for run in self.runs.values():
-            await run.check_model()
+        self._tasks[_TAKE_UP] = asyncio.create_task(self._take_up_all(), name=_TAKE_UP)
+
+    async def taken_up(self) -> None:
+        """Returns when all runs that run or wait are served, and their model was looked at.
+
+        Raises:
+            StoreUnavailable: The store went away.
+        """
+        await asyncio.shield(self._tasks[_TAKE_UP])
+
+    def begin(self) -> None:
+        """Lets devices in: all runs that they may name are there."""
+        self._open.set()
+
+    @property
+    def starting(self) -> bool:
+        """Whether devices wait until the runs are taken up."""
+        return not self._open.is_set()
+
+    async def begun(self) -> None:
+        """Lets a device wait until the runs are there that it may name.
+
+        Raises:
+            ProblemError: ``store_unavailable``: it takes long; the device is to ask again.
+        """
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                await self._open.wait()
+        except TimeoutError:
+            raise ProblemError("store_unavailable", "the server is starting") from None
+
+    async def _take_up_all(self) -> None:
+        for run_id in [run_id for run_id, stored in self.stored.items() if stored.live]:
+            try:
+                await self.known(run_id)
+            except StoreUnavailable:
+                raise
+            except Exception:
+                # Such as one of a newer version: the others must not suffer from it.
+                _log.exception("a run cannot be read", run_id=run_id)
+        self.replicas.watch()
+        looks = [task for name, task in self._tasks.items() if name.startswith(_MODEL)]
+        await asyncio.gather(*looks)
 
     async def stop(self) -> None:
         """Ends background work and closes the store; runs go on at the next start."""
@@ -208,7 +281,7 @@ class Service:
             BackendError: The model cannot be asked.
         """
         async with self._adding:
-            run = await self._known(spec.name)
+            run = await self.known(spec.name)
             if run is None:
                 vocabulary = await usable_vocabulary(self._backend, spec, vocabulary)
                 machine = self._machine(spec.name, spec, vocabulary)
@@ -217,11 +290,12 @@ class Service:
                 try:
                     await run.create()
                 except ValueError:  # Another replica was faster.
-                    run = await self._known(spec.name)
+                    run = await self.known(spec.name)
                     if run is None:
                         raise
                 else:
-                    self.runs[run.run_id] = run
+                    # A refresh may have read it already.
+                    run = self.runs.setdefault(run.run_id, run)
                     await self.replicas.tell_added(run)
             if not run.spec.is_same_run(spec) or not run.vocabulary.comes_from(vocabulary):
                 changed = ", ".join(run.spec.differences(spec)) or "candidates"
@@ -242,45 +316,80 @@ class Service:
         self.dispatcher.wake()
         return run
 
-    async def _known(self, run_id: str) -> ServedRun | None:
-        """A run that this or another replica serves."""
+    async def known(self, run_id: str) -> ServedRun | None:
+        """The run of this name, read if it is not served yet; None if there is none."""
         if run_id not in self.runs:
-            record = await self._store.run(run_id)
-            if record is None:
-                return None
-            await self._take_up(record)
+            async with self._loading.setdefault(run_id, asyncio.Lock()):
+                if run_id not in self.runs:
+                    record = await self._store.run(run_id)
+                    if record is None:
+                        return None
+                    await self._take_up(record)
+            self._loading.pop(run_id, None)
         return self.runs[run_id]
 
     async def _take_up(self, record: RunRecord) -> None:
-        """Serves a stored run; one whose model cannot be asked pauses."""
+        """Serves a stored run; the model of one that runs or waits is looked at meanwhile."""
         spec = RunSpec.model_validate_json(record.spec)
         vocabulary = Vocabulary.parse(record.candidates)
-        machine = self._machine(record.run_id, spec, vocabulary)
-        trouble = None
-        try:
-            await self._look_at_model(machine, vocabulary)
-        except (BackendError, SpecError) as exc:
-            trouble = _one_line(exc)
-        run = self._serve(machine, vocabulary)
+        run = self._serve(self._machine(record.run_id, spec, vocabulary), vocabulary)
         await run.load(record)
-        if record.run_id in self.runs:
-            return  # Somebody else was faster while the model was looked at.
         self.runs[run.run_id] = run
+        stored = self.stored.pop(run.run_id, None)
+        if stored is None or stored.live:
+            run.checked.clear()
+            name = f"{_MODEL}{run.run_id}"
+            self._tasks[name] = asyncio.create_task(self._check_model(run), name=name)
+            await self.replicas.take_up(run)
         self.dispatcher.look_at(run)
-        if trouble is not None:
-            await run.apply(PauseAsked(reason=trouble))
         _log.info("run taken up", run_id=run.run_id, status=run.state.status)
+
+    async def _check_model(self, run: ServedRun) -> None:
+        """Pauses a run that was taken up if its model cannot be asked, or is another one."""
+        try:
+            async with self._looking:
+                try:
+                    await self._look_at_model(run.base, run.vocabulary)
+                except (BackendError, SpecError) as exc:
+                    await run.apply(PauseAsked(reason=_one_line(exc)))
+                await run.check_model()
+        except Exception:
+            # A bug in a backend: the run pauses, and says so in the log alone.
+            _log.exception("the model of a run cannot be looked at", run_id=run.run_id)
+            await run.apply(PauseAsked(reason="the model cannot be looked at; see the log"))
+        finally:
+            self._tasks.pop(f"{_MODEL}{run.run_id}", None)
+            run.checked.set()
+
+    async def _read_heads(self) -> None:
+        """Takes note of the runs that are in the store and not served."""
+        heads = await self._store.heads()
+        found = await asyncio.to_thread(_stored_runs, heads)
+        self.stored = {run_id: run for run_id, run in found.items() if run_id not in self.runs}
+
+    def _has_news(self, versions: Mapping[str, int]) -> bool:
+        """Whether other replicas have added, removed or resumed runs that are not served here."""
+        if self.runs.keys() - versions.keys():
+            return True
+        return any(self._is_news(run_id, version) for run_id, version in versions.items())
+
+    def _is_news(self, run_id: str, version: int) -> bool:
+        stored = self.stored.get(run_id)
+        return run_id not in self.runs and (stored is None or stored.version != version)
 
     async def refresh(self) -> None:
         """Reads what other replicas have added or changed."""
-        for run_id, version in (await self._store.versions()).items():
-            run = self.runs.get(run_id)
+        versions = await self._store.versions()
+        if any(self._is_news(run_id, version) for run_id, version in versions.items()):
+            await self._read_heads()
+        for run_id, version in versions.items():
+            run, stored = self.runs.get(run_id), self.stored.get(run_id)
             try:
-                if run is None:
-                    await self._known(run_id)
-                else:
+                if run is not None:
                     run.hear_version(version)
                     await run.catch_up()
+                elif stored is None or stored.live:
+                    await self.known(run_id)
             except Exception:
                 # Such as one of a newer version: the others must not suffer from it.
                 _log.exception("a run cannot be read", run_id=run_id)
@@ -517,9 +626,7 @@ class Service:
         Raises:
             ProblemError: ``not_found``.
         """
-        run = self.runs.get(run_id)
-        if run is None:
-            run = await self._known(run_id)
+        run = await self.known(run_id)
         if run is None:
             raise ProblemError("not_found", f"there is no run {run_id!r}")
         await run.catch_up()
@@ -528,6 +635,13 @@ class Service:
     async def log(self, run: ServedRun) -> list[LogEntry]:
         """A run's log, oldest first."""
         return await self._store.log(run.run_id)
+
+    @property
+    def summaries(self) -> list[RunSummary]:
+        """All runs, in the order they were added, as far as this replica has seen them."""
+        found = [run.summary for run in self.runs.values()]
+        found += [stored.summary for stored in self.stored.values()]
+        return sorted(found, key=lambda summary: summary.created_at or 0.0)
 
     def _evaluate(self, run: ServedRun) -> None:
         evaluation = self._evaluations.get(run.run_id)
@@ -594,6 +708,7 @@ class Service:
             client,
             message,
             lambda: [run for run in self.runs.values() if may_see(client.runs, run.run_id)],
+            lambda: any(may_see(client.runs, run_id) for run_id in self.stored),
         )
 
     async def update(
@@ -637,7 +752,7 @@ class Service:
             for run in self.runs.values():
                 if run.state.seat_with(assignment_id) is not None:
                     return run
-        if run_id is None and len(self.runs) == 1:
+        if run_id is None and len(self.runs) == 1 and not self.stored:
             return next(iter(self.runs.values()))
         return self.runs.get(run_id or "")
 
@@ -663,6 +778,16 @@ class Service:
             proposer.notice(effect)
         for listener in self.listeners:
             listener(run, effect)
+
+
+def _stored_runs(heads: Iterable[RunHead]) -> dict[str, StoredRun]:
+    found = {}
+    for head in heads:
+        try:
+            found[head.run_id] = StoredRun.of(head)
+        except ValueError:
+            _log.exception("a run cannot be read", run_id=head.run_id)
+    return found
 
 
 def check_caps(spec: RunSpec, bounds: frozenset[str]) -> None:

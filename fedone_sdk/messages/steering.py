@@ -49,6 +49,8 @@ class RunSummary(Message):
         rounds: Rounds planned.
         cap: The caps.
         spent: What was spent, training and evaluation (`queries`: training only).
+        created_at: When the run was added, seconds since the epoch.
+        ended_at: When it ended or paused, seconds since the epoch; None while it runs.
     """
 
     run_id: RunName
@@ -57,6 +59,8 @@ class RunSummary(Message):
     rounds: int
     cap: Cap
     spent: Usage
+    created_at: float | None = None
+    ended_at: float | None = None
 
 
 class Check(Message):

@@ -11,6 +11,7 @@ from fedone_sdk.stores.base import (
     Commit,
     LogEntry,
     Member,
+    RunHead,
     RunRecord,
     RunSnapshot,
     Signals,
@@ -20,6 +21,7 @@ from fedone_sdk.stores.base import (
     VersionConflict,
 )
 from fedone_sdk.stores.memory import MemoryStore
+from fedone_sdk.stores.pages import log_pages
 
 if TYPE_CHECKING:
     from fedone_sdk.stores.sql import SqlStore
@@ -31,6 +33,7 @@ __all__ = [
     "LogEntry",
     "Member",
     "MemoryStore",
+    "RunHead",
     "RunRecord",
     "RunSnapshot",
     "Signals",
@@ -39,6 +42,7 @@ __all__ = [
     "TokenRecord",
     "TokenRefused",
     "VersionConflict",
+    "log_pages",
 ]
 
 

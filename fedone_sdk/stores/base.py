@@ -14,6 +14,7 @@ __all__ = [
     "Commit",
     "LogEntry",
     "Member",
+    "RunHead",
     "RunRecord",
     "RunSnapshot",
     "Signals",
@@ -143,6 +144,25 @@ class RunRecord:
     candidates: str
     document: str
     arrays: bytes
+    version: int
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunHead:
+    """A `RunRecord` without its candidates and arrays, which are most of it.
+
+    Attributes:
+        run_id: Names the run.
+        spec: RunSpec, JSON.
+        document: The state without its arrays, JSON.
+        version: Counts commits, from 0.
+        created_at: Seconds since the epoch.
+    """
+
+    run_id: str
+    spec: str
+    document: str
     version: int
     created_at: float
 
@@ -279,8 +299,17 @@ class Store(Protocol):
         """
         ...
 
-    async def clients(self) -> list[ClientRecord]:
-        """All clients in index order."""
+    async def clients(self, after: int = -1, limit: int | None = None) -> list[ClientRecord]:
+        """Clients in index order.
+
+        Args:
+            after: Only clients with a larger index.
+            limit: At most so many; None is all.
+        """
+        ...
+
+    async def num_clients(self) -> int:
+        """How many clients there are; reads none of them."""
         ...
 
     async def client(self, credential_sha256: str) -> ClientRecord | None:
@@ -339,6 +368,10 @@ class Store(Protocol):
         """All runs in the order they were added."""
         ...
 
+    async def heads(self) -> list[RunHead]:
+        """All runs in the order they were added, without what takes long to read."""
+        ...
+
     async def run(self, run_id: str) -> RunRecord | None:
         """A run, or None."""
         ...
@@ -369,13 +402,17 @@ class Store(Protocol):
         """What all clients' methods remember, by client index."""
         ...
 
-    async def log(self, run_id: str, kind: str | None = None, after: int = -1) -> list[LogEntry]:
+    async def log(
+        self, run_id: str, kind: str | None = None, after: int = -1, limit: int | None = None
+    ) -> list[LogEntry]:
         """A run's log in the order it was written, all kinds or one.
 
         Args:
             run_id: The run.
             kind: Only entries of this kind.
             after: Only entries of later commits than the one that made this version.
+            limit: Only so many, and what else the last of their commits wrote; None is all. See
+                `log_pages`.
         """
         ...
 

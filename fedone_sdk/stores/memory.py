@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from fedone_sdk.stores.alone import Alone
 from fedone_sdk.stores.base import (
@@ -12,6 +14,7 @@ from fedone_sdk.stores.base import (
     Commit,
     LogEntry,
     Member,
+    RunHead,
     RunRecord,
     RunSnapshot,
     TokenRecord,
@@ -116,9 +119,14 @@ class MemoryStore(Alone):
         self._put(client)
         return client
 
-    async def clients(self) -> list[ClientRecord]:
-        """All clients in index order."""
-        return list(self._clients)
+    async def clients(self, after: int = -1, limit: int | None = None) -> list[ClientRecord]:
+        """Clients in index order; see `Store.clients`."""
+        begin = max(after + 1, 0)
+        return self._clients[begin : None if limit is None else begin + limit]
+
+    async def num_clients(self) -> int:
+        """How many clients there are."""
+        return len(self._clients)
 
     async def client(self, credential_sha256: str) -> ClientRecord | None:
         """The client with this credential, or with this one before its last rotation."""
@@ -204,6 +212,19 @@ class MemoryStore(Alone):
         """All runs in the order they were added."""
         return list(self._runs.values())
 
+    async def heads(self) -> list[RunHead]:
+        """All runs in the order they were added, without what takes long to read."""
+        return [
+            RunHead(
+                run_id=run.run_id,
+                spec=run.spec,
+                document=run.document,
+                version=run.version,
+                created_at=run.created_at,
+            )
+            for run in self._runs.values()
+        ]
+
     async def run(self, run_id: str) -> RunRecord | None:
         """A run, or None."""
         return self._runs.get(run_id)
@@ -245,13 +266,20 @@ class MemoryStore(Alone):
         """What all clients' methods remember, by client index."""
         return {index: value for (run, index), value in self._memories.items() if run == run_id}
 
-    async def log(self, run_id: str, kind: str | None = None, after: int = -1) -> list[LogEntry]:
+    async def log(
+        self, run_id: str, kind: str | None = None, after: int = -1, limit: int | None = None
+    ) -> list[LogEntry]:
         """A run's log in the order it was written, all kinds or one; see `Store.log`."""
-        return [
-            entry
-            for entry in self._logs.get(run_id, [])
-            if entry.version > after and kind in (None, entry.kind)
-        ]
+        log = self._logs.get(run_id, [])
+        begin = bisect_right(log, after, key=lambda entry: entry.version)
+        found: list[LogEntry] = []
+        for entry in islice(log, begin, None):
+            if kind not in (None, entry.kind):
+                continue
+            if limit is not None and len(found) >= limit and entry.version > found[-1].version:
+                break
+            found.append(entry)
+        return found
 
     async def snapshot(self, run_id: str) -> RunSnapshot | None:
         """All that the store keeps of a run, read at one moment; see `Store.snapshot`."""

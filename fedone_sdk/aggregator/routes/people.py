@@ -31,7 +31,6 @@ from fedone_sdk.errors import (
 )
 from fedone_sdk.messages import (
     Array,
-    Cap,
     ClientInfluence,
     Message,
     PromptReport,
@@ -79,7 +78,7 @@ async def add_run(request: web.Request) -> web.Response:
             raise SpecError("backend: is the server's; leave it out", source="run")
         if not EXCHANGE.get().may_see(spec.name):
             raise ProblemError("forbidden", f"your token is not for runs called {spec.name!r}")
-        if spec.name in service.runs:
+        if spec.name in service.runs or spec.name in service.stored:
             raise ProblemError("run_conflict", f"there is a run {spec.name!r} already")
         vocabulary = spec.prompt.build(spec.task)
         run = await service.add_run(spec, vocabulary)
@@ -94,16 +93,7 @@ async def runs(request: web.Request) -> web.Response:
     """All runs that the caller may see, in the order they were added."""
     exchange = EXCHANGE.get()
     summaries = [
-        RunSummary(
-            run_id=run.run_id,
-            status=run.state.status,
-            round=run.state.round,
-            rounds=run.spec.rounds,
-            cap=Cap.of(run.spec.budget),
-            spent=run.state.account.spent,
-        )
-        for run in request.app[SERVICE].runs.values()
-        if exchange.may_see(run.run_id)
+        summary for summary in request.app[SERVICE].summaries if exchange.may_see(summary.run_id)
     ]
     return web.Response(body=_SUMMARIES.dump_json(summaries), content_type="application/json")
 

@@ -17,6 +17,7 @@ from fedone_sdk.stores.base import (
     Commit,
     LogEntry,
     Member,
+    RunHead,
     RunRecord,
     RunSnapshot,
     Signals,
@@ -159,9 +160,13 @@ class SqlStore:
 
         return await self._database.write(enrol)
 
-    async def clients(self) -> list[ClientRecord]:
-        """All clients in index order."""
-        return await self._database.read(statements.clients)
+    async def clients(self, after: int = -1, limit: int | None = None) -> list[ClientRecord]:
+        """Clients in index order; see `Store.clients`."""
+        return await self._database.read(lambda c: statements.clients(c, after, limit))
+
+    async def num_clients(self) -> int:
+        """How many clients there are; reads none of them."""
+        return await self._database.read(statements.num_clients)
 
     async def client(self, credential_sha256: str) -> ClientRecord | None:
         """The client with this credential, or with this one before its last rotation."""
@@ -236,6 +241,10 @@ class SqlStore:
         """All runs in the order they were added."""
         return await self._database.read(statements.runs)
 
+    async def heads(self) -> list[RunHead]:
+        """All runs in the order they were added, without what takes long to read."""
+        return await self._database.read(statements.heads)
+
     async def run(self, run_id: str) -> RunRecord | None:
         """A run, or None."""
         return await self._database.read(lambda c: statements.run(c, run_id))
@@ -261,9 +270,11 @@ class SqlStore:
         """What all clients' methods remember, by client index."""
         return await self._database.read(lambda c: statements.memories(c, run_id))
 
-    async def log(self, run_id: str, kind: str | None = None, after: int = -1) -> list[LogEntry]:
+    async def log(
+        self, run_id: str, kind: str | None = None, after: int = -1, limit: int | None = None
+    ) -> list[LogEntry]:
         """A run's log in the order it was written, all kinds or one; see `Store.log`."""
-        return await self._database.read(lambda c: statements.log(c, run_id, kind, after))
+        return await self._database.read(lambda c: statements.log(c, run_id, kind, after, limit))
 
     async def snapshot(self, run_id: str) -> RunSnapshot | None:
         """All that the store keeps of a run, read at one moment; see `Store.snapshot`."""
