@@ -14,9 +14,10 @@ from fedone_sdk.aggregator.health import Readiness
 from fedone_sdk.aggregator.http import listening
 from fedone_sdk.aggregator.limits import NO_LIMITS, Limits
 from fedone_sdk.aggregator.observers import NOBODY, Observers
+from fedone_sdk.aggregator.retention import Retention
 from fedone_sdk.aggregator.routes import build_app, build_metrics_app
 from fedone_sdk.aggregator.run import ServedRun
-from fedone_sdk.aggregator.service import Service
+from fedone_sdk.aggregator.service import KEEP_ALL, Service
 from fedone_sdk.backends import LLMBackend
 from fedone_sdk.clock import Clock, SystemClock
 from fedone_sdk.metrics import MetricFunction
@@ -54,6 +55,7 @@ class Aggregator:
         clock: Tells the time.
         observers: Metrics and traces.
         drain_s: How long requests under way may take at the end, seconds.
+        retention: How long is kept what has come to an end; for ever by default.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Aggregator:
         clock: Clock | None = None,
         observers: Observers = NOBODY,
         drain_s: float = 1.0,
+        retention: Retention = KEEP_ALL,
     ) -> None:
         store = store or MemoryStore()
         if observers.metrics is not None or observers.tracing is not None:
@@ -85,6 +88,7 @@ class Aggregator:
                 signature_window_s=signature_window_s,
             ),
             backend=backend,
+            retention=retention,
         )
         self._limits = limits
         self._observers = observers

@@ -39,6 +39,7 @@ from fedone_sdk.errors import ArchiveError
 from fedone_sdk.messages import LostWork, Receipt, RoundReport
 from fedone_sdk.messages.base import Id, Name
 from fedone_sdk.stores import (
+    NO_CREDENTIAL,
     ClientRecord,
     ClosedWork,
     LogEntry,
@@ -286,7 +287,8 @@ def write_archive(
 
 def _client_line(client: ClientRecord, with_credentials: bool) -> _Client:
     credential = None
-    if with_credentials and not client.credential_sha256.startswith(_NO_CREDENTIAL):
+    none = (_NO_CREDENTIAL, NO_CREDENTIAL)
+    if with_credentials and not client.credential_sha256.startswith(none):
         credential = _Credential(
             credential_sha256=client.credential_sha256,
             previous_sha256=client.previous_sha256,

@@ -437,6 +437,14 @@ class Dispatcher:
             self.wake()
         self.offer(run.run_id, [s.client for s in run.state.seats if s.phase != "done"])
 
+    def drop(self, run: ServedRun) -> None:
+        """Forgets a run that was deleted."""
+        if self.pool.is_open(run.run_id):
+            self.pool.shut(run.run_id)
+        for client in tuple(self._offered_by.pop(run.run_id, ())):
+            self._forget(client, run.run_id)
+        self.wake()
+
     def offer(self, run_id: str, clients: Sequence[int]) -> None:
         """Tells clients that a run may have a seat for them."""
         for client in clients:

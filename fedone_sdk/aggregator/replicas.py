@@ -21,6 +21,7 @@ from fedone_sdk.aggregator.signals import (
     Left,
     RunAdded,
     RunMoved,
+    RunRemoved,
     Signal,
     tell,
 )
@@ -280,6 +281,8 @@ class Replicas:
             case RunAdded():
                 await self._refresh()
                 await self._access.recount()  # It may have brought its clients along.
+            case RunRemoved():
+                await self._refresh()
             case Joined():
                 await self._take_in(
                     Member(

@@ -42,7 +42,7 @@ from fedone_sdk.aggregator.to_the_end import to_the_end
 from fedone_sdk.algorithms import alpha_sha256, dump_memory, load_memory
 from fedone_sdk.backends import Answer, LLMBackend, Show, shown_by
 from fedone_sdk.clock import Clock
-from fedone_sdk.errors import FedOneError, ProblemError
+from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import (
     Array,
     CacheReport,
@@ -249,6 +249,11 @@ class ServedRun:
         return self._state
 
     @property
+    def version(self) -> int:
+        """The commit that the state is of."""
+        return self._version
+
+    @property
     def counters(self) -> Counters:
         """Traffic and cache hits."""
         return self._stored.plus(self._fresh)
@@ -365,7 +370,7 @@ class ServedRun:
         try:
             record = await self._store.run(self.run_id)
             if record is None:
-                raise FedOneError(f"run {self.run_id!r} is not in the store any more")
+                raise ProblemError("not_found", f"run {self.run_id!r} was deleted")
             await self._take(record)
         except BaseException:
             self.doubt()
@@ -615,6 +620,8 @@ class ServedRun:
         )
         try:
             await self._store.commit(self.run_id, self._version, commit)
+        except KeyError:
+            raise ProblemError("not_found", f"run {self.run_id!r} was deleted") from None
         except BaseException:
             self._fresh = fresh.plus(self._fresh)
             # Whether it was stored is not known where the store went away: read before going on.

@@ -29,7 +29,9 @@ from fedone_sdk.aggregator.pool import TurnedAway
 from fedone_sdk.aggregator.proposer import Proposer
 from fedone_sdk.aggregator.replay import at_round
 from fedone_sdk.aggregator.replicas import Replicas
+from fedone_sdk.aggregator.retention import Retention, Sweeper
 from fedone_sdk.aggregator.run import CaughtUp, Listener, ServedRun
+from fedone_sdk.aggregator.signals import RunRemoved, tell
 from fedone_sdk.aggregator.stored import StoredRun
 from fedone_sdk.aggregator.throttle import Throttle
 from fedone_sdk.aggregator.to_the_end import none_under_way
@@ -62,27 +64,41 @@ from fedone_sdk.messages import (
     LossesAssignment,
     LossesUpdate,
     Receipt,
+    Removal,
     RunSummary,
     Score,
     Scores,
 )
 from fedone_sdk.metrics import MetricFunction
 from fedone_sdk.spec import RunSpec
-from fedone_sdk.stores import ClientRecord, LogEntry, RunHead, RunRecord, Store
+from fedone_sdk.stores import (
+    ClientRecord,
+    LogEntry,
+    RunDeleted,
+    RunHead,
+    RunRecord,
+    Store,
+    VersionConflict,
+)
 from fedone_sdk.task import Example, ScoreFunction
 from fedone_sdk.vocabulary import Vocabulary
 
-__all__ = ["Service", "check_caps"]
+__all__ = ["KEEP_ALL", "Service", "check_caps"]
 
 _log = structlog.get_logger(__name__)
 
 _TAKE_UP = "taking up runs"
 _MODEL = "model of "
+_SWEEP = "retention"
+_SWEEP_S = 3600.0
+"""How often is removed what is too old, seconds."""
 _LOOKS = 8
 """Runs whose model is looked at at a time."""
 _PATIENCE_S = 20.0
 """How long a device's request waits for the start, seconds."""
 
+KEEP_ALL = Retention()
+"""Nothing is removed by itself."""
 _RETURN_S = 5.0
 """How long a client may take to return work that is answered, when its run is to stop, seconds."""
 
@@ -95,6 +111,7 @@ class Service:
         clock: Tells the time.
         authority: Checks tokens.
         backend: The gateway's model; None when clients bring their own.
+        retention: How long is kept what has come to an end.
 
     Attributes:
         authority: Knows the configured tokens.
@@ -105,6 +122,7 @@ class Service:
         listeners: Told of what happens to runs.
         dispatcher: The clients' side of the runs.
         replicas: This process among those on the store.
+        sweeper: Removes what is older than it is kept.
         starting: Whether stored runs are still being taken up: devices wait for it.
         draining: Whether it takes leave: nobody waits for work any more.
     """
@@ -116,6 +134,7 @@ class Service:
         clock: Clock,
         authority: Authority,
         backend: LLMBackend | None = None,
+        retention: Retention = KEEP_ALL,
     ) -> None:
         self.authority = authority
         self.access = Access(store=store, authority=authority, clock=clock)
@@ -151,6 +170,16 @@ class Service:
             refresh=self.refresh,
             has_news=self._has_news,
         )
+        self.sweeper = Sweeper(
+            retention,
+            store=store,
+            clock=clock,
+            runs=self._stored_runs,
+            delete=self._delete,
+            retire=self.access.retire,
+            counted=self._counted,
+        )
+        self._sweeps = retention.active
 
     # Lifetime
 
@@ -183,6 +212,18 @@ class Service:
     def begin(self) -> None:
         """Lets devices in: all runs that they may name are there."""
         self._open.set()
+        if self._sweeps:
+            self._tasks[_SWEEP] = asyncio.create_task(self._sweep(), name=_SWEEP)
+
+    async def _sweep(self) -> None:
+        while True:
+            if self.leads:
+                try:
+                    await self.sweeper.sweep()
+                except Exception:
+                    # A store that fails now may work again.
+                    _log.exception("nothing can be removed")
+            await asyncio.sleep(_SWEEP_S)
 
     @property
     def starting(self) -> bool:
@@ -289,6 +330,11 @@ class Service:
                 run = self._serve(machine, vocabulary)
                 try:
                     await run.create()
+                except RunDeleted as exc:
+                    raise SpecError(
+                        f"name: {spec.name!r} was the name of a run that is deleted; "
+                        "take another one"
+                    ) from exc
                 except ValueError:  # Another replica was faster.
                     run = await self.known(spec.name)
                     if run is None:
@@ -363,13 +409,16 @@ class Service:
 
     async def _read_heads(self) -> None:
         """Takes note of the runs that are in the store and not served."""
-        heads = await self._store.heads()
-        found = await asyncio.to_thread(_stored_runs, heads)
+        found = await self._stored_runs()
         self.stored = {run_id: run for run_id, run in found.items() if run_id not in self.runs}
+
+    async def _stored_runs(self) -> dict[str, StoredRun]:
+        heads = await self._store.heads()
+        return await asyncio.to_thread(_stored_runs, heads)
 
     def _has_news(self, versions: Mapping[str, int]) -> bool:
         """Whether other replicas have added, removed or resumed runs that are not served here."""
-        if self.runs.keys() - versions.keys():
+        if (self.runs.keys() | self.stored.keys()) - versions.keys():
             return True
         return any(self._is_news(run_id, version) for run_id, version in versions.items())
 
@@ -379,7 +428,10 @@ class Service:
 
     async def refresh(self) -> None:
         """Reads what other replicas have added or changed."""
+        known = self.runs.keys() | self.stored.keys()
         versions = await self._store.versions()
+        for run_id in known - versions.keys():
+            await self._forget(run_id)
         if any(self._is_news(run_id, version) for run_id, version in versions.items()):
             await self._read_heads()
         for run_id, version in versions.items():
@@ -559,6 +611,73 @@ class Service:
         answers = await ask_as_evaluation(run, self._backend, queries, lambda: self._store.replica)
         await run.note(answers)
         return answers
+
+    async def was_deleted(self, run_id: str) -> bool:
+        """Whether there was a run of this name, so that there can be no other."""
+        return await self._store.deleted(run_id) is not None
+
+    async def delete_run(self, run: ServedRun, *, dry: bool = False) -> Removal:
+        """Deletes a run with all that belongs to it, for good; its name stays taken.
+
+        Args:
+            run: Which.
+            dry: Only says what would go.
+
+        Raises:
+            ProblemError: ``run_conflict`` when it runs or waits, or has something under way.
+        """
+        await run.catch_up()
+        state = run.state
+        if state.running or state.paused:
+            raise ProblemError("run_conflict", "the run goes on; stop it first")
+        if state.seats or state.account.leases or state.evaluation.leases:
+            raise ProblemError("run_conflict", "the run has work under way; let it end first")
+        size = await self._store.size(run.run_id)
+        if not dry:
+            try:
+                await self._delete(run.run_id, run.version)
+            except (KeyError, VersionConflict) as exc:
+                raise ProblemError("run_conflict", "the run has moved on meanwhile") from exc
+        return Removal(
+            run_id=run.run_id,
+            status=state.status,
+            spent=state.account.spent,
+            ended_at=state.ended_at,
+            log_lines=size.log,
+            closed_work=size.closed,
+            memories=size.memories,
+            deleted=not dry,
+        )
+
+    async def _delete(self, run_id: str, version: int) -> None:
+        await self._store.delete_run(run_id, version, self._clock.now())
+        _log.info("run deleted", run_id=run_id)
+        await self._forget(run_id)
+        await tell(self._store, RunRemoved(run_id=run_id))
+
+    async def _forget(self, run_id: str) -> None:
+        """Drops all that is known of a run that was deleted, here or by another replica."""
+        self.stored.pop(run_id, None)
+        run = self.runs.pop(run_id, None)
+        if run is not None:
+            self.dispatcher.drop(run)
+        self._evaluations.pop(run_id, None)
+        task = self._tasks.pop(f"evaluation {run_id}", None)
+        if task is not None:
+            task.cancel()
+        proposer = self._proposers.pop(run_id, None)
+        if proposer is not None:
+            await proposer.aclose()
+
+    def _counted(self) -> set[int]:
+        """Clients that a run which is not over counts, or keeps out, by their index."""
+        found = set[int]()
+        for run in self.runs.values():
+            state = run.state
+            found |= {seat.client for seat in state.seats}
+            if state.running or run.machine.can_resume(state):
+                found |= state.quarantined | state.releases.keys()
+        return found
 
     async def export_run(self, run: ServedRun, *, with_credentials: bool = False) -> bytes:
         """A run as an archive; see `archive.export_run`."""

@@ -102,6 +102,7 @@ async def _serve(config: ServeConfig, folder: Path, runs: list[RunToServe]) -> N
             observers=observers,
             drain_s=config.drain_s,
             limits=config.limits,
+            retention=config.retention,
             **config.auth.arguments(),
         )
         stack.push_async_exit(aggregator)
@@ -147,6 +148,9 @@ async def _add_runs(aggregator: Aggregator, runs: list[RunToServe], stack: Async
     from fedone_sdk.backends.build import proposer_of
 
     for run in runs:
+        if await aggregator.service.was_deleted(run.spec.name):
+            _log.warning("a configured run was deleted and is passed over", run_id=run.spec.name)
+            continue
         with naming(str(run.path)):
             found = proposer_of(run.spec, run.path.parent)
             proposer = await stack.enter_async_context(found)

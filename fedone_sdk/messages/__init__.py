@@ -59,6 +59,7 @@ from fedone_sdk.messages.steering import (
     Check,
     Health,
     Quarantine,
+    Removal,
     RollBack,
     RunSummary,
 )
@@ -131,6 +132,7 @@ __all__ = [
     "Problem",
     "PromptReport",
     "Quarantine",
+    "Removal",
     "Receipt",
     "RollBack",
     "Rotated",

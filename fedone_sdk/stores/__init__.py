@@ -6,13 +6,16 @@ from typing import TYPE_CHECKING
 
 from fedone_sdk.errors import MissingExtraError
 from fedone_sdk.stores.base import (
+    NO_CREDENTIAL,
     ClientRecord,
     ClosedWork,
     Commit,
     LogEntry,
     Member,
+    RunDeleted,
     RunHead,
     RunRecord,
+    RunSize,
     RunSnapshot,
     Signals,
     Store,
@@ -33,8 +36,11 @@ __all__ = [
     "LogEntry",
     "Member",
     "MemoryStore",
+    "NO_CREDENTIAL",
+    "RunDeleted",
     "RunHead",
     "RunRecord",
+    "RunSize",
     "RunSnapshot",
     "Signals",
     "SqlStore",

@@ -14,8 +14,11 @@ __all__ = [
     "Commit",
     "LogEntry",
     "Member",
+    "NO_CREDENTIAL",
+    "RunDeleted",
     "RunHead",
     "RunRecord",
+    "RunSize",
     "RunSnapshot",
     "Signals",
     "Store",
@@ -30,8 +33,16 @@ class VersionConflict(FedOneError):
     """Somebody else has committed to the run since it was read."""
 
 
+class RunDeleted(ValueError):
+    """The id is that of a run that was deleted, and stays taken."""
+
+
 class TokenRefused(FedOneError):
     """An enrolment token is not known, or not good any more; the message says which."""
+
+
+NO_CREDENTIAL = "retired: "
+"""No digest begins like this: a client that was retired can never be asked for again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +87,8 @@ class ClientRecord:
         previous_sha256: Digest of the credential before the last rotation, until the new one is
             used: an answer that is lost must not lock a device out.
         revoked_at: When it was revoked, seconds since the epoch; None while it was not.
+        seen_at: When it last asked for something, within a day, seconds since the epoch; None
+            where that is less than a day after `enrolled_at`.
     """
 
     index: int
@@ -89,6 +102,7 @@ class ClientRecord:
     public_key: str | None = None
     previous_sha256: str | None = None
     revoked_at: float | None = None
+    seen_at: float | None = None
 
 
 def refuse_another(known: ClientRecord, client: ClientRecord, token: TokenRecord) -> None:
@@ -242,6 +256,21 @@ class RunSnapshot:
     memories: tuple[tuple[int, bytes], ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSize:
+    """How much a store keeps of a run.
+
+    Attributes:
+        log: Lines of its log.
+        closed: Pieces of work that ended.
+        memories: Clients whose methods remember something.
+    """
+
+    log: int = 0
+    closed: int = 0
+    memories: int = 0
+
+
 Signals = Callable[[str | None], None]
 """Told what other processes on the same store publish; None when some of it may be lost."""
 
@@ -334,6 +363,26 @@ class Store(Protocol):
         """Revokes a client for good."""
         ...
 
+    async def see_client(self, index: int, now: float) -> None:
+        """Takes note that a client asked for something."""
+        ...
+
+    async def idle_clients(self, before: float, limit: int) -> list[int]:
+        """Clients that were last seen before a moment and are not retired, in index order.
+
+        Args:
+            before: Seconds since the epoch.
+            limit: At most so many.
+        """
+        ...
+
+    async def retire_client(self, index: int, now: float) -> None:
+        """Erases a client but for its index and public name, which runs refer to, for good.
+
+        It has no credential any more: should its device come back, it enrols as another client.
+        """
+        ...
+
     async def use_nonce(self, nonce: str, now: float, until: float) -> bool:
         """Whether this nonce is seen for the first time; forgets it some time after `until`."""
         ...
@@ -361,7 +410,7 @@ class Store(Protocol):
     # Runs
 
     async def add_run(self, record: RunRecord) -> None:
-        """Adds a run; a known id is a ``ValueError``."""
+        """Adds a run; a known id is a ``ValueError``, that of a deleted run a `RunDeleted`."""
         ...
 
     async def runs(self) -> list[RunRecord]:
@@ -416,6 +465,29 @@ class Store(Protocol):
         """
         ...
 
+    async def size(self, run_id: str) -> RunSize:
+        """How much is kept of a run."""
+        ...
+
+    async def trim(self, run_id: str, *, log: bool = False, closed: bool = False) -> None:
+        """Drops a run's log, its closed work, or both, for good; the run stays."""
+        ...
+
+    async def delete_run(self, run_id: str, version: int, now: float) -> None:
+        """Deletes a run that is at `version`, with all that belongs to it, for good.
+
+        Its id stays taken: a new run of this name would spend its budget again.
+
+        Raises:
+            VersionConflict: The run is at another version; nothing was changed.
+            KeyError: There is no such run.
+        """
+        ...
+
+    async def deleted(self, run_id: str) -> float | None:
+        """When the run of this id was deleted, seconds since the epoch; None if it was not."""
+        ...
+
     async def snapshot(self, run_id: str) -> RunSnapshot | None:
         """All that the store keeps of a run, read at one moment; None if there is no such run."""
         ...
@@ -423,12 +495,16 @@ class Store(Protocol):
     async def restore(self, snapshot: RunSnapshot, clients: Sequence[ClientRecord] = ()) -> None:
         """Adds a run with all that belongs to it, as another store had it.
 
+        A run that was deleted here can come back as it was then, or from later: what it has spent
+        since an earlier moment would be forgotten.
+
         Args:
             snapshot: The run.
             clients: Clients that it refers to, in index order. Those that this store lacks are
                 added under their own index; those that it has stay as they are.
 
         Raises:
+            RunDeleted: The run was deleted here after it had moved on from this snapshot.
             ValueError: The run, its work or a new client's id or credential is known here, a
                 client's index belongs to another one, or its addition would leave a gap.
         """

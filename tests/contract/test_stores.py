@@ -4,7 +4,6 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from fedone_sdk.stores import (
     Commit,
     LogEntry,
     Member,
-    MemoryStore,
     RunHead,
     RunSnapshot,
     Store,
@@ -27,23 +25,10 @@ from fedone_sdk.stores import (
     VersionConflict,
     log_pages,
 )
-from tests.contract.stores import RUN, TOKEN, WORK, device, enrol, everything, opened
+from tests.contract.stores import RUN, TOKEN, WORK, device, enrol, everything
 
 OTHER = replace(RUN, run_id="other")
 OTHERS = replace(WORK, assignment_id="work-2", run_id="other")
-
-
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
-    if request.param == "memory":
-        yield MemoryStore()
-        return
-    where: Path | str = tmp_path / "store.db"
-    if request.param == "postgres":
-        server = request.getfixturevalue("postgres")
-        where = server.url(request.getfixturevalue("database"))
-    async with opened(where) as sql_store:
-        yield sql_store
 
 
 class TestTokens:

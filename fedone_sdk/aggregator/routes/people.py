@@ -35,6 +35,7 @@ from fedone_sdk.messages import (
     Message,
     PromptReport,
     Quarantine,
+    Removal,
     RollBack,
     RoundReport,
     RunResult,
@@ -103,11 +104,9 @@ async def run(request: web.Request) -> web.Response:
 
     With `history=false` without its rounds, which may be many.
     """
-    given = request.query.get("history", "true")
-    if given not in ("true", "false"):
-        raise ProblemError("invalid_message", "history: must be true or false")
+    history = _flag(request, "history", default=True)
     result = (await run_of(request)).result()
-    return answer(result if given == "true" else result.model_copy(update={"history": ()}))
+    return answer(result if history else result.model_copy(update={"history": ()}))
 
 
 async def prompt(request: web.Request) -> web.Response:
@@ -200,6 +199,24 @@ async def resume(request: web.Request) -> web.Response:
     return answer(resumed.result())
 
 
+async def delete_run(request: web.Request) -> web.Response:
+    """Deletes a run that has ended, with its log and all that belongs to it, for good.
+
+    Its name stays taken: a new run of this name would spend its budget again. With `dry_run=true`
+    nothing is deleted, and the answer says what would be.
+    """
+    dry = _flag(request, "dry_run", default=False)
+    run = await run_of(request)
+    return answer(await request.app[SERVICE].delete_run(run, dry=dry))
+
+
+def _flag(request: web.Request, name: str, *, default: bool) -> bool:
+    given = request.query.get(name, str(default).lower())
+    if given not in ("true", "false"):
+        raise ProblemError("invalid_message", f"{name}: must be true or false")
+    return given == "true"
+
+
 async def roll_back(request: web.Request) -> web.Response:
     """Takes a run back to an earlier round. What later rounds spent stays spent."""
     rolled = await run_of(request)
@@ -262,6 +279,17 @@ PEOPLE = (
         summary="Where a run stands",
         answers={200: RunResult},
         query={"history": {"type": "boolean", "default": True}},
+    ),
+    Route(
+        method="DELETE",
+        path="/v1/runs/{run_id}",
+        handler=delete_run,
+        access="admin",
+        tag="runs",
+        summary="Delete a run",
+        answers={200: Removal},
+        query={"dry_run": {"type": "boolean", "default": False}},
+        problems=("run_conflict", "invalid_message"),
     ),
     Route(
         method="GET",

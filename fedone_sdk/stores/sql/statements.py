@@ -45,6 +45,7 @@ from fedone_sdk.stores.base import (
     VersionConflict,
     refuse_another,
 )
+from fedone_sdk.stores.sql import removal
 from fedone_sdk.stores.sql import tables as t
 
 __all__ = [
@@ -342,13 +343,14 @@ def _columns_of(record: type[RunRecord | RunHead]) -> Select[Any]:
 _RUN, _HEAD = _columns_of(RunRecord), _columns_of(RunHead)
 
 
-def add_run(connection: Connection, record: RunRecord, *, again: bool) -> None:
+def add_run(connection: Connection, record: RunRecord, *, again: bool, back: bool = False) -> None:
     """See `Store.add_run`.
 
     Args:
         connection: In a transaction.
         record: The run.
         again: Whether this same call may have succeeded before; then it has now.
+        back: Whether it may be a deleted run that comes back.
     """
     if again and run(connection, record.run_id) == record:
         return
@@ -357,6 +359,10 @@ def add_run(connection: Connection, record: RunRecord, *, again: bool) -> None:
         for table in (t.runs, t.run_data):
             row = {c.name: fields[c.name] for c in table.c if c.name in fields}
             connection.execute(insert(table), row)
+    if back:
+        removal.bring_back(connection, record.run_id, record.version)
+    else:
+        removal.refuse_deleted(connection, record.run_id)
 
 
 def runs(connection: Connection) -> list[RunRecord]:
@@ -456,7 +462,7 @@ def restore(
     run_id = snapshot.record.run_id
     if again and run(connection, run_id) == snapshot.record:
         return
-    add_run(connection, snapshot.record, again=False)
+    add_run(connection, snapshot.record, again=False, back=True)
     for guest in guests:
         known = _admit(connection, guest, known)
     connection.execute(update(t.meta).where(_NUM_CLIENTS).values(value=known))

@@ -19,11 +19,12 @@ from fedone_sdk.stores.base import (
     Member,
     RunHead,
     RunRecord,
+    RunSize,
     RunSnapshot,
     Signals,
     TokenRecord,
 )
-from fedone_sdk.stores.sql import statements
+from fedone_sdk.stores.sql import removal, statements
 from fedone_sdk.stores.sql.database import Database
 from fedone_sdk.stores.sql.postgres import PostgresDatabase
 from fedone_sdk.stores.sql.sqlite import SqliteDatabase
@@ -192,6 +193,18 @@ class SqlStore:
         """Revokes a client for good; an unknown index is an ``IndexError``."""
         await self._database.write(lambda c: statements.revoke_client(c, index, now))
 
+    async def see_client(self, index: int, now: float) -> None:
+        """Takes note that a client asked for something."""
+        await self._database.write(lambda c: removal.see_client(c, index, now))
+
+    async def idle_clients(self, before: float, limit: int) -> list[int]:
+        """Clients that were last seen before a moment; see `Store.idle_clients`."""
+        return await self._database.read(lambda c: removal.idle_clients(c, before, limit))
+
+    async def retire_client(self, index: int, now: float) -> None:
+        """Erases a client for good; see `Store.retire_client`."""
+        await self._database.write(lambda c: removal.retire_client(c, index, now))
+
     async def use_nonce(self, nonce: str, now: float, until: float) -> bool:
         """Whether this nonce is seen for the first time; see `Store.use_nonce`."""
         self._num_nonces += 1
@@ -227,7 +240,7 @@ class SqlStore:
     # Runs
 
     async def add_run(self, record: RunRecord) -> None:
-        """Adds a run; a known id is a ``ValueError``."""
+        """Adds a run; see `Store.add_run`."""
         tries = 0
 
         def add(connection: Connection) -> None:
@@ -275,6 +288,29 @@ class SqlStore:
     ) -> list[LogEntry]:
         """A run's log in the order it was written, all kinds or one; see `Store.log`."""
         return await self._database.read(lambda c: statements.log(c, run_id, kind, after, limit))
+
+    async def size(self, run_id: str) -> RunSize:
+        """How much is kept of a run."""
+        return await self._database.read(lambda c: removal.size(c, run_id))
+
+    async def trim(self, run_id: str, *, log: bool = False, closed: bool = False) -> None:
+        """Drops a run's log, its closed work, or both, for good; the run stays."""
+        await self._database.write(lambda c: removal.trim(c, run_id, log=log, closed=closed))
+
+    async def delete_run(self, run_id: str, version: int, now: float) -> None:
+        """Deletes a run; see `Store.delete_run`."""
+        tries = 0
+
+        def remove(connection: Connection) -> None:
+            nonlocal tries
+            tries += 1
+            removal.delete_run(connection, run_id, version, now, again=tries > 1)
+
+        await self._database.write(remove)
+
+    async def deleted(self, run_id: str) -> float | None:
+        """When the run of this id was deleted; None if it was not."""
+        return await self._database.read(lambda c: removal.deleted(c, run_id))
 
     async def snapshot(self, run_id: str) -> RunSnapshot | None:
         """All that the store keeps of a run, read at one moment; see `Store.snapshot`."""
