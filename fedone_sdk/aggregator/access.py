@@ -86,7 +86,8 @@ class Access:
         await self._configure()
         await self._read_tokens()
         await self.recount()
-        for client in await self._store.clients(after=self._num_clients - self._capacity - 1):
+        newest = max(self._num_clients - self._capacity, 0)
+        for client in await self._store.clients(newest - 1, self._capacity):
             self._remember(client)
 
     async def reload(self, index: int | None = None) -> None:
@@ -273,9 +274,9 @@ class Access:
         _log.info("credential rotated", client_id=client.client_id)
         return Rotated(credential=secret)
 
-    async def clients(self) -> list[ClientRecord]:
-        """All clients in the order they enrolled."""
-        return await self._store.clients()
+    async def clients(self, after: int = -1, limit: int | None = None) -> list[ClientRecord]:
+        """Clients in the order they enrolled; see `Store.clients`."""
+        return await self._store.clients(after, limit)
 
     async def revoke_client(self, client_id: str) -> ClientRecord:
         """Revokes a client for good.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
 import structlog
 
@@ -23,11 +23,12 @@ from fedone_sdk.aggregator.events import (
     RolledBack,
     StopAsked,
 )
+from fedone_sdk.aggregator.export import export_pages
 from fedone_sdk.aggregator.gateway import Gateway
 from fedone_sdk.aggregator.machine import RoundMachine
 from fedone_sdk.aggregator.pool import TurnedAway
 from fedone_sdk.aggregator.proposer import Proposer
-from fedone_sdk.aggregator.replay import at_round
+from fedone_sdk.aggregator.replay import Lookback, Replayed
 from fedone_sdk.aggregator.replicas import Replicas
 from fedone_sdk.aggregator.retention import Retention, Sweeper
 from fedone_sdk.aggregator.run import CaughtUp, Listener, ServedRun
@@ -79,6 +80,7 @@ from fedone_sdk.stores import (
     RunRecord,
     Store,
     VersionConflict,
+    log_pages,
 )
 from fedone_sdk.task import Example, ScoreFunction
 from fedone_sdk.vocabulary import Vocabulary
@@ -683,6 +685,12 @@ class Service:
         """A run as an archive; see `archive.export_run`."""
         return await export_run(self._store, run.run_id, with_credentials=with_credentials)
 
+    def export_pages(
+        self, run: ServedRun, *, with_credentials: bool = False
+    ) -> AsyncIterator[bytes]:
+        """The same, piece by piece."""
+        return export_pages(self._store, run.run_id, with_credentials=with_credentials)
+
     async def import_run(self, data: bytes) -> ServedRun:
         """Takes a run in out of an archive, and serves it; it is stopped until it is resumed.
 
@@ -707,8 +715,7 @@ class Service:
             raise ProblemError(
                 "run_conflict", f"the run has done {run.state.round} rounds, not {to_round}"
             )
-        log = await self._store.log(run.run_id)
-        before = await asyncio.to_thread(at_round, run.spec, run.vocabulary, log, to_round)
+        before = await self._looked_back(run, to_round)
         await run.apply(
             RolledBack(
                 method=before.state.method,
@@ -718,6 +725,15 @@ class Service:
                 reason=reason,
             )
         )
+
+    async def _looked_back(self, run: ServedRun, to_round: int) -> Replayed:
+        until = run.version
+        rollbacks = await self._store.log(run.run_id, "rollback")
+        lookback = Lookback(run.spec, run.vocabulary, rollbacks, to_round)
+        async for page in log_pages(self._store, run.run_id):
+            known = [entry for entry in page if entry.version <= until]
+            await asyncio.to_thread(lookback.follow, known)
+        return lookback.found()
 
     async def quarantine(self, run: ServedRun, client_id: str, reason: str) -> None:
         """Gives a client no more work of a run.
@@ -754,6 +770,10 @@ class Service:
     async def log(self, run: ServedRun) -> list[LogEntry]:
         """A run's log, oldest first."""
         return await self._store.log(run.run_id)
+
+    def log_pages(self, run: ServedRun) -> AsyncIterator[list[LogEntry]]:
+        """The same, in pages of about 1 MiB."""
+        return log_pages(self._store, run.run_id)
 
     @property
     def summaries(self) -> list[RunSummary]:

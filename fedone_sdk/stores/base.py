@@ -488,8 +488,13 @@ class Store(Protocol):
         """When the run of this id was deleted, seconds since the epoch; None if it was not."""
         ...
 
-    async def snapshot(self, run_id: str) -> RunSnapshot | None:
-        """All that the store keeps of a run, read at one moment; None if there is no such run."""
+    async def snapshot(self, run_id: str, *, log: bool = True) -> RunSnapshot | None:
+        """All that the store keeps of a run, read at one moment; None if there is no such run.
+
+        Args:
+            run_id: The run.
+            log: Whether its log is read, too; what the log had then can be read later.
+        """
         ...
 
     async def restore(self, snapshot: RunSnapshot, clients: Sequence[ClientRecord] = ()) -> None:

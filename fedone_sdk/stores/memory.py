@@ -348,7 +348,7 @@ class MemoryStore(Alone):
         """When the run of this id was deleted; None if it was not."""
         return self._deleted[run_id][1] if run_id in self._deleted else None
 
-    async def snapshot(self, run_id: str) -> RunSnapshot | None:
+    async def snapshot(self, run_id: str, *, log: bool = True) -> RunSnapshot | None:
         """All that the store keeps of a run, read at one moment; see `Store.snapshot`."""
         if run_id not in self._runs:
             return None
@@ -356,7 +356,7 @@ class MemoryStore(Alone):
         return RunSnapshot(
             record=self._runs[run_id],
             closed=tuple(sorted(closed, key=lambda work: work.assignment_id)),
-            log=tuple(self._logs[run_id]),
+            log=tuple(self._logs[run_id]) if log else (),
             memories=tuple(sorted((await self.memories(run_id)).items())),
         )
 

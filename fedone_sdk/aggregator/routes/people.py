@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 from aiohttp import web
 from pydantic import TypeAdapter
 
+from fedone_sdk.aggregator.aside import aside
 from fedone_sdk.aggregator.events import Effect, MetricKnown, RoundFinished, RunEnded
-from fedone_sdk.aggregator.http import answer
+from fedone_sdk.aggregator.http import answer, streamed
 from fedone_sdk.aggregator.routes.exchange import (
     DRAIN,
     EXCHANGE,
@@ -42,6 +44,7 @@ from fedone_sdk.messages import (
     RunSummary,
 )
 from fedone_sdk.spec import RunSpec, validate_spec
+from fedone_sdk.stores import LogEntry
 from fedone_sdk.vocabulary import ListVocabulary
 
 __all__ = ["PEOPLE"]
@@ -123,13 +126,20 @@ async def vectors(request: web.Request) -> web.Response:
     return answer((await run_of(request)).vectors())
 
 
-async def log(request: web.Request) -> web.Response:
+async def log(request: web.Request) -> web.StreamResponse:
     """All that the run has written down, one JSON object a line, oldest first."""
-    entries = await request.app[SERVICE].log(await run_of(request))
-    lines = [json.dumps({"kind": entry.kind, **json.loads(entry.body)}) for entry in entries]
-    return web.Response(
-        text="".join(f"{line}\n" for line in lines), content_type="application/jsonl"
-    )
+    pages = request.app[SERVICE].log_pages(await run_of(request))
+    return await streamed(request, _lines(pages), content_type="application/jsonl")
+
+
+async def _lines(pages: AsyncIterator[list[LogEntry]]) -> AsyncIterator[bytes]:
+    async for page in pages:
+        yield await aside(sum(len(entry.body) for entry in page), _text_of, page)
+
+
+def _text_of(page: list[LogEntry]) -> bytes:
+    lines = (json.dumps({"kind": entry.kind, **json.loads(entry.body)}) for entry in page)
+    return "".join(f"{line}\n" for line in lines).encode()
 
 
 async def events(request: web.Request) -> web.StreamResponse:

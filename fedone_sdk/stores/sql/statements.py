@@ -432,7 +432,7 @@ def log(
     return [LogEntry(**row) for row in rows]
 
 
-def snapshot(connection: Connection, run_id: str) -> RunSnapshot | None:
+def snapshot(connection: Connection, run_id: str, *, with_log: bool) -> RunSnapshot | None:
     """See `Store.snapshot`; the transaction must read one moment."""
     record = run(connection, run_id)
     if record is None:
@@ -442,7 +442,7 @@ def snapshot(connection: Connection, run_id: str) -> RunSnapshot | None:
     return RunSnapshot(
         record=record,
         closed=tuple(ClosedWork(**row) for row in rows),
-        log=tuple(log(connection, run_id, None, -1)),
+        log=tuple(log(connection, run_id, None, -1)) if with_log else (),
         memories=tuple(sorted(memories(connection, run_id).items())),
     )
 

@@ -312,10 +312,10 @@ class SqlStore:
         """When the run of this id was deleted; None if it was not."""
         return await self._database.read(lambda c: removal.deleted(c, run_id))
 
-    async def snapshot(self, run_id: str) -> RunSnapshot | None:
+    async def snapshot(self, run_id: str, *, log: bool = True) -> RunSnapshot | None:
         """All that the store keeps of a run, read at one moment; see `Store.snapshot`."""
         return await self._database.read(
-            lambda c: statements.snapshot(c, run_id), at_one_moment=True
+            lambda c: statements.snapshot(c, run_id, with_log=log), at_one_moment=True
         )
 
     async def restore(self, snapshot: RunSnapshot, clients: Sequence[ClientRecord] = ()) -> None:
