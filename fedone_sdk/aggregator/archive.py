@@ -7,7 +7,6 @@ It is text through and through: reading one runs no code of its author's.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import gzip
 import hashlib
@@ -37,6 +36,7 @@ from fedone_sdk.aggregator.archive_lines import (
     clients_of,
     rounds_of,
 )
+from fedone_sdk.aggregator.aside import aside
 from fedone_sdk.aggregator.codec import arrays_of, decode, encode_arrays, encode_document
 from fedone_sdk.aggregator.events import Event, PauseAsked, Restarted
 from fedone_sdk.aggregator.export import export_run, write_archive
@@ -301,7 +301,7 @@ async def import_run(store: Store, data: bytes, now: float) -> RunRecord:
     Raises:
         ArchiveError: The archive cannot be used, or not in this store; nothing was written.
     """
-    archive = await asyncio.to_thread(read_archive, data)
+    archive = await aside(read_archive, data)
     clients = await _admitted(store, archive)
     snapshot = replace(archive.snapshot, record=_at_rest(archive, now))
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import gzip
 import hashlib
@@ -24,6 +23,7 @@ from fedone_sdk.aggregator.archive_lines import (
     rounds_of,
     used_at_rest,
 )
+from fedone_sdk.aggregator.aside import aside
 from fedone_sdk.aggregator.codec import decode, encode_document
 from fedone_sdk.errors import ArchiveError
 from fedone_sdk.stores import (
@@ -64,15 +64,15 @@ async def export_pages(
     snapshot = await store.snapshot(run_id, log=False)
     if snapshot is None:
         raise ArchiveError(f"there is no run {run_id!r} in the store")
-    writer = await asyncio.to_thread(_Writer, snapshot)
+    writer = await aside(_Writer, snapshot)
     async for page in log_pages(store, run_id):
         # What is appended later is of a later state; what was written stays as it is.
         kept = [entry for entry in page if entry.version <= snapshot.record.version]
-        yield await asyncio.to_thread(writer.log, kept)
+        yield await aside(writer.log, kept)
     if (await store.size(run_id)).log < writer.num_log:
         raise ArchiveError(f"the log of run {run_id!r} was removed meanwhile")
     clients = await store.clients(limit=writer.num_clients) if writer.num_clients else []
-    yield await asyncio.to_thread(writer.end, clients, with_credentials)
+    yield await aside(writer.end, clients, with_credentials)
 
 
 def write_archive(

@@ -18,6 +18,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_protocol import RequestHandler
 from pydantic import ValidationError
 
+from fedone_sdk.aggregator.aside import aside_if_large
 from fedone_sdk.aggregator.documents import check_json
 from fedone_sdk.aggregator.signing import SignedRequest
 from fedone_sdk.errors import ProblemError, StoreUnavailable
@@ -198,7 +199,7 @@ async def read(
         raise ProblemError("not_json", f"the body is {form}; taken is {' or '.join(forms)}")
     body = await body_of(request, max_bytes=max_bytes)
     try:
-        return decode(parse, body, form, check=check_json), body
+        return await aside_if_large(len(body), decode, parse, body, form, check=check_json), body
     except ValidationError as exc:
         raise ProblemError("invalid_message", _first_error(exc)) from None
     except ValueError as exc:

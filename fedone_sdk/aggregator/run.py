@@ -11,7 +11,7 @@ from typing import Any
 
 import structlog
 
-from fedone_sdk.aggregator.aside import aside
+from fedone_sdk.aggregator.aside import aside, aside_if_large
 from fedone_sdk.aggregator.codec import arrays_of, decode, encode_arrays, encode_document
 from fedone_sdk.aggregator.events import (
     Accepted,
@@ -37,7 +37,7 @@ from fedone_sdk.aggregator.influence import influences
 from fedone_sdk.aggregator.machine import RoundMachine
 from fedone_sdk.aggregator.outcomes import OUTCOMES, Outcomes
 from fedone_sdk.aggregator.signals import MAX_NAMED, RunMoved
-from fedone_sdk.aggregator.state import RunState
+from fedone_sdk.aggregator.state import RunState, Seat
 from fedone_sdk.aggregator.to_the_end import to_the_end
 from fedone_sdk.algorithms import alpha_sha256, dump_memory, load_memory
 from fedone_sdk.backends import Answer, LLMBackend, Show, shown_by
@@ -382,10 +382,10 @@ class ServedRun:
         lines: list[_Line] = []
         async for page in log_pages(self._store, self.run_id, after=self._logged):
             page = [entry for entry in page if entry.version <= record.version]
-            lines += await aside(_size_of(page), _lines_of, page)
+            lines += await aside_if_large(_size_of(page), _lines_of, page)
         document = json.loads(record.document)
         stored = Counters.load(document.pop("counters"))
-        state = decode(document, record.arrays)
+        state = await aside_if_large(len(record.arrays), decode, document, record.arrays)
         self._stored, self._state, self._arrays = stored, state, arrays_of(state)
         self._version, self._created_at = record.version, record.created_at
         self._moved()
@@ -491,13 +491,19 @@ class ServedRun:
     async def _step(self, event: Event) -> tuple[RunState, tuple[Effect, ...]]:
         now = self._clock.now()
         if self.machine.takes_long(event):  # Nobody else shall wait for it.
-            state, effects = await asyncio.to_thread(self.machine.step, self._state, event, now)
+            state, effects = await aside(self.machine.step, self._state, event, now)
         else:
             state, effects = self.machine.step(self._state, event, now)
         if self.base.at(state).wants_seating(state) and not isinstance(event, SeatsVacant):
             state, more = self.base.step(state, self._seating(), now)
             effects += more
         return state, effects
+
+    async def draw(self, seat: Seat) -> None:
+        """Draws the prompts of a seat, which are kept, where the draw takes long."""
+        machine = self.machine
+        if machine.losses_exchange and machine.slow:
+            await aside(machine.candidates, self._state, seat)
 
     async def seat(self) -> None:
         """Gives free seats to clients that are available."""
@@ -589,7 +595,8 @@ class ServedRun:
                 report = effect.report.model_copy(update={"client_id": names})
                 reports.append(report)
                 body = {"report": report.model_dump(), **effect.record}
-                log.append(LogEntry(kind="round", body=json.dumps(body)))
+                text = await aside_if_large(self._num_bytes, json.dumps, body)
+                log.append(LogEntry(kind="round", body=text))
             elif isinstance(effect, WentBack):
                 log.append(LogEntry(kind="rollback", body=json.dumps(effect.record)))
             elif isinstance(effect, MemorySaved):
@@ -610,11 +617,15 @@ class ServedRun:
         same = arrays.keys() == self._arrays.keys() and all(
             arrays[name] is self._arrays[name] for name in arrays
         )
+        encoded = None
+        if not same:
+            size = sum(array.nbytes for array in arrays.values())
+            encoded = await aside_if_large(size, encode_arrays, arrays)
         counters, fresh = self.counters, self._fresh
         self._fresh = Counters()
         commit = Commit(
             document=self._document(state, counters),
-            arrays=None if same else encode_arrays(arrays),
+            arrays=encoded,
             signal=self._signal(state, effects) if self._store.shared else None,
             **changes,
         )
@@ -633,6 +644,11 @@ class ServedRun:
         self._moved()
         if commit.log:
             self._logged = self._version
+
+    @property
+    def _num_bytes(self) -> int:
+        """What the state's arrays hold; a round's line of the log holds about as much."""
+        return sum(array.nbytes for array in self._arrays.values())
 
     def _signal(self, state: RunState, effects: Sequence[Effect]) -> str:
         offered = tuple(effect.client for effect in effects if isinstance(effect, SeatOffered))

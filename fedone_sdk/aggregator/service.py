@@ -9,6 +9,7 @@ import structlog
 
 from fedone_sdk.aggregator.access import Access
 from fedone_sdk.aggregator.archive import export_run, import_run
+from fedone_sdk.aggregator.aside import aside, aside_if_large
 from fedone_sdk.aggregator.auth import Authority, may_see
 from fedone_sdk.aggregator.dispatcher import Dispatcher
 from fedone_sdk.aggregator.evaluation import Evaluation, ask_as_evaluation
@@ -416,7 +417,8 @@ class Service:
 
     async def _stored_runs(self) -> dict[str, StoredRun]:
         heads = await self._store.heads()
-        return await asyncio.to_thread(_stored_runs, heads)
+        size = sum(len(head.document) + len(head.spec) for head in heads)
+        return await aside_if_large(size, _stored_runs, heads)
 
     def _has_news(self, versions: Mapping[str, int]) -> bool:
         """Whether other replicas have added, removed or resumed runs that are not served here."""
@@ -732,7 +734,7 @@ class Service:
         lookback = Lookback(run.spec, run.vocabulary, rollbacks, to_round)
         async for page in log_pages(self._store, run.run_id):
             known = [entry for entry in page if entry.version <= until]
-            await asyncio.to_thread(lookback.follow, known)
+            await aside(lookback.follow, known)
         return lookback.found()
 
     async def quarantine(self, run: ServedRun, client_id: str, reason: str) -> None:
@@ -881,6 +883,8 @@ class Service:
             ((run.run_id, client.index), policy.client_requests_per_minute),
             (run.run_id, policy.run_requests_per_minute),
         )
+        if message.prompts is None:
+            await run.draw(seat)  # As on another replica, or after a restart.
         return await self._gateway.score(run, seat, message, body_sha256)
 
     def traffic_run(

@@ -10,7 +10,7 @@ from typing import Any
 from aiohttp import web
 from pydantic import TypeAdapter
 
-from fedone_sdk.aggregator.aside import aside
+from fedone_sdk.aggregator.aside import aside_if_large
 from fedone_sdk.aggregator.events import Effect, MetricKnown, RoundFinished, RunEnded
 from fedone_sdk.aggregator.http import answer, streamed
 from fedone_sdk.aggregator.routes.exchange import (
@@ -134,7 +134,7 @@ async def log(request: web.Request) -> web.StreamResponse:
 
 async def _lines(pages: AsyncIterator[list[LogEntry]]) -> AsyncIterator[bytes]:
     async for page in pages:
-        yield await aside(sum(len(entry.body) for entry in page), _text_of, page)
+        yield await aside_if_large(sum(len(entry.body) for entry in page), _text_of, page)
 
 
 def _text_of(page: list[LogEntry]) -> bytes:
