@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Set
 from typing import Annotated
 
 import structlog
@@ -57,7 +57,6 @@ class Sweeper:
         runs: Reads what is stored of runs, by id.
         delete: Deletes a run that is at a version, here and for the other replicas.
         retire: Erases clients, here and for the other replicas.
-        counted: Clients that a run which is not over counts by their index.
     """
 
     def __init__(
@@ -69,7 +68,6 @@ class Sweeper:
         runs: Callable[[], Awaitable[dict[str, StoredRun]]],
         delete: Callable[[str, int], Awaitable[None]],
         retire: Callable[[int], Awaitable[None]],
-        counted: Callable[[], Collection[int]],
     ) -> None:
         self._retention = retention
         self._store = store
@@ -77,7 +75,6 @@ class Sweeper:
         self._runs = runs
         self._delete = delete
         self._retire = retire
-        self._counted = counted
         # What was trimmed already: version, log, closed work.
         self._trimmed: dict[str, tuple[int, bool, bool]] = {}
 
@@ -86,18 +83,19 @@ class Sweeper:
 
         One that cannot be removed does not keep the others.
         """
-        kept, now = self._retention, self._clock.now()
-        if (kept.ended_runs_days, kept.logs_days, kept.closed_work_days) != (None, None, None):
-            for run_id, run in (await self._runs()).items():
-                ended_at = run.summary.ended_at
-                if run.live or ended_at is None:
-                    continue
-                try:
-                    await self._sweep_run(run_id, run, now - ended_at)
-                except Exception:
-                    _log.exception("a run cannot be removed", run_id=run_id)
-        if kept.idle_clients_days is not None:
-            await self._sweep_clients(now - kept.idle_clients_days * _DAY_S)
+        now, runs = self._clock.now(), await self._runs()
+        for run_id, run in runs.items():
+            ended_at = run.summary.ended_at
+            if run.live or ended_at is None:
+                continue
+            try:
+                await self._sweep_run(run_id, run, now - ended_at)
+            except Exception:
+                _log.exception("a run cannot be removed", run_id=run_id)
+        if self._retention.idle_clients_days is not None:
+            # As another client, one would begin with a clean ledger and a fresh epsilon.
+            known = {client for run in runs.values() if not run.final for client in run.clients}
+            await self._sweep_clients(now - self._retention.idle_clients_days * _DAY_S, known)
 
     async def _sweep_run(self, run_id: str, run: StoredRun, age_s: float) -> None:
         kept = self._retention
@@ -113,14 +111,13 @@ class Sweeper:
             self._trimmed[run_id] = trimmed
             _log.info("run trimmed", run_id=run_id, log=log, closed=closed)
 
-    async def _sweep_clients(self, before: float) -> None:
-        counted = set(self._counted())
+    async def _sweep_clients(self, before: float, known: Set[int]) -> None:
         num_spared = 0
         while True:
             # Those that are spared are found again each time.
             limit = num_spared + _CLIENTS_AT_ONCE
             idle = await self._store.idle_clients(before, limit)
-            found = [index for index in idle if index not in counted]
+            found = [index for index in idle if index not in known]
             for index in found:
                 await self._retire(index)
             num_spared = len(idle) - len(found)

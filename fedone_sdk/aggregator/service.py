@@ -180,7 +180,6 @@ class Service:
             runs=self._stored_runs,
             delete=self._delete,
             retire=self.access.retire,
-            counted=self._counted,
         )
         self._sweeps = retention.active
 
@@ -672,16 +671,6 @@ class Service:
         proposer = self._proposers.pop(run_id, None)
         if proposer is not None:
             await proposer.aclose()
-
-    def _counted(self) -> set[int]:
-        """Clients that a run which is not over counts, or keeps out, by their index."""
-        found = set[int]()
-        for run in self.runs.values():
-            state = run.state
-            found |= {seat.client for seat in state.seats}
-            if state.running or run.machine.can_resume(state):
-                found |= state.quarantined | state.releases.keys()
-        return found
 
     async def export_run(self, run: ServedRun, *, with_credentials: bool = False) -> bytes:
         """A run as an archive; see `archive.export_run`."""

@@ -24,12 +24,15 @@ class StoredRun:
         version: The version that this is known of.
         live: Whether the run has to be served: it runs, waits, or has something under way.
         final: Whether it can never go on.
+        clients: Clients that it knows by their enrolment index: at work, in quarantine, or counted
+            for its privacy.
         summary: For people.
     """
 
     version: int
     live: bool
     final: bool
+    clients: frozenset[int]
     summary: RunSummary
 
     @classmethod
@@ -53,6 +56,13 @@ class StoredRun:
             version=head.version,
             live=status == "running" or document["paused"] or bool(under_way),
             final=status not in ("running", "stopped", "failed"),
+            clients=frozenset(
+                [
+                    *(seat["client"] for seat in document["seats"]),
+                    *document.get("quarantined", ()),
+                    *(client for client, _ in document.get("releases", ())),
+                ]
+            ),
             summary=RunSummary(
                 run_id=head.run_id,
                 status=status,

@@ -18,6 +18,7 @@ from fedone_sdk.simulation import Federation, simulate
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.testing import ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
+from tests.benchmarks import stalls
 
 WORDS = ("", " good", " bad", " very", " not", " so")
 
@@ -118,8 +119,8 @@ async def test_small_draws_stay_where_they_are(monkeypatch: pytest.MonkeyPatch) 
     [
         (spec_of("gs-bdpl", num_samples=20), 100, False),
         (spec_of("gs-bdpl", num_samples=20, length=50), 2000, True),
-        (spec_of("gs-bdpl", exchange="alpha", length=50), 2000, False),
-        (spec_of("gs-bdpl", exchange="alpha", length=50), 20_000, True),
+        (spec_of("gs-bdpl", exchange="alpha", length=50), 1000, False),
+        (spec_of("gs-bdpl", exchange="alpha", length=50), 2000, True),
         (spec_of("thompson"), 6, True),
         (spec_of("thompson", exchange="alpha"), 6, False),
     ],
@@ -139,3 +140,11 @@ async def test_what_is_large_goes_aside_and_what_is_small_does_not() -> None:
     assert await aside_if_large(10, threading.get_ident) == here
     with pytest.raises(ZeroDivisionError):
         await aside(lambda: 1 // 0)
+
+
+@pytest.mark.heavy
+async def test_a_busy_server_does_not_stand_still() -> None:
+    """The longest turn of its loop, in time of its own processor: others may be busy here, too."""
+    _, own, _, rounds = await stalls.measure(15.0)
+    assert max(own) < 0.05
+    assert all(rounds.values())

@@ -236,6 +236,7 @@ class TestRetention:
         await server.aggregator.service.quarantine(
             run, (await server.store.clients())[2].client_id, "it lies"
         )
+        await server.aggregator.service.stop_run(run)
         server.clock.advance(20 * DAY_S)
         claim = {"num_examples": 5, "wait_s": 0}
         await server.call("POST", "/v1/assignments/claim", claim, token=tokens[0])

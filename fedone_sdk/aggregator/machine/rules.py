@@ -55,8 +55,8 @@ _STRIDE = 1 << 32
 """Sets the draws after a rollback apart: more slots and local steps than a run may have."""
 
 
-_MANY = 1 << 19
-"""Numbers that are drawn or projected within some milliseconds."""
+_MANY = 1 << 16
+"""Numbers of an alpha that is checked, projected and written within some milliseconds."""
 
 
 class Rules:
@@ -225,14 +225,13 @@ class Rules:
     def slow(self) -> bool:
         """Whether asks, tells or projections may take more than some milliseconds.
 
-        Searches over whole prompts and CMA-ES take tenths of a second, all others where what they
-        draw or project is large.
+        Searches over whole prompts and CMA-ES take tenths of a second; all others do where alpha is
+        large.
         """
         algebra = self.spec.method.domain == "latent" or self.spec.method.pools
         if self.losses_exchange and algebra:
             return True
-        drawn = self.spec.method.num_samples if self.losses_exchange else 1
-        return drawn * math.prod(self.shape) > _MANY
+        return math.prod(self.shape) > _MANY
 
     @property
     def planned_asks(self) -> int:
