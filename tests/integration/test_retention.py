@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+from typer.testing import CliRunner
 
 from fedone_sdk.aggregator import Aggregator
+from fedone_sdk.aggregator.config import RunToServe
 from fedone_sdk.aggregator.retention import Retention
+from fedone_sdk.cli.app import app
+from fedone_sdk.cli.serve import _add_runs
 from fedone_sdk.errors import ProblemError, SpecError
 from fedone_sdk.messages import Removal
 from fedone_sdk.stores import MemoryStore
@@ -167,6 +174,72 @@ class TestDelete:
         with pytest.raises(ProblemError, match="there is no run"):
             await two.aggregator.service.run("run")
         assert two.aggregator.service.summaries == []
+
+
+class TestCommand:
+    @pytest.fixture
+    async def url(self) -> AsyncIterator[str]:
+        async with Aggregator(enrolment_tokens=[TOKEN], admin_token=ADMIN) as aggregator:
+            for name in ("one", "two", "three", "live"):
+                run = await aggregator.add_run(spec_of(name), WORDS)
+                if name != "live":
+                    await aggregator.service.stop_run(run)
+            yield await aggregator.listen()
+
+    async def fedone(self, *arguments: str) -> str:
+        result = await asyncio.to_thread(
+            CliRunner().invoke, app, ["runs", *arguments], env={"FEDONE_ADMIN_TOKEN": ADMIN}
+        )
+        if result.exception is not None:
+            raise result.exception
+        return result.output
+
+    async def test_runs_are_deleted_by_name(self, url: str, tmp_path: Path) -> None:
+        file = tmp_path / "out.json"
+        dry = await self.fedone(
+            "delete", "one", "two", "--dry-run", "--server", url, "--json", str(file)
+        )
+        assert "2 runs would be deleted" in dry
+        assert [run["deleted"] for run in json.loads(file.read_text())] == [False, False]
+        assert "2 runs are deleted" in await self.fedone("delete", "one", "two", "--server", url)
+        listed = await self.fedone("list", "--server", url)
+        assert [name in listed for name in ("one", "two", "three", "live")] == [
+            False,
+            False,
+            True,
+            True,
+        ]
+        with pytest.raises(ProblemError, match="there is no run"):
+            await self.fedone("delete", "one", "--server", url)
+        with pytest.raises(ProblemError, match="stop it first"):
+            await self.fedone("delete", "live", "--server", url)
+
+    async def test_runs_are_deleted_by_age(self, url: str) -> None:
+        by_age = ("delete", "--server", url, "--older-than-days")
+        assert "0 runs are deleted" in await self.fedone(*by_age, "1")
+        assert "3 runs would be deleted" in await self.fedone(*by_age, "0", "--dry-run")
+        assert "3 runs are deleted" in await self.fedone(*by_age, "0")
+        assert "live" in await self.fedone("list", "--server", url)
+
+    async def test_which_runs_must_be_said(self, url: str) -> None:
+        for arguments in ([], ["one", "--older-than-days", "3"]):
+            with pytest.raises(SpecError, match="give run ids or --older-than-days"):
+                await self.fedone("delete", *arguments, "--server", url)
+
+    async def test_a_configured_run_that_was_deleted_is_passed_over(
+        self, stack: AsyncExitStack
+    ) -> None:
+        server = await served(stack, Retention())
+        service = server.aggregator.service
+        run = await server.aggregator.add_run(spec_of("gone"), WORDS)
+        await service.stop_run(run)
+        await service.delete_run(run)
+        runs = [
+            RunToServe(path=Path(f"{name}.yaml"), spec=spec_of(name), vocabulary=WORDS)
+            for name in ("gone", "next")
+        ]
+        await _add_runs(server.aggregator, runs, stack)
+        assert [summary.run_id for summary in service.summaries] == ["next"]
 
 
 class TestRetention:
