@@ -7,6 +7,7 @@ import hmac
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import structlog
 
@@ -26,6 +27,8 @@ _log = structlog.get_logger(__name__)
 CONFIGURED = "config:"
 """Names of configured tokens begin with this; those of tokens that people make cannot."""
 
+_SEEN_S = 86_400.0
+"""When a client was last seen is kept this exactly, seconds: each time is a write."""
 _AT_ONCE = 4
 """Credentials and tokens that nobody here knows are looked up so many at a time: guessing must
 not take the store from those who work."""
@@ -82,9 +85,9 @@ class Access:
         self._forget_all()
         await self._configure()
         await self._read_tokens()
-        clients = await self._store.clients()
-        self._num_clients = len(clients)
-        for client in clients[-self._capacity :]:
+        await self.recount()
+        newest = max(self._num_clients - self._capacity, 0)
+        for client in await self._store.clients(newest - 1, self._capacity):
             self._remember(client)
 
     async def reload(self, index: int | None = None) -> None:
@@ -101,7 +104,7 @@ class Access:
 
     async def recount(self) -> None:
         """Counts the clients anew: some may have come in of which nobody told."""
-        self._num_clients = len(await self._store.clients())
+        self._num_clients = await self._store.num_clients()
 
     # Tokens
 
@@ -226,7 +229,10 @@ class Access:
         _refuse_revoked(client)
         if client.previous_sha256 is not None and client.previous_sha256 != given:
             # It has the new one: nobody needs the one before.
-            await to_the_end(self._retire(client.index, given))
+            await to_the_end(self._drop_previous(client.index, given))
+        seen_at = client.enrolled_at if client.seen_at is None else client.seen_at
+        if self._clock.now() - seen_at > _SEEN_S:
+            await to_the_end(self._see(client))
         return client
 
     async def check_still(self, client: ClientRecord) -> None:
@@ -268,9 +274,9 @@ class Access:
         _log.info("credential rotated", client_id=client.client_id)
         return Rotated(credential=secret)
 
-    async def clients(self) -> list[ClientRecord]:
-        """All clients in the order they enrolled."""
-        return await self._store.clients()
+    async def clients(self, after: int = -1, limit: int | None = None) -> list[ClientRecord]:
+        """Clients in the order they enrolled; see `Store.clients`."""
+        return await self._store.clients(after, limit)
 
     async def revoke_client(self, client_id: str) -> ClientRecord:
         """Revokes a client for good.
@@ -285,6 +291,12 @@ class Access:
         self._tell_revoked(client)
         _log.info("client revoked", client_id=client_id)
         return client
+
+    async def retire(self, index: int) -> None:
+        """Erases a client that is not seen any more, but for its index and public name."""
+        await self._store.retire_client(index, self._clock.now())
+        await self._changed(index)
+        _log.info("client retired", client=index)
 
     async def by_name(self, client_id: str) -> ClientRecord:
         """The client with this public name.
@@ -360,7 +372,13 @@ class Access:
 
     # What is changed
 
-    async def _retire(self, index: int, given: str) -> None:
+    async def _see(self, client: ClientRecord) -> None:
+        now = self._clock.now()
+        await self._store.see_client(client.index, now)
+        if self._records.get(client.index) is client:
+            self._remember(replace(client, seen_at=now))
+
+    async def _drop_previous(self, index: int, given: str) -> None:
         async with self._changing:
             now = await self._store.client_at(index)
             if now is None or now.previous_sha256 is None or now.credential_sha256 != given:

@@ -14,9 +14,10 @@ from fedone_sdk.aggregator.health import Readiness
 from fedone_sdk.aggregator.http import listening
 from fedone_sdk.aggregator.limits import NO_LIMITS, Limits
 from fedone_sdk.aggregator.observers import NOBODY, Observers
+from fedone_sdk.aggregator.retention import Retention
 from fedone_sdk.aggregator.routes import build_app, build_metrics_app
 from fedone_sdk.aggregator.run import ServedRun
-from fedone_sdk.aggregator.service import Service
+from fedone_sdk.aggregator.service import KEEP_ALL, Service
 from fedone_sdk.backends import LLMBackend
 from fedone_sdk.clock import Clock, SystemClock
 from fedone_sdk.metrics import MetricFunction
@@ -54,6 +55,7 @@ class Aggregator:
         clock: Tells the time.
         observers: Metrics and traces.
         drain_s: How long requests under way may take at the end, seconds.
+        retention: How long is kept what has come to an end; for ever by default.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Aggregator:
         clock: Clock | None = None,
         observers: Observers = NOBODY,
         drain_s: float = 1.0,
+        retention: Retention = KEEP_ALL,
     ) -> None:
         store = store or MemoryStore()
         if observers.metrics is not None or observers.tracing is not None:
@@ -85,6 +88,7 @@ class Aggregator:
                 signature_window_s=signature_window_s,
             ),
             backend=backend,
+            retention=retention,
         )
         self._limits = limits
         self._observers = observers
@@ -96,9 +100,31 @@ class Aggregator:
             observers.metrics.watch(self.service)
 
     async def __aenter__(self) -> Self:
-        await self.service.start()
-        self._stack.push_async_callback(self.service.stop)
+        try:
+            await self.open()
+            await self.taken_up()
+        except BaseException:
+            await self._stack.aclose()
+            raise
         return self
+
+    async def open(self) -> None:
+        """Opens the store, and begins to take up the stored runs that run or wait.
+
+        Entering ``async with`` does this and `taken_up`. A server that is to listen meanwhile calls
+        them itself, and `listen` between them; it ends with `__aexit__` all the same.
+        """
+        self._stack.push_async_callback(self.service.stop)
+        await self.service.open()
+
+    async def taken_up(self) -> None:
+        """Returns when the stored runs are taken up; devices, which wait for it, are let in.
+
+        Raises:
+            StoreUnavailable: The store went away.
+        """
+        await self.service.taken_up()
+        self.service.begin()
 
     async def __aexit__(
         self,

@@ -1,43 +1,52 @@
 """Archives: a run with all that belongs to it in one file, to be moved to another store.
 
-An archive is gzipped JSON lines: a header, the run, the clients that it refers to, its closed
-work, its log, what its clients' methods remember, and a last line with the digest of all others.
+An archive is gzipped JSON lines: a header, the run, its closed work, what its clients' methods
+remember, its log, the clients that it refers to, and a last line with the digest of all others.
 It is text through and through: reading one runs no code of its author's.
 """
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import gzip
 import hashlib
 import io
 import json
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Annotated, Any, Literal, Self, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    TypeAdapter,
-    ValidationError,
-    model_validator,
-)
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from fedone_sdk.aggregator.archive_lines import (
+    FORMAT,
+    LINE,
+    VERSION,
+    Client,
+    Closed,
+    End,
+    Entry,
+    Header,
+    Line,
+    MemoryLine,
+    Run,
+    are_its_own,
+    clients_of,
+    rounds_of,
+)
+from fedone_sdk.aggregator.aside import aside
 from fedone_sdk.aggregator.codec import arrays_of, decode, encode_arrays, encode_document
 from fedone_sdk.aggregator.events import Event, PauseAsked, Restarted
+from fedone_sdk.aggregator.export import export_run, write_archive
 from fedone_sdk.aggregator.machine import MIN_SAMPLES, RoundMachine
 from fedone_sdk.aggregator.replay import compare, machine_of
 from fedone_sdk.aggregator.run import Counters
 from fedone_sdk.aggregator.state import RunState, Seat
 from fedone_sdk.algorithms import Memory, State
 from fedone_sdk.errors import ArchiveError
-from fedone_sdk.messages import LostWork, Receipt, RoundReport
-from fedone_sdk.messages.base import Id, Name
+from fedone_sdk.messages import LostWork, RoundReport
 from fedone_sdk.stores import (
     ClientRecord,
     ClosedWork,
@@ -56,124 +65,8 @@ __all__ = [
     "write_archive",
 ]
 
-FORMAT = "fedone-run"
-VERSION = 1
 MAX_UNPACKED_BYTES = 1 << 30
 """The largest archive, unpacked."""
-
-_Index = Annotated[int, Field(ge=0, lt=2**31)]
-_Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-
-
-class _Line(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
-
-
-class _Header(_Line):
-    kind: Literal["archive"] = "archive"
-    format: Literal["fedone-run"] = "fedone-run"
-    version: int = VERSION
-    run_id: str
-
-
-class _Run(_Line):
-    """A `RunRecord`."""
-
-    kind: Literal["run"] = "run"
-    spec: str
-    candidates: str
-    document: str
-    arrays: str
-    version: _Index
-    created_at: float
-
-
-_NO_CREDENTIAL = "moved without it: "
-"""No digest begins like this: a client that came without its credential is only a name."""
-
-
-class _Credential(_Line):
-    credential_sha256: _Sha256
-    previous_sha256: _Sha256 | None = None
-    enrolment_sha256: _Sha256 | None = None
-    public_key: Annotated[str, Field(max_length=200)] | None = None
-    token: Annotated[str, Field(max_length=200)] | None = None
-    runs: tuple[Annotated[str, Field(max_length=200)], ...] | None = None
-    revoked_at: float | None = None
-
-
-class _Client(_Line):
-    """A `ClientRecord`; digests of its secrets only where they were asked for."""
-
-    kind: Literal["client"] = "client"
-    index: _Index
-    client_id: Id
-    name: Name | None = None
-    enrolled_at: float
-    credential: _Credential | None = None
-
-    def record(self) -> ClientRecord:
-        """As a store has it."""
-        secrets = {"credential_sha256": f"{_NO_CREDENTIAL}{self.client_id}"}
-        return ClientRecord(
-            index=self.index,
-            client_id=self.client_id,
-            name=self.name,
-            enrolled_at=self.enrolled_at,
-            **(secrets if self.credential is None else self.credential.model_dump()),
-        )
-
-
-class _Closed(_Line):
-    """A `ClosedWork`."""
-
-    kind: Literal["closed"] = "closed"
-    assignment_id: Id
-    client_index: _Index
-    outcome: Annotated[str, Field(max_length=2000)]
-    body_sha256: _Sha256 | None = None
-    receipt: str | None = None
-
-    @model_validator(mode="after")
-    def _check_receipt(self) -> Self:
-        if (self.receipt is None) != (self.outcome != "accepted"):
-            raise ValueError("accepted work has a receipt, and no other")
-        if self.receipt is not None:
-            receipt = Receipt.model_validate_json(self.receipt)
-            if (receipt.assignment_id, receipt.body_sha256) != (
-                self.assignment_id,
-                self.body_sha256,
-            ):
-                raise ValueError("the receipt is for other work")
-        return self
-
-
-class _Entry(_Line):
-    """A `LogEntry`."""
-
-    kind: Literal["log"] = "log"
-    entry: Annotated[str, Field(pattern=r"^[a-z_]{1,32}$")]
-    version: _Index
-    body: str
-
-
-class _Memory(_Line):
-    kind: Literal["memory"] = "memory"
-    client_index: _Index
-    value: str
-
-
-class _End(_Line):
-    kind: Literal["end"] = "end"
-    lines: int
-    sha256: _Sha256
-
-
-_LINE: TypeAdapter[_Header | _Run | _Client | _Closed | _Entry | _Memory | _End] = TypeAdapter(
-    Annotated[
-        _Header | _Run | _Client | _Closed | _Entry | _Memory | _End, Field(discriminator="kind")
-    ]
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,142 +93,6 @@ class Archive:
     def has_ended(self) -> bool:
         """Whether it can never go on, so that nobody asks for its clients any more."""
         return not self.state.running and not machine_of(self.snapshot).can_resume(self.state)
-
-
-# Out
-
-
-async def export_run(store: Store, run_id: str, *, with_credentials: bool = False) -> bytes:
-    """A run as an archive, as it stands at one moment.
-
-    Args:
-        store: Where it is; other processes may serve it meanwhile.
-        run_id: The run.
-        with_credentials: Whether the digests of its clients' credentials go along, so that they
-            can go on working for it elsewhere.
-
-    Raises:
-        ArchiveError: There is no such run.
-    """
-    snapshot = await store.snapshot(run_id)
-    if snapshot is None:
-        raise ArchiveError(f"there is no run {run_id!r} in the store")
-    clients = await store.clients()
-    return await asyncio.to_thread(write_archive, snapshot, clients, with_credentials)
-
-
-def write_archive(
-    snapshot: RunSnapshot, clients: Sequence[ClientRecord], with_credentials: bool = False
-) -> bytes:
-    """A run as an archive; the same run gives the same bytes.
-
-    Args:
-        snapshot: The run.
-        clients: All clients of its store, in index order.
-        with_credentials: Whether the digests of clients' credentials go along.
-    """
-    record = snapshot.record
-    used = clients[: max(_clients_of(snapshot), default=-1) + 1]
-    if not _are_its_own(snapshot, used):
-        used = []
-    # As this version writes it, whichever wrote it.
-    document = json.loads(record.document)
-    counters = document.pop("counters")
-    document = {**encode_document(decode(document, record.arrays)), "counters": counters}
-    lines: list[_Line] = [
-        _Header(run_id=record.run_id),
-        _Run(
-            spec=record.spec,
-            candidates=record.candidates,
-            document=json.dumps(document, separators=(",", ":")),
-            arrays=base64.b64encode(record.arrays).decode(),
-            version=record.version,
-            created_at=record.created_at,
-        ),
-        *(_client_line(client, with_credentials) for client in used),
-        *(
-            _Closed(
-                assignment_id=work.assignment_id,
-                client_index=work.client_index,
-                outcome=work.outcome,
-                body_sha256=work.body_sha256,
-                receipt=work.receipt,
-            )
-            for work in snapshot.closed
-        ),
-        *(
-            _Entry(entry=entry.kind, version=entry.version, body=entry.body)
-            for entry in snapshot.log
-        ),
-        *(
-            _Memory(client_index=index, value=base64.b64encode(value).decode())
-            for index, value in snapshot.memories
-        ),
-    ]
-    digest = hashlib.sha256()
-    packed = io.BytesIO()
-    with gzip.GzipFile(fileobj=packed, mode="wb", filename="", mtime=0) as file:
-        for line in lines:
-            text = line.model_dump_json(exclude_none=True).encode() + b"\n"
-            digest.update(text)
-            file.write(text)
-        end = _End(lines=len(lines), sha256=digest.hexdigest())
-        file.write(end.model_dump_json().encode() + b"\n")
-    return packed.getvalue()
-
-
-def _client_line(client: ClientRecord, with_credentials: bool) -> _Client:
-    credential = None
-    if with_credentials and not client.credential_sha256.startswith(_NO_CREDENTIAL):
-        credential = _Credential(
-            credential_sha256=client.credential_sha256,
-            previous_sha256=client.previous_sha256,
-            enrolment_sha256=client.enrolment_sha256,
-            public_key=client.public_key,
-            token=client.token,
-            runs=client.runs,
-            revoked_at=client.revoked_at,
-        )
-    return _Client(
-        index=client.index,
-        client_id=client.client_id,
-        name=client.name,
-        enrolled_at=client.enrolled_at,
-        credential=credential,
-    )
-
-
-def _clients_of(snapshot: RunSnapshot) -> set[int]:
-    """The enrolment indices that a run refers to."""
-    document = json.loads(snapshot.record.document)
-    found = {seat["client"] for seat in document["seats"]} | set(document["passed"])
-    found |= {work.client_index for work in snapshot.closed}
-    found |= {index for index, _ in snapshot.memories}
-    for seats, _ in _rounds(snapshot.log):
-        found |= {seat["client"] for seat in seats}
-    return found
-
-
-def _rounds(log: Sequence[LogEntry]) -> Iterator[tuple[list[dict[str, Any]], str]]:
-    """The seats of each round, and its clients' names."""
-    for entry in log:
-        if entry.kind == "round":
-            body = json.loads(entry.body)
-            yield body["seats"], body["report"]["client_id"]
-
-
-def _are_its_own(snapshot: RunSnapshot, clients: Sequence[ClientRecord]) -> bool:
-    """Whether these are the clients that the run worked with, not another store's."""
-    for seats, names in _rounds(snapshot.log):
-        indices = [seat["client"] for seat in seats]
-        if max(indices) >= len(clients):
-            return False
-        if sorted(clients[index].client_id for index in indices) != sorted(names.split(",")):
-            return False
-    return True
-
-
-# In
 
 
 def read_archive(
@@ -388,9 +145,9 @@ def _unpack(data: bytes, max_bytes: int) -> list[Any]:
             f"the archive has version {header.get('version')!r}, this fedone-sdk reads {VERSION}"
         )
     end_at = text.rstrip(b"\n").rfind(b"\n") + 1
-    lines = [_LINE.validate_json(line) for line in text.splitlines()]
+    lines = [LINE.validate_json(line) for line in text.splitlines()]
     end = lines.pop()
-    if not isinstance(end, _End) or end.lines != len(lines):
+    if not isinstance(end, End) or end.lines != len(lines):
         raise ArchiveError("the archive is damaged: it has no end")
     if hashlib.sha256(text[:end_at]).hexdigest() != end.sha256:
         raise ArchiveError("the archive is damaged: its digest is another one")
@@ -399,9 +156,9 @@ def _unpack(data: bytes, max_bytes: int) -> list[Any]:
 
 def _checked(lines: Sequence[Any]) -> Archive:
     header, run, *rest = lines
-    if not isinstance(header, _Header) or not isinstance(run, _Run):
+    if not isinstance(header, Header) or not isinstance(run, Run):
         raise ValueError("it does not begin with a run")
-    groups: dict[type[_Line], list[Any]] = {_Client: [], _Closed: [], _Entry: [], _Memory: []}
+    groups: dict[type[Line], list[Any]] = {Client: [], Closed: [], Entry: [], MemoryLine: []}
     for line in rest:
         if type(line) not in groups:
             raise ValueError(f"{line.kind!r} stands twice")
@@ -418,18 +175,18 @@ def _checked(lines: Sequence[Any]) -> Archive:
         ),
         closed=tuple(
             ClosedWork(run_id=header.run_id, **line.model_dump(exclude={"kind"}))
-            for line in groups[_Closed]
+            for line in groups[Closed]
         ),
         log=tuple(
             LogEntry(kind=line.entry, body=line.body, version=line.version)
-            for line in groups[_Entry]
+            for line in groups[Entry]
         ),
         memories=tuple(
             (line.client_index, base64.b64decode(line.value, validate=True))
-            for line in groups[_Memory]
+            for line in groups[MemoryLine]
         ),
     )
-    clients = tuple(line.record() for line in groups[_Client])
+    clients = tuple(line.record() for line in groups[Client])
     state = _check_run(snapshot)
     _check_references(snapshot, clients)
     return Archive(snapshot=snapshot, clients=clients, state=state)
@@ -520,10 +277,10 @@ def _refuse(constant: str) -> None:
 def _check_references(snapshot: RunSnapshot, clients: Sequence[ClientRecord]) -> None:
     if [client.index for client in clients] != list(range(len(clients))):
         raise ValueError("the clients have gaps")
-    used = _clients_of(snapshot)
+    used = clients_of(snapshot)
     if clients and max(used, default=-1) >= len(clients):
         raise ValueError(f"client {max(used)} is missing")
-    if clients and not _are_its_own(snapshot, clients):
+    if clients and not are_its_own(rounds_of(snapshot.log), clients):
         raise ValueError("the log names other clients")
 
 
@@ -544,7 +301,7 @@ async def import_run(store: Store, data: bytes, now: float) -> RunRecord:
     Raises:
         ArchiveError: The archive cannot be used, or not in this store; nothing was written.
     """
-    archive = await asyncio.to_thread(read_archive, data)
+    archive = await aside(read_archive, data)
     clients = await _admitted(store, archive)
     snapshot = replace(archive.snapshot, record=_at_rest(archive, now))
     try:
@@ -556,9 +313,9 @@ async def import_run(store: Store, data: bytes, now: float) -> RunRecord:
 
 async def _admitted(store: Store, archive: Archive) -> tuple[ClientRecord, ...]:
     """The clients to take in with a run."""
-    here = await store.clients()
+    here = await store.clients(limit=len(archive.clients))
     trouble = None
-    if not archive.clients and _clients_of(archive.snapshot):
+    if not archive.clients and clients_of(archive.snapshot):
         trouble = "its clients are not in the archive"
     for theirs, ours in zip(archive.clients, here, strict=False):
         if theirs.client_id != ours.client_id:

@@ -12,6 +12,7 @@ from pydantic_settings import NoDecode
 from fedone_sdk.aggregator.auth_config import MAKE_A_TOKEN, AuthConfig, Token
 from fedone_sdk.aggregator.environment import load_settings
 from fedone_sdk.aggregator.limits import Limits
+from fedone_sdk.aggregator.retention import Retention
 from fedone_sdk.aggregator.tls import ServerTls, TlsConfig
 from fedone_sdk.data import check_examples, load_examples
 from fedone_sdk.errors import DataError, FedOneError, SpecError
@@ -212,6 +213,7 @@ class ServeConfig(Spec):
         store: SQLite file, or a URL of a PostgreSQL database, that keeps runs and clients.
         auth: Tokens.
         limits: How often callers may ask.
+        retention: How long is kept what has come to an end; for ever by default.
         tls: Certificate; null serves plain HTTP, for loopback or behind a proxy.
         backend: The gateway's model; null when clients bring their own.
         runs: RUN.yaml files.
@@ -228,6 +230,7 @@ class ServeConfig(Spec):
     store: Annotated[StoreConfig, NoDecode, BeforeValidator(_store)] = StoreConfig()
     auth: Annotated[AuthConfig, BeforeValidator(_mapping)] = AuthConfig()
     limits: Limits = Limits()
+    retention: Retention = Retention()
     tls: TlsConfig | None = None
     backend: BackendSpec | None = OnnxSpec()
     runs: tuple[str, ...] = ()

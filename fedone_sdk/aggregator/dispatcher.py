@@ -105,7 +105,11 @@ class Dispatcher:
     # Asking for work
 
     async def claim(
-        self, client: ClientRecord, message: Claim, runs: Callable[[], Sequence[ServedRun]]
+        self,
+        client: ClientRecord,
+        message: Claim,
+        runs: Callable[[], Sequence[ServedRun]],
+        ended: Callable[[], bool] = lambda: False,
     ) -> AlphaAssignment | LossesAssignment | TurnedAway:
         """Gives work, waiting for it up to the client's ``wait_s``.
 
@@ -115,6 +119,7 @@ class Dispatcher:
             client: Who asks.
             message: What it says of itself.
             runs: The runs that it may and wants to work for, as there are now.
+            ended: Whether there are others that have ended and are not served.
 
         Raises:
             ProblemError: ``run_ended`` when all of them have ended.
@@ -124,7 +129,7 @@ class Dispatcher:
             while True:
                 poll.news.clear()
                 open_to_it = runs()
-                _check_open(open_to_it)
+                _check_open(open_to_it, ended)
                 if poll.over:
                     return _SOON  # It asks again elsewhere, or may not ask any more.
                 assignment = await self._offered(client.index, own_model=message.own_model)
@@ -217,7 +222,11 @@ class Dispatcher:
     ) -> AlphaAssignment | LossesAssignment | None:
         """The work of a seat that a run has for this client."""
         for run_id in tuple(self._offers.get(client, ())):
-            run = self._runs[run_id]
+            run = self._runs.get(run_id)
+            if run is None:
+                self._forget(client, run_id)
+                continue
+            await run.checked.wait()
             await run.catch_up()
             seat = run.state.seat_of(client)
             if seat is None:
@@ -330,13 +339,16 @@ class Dispatcher:
         if found is None and self._store.shared:
             await self._refresh()  # Another replica may have given it out a moment ago.
             found = self._find(client, assignment_id)
+        if found is not None and not found[0].checked.is_set():
+            await found[0].checked.wait()
+            found = self._find(client, assignment_id)
         return found
 
     def _find(self, client: ClientRecord, assignment_id: str) -> tuple[ServedRun, Seat] | None:
         for run_id in self._offers.get(client.index, ()):
-            run = self._runs[run_id]
-            seat = run.state.seat_with(assignment_id)
-            if seat is not None and seat.client == client.index:
+            run = self._runs.get(run_id)
+            seat = None if run is None else run.state.seat_with(assignment_id)
+            if run is not None and seat is not None and seat.client == client.index:
                 return run, seat
         return None
 
@@ -425,6 +437,14 @@ class Dispatcher:
             self.wake()
         self.offer(run.run_id, [s.client for s in run.state.seats if s.phase != "done"])
 
+    def drop(self, run: ServedRun) -> None:
+        """Forgets a run that was deleted."""
+        if self.pool.is_open(run.run_id):
+            self.pool.shut(run.run_id)
+        for client in tuple(self._offered_by.pop(run.run_id, ())):
+            self._forget(client, run.run_id)
+        self.wake()
+
     def offer(self, run_id: str, clients: Sequence[int]) -> None:
         """Tells clients that a run may have a seat for them."""
         for client in clients:
@@ -462,6 +482,8 @@ class Dispatcher:
         self.wake()
 
 
-def _check_open(runs: Sequence[ServedRun]) -> None:
-    if runs and not any(run.state.running or run.state.paused for run in runs):
+def _check_open(runs: Sequence[ServedRun], ended: Callable[[], bool]) -> None:
+    if any(run.state.running or run.state.paused for run in runs):
+        return
+    if runs or ended():
         raise ProblemError("run_ended", "all runs that you could work for have ended")

@@ -51,6 +51,8 @@ class Readiness:
     def _serving(self) -> Check:
         if self._service.draining:
             return Check(ok=False, detail="this process is about to end")
+        if self._service.starting:
+            return Check(ok=False, detail="this process is taking up its runs")
         return Check(ok=True)
 
     async def _store(self) -> Check:

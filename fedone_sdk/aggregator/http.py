@@ -7,7 +7,7 @@ import logging
 import math
 import ssl
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 from weakref import WeakSet
@@ -18,6 +18,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_protocol import RequestHandler
 from pydantic import ValidationError
 
+from fedone_sdk.aggregator.aside import aside_if_large
 from fedone_sdk.aggregator.documents import check_json
 from fedone_sdk.aggregator.signing import SignedRequest
 from fedone_sdk.errors import ProblemError, StoreUnavailable
@@ -44,6 +45,7 @@ __all__ = [
     "read",
     "signed_request",
     "stamp_headers",
+    "streamed",
 ]
 
 _log = structlog.get_logger(__name__)
@@ -197,7 +199,7 @@ async def read(
         raise ProblemError("not_json", f"the body is {form}; taken is {' or '.join(forms)}")
     body = await body_of(request, max_bytes=max_bytes)
     try:
-        return decode(parse, body, form, check=check_json), body
+        return await aside_if_large(len(body), decode, parse, body, form, check=check_json), body
     except ValidationError as exc:
         raise ProblemError("invalid_message", _first_error(exc)) from None
     except ValueError as exc:
@@ -244,6 +246,41 @@ def answer(
     accept = "" if asked is None else ",".join(asked.headers.getall("Accept", ()))
     body = encode(message, accept)
     return web.Response(status=status, body=body.content, content_type=body.content_type)
+
+
+async def streamed(
+    request: web.Request,
+    pieces: AsyncIterator[bytes],
+    *,
+    content_type: str,
+    headers: Mapping[str, str] | None = None,
+) -> web.StreamResponse:
+    """Answers piece by piece, no faster than the caller reads.
+
+    What fails before the first piece is refused as always. What fails later cuts the connection, so
+    that a part is never taken for the whole.
+
+    Args:
+        request: What is answered.
+        pieces: The body.
+        content_type: Its media type.
+        headers: More headers.
+    """
+    first = await anext(pieces, b"")
+    response = web.StreamResponse(headers=headers)
+    response.content_type = content_type
+    await response.prepare(request)
+    try:
+        await response.write(first)
+        async for piece in pieces:
+            await response.write(piece)
+    except ConnectionError:
+        pass  # The caller has gone.
+    except Exception as exc:
+        _log.error("answer cut", method=request.method, path=request.path, error=type(exc).__name__)
+        if request.transport is not None:
+            request.transport.abort()
+    return response
 
 
 @asynccontextmanager

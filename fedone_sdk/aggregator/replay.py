@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -26,6 +26,7 @@ from fedone_sdk.vocabulary import Vocabulary
 
 __all__ = [
     "Difference",
+    "Lookback",
     "ReplayReport",
     "Replayed",
     "at_round",
@@ -148,40 +149,125 @@ def replay(
     Raises:
         ValueError: A line is damaged, or is not of this run; the message names its place.
     """
-    return _replay(_machine(spec.name, spec, vocabulary), entries)
+    return _replay(_machine(spec.name, spec, vocabulary), list(entries))
 
 
-def _replay(machine: RoundMachine, entries: Iterable[LogEntry]) -> Iterator[Replayed]:
-    lines = [
-        (number, entry, _parse(entry, number))
-        for number, entry in enumerate(entries)
-        if entry.kind in ("round", "rollback")
-    ]
-    targets = {line.round for _, _, line in lines if isinstance(line, _RollbackRecord)}
-    state, memories = machine.start(), dict[int, Memory]()
-    kept = {0: (state, memories)}
-    for number, entry, line in lines:
-        try:
-            if isinstance(line, _RollbackRecord):
-                if line.round not in kept or line.round > state.round:
-                    raise ValueError(f"there is no round {line.round} to go back to")
-                back, memories = kept[line.round]
-                state = _rolled_back(machine, state, back)
-                logged = line.alpha_sha256 or alpha_sha256(back.method.alpha)
-            else:
-                if line.round != state.round:
-                    raise ValueError(f"it is of round {line.round}, not {state.round}")
-                state, memories = _round(machine, state, memories, line)
-                logged = line.alpha_sha256
-        except ValueError as exc:
-            raise ValueError(f"line {number + 1} of the log: {exc}") from exc
-        if state.round in targets:
-            kept[state.round] = state, memories
-        yield Replayed(entry=entry, state=state, memories=memories, logged_sha256=logged)
+def _replay(machine: RoundMachine, entries: Sequence[LogEntry]) -> Iterator[Replayed]:
+    return _Replay(machine, _rollbacks(entries)).follow(entries)
+
+
+def _rollbacks(entries: Iterable[LogEntry]) -> set[int]:
+    """The rounds that are gone back to."""
+    return {
+        _RollbackRecord.model_validate_json(entry.body).round
+        for entry in entries
+        if entry.kind == "rollback"
+    }
+
+
+class _Replay:
+    """Computes a run again, page by page of its log.
+
+    Args:
+        machine: Of the run.
+        kept: Rounds that the log will go back to.
+    """
+
+    def __init__(self, machine: RoundMachine, kept: Set[int]) -> None:
+        self._machine = machine
+        self._targets = kept
+        self._state = machine.start()
+        self._memories: Mapping[int, Memory] = {}
+        self._kept: dict[int, tuple[RunState, Mapping[int, Memory]]]
+        self._kept = {0: (self._state, self._memories)}
+        self._number = 0
+
+    def follow(self, entries: Iterable[LogEntry]) -> Iterator[Replayed]:
+        """The next lines of the log."""
+        for entry in entries:
+            self._number += 1
+            if entry.kind not in ("round", "rollback"):
+                continue
+            line = _parse(entry, self._number)
+            try:
+                logged = self._take(line)
+            except ValueError as exc:
+                raise ValueError(f"line {self._number} of the log: {exc}") from exc
+            if self._state.round in self._targets:
+                self._kept[self._state.round] = self._state, self._memories
+            yield Replayed(
+                entry=entry, state=self._state, memories=self._memories, logged_sha256=logged
+            )
+
+    def _take(self, line: _RoundRecord | _RollbackRecord) -> str:
+        """Goes on to the state after a line; the digest of alpha that the line names."""
+        if isinstance(line, _RoundRecord):
+            if line.round != self._state.round:
+                raise ValueError(f"it is of round {line.round}, not {self._state.round}")
+            self._state, self._memories = _round(self._machine, self._state, self._memories, line)
+            return line.alpha_sha256
+        if line.round not in self._kept or line.round > self._state.round:
+            raise ValueError(f"there is no round {line.round} to go back to")
+        back, self._memories = self._kept[line.round]
+        self._state = _rolled_back(self._machine, self._state, back)
+        return line.alpha_sha256 or alpha_sha256(back.method.alpha)
+
+
+class Lookback:
+    """Where a run stood when it had done `to_round` rounds, on the way to where it stands now.
+
+    Args:
+        spec: The run.
+        vocabulary: Its candidates.
+        rollbacks: The lines of its log of kind ``rollback``.
+        to_round: Rounds done.
+    """
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        vocabulary: Vocabulary,
+        rollbacks: Iterable[LogEntry],
+        to_round: int,
+    ) -> None:
+        self._machine = _machine(spec.name, spec, vocabulary)
+        self._replay = _Replay(self._machine, _rollbacks(rollbacks))
+        self._to_round = to_round
+        start = self._machine.start()
+        self._found = Replayed(
+            entry=None, state=start, memories={}, logged_sha256=alpha_sha256(start.method.alpha)
+        )
+
+    def follow(self, entries: Iterable[LogEntry]) -> None:
+        """Goes on with the next lines of the whole log.
+
+        Raises:
+            FedOneError: The log gives another alpha than the run had.
+            ValueError: The log is damaged.
+        """
+        name = self._machine.spec.name
+        for line in self._replay.follow(entries):
+            if self._machine.repeats_exactly and not line.agrees:
+                raise FedOneError(
+                    f"the log of run {name!r} gives another alpha after {line.state.round} rounds"
+                )
+            if line.state.round == self._to_round:
+                self._found = line
+
+    def found(self) -> Replayed:
+        """Where it stood, after all of the log was followed.
+
+        Raises:
+            FedOneError: The log does not lead there.
+        """
+        if self._found.state.round != self._to_round:
+            name = self._machine.spec.name
+            raise FedOneError(f"run {name!r} has not done {self._to_round} rounds")
+        return self._found
 
 
 def at_round(
-    spec: RunSpec, vocabulary: Vocabulary, entries: Iterable[LogEntry], to_round: int
+    spec: RunSpec, vocabulary: Vocabulary, entries: Sequence[LogEntry], to_round: int
 ) -> Replayed:
     """Where a run stood when it had done `to_round` rounds, on the way to where it stands now.
 
@@ -189,21 +275,9 @@ def at_round(
         FedOneError: Its log does not lead there, or gives another alpha than it had.
         ValueError: Its log is damaged.
     """
-    machine = _machine(spec.name, spec, vocabulary)
-    start = machine.start()
-    found = Replayed(
-        entry=None, state=start, memories={}, logged_sha256=alpha_sha256(start.method.alpha)
-    )
-    for line in _replay(machine, entries):
-        if machine.repeats_exactly and not line.agrees:
-            raise FedOneError(
-                f"the log of run {spec.name!r} gives another alpha after {line.state.round} rounds"
-            )
-        if line.state.round == to_round:
-            found = line
-    if found.state.round != to_round:
-        raise FedOneError(f"run {spec.name!r} has not done {to_round} rounds")
-    return found
+    lookback = Lookback(spec, vocabulary, entries, to_round)
+    lookback.follow(entries)
+    return lookback.found()
 
 
 def _rolled_back(machine: RoundMachine, state: RunState, back: RunState) -> RunState:
@@ -225,7 +299,7 @@ def _parse(entry: LogEntry, number: int) -> _RoundRecord | _RollbackRecord:
     try:
         return model.model_validate_json(entry.body)
     except ValueError as exc:
-        raise ValueError(f"line {number + 1} of the log is no {entry.kind}: {exc}") from exc
+        raise ValueError(f"line {number} of the log is no {entry.kind}: {exc}") from exc
 
 
 def _round(

@@ -21,6 +21,7 @@ from fedone_sdk.aggregator.signals import (
     Left,
     RunAdded,
     RunMoved,
+    RunRemoved,
     Signal,
     tell,
 )
@@ -50,6 +51,7 @@ class Replicas:
         dispatcher: Who waits for work here.
         access: The clients.
         refresh: Reads what others may have changed in any run.
+        has_news: Whether these versions of all stored runs say that others were added or removed.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Replicas:
         dispatcher: Dispatcher,
         access: Access,
         refresh: Callable[[], Awaitable[None]],
+        has_news: Callable[[Mapping[str, int]], bool],
     ) -> None:
         self._store = store
         self._clock = clock
@@ -68,11 +71,12 @@ class Replicas:
         self._dispatcher = dispatcher
         self._access = access
         self._refresh = refresh
+        self._has_news = has_news
         self._signals: asyncio.Queue[str | None] = asyncio.Queue()
         self._changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._alive: frozenset[str] = frozenset()
-        self._leads = False
+        self._leads = self._down = False
         self._looked = -_LOOK_S
         self._told = (0, 0.0)
 
@@ -87,12 +91,12 @@ class Replicas:
         return self._leads
 
     async def start(self) -> None:
-        """Takes up what was under way, and begins to listen and to watch."""
+        """Begins to listen, and takes note of who waits; then runs are to be taken up."""
         self._store.listen(self._listen)
         self._alive = await self._store.alive()
         # Whoever serves leads or sees at once that nobody does; who starts beside this one has
         # served nobody yet.
-        self._leads = down = await self._store.lead()
+        self._leads = self._down = down = await self._store.lead()
         members = await self._store.members()
         # The last one that was heard of tells until when somebody served, at least.
         served = max((member.until for member in members), default=0.0) - STAY_S
@@ -102,8 +106,13 @@ class Replicas:
                 await self._take_in(self._dispatcher.presume(member) if down else member)
         if down and gone:
             await self._store.leave(gone)
-        for run in list(self._runs.values()):
-            await run.restarted(self._alive, down=down)
+
+    async def take_up(self, run: ServedRun) -> None:
+        """Takes up what was under way in a run when this replica started."""
+        await run.restarted(self._alive, down=self._down)
+
+    def watch(self) -> None:
+        """Begins to follow the others and to watch deadlines; the runs are taken up."""
         self._tasks = [
             asyncio.create_task(self._watch(), name="deadlines"),
             asyncio.create_task(self._hear(), name="signals"),
@@ -175,7 +184,7 @@ class Replicas:
         self._leads = await self._store.lead()
         await self._look_who_lives()
         versions = await self._store.versions()
-        if versions.keys() - self._runs.keys():
+        if self._has_news(versions):
             await self._refresh()
         for run_id, version in versions.items():
             if run_id in self._runs:
@@ -272,6 +281,8 @@ class Replicas:
             case RunAdded():
                 await self._refresh()
                 await self._access.recount()  # It may have brought its clients along.
+            case RunRemoved():
+                await self._refresh()
             case Joined():
                 await self._take_in(
                     Member(

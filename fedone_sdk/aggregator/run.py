@@ -11,6 +11,7 @@ from typing import Any
 
 import structlog
 
+from fedone_sdk.aggregator.aside import aside, aside_if_large
 from fedone_sdk.aggregator.codec import arrays_of, decode, encode_arrays, encode_document
 from fedone_sdk.aggregator.events import (
     Accepted,
@@ -36,12 +37,12 @@ from fedone_sdk.aggregator.influence import influences
 from fedone_sdk.aggregator.machine import RoundMachine
 from fedone_sdk.aggregator.outcomes import OUTCOMES, Outcomes
 from fedone_sdk.aggregator.signals import MAX_NAMED, RunMoved
-from fedone_sdk.aggregator.state import RunState
+from fedone_sdk.aggregator.state import RunState, Seat
 from fedone_sdk.aggregator.to_the_end import to_the_end
 from fedone_sdk.algorithms import alpha_sha256, dump_memory, load_memory
 from fedone_sdk.backends import Answer, LLMBackend, Show, shown_by
 from fedone_sdk.clock import Clock
-from fedone_sdk.errors import FedOneError, ProblemError
+from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import (
     Array,
     CacheReport,
@@ -52,6 +53,7 @@ from fedone_sdk.messages import (
     PromptReport,
     RoundReport,
     RunResult,
+    RunSummary,
     RunTask,
     SeatReport,
     Traffic,
@@ -59,7 +61,15 @@ from fedone_sdk.messages import (
 )
 from fedone_sdk.messages.ndarray import to_wire
 from fedone_sdk.spec import RunSpec
-from fedone_sdk.stores import ClosedWork, Commit, LogEntry, RunRecord, Store, VersionConflict
+from fedone_sdk.stores import (
+    ClosedWork,
+    Commit,
+    LogEntry,
+    RunRecord,
+    Store,
+    VersionConflict,
+    log_pages,
+)
 from fedone_sdk.vocabulary import Vocabulary
 
 __all__ = ["CaughtUp", "Counters", "Listener", "ServedRun"]
@@ -121,6 +131,32 @@ class Counters:
         )
 
 
+_Line = tuple[int, RoundReport | LostWork | WentBack | MetricKnown | None]
+"""What a run keeps of a line of its log, with the line's version."""
+
+
+def _lines_of(entries: Iterable[LogEntry]) -> list[_Line]:
+    return [(entry.version, _line_of(entry)) for entry in entries]
+
+
+def _line_of(entry: LogEntry) -> RoundReport | LostWork | WentBack | MetricKnown | None:
+    if entry.kind == "round":
+        return RoundReport.model_validate(json.loads(entry.body)["report"])
+    if entry.kind == "lost":
+        return LostWork.model_validate_json(entry.body)
+    if entry.kind == "rollback":
+        record = json.loads(entry.body)
+        return WentBack(to_round=record["round"], record=record)
+    if entry.kind == "metric":
+        body = json.loads(entry.body)
+        return MetricKnown(round=body["round"], value=body["value"])
+    return None
+
+
+def _size_of(entries: Iterable[LogEntry]) -> int:
+    return sum(len(entry.body) for entry in entries)
+
+
 class ServedRun:
     """Applies events to a run: the machine decides, the store keeps, listeners are told.
 
@@ -143,6 +179,7 @@ class ServedRun:
         history: One entry per round.
         lost: The newest work that came to nothing, oldest first.
         ended: Set while the run does not run.
+        checked: Set unless its model is being looked at: until then it gives and takes no work.
         broken_off: Whether it was stopped, paused or failed already when it was taken up.
     """
 
@@ -165,7 +202,10 @@ class ServedRun:
         self.history: list[RoundReport] = []
         self.lost: deque[LostWork] = deque(maxlen=_MAX_LOST)
         self.ended = asyncio.Event()
+        self.checked = asyncio.Event()
+        self.checked.set()
         self.broken_off = False
+        self._created_at: float | None = None
         self._stored = Counters()
         self._fresh = Counters()
         self._store = store
@@ -209,6 +249,11 @@ class ServedRun:
         return self._state
 
     @property
+    def version(self) -> int:
+        """The commit that the state is of."""
+        return self._version
+
+    @property
     def counters(self) -> Counters:
         """Traffic and cache hits."""
         return self._stored.plus(self._fresh)
@@ -224,6 +269,7 @@ class ServedRun:
         Raises:
             ValueError: There is a run of this name.
         """
+        self._created_at = self._clock.now()
         await self._store.add_run(
             RunRecord(
                 run_id=self.run_id,
@@ -232,7 +278,7 @@ class ServedRun:
                 document=self._document(self._state, self._stored),
                 arrays=encode_arrays(self._arrays),
                 version=0,
-                created_at=self._clock.now(),
+                created_at=self._created_at,
             )
         )
 
@@ -240,6 +286,21 @@ class ServedRun:
         """Takes up a stored run where it stands."""
         await self._take(record)
         self.broken_off = self.machine.can_resume(self._state)
+
+    @property
+    def summary(self) -> RunSummary:
+        """Where it stands, in a line."""
+        state = self._state
+        return RunSummary(
+            run_id=self.run_id,
+            status=state.status,
+            round=state.round,
+            rounds=self.spec.rounds,
+            cap=Cap.of(self.spec.budget),
+            spent=state.account.spent,
+            created_at=self._created_at,
+            ended_at=state.ended_at,
+        )
 
     async def restarted(self, alive: frozenset[str], *, down: bool) -> None:
         """Charges in full what replicas that are gone had under way; it may have been sent.
@@ -309,7 +370,7 @@ class ServedRun:
         try:
             record = await self._store.run(self.run_id)
             if record is None:
-                raise FedOneError(f"run {self.run_id!r} is not in the store any more")
+                raise ProblemError("not_found", f"run {self.run_id!r} was deleted")
             await self._take(record)
         except BaseException:
             self.doubt()
@@ -318,14 +379,17 @@ class ServedRun:
 
     async def _take(self, record: RunRecord) -> None:
         # Whatever fails, fails before anything is changed.
-        log = await self._store.log(self.run_id, after=self._logged)
+        lines: list[_Line] = []
+        async for page in log_pages(self._store, self.run_id, after=self._logged):
+            page = [entry for entry in page if entry.version <= record.version]
+            lines += await aside_if_large(_size_of(page), _lines_of, page)
         document = json.loads(record.document)
         stored = Counters.load(document.pop("counters"))
-        state = decode(document, record.arrays)
+        state = await aside_if_large(len(record.arrays), decode, document, record.arrays)
         self._stored, self._state, self._arrays = stored, state, arrays_of(state)
-        self._version = record.version
+        self._version, self._created_at = record.version, record.created_at
         self._moved()
-        self._read_log(entry for entry in log if entry.version <= record.version)
+        self._read(lines)
 
     def _moved(self) -> None:
         """What follows from the state when it has become another one."""
@@ -340,19 +404,19 @@ class ServedRun:
         else:
             self.ended.set()
 
-    def _read_log(self, entries: Iterable[LogEntry]) -> None:
+    def _read(self, lines: Iterable[_Line]) -> None:
         """Adds the rounds, and the metrics measured after them, to the history."""
-        for entry in entries:
-            body = json.loads(entry.body)
-            if entry.kind == "round":
-                self.history.append(RoundReport.model_validate(body["report"]))
-            elif entry.kind == "rollback":
-                del self.history[body["round"] :]
-            elif entry.kind == "metric":
-                self._add_metric(body["round"], body["value"])
-            elif entry.kind == "lost":
-                self.lost.append(LostWork.model_validate(body))
-            self._logged = entry.version
+        for version, line in lines:
+            match line:
+                case RoundReport():
+                    self.history.append(line)
+                case LostWork():
+                    self.lost.append(line)
+                case WentBack():
+                    del self.history[line.to_round :]
+                case MetricKnown():
+                    self._add_metric(line.round, line.value)
+            self._logged = version
 
     def _add_metric(self, round_number: int, value: float) -> None:
         self.history = [
@@ -427,13 +491,19 @@ class ServedRun:
     async def _step(self, event: Event) -> tuple[RunState, tuple[Effect, ...]]:
         now = self._clock.now()
         if self.machine.takes_long(event):  # Nobody else shall wait for it.
-            state, effects = await asyncio.to_thread(self.machine.step, self._state, event, now)
+            state, effects = await aside(self.machine.step, self._state, event, now)
         else:
             state, effects = self.machine.step(self._state, event, now)
         if self.base.at(state).wants_seating(state) and not isinstance(event, SeatsVacant):
             state, more = self.base.step(state, self._seating(), now)
             effects += more
         return state, effects
+
+    async def draw(self, seat: Seat) -> None:
+        """Draws the prompts of a seat, which are kept, where the draw takes long."""
+        machine = self.machine
+        if machine.losses_exchange and machine.slow:
+            await aside(machine.candidates, self._state, seat)
 
     async def seat(self) -> None:
         """Gives free seats to clients that are available."""
@@ -525,7 +595,8 @@ class ServedRun:
                 report = effect.report.model_copy(update={"client_id": names})
                 reports.append(report)
                 body = {"report": report.model_dump(), **effect.record}
-                log.append(LogEntry(kind="round", body=json.dumps(body)))
+                text = await aside_if_large(self._num_bytes, json.dumps, body)
+                log.append(LogEntry(kind="round", body=text))
             elif isinstance(effect, WentBack):
                 log.append(LogEntry(kind="rollback", body=json.dumps(effect.record)))
             elif isinstance(effect, MemorySaved):
@@ -546,16 +617,22 @@ class ServedRun:
         same = arrays.keys() == self._arrays.keys() and all(
             arrays[name] is self._arrays[name] for name in arrays
         )
+        encoded = None
+        if not same:
+            size = sum(array.nbytes for array in arrays.values())
+            encoded = await aside_if_large(size, encode_arrays, arrays)
         counters, fresh = self.counters, self._fresh
         self._fresh = Counters()
         commit = Commit(
             document=self._document(state, counters),
-            arrays=None if same else encode_arrays(arrays),
+            arrays=encoded,
             signal=self._signal(state, effects) if self._store.shared else None,
             **changes,
         )
         try:
             await self._store.commit(self.run_id, self._version, commit)
+        except KeyError:
+            raise ProblemError("not_found", f"run {self.run_id!r} was deleted") from None
         except BaseException:
             self._fresh = fresh.plus(self._fresh)
             # Whether it was stored is not known where the store went away: read before going on.
@@ -567,6 +644,11 @@ class ServedRun:
         self._moved()
         if commit.log:
             self._logged = self._version
+
+    @property
+    def _num_bytes(self) -> int:
+        """What the state's arrays hold; a round's line of the log holds about as much."""
+        return sum(array.nbytes for array in self._arrays.values())
 
     def _signal(self, state: RunState, effects: Sequence[Effect]) -> str:
         offered = tuple(effect.client for effect in effects if isinstance(effect, SeatOffered))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
 import structlog
 
 from fedone_sdk.aggregator.access import Access
 from fedone_sdk.aggregator.archive import export_run, import_run
+from fedone_sdk.aggregator.aside import aside, aside_if_large
 from fedone_sdk.aggregator.auth import Authority, may_see
 from fedone_sdk.aggregator.dispatcher import Dispatcher
 from fedone_sdk.aggregator.evaluation import Evaluation, ask_as_evaluation
@@ -23,13 +24,17 @@ from fedone_sdk.aggregator.events import (
     RolledBack,
     StopAsked,
 )
+from fedone_sdk.aggregator.export import export_pages
 from fedone_sdk.aggregator.gateway import Gateway
 from fedone_sdk.aggregator.machine import RoundMachine
 from fedone_sdk.aggregator.pool import TurnedAway
 from fedone_sdk.aggregator.proposer import Proposer
-from fedone_sdk.aggregator.replay import at_round
+from fedone_sdk.aggregator.replay import Lookback, Replayed
 from fedone_sdk.aggregator.replicas import Replicas
+from fedone_sdk.aggregator.retention import Retention, Sweeper
 from fedone_sdk.aggregator.run import CaughtUp, Listener, ServedRun
+from fedone_sdk.aggregator.signals import RunRemoved, tell
+from fedone_sdk.aggregator.stored import StoredRun
 from fedone_sdk.aggregator.throttle import Throttle
 from fedone_sdk.aggregator.to_the_end import none_under_way
 from fedone_sdk.backends import (
@@ -44,7 +49,13 @@ from fedone_sdk.backends import (
 from fedone_sdk.backends.wrappers import BudgetedBackend
 from fedone_sdk.candidates import label_checks
 from fedone_sdk.clock import Clock
-from fedone_sdk.errors import BackendError, BackendUnavailable, ProblemError, SpecError
+from fedone_sdk.errors import (
+    BackendError,
+    BackendUnavailable,
+    ProblemError,
+    SpecError,
+    StoreUnavailable,
+)
 from fedone_sdk.messages import (
     AlphaAssignment,
     AlphaUpdate,
@@ -55,19 +66,42 @@ from fedone_sdk.messages import (
     LossesAssignment,
     LossesUpdate,
     Receipt,
+    Removal,
+    RunSummary,
     Score,
     Scores,
 )
 from fedone_sdk.metrics import MetricFunction
 from fedone_sdk.spec import RunSpec
-from fedone_sdk.stores import ClientRecord, LogEntry, RunRecord, Store
+from fedone_sdk.stores import (
+    ClientRecord,
+    LogEntry,
+    RunDeleted,
+    RunHead,
+    RunRecord,
+    Store,
+    VersionConflict,
+    log_pages,
+)
 from fedone_sdk.task import Example, ScoreFunction
 from fedone_sdk.vocabulary import Vocabulary
 
-__all__ = ["Service", "check_caps"]
+__all__ = ["KEEP_ALL", "Service", "check_caps"]
 
 _log = structlog.get_logger(__name__)
 
+_TAKE_UP = "taking up runs"
+_MODEL = "model of "
+_SWEEP = "retention"
+_SWEEP_S = 3600.0
+"""How often is removed what is too old, seconds."""
+_LOOKS = 8
+"""Runs whose model is looked at at a time."""
+_PATIENCE_S = 20.0
+"""How long a device's request waits for the start, seconds."""
+
+KEEP_ALL = Retention()
+"""Nothing is removed by itself."""
 _RETURN_S = 5.0
 """How long a client may take to return work that is answered, when its run is to stop, seconds."""
 
@@ -80,14 +114,19 @@ class Service:
         clock: Tells the time.
         authority: Checks tokens.
         backend: The gateway's model; None when clients bring their own.
+        retention: How long is kept what has come to an end.
 
     Attributes:
         authority: Knows the configured tokens.
         access: Tokens and clients.
-        runs: The runs, by id, as far as this replica has seen them.
+        runs: The runs that are served, by id: those that run or wait, and those that were asked
+            for.
+        stored: What is known of all others in the store, by id.
         listeners: Told of what happens to runs.
         dispatcher: The clients' side of the runs.
         replicas: This process among those on the store.
+        sweeper: Removes what is older than it is kept.
+        starting: Whether stored runs are still being taken up: devices wait for it.
         draining: Whether it takes leave: nobody waits for work any more.
     """
 
@@ -98,10 +137,12 @@ class Service:
         clock: Clock,
         authority: Authority,
         backend: LLMBackend | None = None,
+        retention: Retention = KEEP_ALL,
     ) -> None:
         self.authority = authority
         self.access = Access(store=store, authority=authority, clock=clock)
         self.runs: dict[str, ServedRun] = {}
+        self.stored: dict[str, StoredRun] = {}
         self.listeners: list[Listener] = []
         self.draining = False
         self._store = store
@@ -116,6 +157,9 @@ class Service:
         self._proposers: dict[str, Proposer] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._adding = asyncio.Lock()
+        self._loading: dict[str, asyncio.Lock] = {}
+        self._looking = asyncio.Semaphore(_LOOKS)
+        self._open = asyncio.Event()
         self.dispatcher = Dispatcher(
             store=store, clock=clock, runs=self.runs, refresh=self.refresh, prepare=self._prepare
         )
@@ -127,19 +171,91 @@ class Service:
             dispatcher=self.dispatcher,
             access=self.access,
             refresh=self.refresh,
+            has_news=self._has_news,
         )
+        self.sweeper = Sweeper(
+            retention,
+            store=store,
+            clock=clock,
+            runs=self._stored_runs,
+            delete=self._delete,
+            retire=self.access.retire,
+        )
+        self._sweeps = retention.active
 
     # Lifetime
 
     async def start(self) -> None:
-        """Opens the store and takes up what it holds."""
+        """Opens the store, takes up what it holds, and lets devices in."""
+        await self.open()
+        await self.taken_up()
+        self.begin()
+
+    async def open(self) -> None:
+        """Opens the store, and begins to take up the runs that run or wait.
+
+        People can be answered from here on; a run that they ask for is read for them. Ended runs
+        are read only so.
+        """
         await self._store.open()
         await self.access.open()
-        for record in await self._store.runs():
-            await self._take_up(record)
+        await self._read_heads()
         await self.replicas.start()
-        for run in self.runs.values():
-            await run.check_model()
+        self._tasks[_TAKE_UP] = asyncio.create_task(self._take_up_all(), name=_TAKE_UP)
+
+    async def taken_up(self) -> None:
+        """Returns when all runs that run or wait are served, and their model was looked at.
+
+        Raises:
+            StoreUnavailable: The store went away.
+        """
+        await asyncio.shield(self._tasks[_TAKE_UP])
+
+    def begin(self) -> None:
+        """Lets devices in: all runs that they may name are there."""
+        self._open.set()
+        if self._sweeps:
+            self._tasks[_SWEEP] = asyncio.create_task(self._sweep(), name=_SWEEP)
+
+    async def _sweep(self) -> None:
+        while True:
+            if self.leads:
+                try:
+                    await self.sweeper.sweep()
+                except Exception:
+                    # A store that fails now may work again.
+                    _log.exception("nothing can be removed")
+            await asyncio.sleep(_SWEEP_S)
+
+    @property
+    def starting(self) -> bool:
+        """Whether devices wait until the runs are taken up."""
+        return not self._open.is_set()
+
+    async def begun(self) -> None:
+        """Lets a device wait until the runs are there that it may name.
+
+        Raises:
+            ProblemError: ``store_unavailable``: it takes long; the device is to ask again.
+        """
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                await self._open.wait()
+        except TimeoutError:
+            raise ProblemError("store_unavailable", "the server is starting") from None
+
+    async def _take_up_all(self) -> None:
+        for run_id in [run_id for run_id, stored in self.stored.items() if stored.live]:
+            try:
+                await self.known(run_id)
+            except StoreUnavailable:
+                raise
+            except Exception:
+                # Such as one of a newer version: the others must not suffer from it.
+                _log.exception("a run cannot be read", run_id=run_id)
+        self.replicas.watch()
+        looks = [task for name, task in self._tasks.items() if name.startswith(_MODEL)]
+        await asyncio.gather(*looks)
 
     async def stop(self) -> None:
         """Ends background work and closes the store; runs go on at the next start."""
@@ -208,7 +324,7 @@ class Service:
             BackendError: The model cannot be asked.
         """
         async with self._adding:
-            run = await self._known(spec.name)
+            run = await self.known(spec.name)
             if run is None:
                 vocabulary = await usable_vocabulary(self._backend, spec, vocabulary)
                 machine = self._machine(spec.name, spec, vocabulary)
@@ -216,12 +332,18 @@ class Service:
                 run = self._serve(machine, vocabulary)
                 try:
                     await run.create()
+                except RunDeleted as exc:
+                    raise SpecError(
+                        f"name: {spec.name!r} was the name of a run that is deleted; "
+                        "take another one"
+                    ) from exc
                 except ValueError:  # Another replica was faster.
-                    run = await self._known(spec.name)
+                    run = await self.known(spec.name)
                     if run is None:
                         raise
                 else:
-                    self.runs[run.run_id] = run
+                    # A refresh may have read it already.
+                    run = self.runs.setdefault(run.run_id, run)
                     await self.replicas.tell_added(run)
             if not run.spec.is_same_run(spec) or not run.vocabulary.comes_from(vocabulary):
                 changed = ", ".join(run.spec.differences(spec)) or "candidates"
@@ -242,45 +364,87 @@ class Service:
         self.dispatcher.wake()
         return run
 
-    async def _known(self, run_id: str) -> ServedRun | None:
-        """A run that this or another replica serves."""
+    async def known(self, run_id: str) -> ServedRun | None:
+        """The run of this name, read if it is not served yet; None if there is none."""
         if run_id not in self.runs:
-            record = await self._store.run(run_id)
-            if record is None:
-                return None
-            await self._take_up(record)
+            async with self._loading.setdefault(run_id, asyncio.Lock()):
+                if run_id not in self.runs:
+                    record = await self._store.run(run_id)
+                    if record is None:
+                        return None
+                    await self._take_up(record)
+            self._loading.pop(run_id, None)
         return self.runs[run_id]
 
     async def _take_up(self, record: RunRecord) -> None:
-        """Serves a stored run; one whose model cannot be asked pauses."""
+        """Serves a stored run; the model of one that runs or waits is looked at meanwhile."""
         spec = RunSpec.model_validate_json(record.spec)
         vocabulary = Vocabulary.parse(record.candidates)
-        machine = self._machine(record.run_id, spec, vocabulary)
-        trouble = None
-        try:
-            await self._look_at_model(machine, vocabulary)
-        except (BackendError, SpecError) as exc:
-            trouble = _one_line(exc)
-        run = self._serve(machine, vocabulary)
+        run = self._serve(self._machine(record.run_id, spec, vocabulary), vocabulary)
         await run.load(record)
-        if record.run_id in self.runs:
-            return  # Somebody else was faster while the model was looked at.
         self.runs[run.run_id] = run
+        stored = self.stored.pop(run.run_id, None)
+        if stored is None or stored.live:
+            run.checked.clear()
+            name = f"{_MODEL}{run.run_id}"
+            self._tasks[name] = asyncio.create_task(self._check_model(run), name=name)
+            await self.replicas.take_up(run)
         self.dispatcher.look_at(run)
-        if trouble is not None:
-            await run.apply(PauseAsked(reason=trouble))
         _log.info("run taken up", run_id=run.run_id, status=run.state.status)
+
+    async def _check_model(self, run: ServedRun) -> None:
+        """Pauses a run that was taken up if its model cannot be asked, or is another one."""
+        try:
+            async with self._looking:
+                try:
+                    await self._look_at_model(run.base, run.vocabulary)
+                except (BackendError, SpecError) as exc:
+                    await run.apply(PauseAsked(reason=_one_line(exc)))
+                await run.check_model()
+        except Exception:
+            # A bug in a backend: the run pauses, and says so in the log alone.
+            _log.exception("the model of a run cannot be looked at", run_id=run.run_id)
+            await run.apply(PauseAsked(reason="the model cannot be looked at; see the log"))
+        finally:
+            self._tasks.pop(f"{_MODEL}{run.run_id}", None)
+            run.checked.set()
+
+    async def _read_heads(self) -> None:
+        """Takes note of the runs that are in the store and not served."""
+        found = await self._stored_runs()
+        self.stored = {run_id: run for run_id, run in found.items() if run_id not in self.runs}
+
+    async def _stored_runs(self) -> dict[str, StoredRun]:
+        heads = await self._store.heads()
+        size = sum(len(head.document) + len(head.spec) for head in heads)
+        return await aside_if_large(size, _stored_runs, heads)
+
+    def _has_news(self, versions: Mapping[str, int]) -> bool:
+        """Whether other replicas have added, removed or resumed runs that are not served here."""
+        if (self.runs.keys() | self.stored.keys()) - versions.keys():
+            return True
+        return any(self._is_news(run_id, version) for run_id, version in versions.items())
+
+    def _is_news(self, run_id: str, version: int) -> bool:
+        stored = self.stored.get(run_id)
+        return run_id not in self.runs and (stored is None or stored.version != version)
 
     async def refresh(self) -> None:
         """Reads what other replicas have added or changed."""
-        for run_id, version in (await self._store.versions()).items():
-            run = self.runs.get(run_id)
+        known = self.runs.keys() | self.stored.keys()
+        versions = await self._store.versions()
+        for run_id in known - versions.keys():
+            await self._forget(run_id)
+        if any(self._is_news(run_id, version) for run_id, version in versions.items()):
+            await self._read_heads()
+        for run_id, version in versions.items():
+            run, stored = self.runs.get(run_id), self.stored.get(run_id)
             try:
-                if run is None:
-                    await self._known(run_id)
-                else:
+                if run is not None:
                     run.hear_version(version)
                     await run.catch_up()
+                elif stored is None or stored.live:
+                    await self.known(run_id)
             except Exception:
                 # Such as one of a newer version: the others must not suffer from it.
                 _log.exception("a run cannot be read", run_id=run_id)
@@ -451,9 +615,72 @@ class Service:
         await run.note(answers)
         return answers
 
+    async def was_deleted(self, run_id: str) -> bool:
+        """Whether there was a run of this name, so that there can be no other."""
+        return await self._store.deleted(run_id) is not None
+
+    async def delete_run(self, run: ServedRun, *, dry: bool = False) -> Removal:
+        """Deletes a run with all that belongs to it, for good; its name stays taken.
+
+        Args:
+            run: Which.
+            dry: Only says what would go.
+
+        Raises:
+            ProblemError: ``run_conflict`` when it runs or waits, or has something under way.
+        """
+        await run.catch_up()
+        state = run.state
+        if state.running or state.paused:
+            raise ProblemError("run_conflict", "the run goes on; stop it first")
+        if state.seats or state.account.leases or state.evaluation.leases:
+            raise ProblemError("run_conflict", "the run has work under way; let it end first")
+        size = await self._store.size(run.run_id)
+        if not dry:
+            try:
+                await self._delete(run.run_id, run.version)
+            except (KeyError, VersionConflict) as exc:
+                raise ProblemError("run_conflict", "the run has moved on meanwhile") from exc
+        return Removal(
+            run_id=run.run_id,
+            status=state.status,
+            spent=state.account.spent,
+            ended_at=state.ended_at,
+            log_lines=size.log,
+            closed_work=size.closed,
+            memories=size.memories,
+            deleted=not dry,
+        )
+
+    async def _delete(self, run_id: str, version: int) -> None:
+        await self._store.delete_run(run_id, version, self._clock.now())
+        _log.info("run deleted", run_id=run_id)
+        await self._forget(run_id)
+        await tell(self._store, RunRemoved(run_id=run_id))
+
+    async def _forget(self, run_id: str) -> None:
+        """Drops all that is known of a run that was deleted, here or by another replica."""
+        self.stored.pop(run_id, None)
+        run = self.runs.pop(run_id, None)
+        if run is not None:
+            self.dispatcher.drop(run)
+        self._evaluations.pop(run_id, None)
+        task = self._tasks.pop(f"evaluation {run_id}", None)
+        if task is not None:
+            task.cancel()
+        proposer = self._proposers.pop(run_id, None)
+        if proposer is not None:
+            await proposer.aclose()
+
     async def export_run(self, run: ServedRun, *, with_credentials: bool = False) -> bytes:
         """A run as an archive; see `archive.export_run`."""
         return await export_run(self._store, run.run_id, with_credentials=with_credentials)
+
+    def export_pages(
+        self, run: ServedRun, *, with_credentials: bool = False
+    ) -> AsyncIterator[bytes]:
+        """The same, piece by piece."""
+        return export_pages(self._store, run.run_id, with_credentials=with_credentials)
 
     async def import_run(self, data: bytes) -> ServedRun:
         """Takes a run in out of an archive, and serves it; it is stopped until it is resumed.
@@ -479,8 +706,7 @@ class Service:
             raise ProblemError(
                 "run_conflict", f"the run has done {run.state.round} rounds, not {to_round}"
             )
-        log = await self._store.log(run.run_id)
-        before = await asyncio.to_thread(at_round, run.spec, run.vocabulary, log, to_round)
+        before = await self._looked_back(run, to_round)
         await run.apply(
             RolledBack(
                 method=before.state.method,
@@ -490,6 +716,15 @@ class Service:
                 reason=reason,
             )
         )
+
+    async def _looked_back(self, run: ServedRun, to_round: int) -> Replayed:
+        until = run.version
+        rollbacks = await self._store.log(run.run_id, "rollback")
+        lookback = Lookback(run.spec, run.vocabulary, rollbacks, to_round)
+        async for page in log_pages(self._store, run.run_id):
+            known = [entry for entry in page if entry.version <= until]
+            await aside(lookback.follow, known)
+        return lookback.found()
 
     async def quarantine(self, run: ServedRun, client_id: str, reason: str) -> None:
         """Gives a client no more work of a run.
@@ -517,9 +752,7 @@ class Service:
         Raises:
             ProblemError: ``not_found``.
         """
-        run = self.runs.get(run_id)
-        if run is None:
-            run = await self._known(run_id)
+        run = await self.known(run_id)
         if run is None:
             raise ProblemError("not_found", f"there is no run {run_id!r}")
         await run.catch_up()
@@ -528,6 +761,17 @@ class Service:
     async def log(self, run: ServedRun) -> list[LogEntry]:
         """A run's log, oldest first."""
         return await self._store.log(run.run_id)
+
+    def log_pages(self, run: ServedRun) -> AsyncIterator[list[LogEntry]]:
+        """The same, in pages of about 1 MiB."""
+        return log_pages(self._store, run.run_id)
+
+    @property
+    def summaries(self) -> list[RunSummary]:
+        """All runs, in the order they were added, as far as this replica has seen them."""
+        found = [run.summary for run in self.runs.values()]
+        found += [stored.summary for stored in self.stored.values()]
+        return sorted(found, key=lambda summary: summary.created_at or 0.0)
 
     def _evaluate(self, run: ServedRun) -> None:
         evaluation = self._evaluations.get(run.run_id)
@@ -594,6 +838,7 @@ class Service:
             client,
             message,
             lambda: [run for run in self.runs.values() if may_see(client.runs, run.run_id)],
+            lambda: any(may_see(client.runs, run_id) for run_id in self.stored),
         )
 
     async def update(
@@ -627,6 +872,8 @@ class Service:
             ((run.run_id, client.index), policy.client_requests_per_minute),
             (run.run_id, policy.run_requests_per_minute),
         )
+        if message.prompts is None:
+            await run.draw(seat)  # As on another replica, or after a restart.
         return await self._gateway.score(run, seat, message, body_sha256)
 
     def traffic_run(
@@ -637,7 +884,7 @@ class Service:
             for run in self.runs.values():
                 if run.state.seat_with(assignment_id) is not None:
                     return run
-        if run_id is None and len(self.runs) == 1:
+        if run_id is None and len(self.runs) == 1 and not self.stored:
             return next(iter(self.runs.values()))
         return self.runs.get(run_id or "")
 
@@ -663,6 +910,16 @@ class Service:
             proposer.notice(effect)
         for listener in self.listeners:
             listener(run, effect)
+
+
+def _stored_runs(heads: Iterable[RunHead]) -> dict[str, StoredRun]:
+    found = {}
+    for head in heads:
+        try:
+            found[head.run_id] = StoredRun.of(head)
+        except ValueError:
+            _log.exception("a run cannot be read", run_id=head.run_id)
+    return found
 
 
 def check_caps(spec: RunSpec, bounds: frozenset[str]) -> None:

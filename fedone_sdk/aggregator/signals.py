@@ -21,6 +21,7 @@ __all__ = [
     "MAX_NAMED",
     "RunAdded",
     "RunMoved",
+    "RunRemoved",
     "SIGNAL",
     "Signal",
     "tell",
@@ -63,6 +64,13 @@ class RunAdded(_Signal):
     run_id: str
 
 
+class RunRemoved(_Signal):
+    """A run was deleted."""
+
+    kind: Literal["removed"] = "removed"
+    run_id: str
+
+
 class Joined(_Signal):
     """A client waits for work."""
 
@@ -102,7 +110,7 @@ class Crowd(_Signal):
     rate: float
 
 
-_Any = RunMoved | RunAdded | Joined | Left | ClientChanged | Crowd
+_Any = RunMoved | RunAdded | RunRemoved | Joined | Left | ClientChanged | Crowd
 Signal = Annotated[_Any, Field(discriminator="kind")]
 SIGNAL: TypeAdapter[_Any] = TypeAdapter(Signal)
 

@@ -25,7 +25,14 @@ app = typer.Typer(
 def list_clients(server: Server, token: Token, json_file: JsonFile = None) -> None:
     """List the clients."""
     output = Output(json_file)
-    found = parse(ClientList.model_validate_json, call(server, token, "GET", "/v1/clients")).clients
+    found, params = list[ClientInfo](), {"limit": "1000"}
+    while True:
+        body = call(server, token, "GET", "/v1/clients", params=params)
+        page = parse(ClientList.model_validate_json, body)
+        found += page.clients
+        if page.next is None:
+            break
+        params["after"] = str(page.next)
     output.write_json([client.model_dump(mode="json") for client in found])
     output.table(
         ["client", "name", "token", "runs", "signs", "enrolled", "revoked"],

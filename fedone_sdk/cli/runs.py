@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
@@ -18,8 +19,15 @@ from fedone_sdk.cli._output import Output
 from fedone_sdk.cli._report import print_result
 from fedone_sdk.cli._signals import stopping
 from fedone_sdk.cli._tracking import tracking_of
-from fedone_sdk.errors import SpecError, TransportError
-from fedone_sdk.messages import ClientInfluence, RollBack, RoundReport, RunResult, RunSummary
+from fedone_sdk.errors import ProblemError, SpecError, TransportError
+from fedone_sdk.messages import (
+    ClientInfluence,
+    Removal,
+    RollBack,
+    RoundReport,
+    RunResult,
+    RunSummary,
+)
 from fedone_sdk.trackers import TrackedRun, Tracking
 
 __all__ = ["app"]
@@ -95,6 +103,74 @@ def stop(run_id: RunId, server: Server, token: Token, json_file: JsonFile = None
 def resume(run_id: RunId, server: Server, token: Token, json_file: JsonFile = None) -> None:
     """Let a stopped or failed run go on."""
     _show(Output(json_file), call(server, token, "POST", f"/v1/runs/{run_id}/resume"))
+
+
+@app.command(
+    epilog="Example: fedone runs delete --older-than-days 90 --dry-run "
+    "--server https://fedone.example"
+)
+def delete(
+    server: Server,
+    token: Token,
+    run_ids: Annotated[
+        list[str] | None, typer.Argument(metavar="[RUN_ID]...", show_default=False)
+    ] = None,
+    older_than_days: Annotated[
+        float | None,
+        typer.Option(
+            metavar="DAYS",
+            min=0,
+            show_default=False,
+            help="All runs that ended longer ago; those that run or are paused stay.",
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would be deleted.")
+    ] = False,
+    json_file: JsonFile = None,
+) -> None:
+    """Delete runs that have ended, with their logs, for good; their names stay taken.
+
+    A new run of such a name would spend its budget again. To keep a run, export it first: the
+    archive of its last state can be imported again.
+    """
+    output = Output(json_file)
+    if (not run_ids) == (older_than_days is None):
+        raise SpecError("give run ids or --older-than-days", source="arguments")
+    chosen = run_ids or []
+    if older_than_days is not None:
+        before = time.time() - older_than_days * 86_400
+        listed = parse(_SUMMARIES.validate_json, call(server, token, "GET", "/v1/runs"))
+        chosen = [
+            run.run_id for run in listed if run.ended_at is not None and run.ended_at < before
+        ]
+    params, removed = {"dry_run": str(dry_run).lower()}, list[Removal]()
+    for run_id in chosen:
+        try:
+            body = call(server, token, "DELETE", f"/v1/runs/{run_id}", params=params)
+        except ProblemError as exc:
+            # A paused run, or one that somebody was faster to resume or delete.
+            passes = older_than_days is not None and exc.code in ("run_conflict", "not_found")
+            if not passes:
+                raise
+            continue
+        removed.append(parse(Removal.model_validate_json, body))
+    output.write_json([removal.model_dump(mode="json") for removal in removed])
+    output.heading(f"{len(removed)} runs {'would be' if dry_run else 'are'} deleted")
+    output.table(
+        ["run", "status", "queries", "log lines", "closed work", "memories"],
+        (
+            [
+                removal.run_id,
+                removal.status,
+                str(removal.spent.queries),
+                str(removal.log_lines),
+                str(removal.closed_work),
+                str(removal.memories),
+            ]
+            for removal in removed
+        ),
+    )
 
 
 @app.command(

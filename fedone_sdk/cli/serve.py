@@ -102,11 +102,13 @@ async def _serve(config: ServeConfig, folder: Path, runs: list[RunToServe]) -> N
             observers=observers,
             drain_s=config.drain_s,
             limits=config.limits,
+            retention=config.retention,
             **config.auth.arguments(),
         )
-        await stack.enter_async_context(aggregator)
+        stack.push_async_exit(aggregator)
+        await aggregator.open()
         json_logs(config.log.level, replica=store.replica)
-        await _add_runs(aggregator, runs, stack)
+        # First: probes are answered, and people served, however long stored runs take to read.
         with _listening("listen", config.listen):
             host, port = config.address
             url = await aggregator.listen(
@@ -119,6 +121,9 @@ async def _serve(config: ServeConfig, folder: Path, runs: list[RunToServe]) -> N
             with _listening("metrics.listen", config.metrics.listen):
                 host, port = host_and_port(config.metrics.listen)
                 await aggregator.listen_metrics(host=host, port=port)
+        await aggregator.service.taken_up()
+        await _add_runs(aggregator, runs, stack)
+        aggregator.service.begin()
         collect_rarely()
         _log.info("serving", url=url, runs=[run.spec.name for run in runs], store=str(config.store))
         await stopped.wait()
@@ -143,6 +148,9 @@ async def _add_runs(aggregator: Aggregator, runs: list[RunToServe], stack: Async
     from fedone_sdk.backends.build import proposer_of
 
     for run in runs:
+        if await aggregator.service.was_deleted(run.spec.name):
+            _log.warning("a configured run was deleted and is passed over", run_id=run.spec.name)
+            continue
         with naming(str(run.path)):
             found = proposer_of(run.spec, run.path.parent)
             proposer = await stack.enter_async_context(found)

@@ -150,7 +150,7 @@ class Desk:
         await self._stack.enter_async_context(self._aggregator)
         try:
             spec = self._tuning.spec
-            known = self._service.runs.get(spec.name)
+            known = await self._service.known(spec.name)
             if known is not None and known.spec.is_same_run(spec) and known.broken_off:
                 # Who starts it again wants it to go on.
                 await self._service.resume_run(known)

@@ -59,6 +59,7 @@ from fedone_sdk.messages.steering import (
     Check,
     Health,
     Quarantine,
+    Removal,
     RollBack,
     RunSummary,
 )
@@ -132,6 +133,7 @@ __all__ = [
     "PromptReport",
     "Quarantine",
     "Receipt",
+    "Removal",
     "RollBack",
     "Rotated",
     "RoundReport",

@@ -87,6 +87,7 @@ class ClientInfo(Message):
         signs: Whether it must sign its requests.
         enrolled_at: Seconds since the epoch.
         revoked_at: When it was revoked, seconds since the epoch; None while it was not.
+        seen_at: When it last asked for something, within a day, seconds since the epoch.
     """
 
     client_id: Id
@@ -96,6 +97,7 @@ class ClientInfo(Message):
     signs: bool = False
     enrolled_at: float
     revoked_at: float | None = None
+    seen_at: float | None = None
 
 
 class ClientList(Message):
@@ -103,6 +105,8 @@ class ClientList(Message):
 
     Attributes:
         clients: In the order they enrolled.
+        next: The `after` of the next page; None where there is none.
     """
 
     clients: tuple[ClientInfo, ...]
+    next: int | None = None

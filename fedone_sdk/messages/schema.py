@@ -32,7 +32,7 @@ from fedone_sdk.messages.model import (
 from fedone_sdk.messages.problem import Problem
 from fedone_sdk.messages.run import RunResult
 from fedone_sdk.messages.score import Score, Scores
-from fedone_sdk.messages.steering import About, Health, Quarantine, RollBack, RunSummary
+from fedone_sdk.messages.steering import About, Health, Quarantine, Removal, RollBack, RunSummary
 from fedone_sdk.messages.update import AlphaUpdate, Decline, LossesUpdate, Receipt
 from fedone_sdk.messages.watch import Me, Seats, TokenProbabilities
 
@@ -59,6 +59,7 @@ _MESSAGES = (
     TokenProbabilities,
     RollBack,
     Quarantine,
+    Removal,
     Me,
     NewToken,
     CreatedToken,

@@ -11,7 +11,7 @@ from fedone_sdk.messages.base import ONE_LINE, Message
 from fedone_sdk.messages.run import Cap, RunStatus
 from fedone_sdk.spec import RunName
 
-__all__ = ["About", "Check", "Health", "Quarantine", "RollBack", "RunSummary"]
+__all__ = ["About", "Check", "Health", "Quarantine", "Removal", "RollBack", "RunSummary"]
 
 Reason = Annotated[str, Field(min_length=1, max_length=500), ONE_LINE]
 """Why, for the log and for other people."""
@@ -49,6 +49,8 @@ class RunSummary(Message):
         rounds: Rounds planned.
         cap: The caps.
         spent: What was spent, training and evaluation (`queries`: training only).
+        created_at: When the run was added, seconds since the epoch.
+        ended_at: When it ended or paused, seconds since the epoch; None while it runs.
     """
 
     run_id: RunName
@@ -57,6 +59,32 @@ class RunSummary(Message):
     rounds: int
     cap: Cap
     spent: Usage
+    created_at: float | None = None
+    ended_at: float | None = None
+
+
+class Removal(Message):
+    """``DELETE /v1/runs/{id}``: what went, or would go.
+
+    Attributes:
+        run_id: The run.
+        status: How it ended.
+        spent: What it spent, training and evaluation (`queries`: training only).
+        ended_at: When it ended, seconds since the epoch.
+        log_lines: Lines of its log.
+        closed_work: Pieces of work that ended.
+        memories: Clients whose methods remember something.
+        deleted: False where it was only asked what would go.
+    """
+
+    run_id: RunName
+    status: RunStatus
+    spent: Usage
+    ended_at: float | None = None
+    log_lines: int
+    closed_work: int
+    memories: int
+    deleted: bool
 
 
 class Check(Message):

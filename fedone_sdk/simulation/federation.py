@@ -240,7 +240,7 @@ async def simulate(
     async with AsyncExitStack() as stack:
         aggregator = Aggregator(backend=backend, store=store, enrolment_tokens=[token])
         await stack.enter_async_context(aggregator)
-        known = aggregator.service.runs.get(federation.spec.name)
+        known = await aggregator.service.known(federation.spec.name)
         if known is not None and known.spec.is_same_run(federation.spec) and known.broken_off:
             # Who starts it again wants it to go on; not so what paused just now, unseen.
             # Before `add_run`, which looks whether there is something to measure.

@@ -6,12 +6,16 @@ from typing import TYPE_CHECKING
 
 from fedone_sdk.errors import MissingExtraError
 from fedone_sdk.stores.base import (
+    NO_CREDENTIAL,
     ClientRecord,
     ClosedWork,
     Commit,
     LogEntry,
     Member,
+    RunDeleted,
+    RunHead,
     RunRecord,
+    RunSize,
     RunSnapshot,
     Signals,
     Store,
@@ -20,6 +24,7 @@ from fedone_sdk.stores.base import (
     VersionConflict,
 )
 from fedone_sdk.stores.memory import MemoryStore
+from fedone_sdk.stores.pages import log_pages
 
 if TYPE_CHECKING:
     from fedone_sdk.stores.sql import SqlStore
@@ -31,7 +36,11 @@ __all__ = [
     "LogEntry",
     "Member",
     "MemoryStore",
+    "NO_CREDENTIAL",
+    "RunDeleted",
+    "RunHead",
     "RunRecord",
+    "RunSize",
     "RunSnapshot",
     "Signals",
     "SqlStore",
@@ -39,6 +48,7 @@ __all__ = [
     "TokenRecord",
     "TokenRefused",
     "VersionConflict",
+    "log_pages",
 ]
 
 

@@ -14,7 +14,11 @@ __all__ = [
     "Commit",
     "LogEntry",
     "Member",
+    "NO_CREDENTIAL",
+    "RunDeleted",
+    "RunHead",
     "RunRecord",
+    "RunSize",
     "RunSnapshot",
     "Signals",
     "Store",
@@ -29,8 +33,16 @@ class VersionConflict(FedOneError):
     """Somebody else has committed to the run since it was read."""
 
 
+class RunDeleted(ValueError):
+    """The id is that of a run that was deleted, and stays taken."""
+
+
 class TokenRefused(FedOneError):
     """An enrolment token is not known, or not good any more; the message says which."""
+
+
+NO_CREDENTIAL = "retired: "
+"""No digest begins like this: a client that was retired can never be asked for again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +87,8 @@ class ClientRecord:
         previous_sha256: Digest of the credential before the last rotation, until the new one is
             used: an answer that is lost must not lock a device out.
         revoked_at: When it was revoked, seconds since the epoch; None while it was not.
+        seen_at: When it last asked for something, within a day, seconds since the epoch; None
+            where that is less than a day after `enrolled_at`.
     """
 
     index: int
@@ -88,6 +102,7 @@ class ClientRecord:
     public_key: str | None = None
     previous_sha256: str | None = None
     revoked_at: float | None = None
+    seen_at: float | None = None
 
 
 def refuse_another(known: ClientRecord, client: ClientRecord, token: TokenRecord) -> None:
@@ -143,6 +158,25 @@ class RunRecord:
     candidates: str
     document: str
     arrays: bytes
+    version: int
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunHead:
+    """A `RunRecord` without its candidates and arrays, which are most of it.
+
+    Attributes:
+        run_id: Names the run.
+        spec: RunSpec, JSON.
+        document: The state without its arrays, JSON.
+        version: Counts commits, from 0.
+        created_at: Seconds since the epoch.
+    """
+
+    run_id: str
+    spec: str
+    document: str
     version: int
     created_at: float
 
@@ -222,6 +256,21 @@ class RunSnapshot:
     memories: tuple[tuple[int, bytes], ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSize:
+    """How much a store keeps of a run.
+
+    Attributes:
+        log: Lines of its log.
+        closed: Pieces of work that ended.
+        memories: Clients whose methods remember something.
+    """
+
+    log: int = 0
+    closed: int = 0
+    memories: int = 0
+
+
 Signals = Callable[[str | None], None]
 """Told what other processes on the same store publish; None when some of it may be lost."""
 
@@ -279,8 +328,17 @@ class Store(Protocol):
         """
         ...
 
-    async def clients(self) -> list[ClientRecord]:
-        """All clients in index order."""
+    async def clients(self, after: int = -1, limit: int | None = None) -> list[ClientRecord]:
+        """Clients in index order.
+
+        Args:
+            after: Only clients with a larger index.
+            limit: At most so many; None is all.
+        """
+        ...
+
+    async def num_clients(self) -> int:
+        """How many clients there are; reads none of them."""
         ...
 
     async def client(self, credential_sha256: str) -> ClientRecord | None:
@@ -303,6 +361,26 @@ class Store(Protocol):
 
     async def revoke_client(self, index: int, now: float) -> None:
         """Revokes a client for good."""
+        ...
+
+    async def see_client(self, index: int, now: float) -> None:
+        """Takes note that a client asked for something."""
+        ...
+
+    async def idle_clients(self, before: float, limit: int) -> list[int]:
+        """Clients that were last seen before a moment and are not retired, in index order.
+
+        Args:
+            before: Seconds since the epoch.
+            limit: At most so many.
+        """
+        ...
+
+    async def retire_client(self, index: int, now: float) -> None:
+        """Erases a client but for its index and public name, which runs refer to, for good.
+
+        It has no credential any more: should its device come back, it enrols as another client.
+        """
         ...
 
     async def use_nonce(self, nonce: str, now: float, until: float) -> bool:
@@ -332,11 +410,15 @@ class Store(Protocol):
     # Runs
 
     async def add_run(self, record: RunRecord) -> None:
-        """Adds a run; a known id is a ``ValueError``."""
+        """Adds a run; a known id is a ``ValueError``, that of a deleted run a `RunDeleted`."""
         ...
 
     async def runs(self) -> list[RunRecord]:
         """All runs in the order they were added."""
+        ...
+
+    async def heads(self) -> list[RunHead]:
+        """All runs in the order they were added, without what takes long to read."""
         ...
 
     async def run(self, run_id: str) -> RunRecord | None:
@@ -369,22 +451,57 @@ class Store(Protocol):
         """What all clients' methods remember, by client index."""
         ...
 
-    async def log(self, run_id: str, kind: str | None = None, after: int = -1) -> list[LogEntry]:
+    async def log(
+        self, run_id: str, kind: str | None = None, after: int = -1, limit: int | None = None
+    ) -> list[LogEntry]:
         """A run's log in the order it was written, all kinds or one.
 
         Args:
             run_id: The run.
             kind: Only entries of this kind.
             after: Only entries of later commits than the one that made this version.
+            limit: Only so many, and what else the last of their commits wrote; None is all. See
+                `log_pages`.
         """
         ...
 
-    async def snapshot(self, run_id: str) -> RunSnapshot | None:
-        """All that the store keeps of a run, read at one moment; None if there is no such run."""
+    async def size(self, run_id: str) -> RunSize:
+        """How much is kept of a run."""
+        ...
+
+    async def trim(self, run_id: str, *, log: bool = False, closed: bool = False) -> None:
+        """Drops a run's log, its closed work, or both, for good; the run stays."""
+        ...
+
+    async def delete_run(self, run_id: str, version: int, now: float) -> None:
+        """Deletes a run that is at `version`, with all that belongs to it, for good.
+
+        Its id stays taken: a new run of this name would spend its budget again.
+
+        Raises:
+            VersionConflict: The run is at another version; nothing was changed.
+            KeyError: There is no such run.
+        """
+        ...
+
+    async def deleted(self, run_id: str) -> float | None:
+        """When the run of this id was deleted, seconds since the epoch; None if it was not."""
+        ...
+
+    async def snapshot(self, run_id: str, *, log: bool = True) -> RunSnapshot | None:
+        """All that the store keeps of a run, read at one moment; None if there is no such run.
+
+        Args:
+            run_id: The run.
+            log: Whether its log is read, too; what the log had then can be read later.
+        """
         ...
 
     async def restore(self, snapshot: RunSnapshot, clients: Sequence[ClientRecord] = ()) -> None:
         """Adds a run with all that belongs to it, as another store had it.
+
+        A run that was deleted here can come back as it was then, or from later: what it has spent
+        since an earlier moment would be forgotten.
 
         Args:
             snapshot: The run.
@@ -392,6 +509,7 @@ class Store(Protocol):
                 added under their own index; those that it has stay as they are.
 
         Raises:
+            RunDeleted: The run was deleted here after it had moved on from this snapshot.
             ValueError: The run, its work or a new client's id or credential is known here, a
                 client's index belongs to another one, or its addition would leave a gap.
         """

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from fedone_sdk.stores.alone import Alone
 from fedone_sdk.stores.base import (
+    NO_CREDENTIAL,
     ClientRecord,
     ClosedWork,
     Commit,
     LogEntry,
     Member,
+    RunDeleted,
+    RunHead,
     RunRecord,
+    RunSize,
     RunSnapshot,
     TokenRecord,
     TokenRefused,
@@ -44,6 +50,8 @@ class MemoryStore(Alone):
         self._closed: dict[str, ClosedWork] = {}
         self._logs: dict[str, list[LogEntry]] = {}
         self._memories: dict[tuple[str, int], bytes] = {}
+        # Run id -> its last version, and when it was deleted.
+        self._deleted: dict[str, tuple[int, float]] = {}
 
     async def open(self) -> None:
         """Begins a new life of the process."""
@@ -116,9 +124,14 @@ class MemoryStore(Alone):
         self._put(client)
         return client
 
-    async def clients(self) -> list[ClientRecord]:
-        """All clients in index order."""
-        return list(self._clients)
+    async def clients(self, after: int = -1, limit: int | None = None) -> list[ClientRecord]:
+        """Clients in index order; see `Store.clients`."""
+        begin = max(after + 1, 0)
+        return self._clients[begin : None if limit is None else begin + limit]
+
+    async def num_clients(self) -> int:
+        """How many clients there are."""
+        return len(self._clients)
 
     async def client(self, credential_sha256: str) -> ClientRecord | None:
         """The client with this credential, or with this one before its last rotation."""
@@ -150,6 +163,37 @@ class MemoryStore(Alone):
         """Revokes a client for good."""
         if self._clients[index].revoked_at is None:
             self._put(replace(self._clients[index], revoked_at=now))
+
+    async def see_client(self, index: int, now: float) -> None:
+        """Takes note that a client asked for something."""
+        self._put(replace(self._clients[index], seen_at=now))
+
+    async def idle_clients(self, before: float, limit: int) -> list[int]:
+        """Clients that were last seen before a moment; see `Store.idle_clients`."""
+        idle = (
+            client.index
+            for client in self._clients
+            if (client.enrolled_at if client.seen_at is None else client.seen_at) < before
+            and not client.credential_sha256.startswith(NO_CREDENTIAL)
+        )
+        return list(islice(idle, limit))
+
+    async def retire_client(self, index: int, now: float) -> None:
+        """Erases a client for good; see `Store.retire_client`."""
+        client = self._clients[index]
+        self._by_enrolment.pop(client.enrolment_sha256 or "", None)
+        self._put(
+            replace(
+                client,
+                credential_sha256=f"{NO_CREDENTIAL}{client.client_id}",
+                name=None,
+                enrolment_sha256=None,
+                token=None,
+                public_key=None,
+                previous_sha256=None,
+                revoked_at=now if client.revoked_at is None else client.revoked_at,
+            )
+        )
 
     def _put(self, client: ClientRecord) -> None:
         """Adds a client, or replaces the one of its index."""
@@ -194,15 +238,30 @@ class MemoryStore(Alone):
     # Runs
 
     async def add_run(self, record: RunRecord) -> None:
-        """Adds a run; a known id is a ``ValueError``."""
+        """Adds a run; see `Store.add_run`."""
         if record.run_id in self._runs:
             raise ValueError(f"run {record.run_id!r} exists already")
+        if record.run_id in self._deleted:
+            raise RunDeleted(f"run {record.run_id!r} was deleted")
         self._runs[record.run_id] = record
         self._logs[record.run_id] = []
 
     async def runs(self) -> list[RunRecord]:
         """All runs in the order they were added."""
         return list(self._runs.values())
+
+    async def heads(self) -> list[RunHead]:
+        """All runs in the order they were added, without what takes long to read."""
+        return [
+            RunHead(
+                run_id=run.run_id,
+                spec=run.spec,
+                document=run.document,
+                version=run.version,
+                created_at=run.created_at,
+            )
+            for run in self._runs.values()
+        ]
 
     async def run(self, run_id: str) -> RunRecord | None:
         """A run, or None."""
@@ -245,15 +304,51 @@ class MemoryStore(Alone):
         """What all clients' methods remember, by client index."""
         return {index: value for (run, index), value in self._memories.items() if run == run_id}
 
-    async def log(self, run_id: str, kind: str | None = None, after: int = -1) -> list[LogEntry]:
+    async def log(
+        self, run_id: str, kind: str | None = None, after: int = -1, limit: int | None = None
+    ) -> list[LogEntry]:
         """A run's log in the order it was written, all kinds or one; see `Store.log`."""
-        return [
-            entry
-            for entry in self._logs.get(run_id, [])
-            if entry.version > after and kind in (None, entry.kind)
-        ]
+        log = self._logs.get(run_id, [])
+        begin = bisect_right(log, after, key=lambda entry: entry.version)
+        found: list[LogEntry] = []
+        for entry in islice(log, begin, None):
+            if kind not in (None, entry.kind):
+                continue
+            if limit is not None and len(found) >= limit and entry.version > found[-1].version:
+                break
+            found.append(entry)
+        return found
 
-    async def snapshot(self, run_id: str) -> RunSnapshot | None:
+    async def size(self, run_id: str) -> RunSize:
+        """How much is kept of a run."""
+        return RunSize(
+            log=len(self._logs.get(run_id, ())),
+            closed=sum(work.run_id == run_id for work in self._closed.values()),
+            memories=len(await self.memories(run_id)),
+        )
+
+    async def trim(self, run_id: str, *, log: bool = False, closed: bool = False) -> None:
+        """Drops a run's log, its closed work, or both, for good; the run stays."""
+        if log:
+            self._logs[run_id] = []
+        if closed:
+            self._closed = {k: work for k, work in self._closed.items() if work.run_id != run_id}
+
+    async def delete_run(self, run_id: str, version: int, now: float) -> None:
+        """Deletes a run; see `Store.delete_run`."""
+        run = self._runs[run_id]
+        if run.version != version:
+            raise VersionConflict(f"run {run_id!r} is at version {run.version}, not {version}")
+        await self.trim(run_id, log=True, closed=True)
+        del self._runs[run_id], self._logs[run_id]
+        self._memories = {key: value for key, value in self._memories.items() if key[0] != run_id}
+        self._deleted[run_id] = version, now
+
+    async def deleted(self, run_id: str) -> float | None:
+        """When the run of this id was deleted; None if it was not."""
+        return self._deleted[run_id][1] if run_id in self._deleted else None
+
+    async def snapshot(self, run_id: str, *, log: bool = True) -> RunSnapshot | None:
         """All that the store keeps of a run, read at one moment; see `Store.snapshot`."""
         if run_id not in self._runs:
             return None
@@ -261,7 +356,7 @@ class MemoryStore(Alone):
         return RunSnapshot(
             record=self._runs[run_id],
             closed=tuple(sorted(closed, key=lambda work: work.assignment_id)),
-            log=tuple(self._logs[run_id]),
+            log=tuple(self._logs[run_id]) if log else (),
             memories=tuple(sorted((await self.memories(run_id)).items())),
         )
 
@@ -273,6 +368,8 @@ class MemoryStore(Alone):
             raise ValueError(f"closed work is not of run {run_id!r}")
         if run_id in self._runs:
             raise ValueError(f"run {run_id!r} exists already")
+        if snapshot.record.version < self._deleted.get(run_id, (0, 0.0))[0]:
+            raise RunDeleted(f"run {run_id!r} was deleted, and had moved on by then")
         if len(closed) < len(snapshot.closed) or closed.keys() & self._closed.keys():
             raise ValueError("work can be closed only once")
         added = list(self._clients)
@@ -296,6 +393,7 @@ class MemoryStore(Alone):
         # Nothing may raise from here on.
         for client in added[len(self._clients) :]:
             self._put(client)
+        self._deleted.pop(run_id, None)
         self._runs[run_id] = snapshot.record
         self._closed.update(closed)
         self._logs[run_id] = list(snapshot.log)

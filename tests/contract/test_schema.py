@@ -7,8 +7,10 @@ import os
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +120,10 @@ def content(path: Path) -> list[str]:
 
 
 async def check_released_content(store: SqlStore) -> None:
-    assert await store.clients() == [
+    clients = await store.clients()
+    # When they were last seen is not known: as if it were at the upgrade.
+    assert all(time.time() - 600 < (client.seen_at or 0.0) <= time.time() for client in clients)
+    assert [replace(client, seen_at=None) for client in clients] == [
         ClientRecord(
             index=0,
             client_id="client-a",
@@ -222,7 +227,7 @@ class TestSqlite:
         with closing(sqlite3.connect(path)) as database, database:
             database.execute("UPDATE alembic_version SET version_num = '1000'")
         for attempt in (SqlStore.sqlite(path).open, SqlStore.sqlite(path).upgrade):
-            with pytest.raises(FedOneError, match=r"schema 1000.*up to 0002; upgrade fedone-sdk"):
+            with pytest.raises(FedOneError, match=r"schema 1000.*up to 0003; upgrade fedone-sdk"):
                 await attempt()
 
     @pytest.mark.parametrize(
@@ -276,7 +281,7 @@ class TestPostgres:
             pass
         postgres.execute("UPDATE alembic_version SET version_num = '1000'", database)
         for attempt in (SqlStore(url).open, SqlStore(url).upgrade):
-            with pytest.raises(FedOneError, match=r"schema 1000.*up to 0002; upgrade fedone-sdk"):
+            with pytest.raises(FedOneError, match=r"schema 1000.*up to 0003; upgrade fedone-sdk"):
                 await attempt()
 
     async def test_other_database_is_refused(self, postgres: Cluster, database: str) -> None:
@@ -311,10 +316,10 @@ class TestCommand:
     def test_file(self, tmp_path: Path) -> None:
         path = str(released(tmp_path / "fedone.db"))
         for command, code, said in [
-            ("current", 1, "schema 0001; run `fedone db upgrade` to get 0002"),
-            ("upgrade", 0, "upgraded 0001 to 0002"),
-            ("upgrade", 0, "schema 0002 is the newest"),
-            ("current", 0, "schema 0002 is the newest"),
+            ("current", 1, "schema 0001; run `fedone db upgrade` to get 0003"),
+            ("upgrade", 0, "upgraded 0001 to 0003"),
+            ("upgrade", 0, "schema 0003 is the newest"),
+            ("current", 0, "schema 0003 is the newest"),
         ]:
             done = fedone(command, "--store", path)
             assert (done.returncode, done.stdout, done.stderr) == (code, f"{said}\n", "")
@@ -322,9 +327,9 @@ class TestCommand:
     def test_server(self, postgres: Cluster, database: str) -> None:
         url = postgres.tcp_url(database)
         for command, said in [
-            ("current", "empty; schema 0002 is made when it is first opened"),
-            ("upgrade", "made schema 0002"),
-            ("current", "schema 0002 is the newest"),
+            ("current", "empty; schema 0003 is made when it is first opened"),
+            ("upgrade", "made schema 0003"),
+            ("current", "schema 0003 is the newest"),
         ]:
             done = fedone(command, "--store", url)
             assert (done.returncode, done.stdout, done.stderr) == (0, f"{said}\n", "")

@@ -4,7 +4,6 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,30 +17,18 @@ from fedone_sdk.stores import (
     Commit,
     LogEntry,
     Member,
-    MemoryStore,
+    RunHead,
     RunSnapshot,
     Store,
     TokenRecord,
     TokenRefused,
     VersionConflict,
+    log_pages,
 )
-from tests.contract.stores import RUN, TOKEN, WORK, device, enrol, everything, opened
+from tests.contract.stores import RUN, TOKEN, WORK, device, enrol, everything
 
 OTHER = replace(RUN, run_id="other")
 OTHERS = replace(WORK, assignment_id="work-2", run_id="other")
-
-
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
-    if request.param == "memory":
-        yield MemoryStore()
-        return
-    where: Path | str = tmp_path / "store.db"
-    if request.param == "postgres":
-        server = request.getfixturevalue("postgres")
-        where = server.url(request.getfixturevalue("database"))
-    async with opened(where) as sql_store:
-        yield sql_store
 
 
 class TestTokens:
@@ -87,6 +74,15 @@ class TestTokens:
 
 
 class TestClients:
+    async def test_clients_come_in_pages(self, store: Store) -> None:
+        assert await store.num_clients() == 0
+        added = [await enrol(store, number) for number in range(5)]
+        assert await store.num_clients() == 5
+        assert await store.clients(limit=2) == added[:2]
+        assert await store.clients(after=1, limit=2) == added[2:4]
+        assert await store.clients(after=3) == added[4:]
+        assert await store.clients(after=4, limit=2) == []
+
     async def test_clients_come_back(self, store: Store) -> None:
         await store.put_token(replace(TOKEN, runs=("acme-*",)))
         plain = device(1, name="Bé")
@@ -448,6 +444,39 @@ class TestRuns:
         assert await store.log("run-1", "b") == entries[1::2]
         assert await store.log("run-1", "c") == []
         assert await store.log("run-2") == [other]
+        # A page ends with a commit, so that the next one begins after it.
+        assert await store.log("run-1", limit=1) == entries[:3]
+        assert await store.log("run-1", after=1, limit=4) == entries[3:9]
+        assert await store.log("run-1", "b", after=8, limit=1) == entries[25:26]
+        assert await store.log("run-1", after=10, limit=5) == []
+        pages = [page async for page in log_pages(store, "run-1")]
+        assert [entry for page in pages for entry in page] == entries
+        assert len(pages) > 1
+        found = [page async for page in log_pages(store, "run-1", "b", after=4)]
+        assert [entry for page in found for entry in page] == entries[13::2]
+        assert [page async for page in log_pages(store, "run-1", "c")] == []
+
+    async def test_the_head_of_a_run_has_no_arrays(self, store: Store) -> None:
+        assert await store.heads() == []
+        await store.add_run(RUN)
+        await store.add_run(OTHER)
+        await store.commit("run-1", 0, Commit(document="1"))
+        assert await store.heads() == [
+            RunHead(
+                run_id="run-1",
+                spec=RUN.spec,
+                document="1",
+                version=1,
+                created_at=RUN.created_at,
+            ),
+            RunHead(
+                run_id="other",
+                spec=RUN.spec,
+                document=RUN.document,
+                version=0,
+                created_at=RUN.created_at,
+            ),
+        ]
 
     async def test_memories_are_overwritten(self, store: Store) -> None:
         await store.add_run(RUN)

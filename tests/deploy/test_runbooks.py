@@ -112,7 +112,7 @@ def test_upgrade(machine: Machine) -> None:
     page = Page("upgrade", machine)
     page.run(count=2)
     _make_old(machine)
-    assert "upgraded 0001 to 0002" in page.run(count=1)
+    assert "upgraded 0001 to 0003" in page.run(count=1)
     page.run(count=1)
     assert "newest" in page.run()
     assert page.rest == []

@@ -107,10 +107,10 @@ class Shared(MemoryStore):
         if self.broken == "late":
             raise FedOneError("the store went away")
 
-    async def log(self, run_id: str, kind: str | None = None, after: int = -1) -> list[Any]:
+    async def log(self, run_id: str, *args: Any, **kwargs: Any) -> list[Any]:
         if self.broken_log:
             raise FedOneError("the store is away")
-        return await super().log(run_id, kind, after)
+        return await super().log(run_id, *args, **kwargs)
 
     @property
     def shared(self) -> bool:

@@ -212,7 +212,7 @@ class TestRefusals:
             ("GET", "/v1/runs/nothing", "not_found"),
             ("GET", "/v1/runs/nothing/events", "not_found"),
             ("GET", "/v1/score", "method_not_allowed"),
-            ("DELETE", "/v1/runs/run", "method_not_allowed"),
+            ("PUT", "/v1/runs/run", "method_not_allowed"),
             ("PUT", "/healthz", "method_not_allowed"),
         ],
     )

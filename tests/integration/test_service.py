@@ -525,7 +525,7 @@ class TestRestart:
             await service.stop_run(run)
             before = run.result()
         async with serving(store) as service:
-            run = service.runs["run"]
+            run = await service.run("run")
             async with asyncio.timeout(5):
                 await service.wait(run)
             assert run.result() == before

@@ -41,6 +41,7 @@ class TestPrecedence:
             "debug",
         )
         assert (config.drain_s, config.log.requests) == (20, "debug")
+        assert not config.retention.active  # Nothing is ever removed unless it is asked for.
 
     def test_the_environment_has_the_last_word(self, file: Path, monkeypatch: Set) -> None:
         monkeypatch.setenv("FEDONE_LISTEN", "0.0.0.0:2")
@@ -87,6 +88,11 @@ class TestMistakes:
         [
             ("FEDONE_LISTEN", "here", "listen (from FEDONE_LISTEN): must be HOST:PORT"),
             ("FEDONE_DRAIN_S", "-1", "drain_s (from FEDONE_DRAIN_S): "),
+            (
+                "FEDONE_RETENTION__LOGS_DAYS",
+                "0",
+                "retention.logs_days (from FEDONE_RETENTION__LOGS_DAYS): ",
+            ),
             ("FEDONE_LOG__LEVEL", "loud", "log.level (from FEDONE_LOG__LEVEL): "),
             ("FEDONE_LOG__LEVLE", "info", "log.levle (from FEDONE_LOG__LEVLE): unknown key"),
             ("FEDONE_AUTH__ADMIN_TOKEN", f"{SECRET} x", "auth.admin_token (from FEDONE_AUTH__"),

@@ -48,6 +48,11 @@ _HANDLERS: dict[type[Any], Callable[[Rules, Any, RunState, float], Outcome]] = {
 }
 
 
+_LONG = (
+    events.WorkAsked | events.Renewed | events.UpdateArrived | events.StopAsked | events.RolledBack
+)
+
+
 class RoundMachine(Rules):
     """Decides what happens in one run.
 
@@ -74,9 +79,8 @@ class RoundMachine(Rules):
         return after, effects
 
     def takes_long(self, event: Event) -> bool:
-        """Whether a step may keep the processor busy for tenths of a second: CMA-ES does."""
-        slow = self.losses_exchange and self.spec.method.domain == "latent"
-        return slow and isinstance(event, events.WorkAsked | events.Renewed | events.UpdateArrived)
+        """Whether a step may take more than some milliseconds: it asks, tells or projects."""
+        return self.slow and isinstance(event, _LONG)
 
     def wants_seating(self, state: RunState) -> bool:
         """Whether a `SeatsVacant` event could change something."""

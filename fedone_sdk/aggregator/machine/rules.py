@@ -55,6 +55,10 @@ _STRIDE = 1 << 32
 """Sets the draws after a rollback apart: more slots and local steps than a run may have."""
 
 
+_MANY = 1 << 16
+"""Numbers of an alpha that is checked, projected and written within some milliseconds."""
+
+
 class Rules:
     """A run's description, ready to decide with.
 
@@ -216,6 +220,18 @@ class Rules:
         """
         algebra = self.spec.method.domain == "latent" or self.spec.method.pools
         return not (self.losses_exchange and algebra)
+
+    @property
+    def slow(self) -> bool:
+        """Whether asks, tells or projections may take more than some milliseconds.
+
+        Searches over whole prompts and CMA-ES take tenths of a second; all others do where alpha is
+        large.
+        """
+        algebra = self.spec.method.domain == "latent" or self.spec.method.pools
+        if self.losses_exchange and algebra:
+            return True
+        return math.prod(self.shape) > _MANY
 
     @property
     def planned_asks(self) -> int:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from dataclasses import asdict
 
 from aiohttp import web
 
-from fedone_sdk.aggregator.http import answer, bearer_token
+from fedone_sdk.aggregator.access import Access
+from fedone_sdk.aggregator.http import answer, bearer_token, streamed
 from fedone_sdk.aggregator.routes.exchange import SERVICE, client_of, message_of
 from fedone_sdk.aggregator.routes.route import Route
+from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import (
     ClientInfo,
     ClientList,
@@ -21,6 +24,9 @@ from fedone_sdk.messages import (
 from fedone_sdk.stores import ClientRecord, TokenRecord
 
 __all__ = ["ACCESS"]
+
+_PAGE = 1000
+"""The most clients of one page."""
 
 
 async def create_token(request: web.Request) -> web.Response:
@@ -46,10 +52,42 @@ async def revoke_token(request: web.Request) -> web.Response:
     return answer(_shown(token))
 
 
-async def clients(request: web.Request) -> web.Response:
-    """All enrolled clients, also revoked ones, without their secrets."""
-    found = await request.app[SERVICE].access.clients()
-    return answer(ClientList(clients=tuple(map(_info, found))))
+async def clients(request: web.Request) -> web.StreamResponse:
+    """All enrolled clients, also revoked ones, without their secrets.
+
+    With `limit`, at most so many; `next` in the answer is the `after` that the next page is asked
+    for with, and null after the last one.
+    """
+    access = request.app[SERVICE].access
+    after, limit = _number(request, "after", 0), _number(request, "limit", 1)
+    if limit is None:
+        pages = _client_pages(access, -1 if after is None else after)
+        return await streamed(request, pages, content_type="application/json")
+    found = await access.clients(-1 if after is None else after, min(limit, _PAGE) + 1)
+    page = found[: min(limit, _PAGE)]
+    last = page[-1].index if len(page) < len(found) else None
+    return answer(ClientList(clients=tuple(map(_info, page)), next=last))
+
+
+async def _client_pages(access: Access, after: int) -> AsyncIterator[bytes]:
+    """A `ClientList` of all clients, written page by page."""
+    yield b'{"clients":['
+    comma = ""
+    while page := await access.clients(after, _PAGE):
+        text = ",".join(_info(client).model_dump_json() for client in page)
+        yield f"{comma}{text}".encode()
+        comma, after = ",", page[-1].index
+    yield b'],"next":null}'
+
+
+def _number(request: web.Request, name: str, least: int) -> int | None:
+    given = request.query.get(name)
+    if given is None:
+        return None
+    plain = given.isascii() and given.isdigit() and len(given) < 11
+    if not (plain and least <= int(given) < 2**31):
+        raise ProblemError("invalid_message", f"{name}: must be a number from {least}")
+    return int(given)
 
 
 async def revoke_client(request: web.Request) -> web.Response:
@@ -87,6 +125,7 @@ def _info(client: ClientRecord) -> ClientInfo:
         signs=client.public_key is not None,
         enrolled_at=client.enrolled_at,
         revoked_at=client.revoked_at,
+        seen_at=client.seen_at,
     )
 
 
@@ -128,6 +167,11 @@ ACCESS = (
         tag="access",
         summary="List clients",
         answers={200: ClientList},
+        query={
+            "limit": {"type": "integer", "minimum": 1, "maximum": 2**31 - 1},
+            "after": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1},
+        },
+        problems=("invalid_message",),
     ),
     Route(
         method="POST",

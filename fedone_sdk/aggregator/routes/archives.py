@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from fedone_sdk.aggregator.http import answer, body_of
+from fedone_sdk.aggregator.http import answer, body_of, streamed
 from fedone_sdk.aggregator.routes.exchange import EXCHANGE, SERVICE, run_of
 from fedone_sdk.aggregator.routes.route import Route
 from fedone_sdk.errors import ArchiveError, ProblemError
@@ -16,7 +16,7 @@ _GZIP = "application/gzip"
 _MAX_ARCHIVE_BYTES = 256 * 1024 * 1024
 
 
-async def export_run(request: web.Request) -> web.Response:
+async def export_run(request: web.Request) -> web.StreamResponse:
     """All that the store holds of a run, as one file.
 
     With `credentials=true` also the digests of its clients' credentials, so that the devices can
@@ -26,9 +26,9 @@ async def export_run(request: web.Request) -> web.Response:
     if given not in ("true", "false"):
         raise ProblemError("invalid_message", "credentials: must be true or false")
     run = await run_of(request)
-    data = await request.app[SERVICE].export_run(run, with_credentials=given == "true")
+    pages = request.app[SERVICE].export_pages(run, with_credentials=given == "true")
     name = f'attachment; filename="{run.run_id}.fedone.gz"'
-    return web.Response(body=data, content_type=_GZIP, headers={"Content-Disposition": name})
+    return await streamed(request, pages, content_type=_GZIP, headers={"Content-Disposition": name})
 
 
 async def import_run(request: web.Request) -> web.Response:

@@ -7,6 +7,7 @@ import math
 
 from aiohttp import web
 
+from fedone_sdk.aggregator.aside import aside_if_large
 from fedone_sdk.aggregator.http import answer, bearer_token
 from fedone_sdk.aggregator.pool import TurnedAway
 from fedone_sdk.aggregator.routes.exchange import (
@@ -20,11 +21,13 @@ from fedone_sdk.aggregator.routes.route import MAX_BODY_BYTES, Route
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import (
     UPDATE,
+    AlphaAssignment,
     Assignment,
     Claim,
     Decline,
     Enrol,
     Enrolled,
+    LossesAssignment,
     Receipt,
     RunTask,
     Score,
@@ -65,7 +68,7 @@ async def claim(request: web.Request) -> web.Response:
         after_s = max(math.ceil(found.retry_after_s), 1)
         return web.Response(status=204, headers={"Retry-After": str(after_s)})
     EXCHANGE.get().concerns(service.traffic_run(run_id=found.run_id))
-    return answer(found, asked=request)
+    return await _assigned(found, request)
 
 
 async def update(request: web.Request) -> web.Response:
@@ -74,8 +77,12 @@ async def update(request: web.Request) -> web.Response:
     assignment_id = request.match_info["assignment_id"]
     EXCHANGE.get().concerns(service.traffic_run(assignment_id=assignment_id))
     message, body = await message_of(request, UPDATE.validate_json)
-    body_sha256 = hashlib.sha256(body).hexdigest()
+    body_sha256 = await aside_if_large(len(body), _sha256, body)
     return answer(await service.update(client, assignment_id, message, body_sha256))
+
+
+def _sha256(body: bytes) -> str:
+    return hashlib.sha256(body).hexdigest()
 
 
 async def renew(request: web.Request) -> web.Response:
@@ -83,7 +90,14 @@ async def renew(request: web.Request) -> web.Response:
     service, client = request.app[SERVICE], client_of(request)
     assignment_id = request.match_info["assignment_id"]
     EXCHANGE.get().concerns(service.traffic_run(assignment_id=assignment_id))
-    return answer(await service.renew(client, assignment_id), asked=request)
+    return await _assigned(await service.renew(client, assignment_id), request)
+
+
+async def _assigned(work: AlphaAssignment | LossesAssignment, request: web.Request) -> web.Response:
+    """An assignment, which may hold millions of numbers."""
+    alpha = work.alpha if isinstance(work, AlphaAssignment) else work.prompts
+    size = 8 * math.prod(alpha.shape)
+    return await aside_if_large(size, answer, work, asked=request)
 
 
 async def decline(request: web.Request) -> web.Response:
@@ -101,7 +115,7 @@ async def score(request: web.Request) -> web.Response:
     service, client = request.app[SERVICE], client_of(request)
     message, body = await message_of(request, Score.model_validate_json)
     EXCHANGE.get().concerns(service.traffic_run(assignment_id=message.assignment_id))
-    body_sha256 = hashlib.sha256(body).hexdigest()
+    body_sha256 = await aside_if_large(len(body), _sha256, body)
     return answer(await service.score(client, message, body_sha256), asked=request)
 
 

@@ -101,10 +101,11 @@ async def admit(request: web.Request, route: Route) -> None:
     """Lets a request through to its handler.
 
     Raises:
-        ProblemError: ``unauthorized``, ``forbidden``, ``rate_limited``, or what is wrong with a
-            signature.
+        ProblemError: ``unauthorized``, ``forbidden``, ``rate_limited``, what is wrong with a
+            signature, or ``store_unavailable`` for a device while the service is starting.
     """
-    access, token, exchange = request.app[SERVICE].access, bearer_token(request), EXCHANGE.get()
+    service, token, exchange = request.app[SERVICE], bearer_token(request), EXCHANGE.get()
+    access = service.access
     if route.access == "enrolment":
         await access.check_token(token)
     elif route.access in ROLES:
@@ -118,6 +119,7 @@ async def admit(request: web.Request, route: Route) -> None:
         if access.signs(client):
             signed = await signed_request(request, max_bytes=route.max_body)
             await access.check_signature(client, signed)
+        await service.begun()
 
 
 def client_of(request: web.Request) -> ClientRecord:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 from aiohttp import web
 from pydantic import TypeAdapter
 
+from fedone_sdk.aggregator.aside import aside_if_large
 from fedone_sdk.aggregator.events import Effect, MetricKnown, RoundFinished, RunEnded
-from fedone_sdk.aggregator.http import answer
+from fedone_sdk.aggregator.http import answer, streamed
 from fedone_sdk.aggregator.routes.exchange import (
     DRAIN,
     EXCHANGE,
@@ -31,17 +33,18 @@ from fedone_sdk.errors import (
 )
 from fedone_sdk.messages import (
     Array,
-    Cap,
     ClientInfluence,
     Message,
     PromptReport,
     Quarantine,
+    Removal,
     RollBack,
     RoundReport,
     RunResult,
     RunSummary,
 )
 from fedone_sdk.spec import RunSpec, validate_spec
+from fedone_sdk.stores import LogEntry
 from fedone_sdk.vocabulary import ListVocabulary
 
 __all__ = ["PEOPLE"]
@@ -79,7 +82,7 @@ async def add_run(request: web.Request) -> web.Response:
             raise SpecError("backend: is the server's; leave it out", source="run")
         if not EXCHANGE.get().may_see(spec.name):
             raise ProblemError("forbidden", f"your token is not for runs called {spec.name!r}")
-        if spec.name in service.runs:
+        if spec.name in service.runs or spec.name in service.stored:
             raise ProblemError("run_conflict", f"there is a run {spec.name!r} already")
         vocabulary = spec.prompt.build(spec.task)
         run = await service.add_run(spec, vocabulary)
@@ -94,16 +97,7 @@ async def runs(request: web.Request) -> web.Response:
     """All runs that the caller may see, in the order they were added."""
     exchange = EXCHANGE.get()
     summaries = [
-        RunSummary(
-            run_id=run.run_id,
-            status=run.state.status,
-            round=run.state.round,
-            rounds=run.spec.rounds,
-            cap=Cap.of(run.spec.budget),
-            spent=run.state.account.spent,
-        )
-        for run in request.app[SERVICE].runs.values()
-        if exchange.may_see(run.run_id)
+        summary for summary in request.app[SERVICE].summaries if exchange.may_see(summary.run_id)
     ]
     return web.Response(body=_SUMMARIES.dump_json(summaries), content_type="application/json")
 
@@ -113,11 +107,9 @@ async def run(request: web.Request) -> web.Response:
 
     With `history=false` without its rounds, which may be many.
     """
-    given = request.query.get("history", "true")
-    if given not in ("true", "false"):
-        raise ProblemError("invalid_message", "history: must be true or false")
+    history = _flag(request, "history", default=True)
     result = (await run_of(request)).result()
-    return answer(result if given == "true" else result.model_copy(update={"history": ()}))
+    return answer(result if history else result.model_copy(update={"history": ()}))
 
 
 async def prompt(request: web.Request) -> web.Response:
@@ -134,13 +126,20 @@ async def vectors(request: web.Request) -> web.Response:
     return answer((await run_of(request)).vectors())
 
 
-async def log(request: web.Request) -> web.Response:
+async def log(request: web.Request) -> web.StreamResponse:
     """All that the run has written down, one JSON object a line, oldest first."""
-    entries = await request.app[SERVICE].log(await run_of(request))
-    lines = [json.dumps({"kind": entry.kind, **json.loads(entry.body)}) for entry in entries]
-    return web.Response(
-        text="".join(f"{line}\n" for line in lines), content_type="application/jsonl"
-    )
+    pages = request.app[SERVICE].log_pages(await run_of(request))
+    return await streamed(request, _lines(pages), content_type="application/jsonl")
+
+
+async def _lines(pages: AsyncIterator[list[LogEntry]]) -> AsyncIterator[bytes]:
+    async for page in pages:
+        yield await aside_if_large(sum(len(entry.body) for entry in page), _text_of, page)
+
+
+def _text_of(page: list[LogEntry]) -> bytes:
+    lines = (json.dumps({"kind": entry.kind, **json.loads(entry.body)}) for entry in page)
+    return "".join(f"{line}\n" for line in lines).encode()
 
 
 async def events(request: web.Request) -> web.StreamResponse:
@@ -210,6 +209,24 @@ async def resume(request: web.Request) -> web.Response:
     return answer(resumed.result())
 
 
+async def delete_run(request: web.Request) -> web.Response:
+    """Deletes a run that has ended, with its log and all that belongs to it, for good.
+
+    Its name stays taken: a new run of this name would spend its budget again. With `dry_run=true`
+    nothing is deleted, and the answer says what would be.
+    """
+    dry = _flag(request, "dry_run", default=False)
+    run = await run_of(request)
+    return answer(await request.app[SERVICE].delete_run(run, dry=dry))
+
+
+def _flag(request: web.Request, name: str, *, default: bool) -> bool:
+    given = request.query.get(name, str(default).lower())
+    if given not in ("true", "false"):
+        raise ProblemError("invalid_message", f"{name}: must be true or false")
+    return given == "true"
+
+
 async def roll_back(request: web.Request) -> web.Response:
     """Takes a run back to an earlier round. What later rounds spent stays spent."""
     rolled = await run_of(request)
@@ -272,6 +289,17 @@ PEOPLE = (
         summary="Where a run stands",
         answers={200: RunResult},
         query={"history": {"type": "boolean", "default": True}},
+    ),
+    Route(
+        method="DELETE",
+        path="/v1/runs/{run_id}",
+        handler=delete_run,
+        access="admin",
+        tag="runs",
+        summary="Delete a run",
+        answers={200: Removal},
+        query={"dry_run": {"type": "boolean", "default": False}},
+        problems=("run_conflict", "invalid_message"),
     ),
     Route(
         method="GET",

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from aiohttp import web
 
+from fedone_sdk.aggregator.aside import aside
 from fedone_sdk.aggregator.http import answer
 from fedone_sdk.aggregator.probabilities import likeliest
 from fedone_sdk.aggregator.routes.exchange import EXCHANGE, SERVICE, run_of
@@ -53,7 +52,7 @@ async def probabilities(request: web.Request) -> web.Response:
         raise ProblemError("not_found", "this run tunes vectors, not words")
     state = run.state
     # As much as four million numbers.
-    positions = await asyncio.to_thread(likeliest, state.method.alpha, run.vocabulary, int(given))
+    positions = await aside(likeliest, state.method.alpha, run.vocabulary, int(given))
     return answer(
         TokenProbabilities(round=state.round, vocab_size=len(run.vocabulary), positions=positions)
     )

@@ -12,7 +12,7 @@ from fedone_sdk.stores.sql.tables import meta
 
 __all__ = ["HEAD", "SchemaRefused", "current", "prepare"]
 
-HEAD = "0002"
+HEAD = "0003"
 """The schema that this code reads and writes; a test compares it with the migrations."""
 
 _BEFORE_ALEMBIC = "0001"

@@ -18,9 +18,11 @@ from sqlalchemy import (
     Connection,
     Insert,
     RowMapping,
+    Select,
     Table,
     bindparam,
     delete,
+    func,
     insert,
     or_,
     select,
@@ -35,6 +37,7 @@ from fedone_sdk.stores.base import (
     Commit,
     LogEntry,
     Member,
+    RunHead,
     RunRecord,
     RunSnapshot,
     TokenRecord,
@@ -42,6 +45,7 @@ from fedone_sdk.stores.base import (
     VersionConflict,
     refuse_another,
 )
+from fedone_sdk.stores.sql import removal
 from fedone_sdk.stores.sql import tables as t
 
 __all__ = [
@@ -53,12 +57,14 @@ __all__ = [
     "commit",
     "enrol",
     "forget_nonces",
+    "heads",
     "join",
     "leave",
     "log",
     "members",
     "memories",
     "memory",
+    "num_clients",
     "ping",
     "put_token",
     "refusing",
@@ -106,8 +112,8 @@ def clear(connection: Connection) -> None:
 def _line_up(connection: Connection) -> int:
     """Waits for others that change tokens or clients; returns how many clients there are."""
     query = select(t.meta.c.value).where(_NUM_CLIENTS).with_for_update()
-    num_clients: int = connection.execute(query).scalar_one()
-    return num_clients
+    found: int = connection.execute(query).scalar_one()
+    return found
 
 
 def put_token(connection: Connection, token: TokenRecord) -> None:
@@ -155,7 +161,7 @@ def enrol(
         now: Seconds since the epoch.
         again: Whether this same call may have succeeded before; then its client is returned.
     """
-    num_clients = _line_up(connection)
+    index = _line_up(connection)
     token = _token(connection, t.tokens.c.token_sha256 == token_sha256)
     if token is None:
         raise TokenRefused("the enrolment token is not known")
@@ -176,10 +182,10 @@ def enrol(
     if token.uses_left is not None:
         fewer = {"uses_left": token.uses_left - 1}
         connection.execute(update(t.tokens).where(t.tokens.c.name == token.name).values(**fewer))
-    client = replace(client, index=num_clients, token=token.name, runs=token.runs)
+    client = replace(client, index=index, token=token.name, runs=token.runs)
     with refusing(f"client {client.client_id!r} is enrolled already"):
         connection.execute(insert(t.clients), _client_row(client))
-    connection.execute(update(t.meta).where(_NUM_CLIENTS).values(value=num_clients + 1))
+    connection.execute(update(t.meta).where(_NUM_CLIENTS).values(value=index + 1))
     return client
 
 
@@ -197,10 +203,17 @@ def _enrol_again(
     return again
 
 
-def clients(connection: Connection) -> list[ClientRecord]:
+def clients(connection: Connection, after: int, limit: int | None) -> list[ClientRecord]:
     """See `Store.clients`."""
-    rows = connection.execute(select(t.clients).order_by(t.clients.c.index)).mappings()
+    query = select(t.clients).where(t.clients.c.index > after).order_by(t.clients.c.index)
+    rows = connection.execute(query.limit(limit)).mappings()
     return [_client_record(row) for row in rows]
+
+
+def num_clients(connection: Connection) -> int:
+    """See `Store.num_clients`."""
+    found: int = connection.execute(select(t.meta.c.value).where(_NUM_CLIENTS)).scalar_one()
+    return found
 
 
 def client(connection: Connection, credential_sha256: str) -> ClientRecord | None:
@@ -318,21 +331,26 @@ def members(connection: Connection) -> list[Member]:
 
 # Runs
 
-_RUN = select(
-    *(
+
+def _columns_of(record: type[RunRecord | RunHead]) -> Select[Any]:
+    columns = (
         t.runs.c[field.name] if field.name in t.runs.c else t.run_data.c[field.name]
-        for field in dataclasses.fields(RunRecord)
+        for field in dataclasses.fields(record)
     )
-).join_from(t.runs, t.run_data)
+    return select(*columns).join_from(t.runs, t.run_data)
 
 
-def add_run(connection: Connection, record: RunRecord, *, again: bool) -> None:
+_RUN, _HEAD = _columns_of(RunRecord), _columns_of(RunHead)
+
+
+def add_run(connection: Connection, record: RunRecord, *, again: bool, back: bool = False) -> None:
     """See `Store.add_run`.
 
     Args:
         connection: In a transaction.
         record: The run.
         again: Whether this same call may have succeeded before; then it has now.
+        back: Whether it may be a deleted run that comes back.
     """
     if again and run(connection, record.run_id) == record:
         return
@@ -341,12 +359,22 @@ def add_run(connection: Connection, record: RunRecord, *, again: bool) -> None:
         for table in (t.runs, t.run_data):
             row = {c.name: fields[c.name] for c in table.c if c.name in fields}
             connection.execute(insert(table), row)
+    if back:
+        removal.bring_back(connection, record.run_id, record.version)
+    else:
+        removal.refuse_deleted(connection, record.run_id)
 
 
 def runs(connection: Connection) -> list[RunRecord]:
     """See `Store.runs`."""
     rows = connection.execute(_RUN.order_by(t.runs.c.seq)).mappings()
     return [RunRecord(**row) for row in rows]
+
+
+def heads(connection: Connection) -> list[RunHead]:
+    """See `Store.heads`."""
+    rows = connection.execute(_HEAD.order_by(t.runs.c.seq)).mappings()
+    return [RunHead(**row) for row in rows]
 
 
 def run(connection: Connection, run_id: str) -> RunRecord | None:
@@ -384,18 +412,27 @@ def memories(connection: Connection, run_id: str) -> dict[int, bytes]:
     return {row.client_index: row.value for row in connection.execute(query)}
 
 
-def log(connection: Connection, run_id: str, kind: str | None, after: int) -> list[LogEntry]:
+def log(
+    connection: Connection,
+    run_id: str,
+    kind: str | None,
+    after: int,
+    limit: int | None = None,
+) -> list[LogEntry]:
     """See `Store.log`."""
-    query = select(t.log.c.kind, t.log.c.body, t.log.c.version).where(
-        t.log.c.run_id == run_id, t.log.c.version > after
-    )
+    which = (t.log.c.run_id == run_id) & (t.log.c.version > after)
     if kind is not None:
-        query = query.where(t.log.c.kind == kind)
+        which &= t.log.c.kind == kind
+    if limit is not None:
+        first = select(t.log.c.version).where(which).order_by(t.log.c.version).limit(limit)
+        last = select(func.max(first.subquery().c.version)).scalar_subquery()
+        which &= t.log.c.version <= last
+    query = select(t.log.c.kind, t.log.c.body, t.log.c.version).where(which)
     rows = connection.execute(query.order_by(t.log.c.version, t.log.c.position)).mappings()
     return [LogEntry(**row) for row in rows]
 
 
-def snapshot(connection: Connection, run_id: str) -> RunSnapshot | None:
+def snapshot(connection: Connection, run_id: str, *, with_log: bool) -> RunSnapshot | None:
     """See `Store.snapshot`; the transaction must read one moment."""
     record = run(connection, run_id)
     if record is None:
@@ -405,7 +442,7 @@ def snapshot(connection: Connection, run_id: str) -> RunSnapshot | None:
     return RunSnapshot(
         record=record,
         closed=tuple(ClosedWork(**row) for row in rows),
-        log=tuple(log(connection, run_id, None, -1)),
+        log=tuple(log(connection, run_id, None, -1)) if with_log else (),
         memories=tuple(sorted(memories(connection, run_id).items())),
     )
 
@@ -421,14 +458,14 @@ def restore(
         guests: Its clients.
         again: Whether this same call may have succeeded before; then it has now.
     """
-    num_clients = _line_up(connection)
+    known = _line_up(connection)
     run_id = snapshot.record.run_id
     if again and run(connection, run_id) == snapshot.record:
         return
-    add_run(connection, snapshot.record, again=False)
+    add_run(connection, snapshot.record, again=False, back=True)
     for guest in guests:
-        num_clients = _admit(connection, guest, num_clients)
-    connection.execute(update(t.meta).where(_NUM_CLIENTS).values(value=num_clients))
+        known = _admit(connection, guest, known)
+    connection.execute(update(t.meta).where(_NUM_CLIENTS).values(value=known))
     if snapshot.closed:
         with refusing("work can be closed only once"):
             connection.execute(_CLOSE, [asdict(work) for work in snapshot.closed])
@@ -438,21 +475,21 @@ def restore(
         _remember(connection, run_id, snapshot.memories)
 
 
-def _admit(connection: Connection, guest: ClientRecord, num_clients: int) -> int:
+def _admit(connection: Connection, guest: ClientRecord, count: int) -> int:
     """Adds a client under its own index, unless it is known; returns how many there are then."""
-    if guest.index > num_clients:
+    if guest.index > count:
         raise ValueError(f"client {guest.index} would leave a gap")
-    if guest.index < num_clients:
+    if guest.index < count:
         known = _client(connection, t.clients.c.index == guest.index)
         if known is None or known.client_id != guest.client_id:
             name = None if known is None else known.client_id
             raise ValueError(f"client {guest.index} is {name!r} here, not {guest.client_id!r}")
-        return num_clients
+        return count
     if _client(connection, t.clients.c.credential_sha256 == guest.credential_sha256) is not None:
         raise ValueError(f"the credential of {guest.client_id!r} is in use")
     with refusing(f"client {guest.client_id!r} is enrolled already"):
         connection.execute(insert(t.clients), _client_row(guest))
-    return num_clients + 1
+    return count + 1
 
 
 def _lines(run_id: str, entries: Iterable[LogEntry]) -> Iterator[dict[str, Any]]:

@@ -17,12 +17,14 @@ from fedone_sdk.stores.base import (
     Commit,
     LogEntry,
     Member,
+    RunHead,
     RunRecord,
+    RunSize,
     RunSnapshot,
     Signals,
     TokenRecord,
 )
-from fedone_sdk.stores.sql import statements
+from fedone_sdk.stores.sql import removal, statements
 from fedone_sdk.stores.sql.database import Database
 from fedone_sdk.stores.sql.postgres import PostgresDatabase
 from fedone_sdk.stores.sql.sqlite import SqliteDatabase
@@ -159,9 +161,13 @@ class SqlStore:
 
         return await self._database.write(enrol)
 
-    async def clients(self) -> list[ClientRecord]:
-        """All clients in index order."""
-        return await self._database.read(statements.clients)
+    async def clients(self, after: int = -1, limit: int | None = None) -> list[ClientRecord]:
+        """Clients in index order; see `Store.clients`."""
+        return await self._database.read(lambda c: statements.clients(c, after, limit))
+
+    async def num_clients(self) -> int:
+        """How many clients there are; reads none of them."""
+        return await self._database.read(statements.num_clients)
 
     async def client(self, credential_sha256: str) -> ClientRecord | None:
         """The client with this credential, or with this one before its last rotation."""
@@ -186,6 +192,18 @@ class SqlStore:
     async def revoke_client(self, index: int, now: float) -> None:
         """Revokes a client for good; an unknown index is an ``IndexError``."""
         await self._database.write(lambda c: statements.revoke_client(c, index, now))
+
+    async def see_client(self, index: int, now: float) -> None:
+        """Takes note that a client asked for something."""
+        await self._database.write(lambda c: removal.see_client(c, index, now))
+
+    async def idle_clients(self, before: float, limit: int) -> list[int]:
+        """Clients that were last seen before a moment; see `Store.idle_clients`."""
+        return await self._database.read(lambda c: removal.idle_clients(c, before, limit))
+
+    async def retire_client(self, index: int, now: float) -> None:
+        """Erases a client for good; see `Store.retire_client`."""
+        await self._database.write(lambda c: removal.retire_client(c, index, now))
 
     async def use_nonce(self, nonce: str, now: float, until: float) -> bool:
         """Whether this nonce is seen for the first time; see `Store.use_nonce`."""
@@ -222,7 +240,7 @@ class SqlStore:
     # Runs
 
     async def add_run(self, record: RunRecord) -> None:
-        """Adds a run; a known id is a ``ValueError``."""
+        """Adds a run; see `Store.add_run`."""
         tries = 0
 
         def add(connection: Connection) -> None:
@@ -235,6 +253,10 @@ class SqlStore:
     async def runs(self) -> list[RunRecord]:
         """All runs in the order they were added."""
         return await self._database.read(statements.runs)
+
+    async def heads(self) -> list[RunHead]:
+        """All runs in the order they were added, without what takes long to read."""
+        return await self._database.read(statements.heads)
 
     async def run(self, run_id: str) -> RunRecord | None:
         """A run, or None."""
@@ -261,14 +283,39 @@ class SqlStore:
         """What all clients' methods remember, by client index."""
         return await self._database.read(lambda c: statements.memories(c, run_id))
 
-    async def log(self, run_id: str, kind: str | None = None, after: int = -1) -> list[LogEntry]:
+    async def log(
+        self, run_id: str, kind: str | None = None, after: int = -1, limit: int | None = None
+    ) -> list[LogEntry]:
         """A run's log in the order it was written, all kinds or one; see `Store.log`."""
-        return await self._database.read(lambda c: statements.log(c, run_id, kind, after))
+        return await self._database.read(lambda c: statements.log(c, run_id, kind, after, limit))
 
-    async def snapshot(self, run_id: str) -> RunSnapshot | None:
+    async def size(self, run_id: str) -> RunSize:
+        """How much is kept of a run."""
+        return await self._database.read(lambda c: removal.size(c, run_id))
+
+    async def trim(self, run_id: str, *, log: bool = False, closed: bool = False) -> None:
+        """Drops a run's log, its closed work, or both, for good; the run stays."""
+        await self._database.write(lambda c: removal.trim(c, run_id, log=log, closed=closed))
+
+    async def delete_run(self, run_id: str, version: int, now: float) -> None:
+        """Deletes a run; see `Store.delete_run`."""
+        tries = 0
+
+        def remove(connection: Connection) -> None:
+            nonlocal tries
+            tries += 1
+            removal.delete_run(connection, run_id, version, now, again=tries > 1)
+
+        await self._database.write(remove)
+
+    async def deleted(self, run_id: str) -> float | None:
+        """When the run of this id was deleted; None if it was not."""
+        return await self._database.read(lambda c: removal.deleted(c, run_id))
+
+    async def snapshot(self, run_id: str, *, log: bool = True) -> RunSnapshot | None:
         """All that the store keeps of a run, read at one moment; see `Store.snapshot`."""
         return await self._database.read(
-            lambda c: statements.snapshot(c, run_id), at_one_moment=True
+            lambda c: statements.snapshot(c, run_id, with_log=log), at_one_moment=True
         )
 
     async def restore(self, snapshot: RunSnapshot, clients: Sequence[ClientRecord] = ()) -> None:

@@ -24,6 +24,7 @@ from sqlalchemy import (
 __all__ = [
     "clients",
     "closed_work",
+    "deleted_runs",
     "log",
     "members",
     "memories",
@@ -71,6 +72,7 @@ clients = Table(
     Column("public_key", String),
     Column("previous_sha256", String),
     Column("revoked_at", Double),
+    Column("seen_at", Double),
     Index("clients_credential_sha256", "credential_sha256"),
     Index("clients_previous_sha256", "previous_sha256"),
     Index("clients_enrolment_sha256", "enrolment_sha256", unique=True),
@@ -127,6 +129,7 @@ closed_work = Table(
     Column("outcome", String, nullable=False),
     Column("body_sha256", String),
     Column("receipt", Text),
+    Index("closed_work_run_id", "run_id"),
 )
 log = Table(
     "log",
@@ -143,4 +146,12 @@ memories = Table(
     _run_key(),
     Column("client_index", Integer, primary_key=True, autoincrement=False),
     Column("value", LargeBinary, nullable=False),
+)
+# Ids that stay taken, each with the version that its run had.
+deleted_runs = Table(
+    "deleted_runs",
+    metadata,
+    Column("run_id", String, primary_key=True),
+    Column("version", Integer, nullable=False),
+    Column("deleted_at", Double, nullable=False),
 )

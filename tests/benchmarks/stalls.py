@@ -1,0 +1,173 @@
+"""How long a busy server's event loop stands still: searches, large alphas, long logs.
+
+Runs of `thompson` and `evolution` with full pools, a run with a large alpha and many small ones are
+worked on by clients in another process, while people read a log of 43 MB, export it and roll
+a run back. A heartbeat wants to run every millisecond. A stall is how late it is; `own` is what the
+loop's thread computed meanwhile, which does not depend on what else the machine does. An idle loop
+in a third process shows what the machine adds.
+
+    python -m tests.benchmarks.stalls [--seconds 30]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from dataclasses import replace
+from typing import Any
+
+import aiohttp
+import structlog
+
+from fedone_sdk import EdgeClient
+from fedone_sdk.aggregator import Aggregator
+from fedone_sdk.cli.serve import collect_rarely
+from fedone_sdk.spec import RunSpec
+from fedone_sdk.stores import LogEntry, MemoryStore
+from fedone_sdk.testing import ScriptedBackend
+from fedone_sdk.vocabulary import Vocabulary
+
+TOKEN, ADMIN = "enrolment-token-7f3a", "admin-token-91bc"
+ROWS = [{"text": f"text {row}", "label": row % 2} for row in range(16)]
+RUNS: dict[str, tuple[dict[str, Any], int, int]] = {
+    "thompson": ({"name": "thompson"}, 20, 200),
+    "evolution": ({"name": "evolution"}, 20, 200),
+    "large": ({"name": "gs-bdpl"}, 50, 10_000),
+    **{f"small-{number}": ({"name": "gs-bdpl"}, 20, 200) for number in range(4)},
+}
+"""Method, length and size of the vocabulary of each run."""
+
+
+def main() -> None:
+    """Measures and prints Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--clients", help=argparse.SUPPRESS)
+    parser.add_argument("--idle", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
+    if args.clients is not None:
+        asyncio.run(clients(args.clients))
+        return
+    if args.idle:
+        print(json.dumps(asyncio.run(beating(args.seconds))))
+        return
+    late, own, idle, rounds = asyncio.run(measure(args.seconds))
+    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}\n")
+    print("| | p50 ms | p99 ms | longest ms |")
+    print("|---|---|---|---|")
+    for name, values in (("late", late), ("own", own), ("late, idle loop", idle)):
+        p50, *_, p99 = (statistics.quantiles(values, n=100)[i] * 1e3 for i in (49, 98))
+        print(f"| {name} | {p50:.1f} | {p99:.1f} | {max(values) * 1e3:.1f} |")
+    print("\nRounds:", ", ".join(f"{name} {count}" for name, count in rounds.items()))
+
+
+async def beating(seconds: float) -> tuple[list[float], list[float]]:
+    """How late heartbeats were, and what this thread computed between them, seconds."""
+    late, own = [], []
+    now, end = time.perf_counter(), time.perf_counter() + seconds
+    while now < end:
+        before, computed = now, time.thread_time()
+        await asyncio.sleep(0.001)
+        now = time.perf_counter()
+        late.append(now - before - 0.001)
+        own.append(time.thread_time() - computed)
+    return late, own
+
+
+def spec_of(name: str) -> RunSpec:
+    """A run that does not end."""
+    method, length, _ = RUNS[name]
+    return RunSpec.model_validate(
+        {
+            "name": name,
+            "task": {"template": "{prompt} {text} {mask}", "labels": {0: " no", 1: " yes"}},
+            "prompt": {
+                "length": length,
+                "vocabulary": {"kind": "list", "candidates": ["x", "y"]},
+            },
+            "method": {**method, "num_samples": 16, "batch_size": 8},
+            "participation": {"exchange": "alpha" if name == "large" else "losses"},
+            "rounds": 100_000,
+            "evaluation": {"every": 0},
+        }
+    )
+
+
+async def measure(
+    seconds: float,
+) -> tuple[list[float], list[float], list[float], dict[str, int]]:
+    """What `beating` found on a busy server, how late an idle loop was, and rounds by run."""
+    store, module = MemoryStore(), (sys.executable, "-m", "tests.benchmarks.stalls")
+    aggregator = Aggregator(
+        store=store, backend=ScriptedBackend(), enrolment_tokens=[TOKEN], admin_token=ADMIN
+    )
+    async with aggregator, aiohttp.ClientSession() as session:
+        url = await aggregator.listen()
+        for name, (_, _, size) in RUNS.items():
+            words = Vocabulary(candidates=tuple(f" w{index}" for index in range(size)))
+            await aggregator.add_run(spec_of(name), words)
+        _lengthen(store, "small-0", 43_000_000)
+        collect_rarely()
+        working = await asyncio.create_subprocess_exec(*module, "--clients", url)
+        await asyncio.sleep(20)  # until pools hold something, and all is imported
+        people = asyncio.create_task(_people(url, session))
+        idle = await asyncio.create_subprocess_exec(
+            *module, "--idle", "--seconds", str(seconds), stdout=asyncio.subprocess.PIPE
+        )
+        late, own = await beating(seconds)
+        told, _ = await idle.communicate()
+        if people.done():
+            people.result()
+        people.cancel()
+        await asyncio.gather(people, return_exceptions=True)
+        working.kill()
+        await working.wait()
+        rounds = {name: run.state.round for name, run in aggregator.service.runs.items()}
+    return late, own, json.loads(told)[0], rounds
+
+
+def _lengthen(store: MemoryStore, run_id: str, size: int) -> None:
+    body = json.dumps({"of": "nothing", "examples": ["x" * 50] * 800})
+    count = size // len(body)
+    store._logs[run_id] = [
+        LogEntry(kind="outcomes", body=body, version=number) for number in range(1, count + 1)
+    ]
+    store._runs[run_id] = replace(store._runs[run_id], version=count)
+
+
+async def clients(url: str) -> None:
+    """One client for each run, for ever."""
+    async with asyncio.TaskGroup() as group:
+        for name in RUNS:
+            group.create_task(_client(url, name))
+
+
+async def _client(url: str, name: str) -> None:
+    async with EdgeClient(url, token=TOKEN, data=ROWS, run_id=name) as client:
+        await client.run_forever()
+
+
+async def _people(url: str, session: aiohttp.ClientSession) -> None:
+    headers = {"Authorization": f"Bearer {ADMIN}"}
+    while True:
+        for path in ("/v1/runs", "/v1/runs/small-0/log", "/v1/runs/small-0/export"):
+            async with session.get(f"{url}{path}", headers=headers) as found:
+                found.raise_for_status()
+                async for _ in found.content.iter_any():
+                    pass
+        body = {"to_round": 0, "reason": "a client lied"}
+        async with session.post(
+            f"{url}/v1/runs/small-1/rollback", json=body, headers=headers
+        ) as found:
+            found.raise_for_status()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""What a start costs: a SQLite store of many ended runs, and a few that go on.
+
+One run is played to its end, and then stored again and again under other names. A start is timed
+in a process of its own, from opening the store to the moment when devices are let in.
+
+    python -m tests.benchmarks.start [--runs 1000] [--live 3] [--rounds 100] [--folder FOLDER]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from fedone_sdk.aggregator import Aggregator, ServedRun
+from fedone_sdk.simulation import Federation, simulate
+from fedone_sdk.spec import RunSpec
+from fedone_sdk.stores import MemoryStore, RunSnapshot, SqlStore
+from fedone_sdk.testing import ScriptedBackend
+from fedone_sdk.vocabulary import Vocabulary
+
+
+def main() -> None:
+    """Fills a store, starts on it and prints Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=1000)
+    parser.add_argument("--live", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--folder", type=Path, help="where the store is put")
+    parser.add_argument("--start", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.start is not None:
+        print(json.dumps(asyncio.run(started(args.start))))
+        return
+    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}\n")
+    print("| ended runs | live runs | rounds each | store MB | listening s | all taken up s |")
+    print("|---|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory(dir=args.folder) as folder:
+        store = Path(folder) / "fedone.db"
+        asyncio.run(fill(store, args.runs, args.live, args.rounds))
+        megabytes = sum(file.stat().st_size for file in Path(folder).iterdir()) / 1e6
+        for _ in range(args.repeat):
+            command = [sys.executable, "-m", "tests.benchmarks.start", "--start", str(store)]
+            told = subprocess.run(command, check=True, capture_output=True).stdout
+            found = json.loads(told.splitlines()[-1])  # after the lines of the log
+            print(
+                f"| {args.runs} | {args.live} | {args.rounds} | {megabytes:.0f} "
+                f"| {found['listening']:.2f} | {found['taken_up']:.2f} |"
+            )
+
+
+def federation_of(rounds: int) -> Federation:
+    """Four clients, and a run of the quickstart's size."""
+    spec = RunSpec.model_validate(
+        {
+            "name": "run",
+            "task": {"template": "{prompt} {text} {mask}", "labels": {0: " no", 1: " yes"}},
+            "prompt": {"length": 20, "vocabulary": {"kind": "list", "candidates": ["x", "y"]}},
+            "method": {"name": "gs-bdpl", "num_samples": 4, "batch_size": 2},
+            "participation": {"exchange": "alpha"},
+            "rounds": rounds,
+            "evaluation": {"every": 0},
+        }
+    )
+    rows = tuple({"text": f"text {number}", "label": number % 2} for number in range(8))
+    return Federation(
+        spec=spec,
+        shards=(rows,) * 4,
+        dev=(),
+        vocabulary=Vocabulary(candidates=tuple(f" word{number}" for number in range(200))),
+        reused_rows=True,
+    )
+
+
+async def played(rounds: int, cut_at: int | None = None) -> RunSnapshot:
+    """A run to its end, or as it stands where its process was killed."""
+    store, done = MemoryStore(), asyncio.Event()
+
+    def watch(run: ServedRun, _: object) -> None:
+        if run.state.round == cut_at:
+            done.set()
+
+    playing = asyncio.create_task(
+        simulate(
+            federation_of(rounds),
+            backend=ScriptedBackend(),
+            transport="memory",
+            store=store,
+            watch=watch,
+        )
+    )
+    if cut_at is None:
+        await playing
+    else:
+        await done.wait()
+        playing.cancel()
+        await asyncio.gather(playing, return_exceptions=True)
+    snapshot = await store.snapshot("run")
+    assert snapshot is not None
+    return snapshot
+
+
+def _named(snapshot: RunSnapshot, name: str) -> RunSnapshot:
+    spec = {**json.loads(snapshot.record.spec), "name": name}
+    return replace(
+        snapshot,
+        record=replace(snapshot.record, run_id=name, spec=json.dumps(spec)),
+        closed=tuple(
+            replace(work, run_id=name, assignment_id=f"{work.assignment_id}-{name}")
+            for work in snapshot.closed
+        ),
+    )
+
+
+async def fill(path: Path, runs: int, live: int, rounds: int) -> None:
+    """Stores a run that has ended many times, and one that goes on a few times."""
+    ended, going = await played(rounds), await played(rounds, cut_at=rounds // 2)
+    store = SqlStore.sqlite(path)
+    await store.open()
+    try:
+        for number in range(runs):
+            await store.restore(_named(ended, f"ended-{number}"))
+        for number in range(live):
+            await store.restore(_named(going, f"live-{number}"))
+    finally:
+        await store.close()
+
+
+async def started(path: Path) -> dict[str, float]:
+    """Starts on a store; when it listened and when all was taken up, seconds."""
+    began = time.perf_counter()
+    aggregator = Aggregator(store=SqlStore.sqlite(path), backend=ScriptedBackend())
+    await aggregator.open()
+    await aggregator.listen()
+    listening = time.perf_counter() - began
+    await aggregator.taken_up()
+    taken_up = time.perf_counter() - began
+    await aggregator.__aexit__(None, None, None)
+    return {"listening": listening, "taken_up": taken_up}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""What every store removes, and what it keeps of it: memory, SQLite, PostgreSQL."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fedone_sdk.stores import (
+    NO_CREDENTIAL,
+    Commit,
+    LogEntry,
+    RunDeleted,
+    RunSize,
+    Store,
+    TokenRefused,
+    VersionConflict,
+)
+from tests.contract.stores import RUN, TOKEN, WORK, device, enrol
+
+OTHER = replace(RUN, run_id="other")
+OTHERS = replace(WORK, assignment_id="work-2", run_id="other")
+LINE = LogEntry(kind="round", body="{}")
+
+
+async def fill(store: Store) -> None:
+    for record, work in ((RUN, WORK), (OTHER, OTHERS)):
+        await store.add_run(record)
+        commit = Commit(document="1", closed=(work,), log=(LINE, LINE), memories=((3, b"m"),))
+        await store.commit(record.run_id, 0, commit)
+
+
+class TestRuns:
+    async def test_a_run_goes_with_all_that_belongs_to_it(self, store: Store) -> None:
+        await fill(store)
+        assert await store.size("run-1") == RunSize(log=2, closed=1, memories=1)
+        assert await store.deleted("run-1") is None
+        await store.delete_run("run-1", 1, 7.5)
+        assert await store.run("run-1") is None
+        assert await store.snapshot("run-1") is None
+        assert await store.size("run-1") == RunSize()
+        assert await store.closed("work-1") is None
+        assert await store.log("run-1") == []
+        assert await store.memories("run-1") == {}
+        assert await store.deleted("run-1") == 7.5
+        assert await store.versions() == {"other": 1}
+        assert await store.size("other") == RunSize(log=2, closed=1, memories=1)
+
+    async def test_its_name_stays_taken(self, store: Store) -> None:
+        await fill(store)
+        await store.delete_run("run-1", 1, 7.5)
+        with pytest.raises(RunDeleted, match="run-1"):
+            await store.add_run(RUN)
+        assert await store.versions() == {"other": 1}
+        with pytest.raises(KeyError):
+            await store.commit("run-1", 1, Commit(document="2"))
+        with pytest.raises(KeyError):
+            await store.delete_run("run-1", 1, 8.0)
+
+    async def test_only_the_run_that_was_looked_at_is_deleted(self, store: Store) -> None:
+        await fill(store)
+        before = await store.snapshot("run-1")
+        with pytest.raises(VersionConflict):
+            await store.delete_run("run-1", 0, 7.5)
+        assert await store.snapshot("run-1") == before
+        assert await store.deleted("run-1") is None
+
+    async def test_it_comes_back_as_it_was_and_not_as_it_was_before(self, store: Store) -> None:
+        """What it had spent since would be forgotten."""
+        await fill(store)
+        early = await store.snapshot("run-1")
+        await store.commit("run-1", 1, Commit(document="2"))
+        late = await store.snapshot("run-1")
+        assert early is not None
+        assert late is not None
+        await store.delete_run("run-1", 2, 7.5)
+        with pytest.raises(RunDeleted, match="moved on"):
+            await store.restore(early)
+        assert await store.run("run-1") is None
+        await store.restore(late)
+        assert await store.snapshot("run-1") == late
+        assert await store.deleted("run-1") is None
+
+    async def test_a_run_is_trimmed(self, store: Store) -> None:
+        await fill(store)
+        record = await store.run("run-1")
+        await store.trim("run-1", closed=True)
+        assert await store.size("run-1") == RunSize(log=2, memories=1)
+        await store.trim("run-1", log=True)
+        assert await store.size("run-1") == RunSize(memories=1)
+        assert await store.run("run-1") == record
+        assert await store.size("other") == RunSize(log=2, closed=1, memories=1)
+
+
+class TestClients:
+    async def test_who_was_not_seen_is_idle(self, store: Store) -> None:
+        for number, at in enumerate((10.0, 20.0, 30.0)):
+            await enrol(store, number, enrolled_at=at)
+        assert await store.idle_clients(25.0, 10) == [0, 1]
+        assert await store.idle_clients(25.0, 1) == [0]
+        await store.see_client(0, 40.0)
+        assert await store.idle_clients(25.0, 10) == [1]
+        assert (await store.clients())[0].seen_at == 40.0
+
+    async def test_a_retired_client_keeps_its_place_and_its_name(self, store: Store) -> None:
+        client = await enrol(
+            store, 0, name="Bea's phone", enrolment_sha256="5" * 64, public_key="key"
+        )
+        await store.retire_client(0, 9.0)
+        (kept,) = await store.clients()
+        assert kept == device(
+            0,
+            index=0,
+            credential_sha256=f"{NO_CREDENTIAL}{client.client_id}",
+            revoked_at=9.0,
+        )
+        assert await store.client(client.credential_sha256) is None
+        assert await store.idle_clients(1e9, 10) == []
+        assert (await enrol(store, 1)).index == 1
+
+    async def test_its_device_comes_back_as_another(self, store: Store) -> None:
+        await enrol(store, 0, enrolment_sha256="5" * 64)
+        await store.revoke_client(0, 3.0)
+        with pytest.raises(TokenRefused, match="revoked"):
+            await enrol(store, 0, client_id="again", enrolment_sha256="5" * 64)
+        await store.retire_client(0, 9.0)
+        assert (await store.clients())[0].revoked_at == 3.0
+        again = device(1, enrolment_sha256="5" * 64)
+        assert (await store.enrol(again, TOKEN.token_sha256, 1.0)).index == 1

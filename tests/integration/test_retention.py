@@ -1,0 +1,337 @@
+"""Runs that are deleted, and what is removed by age."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from typer.testing import CliRunner
+
+from fedone_sdk.aggregator import Aggregator
+from fedone_sdk.aggregator.config import RunToServe
+from fedone_sdk.aggregator.retention import Retention
+from fedone_sdk.cli.app import app
+from fedone_sdk.cli.serve import _add_runs
+from fedone_sdk.errors import ProblemError, SpecError
+from fedone_sdk.messages import Removal
+from fedone_sdk.stores import MemoryStore
+from fedone_sdk.testing import ManualClock, ScriptedBackend
+from tests.integration.caller import Caller
+from tests.integration.test_dispatcher import Hub
+from tests.integration.test_start import ADMIN, TOKEN, WORDS, spec_of
+
+VIEWER = "viewer-token-22d0"
+DAY_S = 86_400.0
+
+
+@dataclass(slots=True)
+class Server(Caller):
+    """A real aggregator on loopback."""
+
+    aggregator: Aggregator
+    url: str
+    session: aiohttp.ClientSession
+    store: MemoryStore
+    clock: ManualClock
+
+    async def round(
+        self, run_id: str = "run", token: str | None = None
+    ) -> tuple[str, dict[str, Any]]:
+        """A device, by default a new one, does a round; its credential and its work."""
+        if token is None:
+            _, enrolled, _ = await self.call("POST", "/v1/clients", {"name": "Bea"}, token=TOKEN)
+            token = str(enrolled["credential"])
+        _, work, _ = await self.call(
+            "POST",
+            "/v1/assignments/claim",
+            {"num_examples": 5, "wait_s": 0, "run_id": run_id},
+            token=token,
+        )
+        status, _ = await self.update(token, work)
+        assert status == 200
+        return token, work
+
+    async def update(self, token: str, work: dict[str, Any]) -> tuple[int, Any]:
+        update = {
+            "exchange": "losses",
+            "num_examples": 5,
+            "scored": {"scored": 2},
+            "usage": {},
+            "model": "scripted",
+            "losses": [0.5, 0.25, 0.75, 0.5],
+        }
+        path = f"/v1/assignments/{work['assignment_id']}/update"
+        status, document, _ = await self.call("POST", path, update, token=token)
+        return status, document
+
+
+async def served(
+    stack: AsyncExitStack, retention: Retention, store: MemoryStore | None = None
+) -> Server:
+    store, clock = store or MemoryStore(), ManualClock()
+    aggregator = Aggregator(
+        store=store,
+        backend=ScriptedBackend(),
+        enrolment_tokens=[TOKEN],
+        admin_token=ADMIN,
+        clock=clock,
+        retention=retention,
+    )
+    await stack.enter_async_context(aggregator)
+    url = await aggregator.listen()
+    session = await stack.enter_async_context(aiohttp.ClientSession())
+    return Server(aggregator, url, session, store, clock)
+
+
+@pytest.fixture
+async def stack() -> AsyncIterator[AsyncExitStack]:
+    async with AsyncExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+async def server(stack: AsyncExitStack) -> Server:
+    server = await served(stack, Retention())
+    await server.aggregator.add_run(spec_of("run"), WORDS)
+    return server
+
+
+class TestDelete:
+    async def test_a_run_goes_with_all_that_belongs_to_it(self, server: Server) -> None:
+        token, work = await server.round()
+        await server.call("POST", "/v1/runs/run/stop", token=ADMIN)
+        _, told, _ = await server.call("DELETE", "/v1/runs/run?dry_run=true", token=ADMIN)
+        dry = Removal.model_validate(told)
+        assert (dry.deleted, dry.log_lines, dry.closed_work) == (False, 1, 1)
+        assert dry.spent.queries == 4
+        assert (await server.call("GET", "/v1/runs/run", token=ADMIN))[0] == 200
+        status, told, _ = await server.call("DELETE", "/v1/runs/run", token=ADMIN)
+        assert (status, Removal.model_validate(told)) == (
+            200,
+            dry.model_copy(update={"deleted": True}),
+        )
+        assert await server.refused("GET", "/v1/runs/run", token=ADMIN) == "not_found"
+        assert (await server.call("GET", "/v1/runs", token=ADMIN))[1] == []
+        assert await server.refused("DELETE", "/v1/runs/run", token=ADMIN) == "not_found"
+        assert await server.store.log("run") == []
+        assert (await server.update(token, work))[1]["code"] == "not_found"
+
+    async def test_its_budget_cannot_be_spent_again(self, server: Server) -> None:
+        await server.call("POST", "/v1/runs/run/stop", token=ADMIN)
+        await server.call("DELETE", "/v1/runs/run", token=ADMIN)
+        with pytest.raises(SpecError, match="deleted"):
+            await server.aggregator.add_run(spec_of("run"), WORDS)
+        assert await server.aggregator.service.was_deleted("run")
+        assert await server.store.runs() == []
+
+    async def test_an_archive_of_its_last_state_brings_it_back(self, server: Server) -> None:
+        service = server.aggregator.service
+        early = await service.export_run(await service.run("run"))
+        await server.round()
+        await server.call("POST", "/v1/runs/run/stop", token=ADMIN)
+        before = (await service.run("run")).result()
+        late = await service.export_run(await service.run("run"))
+        await server.call("DELETE", "/v1/runs/run", token=ADMIN)
+        gzip = {"Content-Type": "application/gzip"}
+        path = "/v1/runs/import"
+        code = await server.refused("POST", path, early, token=ADMIN, headers=gzip)
+        assert code == "invalid_run"
+        status, _, _ = await server.call("POST", path, late, token=ADMIN, headers=gzip)
+        assert status == 201
+        assert (await service.run("run")).result() == before
+
+    async def test_a_run_that_goes_on_stays(self, server: Server) -> None:
+        assert await server.refused("DELETE", "/v1/runs/run", token=ADMIN) == "run_conflict"
+        run = await server.aggregator.service.run("run")
+        assert run.state.running
+        await server.aggregator.service.stop_run(run)
+        code = await server.refused("DELETE", "/v1/runs/run?dry_run=perhaps", token=ADMIN)
+        assert code == "invalid_message"
+        assert await server.refused("DELETE", "/v1/runs/run") == "unauthorized"
+        _, enrolled, _ = await server.call("POST", "/v1/clients", {}, token=TOKEN)
+        code = await server.refused("DELETE", "/v1/runs/run", token=enrolled["credential"])
+        assert code == "unauthorized"
+        assert (await server.call("GET", "/v1/runs/run", token=ADMIN))[0] == 200
+
+    @pytest.mark.parametrize("deaf", [False, True])
+    async def test_the_other_replicas_forget_it(self, deaf: bool, stack: AsyncExitStack) -> None:
+        hub = Hub()
+        one = await served(stack, Retention(), hub.store())
+        two = await served(stack, Retention(), hub.store())
+        run = await one.aggregator.add_run(spec_of("run"), WORDS)
+        await two.aggregator.service.run("run")
+        await one.aggregator.service.stop_run(run)
+        hub.deaf = deaf
+        await one.aggregator.service.delete_run(run)
+        await two.aggregator.service.refresh()
+        with pytest.raises(ProblemError, match="there is no run"):
+            await two.aggregator.service.run("run")
+        assert two.aggregator.service.summaries == []
+
+
+class TestCommand:
+    @pytest.fixture
+    async def url(self) -> AsyncIterator[str]:
+        async with Aggregator(enrolment_tokens=[TOKEN], admin_token=ADMIN) as aggregator:
+            for name in ("one", "two", "three", "live"):
+                run = await aggregator.add_run(spec_of(name), WORDS)
+                if name != "live":
+                    await aggregator.service.stop_run(run)
+            yield await aggregator.listen()
+
+    async def fedone(self, *arguments: str) -> str:
+        result = await asyncio.to_thread(
+            CliRunner().invoke, app, ["runs", *arguments], env={"FEDONE_ADMIN_TOKEN": ADMIN}
+        )
+        if result.exception is not None:
+            raise result.exception
+        return result.output
+
+    async def test_runs_are_deleted_by_name(self, url: str, tmp_path: Path) -> None:
+        file = tmp_path / "out.json"
+        dry = await self.fedone(
+            "delete", "one", "two", "--dry-run", "--server", url, "--json", str(file)
+        )
+        assert "2 runs would be deleted" in dry
+        assert [run["deleted"] for run in json.loads(file.read_text())] == [False, False]
+        assert "2 runs are deleted" in await self.fedone("delete", "one", "two", "--server", url)
+        listed = await self.fedone("list", "--server", url)
+        assert [name in listed for name in ("one", "two", "three", "live")] == [
+            False,
+            False,
+            True,
+            True,
+        ]
+        with pytest.raises(ProblemError, match="there is no run"):
+            await self.fedone("delete", "one", "--server", url)
+        with pytest.raises(ProblemError, match="stop it first"):
+            await self.fedone("delete", "live", "--server", url)
+
+    async def test_runs_are_deleted_by_age(self, url: str) -> None:
+        by_age = ("delete", "--server", url, "--older-than-days")
+        assert "0 runs are deleted" in await self.fedone(*by_age, "1")
+        assert "3 runs would be deleted" in await self.fedone(*by_age, "0", "--dry-run")
+        assert "3 runs are deleted" in await self.fedone(*by_age, "0")
+        assert "live" in await self.fedone("list", "--server", url)
+
+    async def test_which_runs_must_be_said(self, url: str) -> None:
+        for arguments in ([], ["one", "--older-than-days", "3"]):
+            with pytest.raises(SpecError, match="give run ids or --older-than-days"):
+                await self.fedone("delete", *arguments, "--server", url)
+
+    async def test_a_configured_run_that_was_deleted_is_passed_over(
+        self, stack: AsyncExitStack
+    ) -> None:
+        server = await served(stack, Retention())
+        service = server.aggregator.service
+        run = await server.aggregator.add_run(spec_of("gone"), WORDS)
+        await service.stop_run(run)
+        await service.delete_run(run)
+        runs = [
+            RunToServe(path=Path(f"{name}.yaml"), spec=spec_of(name), vocabulary=WORDS)
+            for name in ("gone", "next")
+        ]
+        await _add_runs(server.aggregator, runs, stack)
+        assert [summary.run_id for summary in service.summaries] == ["next"]
+
+
+class TestRetention:
+    async def test_nothing_is_removed_by_default(self, server: Server) -> None:
+        await server.round()
+        run = await server.aggregator.service.run("run")
+        await server.aggregator.service.stop_run(run)
+        before = await server.store.snapshot("run"), await server.store.clients()
+        server.clock.advance(1000 * DAY_S)
+        await server.aggregator.service.sweeper.sweep()
+        assert (await server.store.snapshot("run"), await server.store.clients()) == before
+
+    async def test_ended_runs_are_deleted_by_age(self, stack: AsyncExitStack) -> None:
+        server = await served(stack, Retention(ended_runs_days=30))
+        service = server.aggregator.service
+        for name in ("old", "new", "live"):
+            await server.aggregator.add_run(spec_of(name), WORDS)
+        await service.stop_run(await service.run("old"))
+        server.clock.advance(20 * DAY_S)
+        await service.stop_run(await service.run("new"))
+        server.clock.advance(10 * DAY_S)
+        await service.sweeper.sweep()
+        assert [run.run_id for run in service.summaries] == ["old", "new", "live"]
+        server.clock.advance(1)
+        await service.sweeper.sweep()
+        assert [run.run_id for run in service.summaries] == ["new", "live"]
+        assert await server.store.deleted("old") == server.clock.now()
+
+    async def test_logs_and_receipts_go_before_their_runs(self, stack: AsyncExitStack) -> None:
+        kept = Retention(ended_runs_days=90, logs_days=30, closed_work_days=7)
+        server = await served(stack, kept)
+        service = server.aggregator.service
+        for name in ("stopped", "done"):
+            await server.aggregator.add_run(spec_of(name), WORDS)
+        await server.round("stopped")
+        await service.stop_run(await service.run("stopped"))
+        token, _ = await server.round("done")
+        for _ in range(2):
+            _, work = await server.round("done", token)
+        server.clock.advance(8 * DAY_S)
+        await service.sweeper.sweep()
+        sizes = {name: await server.store.size(name) for name in ("stopped", "done")}
+        assert {name: (size.log, size.closed) for name, size in sizes.items()} == {
+            "stopped": (1, 0),
+            "done": (3, 0),
+        }
+        assert (await server.update(token, work))[1]["code"] == "not_found"
+        server.clock.advance(30 * DAY_S)
+        await service.sweeper.sweep()
+        # A run that can be resumed keeps its log: it may be rolled back.
+        assert (await server.store.size("stopped")).log == 1
+        assert (await server.store.size("done")).log == 0
+        before = (await service.run("done")).result()
+        assert before.status == "completed"
+        await service.sweeper.sweep()
+        server.clock.advance(60 * DAY_S)
+        await service.sweeper.sweep()
+        assert service.summaries == []
+
+    async def test_idle_clients_are_retired(self, stack: AsyncExitStack) -> None:
+        server = await served(stack, Retention(idle_clients_days=30))
+        tokens = []
+        for _ in range(3):
+            _, enrolled, _ = await server.call("POST", "/v1/clients", {"name": "x"}, token=TOKEN)
+            tokens.append(enrolled["credential"])
+        run = await server.aggregator.add_run(spec_of("run"), WORDS)
+        await server.aggregator.service.quarantine(
+            run, (await server.store.clients())[2].client_id, "it lies"
+        )
+        await server.aggregator.service.stop_run(run)
+        server.clock.advance(20 * DAY_S)
+        claim = {"num_examples": 5, "wait_s": 0}
+        await server.call("POST", "/v1/assignments/claim", claim, token=tokens[0])
+        assert (await server.store.clients())[0].seen_at == server.clock.now()
+        server.clock.advance(11 * DAY_S)
+        await server.aggregator.service.sweeper.sweep()
+        clients = await server.store.clients()
+        # The first was seen; a run keeps the third out by its index, which it must not change.
+        assert [client.revoked_at is None for client in clients] == [True, False, True]
+        assert clients[1].name is None
+        path = "/v1/assignments/claim"
+        assert await server.refused("POST", path, claim, token=tokens[1]) == "unauthorized"
+        assert server.aggregator.service.num_clients == 3
+
+    async def test_when_a_client_was_seen_is_written_once_a_day(self, server: Server) -> None:
+        _, enrolled, _ = await server.call("POST", "/v1/clients", {}, token=TOKEN)
+        token, claim = enrolled["credential"], {"num_examples": 5, "wait_s": 0}
+        seen = []
+        for hours in (0, 23, 2, 3, 25):
+            server.clock.advance(hours * 3600.0)
+            await server.call("POST", "/v1/assignments/claim", claim, token=token)
+            seen.append((await server.store.clients())[0].seen_at)
+        assert seen[:2] == [None, None]
+        assert seen[2] is not None
+        assert seen[3] == seen[2] == seen[4] - 28 * 3600.0

@@ -1,0 +1,251 @@
+"""What a start costs: it reads and asks for the runs that go on, and for no others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+
+from fedone_sdk.aggregator import Aggregator, Service
+from fedone_sdk.aggregator.auth import Authority
+from fedone_sdk.aggregator.pool import TurnedAway
+from fedone_sdk.backends import LLMBackend
+from fedone_sdk.errors import BackendUnavailable, ProblemError
+from fedone_sdk.messages import Claim, Enrol
+from fedone_sdk.spec import RunSpec
+from fedone_sdk.stores import MemoryStore, RunRecord, Store
+from fedone_sdk.task import Rendered
+from fedone_sdk.testing import ManualClock, ScriptedBackend
+from fedone_sdk.vocabulary import Vocabulary
+from tests.integration.caller import Caller
+
+TOKEN, ADMIN = "enrolment-token-7f3a", "admin-token-91bc"
+WORDS = Vocabulary(candidates=(" good", " bad", " fine"))
+
+
+def spec_of(name: str) -> RunSpec:
+    return RunSpec.model_validate(
+        {
+            "name": name,
+            "task": {"template": "{prompt} {text} {mask}", "labels": {0: " no", 1: " yes"}},
+            "prompt": {"length": 2, "vocabulary": {"kind": "list", "candidates": ["x", "y"]}},
+            "method": {"name": "gs-bdpl", "num_samples": 4, "batch_size": 2, "optimizer": "sgd"},
+            "participation": {"exchange": "losses", "deadline_s": 100},
+            "budget": {"queries": 100},
+            "rounds": 3,
+            "evaluation": {"every": 0},
+        }
+    )
+
+
+class Counting(MemoryStore):
+    """Counts which runs are read, and keeps reading one of them back.
+
+    Attributes:
+        read: How often each run's record and log were read.
+        gate: Awaited before a record is read.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read = Counter[str]()
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def runs(self) -> list[RunRecord]:
+        found = await super().runs()
+        self.read.update(run.run_id for run in found)
+        return found
+
+    async def run(self, run_id: str) -> RunRecord | None:
+        await self.gate.wait()
+        self.read[run_id] += 1
+        return await super().run(run_id)
+
+    async def log(self, run_id: str, *args: Any, **kwargs: Any) -> Any:
+        self.read[run_id] += 1
+        return await super().log(run_id, *args, **kwargs)
+
+
+class Looked(ScriptedBackend):
+    """Counts how often it is looked at.
+
+    Attributes:
+        looks: How often.
+        trouble_of: What is raised then.
+    """
+
+    def __init__(self, trouble_of: Exception | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self.looks, self.trouble_of = 0, trouble_of
+        self.gate_of_looks = asyncio.Event()
+        self.gate_of_looks.set()
+
+    async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
+        self.looks += 1
+        await self.gate_of_looks.wait()
+        if self.trouble_of is not None:
+            raise self.trouble_of
+
+
+def service_of(store: Store, backend: LLMBackend, clock: ManualClock | None = None) -> Service:
+    return Service(
+        store=store,
+        clock=clock or ManualClock(),
+        authority=Authority(enrolment_tokens=[TOKEN]),
+        backend=backend,
+    )
+
+
+@asynccontextmanager
+async def serving(
+    store: Store, backend: LLMBackend | None = None, clock: ManualClock | None = None
+) -> AsyncIterator[Service]:
+    service = service_of(store, backend or Looked(), clock)
+    await service.start()
+    try:
+        yield service
+    finally:
+        await service.stop()
+
+
+async def filled(store: Store, *, ended: int, live: int) -> None:
+    """Adds runs: some that have ended, then some that run."""
+    clock = ManualClock()
+    async with serving(store, clock=clock) as service:
+        for number in range(ended):
+            clock.advance(1)
+            run = await service.add_run(spec_of(f"ended-{number}"), WORDS)
+            await service.stop_run(run)
+        for number in range(live):
+            clock.advance(1)
+            await service.add_run(spec_of(f"live-{number}"), WORDS)
+
+
+class TestWhatIsRead:
+    async def test_only_live_runs_are_read_and_asked_for(self) -> None:
+        store, backend = Counting(), Looked()
+        await filled(store, ended=20, live=2)
+        store.read.clear()
+        async with serving(store, backend) as service:
+            assert sorted(store.read) == ["live-0", "live-1"]
+            assert backend.looks == 2
+            assert (await service.run("live-1")).state.running
+
+    async def test_ended_runs_are_listed_and_read_when_asked_for(self) -> None:
+        store, backend = Counting(), Looked()
+        await filled(store, ended=3, live=1)
+        async with serving(store, backend) as service:
+            listed = {run.run_id: run for run in service.summaries}
+            assert list(listed) == ["ended-0", "ended-1", "ended-2", "live-0"]
+            assert listed["live-0"].ended_at is None
+            run = await service.run("ended-1")
+            assert listed["ended-1"] == run.summary
+            assert run.summary.status == "stopped"
+            assert service.summaries == list(listed.values())
+            assert backend.looks == 1
+            with pytest.raises(ProblemError, match="there is no run"):
+                await service.run("ended-9")
+
+    async def test_two_that_ask_for_one_run_get_the_same(self) -> None:
+        store = Counting()
+        await filled(store, ended=1, live=0)
+        async with serving(store) as service:
+            store.gate.clear()
+            asked = [asyncio.create_task(service.run("ended-0")) for _ in range(2)]
+            await asyncio.sleep(0)
+            store.gate.set()
+            one, other = await asyncio.gather(*asked)
+            assert one is other
+
+    async def test_an_ended_run_goes_on_when_it_is_resumed(self) -> None:
+        store, backend = Counting(), Looked()
+        await filled(store, ended=1, live=0)
+        async with serving(store, backend) as service:
+            device = await service.client((await service.enrol(TOKEN, Enrol())).credential)
+            claim = Claim(num_examples=5, wait_s=0)
+            with pytest.raises(ProblemError) as refused:  # There is one, and it has ended.
+                await service.claim(device, claim)
+            assert refused.value.code == "run_ended"
+            await service.resume_run(await service.run("ended-0"))
+            assert backend.looks == 1
+            assert not isinstance(await service.claim(device, claim), TurnedAway)
+
+    async def test_a_name_is_taken_though_its_run_is_not_read(self) -> None:
+        store = Counting()
+        await filled(store, ended=1, live=0)
+        async with serving(store) as service:
+            run = await service.add_run(spec_of("ended-0"), WORDS)
+            assert run.state.status == "stopped"
+
+
+class TestTheModel:
+    async def test_work_waits_for_a_look_at_the_model(self) -> None:
+        store, backend = Counting(), Looked()
+        await filled(store, ended=0, live=1)
+        backend.gate_of_looks.clear()
+        service = service_of(store, backend)
+        await service.open()
+        service.begin()
+        device = await service.client((await service.enrol(TOKEN, Enrol())).credential)
+        claim = asyncio.create_task(service.claim(device, Claim(num_examples=5, wait_s=30)))
+        done, _ = await asyncio.wait({claim}, timeout=0.05)
+        assert not done
+        assert service.runs["live-0"].state.running
+        backend.gate_of_looks.set()
+        assert not isinstance(await asyncio.wait_for(claim, 10), TurnedAway)
+        await service.stop()
+
+    @pytest.mark.parametrize("trouble", [BackendUnavailable("away"), RuntimeError("a bug")])
+    async def test_a_run_whose_model_cannot_be_looked_at_pauses(self, trouble: Exception) -> None:
+        store = Counting()
+        await filled(store, ended=0, live=2)
+        async with serving(store, Looked(trouble)) as service:
+            assert all(run.state.paused for run in service.runs.values())
+        async with serving(store) as service:  # Whoever pauses waits: it is read at a start.
+            assert len(service.runs) == 2
+
+
+class TestListening:
+    async def test_a_server_listens_before_its_runs_are_read(self) -> None:
+        store = Counting()
+        await filled(store, ended=1, live=1)
+        store.gate.clear()
+        aggregator = Aggregator(
+            store=store, backend=Looked(), enrolment_tokens=[TOKEN], admin_token=ADMIN
+        )
+        await aggregator.open()
+        url = await aggregator.listen()
+        async with aiohttp.ClientSession() as session:
+            server = _Server(url, session)
+            status, health, _ = await server.call("GET", "/readyz", token=None)
+            assert (status, health["checks"]["serving"]["ok"]) == (503, False)
+            assert (await server.call("GET", "/healthz", token=None))[0] == 200
+            _, runs, _ = await server.call("GET", "/v1/runs", token=ADMIN)
+            assert [run["run_id"] for run in runs] == ["ended-0", "live-0"]
+            _, enrolled, _ = await server.call("POST", "/v1/clients", {"name": "x"}, token=TOKEN)
+            claim = asyncio.create_task(
+                server.call(
+                    "POST",
+                    "/v1/assignments/claim",
+                    {"num_examples": 5, "wait_s": 0, "run_id": "live-0"},
+                    token=enrolled["credential"],
+                )
+            )
+            done, _ = await asyncio.wait({claim}, timeout=0.1)
+            assert not done
+            store.gate.set()
+            await aggregator.taken_up()
+            assert (await claim)[0] == 200
+            assert (await server.call("GET", "/readyz", token=None))[0] == 200
+        await aggregator.__aexit__(None, None, None)
+
+
+class _Server(Caller):
+    def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
+        self.url, self.session = url, session
