@@ -47,10 +47,10 @@ class GumbelSoftmaxBDPL(PlainAlgorithm):
     prompt_len: int
     vocab_size: int
     num_samples: int
-    tau: float = 0.1
-    learning_rate: float = 3e-4
-    optimizer: str = "adamw"
-    alpha_min: float = 1e-5
+    tau: float
+    learning_rate: float
+    optimizer: str
+    alpha_min: float
     alpha_init: float | None = None
     weight_decay: float | None = None
     space: Space | None = None

@@ -324,7 +324,6 @@ def _pilots(settings: Settings) -> str:
         "default, a step compares few tokens, and neither 1e-2 nor 3e-2 made it fall on both seeds "
         "within 2,400; so it stands here with tau = 1. Both methods have the rate 1e-2, for every "
         "K*. A target is the greatest of 0.1, 0.03 and 0.01 nats that K*=1 reached in "
-        "both pilots within a quarter of the cap. A rate that suits K*=1 need not suit others: by "
-        "the formula, with a rate tuned for each K* all would need the same. Of BBT there were no "
-        "pilots."
+        "both pilots within a quarter of the cap. A rate that suits K*=1 need not suit others: "
+        "with a rate tuned for each K*, all may need the same. Of BBT there were no pilots."
     )
