@@ -22,8 +22,7 @@ from .tpe import TPE
 from .trained import Trained
 
 if TYPE_CHECKING:
-    from fedone_sdk.spec import MethodSpec
-    from fedone_sdk.spec.methods import PoolSpec
+    from fedone_sdk.spec.methods import MethodSpec, PoolSpec
 
 __all__ = ["METHODS", "make_method", "method_from_spec", "method_options"]
 
@@ -146,7 +145,7 @@ def _defaults(name: str) -> Mapping[str, Any]:
     """What a run's description gives the options without which there is no method."""
     from pydantic import TypeAdapter
 
-    from fedone_sdk.spec import MethodSpec
+    from fedone_sdk.spec.methods import MethodSpec
 
     spec = TypeAdapter[Any](MethodSpec).validate_python({"name": name})
     return {

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedone_sdk.experiments.experiment import Experiment, Report, Result, Results, Trial
 from fedone_sdk.experiments.federated import Tuning, tuning_trial
+from fedone_sdk.experiments.paper import about
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.experiments.statistics import compared
 from fedone_sdk.experiments.summary import markdown_table, mean_sd, mean_sd_text
@@ -87,7 +88,7 @@ class FigurePromptLength(Experiment):
             "Lines are means over seeds, bars one standard deviation; p values are of one "
             "comparison each, and the best n is chosen by the same seeds. The model takes a "
             "limited number of tokens: where a long prompt leaves too little room, the ends of the "
-            "example's text are cut off.\n"
+            f"example's text are cut off. {about(self.name)}\n"
         )
         sections = [_section(task, runs) for task, runs in tasks.items()]
         return Report(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fedone_sdk.algorithms.theory import optimal_clients_per_round, queries_to_epsilon
 from fedone_sdk.errors import SpecError
 from fedone_sdk.experiments.experiment import Experiment, Report, Results, Trial
+from fedone_sdk.experiments.paper import about
 from fedone_sdk.experiments.queries_report import Passages, interval_text, queries_text
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.experiments.statistics import Median
@@ -77,7 +78,7 @@ class FigureTheory(Experiment):
         sections = [panel.markdown() for panel in panels.values()]
         figure = [f"![{self.title}]({self.name}.svg)\n"] if panels else []
         return Report(
-            markdown="\n".join([*figure, quick + _METHOD, *sections]),
+            markdown="\n".join([*figure, quick + _METHOD, f"{about(self.name)}\n", *sections]),
             data={name: panel.data() for name, panel in panels.items()},
             figures={self.name: draw} if panels else {},
         )
@@ -250,7 +251,9 @@ class _Panel:
 
     def _inside(self, clients: int, median: Median) -> bool:
         found = self._formula(clients)
-        return found is not None and median.low <= found <= median.high
+        # Of a median that is censored no more is known than that it is past the cap.
+        low = min(median.low, self._passages.cap)
+        return found is not None and low <= found <= median.high
 
 
 def _names(settings: Settings) -> list[str]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from fedone_sdk.errors import SpecError
 from fedone_sdk.experiments.digits import find_digits
 from fedone_sdk.experiments.experiment import Experiment, Report, Result, Results, Trial
+from fedone_sdk.experiments.paper import about
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.experiments.toy import Toy, toy_trial
 from fedone_sdk.experiments.toy_report import Condition, draw_condition
@@ -87,7 +88,7 @@ class FigureToy(Experiment):
                 draw_condition(axes, condition)
 
         tables = "\n".join(f"## {condition.label}\n\n{condition.markdown()}" for condition in found)
-        caption = _caption(toy, results)
+        caption = f"{_caption(toy, results)} {about(self.name)}"
         return Report(
             markdown=f"![{self.title}]({self.name}.svg)\n\n{caption}\n\n{tables}",
             data={"caption": caption, "splits": [condition.data() for condition in found]},

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from fedone_sdk.errors import SpecError
 from fedone_sdk.experiments.experiment import Experiment, Report, Result, Results, Trial
 from fedone_sdk.experiments.federated import CURVE_EXAMPLES
+from fedone_sdk.experiments.paper import about, paper_row, printed
 from fedone_sdk.experiments.rows import FederatedRow, Scale, StandaloneRow, missing
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.experiments.summary import markdown_table, mean_sd, mean_sd_text
@@ -128,8 +129,9 @@ class MethodTable(Experiment):
         return Report(
             markdown="\n".join(
                 [
-                    _table(titles, cells, scale),
+                    _table(self.name, titles, cells, scale),
                     _legend(settings, scale),
+                    f"{about(self.name)}\n",
                     *_cautions(cells, titles, absent),
                     *_rates_section(titles, rates, scale),
                     *_cost_section(titles, cells, rates),
@@ -148,6 +150,7 @@ class MethodTable(Experiment):
                 },
                 "rates": rates,
                 "left_out": absent,
+                "paper": printed(self.name),
             },
             figures={name: lambda figure: _draw(figure, titles, cells, scale)},
         )
@@ -238,15 +241,20 @@ def _cell(
 
 
 def _table(
-    titles: Mapping[str, str], cells: Mapping[str, Mapping[str, _Cell]], scale: Scale
+    name: str, titles: Mapping[str, str], cells: Mapping[str, Mapping[str, _Cell]], scale: Scale
 ) -> str:
+    """Ours, and below each row that of the paper."""
     header = ["Method"]
     header += [f"{_TASKS[task]} ({_METRICS[glue_task(task).metric]})" for task in scale.tasks]
     rows = []
-    for name, row in cells.items():
+    for method, row in cells.items():
         means = [mean_sd(cell.values)[0] for cell in row.values() if cell.results]
         average = mean_sd_text([mean_sd(means)[0]]) if len(means) == len(scale.tasks) else "-"
-        rows.append([titles[name], *(mean_sd_text(cell.values) for cell in row.values()), average])
+        rows.append(
+            [titles[method], *(mean_sd_text(cell.values) for cell in row.values()), average]
+        )
+        if method in printed(name)["rows"]:
+            rows.append(["the paper", *paper_row(name, method, scale.tasks, average=True)])
     return markdown_table([*header, "Average"], rows)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from decimal import ROUND_HALF_UP, Decimal
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -11,6 +11,7 @@ from fedone_sdk.errors import SpecError
 from fedone_sdk.experiments.accounting import count_messages
 from fedone_sdk.experiments.experiment import Experiment, Report, Result, Results, Trial
 from fedone_sdk.experiments.federated import run_timed
+from fedone_sdk.experiments.paper import about, printed
 from fedone_sdk.experiments.rows import FEDERATED_ROWS, FederatedRow, Scale, missing
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.experiments.summary import markdown_table
@@ -25,21 +26,6 @@ _FLOAT32 = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Paper:
-    """What the paper's table says at one K*; None is no number.
-
-    Attributes:
-        megabytes: "FL server MB", 2^20 bytes.
-        visits: "FL server queries".
-        queries: "LLM queries".
-    """
-
-    megabytes: float
-    visits: int
-    queries: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Row:
     """A method whose messages are counted.
 
@@ -48,14 +34,14 @@ class _Row:
         title: In the table.
         method: As in a run; a shape that is None comes from `_Shapes`.
         exchanges: Those that it knows.
-        paper: The paper's numbers by K*.
+        paper: The paper's row; None is none.
     """
 
     name: str
     title: str
     method: dict[str, Any]
     exchanges: tuple[str, ...] = ("alpha", "losses")
-    paper: Mapping[int, _Paper] = field(default_factory=dict)
+    paper: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,40 +73,30 @@ class _Shapes:
         return n * H + self.num_layers * 3 * n * (H + 1)
 
 
-_BLACK_BOX = {
-    1: _Paper(megabytes=3.05, visits=100, queries=2000),
-    10: _Paper(megabytes=30.52, visits=1000, queries=20_000),
-}
 _ROWS = (
     _Row(
         name="prompt-tuning",
         title="Prompt tuning",
         method={"name": "prompt-tuning", "hidden_size": None},
         exchanges=("alpha",),
-        paper={1: _Paper(megabytes=15.63, visits=100), 10: _Paper(megabytes=156.25, visits=1000)},
+        paper="prompt-tuning",
     ),
     _Row(
         name="p-tuning-v2",
         title="P-tuning v2",
         method={"name": "p-tuning-v2", "hidden_size": None, "num_layers": None},
         exchanges=("alpha",),
-        paper={
-            1: _Paper(megabytes=1141.72, visits=100),
-            10: _Paper(megabytes=11417.20, visits=1000),
-        },
+        paper="p-tuning-v2",
     ),
     _Row(
         name="bbt-200",
         title="BBT, population 200",
         method={"name": "bbt", "num_samples": 200},
-        paper={
-            1: _Paper(megabytes=0.38, visits=100, queries=20_000),
-            10: _Paper(megabytes=3.81, visits=1000, queries=200_000),
-        },
+        paper="bbt",
     ),
     _Row(name="bbt-20", title="BBT, population 20", method={"name": "bbt", "num_samples": 20}),
-    _Row(name="bdpl", title="BDPL", method={"name": "bdpl"}, paper=_BLACK_BOX),
-    _Row(name="gs-bdpl", title="GS-BDPL", method={"name": "gs-bdpl"}, paper=_BLACK_BOX),
+    _Row(name="bdpl", title="BDPL", method={"name": "bdpl"}, paper="bdpl"),
+    _Row(name="gs-bdpl", title="GS-BDPL", method={"name": "gs-bdpl"}, paper="gs-bdpl"),
 )
 
 _TIMED_ROUNDS = 10
@@ -169,7 +145,7 @@ class Table2(Experiment):
         compared = shapes == _Shapes()
         parts = [_counts_table(lines, compared), _legend(shapes)]
         if compared:
-            parts.append(_comparison(lines))
+            parts += [_comparison(lines), f"{about(self.name)}\n"]
         parts.append(_about_p_tuning(shapes))
         timed = _timed(settings, results)
         parts.append(_timed_table(settings, timed))
@@ -232,7 +208,6 @@ def _line(row: _Row, together: int, shapes: _Shapes, results: Results) -> dict[s
     if alpha is None:
         return None
     elements = alpha["elements_down"] + alpha["elements_up"]
-    paper = row.paper.get(together)
     return {
         "name": row.name,
         "title": row.title,
@@ -243,10 +218,17 @@ def _line(row: _Row, together: int, shapes: _Shapes, results: Results) -> dict[s
         "queries": alpha["queries"],
         "trainable_megabytes": alpha["elements_up"] // alpha["visits"] * _FLOAT32 / _MB,
         "wire_megabytes": {each: _wire(result) for each, result in found.items() if result},
-        "paper": None
-        if paper is None
-        else {name: getattr(paper, name) for name in _Paper.__slots__},
+        "paper": _paper(row.paper, together),
     }
+
+
+def _paper(row: str | None, together: int) -> dict[str, Any] | None:
+    """The paper's numbers at one K*, by its columns, and the sizes on a client."""
+    table = printed(Table2.name)
+    if row is None or together not in table["rows"][row]:
+        return None
+    sizes = {f"{name}_megabytes": table[name][row] for name in ("trainable", "loaded")}
+    return {**dict(zip(table["columns"], table["rows"][row][together], strict=True)), **sizes}
 
 
 def _wire(result: Result) -> float:
@@ -259,7 +241,7 @@ def _counts_table(lines: Sequence[Mapping[str, Any]], compared: bool) -> str:
     header = ["Method", "K*", "Numbers of alpha", "Trainable MB per client", "FL server MB"]
     header += ["FL server queries", "LLM queries", "On the wire MB, alpha", "losses"]
     if compared:
-        header += ["Paper: MB", "FL queries", "LLM queries"]
+        header += ["Paper: trainable MB", "MB", "FL queries", "LLM queries"]
     rows = []
     for line in lines:
         wire, paper = line["wire_megabytes"], line["paper"]
@@ -276,9 +258,10 @@ def _counts_table(lines: Sequence[Mapping[str, Any]], compared: bool) -> str:
         ]
         if compared:
             cells += (
-                ["-"] * 3
+                ["-"] * 4
                 if paper is None
                 else [
+                    f"{paper['trainable_megabytes']:g}",
                     _rounded(paper["megabytes"]),
                     f"{paper['visits']:,}",
                     _count(paper["queries"]),
@@ -382,12 +365,13 @@ def _timed_table(settings: Settings, timed: Sequence[Mapping[str, Any]]) -> str:
     if settings.data is None:
         return "Nothing was timed: that needs `--data` (and `--model`).\n"
     table = markdown_table(
-        ["Method", "Training, s per 100 rounds", "Loaded on the client, MB"],
+        ["Method", "Training, s per 100 rounds", "Loaded on the client, MB", "Paper: s", "MB"],
         (
             [
                 line["title"],
                 f"{100 * line['seconds_per_round']:.0f}",
                 f"{line['loaded_megabytes']:.0f}" if line["access"] == "white box" else "0",
+                *_papers_time(line["name"]),
             ]
             for line in timed
         ),
@@ -406,6 +390,14 @@ def _timed_table(settings: Settings, timed: Sequence[Mapping[str, Any]]) -> str:
         "most that was allocated); who asks through a gateway loads none.\n"
     )
     return f"{table}\n{text}" + (f"\nLeft out: {', '.join(left_out)}.\n" if left_out else "")
+
+
+def _papers_time(name: str) -> tuple[str, str]:
+    """Seconds of training and MB of GPU memory, one client per round, another model and machine."""
+    rows = {row.name: row.paper for row in _ROWS}
+    # The paper's BBT, by its LLM queries, is the one of population 200.
+    found = _paper(rows.get(name), 1)
+    return ("-", "-") if found is None else (f"{found['seconds']}", f"{found['loaded_megabytes']}")
 
 
 def _draw(figure: Figure, lines: Sequence[Mapping[str, Any]]) -> None:

@@ -13,6 +13,7 @@ from fedone_sdk.errors import SpecError
 from fedone_sdk.experiments.chat import run_standing, run_tuned
 from fedone_sdk.experiments.chat_quote import queries_per_run, run_quote
 from fedone_sdk.experiments.experiment import Experiment, Report, Result, Results, Trial
+from fedone_sdk.experiments.paper import about, paper_row, printed
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.experiments.summary import markdown_table, mean_sd_text
 from fedone_sdk.spec import RunSpec, validate_spec
@@ -29,11 +30,6 @@ _METRICS = {"accuracy": "accuracy", "f1": "F1", "matthews": "Matthews"}
 _SPENT = (
     "Training, measuring, retries and attempts that were broken off; an answer that is known "
     "already costs nothing."
-)
-
-_PAPER = (
-    "The paper asks GPT-3.5 Turbo. Its numbers are not repeated here: they could not be checked "
-    "against its text when this was written."
 )
 
 
@@ -101,6 +97,7 @@ class Table3(Experiment):
                 "rows": found,
                 "spent": {label: usage.model_dump(mode="json") for label, usage in spent.items()},
                 "quote": quote,
+                "paper": printed(self.name),
             },
         )
 
@@ -244,7 +241,14 @@ def _markdown(
     }
     scores = markdown_table(
         ["", *(f"{task} ({names[task]})" for task in tasks), "mean"],
-        [[label, *map(_cell, rows.values()), _mean(rows)] for label, rows in found.items()],
+        [
+            line
+            for row, (label, rows) in zip(_ROWS, found.items(), strict=True)
+            for line in (
+                [label, *map(_cell, rows.values()), _mean(rows)],
+                ["the paper", *paper_row(Table3.name, row.key, tasks, average=True)],
+            )
+        ],
     )
     costs = markdown_table(
         ["", "training queries", "requests", "prompt tokens", "completion tokens", "USD"],
@@ -262,7 +266,7 @@ def _markdown(
     )
     return (
         f"{_caption(settings, found)}\n\n{scores}\n## What was spent\n\n{_SPENT}\n\n{costs}\n"
-        f"{quote.get('note', '')}\n\n## The paper's numbers\n\n{_PAPER}\n"
+        f"{quote.get('note', '')}\n\n{about(Table3.name)}\n"
     )
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedone_sdk.experiments.experiment import Experiment, Report, Result, Results, Trial
 from fedone_sdk.experiments.federated import CURVE_EXAMPLES, Tuning, tuning_trial
+from fedone_sdk.experiments.paper import about, paper_row
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.experiments.statistics import compared
 from fedone_sdk.experiments.summary import markdown_table, mean_sd, mean_sd_text
@@ -70,6 +71,7 @@ class TableClients(Experiment):
             [
                 f"{clients:,}",
                 *(mean_sd_text(_values(found, name)) for name in ("no_prompt", "before", "after")),
+                *paper_row(self.name, "gs-bdpl", [clients]),
                 mean_sd_text(_seconds(found), scale=1000, digits=1),
                 _reused(list(found.values())),
                 str(len(found)),
@@ -82,6 +84,7 @@ class TableClients(Experiment):
                 "no prompt",
                 "untrained",
                 "tuned",
+                "the paper",
                 "ms per round",
                 "rows shared by clients",
                 "seeds",
@@ -95,7 +98,7 @@ class TableClients(Experiment):
             f"per class. {_sharing(runs)} A round's time is that of the whole federation in one "
             "process, the model and the measurements of the curve included; runs that were broken "
             "off in between are left out of it. The curves are measured on the same "
-            f"{CURVE_EXAMPLES} dev rows.\n"
+            f"{CURVE_EXAMPLES} dev rows. {about(self.name)}\n"
         )
         return Report(
             markdown="\n".join(

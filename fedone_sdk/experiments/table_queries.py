@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedone_sdk.errors import SpecError
 from fedone_sdk.experiments.experiment import Experiment, Report, Results, Trial
 from fedone_sdk.experiments.federated import Tuning
+from fedone_sdk.experiments.paper import about, printed
 from fedone_sdk.experiments.passage import passage_trial
 from fedone_sdk.experiments.probe import Probing
 from fedone_sdk.experiments.queries_report import Passages, draw_passages
@@ -41,7 +42,7 @@ class Contender:
         method: As in a run.
         gains: The target, see `Probing`; with several, the first one is the figure's.
         cap: Training queries at which a repeat is censored; whole rounds of every K*.
-        paper: The paper's trimmed means by K*, for RoBERTa-large.
+        paper: The paper's row; its numbers are means without outliers, for RoBERTa-large.
         backend_kind: Who must run the model; None is anybody.
     """
 
@@ -49,7 +50,7 @@ class Contender:
     method: Mapping[str, Any]
     gains: Mapping[str, float]
     cap: int
-    paper: Mapping[int, float] = field(default_factory=dict)
+    paper: str | None = None
     backend_kind: Literal["transformers"] | None = None
 
 
@@ -65,7 +66,7 @@ CONTENDERS: Mapping[str, Contender] = {
         method={"name": "bdpl", "learning_rate": 1e-2},
         gains={"expected_loss": 0.03},
         cap=2400,
-        paper={1: 528.6, 3: 889.4, 10: 2430.8, 30: 2672.7},
+        paper="bdpl",
     ),
     "gs-bdpl-tau0.1": Contender(
         label="GS-BDPL (tau = 0.1)",
@@ -79,7 +80,7 @@ CONTENDERS: Mapping[str, Contender] = {
         method={"name": "bbt", "num_samples": 200},
         gains={"prompt_loss": 0.02},
         cap=24_000,
-        paper={1: 2350.0, 3: 3825.0, 10: 10444.4, 30: 16000.0},
+        paper="bbt",
         backend_kind="transformers",
     ),
     "bbt-20": Contender(
@@ -155,7 +156,7 @@ class TableQueries(Experiment):
             learning_rate=contender.method.get("learning_rate"),
             gains=contender.gains,
             cap=contender.cap,
-            paper=contender.paper,
+            paper=_paper(contender),
             runs={
                 clients: {
                     seed: results[key]
@@ -237,6 +238,14 @@ class TableQueries(Experiment):
         return Probing(queries=8, prompts=8, prompt_rows=32) if settings.quick else Probing()
 
 
+def _paper(contender: Contender) -> dict[int, float]:
+    """Queries by K*."""
+    paper = printed(TableQueries.name)
+    column = paper["columns"].index("queries")
+    rows = {} if contender.paper is None else paper["rows"][contender.paper]
+    return {clients: cells[column][0] for clients, cells in rows.items()}
+
+
 def _key(name: str, clients: int, seed: int) -> str:
     return f"{name}_k{clients}_s{seed}"
 
@@ -290,8 +299,8 @@ def _rules(settings: Settings, probing: Probing) -> str:
         "**Target.** Fixed beforehand, for each repeat in nats below its own start: the untrained "
         f"expected loss, that is the mean cross-entropy of {probing.prompts} prompts drawn from "
         f"alpha, each on {probing.rows} dev rows of its own. (FedOne's own evaluation draws from "
-        "alpha too, and it is this loss that its theorem bounds; the paper's target is an accuracy "
-        "that it does not name.) BBT has no alpha to draw from: its start and its target are the "
+        "alpha too, and its theorem bounds the gradient of this loss; the paper's target is an "
+        "accuracy that it does not name.) BBT has no alpha to draw from: its start and its target are the "
         f"loss of the deployable prompt on {probing.prompt_rows} dev rows. Noise and rows of the "
         "measurement are the same in all measurements of a repeat, and for all K* of a seed; "
         "nothing measured goes back into training, or counts as a query. Measured every "
@@ -299,7 +308,7 @@ def _rules(settings: Settings, probing: Probing) -> str:
         "round has more; the first "
         "measurement at or below the target counts, so that a curve that swings reaches it sooner "
         "than a smooth one of the same mean.\n\n"
-        f"{_pilots(settings)}\n\n"
+        f"{_pilots(settings)}\n\n{about(TableQueries.name)}\n\n"
         "The columns on the prompt are the metric (x 100) of the deployable prompt, the "
         f"mode of alpha, on {probing.prompt_rows} dev rows, before and where the repeat ended.\n\n"
         "**Statistics.** A repeat that ends at the cap without its target is censored and counts "
