@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from fedone_sdk.algorithms.theory import optimal_clients_per_round, queries_to_epsilon
 from fedone_sdk.errors import SpecError
-from fedone_sdk.experiments.experiment import Experiment, Report, Results, Trial
+from fedone_sdk.experiments.experiment import Report, Results, Trial
 from fedone_sdk.experiments.paper import about
 from fedone_sdk.experiments.queries_report import Passages, interval_text, queries_text
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.experiments.statistics import Median
+from fedone_sdk.experiments.study import Point
 from fedone_sdk.experiments.summary import markdown_table
-from fedone_sdk.experiments.table_queries import TableQueries
+from fedone_sdk.experiments.table_queries import CONTENDERS, TableQueries
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,41 +32,40 @@ part in c1.
 """
 
 
-class FigureTheory(Experiment):
+class FigureTheory(TableQueries):
     """The query analysis against the runs of table-queries."""
 
     name = "figure-theory"
     title = "Queries to a target over K*: the formula and the measurement"
     default_seeds = 5
-    options = TableQueries.options
 
-    def trials(self, settings: Settings, results: Results) -> Sequence[Trial]:
-        """Those of table-queries, which in one output folder are not run again.
+    def grid(self, settings: Settings) -> dict[str, Sequence[Any]]:
+        """The contenders whose alpha has an expected loss, which the formula is about.
 
         Raises:
-            SpecError: None of the methods has an expected loss, which the formula is about.
+            SpecError: None of them has, or an option does not do.
         """
-        if not _names(settings):
+        grid = super().grid(settings)
+        names = [name for name in grid["contender"] if "expected_loss" in CONTENDERS[name].gains]
+        if not names:
             raise SpecError(
                 "--set methods: the formula is of methods that draw prompts from alpha, and none "
                 "of these does",
                 source="arguments",
             )
-        return [
-            dataclasses.replace(
-                TableQueries.trial(settings, name, clients, seed), home=TableQueries.name
-            )
-            for name in _names(settings)
-            for clients in TableQueries.clients(settings)
-            for seed in range(settings.seeds)
-        ]
+        return {**grid, "contender": names}
+
+    def trial(self, settings: Settings, key: str, point: Point, seed: int) -> Trial:
+        """That of table-queries, which in one output folder is not run again."""
+        found = super().trial(settings, key, point, seed)
+        return dataclasses.replace(found, home=TableQueries.name)
 
     def report(self, settings: Settings, results: Results) -> Report:
         """The measured medians, the curve through the one of K*=1, and the fit."""
         panels = {
             name: _Panel(passages)
-            for name in _names(settings)
-            if (passages := TableQueries.passages(settings, name, results)).present
+            for name in self.grid(settings)["contender"]
+            if (passages := self.passages(settings, name, results)).present
         }
 
         def draw(figure: Figure) -> None:
@@ -74,11 +74,10 @@ class FigureTheory(Experiment):
             for axes, panel in zip(places, panels.values(), strict=True):
                 panel.draw(axes)
 
-        quick = "**--quick: tiny runs; the numbers mean nothing.** " if settings.quick else ""
         sections = [panel.markdown() for panel in panels.values()]
         figure = [f"![{self.title}]({self.name}.svg)\n"] if panels else []
         return Report(
-            markdown="\n".join([*figure, quick + _METHOD, f"{about(self.name)}\n", *sections]),
+            markdown="\n".join([*figure, _METHOD, f"{about(self.name)}\n", *sections]),
             data={name: panel.data() for name, panel in panels.items()},
             figures={self.name: draw} if panels else {},
         )
@@ -254,12 +253,6 @@ class _Panel:
         # Of a median that is censored no more is known than that it is past the cap.
         low = min(median.low, self._passages.cap)
         return found is not None and low <= found <= median.high
-
-
-def _names(settings: Settings) -> list[str]:
-    """Methods whose alpha has an expected loss."""
-    contenders = TableQueries.contenders(settings)
-    return [name for name, found in contenders.items() if "expected_loss" in found.gains]
 
 
 def _per_round(passages: Passages, clients: int) -> float:

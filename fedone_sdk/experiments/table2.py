@@ -12,7 +12,7 @@ from fedone_sdk.experiments.accounting import count_messages
 from fedone_sdk.experiments.experiment import Experiment, Report, Result, Results, Trial
 from fedone_sdk.experiments.federated import run_timed
 from fedone_sdk.experiments.paper import about, printed
-from fedone_sdk.experiments.rows import FEDERATED_ROWS, FederatedRow, Scale, missing
+from fedone_sdk.experiments.rows import METHODS, Method, Scale, missing
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.experiments.summary import markdown_table
 
@@ -23,25 +23,6 @@ __all__ = ["Table2"]
 
 _MB = 2**20
 _FLOAT32 = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Row:
-    """A method whose messages are counted.
-
-    Attributes:
-        name: In keys and JSON.
-        title: In the table.
-        method: As in a run; a shape that is None comes from `_Shapes`.
-        exchanges: Those that it knows.
-        paper: The paper's row; None is none.
-    """
-
-    name: str
-    title: str
-    method: dict[str, Any]
-    exchanges: tuple[str, ...] = ("alpha", "losses")
-    paper: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,30 +54,20 @@ class _Shapes:
         return n * H + self.num_layers * 3 * n * (H + 1)
 
 
+_BBT_20 = replace(
+    METHODS["bbt"],
+    name="bbt-20",
+    title="BBT (population 20)",
+    method={"name": "bbt", "num_samples": 20},
+    paper="",  # The paper's counts are those of a population of 200.
+)
 _ROWS = (
-    _Row(
-        name="prompt-tuning",
-        title="Prompt tuning",
-        method={"name": "prompt-tuning", "hidden_size": None},
-        exchanges=("alpha",),
-        paper="prompt-tuning",
-    ),
-    _Row(
-        name="p-tuning-v2",
-        title="P-tuning v2",
-        method={"name": "p-tuning-v2", "hidden_size": None, "num_layers": None},
-        exchanges=("alpha",),
-        paper="p-tuning-v2",
-    ),
-    _Row(
-        name="bbt-200",
-        title="BBT, population 200",
-        method={"name": "bbt", "num_samples": 200},
-        paper="bbt",
-    ),
-    _Row(name="bbt-20", title="BBT, population 20", method={"name": "bbt", "num_samples": 20}),
-    _Row(name="bdpl", title="BDPL", method={"name": "bdpl"}, paper="bdpl"),
-    _Row(name="gs-bdpl", title="GS-BDPL", method={"name": "gs-bdpl"}, paper="gs-bdpl"),
+    METHODS["prompt-tuning"],
+    METHODS["p-tuning-v2"],
+    METHODS["bbt-200"],
+    _BBT_20,
+    METHODS["bdpl"],
+    METHODS["gs-bdpl"],
 )
 
 _TIMED_ROUNDS = 10
@@ -122,15 +93,22 @@ class Table2(Experiment):
         counts = [
             _count_trial(row, exchange, together, shapes)
             for row in _ROWS
-            for exchange in row.exchanges
+            for exchange in _exchanges(row)
             for together in _clients_per_round(settings)
         ]
         return counts + [
             replace(
-                row.trial(_timed_key(row), settings, _timed_scale(settings), _TIMED_TASK, 0, *rate),
+                row.trial(
+                    _timed_key(row),
+                    settings,
+                    _timed_scale(settings),
+                    _TIMED_TASK,
+                    0,
+                    *row.rates[:1],
+                ),
                 run=run_timed,
             )
-            for row, rate in _timed_rows(settings)
+            for row in _timed_rows(settings)
         ]
 
     def report(self, settings: Settings, results: Results) -> Report:
@@ -177,15 +155,16 @@ def _clients_per_round(settings: Settings) -> tuple[int, ...]:
     return (1,) if settings.quick else (1, 10)
 
 
-def _key(row: _Row, exchange: str, together: int) -> str:
+def _key(row: Method, exchange: str, together: int) -> str:
     return f"{row.name}_{exchange}_k{together}"
 
 
-def _count_trial(row: _Row, exchange: str, together: int, shapes: _Shapes) -> Trial:
-    method = {
-        name: getattr(shapes, name) if value is None else value
-        for name, value in row.method.items()
-    }
+def _exchanges(row: Method) -> tuple[str, ...]:
+    return ("alpha", "losses") if row.access == "black box" else ("alpha",)
+
+
+def _count_trial(row: Method, exchange: str, together: int, shapes: _Shapes) -> Trial:
+    method = {**row.method, **{name: getattr(shapes, name) for name in row.shape}}
     return Trial(
         key=_key(row, exchange, together),
         run=count_messages,
@@ -201,9 +180,9 @@ def _count_trial(row: _Row, exchange: str, together: int, shapes: _Shapes) -> Tr
     )
 
 
-def _line(row: _Row, together: int, shapes: _Shapes, results: Results) -> dict[str, Any] | None:
+def _line(row: Method, together: int, shapes: _Shapes, results: Results) -> dict[str, Any] | None:
     """A row of the table, from the messages that were counted."""
-    found = {each: results.get(_key(row, each, together)) for each in row.exchanges}
+    found = {each: results.get(_key(row, each, together)) for each in _exchanges(row)}
     alpha = found["alpha"]
     if alpha is None:
         return None
@@ -218,17 +197,18 @@ def _line(row: _Row, together: int, shapes: _Shapes, results: Results) -> dict[s
         "queries": alpha["queries"],
         "trainable_megabytes": alpha["elements_up"] // alpha["visits"] * _FLOAT32 / _MB,
         "wire_megabytes": {each: _wire(result) for each, result in found.items() if result},
-        "paper": _paper(row.paper, together),
+        "paper": _paper(row, together),
     }
 
 
-def _paper(row: str | None, together: int) -> dict[str, Any] | None:
+def _paper(row: Method, together: int) -> dict[str, Any] | None:
     """The paper's numbers at one K*, by its columns, and the sizes on a client."""
-    table = printed(Table2.name)
-    if row is None or together not in table["rows"][row]:
+    table, name = printed(Table2.name), row.name if row.paper is None else row.paper
+    numbers = table["rows"].get(name, {}).get(together)
+    if numbers is None:
         return None
-    sizes = {f"{name}_megabytes": table[name][row] for name in ("trainable", "loaded")}
-    return {**dict(zip(table["columns"], table["rows"][row][together], strict=True)), **sizes}
+    sizes = {f"{size}_megabytes": table[size][name] for size in ("trainable", "loaded")}
+    return {**dict(zip(table["columns"], numbers, strict=True)), **sizes}
 
 
 def _wire(result: Result) -> float:
@@ -327,10 +307,13 @@ def _about_p_tuning(shapes: _Shapes) -> str:
 # Seconds, on the model and data that were given
 
 
-def _timed_rows(settings: Settings) -> list[tuple[FederatedRow, tuple[float, ...]]]:
+_FEDERATED = tuple(row for row in METHODS.values() if row.federated)
+
+
+def _timed_rows(settings: Settings) -> list[Method]:
     if settings.data is None:
         return []
-    return [(row, row.rates[:1]) for row in FEDERATED_ROWS if missing(row, settings) is None]
+    return [row for row in _FEDERATED if missing(row, settings) is None]
 
 
 def _timed_scale(settings: Settings) -> Scale:
@@ -338,13 +321,13 @@ def _timed_scale(settings: Settings) -> Scale:
     return Scale(tasks=(_TIMED_TASK,), every=0, num_clients=20, searches=False, **few)
 
 
-def _timed_key(row: FederatedRow) -> str:
+def _timed_key(row: Method) -> str:
     return f"timed_{row.name}"
 
 
 def _timed(settings: Settings, results: Results) -> list[dict[str, Any]]:
     found = []
-    for row, _ in _timed_rows(settings):
+    for row in _timed_rows(settings):
         result = results.get(_timed_key(row))
         if result is not None and result["rounds"]:
             found.append(
@@ -371,15 +354,13 @@ def _timed_table(settings: Settings, timed: Sequence[Mapping[str, Any]]) -> str:
                 line["title"],
                 f"{100 * line['seconds_per_round']:.0f}",
                 f"{line['loaded_megabytes']:.0f}" if line["access"] == "white box" else "0",
-                *_papers_time(line["name"]),
+                *_papers_time(METHODS[line["name"]]),
             ]
             for line in timed
         ),
     )
     left_out = [
-        f"{row.title} ({why})"
-        for row in FEDERATED_ROWS
-        if (why := missing(row, settings)) is not None
+        f"{row.title} ({why})" for row in _FEDERATED if (why := missing(row, settings)) is not None
     ]
     rounds = timed[0]["rounds"] if timed else 0
     text = (
@@ -392,11 +373,9 @@ def _timed_table(settings: Settings, timed: Sequence[Mapping[str, Any]]) -> str:
     return f"{table}\n{text}" + (f"\nLeft out: {', '.join(left_out)}.\n" if left_out else "")
 
 
-def _papers_time(name: str) -> tuple[str, str]:
+def _papers_time(row: Method) -> tuple[str, str]:
     """Seconds of training and MB of GPU memory, one client per round, another model and machine."""
-    rows = {row.name: row.paper for row in _ROWS}
-    # The paper's BBT, by its LLM queries, is the one of population 200.
-    found = _paper(rows.get(name), 1)
+    found = None if row.name == "bbt" else _paper(row, 1)  # its population was 200
     return ("-", "-") if found is None else (f"{found['seconds']}", f"{found['loaded_megabytes']}")
 
 
