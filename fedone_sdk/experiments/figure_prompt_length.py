@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from fedone_sdk.experiments.experiment import Report, Result, Results
+from fedone_sdk.experiments.experiment import Report, Results
 from fedone_sdk.experiments.paper import about
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.experiments.statistics import compared
-from fedone_sdk.experiments.study import Design, Runs, Study
-from fedone_sdk.experiments.summary import markdown_table, mean_sd, mean_sd_text
+from fedone_sdk.experiments.study import Design, Runs, Study, metric_cells, metrics
+from fedone_sdk.experiments.summary import markdown_table, mean_sd
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -47,7 +46,7 @@ class FigurePromptLength(Study):
             panels = figure.subplots(1, len(tasks), squeeze=False)[0]
             for axes, (task, runs) in zip(panels, tasks.items(), strict=True):
                 for name, label in ("after", "tuned"), ("before", "untrained"):
-                    sums = [mean_sd(_values(found, name)) for found in runs.values()]
+                    sums = [mean_sd(metrics(found, name)) for found in runs.values()]
                     axes.errorbar(
                         list(runs),
                         [mean for mean, _ in sums],
@@ -88,16 +87,12 @@ class FigurePromptLength(Study):
         )
 
 
-def _values(runs: Mapping[int, Result], name: str) -> list[float]:
-    return [run["metric"][name] for run in runs.values()]
-
-
 def _section(task: str, runs: Runs) -> str:
     metric = next(iter(next(iter(runs.values())).values()))["metric"]["name"]
     rows = [
         [
             str(length),
-            *(mean_sd_text(_values(found, name)) for name in ("no_prompt", "before", "after")),
+            *metric_cells(found),
             str(len(found)),
         ]
         for length, found in runs.items()
@@ -108,7 +103,7 @@ def _section(task: str, runs: Runs) -> str:
 
 def _verdict(runs: Runs) -> str:
     """What can be said of the lengths, from the seeds that they share."""
-    means = {length: mean_sd(_values(found, "after"))[0] for length, found in runs.items()}
+    means = {length: mean_sd(metrics(found, "after"))[0] for length, found in runs.items()}
     best = max(means, key=lambda length: means[length])
     parts = []
     for length, found in runs.items():

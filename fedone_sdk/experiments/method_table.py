@@ -13,7 +13,7 @@ from fedone_sdk.experiments.paper import about, paper_row, printed
 from fedone_sdk.experiments.rows import METHODS, Method, Scale, missing
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.experiments.study import Study
-from fedone_sdk.experiments.summary import markdown_table, mean_sd, mean_sd_text
+from fedone_sdk.experiments.summary import markdown_table, mean_curve, mean_sd, mean_sd_text
 from fedone_sdk.glue import glue_task
 
 if TYPE_CHECKING:
@@ -405,21 +405,15 @@ def _draw(
 def _draw_method(panel: Axes, title: str, cell: _Cell, colour: str) -> None:
     if not cell.results:
         return
-    curves = [result["curve"] for result in cell.results.values() if "curve" in result]
-    if not any(point["queries"] for curve in curves for point in curve):  # nothing was asked
-        mean, _ = mean_sd(cell.values)
+    runs = [result for result in cell.results.values() if "curve" in result]
+    if not any(point["queries"] for result in runs for point in result["curve"]):
+        mean, _ = mean_sd(cell.values)  # nothing was asked
         panel.axhline(100 * mean, color=colour, linewidth=0.8, linestyle="--", label=title)
         return
-    points: dict[int, list[float]] = {}
-    for curve in curves:
-        for point in curve:
-            if point["round"] >= 0:  # the start is measured on other rows: all of them
-                points.setdefault(point["queries"], []).append(100 * point["metric"])
-    # Only where every seed has a point: a mean over others would jump.
-    shared = {queries: row for queries, row in points.items() if len(row) == len(curves)}
+    points = mean_curve(runs, scale=100)
     panel.plot(
-        list(shared),
-        [mean_sd(row)[0] for row in shared.values()],
+        [queries for queries, _, _ in points],
+        [mean for _, mean, _ in points],
         color=colour,
         marker=".",
         label=title,

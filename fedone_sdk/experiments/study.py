@@ -10,8 +10,9 @@ from typing import Any, ClassVar
 from fedone_sdk.experiments.experiment import Experiment, Result, Results, Trial
 from fedone_sdk.experiments.federated import Tuning, tuning_trial
 from fedone_sdk.experiments.settings import Settings
+from fedone_sdk.experiments.summary import mean_sd_text
 
-__all__ = ["Design", "Point", "Runs", "Study", "changed"]
+__all__ = ["Design", "Point", "Runs", "Study", "changed", "metric_cells", "metrics"]
 
 Point = Mapping[str, Any]
 """A value on each axis."""
@@ -106,6 +107,16 @@ class Study(Experiment):
         grid = self.grid(settings)
         for values in product(*grid.values()):
             yield dict(zip(grid, values, strict=True))
+
+
+def metrics(runs: Mapping[int, Result], name: str) -> list[float]:
+    """``no_prompt``, ``before`` or ``after`` of tuning runs."""
+    return [run["metric"][name] for run in runs.values()]
+
+
+def metric_cells(runs: Mapping[int, Result]) -> list[str]:
+    """The metric of no prompt, of the untrained and of the tuned one, times 100."""
+    return [mean_sd_text(metrics(runs, name)) for name in ("no_prompt", "before", "after")]
 
 
 def changed(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from fedone_sdk.experiments.federated import CURVE_EXAMPLES
 from fedone_sdk.experiments.paper import about, paper_row
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.experiments.statistics import compared
-from fedone_sdk.experiments.study import Design, Runs, Study
-from fedone_sdk.experiments.summary import markdown_table, mean_sd, mean_sd_text
+from fedone_sdk.experiments.study import Design, Runs, Study, metric_cells
+from fedone_sdk.experiments.summary import markdown_table, mean_curve, mean_sd_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,7 +50,7 @@ class TableClients(Study):
             figure.set_size_inches(6, 4)
             axes = figure.subplots()
             for clients, found in runs.items():
-                x, means, deviations = _curve(list(found.values()))
+                x, means, deviations = zip(*mean_curve(list(found.values())), strict=True)
                 axes.errorbar(x, means, deviations, capsize=2, label=f"{clients:,} clients")
             axes.set(xlabel="training queries", ylabel="accuracy of the deployable prompt")
             axes.legend()
@@ -58,7 +58,7 @@ class TableClients(Study):
         rows = [
             [
                 f"{clients:,}",
-                *(mean_sd_text(_values(found, name)) for name in ("no_prompt", "before", "after")),
+                *metric_cells(found),
                 *paper_row(self.name, "gs-bdpl", [clients]),
                 mean_sd_text(_seconds(found), scale=1000, digits=1),
                 _reused(list(found.values())),
@@ -97,10 +97,6 @@ class TableClients(Study):
         )
 
 
-def _values(runs: Mapping[int, Result], name: str) -> list[float]:
-    return [run["metric"][name] for run in runs.values()]
-
-
 def _round_s(run: Result) -> float:
     seconds: float = run["wall_s"] / run["rounds"]
     return seconds
@@ -130,20 +126,6 @@ def _sharing(runs: Runs) -> str:
         "rows are drawn with replacement over clients (all are dealt out evenly, again and again, "
         "never twice to one client)."
     )
-
-
-def _curve(runs: Sequence[Result]) -> tuple[list[float], list[float], list[float]]:
-    """Mean and deviation of the measured metric over queries, where all runs were measured.
-
-    Without the start, which is measured on other rows: all of them.
-    """
-    curves = [
-        {point["queries"]: point["metric"] for point in run["curve"] if point["round"] >= 0}
-        for run in runs
-    ]
-    grid = sorted(set.intersection(*(set(curve) for curve in curves)))
-    sums = [mean_sd(curve[queries] for curve in curves) for queries in grid]
-    return grid, [mean for mean, _ in sums], [deviation or 0.0 for _, deviation in sums]
 
 
 def _verdict(runs: Runs) -> str:
