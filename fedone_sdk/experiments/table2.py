@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from decimal import ROUND_HALF_UP, Decimal
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedone_sdk.errors import SpecError
 from fedone_sdk.experiments.accounting import count_messages
-from fedone_sdk.experiments.experiment import Experiment, Report, Result, Results, Trial
+from fedone_sdk.experiments.experiment import Report, Result, Results, Trial
 from fedone_sdk.experiments.federated import run_timed
 from fedone_sdk.experiments.paper import about, printed
 from fedone_sdk.experiments.rows import METHODS, Method, Scale, missing
 from fedone_sdk.experiments.settings import Settings
+from fedone_sdk.experiments.study import Design, Point, Study
 from fedone_sdk.experiments.summary import markdown_table
 
 if TYPE_CHECKING:
@@ -23,35 +24,7 @@ __all__ = ["Table2"]
 
 _MB = 2**20
 _FLOAT32 = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Shapes:
-    """Of what is counted; the defaults are the paper's, RoBERTa-large.
-
-    Attributes:
-        prompt_len: n.
-        vocab_size: N.
-        hidden_size: H.
-        num_layers: L.
-        rounds: T.
-    """
-
-    prompt_len: int = 20
-    vocab_size: int = 200
-    hidden_size: int = 1024
-    num_layers: int = 24
-    rounds: int = 100
-
-    @property
-    def papers_p_tuning(self) -> int:
-        """The numbers that the paper counts for P-tuning v2.
-
-        An input prompt, and in each layer n rows of the weights and biases of queries, keys and
-        values.
-        """
-        n, H = self.prompt_len, self.hidden_size  # noqa: N806 (the paper's symbols)
-        return n * H + self.num_layers * 3 * n * (H + 1)
+_KEY = "{row}_{exchange}_k{clients_per_round}"
 
 
 _BBT_20 = replace(
@@ -61,20 +34,32 @@ _BBT_20 = replace(
     method={"name": "bbt", "num_samples": 20},
     paper="",  # The paper's counts are those of a population of 200.
 )
-_ROWS = (
-    METHODS["prompt-tuning"],
-    METHODS["p-tuning-v2"],
-    METHODS["bbt-200"],
-    _BBT_20,
-    METHODS["bdpl"],
-    METHODS["gs-bdpl"],
-)
+_ROWS = {
+    row.name: row
+    for row in (
+        METHODS["prompt-tuning"],
+        METHODS["p-tuning-v2"],
+        METHODS["bbt-200"],
+        _BBT_20,
+        METHODS["bdpl"],
+        METHODS["gs-bdpl"],
+    )
+}
+
+_SHAPES = {
+    "prompt_len": 20,
+    "vocab_size": 200,
+    "hidden_size": 1024,
+    "num_layers": 24,
+    "rounds": 100,
+}
+"""The paper's, of RoBERTa-large: n, N, H, L and T."""
 
 _TIMED_ROUNDS = 10
 _TIMED_TASK = "sst2"
 
 
-class Table2(Experiment):
+class Table2(Study):
     """Counts of messages of real runs with a scripted model, and seconds of runs with a real one.
 
     How many numbers travel hangs on shapes alone, so that no weights of the paper's model are
@@ -85,42 +70,84 @@ class Table2(Experiment):
     title: ClassVar[str] = "What each method sends, asks and takes"
     needs_data: ClassVar[bool] = False
     default_seeds: ClassVar[int] = 1
-    options: ClassVar[tuple[str, ...]] = tuple(_Shapes.__slots__)
+    options: ClassVar[tuple[str, ...]] = tuple(_SHAPES)
+    design = Design(
+        base=_SHAPES,
+        small={"rounds": 2},
+        axes={"row": tuple(_ROWS), "exchange": ("alpha", "losses"), "clients_per_round": (1, 10)},
+        small_axes={"clients_per_round": (1,)},
+        key=_KEY,
+    )
+
+    def run(self, settings: Settings) -> dict[str, int]:
+        """The shapes, with those that the user wants.
+
+        Raises:
+            SpecError: One is none.
+        """
+        shapes: dict[str, int] = super().run(settings)
+        for name, text in settings.options.items():
+            if not text.isascii() or not text.isdigit() or int(text) < 1:
+                raise SpecError(
+                    f"--set {name}: must be a whole number above 0, not {text!r}",
+                    source="arguments",
+                )
+            shapes[name] = int(text)
+        return shapes
+
+    def seeds(self, settings: Settings, point: Point) -> Sequence[int]:
+        """One count of each, where a method has the exchange."""
+        asks = _ROWS[point["row"]].access == "black box"
+        return (0,) if asks or point["exchange"] == "alpha" else ()
+
+    def trial(self, settings: Settings, key: str, point: Point, seed: int) -> Trial:
+        """The count of a method's messages."""
+        row, shapes = _ROWS[point["row"]], self.run(settings)
+        return Trial(
+            key=key,
+            run=count_messages,
+            options={
+                "method": {**row.method, **{name: shapes[name] for name in row.shape}},
+                "prompt_len": shapes["prompt_len"],
+                "vocab_size": shapes["vocab_size"],
+                "num_clients": 100,
+                "clients_per_round": point["clients_per_round"],
+                "rounds": shapes["rounds"],
+                "exchange": point["exchange"],
+            },
+        )
 
     def trials(self, settings: Settings, results: Results) -> Sequence[Trial]:
         """One count per method, exchange and K*; with data, one timed run per method."""
-        shapes = _shapes(settings)
-        counts = [
-            _count_trial(row, exchange, together, shapes)
-            for row in _ROWS
-            for exchange in _exchanges(row)
-            for together in _clients_per_round(settings)
-        ]
-        return counts + [
-            replace(
-                row.trial(
-                    _timed_key(row),
-                    settings,
-                    _timed_scale(settings),
-                    _TIMED_TASK,
-                    0,
-                    *row.rates[:1],
-                ),
-                run=run_timed,
-            )
-            for row in _timed_rows(settings)
+        counts = super().trials(settings, results)
+        return [
+            *counts,
+            *(
+                replace(
+                    row.trial(
+                        _timed_key(row),
+                        settings,
+                        _timed_scale(settings),
+                        _TIMED_TASK,
+                        0,
+                        *row.rates[:1],
+                    ),
+                    run=run_timed,
+                )
+                for row in _timed_rows(settings)
+            ),
         ]
 
     def report(self, settings: Settings, results: Results) -> Report:
         """The counts beside the paper's, what of them is equal, and the seconds."""
-        shapes = _shapes(settings)
+        shapes = self.run(settings)
         lines = [
             line
-            for row in _ROWS
-            for together in _clients_per_round(settings)
-            if (line := _line(row, together, shapes, results)) is not None
+            for row in _ROWS.values()
+            for together in self.grid(settings)["clients_per_round"]
+            if (line := _line(row, together, results)) is not None
         ]
-        compared = shapes == _Shapes()
+        compared = shapes == _SHAPES
         parts = [_counts_table(lines, compared), _legend(shapes)]
         if compared:
             parts += [_comparison(lines), f"{about(self.name)}\n"]
@@ -130,62 +157,35 @@ class Table2(Experiment):
         return Report(
             markdown="\n".join(parts),
             data={
-                "shapes": {name: getattr(shapes, name) for name in _Shapes.__slots__},
+                "shapes": shapes,
                 "counts": lines,
-                "paper_p_tuning_elements": shapes.papers_p_tuning,
+                "paper_p_tuning_elements": _papers_p_tuning(shapes),
                 "timed": timed,
             },
             figures={"table2": lambda figure: _draw(figure, lines)},
         )
 
 
-def _shapes(settings: Settings) -> _Shapes:
-    shapes = _Shapes(rounds=2) if settings.quick else _Shapes()
-    changes = {}
-    for name, text in settings.options.items():
-        if not text.isascii() or not text.isdigit() or int(text) < 1:
-            raise SpecError(
-                f"--set {name}: must be a whole number above 0, not {text!r}", source="arguments"
-            )
-        changes[name] = int(text)
-    return replace(shapes, **changes)
+def _papers_p_tuning(shapes: Mapping[str, int]) -> int:
+    """The numbers that the paper counts for P-tuning v2.
+
+    An input prompt, and in each layer n rows of the weights and biases of queries, keys and values.
+    """
+    n, H = shapes["prompt_len"], shapes["hidden_size"]  # noqa: N806 (the paper's symbols)
+    return n * H + shapes["num_layers"] * 3 * n * (H + 1)
 
 
-def _clients_per_round(settings: Settings) -> tuple[int, ...]:
-    return (1,) if settings.quick else (1, 10)
-
-
-def _key(row: Method, exchange: str, together: int) -> str:
-    return f"{row.name}_{exchange}_k{together}"
-
-
-def _exchanges(row: Method) -> tuple[str, ...]:
-    return ("alpha", "losses") if row.access == "black box" else ("alpha",)
-
-
-def _count_trial(row: Method, exchange: str, together: int, shapes: _Shapes) -> Trial:
-    method = {**row.method, **{name: getattr(shapes, name) for name in row.shape}}
-    return Trial(
-        key=_key(row, exchange, together),
-        run=count_messages,
-        options={
-            "method": method,
-            "prompt_len": shapes.prompt_len,
-            "vocab_size": shapes.vocab_size,
-            "num_clients": 100,
-            "clients_per_round": together,
-            "rounds": shapes.rounds,
-            "exchange": exchange,
-        },
-    )
-
-
-def _line(row: Method, together: int, shapes: _Shapes, results: Results) -> dict[str, Any] | None:
+def _line(row: Method, together: int, results: Results) -> dict[str, Any] | None:
     """A row of the table, from the messages that were counted."""
-    found = {each: results.get(_key(row, each, together)) for each in _exchanges(row)}
-    alpha = found["alpha"]
-    if alpha is None:
+    found = {
+        exchange: results[key]
+        for exchange in Table2.design.axes["exchange"]
+        if (key := _KEY.format(row=row.name, exchange=exchange, clients_per_round=together))
+        in results
+    }
+    if "alpha" not in found:
         return None
+    alpha = found["alpha"]
     elements = alpha["elements_down"] + alpha["elements_up"]
     return {
         "name": row.name,
@@ -196,7 +196,7 @@ def _line(row: Method, together: int, shapes: _Shapes, results: Results) -> dict
         "visits": alpha["visits"],
         "queries": alpha["queries"],
         "trainable_megabytes": alpha["elements_up"] // alpha["visits"] * _FLOAT32 / _MB,
-        "wire_megabytes": {each: _wire(result) for each, result in found.items() if result},
+        "wire_megabytes": {each: _wire(result) for each, result in found.items()},
         "paper": _paper(row, together),
     }
 
@@ -260,11 +260,11 @@ def _count(number: int | None) -> str:
     return f"{number:,}" if number else "-"
 
 
-def _legend(shapes: _Shapes) -> str:
+def _legend(shapes: Mapping[str, int]) -> str:
     return (
-        f"Counted from the messages of runs of {shapes.rounds} rounds with 100 clients, at "
-        f"n = {shapes.prompt_len}, N = {shapes.vocab_size}, H = {shapes.hidden_size} and "
-        f"{shapes.num_layers} layers; the model is a scripted one, and all else is what a run "
+        f"Counted from the messages of runs of {shapes['rounds']} rounds with 100 clients, at "
+        f"n = {shapes['prompt_len']}, N = {shapes['vocab_size']}, H = {shapes['hidden_size']} and "
+        f"{shapes['num_layers']} layers; the model is a scripted one, and all else is what a run "
         "with a real one goes through. FL server MB are the numbers of alpha in all assignments "
         "and updates, 4 bytes each; MB are 2^20 bytes. On the wire are whole bodies, what clients "
         "fetch once included, of tasks with texts of a word. FL server queries are updates that "
@@ -294,12 +294,12 @@ def _comparison(lines: Sequence[Mapping[str, Any]]) -> str:
     return text + (f" Others: {'. '.join(others)}.\n" if others else "\n")
 
 
-def _about_p_tuning(shapes: _Shapes) -> str:
-    true = 2 * shapes.num_layers * shapes.prompt_len * shapes.hidden_size
+def _about_p_tuning(shapes: Mapping[str, int]) -> str:
+    true = 2 * shapes["num_layers"] * shapes["prompt_len"] * shapes["hidden_size"]
     return (
         f"P-tuning v2 here sends its key and value prefixes, {true:,} numbers. The paper's table "
-        f"counts {shapes.papers_p_tuning:,} at these shapes: an input prompt, and in each layer n "
-        "rows of the weights and biases of queries, keys and values, most of which are sent and "
+        f"counts {_papers_p_tuning(shapes):,} at these shapes: an input prompt, and in each layer "
+        "n rows of the weights and biases of queries, keys and values, most of which are sent and "
         "never trained.\n"
     )
 
