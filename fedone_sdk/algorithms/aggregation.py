@@ -16,13 +16,13 @@ __all__ = ["aggregate", "median", "trimmed_mean"]
 def aggregate(
     alphas: Sequence[NDArray[np.float32]], weights: Sequence[float] | None = None
 ) -> NDArray[np.float32]:
-    """Return the weighted mean of the clients' alphas, computed in float64.
+    """Return the mean of the clients' alphas, computed in float64 (FedOne, Algorithm 1, line 11).
 
     Sums depend on their order in the last bit: pass clients by enrolment index.
 
     Args:
         alphas: One matrix per client, of equal shapes, finite.
-        weights: Examples held by each client; None weighs all equally.
+        weights: Examples held by each client; None weighs all equally, as Algorithm 1 does.
 
     Returns:
         Float32; a single client's alpha comes back bit for bit.

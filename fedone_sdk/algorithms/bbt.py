@@ -41,11 +41,11 @@ class BBT(PlainAlgorithm):
             whose clients then go on from each other's.
     """
 
-    intrinsic_dim: int = 500
+    intrinsic_dim: int
     num_samples: int
-    sigma: float = 1.0
-    bound: float = 5.0
-    memory: str = "client"
+    sigma: float
+    bound: float
+    memory: str
 
     def __post_init__(self) -> None:
         """Refuse impossible options."""

@@ -49,11 +49,11 @@ class BDPL(PlainAlgorithm):
     prompt_len: int
     vocab_size: int
     num_samples: int
-    learning_rate: float = 3e-4
-    optimizer: str = "adamw"
-    estimator: str = "negative"
-    alpha_min: float = 1e-5
-    projection: str = "simplex"
+    learning_rate: float
+    optimizer: str
+    estimator: str
+    alpha_min: float
+    projection: str
     weight_decay: float | None = None
     space: Space | None = None
     start: Start | None = None

@@ -16,7 +16,7 @@ __all__ = ["drawn_advantage", "variance_reduced_gradient"]
 def variance_reduced_gradient(
     losses: NDArray[np.float64], scores: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return 1/(I-1) sum_r (l_r - mean l) score_r, the estimator as papers write it.
+    """Return 1/(I-1) sum_r (l_r - mean l) score_r, the estimator as it is written (FedOne, eq. 6).
 
     The mean is a baseline: for prompts drawn independently the estimate is unbiased, and adding
     a constant to all losses (an easy or hard mini-batch) changes nothing.

@@ -24,9 +24,9 @@ class GumbelSoftmaxBDPL(PlainAlgorithm):
     """Black-box discrete prompt learning through a Gumbel-Softmax.
 
     A step draws one Gumbel noise g (n x N), which fixes the categoricals
-    p_ij = softmax_j((log alpha_ij + g_ij) / tau), and then I prompts from them. At a small tau
-    the noise decides most positions, so prompts of one step resemble each other: at tau = 0.1
-    about 4, 11 and 19 of 20 differ for n = 6, 20 and 50.
+    p_ij = softmax_j((log alpha_ij + g_ij) / tau) (eq. 2), and then I prompts from them. At a
+    small tau the noise decides most positions, so prompts of one step resemble each other: at
+    tau = 0.1 about 4, 11 and 19 of 20 differ for n = 6, 20 and 50.
 
     Attributes:
         prompt_len: n.
@@ -35,7 +35,7 @@ class GumbelSoftmaxBDPL(PlainAlgorithm):
         tau: Temperature of the softmax.
         learning_rate: Of the optimiser.
         optimizer: "adamw" or "sgd".
-        alpha_min: The floor of alpha (the nu > 0 of the paper), kept as a float32. A token at the
+        alpha_min: The floor of alpha (the nu > 0 of Theorem 3.4), kept as a float32. A token at the
             floor moves by 1/(tau alpha_min) when it is drawn: SGD wants a higher one.
         alpha_init: The first value of every alpha, 1/N by default.
         weight_decay: AdamW's, 0.01 by default; not for SGD.
@@ -47,10 +47,10 @@ class GumbelSoftmaxBDPL(PlainAlgorithm):
     prompt_len: int
     vocab_size: int
     num_samples: int
-    tau: float = 0.1
-    learning_rate: float = 3e-4
-    optimizer: str = "adamw"
-    alpha_min: float = 1e-5
+    tau: float
+    learning_rate: float
+    optimizer: str
+    alpha_min: float
     alpha_init: float | None = None
     weight_decay: float | None = None
     space: Space | None = None
@@ -117,7 +117,7 @@ class GumbelSoftmaxBDPL(PlainAlgorithm):
         )
 
     def tell(self, state: State, candidates: Candidates, losses: ArrayLike) -> State:
-        """Take one optimiser step against the variance-reduced gradient, then keep the floor."""
+        """Take one optimiser step against the variance-reduced gradient (eqs. 6 and 7)."""
         values = _checks.losses(losses, candidates, shape=self.shape)
         alpha = _checks.positive_alpha(state.alpha, shape=self.shape, mask=self._mask)
         # score_function's two branches are 1/(tau alpha) apart, whatever p was.
@@ -160,7 +160,7 @@ def score_function(
     alpha: NDArray[np.floating],
     tau: float,
 ) -> NDArray[np.float64]:
-    """Return d log P(prompt) / d alpha for each prompt, at fixed Gumbel noise.
+    """Return d log P(prompt) / d alpha for each prompt, at fixed Gumbel noise (eq. 5).
 
     It is (1 - p_ij) / (tau alpha_ij) at the token that was drawn and -p_ij / (tau alpha_ij) at
     the others.

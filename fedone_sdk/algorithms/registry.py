@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields
+from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 from . import _checks
@@ -21,8 +22,7 @@ from .tpe import TPE
 from .trained import Trained
 
 if TYPE_CHECKING:
-    from fedone_sdk.spec import MethodSpec
-    from fedone_sdk.spec.methods import PoolSpec
+    from fedone_sdk.spec.methods import MethodSpec, PoolSpec
 
 __all__ = ["METHODS", "make_method", "method_from_spec", "method_options"]
 
@@ -62,7 +62,7 @@ def make_method(
         vocab_size: N; of no interest to a method without a vocabulary.
         num_samples: I.
         seed: The run's seed.
-        options: Its own options (`method_options`).
+        options: Its own options (`method_options`). Those left out are as in RUN.yaml.
 
     Raises:
         ValueError: If the name, an option or a value is not one it takes.
@@ -76,7 +76,7 @@ def make_method(
     }
     known = _fields(name)
     given = {key: value for key, value in common.items() if key in known}
-    method: Algorithm = _TYPES[name](**given, **options)
+    method: Algorithm = _TYPES[name](**{**_defaults(name), **given, **options})
     return method
 
 
@@ -138,6 +138,21 @@ def method_from_spec(
         # The projection is the model's side of it.
         **{key: value for key, value in options.items() if key in allowed},
     )
+
+
+@cache
+def _defaults(name: str) -> Mapping[str, Any]:
+    """What a run's description gives the options without which there is no method."""
+    from pydantic import TypeAdapter
+
+    from fedone_sdk.spec.methods import MethodSpec
+
+    spec = TypeAdapter[Any](MethodSpec).validate_python({"name": name})
+    return {
+        field.name: getattr(spec, field.name)
+        for field in fields(_TYPES[name])
+        if field.init and field.default is MISSING and field.name not in _COMMON
+    }
 
 
 def _fields(name: str) -> tuple[str, ...]:

@@ -108,8 +108,8 @@ class PromptSearch(ABC):
     prompt_len: int
     vocab_size: int
     num_samples: int
-    elite: int = 4
-    pool_size: int = 256
+    elite: int
+    pool_size: int
     search: int | None = None
     race: int = 0
     patience: int | None = None

@@ -27,8 +27,8 @@ class ServerOptimizer:
         weight_decay: AdamW's.
     """
 
-    name: str = "none"
-    learning_rate: float = 1e-3
+    name: str
+    learning_rate: float
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:

@@ -1,35 +1,13 @@
-"""The query analysis of FedOne: why one client per round asks the model least.
+"""The query analysis of FedOne, formula by formula as it is printed.
 
 Wang et al., "FedOne: Query-Efficient Federated Learning for Black-box Discrete Prompt Learning",
-ICML 2025 (arXiv:2506.14929). Symbols: n positions, N tokens, tau the temperature, nu the floor of
-alpha, G a bound on the loss, I prompts per step, K* clients per round, T rounds.
+ICML 2025 (arXiv:2506.14929). Equation numbers are the paper's.
 
-The derivation that these functions follow, for one local step and non-convex losses. F is
-L-smooth, the round's update is alpha - eta g with E g = grad F and Var g <= V / K*: an average
-over K* clients drawn independently. The descent lemma with eta <= 1/L gives
-
-    (eta / 2) E|grad F(alpha_t)|^2 <= E F(alpha_t) - E F(alpha_t+1) + L eta^2 V / (2 K*).
-
-Summed over T rounds with a learning rate eta = eta_0 / sqrt(T) that does not depend on K*, and
-with D = F(alpha_0) - min F,
-
-    (1/T) sum_t E|grad F(alpha_t)|^2 <= (c1 + c2 / K*) / sqrt(T),
-    c1 = 2 D / eta_0,   c2 = L eta_0 V.
-
-Hence T_eps(K*) = (c1 + c2/K*)^2 / eps^2 rounds reach eps, and at K* I queries a round
-
-    Q_eps(K*) = K* I T_eps(K*) = c (c1 sqrt(K*) + c2 / sqrt(K*))^2,   c = I / eps^2,
-
-which is least at K* = c2 / c1. Below 1, as under the paper's constants, it grows over all K* >= 1.
-
-What the result leans on:
-
-- The learning rate is the same for all K*. Tuned for each K*, eta_0 ~ sqrt(K*) balances the bound
-  at 2 sqrt(2 D L V / (K* T)), and Q_eps no longer depends on K*: one client is then a tie.
-- c is a constant, so I is. With I = T^(1/4), c grows with T_eps(K*) and the least point moves to
-  1.5 c2 / c1 (in general (1 + 2a) c2 / c1 for I = T^a): still 1 client while c2 / c1 < 2/3.
-- The lemma's sigma_alpha^2 / I^2 is generous: the variance of a mean of I independent terms
-  falls as 1/I. It only enters c2, through V, and a larger V only moves K* towards more clients.
+Symbols: n positions, N tokens, tau the temperature, nu the floor of alpha, G a bound on the loss,
+I prompts and B examples per step, E local steps, K* clients per round, T local steps in all,
+eta the learning rate, sigma_psi^2 the variance over examples (eq. 9) and sigma_alpha^2 that over
+prompts (eq. 22). "The algorithm" in the documentation says what follows from the formulas, and what
+they leave out.
 """
 
 from __future__ import annotations
@@ -39,98 +17,104 @@ import math
 from . import _checks
 
 __all__ = [
-    "best_integer_clients",
-    "bound_constants",
     "convergence_bound",
-    "gradient_variance",
+    "iterations_to_epsilon",
     "optimal_clients_per_round",
+    "policy_gradient_variance",
     "queries_to_epsilon",
-    "rounds_to_epsilon",
+    "query_constants",
     "smoothness",
 ]
 
 
-def gradient_variance(*, G: float, N: int, tau: float, nu: float) -> float:
-    """Return sigma_alpha^2 = 8 G^2 N / (tau^2 nu^2), the paper's bound on a sample's variance.
-
-    Args:
-        G: Bound on the loss.
-        N: Tokens per position.
-        tau: Temperature.
-        nu: Floor of alpha.
-    """
+def policy_gradient_variance(*, G: float, N: int, tau: float, nu: float) -> float:
+    """Return sigma_alpha^2 = 8 G^2 N / (tau^2 nu^2) (Theorem 3.4, Lemma A.1, eq. 22)."""
     _positive(G=G, N=N, tau=tau, nu=nu)
     return 8.0 * G**2 * N / (tau**2 * nu**2)
 
 
 def smoothness(*, n: int, G: float, N: int, tau: float, nu: float) -> float:
-    """Return L = n G N (tau + 1) / (tau^2 nu^2), the paper's smoothness of the expected loss.
-
-    Args:
-        n: Positions of the prompt.
-        G: Bound on the loss.
-        N: Tokens per position.
-        tau: Temperature.
-        nu: Floor of alpha.
-    """
+    """Return L = n G N (tau + 1) / (tau^2 nu^2) (Theorem 3.4, Lemma A.2, eq. 26)."""
     _positive(n=n, G=G, N=N, tau=tau, nu=nu)
     return n * G * N * (tau + 1.0) / (tau**2 * nu**2)
 
 
-def bound_constants(
-    *, initial_gap: float, smoothness: float, variance: float, learning_rate: float
+def convergence_bound(
+    *,
+    T: float,
+    eta: float,
+    clients_per_round: float,
+    E: float,
+    n: float,
+    B: float,
+    I: float,  # noqa: E741 - the paper's symbol
+    G: float,
+    psi_variance: float,
+    alpha_variance: float,
+) -> float:
+    """Return the bound on the mean squared gradient norm over T steps (Theorem 3.4, eq. 12).
+
+    4 G / (eta T) + (2 (E + 1) n sigma_psi^2 (1 + 1/K*) + 2 n sigma_psi^2) / B
+                  + (2 (E + 1) n sigma_alpha^2 (1 + 1/K*) + 2 n sigma_alpha^2) / I^2
+
+    The theorem takes eta < min(1 / (L lambda), 1 / L), with lambda the bound on the diversity of
+    the clients' gradients (eq. 11).
+    """
+    _positive(T=T, eta=eta, clients_per_round=clients_per_round, E=E, n=n, B=B, I=I, G=G)
+    _positive(psi_variance=psi_variance, alpha_variance=alpha_variance)
+    share = 2.0 * (E + 1.0) * n * (1.0 + 1.0 / clients_per_round) + 2.0 * n
+    return 4.0 * G / (eta * T) + share * (psi_variance / B + alpha_variance / I**2)
+
+
+def query_constants(
+    *, epsilon: float, E: float, n: float, G: float, psi_variance: float, alpha_variance: float
 ) -> tuple[float, float]:
-    """Return c1 = 2 D / eta_0 and c2 = L eta_0 V.
+    """Return c1 and c2 (proof of Corollary 3.6, below eq. 45).
+
+    c1 = 4 G / eps^2 + 2 (E + 2) n (sigma_psi^2 + sigma_alpha^2) / eps^2
+    c2 = 2 (E + 1) n (sigma_psi^2 + sigma_alpha^2) / eps^2
 
     Args:
-        initial_gap: D, the first loss minus the least.
-        smoothness: L.
-        variance: V of one client's gradient: between clients, plus sigma_alpha^2 / I of sampling
-            (the paper's lemma has 1 / I^2).
-        learning_rate: eta_0, where eta = eta_0 / sqrt(T).
+        epsilon: The mean squared gradient norm shall be at most its square (eq. 43).
+        E: Local steps of a round.
+        n: Positions of the prompt.
+        G: Bound on the loss.
+        psi_variance: sigma_psi^2.
+        alpha_variance: sigma_alpha^2.
     """
-    _positive(
-        initial_gap=initial_gap,
-        smoothness=smoothness,
-        variance=variance,
-        learning_rate=learning_rate,
-    )
-    return 2.0 * initial_gap / learning_rate, smoothness * learning_rate * variance
+    _positive(epsilon=epsilon, E=E, n=n, G=G)
+    _positive(psi_variance=psi_variance, alpha_variance=alpha_variance)
+    noise = 2.0 * n * (psi_variance + alpha_variance) / epsilon**2
+    return 4.0 * G / epsilon**2 + (E + 2.0) * noise, (E + 1.0) * noise
 
 
-def convergence_bound(*, rounds: float, c1: float, c2: float, clients_per_round: float) -> float:
-    """Return (c1 + c2 / K*) / sqrt(T), which bounds the mean squared gradient norm."""
-    _positive(rounds=rounds, c1=c1, c2=c2, clients_per_round=clients_per_round)
-    return (c1 + c2 / clients_per_round) / math.sqrt(rounds)
-
-
-def rounds_to_epsilon(*, epsilon: float, c1: float, c2: float, clients_per_round: float) -> float:
-    """Return T_eps(K*) = (c1 + c2 / K*)^2 / eps^2, the rounds after which the bound is eps."""
-    _positive(epsilon=epsilon, c1=c1, c2=c2, clients_per_round=clients_per_round)
-    return ((c1 + c2 / clients_per_round) / epsilon) ** 2
+def iterations_to_epsilon(*, c1: float, c2: float, clients_per_round: float) -> float:
+    """Return T_eps(K*) = (c1 + c2 / K*)^2, local steps to an epsilon-solution (eq. 44)."""
+    _positive(c1=c1, c2=c2, clients_per_round=clients_per_round)
+    return (c1 + c2 / clients_per_round) ** 2
 
 
 def queries_to_epsilon(*, c: float, c1: float, c2: float, clients_per_round: float) -> float:
-    """Return Q_eps(K*) = c (c1 sqrt(K*) + c2 / sqrt(K*))^2, with c = I / eps^2."""
+    """Return Q_eps(K*) = c T_eps K* = c (c1 sqrt(K*) + c2 / sqrt(K*))^2 (eqs. 14 and 45).
+
+    Args:
+        c: Queries of a client's local step: I.
+        c1: Of `query_constants`.
+        c2: Of `query_constants`.
+        clients_per_round: K*.
+    """
     _positive(c=c, c1=c1, c2=c2, clients_per_round=clients_per_round)
     root = math.sqrt(clients_per_round)
     return c * (c1 * root + c2 / root) ** 2
 
 
 def optimal_clients_per_round(*, c1: float, c2: float) -> float:
-    """Return c2 / c1, the K* of fewest queries; below 1 under the paper's constants."""
+    """Return c2 / c1, the K* of fewest queries (proof of Corollary 3.6).
+
+    With the constants of `query_constants` it is below (E + 1) / (E + 2), so below 1.
+    """
     _positive(c1=c1, c2=c2)
     return c2 / c1
-
-
-def best_integer_clients(*, c1: float, c2: float) -> int:
-    """Return the whole K* >= 1 of fewest queries, the smaller one of a tie."""
-    # Q is convex in K*: one of the whole numbers around its minimum is the best.
-    below = max(1, math.floor(optimal_clients_per_round(c1=c1, c2=c2)))
-    return min(
-        (below, below + 1),
-        key=lambda k: queries_to_epsilon(c=1.0, c1=c1, c2=c2, clients_per_round=k),
-    )
 
 
 def _positive(**values: float) -> None:

@@ -31,7 +31,7 @@ class Trained(PlainMethod):
 
     rows: int
     columns: int
-    init_std: float = 0.02
+    init_std: float
     seed: int = 0
 
     def __post_init__(self) -> None:

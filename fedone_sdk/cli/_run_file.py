@@ -46,13 +46,14 @@ class RunFile:
             SpecError: One line per mistake, in the file or in the arguments.
         """
         spec = RunSpec.load(path)
-        given: dict[str, Any] = spec.model_dump()
+        # What the file leaves open stays open (`RunSpec.is_same_run`).
+        given: dict[str, Any] = spec.model_dump(exclude_unset=True)
         if seed is not None:
             given["seed"] = seed
         if cap is not None:
-            given["budget"] = {**(given["budget"] or {}), "queries": cap}
+            given["budget"] = {**(given.get("budget") or {}), "queries": cap}
         if exchange is not None:
-            given["participation"]["exchange"] = exchange
+            given["participation"] = {**given.get("participation", {}), "exchange": exchange}
         if start is not None:
             given["prompt"]["start"] = start
         return cls(path=path, spec=validate_spec(RunSpec, given, source="arguments"))

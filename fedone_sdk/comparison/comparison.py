@@ -167,7 +167,11 @@ _NO_PART = ("backend", "gateway", "name")
 
 
 def _document(spec: RunSpec, *names: str) -> dict[str, Any]:
-    return spec.model_dump(mode="json", include=set(names))
+    document = spec.model_dump(mode="json", include=set(names))
+    if spec.participation.clients_per_round == 1 and "participation" in document:
+        # Any mean of one alpha is that alpha: how clients count has no part in a result.
+        document["participation"]["aggregation"] = "examples"
+    return document
 
 
 def _digest(value: object) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from fedone_sdk.experiments.figure_toy import FigureToy, Split
+from dataclasses import replace
+
+from fedone_sdk.experiments.figure_toy import FigureToy
 
 __all__ = ["FigureHeterogeneity"]
 
@@ -12,8 +14,7 @@ class FigureHeterogeneity(FigureToy):
 
     name = "figure-heterogeneity"
     title = "Queries against accuracy: the toy under IID, Dirichlet 0.5 and Dirichlet 0.1"
-    splits = (
-        Split("iid", "IID"),
-        Split("dirichlet0.5", "Dirichlet 0.5", 0.5),
-        Split("dirichlet0.1", "Dirichlet 0.1", 0.1),
+    design = replace(
+        FigureToy.design,
+        axes={**FigureToy.design.axes, "split": ("iid", "dirichlet0.5", "dirichlet0.1")},
     )

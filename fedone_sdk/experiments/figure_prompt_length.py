@@ -2,61 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from fedone_sdk.experiments.experiment import Experiment, Report, Result, Results, Trial
-from fedone_sdk.experiments.federated import Tuning, tuning_trial
+from fedone_sdk.experiments.experiment import Report, Results
+from fedone_sdk.experiments.paper import about
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.experiments.statistics import compared
-from fedone_sdk.experiments.summary import markdown_table, mean_sd, mean_sd_text
+from fedone_sdk.experiments.study import Design, Runs, Study, metric_cells, metrics
+from fedone_sdk.experiments.summary import markdown_table, mean_sd
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = ["FigurePromptLength"]
 
-_RATE = 3e-4
 
-_Runs = Mapping[int, Mapping[int, Result]]
-"""Results by n and seed."""
-
-
-class FigurePromptLength(Experiment):
+class FigurePromptLength(Study):
     """GS-BDPL with one client per round, prompts of several lengths."""
 
     name = "figure-prompt-length"
     title = "The metric after training against the length of the prompt"
     default_seeds = 5
     takes = ("tasks",)
-
-    def trials(self, settings: Settings, results: Results) -> Sequence[Trial]:
-        """One per task, n and seed."""
-        tiny: dict[str, Any] = (
-            {"num_clients": 10, "rounds": 3, "every": 0} if settings.quick else {"every": 0}
-        )
-        samples = {"num_samples": 4, "batch_size": 8} if settings.quick else {}
-        return [
-            tuning_trial(
-                _key(task, length, seed),
-                settings,
-                Tuning(
-                    task=task,
-                    method={"name": "gs-bdpl", "learning_rate": _RATE, **samples},
-                    seed=seed,
-                    prompt_len=length,
-                    **tiny,
-                ),
-            )
-            for task in _tasks(settings)
-            for length in _lengths(settings)
-            for seed in range(settings.seeds)
-        ]
+    design = Design(
+        base={"method": {"name": "gs-bdpl", "learning_rate": 3e-4}, "rounds": 100, "every": 0},
+        small={"method": {"num_samples": 4, "batch_size": 8}, "num_clients": 10, "rounds": 3},
+        axes={"task": ("sst2", "cola", "mrpc"), "prompt_len": (10, 20, 40, 60)},
+        small_axes={"task": ("sst2",), "prompt_len": (5, 10)},
+        key="{task}_n{prompt_len}_s{seed}",
+    )
 
     def report(self, settings: Settings, results: Results) -> Report:
         """One panel and one table per task."""
+        run = self.run(settings)
         tasks = {
-            task: runs for task in _tasks(settings) if (runs := _runs(settings, task, results))
+            task: runs
+            for task in self.grid(settings)["task"]
+            if (runs := self.runs(settings, results, task=task))
         }
 
         def draw(figure: Figure) -> None:
@@ -64,7 +46,7 @@ class FigurePromptLength(Experiment):
             panels = figure.subplots(1, len(tasks), squeeze=False)[0]
             for axes, (task, runs) in zip(panels, tasks.items(), strict=True):
                 for name, label in ("after", "tuned"), ("before", "untrained"):
-                    sums = [mean_sd(_values(found, name)) for found in runs.values()]
+                    sums = [mean_sd(metrics(found, name)) for found in runs.values()]
                     axes.errorbar(
                         list(runs),
                         [mean for mean, _ in sums],
@@ -79,15 +61,14 @@ class FigurePromptLength(Experiment):
                 axes.set_xticks(list(runs))
             panels[0].legend()
 
-        rounds = 3 if settings.quick else Tuning(task="sst2", method={}).rounds
         head = (
-            ("**--quick: tiny runs; the numbers mean nothing.** " if settings.quick else "")
-            + f"GS-BDPL, one client per round, {rounds} rounds, learning rate {_RATE:g}, the same "
+            f"GS-BDPL, one client per round, {run['rounds']} rounds, learning rate "
+            f"{run['method']['learning_rate']:g}, the same "
             "for every n; the metric (x 100) of the deployable prompt on the whole dev split. "
             "Lines are means over seeds, bars one standard deviation; p values are of one "
             "comparison each, and the best n is chosen by the same seeds. The model takes a "
             "limited number of tokens: where a long prompt leaves too little room, the ends of the "
-            "example's text are cut off.\n"
+            f"example's text are cut off. {about(self.name)}\n"
         )
         sections = [_section(task, runs) for task, runs in tasks.items()]
         return Report(
@@ -106,40 +87,12 @@ class FigurePromptLength(Experiment):
         )
 
 
-def _tasks(settings: Settings) -> tuple[str, ...]:
-    return settings.tasks or (("sst2",) if settings.quick else ("sst2", "cola", "mrpc"))
-
-
-def _lengths(settings: Settings) -> tuple[int, ...]:
-    return (5, 10) if settings.quick else (10, 20, 40, 60)
-
-
-def _key(task: str, length: int, seed: int) -> str:
-    return f"{task}_n{length}_s{seed}"
-
-
-def _runs(settings: Settings, task: str, results: Results) -> _Runs:
-    by_length = {
-        length: {
-            seed: results[key]
-            for seed in range(settings.seeds)
-            if (key := _key(task, length, seed)) in results
-        }
-        for length in _lengths(settings)
-    }
-    return {length: runs for length, runs in by_length.items() if runs}
-
-
-def _values(runs: Mapping[int, Result], name: str) -> list[float]:
-    return [run["metric"][name] for run in runs.values()]
-
-
-def _section(task: str, runs: _Runs) -> str:
+def _section(task: str, runs: Runs) -> str:
     metric = next(iter(next(iter(runs.values())).values()))["metric"]["name"]
     rows = [
         [
             str(length),
-            *(mean_sd_text(_values(found, name)) for name in ("no_prompt", "before", "after")),
+            *metric_cells(found),
             str(len(found)),
         ]
         for length, found in runs.items()
@@ -148,9 +101,9 @@ def _section(task: str, runs: _Runs) -> str:
     return f"## {task} ({metric})\n\n{table}\n{_verdict(runs)}\n"
 
 
-def _verdict(runs: _Runs) -> str:
+def _verdict(runs: Runs) -> str:
     """What can be said of the lengths, from the seeds that they share."""
-    means = {length: mean_sd(_values(found, "after"))[0] for length, found in runs.items()}
+    means = {length: mean_sd(metrics(found, "after"))[0] for length, found in runs.items()}
     best = max(means, key=lambda length: means[length])
     parts = []
     for length, found in runs.items():

@@ -4,42 +4,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from fedone_sdk.errors import SpecError
 from fedone_sdk.experiments.digits import find_digits
-from fedone_sdk.experiments.experiment import Experiment, Report, Result, Results, Trial
+from fedone_sdk.experiments.experiment import Report, Results, Trial
+from fedone_sdk.experiments.paper import about
 from fedone_sdk.experiments.settings import Settings
+from fedone_sdk.experiments.study import Design, Point, Study
 from fedone_sdk.experiments.toy import Toy, toy_trial
 from fedone_sdk.experiments.toy_report import Condition, draw_condition
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["FigureToy", "Split"]
+__all__ = ["FigureToy"]
+
+_SPLITS: Mapping[str, tuple[str, float | None]] = {
+    "iid": ("IID", None),
+    "dirichlet0.5": ("Dirichlet 0.5", 0.5),
+    "dirichlet0.1": ("Dirichlet 0.1", 0.1),
+}
+"""What people call a split, and its concentration."""
 
 
-@dataclass(frozen=True, slots=True)
-class Split:
-    """How the digits are spread over the clients.
-
-    Attributes:
-        key: In the names of trials.
-        label: What people call it.
-        dirichlet_alpha: Concentration; None is IID.
-    """
-
-    key: str
-    label: str
-    dirichlet_alpha: float | None = None
-
-
-class FigureToy(Experiment):
+class FigureToy(Study):
     """The paper's toy: one network, 100 clients, several K*.
 
-    Attributes:
-        splits: How the digits are spread over the clients; a panel of the figure each.
+    A split is how the digits are spread over the clients: a panel of the figure each.
     """
 
     name = "figure-toy"
@@ -47,7 +39,13 @@ class FigureToy(Experiment):
     needs_data = False
     default_seeds = 10
     options = ("learning_rate", "max_queries")
-    splits: ClassVar[tuple[Split, ...]] = (Split("iid", "IID"),)
+    design = Design(
+        base={"learning_rate": 0.01, "max_queries": 24_000},
+        small={"max_queries": 2000},
+        axes={"split": ("iid",), "clients_per_round": (1, 5, 10, 20, 40)},
+        small_axes={"clients_per_round": (1, 10, 40)},
+        key="{split}_k{clients_per_round}_s{seed}",
+    )
 
     def trials(self, settings: Settings, results: Results) -> Sequence[Trial]:
         """One per split, K* and seed.
@@ -58,26 +56,20 @@ class FigureToy(Experiment):
             SpecError: An option does not do.
         """
         find_digits(settings.data)
-        return [
-            toy_trial(
-                _key(split, clients, seed),
-                settings,
-                self._toy(settings, split, clients, seed),
-                # Both figures have the IID runs.
-                home=FigureToy.name if split.dirichlet_alpha is None else None,
-            )
-            for split in self.splits
-            for clients in _clients(settings)
-            for seed in range(settings.seeds)
-        ]
+        return super().trials(settings, results)
+
+    def trial(self, settings: Settings, key: str, point: Point, seed: int) -> Trial:
+        """The trial of a toy; both figures have the IID runs."""
+        home = FigureToy.name if point["split"] == "iid" else None
+        return toy_trial(key, settings, self._toy(settings, point, seed), home=home)
 
     def report(self, settings: Settings, results: Results) -> Report:
         """Curves, queries to targets, and whether K*=1 needs the fewest."""
-        toy = self._toy(settings, self.splits[0], 1, 0)
+        toy = self._toy(settings, {"split": "iid", "clients_per_round": 1}, 0)
         found = [
-            Condition(label=split.label, runs=runs, max_queries=toy.max_queries)
-            for split in self.splits
-            if (runs := _runs(settings, split, results))
+            Condition(label=_SPLITS[split][0], runs=runs, max_queries=toy.max_queries)
+            for split in self.grid(settings)["split"]
+            if (runs := self.runs(settings, results, split=split))
         ]
 
         def draw(figure: Figure) -> None:
@@ -87,20 +79,21 @@ class FigureToy(Experiment):
                 draw_condition(axes, condition)
 
         tables = "\n".join(f"## {condition.label}\n\n{condition.markdown()}" for condition in found)
-        caption = _caption(toy, results)
+        caption = f"{_caption(toy, results)} {about(self.name)}"
         return Report(
             markdown=f"![{self.title}]({self.name}.svg)\n\n{caption}\n\n{tables}",
             data={"caption": caption, "splits": [condition.data() for condition in found]},
             figures={self.name: draw},
         )
 
-    def _toy(self, settings: Settings, split: Split, clients: int, seed: int) -> Toy:
+    def _toy(self, settings: Settings, point: Point, seed: int) -> Toy:
+        run = self.run(settings)
         return Toy(
-            clients_per_round=clients,
+            clients_per_round=point["clients_per_round"],
             seed=seed,
-            dirichlet_alpha=split.dirichlet_alpha,
-            learning_rate=_positive(settings, "learning_rate", 0.01),
-            max_queries=int(_positive(settings, "max_queries", 2000 if settings.quick else 24_000)),
+            dirichlet_alpha=_SPLITS[point["split"]][1],
+            learning_rate=_positive(settings, "learning_rate", run["learning_rate"]),
+            max_queries=int(_positive(settings, "max_queries", run["max_queries"])),
             # MNIST's test split is large, and a visit there takes 38 queries.
             measure_every=20 if settings.data is None else 200,
         )
@@ -115,26 +108,6 @@ def _positive(settings: Settings, option: str, default: float) -> float:
     if not 0 < value < math.inf:
         raise SpecError(f"--set {option}: must be a positive number", source="arguments")
     return value
-
-
-def _clients(settings: Settings) -> tuple[int, ...]:
-    return (1, 10, 40) if settings.quick else (1, 5, 10, 20, 40)
-
-
-def _key(split: Split, clients: int, seed: int) -> str:
-    return f"{split.key}_k{clients}_s{seed}"
-
-
-def _runs(settings: Settings, split: Split, results: Results) -> Mapping[int, Mapping[int, Result]]:
-    by_clients = {
-        clients: {
-            seed: results[key]
-            for seed in range(settings.seeds)
-            if (key := _key(split, clients, seed)) in results
-        }
-        for clients in _clients(settings)
-    }
-    return {clients: runs for clients, runs in by_clients.items() if runs}
 
 
 def _caption(toy: Toy, results: Results) -> str:

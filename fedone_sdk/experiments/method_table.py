@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedone_sdk.errors import SpecError
-from fedone_sdk.experiments.experiment import Experiment, Report, Result, Results, Trial
+from fedone_sdk.experiments.experiment import Report, Result, Results, Trial
 from fedone_sdk.experiments.federated import CURVE_EXAMPLES
-from fedone_sdk.experiments.rows import FederatedRow, Scale, StandaloneRow, missing
+from fedone_sdk.experiments.paper import about, paper_row, printed
+from fedone_sdk.experiments.rows import METHODS, Method, Scale, missing
 from fedone_sdk.experiments.settings import Settings
-from fedone_sdk.experiments.summary import markdown_table, mean_sd, mean_sd_text
+from fedone_sdk.experiments.study import Study
+from fedone_sdk.experiments.summary import markdown_table, mean_curve, mean_sd, mean_sd_text
 from fedone_sdk.glue import glue_task
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class _Cell:
         }
 
 
-class MethodTable(Experiment):
+class MethodTable(Study):
     """A table with one row per method and one column per task.
 
     Learning rates are searched first: one run per rate with a seed of its own, compared by the
@@ -73,19 +74,17 @@ class MethodTable(Experiment):
 
     Attributes:
         framework: What the rows of federated methods are called after.
-        federated: The federated rows.
-        standalone: The other rows, above them.
+        rows: The methods that it knows.
     """
 
     framework: ClassVar[str]
-    federated: ClassVar[tuple[FederatedRow, ...]] = ()
-    standalone: ClassVar[tuple[StandaloneRow, ...]] = ()
+    rows: ClassVar[tuple[Method, ...]] = tuple(METHODS.values())
     options: ClassVar[tuple[str, ...]] = ("methods",)
     takes: ClassVar[tuple[str, ...]] = ("tasks",)
 
-    @abstractmethod
     def scale(self, settings: Settings) -> Scale:
         """How large it is run."""
+        return Scale(tasks=tuple(self.grid(settings)["task"]), **self.run(settings))
 
     def trials(self, settings: Settings, results: Results) -> Sequence[Trial]:
         """The searches and what needs none; then the runs at the rates that were found."""
@@ -94,13 +93,10 @@ class MethodTable(Experiment):
         found: list[Trial] = []
         for task in scale.tasks:
             for row in rows:
-                if isinstance(row, FederatedRow):
+                if row.federated:
                     found += _federated_trials(row, task, settings, scale, results)
-                    continue
-                seeds = range(settings.seeds if row.seeded else 1)
-                found += [
-                    row.trial(_key(task, row, seed), settings, scale, task, seed) for seed in seeds
-                ]
+                else:
+                    found += _seeded_trials(row, task, settings, scale, None)
         return found
 
     def report(self, settings: Settings, results: Results) -> Report:
@@ -108,14 +104,12 @@ class MethodTable(Experiment):
         scale = self.scale(settings)
         rows = self._rows(settings)
         titles = {
-            row.name: f"{self.framework}-{row.title}"
-            if isinstance(row, FederatedRow)
-            else row.title
+            row.name: f"{self.framework}-{row.title}" if row.federated else row.title
             for row in rows
         }
         absent = {titles[row.name]: why for row in rows if (why := missing(row, settings))}
         rows = [row for row in rows if titles[row.name] not in absent]
-        federated = [row for row in rows if isinstance(row, FederatedRow)]
+        federated = [row for row in rows if row.federated]
         cells = {
             row.name: {task: _cell(row, task, settings, results) for task in scale.tasks}
             for row in rows
@@ -128,8 +122,9 @@ class MethodTable(Experiment):
         return Report(
             markdown="\n".join(
                 [
-                    _table(titles, cells, scale),
+                    _table(self.name, titles, cells, scale),
                     _legend(settings, scale),
+                    f"{about(self.name)}\n",
                     *_cautions(cells, titles, absent),
                     *_rates_section(titles, rates, scale),
                     *_cost_section(titles, cells, rates),
@@ -148,23 +143,23 @@ class MethodTable(Experiment):
                 },
                 "rates": rates,
                 "left_out": absent,
+                "paper": printed(self.name),
             },
             figures={name: lambda figure: _draw(figure, titles, cells, scale)},
         )
 
-    def _rows(self, settings: Settings) -> list[FederatedRow | StandaloneRow]:
+    def _rows(self, settings: Settings) -> list[Method]:
         """The rows that the user wants."""
-        rows: tuple[FederatedRow | StandaloneRow, ...] = (*self.standalone, *self.federated)
         if "methods" not in settings.options:
-            return [row for row in rows if isinstance(row, StandaloneRow) or row.usual]
+            return [row for row in self.rows if row.usual]
         wanted = settings.options["methods"].split(",")
-        known = [row.name for row in rows]
+        known = [row.name for row in self.rows]
         for name in wanted:
             if name not in known:
                 raise SpecError(
                     f"--set: methods: there is no {name!r}; {', '.join(known)}", source="arguments"
                 )
-        return [row for row in rows if row.name in wanted]
+        return [row for row in self.rows if row.name in wanted]
 
 
 def best_rate(pilots: Mapping[float, Result]) -> float | None:
@@ -177,7 +172,7 @@ def best_rate(pilots: Mapping[float, Result]) -> float | None:
 
 
 def _federated_trials(
-    row: FederatedRow, task: str, settings: Settings, scale: Scale, results: Results
+    row: Method, task: str, settings: Settings, scale: Scale, results: Results
 ) -> list[Trial]:
     found = []
     if scale.searches and row.rates:
@@ -205,48 +200,58 @@ def _federated_trials(
     rate = _rate(row, task, scale, results)
     if rate is None and row.rates:
         return found
-    seeds = range(settings.seeds)
-    return found + [
-        row.trial(_key(task, row, seed), settings, scale, task, seed, rate) for seed in seeds
+    return found + _seeded_trials(row, task, settings, scale, rate)
+
+
+def _seeded_trials(
+    row: Method, task: str, settings: Settings, scale: Scale, rate: float | None
+) -> list[Trial]:
+    return [
+        row.trial(_key(task, row, seed), settings, scale, task, seed or 0, rate)
+        for seed in _seeds(row, settings)
     ]
 
 
-def _rate(row: FederatedRow, task: str, scale: Scale, results: Results) -> float | None:
+def _seeds(row: Method, settings: Settings) -> Sequence[int | None]:
+    """None where the seed has no part in the result."""
+    return range(settings.seeds) if row.seeded else (None,)
+
+
+def _rate(row: Method, task: str, scale: Scale, results: Results) -> float | None:
     if not scale.searches:
         return row.rates[0] if row.rates else None
     keys = {rate: _pilot_key(task, row, rate) for rate in row.rates}
     return best_rate({rate: results[key] for rate, key in keys.items() if key in results})
 
 
-def _key(task: str, row: FederatedRow | StandaloneRow, seed: int) -> str:
-    seeded = isinstance(row, FederatedRow) or row.seeded
-    return f"{task}_{row.name}_s{seed}" if seeded else f"{task}_{row.name}"
+def _key(task: str, row: Method, seed: int | None) -> str:
+    return f"{task}_{row.name}" if seed is None else f"{task}_{row.name}_s{seed}"
 
 
-def _pilot_key(task: str, row: FederatedRow, rate: float) -> str:
+def _pilot_key(task: str, row: Method, rate: float) -> str:
     return f"pilot_{task}_{row.name}_{rate:g}"
 
 
-def _cell(
-    row: FederatedRow | StandaloneRow, task: str, settings: Settings, results: Results
-) -> _Cell:
-    if isinstance(row, StandaloneRow) and not row.seeded:
-        keys: dict[int | None, str] = {None: _key(task, row, 0)}
-    else:
-        keys = {seed: _key(task, row, seed) for seed in range(settings.seeds)}
+def _cell(row: Method, task: str, settings: Settings, results: Results) -> _Cell:
+    keys = {seed: _key(task, row, seed) for seed in _seeds(row, settings)}
     return _Cell({seed: results[key] for seed, key in keys.items() if key in results})
 
 
 def _table(
-    titles: Mapping[str, str], cells: Mapping[str, Mapping[str, _Cell]], scale: Scale
+    name: str, titles: Mapping[str, str], cells: Mapping[str, Mapping[str, _Cell]], scale: Scale
 ) -> str:
+    """Ours, and below each row that of the paper."""
     header = ["Method"]
     header += [f"{_TASKS[task]} ({_METRICS[glue_task(task).metric]})" for task in scale.tasks]
     rows = []
-    for name, row in cells.items():
+    for method, row in cells.items():
         means = [mean_sd(cell.values)[0] for cell in row.values() if cell.results]
         average = mean_sd_text([mean_sd(means)[0]]) if len(means) == len(scale.tasks) else "-"
-        rows.append([titles[name], *(mean_sd_text(cell.values) for cell in row.values()), average])
+        rows.append(
+            [titles[method], *(mean_sd_text(cell.values) for cell in row.values()), average]
+        )
+        if method in printed(name)["rows"]:
+            rows.append(["the paper", *paper_row(name, method, scale.tasks, average=True)])
     return markdown_table([*header, "Average"], rows)
 
 
@@ -400,21 +405,15 @@ def _draw(
 def _draw_method(panel: Axes, title: str, cell: _Cell, colour: str) -> None:
     if not cell.results:
         return
-    curves = [result["curve"] for result in cell.results.values() if "curve" in result]
-    if not any(point["queries"] for curve in curves for point in curve):  # nothing was asked
-        mean, _ = mean_sd(cell.values)
+    runs = [result for result in cell.results.values() if "curve" in result]
+    if not any(point["queries"] for result in runs for point in result["curve"]):
+        mean, _ = mean_sd(cell.values)  # nothing was asked
         panel.axhline(100 * mean, color=colour, linewidth=0.8, linestyle="--", label=title)
         return
-    points: dict[int, list[float]] = {}
-    for curve in curves:
-        for point in curve:
-            if point["round"] >= 0:  # the start is measured on other rows: all of them
-                points.setdefault(point["queries"], []).append(100 * point["metric"])
-    # Only where every seed has a point: a mean over others would jump.
-    shared = {queries: row for queries, row in points.items() if len(row) == len(curves)}
+    points = mean_curve(runs, scale=100)
     panel.plot(
-        list(shared),
-        [mean_sd(row)[0] for row in shared.values()],
+        [queries for queries, _, _ in points],
+        [mean for _, mean, _ in points],
         color=colour,
         marker=".",
         label=title,

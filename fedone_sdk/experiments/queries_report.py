@@ -183,7 +183,7 @@ class Passages:
                         "median queries",
                         "95 % interval",
                         "trimmed mean",
-                        *(["paper (trimmed mean, RoBERTa-large)"] if shows_paper else []),
+                        *(["paper (outliers left out, RoBERTa-large)"] if shows_paper else []),
                         "prompt at the start",
                         "prompt at the end",
                     ],

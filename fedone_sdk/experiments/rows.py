@@ -1,9 +1,9 @@
-"""The rows of the tables of methods: what is compared with what."""
+"""The methods that are compared: one description for all tables and figures."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any, Literal
 
@@ -21,15 +21,12 @@ from fedone_sdk.experiments.standalone import (
 )
 
 __all__ = [
-    "FEDERATED_ROWS",
     "FULL_RATES",
-    "FederatedRow",
+    "METHODS",
+    "Method",
     "RATES",
     "SOFT_RATES",
-    "STANDALONE_ROWS",
     "Scale",
-    "StandaloneRow",
-    "lacking",
     "missing",
 ]
 
@@ -75,9 +72,12 @@ class Scale:
     every: int = 10
     searches: bool = True
 
-    def tuning(self, task: str, method: dict[str, Any], seed: int, **changes: Any) -> Tuning:
-        """A run of this size; `changes` are attributes of `Tuning`."""
-        options: dict[str, Any] = {
+    def run(self, task: str, method: Mapping[str, Any], seed: int) -> dict[str, Any]:
+        """The attributes of a `Tuning` of this size."""
+        return {
+            "task": task,
+            "method": {"batch_size": self.batch_size, **method},
+            "seed": seed,
             "num_clients": self.num_clients,
             "shots": self.shots,
             "prompt_len": self.prompt_len,
@@ -85,64 +85,55 @@ class Scale:
             "rounds": self.rounds,
             "clients_per_round": self.clients_per_round,
             "every": self.every,
-            **changes,
         }
-        method = {"batch_size": self.batch_size, **method}
-        return Tuning(task=task, method=method, seed=seed, **options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StandaloneRow:
-    """A method without a federation.
+class Method:
+    """A method with its settings: of a federation, or standing on its own.
 
     Attributes:
         name: In keys and JSON.
-        title: In the table.
+        title: In the table; that of a federated one behind FedOne or FedAvg.
+        paper: The paper's row in `paper.yaml`; None is that of its own name, an empty one is
+            none.
         access: To the model.
-        trial: Makes the trial of (key, settings, scale, task, seed).
         seeded: Whether its result hangs on the seed; else it is run once.
         kind: Who must run the model; None takes any.
         packages: What must be installed for it beside the model's own.
-    """
-
-    name: str
-    title: str
-    access: Literal["black box", "white box"] = "black box"
-    trial: Callable[[str, Settings, Scale, str, int], Trial]
-    seeded: bool = True
-    kind: Kind | None = None
-    packages: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FederatedRow:
-    """A method of a federation.
-
-    Attributes:
-        name: In keys and JSON.
-        title: In the table, behind FedOne or FedAvg.
-        access: To the model.
-        method: The ``method`` of the run, but for the learning rate.
+        usual: Whether it is run where nobody names it.
+        standing: Makes the trial of (key, settings, scale, task, seed) where it is not federated.
+        method: The ``method`` of the run where it is, but for the learning rate.
         rates: The learning rates to be searched; none where the method has no such thing.
         samples: Whether the method draws prompts, so that `Scale.num_samples` is its.
         shape: Settings of the method that are the model's: ``hidden_size``, ``num_layers``.
-        kind: Who must run the model; None takes any.
-        packages: What must be installed for it beside the model's own.
         vocabulary: Whether its prompts are made of candidates.
-        usual: Whether it is run where nobody names it.
     """
 
     name: str
     title: str
+    paper: str | None = None
     access: Literal["black box", "white box"] = "black box"
-    method: dict[str, Any]
+    seeded: bool = True
+    kind: Kind | None = None
+    packages: tuple[str, ...] = ()
+    usual: bool = True
+    standing: Callable[[str, Settings, Scale, str, int], Trial] | None = None
+    method: Mapping[str, Any] = field(default_factory=dict)
     rates: tuple[float, ...] = ()
     samples: bool = True
     shape: tuple[str, ...] = ()
-    kind: Kind | None = None
-    packages: tuple[str, ...] = ()
     vocabulary: bool = True
-    usual: bool = True
+
+    @property
+    def federated(self) -> bool:
+        """Whether it is a method of a federation."""
+        return self.standing is None
+
+    def tuning(self, **attributes: Any) -> Tuning:
+        """A run of it; `attributes` are those of `Tuning`."""
+        vocabulary = {} if self.vocabulary else {"vocab_size": None}
+        return Tuning(**{**attributes, "backend_kind": self.kind, **vocabulary})
 
     def trial(
         self,
@@ -155,38 +146,26 @@ class FederatedRow:
         **changes: Any,
     ) -> Trial:
         """The trial of one run; `changes` are attributes of `Tuning`."""
+        if self.standing is not None:
+            return self.standing(key, settings, scale, task, seed)
         shape = _shape(settings) if self.shape else {}
         method = {**self.method, **{name: shape[name] for name in self.shape}}
         if self.samples:
             method.setdefault("num_samples", scale.num_samples)
         if rate is not None:
             method["learning_rate"] = rate
-        vocabulary = {} if self.vocabulary else {"vocab_size": None}
-        tuning = scale.tuning(
-            task, method, seed, backend_kind=self.kind, **{**vocabulary, **changes}
-        )
+        tuning = self.tuning(**{**scale.run(task, method, seed), **changes})
         return tuning_trial(key, settings, tuning)
 
 
-def missing(row: FederatedRow | StandaloneRow, settings: Settings) -> str | None:
-    """Why a row cannot be run with a model on this machine; None where it can."""
-    return lacking(row.kind, row.packages, settings)
-
-
-def lacking(kind: Kind | None, packages: Sequence[str], settings: Settings) -> str | None:
-    """What a method lacks on this machine with this model; None where it is nothing.
-
-    Args:
-        kind: Who must run the model; None takes any.
-        packages: What must be installed for it beside the model's own.
-        settings: What the user asked for.
-    """
-    if kind == "transformers":
+def missing(row: Method, settings: Settings) -> str | None:
+    """What a method lacks on this machine with this model; None where it is nothing."""
+    if row.kind == "transformers":
         if not settings.has_weights:
             return "the model's folder has no config.json and weights for the transformers library"
         if any(find_spec(name) is None for name in ("torch", "transformers")):
             return "the extra torch is not installed"
-    absent = [name for name in packages if find_spec(name) is None]
+    absent = [name for name in row.packages if find_spec(name) is None]
     return f"{', '.join(absent)} is not installed" if absent else None
 
 
@@ -199,53 +178,51 @@ def _shape(settings: Settings) -> dict[str, int]:
         raise SpecError(f"--model: config.json has no {exc.args[0]}", source="arguments") from exc
 
 
-STANDALONE_ROWS: tuple[StandaloneRow, ...] = (
-    StandaloneRow(
+_STANDING = (
+    Method(
         name="no-prompt",
         title="No prompt",
-        trial=lambda key, settings, scale, task, seed: prompt_trial(key, settings, task, ""),
+        standing=lambda key, settings, scale, task, seed: prompt_trial(key, settings, task, ""),
         seeded=False,
     ),
-    StandaloneRow(
+    Method(
         name="manual",
         title="Manual prompt",
-        trial=lambda key, settings, scale, task, seed: prompt_trial(
+        standing=lambda key, settings, scale, task, seed: prompt_trial(
             key, settings, task, MANUAL_PROMPTS[task]
         ),
         seeded=False,
     ),
-    StandaloneRow(
+    Method(
         name="in-context",
         title="In-context learning",
-        trial=lambda key, settings, scale, task, seed: demonstrations_trial(
+        standing=lambda key, settings, scale, task, seed: demonstrations_trial(
             key, settings, task, seed
         ),
     ),
-    StandaloneRow(
+    Method(
         name="untrained",
         title="Prompt without training",
-        trial=lambda key, settings, scale, task, seed: untrained_trial(
+        standing=lambda key, settings, scale, task, seed: untrained_trial(
             key,
             settings,
-            scale.tuning(task, {"name": "gs-bdpl", "num_samples": scale.num_samples}, seed),
+            Tuning(**scale.run(task, {"name": "gs-bdpl", "num_samples": scale.num_samples}, seed)),
         ),
     ),
-    StandaloneRow(
+    Method(
         name="fine-tuning",
         title="Fine-tuning",
         access="white box",
         kind="transformers",
-        trial=lambda key, settings, scale, task, seed: fine_tuning_trial(
+        standing=lambda key, settings, scale, task, seed: fine_tuning_trial(
             key,
             settings,
-            scale.tuning(task, {"name": "gs-bdpl"}, seed),
+            Tuning(**scale.run(task, {"name": "gs-bdpl"}, seed)),
             rates=FULL_RATES if scale.searches else FULL_RATES[:1],
             max_epochs=20 if scale.searches else 1,
         ),
     ),
 )
-"""What is not federated: one trial per task, and per seed where that has a part in it."""
-
 _BBT: dict[str, Any] = {
     "method": {"name": "bbt"},
     "kind": "transformers",
@@ -260,29 +237,31 @@ _TRAINED: dict[str, Any] = {
     "vocabulary": False,
 }
 
-FEDERATED_ROWS: tuple[FederatedRow, ...] = (
-    FederatedRow(
+_FEDERATED = (
+    Method(
         name="prompt-tuning",
         title="Prompt tuning",
         method={"name": "prompt-tuning"},
         shape=("hidden_size",),
         **_TRAINED,
     ),
-    FederatedRow(
+    Method(
         name="p-tuning-v2",
         title="P-tuning v2",
         method={"name": "p-tuning-v2"},
         shape=("hidden_size", "num_layers"),
         **_TRAINED,
     ),
-    FederatedRow(name="bbt", title="BBT", **_BBT),
-    FederatedRow(
+    Method(name="bbt", title="BBT", **_BBT),
+    Method(
         name="bbt-200",
         title="BBT (population 200)",
+        paper="bbt",
         usual=False,
         **{**_BBT, "method": {"name": "bbt", "num_samples": 200}},
     ),
-    FederatedRow(name="bdpl", title="BDPL", method={"name": "bdpl"}, rates=RATES),
-    FederatedRow(name="gs-bdpl", title="GS-BDPL", method={"name": "gs-bdpl"}, rates=RATES),
+    Method(name="bdpl", title="BDPL", method={"name": "bdpl"}, rates=RATES),
+    Method(name="gs-bdpl", title="GS-BDPL", method={"name": "gs-bdpl"}, rates=RATES),
 )
-"""Each is run with K* clients per round, at the learning rate that its search has found."""
+METHODS: Mapping[str, Method] = {row.name: row for row in (*_STANDING, *_FEDERATED)}
+"""By name: what needs no federation, then what has one."""

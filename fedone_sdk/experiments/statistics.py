@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+from scipy.stats import binom, binomtest, trim_mean
 
 __all__ = [
     "Comparison",
@@ -110,7 +112,7 @@ def median_interval(values: Sequence[float], *, confidence: float = 0.95) -> Med
     count = len(ordered)
     rank, miss = 0, 0.0
     while rank < (count + 1) // 2:
-        next_miss = 2.0 * _binomial_below(rank + 1, count)
+        next_miss = 2.0 * float(binom.cdf(rank, count, 0.5))
         if next_miss > 1.0 - confidence:
             break
         rank, miss = rank + 1, next_miss
@@ -136,12 +138,10 @@ def trimmed_mean(values: Sequence[float], *, share: float, cap: float) -> Trimme
     if not 0.0 <= share < 0.5:
         raise ValueError(f"share must lie in [0, 0.5), not {share}")
     ordered = _ordered(values)
-    # Rounded first: 0.07 * 100 is a little over 7.
-    drop = math.floor(round(share * len(ordered), 9))
-    kept = ordered[drop : len(ordered) - drop]
+    drop = int(share * len(ordered))  # as `trim_mean` has it
     return TrimmedMean(
-        value=math.fsum(min(value, cap) for value in kept) / len(kept),
-        bounded=math.isinf(kept[-1]),
+        value=float(trim_mean([min(value, cap) for value in ordered], share)),
+        bounded=math.isinf(ordered[len(ordered) - drop - 1]),
         dropped=drop,
     )
 
@@ -156,10 +156,8 @@ def proportion_interval(
     """
     if not 0 <= hits <= count or count < 1:
         raise ValueError(f"{hits} hits of {count} is no share")
-    tail = (1.0 - confidence) / 2.0
-    low = _root(lambda p: _tail(hits, count, p) - tail) if hits else 0.0
-    high = _root(lambda p: tail - (1.0 - _tail(hits + 1, count, p))) if hits < count else 1.0
-    return hits / count, low, high
+    found = binomtest(hits, count).proportion_ci(confidence, method="exact")
+    return hits / count, float(found.low), float(found.high)
 
 
 def compared(
@@ -197,7 +195,7 @@ def compared(
         more=more,
         ties=len(pairs) - differing,
         share=proportion_interval(fewer, differing, confidence=confidence) if differing else None,
-        p_value=min(1.0, 2.0 * _binomial_below(min(fewer, more) + 1, differing)),
+        p_value=float(binomtest(fewer, differing).pvalue) if differing else 1.0,
         ratio=ratio,
     )
 
@@ -212,23 +210,3 @@ def _ordered(values: Sequence[Any]) -> list[float]:
 def _ratio(a: float, b: float) -> float:
     """The quotient b / a, where both may be 0: a target that was met at the start."""
     return b / a if a else 1.0 if b == 0.0 else math.inf
-
-
-def _binomial_below(limit: int, count: int) -> float:
-    """P(Binomial(count, 1/2) < limit)."""
-    return math.fsum(math.comb(count, hits) for hits in range(limit)) / 2.0**count
-
-
-def _tail(hits: int, count: int, p: float) -> float:
-    """P(Binomial(count, p) >= hits), which grows with p."""
-    return math.fsum(
-        math.comb(count, k) * p**k * (1.0 - p) ** (count - k) for k in range(hits, count + 1)
-    )
-
-
-def _root(rising: Callable[[float], float]) -> float:
-    low, high = 0.0, 1.0
-    for _ in range(60):  # Halving 60 times leaves less than a float64 can tell apart.
-        middle = (low + high) / 2.0
-        low, high = (low, middle) if rising(middle) > 0.0 else (middle, high)
-    return (low + high) / 2.0

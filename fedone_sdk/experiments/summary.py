@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-__all__ = ["markdown_table", "mean_sd", "mean_sd_text"]
+__all__ = ["markdown_table", "mean_curve", "mean_sd", "mean_sd_text"]
 
 
 def mean_sd(values: Iterable[float]) -> tuple[float, float | None]:
@@ -35,6 +36,29 @@ def mean_sd_text(values: Iterable[float], *, scale: float = 100.0, digits: int =
     mean, deviation = mean_sd(found)
     text = f"{mean:.{digits}f}"
     return text if deviation is None else f"{text} ± {deviation:.{digits}f}"
+
+
+def mean_curve(
+    results: Sequence[Mapping[str, Any]], scale: float = 1.0
+) -> list[tuple[float, float, float]]:
+    """The metric over training queries: queries, mean and deviation where all runs have a point.
+
+    The start is left out: it is measured on other rows, all of them.
+
+    Args:
+        results: Of tuning runs.
+        scale: What the metric is multiplied by.
+    """
+    curves = [
+        {point["queries"]: point["metric"] for point in result["curve"] if point["round"] >= 0}
+        for result in results
+    ]
+    shared = sorted(set.intersection(*map(set, curves))) if curves else []
+    found = []
+    for queries in shared:
+        mean, deviation = mean_sd(scale * curve[queries] for curve in curves)
+        found.append((queries, mean, deviation or 0.0))
+    return found
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

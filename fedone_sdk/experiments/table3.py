@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import SpecError
 from fedone_sdk.experiments.chat import run_standing, run_tuned
 from fedone_sdk.experiments.chat_quote import queries_per_run, run_quote
-from fedone_sdk.experiments.experiment import Experiment, Report, Result, Results, Trial
+from fedone_sdk.experiments.experiment import Report, Result, Results, Trial
+from fedone_sdk.experiments.paper import about, paper_row, printed
+from fedone_sdk.experiments.rows import METHODS, Method
 from fedone_sdk.experiments.settings import Settings
+from fedone_sdk.experiments.study import Design, Point, Study
 from fedone_sdk.experiments.summary import markdown_table, mean_sd_text
 from fedone_sdk.spec import RunSpec, validate_spec
 
@@ -22,8 +25,6 @@ __all__ = ["Table3"]
 _Found = dict[str, dict[str, list[Result]]]
 """Results by row, task and seed."""
 
-_TASKS = ("sst2", "cola", "qnli", "rte")
-
 _METRICS = {"accuracy": "accuracy", "f1": "F1", "matthews": "Matthews"}
 
 _SPENT = (
@@ -31,38 +32,15 @@ _SPENT = (
     "already costs nothing."
 )
 
-_PAPER = (
-    "The paper asks GPT-3.5 Turbo. Its numbers are not repeated here: they could not be checked "
-    "against its text when this was written."
-)
+
+_ROWS = {name: METHODS[name] for name in ("no-prompt", "untrained", "bdpl", "gs-bdpl")}
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """A row of the table.
-
-    Attributes:
-        key: In the names of trials.
-        label: What people call it.
-        method: Of a tuning run; None where nothing is trained.
-        seeded: Whether it differs from seed to seed.
-    """
-
-    key: str
-    label: str
-    method: str | None = None
-    seeded: bool = True
+def _label(row: Method) -> str:
+    return f"FedOne-{row.title}" if row.federated else row.title
 
 
-_ROWS = (
-    _Row("no-prompt", "No prompt", seeded=False),
-    _Row("untrained", "Prompt without training"),
-    _Row("bdpl", "FedOne-BDPL", "bdpl"),
-    _Row("gs-bdpl", "FedOne-GS-BDPL", "gs-bdpl"),
-)
-
-
-class Table3(Experiment):
+class Table3(Study):
     """Four ways to prompt a chat model; only FedOne's (K*=1) ask it to train."""
 
     name = "table3"
@@ -76,24 +54,82 @@ class Table3(Experiment):
         "api_model",
         "api_key_env",
     )
+    # Sizes are those of the authors' run_GPT.sh.
+    design = Design(
+        base={
+            "data": {"num_clients": 100, "shots": 16},
+            "prompt": {"length": 20, "vocabulary": {"kind": "pmi", "size": 200}},
+            "method": {
+                "name": "gs-bdpl",
+                "num_samples": 3,
+                "batch_size": 16,
+                "learning_rate": 1e-3,
+            },
+            "rounds": 100,
+            "dev_rows": 200,
+        },
+        small={
+            "data": {"num_clients": 10, "shots": 4},
+            "prompt": {"length": 4, "vocabulary": {"kind": "pmi", "size": 20}},
+            "method": {"batch_size": 4},
+            "rounds": 3,
+            "dev_rows": 16,
+        },
+        axes={"task": ("sst2", "cola", "qnli", "rte"), "row": tuple(_ROWS)},
+        small_axes={"task": ("sst2",)},
+        key="{task}_{row}_s{seed}",
+    )
 
     def trials(self, settings: Settings, results: Results) -> Sequence[Trial]:
         """First what it would cost; then, under caps that follow from it, all rows."""
-        tasks, run = _tasks(settings), _run_document(settings)
-        quote = _quote_trial(settings, tasks, run)
+        quote = self._quote_trial(settings)
         if quote.key not in results:
             return [quote]
         caps = results[quote.key]["caps"]
-        return [quote, *_row_trials(settings, run, caps)]
+        rows = super().trials(settings, results)
+        return [quote, *(_capped(trial, caps) for trial in rows)]
+
+    def seeds(self, settings: Settings, point: Point) -> Sequence[int]:
+        """One, where the seed has no part in the result."""
+        return range(settings.seeds if _ROWS[point["row"]].seeded else 1)
+
+    def trial(self, settings: Settings, key: str, point: Point, seed: int) -> Trial:
+        """A row's run or measurement on a task, its caps left open.
+
+        Raises:
+            SpecError: There is no data for the task.
+        """
+        row, task, run = _ROWS[point["row"]], point["task"], self._document(settings)
+        folder = settings.task_folder(task)
+        options: dict[str, Any] = {
+            "run": {**run, "seed": seed},
+            "task": task,
+            "dev_rows": self.run(settings)["dev_rows"],
+            "seed": seed,
+        }
+        if row.federated:
+            options["run"]["method"] = {**run["method"], "name": row.name}
+        else:
+            options["prompt"] = "untrained" if row.seeded else "none"
+        return Trial(
+            key=key,
+            run=run_tuned if row.federated else run_standing,
+            options=options,
+            inputs={name: folder / f"{name}.jsonl" for name in ("train", "dev")},
+        )
 
     def report(self, settings: Settings, results: Results) -> Report:
         """The table, and what each row has spent."""
-        tasks = _tasks(settings)
-        found = {row.label: {t: _found(settings, results, row, t) for t in tasks} for row in _ROWS}
+        tasks = self.grid(settings)["task"]
+        by_task = {task: self.runs(settings, results, task=task) for task in tasks}
+        found = {
+            _label(row): {task: [*by_task[task].get(name, {}).values()] for task in tasks}
+            for name, row in _ROWS.items()
+        }
         spent = {label: _spent(by_task) for label, by_task in found.items()}
         quote = results.get("quote", {})
         return Report(
-            markdown=_markdown(settings, tasks, found, spent, quote),
+            markdown=_markdown(self._caption(settings, found), tasks, found, spent, quote),
             data={
                 "endpoint": settings.base_url,
                 "model": settings.api_model,
@@ -101,125 +137,86 @@ class Table3(Experiment):
                 "rows": found,
                 "spent": {label: usage.model_dump(mode="json") for label, usage in spent.items()},
                 "quote": quote,
+                "paper": printed(self.name),
             },
         )
 
+    def _document(self, settings: Settings) -> dict[str, Any]:
+        """A run without its task and data.
 
-def _tasks(settings: Settings) -> tuple[str, ...]:
-    return settings.tasks or (("sst2",) if settings.quick else _TASKS)
+        Raises:
+            SpecError: Nobody said which model is asked.
+        """
+        if settings.base_url is None or settings.api_model is None:
+            raise SpecError(
+                "--base-url and --api-model: are required, also with --quick: an OpenAI-compatible "
+                "endpoint, and the model's name there",
+                source="arguments",
+            )
+        prices = None
+        if settings.prices is not None:
+            prices = {"prompt": str(settings.prices[0]), "completion": str(settings.prices[1])}
+        run = self.run(settings)
+        del run["dev_rows"]
+        document: dict[str, Any] = {
+            "name": "trial",
+            **run,
+            "backend": {
+                "kind": "openai",
+                "base_url": settings.base_url,
+                "model": settings.api_model,
+                "api_key_env": settings.api_key_env,
+                "prices": prices,
+            },
+        }
+        data = {**document["data"], "train": "train"}
+        validate_spec(RunSpec, {**document, "task": "sst2/chat", "data": data}, source="arguments")
+        return document
 
-
-def _run_document(settings: Settings) -> dict[str, Any]:
-    """A run without its task and data; its sizes are those of the authors' run_GPT.sh.
-
-    Raises:
-        SpecError: Nobody said which model is asked.
-    """
-    if settings.base_url is None or settings.api_model is None:
-        raise SpecError(
-            "--base-url and --api-model: are required, also with --quick: an OpenAI-compatible "
-            "endpoint, and the model's name there",
-            source="arguments",
+    def _quote_trial(self, settings: Settings) -> Trial:
+        tasks = self.grid(settings)["task"]
+        options = {
+            "run": self._document(settings),
+            "tasks": list(tasks),
+            "dev_rows": self.run(settings)["dev_rows"],
+            "methods": [row.name for row in _ROWS.values() if row.federated],
+            "seeds": settings.seeds,
+            "measurements": sum(len(self.seeds(settings, {"row": name})) for name in _ROWS),
+            "queries": settings.cap_queries,
+            "usd": settings.cap_usd,
+        }
+        queries_per_run(options)  # said before the work
+        return Trial(
+            key="quote",
+            run=run_quote,
+            options=options,
+            inputs={
+                f"{task}.{name}": settings.task_folder(task) / f"{name}.jsonl"
+                for task in tasks
+                for name in ("train", "dev")
+            },
         )
-    prices = None
-    if settings.prices is not None:
-        prices = {"prompt": str(settings.prices[0]), "completion": str(settings.prices[1])}
-    quick = settings.quick
-    document: dict[str, Any] = {
-        "name": "trial",
-        "data": {"num_clients": 10 if quick else 100, "shots": 4 if quick else 16},
-        "prompt": {
-            "length": 4 if quick else 20,
-            "vocabulary": {"kind": "pmi", "size": 20 if quick else 200},
-        },
-        "method": {
-            "name": "gs-bdpl",
-            "num_samples": 3,
-            "batch_size": 4 if quick else 16,
-            "learning_rate": 1e-3,
-        },
-        "rounds": 3 if quick else 100,
-        "backend": {
-            "kind": "openai",
-            "base_url": settings.base_url,
-            "model": settings.api_model,
-            "api_key_env": settings.api_key_env,
-            "prices": prices,
-        },
-    }
-    data = {**document["data"], "train": "train"}
-    validate_spec(RunSpec, {**document, "task": "sst2/chat", "data": data}, source="arguments")
-    return document
+
+    def _caption(self, settings: Settings, found: _Found) -> str:
+        run, rows = self._document(settings), self.run(settings)["dev_rows"]
+        method, data = run["method"], run["data"]
+        return (
+            f"{settings.api_model} at {settings.base_url}, chat templates. {data['num_clients']} "
+            f"clients with {data['shots']} rows per class, n={run['prompt']['length']}, "
+            f"N={run['prompt']['vocabulary']['size']}, I={method['num_samples']}, mini-batches of "
+            f"{method['batch_size']}, AdamW with learning rate {method['learning_rate']} "
+            f"({'smaller than' if settings.quick else 'as'} in the authors' run_GPT.sh); one "
+            f"client per round. {_rounds(found)} The first {rows} dev rows, times 100 (the "
+            f"standard error of one accuracy alone is up to {50 / math.sqrt(rows):.1f}); mean and "
+            "standard deviation "
+            "over seeds."
+        )
 
 
-def _dev_rows(settings: Settings) -> int:
-    return 16 if settings.quick else 200
-
-
-def _quote_trial(settings: Settings, tasks: Sequence[str], run: dict[str, Any]) -> Trial:
-    measurements = sum(settings.seeds if row.seeded else 1 for row in _ROWS)
-    options = {
-        "run": run,
-        "tasks": list(tasks),
-        "dev_rows": _dev_rows(settings),
-        "methods": [row.method for row in _ROWS if row.method is not None],
-        "seeds": settings.seeds,
-        "measurements": measurements,
-        "queries": settings.cap_queries,
-        "usd": settings.cap_usd,
-    }
-    queries_per_run(options)  # said before the work
-    return Trial(
-        key="quote",
-        run=run_quote,
-        options=options,
-        inputs={
-            f"{task}.{name}": settings.task_folder(task) / f"{name}.jsonl"
-            for task in tasks
-            for name in ("train", "dev")
-        },
-    )
-
-
-def _row_trials(
-    settings: Settings, run: dict[str, Any], caps: dict[str, dict[str, Any]]
-) -> Iterator[Trial]:
-    for task in _tasks(settings):
-        folder = settings.task_folder(task)
-        inputs = {name: folder / f"{name}.jsonl" for name in ("train", "dev")}
-        for row in _ROWS:
-            for seed in _seeds(settings, row):
-                options: dict[str, Any] = {
-                    "run": {**run, "seed": seed},
-                    "task": task,
-                    "dev_rows": _dev_rows(settings),
-                    "seed": seed,
-                }
-                if row.method is None:
-                    prompt = "untrained" if row.seeded else "none"
-                    options |= {"prompt": prompt, "cap": caps[task]["measuring"]}
-                else:
-                    options["run"]["method"] = {**run["method"], "name": row.method}
-                    options["cap"] = caps[task]
-                yield Trial(
-                    key=_key(task, row, seed),
-                    run=run_standing if row.method is None else run_tuned,
-                    options=options,
-                    inputs=inputs,
-                )
-
-
-def _seeds(settings: Settings, row: _Row) -> range:
-    return range(settings.seeds if row.seeded else 1)
-
-
-def _key(task: str, row: _Row, seed: int) -> str:
-    return f"{task}_{row.key}_s{seed}"
-
-
-def _found(settings: Settings, results: Results, row: _Row, task: str) -> list[Result]:
-    keys = (_key(task, row, seed) for seed in _seeds(settings, row))
-    return [results[key] for key in keys if key in results]
+def _capped(trial: Trial, caps: dict[str, dict[str, Any]]) -> Trial:
+    cap: dict[str, Any] = caps[trial.options["task"]]
+    measured = "prompt" in trial.options
+    return replace(trial, options={**trial.options, "cap": cap["measuring"] if measured else cap})
 
 
 def _spent(by_task: dict[str, list[Result]]) -> Usage:
@@ -232,7 +229,7 @@ def _all(found: _Found) -> Iterator[Result]:
 
 
 def _markdown(
-    settings: Settings,
+    caption: str,
     tasks: Sequence[str],
     found: _Found,
     spent: dict[str, Usage],
@@ -244,7 +241,14 @@ def _markdown(
     }
     scores = markdown_table(
         ["", *(f"{task} ({names[task]})" for task in tasks), "mean"],
-        [[label, *map(_cell, rows.values()), _mean(rows)] for label, rows in found.items()],
+        [
+            line
+            for name, (label, rows) in zip(_ROWS, found.items(), strict=True)
+            for line in (
+                [label, *map(_cell, rows.values()), _mean(rows)],
+                ["the paper", *paper_row(Table3.name, name, tasks, average=True)],
+            )
+        ],
     )
     costs = markdown_table(
         ["", "training queries", "requests", "prompt tokens", "completion tokens", "USD"],
@@ -261,23 +265,8 @@ def _markdown(
         ],
     )
     return (
-        f"{_caption(settings, found)}\n\n{scores}\n## What was spent\n\n{_SPENT}\n\n{costs}\n"
-        f"{quote.get('note', '')}\n\n## The paper's numbers\n\n{_PAPER}\n"
-    )
-
-
-def _caption(settings: Settings, found: _Found) -> str:
-    run, rows = _run_document(settings), _dev_rows(settings)
-    method, data = run["method"], run["data"]
-    return (
-        f"{settings.api_model} at {settings.base_url}, chat templates. {data['num_clients']} "
-        f"clients with {data['shots']} rows per class, n={run['prompt']['length']}, "
-        f"N={run['prompt']['vocabulary']['size']}, I={method['num_samples']}, mini-batches of "
-        f"{method['batch_size']}, AdamW with learning rate {method['learning_rate']} "
-        f"({'smaller than' if settings.quick else 'as'} in the authors' run_GPT.sh); one client "
-        f"per round. {_rounds(found)} The first {rows} dev rows, times 100 (the standard error of "
-        f"one accuracy alone is up to {50 / math.sqrt(rows):.1f}); mean and standard deviation "
-        "over seeds."
+        f"{caption}\n\n{scores}\n## What was spent\n\n{_SPENT}\n\n{costs}\n"
+        f"{quote.get('note', '')}\n\n{about(Table3.name)}\n"
     )
 
 

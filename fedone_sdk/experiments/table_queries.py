@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from fedone_sdk.errors import SpecError
-from fedone_sdk.experiments.experiment import Experiment, Report, Results, Trial
-from fedone_sdk.experiments.federated import Tuning
+from fedone_sdk.experiments.experiment import Report, Results, Trial
+from fedone_sdk.experiments.paper import about, printed
 from fedone_sdk.experiments.passage import passage_trial
 from fedone_sdk.experiments.probe import Probing
 from fedone_sdk.experiments.queries_report import Passages, draw_passages
-from fedone_sdk.experiments.rows import lacking
+from fedone_sdk.experiments.rows import METHODS, Method, missing
 from fedone_sdk.experiments.settings import Settings
+from fedone_sdk.experiments.study import Design, Point, Study
+from fedone_sdk.spec import GsBdplSpec
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,13 +26,6 @@ __all__ = ["CONTENDERS", "Contender", "PILOTS", "TableQueries"]
 PILOTS = (9001, 9002)
 """Seeds of the runs that learning rates, targets and caps were chosen on; never reported."""
 
-_PROMPTS = 20
-"""Of a step, where a method does not name another number."""
-
-_QUICK: Mapping[str, Any] = {"num_samples": 4, "batch_size": 8}
-
-_METHODS = ("gs-bdpl", "bdpl")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
@@ -38,62 +33,70 @@ class Contender:
 
     Attributes:
         label: What people call it.
-        method: As in a run.
+        row: What it is.
+        settings: Of its ``method``, beside that.
         gains: The target, see `Probing`; with several, the first one is the figure's.
         cap: Training queries at which a repeat is censored; whole rounds of every K*.
-        paper: The paper's trimmed means by K*, for RoBERTa-large.
-        backend_kind: Who must run the model; None is anybody.
+        paper: The paper's row; its numbers are means without outliers, for RoBERTa-large.
     """
 
     label: str
-    method: Mapping[str, Any]
+    row: Method
+    settings: Mapping[str, Any] = field(default_factory=dict)
     gains: Mapping[str, float]
-    cap: int
-    paper: Mapping[int, float] = field(default_factory=dict)
-    backend_kind: Literal["transformers"] | None = None
+    cap: int = 2400
+    paper: str | None = None
+
+    @property
+    def method(self) -> dict[str, Any]:
+        """As in a run."""
+        return {**self.row.method, **self.settings}
+
+    @property
+    def num_samples(self) -> int:
+        """Prompts of a client's step."""
+        return int(self.method.get("num_samples", GsBdplSpec().num_samples))
 
 
 CONTENDERS: Mapping[str, Contender] = {
     "gs-bdpl": Contender(
         label="GS-BDPL (tau = 1)",
-        method={"name": "gs-bdpl", "tau": 1.0, "learning_rate": 1e-2},
+        row=METHODS["gs-bdpl"],
+        settings={"tau": 1.0, "learning_rate": 1e-2},
         gains={"expected_loss": 0.01},
-        cap=2400,
     ),
     "bdpl": Contender(
         label="BDPL",
-        method={"name": "bdpl", "learning_rate": 1e-2},
+        row=METHODS["bdpl"],
+        settings={"learning_rate": 1e-2},
         gains={"expected_loss": 0.03},
-        cap=2400,
-        paper={1: 528.6, 3: 889.4, 10: 2430.8, 30: 2672.7},
+        paper="bdpl",
     ),
     "gs-bdpl-tau0.1": Contender(
         label="GS-BDPL (tau = 0.1)",
-        method={"name": "gs-bdpl", "tau": 0.1, "learning_rate": 1e-2},
+        row=METHODS["gs-bdpl"],
+        settings={"tau": 0.1, "learning_rate": 1e-2},
         gains={"expected_loss": 0.01},
-        cap=2400,
     ),
     # The two have targets by analogy only: no pilot was run. They need torch, and days on a CPU.
     "bbt": Contender(
         label="BBT, population 200",
-        method={"name": "bbt", "num_samples": 200},
+        row=METHODS["bbt-200"],
         gains={"prompt_loss": 0.02},
         cap=24_000,
-        paper={1: 2350.0, 3: 3825.0, 10: 10444.4, 30: 16000.0},
-        backend_kind="transformers",
+        paper="bbt",
     ),
     "bbt-20": Contender(
         label="BBT, population 20",
-        method={"name": "bbt", "num_samples": 20},
+        row=METHODS["bbt"],
+        settings={"num_samples": 20},
         gains={"prompt_loss": 0.02},
-        cap=2400,
-        backend_kind="transformers",
     ),
 }
 """By the names that trials bear."""
 
 
-class TableQueries(Experiment):
+class TableQueries(Study):
     """Queries to a target that was fixed beforehand, for K* clients per round.
 
     `Settings.options`: ``methods`` (of `CONTENDERS`, joined by commas; gs-bdpl and bdpl without
@@ -105,24 +108,68 @@ class TableQueries(Experiment):
     title = "LLM queries to a target, for K* clients per round"
     default_seeds = 20
     options = ("cap", "gain", "learning_rate", "methods")
+    design = Design(
+        base={"task": "sst2", "num_clients": 100, "prompt_len": 20, "method": {}, "probing": {}},
+        small={
+            "num_clients": 10,
+            "prompt_len": 5,
+            "method": {"num_samples": 4, "batch_size": 8},
+            "probing": {"queries": 8, "prompts": 8, "prompt_rows": 32},
+            "cap": 24,
+        },
+        axes={"contender": ("gs-bdpl", "bdpl"), "clients_per_round": (1, 3, 10, 30)},
+        small_axes={"clients_per_round": (1, 3)},
+        key="{contender}_k{clients_per_round}_s{seed}",
+    )
 
-    def trials(self, settings: Settings, results: Results) -> Sequence[Trial]:
-        """One per method, K* and seed.
+    def grid(self, settings: Settings) -> dict[str, Sequence[Any]]:
+        """With the contenders that the user wants.
 
         Raises:
-            SpecError: There is no data, an option does not do, or a method cannot be run here.
+            SpecError: One is not known, or cannot be run here.
         """
-        return [
-            self.trial(settings, name, clients, seed)
-            for name in self.contenders(settings)
-            for clients in self.clients(settings)
-            for seed in range(settings.seeds)
-        ]
+        grid = super().grid(settings)
+        if "methods" not in settings.options:
+            return grid
+        asked = settings.options["methods"].split(",")
+        if unknown := set(asked) - CONTENDERS.keys():
+            raise SpecError(
+                f"--set methods: there is no {', '.join(sorted(unknown))}; {', '.join(CONTENDERS)}",
+                source="arguments",
+            )
+        for name in asked:
+            if why := missing(CONTENDERS[name].row, settings):
+                raise SpecError(f"--set methods: {name} cannot be run: {why}", source="arguments")
+        return {**grid, "contender": tuple(asked)}
+
+    def trial(self, settings: Settings, key: str, point: Point, seed: int) -> Trial:
+        """One repeat.
+
+        Raises:
+            SpecError: There is no data, or an option does not do.
+        """
+        contender = self.contender(settings, point["contender"])
+        run = self.run(settings)
+        clients = point["clients_per_round"]
+        tuning = contender.row.tuning(
+            task=run["task"],
+            num_clients=run["num_clients"],
+            prompt_len=run["prompt_len"],
+            method=contender.method,
+            seed=seed,
+            clients_per_round=clients,
+            rounds=contender.cap // (clients * contender.num_samples),
+        )
+        probing = replace(self.probing(settings), gains=contender.gains)
+        return passage_trial(key, settings, tuning, probing)
 
     def report(self, settings: Settings, results: Results) -> Report:
         """The table, every repeat, K*=1 against the others, and the curves."""
-        found = [self.passages(settings, name, results) for name in self.contenders(settings)]
-        found = [passages for passages in found if passages.present]
+        found = [
+            passages
+            for name in self.grid(settings)["contender"]
+            if (passages := self.passages(settings, name, results)).present
+        ]
 
         def draw(figure: Figure) -> None:
             figure.set_size_inches(1.0 + 4.5 * len(found), 7.5)
@@ -133,7 +180,7 @@ class TableQueries(Experiment):
         probing = self.probing(settings)
         parts = [
             f"![Queries to the target, and the curves]({self.name}.svg)\n",
-            _rules(settings, probing),
+            _rules(settings, self.run(settings), probing),
             *(passages.markdown() for passages in found),
         ]
         return Report(
@@ -146,119 +193,58 @@ class TableQueries(Experiment):
             figures={self.name: draw},
         )
 
-    @classmethod
-    def passages(cls, settings: Settings, name: str, results: Results) -> Passages:
+    def passages(self, settings: Settings, name: str, results: Results) -> Passages:
         """What is known of a contender."""
-        contender = cls.contenders(settings)[name]
+        contender = self.contender(settings, name)
         return Passages(
             label=contender.label,
             learning_rate=contender.method.get("learning_rate"),
             gains=contender.gains,
             cap=contender.cap,
-            paper=contender.paper,
-            runs={
-                clients: {
-                    seed: results[key]
-                    for seed in range(settings.seeds)
-                    if (key := _key(name, clients, seed)) in results
-                }
-                for clients in cls.clients(settings)
-            },
+            paper=_paper(contender),
+            runs=self.runs(settings, results, contender=name),
         )
 
-    @staticmethod
-    def contenders(settings: Settings) -> dict[str, Contender]:
-        """The methods that were asked for, with the settings that were.
+    def contender(self, settings: Settings, name: str) -> Contender:
+        """A contender with what the user asked for.
 
         Raises:
             SpecError: An option does not do.
         """
-        asked = settings.options.get("methods", ",".join(_METHODS)).split(",")
-        if unknown := set(asked) - CONTENDERS.keys():
-            raise SpecError(
-                f"--set methods: there is no {', '.join(sorted(unknown))}; {', '.join(CONTENDERS)}",
-                source="arguments",
-            )
-        for name in asked:
-            found = CONTENDERS[name]
-            packages = ("cmaes",) if found.method["name"] == "bbt" else ()
-            if why := lacking(found.backend_kind, packages, settings):
-                raise SpecError(f"--set methods: {name} cannot be run: {why}", source="arguments")
-        return {
-            name: _adapted(CONTENDERS[name], settings, TableQueries.clients(settings))
-            for name in asked
-        }
-
-    @staticmethod
-    def clients(settings: Settings) -> tuple[int, ...]:
-        """The K* of the table."""
-        return (1, 3) if settings.quick else (1, 3, 10, 30)
-
-    @classmethod
-    def trial(cls, settings: Settings, name: str, clients: int, seed: int) -> Trial:
-        """One repeat.
-
-        Args:
-            settings: What the user asked for.
-            name: Of the contender.
-            clients: K*.
-            seed: Of the run.
-
-        Raises:
-            SpecError: There is no data, or an option does not do.
-        """
-        contender = cls.contenders(settings)[name]
-        per_round = clients * contender.method.get("num_samples", _PROMPTS)
-        tuning = cls.tuning(
-            settings,
-            contender,
-            seed=seed,
-            clients_per_round=clients,
-            rounds=contender.cap // per_round,
+        run, found = self.run(settings), CONTENDERS[name]
+        changes, gains = dict(run["method"]), dict(found.gains)
+        if (rate := _number(settings, "learning_rate")) is not None and found.row.rates:
+            changes["learning_rate"] = rate
+        if (gain := _number(settings, "gain")) is not None:
+            gains[next(iter(gains))] = gain
+        found = replace(
+            found,
+            settings={**found.settings, **changes},
+            gains=gains,
+            cap=run.get("cap", found.cap),
         )
-        probing = replace(cls.probing(settings), gains=contender.gains)
-        return passage_trial(_key(name, clients, seed), settings, tuning, probing)
-
-    @staticmethod
-    def tuning(settings: Settings, contender: Contender, **given: Any) -> Tuning:
-        """A contender's run on SST-2."""
-        size = {"num_clients": 10, "prompt_len": 5} if settings.quick else {}
-        soft = {"vocab_size": None} if contender.method["name"] == "bbt" else {}
-        return Tuning(
-            task="sst2",
-            method=dict(contender.method),
-            backend_kind=contender.backend_kind,
-            **{**size, **soft, **given},
-        )
-
-    @staticmethod
-    def probing(settings: Settings) -> Probing:
-        """How runs are measured."""
-        return Probing(queries=8, prompts=8, prompt_rows=32) if settings.quick else Probing()
-
-
-def _key(name: str, clients: int, seed: int) -> str:
-    return f"{name}_k{clients}_s{seed}"
-
-
-def _adapted(contender: Contender, settings: Settings, clients: Sequence[int]) -> Contender:
-    method, gains, cap = dict(contender.method), dict(contender.gains), contender.cap
-    if settings.quick:
-        method |= _QUICK
-        cap = 6 * _QUICK["num_samples"]
-    if (rate := _number(settings, "learning_rate")) is not None and "learning_rate" in method:
-        method["learning_rate"] = rate
-    if (gain := _number(settings, "gain")) is not None:
-        gains[next(iter(gains))] = gain
-    if (asked := _number(settings, "cap")) is not None:
-        whole = math.lcm(*(each * method.get("num_samples", _PROMPTS) for each in clients))
+        if (asked := _number(settings, "cap")) is None:
+            return found
+        clients = self.grid(settings)["clients_per_round"]
+        whole = math.lcm(*(each * found.num_samples for each in clients))
         if asked % whole:
             raise SpecError(
                 f"--set cap: {asked:g} is no multiple of {whole}, whole rounds of every K*",
                 source="arguments",
             )
-        cap = int(asked)
-    return replace(contender, method=method, gains=gains, cap=cap)
+        return replace(found, cap=int(asked))
+
+    def probing(self, settings: Settings) -> Probing:
+        """How runs are measured."""
+        return Probing(**self.run(settings)["probing"])
+
+
+def _paper(contender: Contender) -> dict[int, float]:
+    """Queries by K*."""
+    paper = printed(TableQueries.name)
+    column = paper["columns"].index("queries")
+    rows = {} if contender.paper is None else paper["rows"][contender.paper]
+    return {clients: cells[column][0] for clients, cells in rows.items()}
 
 
 def _number(settings: Settings, name: str) -> float | None:
@@ -274,32 +260,29 @@ def _number(settings: Settings, name: str) -> float | None:
     return number
 
 
-def _rules(settings: Settings, probing: Probing) -> str:
+def _rules(settings: Settings, run: Mapping[str, Any], probing: Probing) -> str:
     """What was fixed beforehand."""
-    clients, length, prompts, rows = (10, 5, 4, 8) if settings.quick else (100, 20, 20, 32)
-    quick = (
-        "**--quick: tiny runs that show that everything works; the numbers mean nothing.** "
-        if settings.quick
-        else ""
-    )
+    method = {**GsBdplSpec().model_dump(), **run["method"]}
+    prompts, rows = method["num_samples"], method["batch_size"]
     return (
-        f"{quick}SST-2, {clients} clients of 16 rows per class, prompts of {length} out of 200 "
+        f"SST-2, {run['num_clients']} clients of 16 rows per class, prompts of "
+        f"{run['prompt_len']} out of 200 "
         f"tokens, mini-batches of {rows} rows; GS-BDPL and BDPL ask about {prompts} prompts per "
         "client and round, and each client keeps the state of its AdamW for itself. A query is one "
         "prompt on one mini-batch.\n\n"
         "**Target.** Fixed beforehand, for each repeat in nats below its own start: the untrained "
         f"expected loss, that is the mean cross-entropy of {probing.prompts} prompts drawn from "
         f"alpha, each on {probing.rows} dev rows of its own. (FedOne's own evaluation draws from "
-        "alpha too, and it is this loss that its theorem bounds; the paper's target is an accuracy "
-        "that it does not name.) BBT has no alpha to draw from: its start and its target are the "
-        f"loss of the deployable prompt on {probing.prompt_rows} dev rows. Noise and rows of the "
-        "measurement are the same in all measurements of a repeat, and for all K* of a seed; "
-        "nothing measured goes back into training, or counts as a query. Measured every "
+        "alpha too, and its theorem bounds the gradient of this loss; the paper's target is an "
+        "accuracy that it does not name.) BBT has no alpha to draw from: its start and its target "
+        f"are the loss of the deployable prompt on {probing.prompt_rows} dev rows. Noise and rows "
+        "of the measurement are the same in all measurements of a repeat, and for all K* of a "
+        "seed; nothing measured goes back into training, or counts as a query. Measured every "
         f"{probing.queries} training queries, rounded down to whole rounds, or every round where a "
         "round has more; the first "
         "measurement at or below the target counts, so that a curve that swings reaches it sooner "
         "than a smooth one of the same mean.\n\n"
-        f"{_pilots(settings)}\n\n"
+        f"{_pilots(settings)}\n\n{about(TableQueries.name)}\n\n"
         "The columns on the prompt are the metric (x 100) of the deployable prompt, the "
         f"mode of alpha, on {probing.prompt_rows} dev rows, before and where the repeat ended.\n\n"
         "**Statistics.** A repeat that ends at the cap without its target is censored and counts "
@@ -324,7 +307,6 @@ def _pilots(settings: Settings) -> str:
         "default, a step compares few tokens, and neither 1e-2 nor 3e-2 made it fall on both seeds "
         "within 2,400; so it stands here with tau = 1. Both methods have the rate 1e-2, for every "
         "K*. A target is the greatest of 0.1, 0.03 and 0.01 nats that K*=1 reached in "
-        "both pilots within a quarter of the cap. A rate that suits K*=1 need not suit others: by "
-        "the formula, with a rate tuned for each K* all would need the same. Of BBT there were no "
-        "pilots."
+        "both pilots within a quarter of the cap. A rate that suits K*=1 need not suit others: "
+        "with a rate tuned for each K*, all may need the same. Of BBT there were no pilots."
     )

@@ -78,8 +78,9 @@ class ParticipationSpec(Spec):
         exchange: What travels: ``alpha`` (the paper's) or ``losses``.
         selection: ``uniform`` without replacement, or ``proportional`` to examples held, with
             replacement (the paper's proof).
-        aggregation: Mean of the clients' alpha, weighted by ``examples`` held or ``plain``; or
-            ``trimmed_mean`` or ``median`` of each entry, which count clients alike.
+        aggregation: Mean of the clients' alpha, ``plain`` (the paper's Algorithm 1) or weighted by
+            ``examples`` held (its code); or ``trimmed_mean`` or ``median`` of each entry, which
+            count clients alike.
         trim: Share of the clients that a trimmed mean leaves out at each end.
         server_optimizer: ``none`` takes the mean; ``adamw`` treats alpha minus the mean as a
             gradient and keeps its state on the server (FedOpt).
@@ -103,7 +104,7 @@ class ParticipationSpec(Spec):
     clients_per_round: Annotated[int, Field(ge=1, le=10_000)] = 1
     exchange: Literal["alpha", "losses"] = "alpha"
     selection: Literal["uniform", "proportional"] = "uniform"
-    aggregation: Literal["examples", "plain", "trimmed_mean", "median"] = "examples"
+    aggregation: Literal["examples", "plain", "trimmed_mean", "median"] = "plain"
     trim: Annotated[float, Field(gt=0, lt=0.5)] = 0.1
     server_optimizer: Literal["none", "adamw"] = "none"
     server_learning_rate: Rate = 1e-2
@@ -351,9 +352,10 @@ class RunSpec(Spec):
         """Whether a stored run can go on under the other description.
 
         Its model may be asked elsewhere or otherwise: that it is the same one, the fingerprint
-        says.
+        says. ``participation.aggregation`` is the stored run's where the other description leaves
+        it open, so that a run whose default was ``examples`` goes on with it.
         """
-        return self == other.model_copy(update={"backend": self.backend})
+        return self == self._completed(other).model_copy(update={"backend": self.backend})
 
     def differences(self, other: RunSpec) -> Iterator[str]:
         """What keeps a stored run from going on under the other description.
@@ -362,8 +364,16 @@ class RunSpec(Spec):
             ``key OWN -> OTHER`` for short values, ``key`` for long ones.
         """
         yield from _differences(
-            self.model_dump(exclude={"backend"}), other.model_dump(exclude={"backend"})
+            self.model_dump(exclude={"backend"}),
+            self._completed(other).model_dump(exclude={"backend"}),
         )
+
+    def _completed(self, other: RunSpec) -> RunSpec:
+        part = other.participation
+        if "aggregation" in part.model_fields_set:
+            return other
+        part = part.model_copy(update={"aggregation": self.participation.aggregation})
+        return other.model_copy(update={"participation": part})
 
     @classmethod
     def load(cls, path: str | Path) -> Self:

@@ -102,6 +102,22 @@ def test_another_description_is_one_line_and_loses_nothing(
     assert result().alpha_sha256 != first.alpha_sha256 or "--exchange" in arguments
 
 
+def test_a_stored_run_goes_on_with_the_default_that_it_began_with(
+    tune: Fedone, folder: Path
+) -> None:
+    """``participation.aggregation`` was ``examples`` where a file left it open."""
+    two = "participation: {clients_per_round: 2, exchange: alpha}\n"
+    began = two.replace("}", ", aggregation: examples}")
+    (folder / "run.yaml").write_text(RUN + began)
+    tune()
+    first = result()
+    (folder / "run.yaml").write_text(RUN + two)
+    assert tune("--exchange", "alpha", "--cap", 16).code == 0
+    assert result().alpha_sha256 == first.alpha_sha256
+    (folder / "run.yaml").write_text(RUN + two.replace("}", ", aggregation: plain}"))
+    assert 'participation.aggregation "examples" -> "plain"' in the_line(tune())
+
+
 def test_the_line_names_what_a_file_has_changed(tune: Fedone, folder: Path) -> None:
     tune()
     changed = RUN.replace("learning_rate: 0.01", "learning_rate: 0.02").replace(" great", " good")

@@ -223,7 +223,7 @@ MATRIX = [
         {},
         {"server_optimizer": "adamw"},
         {"selection": "proportional"},
-        {"aggregation": "plain"},
+        {"aggregation": "examples"},
     )
 ]
 

@@ -380,6 +380,23 @@ class TestRuns:
                 with pytest.raises(SpecError, match="taken by a run with another description"):
                     await other
 
+    async def test_a_stored_run_goes_on_with_the_default_that_it_began_with(self) -> None:
+        """Runs that were stored when ``aggregation`` was ``examples`` where nothing was said."""
+        store = MemoryStore()
+        two = {"clients_per_round": 2}
+        async with serving(store) as service:
+            began = spec_of(participation={**two, "aggregation": "examples"})
+            await service.add_run(began, WORDS)
+        async with serving(store) as service:
+            run = await service.add_run(spec_of(participation=two), WORDS)
+            assert run.spec.participation.aggregation == "examples"
+            plain = spec_of(participation={**two, "aggregation": "plain"})
+            with pytest.raises(SpecError, match=r'aggregation "examples" -> "plain"\)'):
+                await service.add_run(plain, WORDS)
+            assert list(run.spec.differences(spec_of(rounds=4, participation=two))) == [
+                "rounds 3 -> 4"
+            ]
+
     async def test_added_twice_at_once(self) -> None:
         async with serving() as service:
             runs = await asyncio.gather(*(service.add_run(spec_of(), WORDS) for _ in range(3)))

@@ -22,7 +22,8 @@ Loss = Callable[[np.ndarray], np.ndarray]
 
 
 def method(**options: object) -> BBT:
-    return BBT(**({"intrinsic_dim": SIZE, "num_samples": 12} | options))  # type: ignore[arg-type]
+    settings = {"intrinsic_dim": SIZE, "num_samples": 12, "sigma": 1.0, "bound": 5.0}
+    return BBT(**(settings | {"memory": "client"} | options))  # type: ignore[arg-type]
 
 
 def sphere(vectors: np.ndarray) -> np.ndarray:

@@ -16,7 +16,9 @@ RNG = np.random.default_rng(0)
 
 def method(**options: object) -> BDPL:
     sizes = {"prompt_len": 4, "vocab_size": 6, "num_samples": 5}
-    return BDPL(**(sizes | options))  # type: ignore[arg-type]
+    settings = {"learning_rate": 3e-4, "optimizer": "adamw", "estimator": "negative"}
+    kept = {"alpha_min": 1e-5, "projection": "simplex"}
+    return BDPL(**(sizes | settings | kept | options))  # type: ignore[arg-type]
 
 
 def random_state() -> State:

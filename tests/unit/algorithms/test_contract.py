@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from pydantic import TypeAdapter
 
 from fedone_sdk.algorithms import (
     BBT,
@@ -19,12 +20,14 @@ from fedone_sdk.algorithms import (
     load_memory,
     load_state,
     make_method,
+    method_from_spec,
     method_options,
     stream,
     stream_seed,
 )
 from fedone_sdk.algorithms.projection import reach
 from fedone_sdk.algorithms.trained import Trained
+from fedone_sdk.spec import MethodSpec
 
 N_POSITIONS, N_TOKENS, N_SAMPLES = 5, 10, 8
 VARIANTS = {
@@ -32,7 +35,7 @@ VARIANTS = {
     "gs-bdpl/sgd": ("gs-bdpl", {"tau": 0.5, "learning_rate": 1e-3, "optimizer": "sgd",
                                 "alpha_min": 1e-2}),
     "bdpl/adamw": ("bdpl", {"learning_rate": 0.01}),
-    "bdpl/zero": ("bdpl", {"learning_rate": 0.01, "estimator": "zero"}),
+    "bdpl/negative": ("bdpl", {"learning_rate": 0.01, "estimator": "negative"}),
     "bdpl/sgd": ("bdpl", {"learning_rate": 1e-3, "optimizer": "sgd", "estimator": "normalize",
                           "alpha_min": 1e-2}),
     "bdpl/capped": ("bdpl", {"learning_rate": 0.01, "projection": "capped"}),
@@ -383,10 +386,19 @@ def test_other_states_are_refused(method: Algorithm) -> None:
 
 
 def test_parameters_that_clients_train_have_no_memory() -> None:
-    method = Trained(rows=2, columns=3)
+    method = Trained(rows=2, columns=3, init_std=0.02)
     state = method.init()
     method.check(state)
     with pytest.raises(ValueError, match="no memory"):
         method.check(state.evolve(memory={"x": np.zeros(1)}))
     with pytest.raises(ValueError, match="shape"):
         method.check(State(alpha=np.zeros((3, 2))))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_default_is_the_same_in_the_class_and_in_run_yaml(name: str) -> None:
+    spec = TypeAdapter(MethodSpec).validate_python({"name": name})
+    described = method_from_spec(spec, prompt_len=3, vocab_size=12, blank=None)
+    made = make_method(name, prompt_len=3, vocab_size=12, num_samples=spec.num_samples, seed=0)
+    for option in set(method_options(name)) - {"space"}:
+        assert getattr(made, option) == getattr(described, option), option

@@ -13,7 +13,7 @@ def cost(indices: np.ndarray) -> np.ndarray:
 
 
 def method(**options: object) -> Evolution:
-    sizes = {"prompt_len": 6, "vocab_size": 12, "num_samples": 8}
+    sizes = {"prompt_len": 6, "vocab_size": 12, "num_samples": 8, "elite": 4, "pool_size": 256}
     return Evolution(**(sizes | options))  # type: ignore[arg-type]
 
 
@@ -91,6 +91,6 @@ def test_blank_puts_no_prompt_in_the_search() -> None:
 def test_a_pool_of_other_sizes_is_refused() -> None:
     state = told(method(), method().init(), [[10] * 6, [11] * 6], [0.0, 1.0])
     with pytest.raises(ValueError, match="fit"):
-        Evolution(prompt_len=5, vocab_size=12, num_samples=8).prompt(state)
+        method(prompt_len=5).prompt(state)
     with pytest.raises(ValueError, match="tokens"):
-        Evolution(prompt_len=6, vocab_size=11, num_samples=8).prompt(state)
+        method(vocab_size=11).prompt(state)

@@ -21,7 +21,8 @@ def softmax(alpha: np.ndarray, gumbel: np.ndarray, tau: float) -> np.ndarray:
 
 def method(**options: object) -> GumbelSoftmaxBDPL:
     sizes = {"prompt_len": 4, "vocab_size": 6, "num_samples": 5}
-    return GumbelSoftmaxBDPL(**(sizes | options))  # type: ignore[arg-type]
+    settings = {"tau": 0.1, "learning_rate": 3e-4, "optimizer": "adamw", "alpha_min": 1e-5}
+    return GumbelSoftmaxBDPL(**(sizes | settings | options))  # type: ignore[arg-type]
 
 
 def test_score_function_is_the_gradient_of_the_log_probability() -> None:
@@ -138,7 +139,7 @@ def test_alpha_init_and_weight_decay() -> None:
 @pytest.mark.parametrize(("prompt_len", "distinct"), [(6, 4), (20, 11), (50, 19)])
 def test_prompts_of_one_step_resemble_each_other(prompt_len: int, distinct: int) -> None:
     """At tau = 0.1 and N = 200, of 20 prompts about so many differ: mean of 60 asks, +- 2."""
-    gs = GumbelSoftmaxBDPL(prompt_len=prompt_len, vocab_size=200, num_samples=20, tau=0.1)
+    gs = method(prompt_len=prompt_len, vocab_size=200, num_samples=20, tau=0.1)
     asks = [gs.ask(gs.init(), stream(seed)).prompts for seed in range(60)]
     assert np.mean([len(np.unique(prompts, axis=0)) for prompts in asks]) == pytest.approx(
         distinct, abs=2

@@ -95,7 +95,7 @@ def test_a_memory_of_another_shape_is_refused() -> None:
 def test_no_server_optimizer_takes_the_mean_bit_for_bit() -> None:
     rng = np.random.default_rng(0)
     alpha, mean = rng.random((2, 2, 3), dtype=np.float32)
-    result, memory = ServerOptimizer().apply(alpha, mean, {})
+    result, memory = ServerOptimizer(name="none", learning_rate=0.01).apply(alpha, mean, {})
     assert result.tobytes() == mean.tobytes()
     assert memory == {}
 
@@ -114,8 +114,10 @@ def test_server_adamw_steps_towards_the_mean() -> None:
 
 def test_bad_server_optimizer() -> None:
     with pytest.raises(ValueError, match="adamw, none"):
-        ServerOptimizer(name="sgd")
+        ServerOptimizer(name="sgd", learning_rate=0.01)
     with pytest.raises(ValueError, match="learning_rate"):
         ServerOptimizer(name="adamw", learning_rate=0)
     with pytest.raises(ValueError, match="shape"):
-        ServerOptimizer().apply(np.ones((1, 2), np.float32), np.ones((2, 2), np.float32), {})
+        ServerOptimizer(name="none", learning_rate=0.01).apply(
+            np.ones((1, 2), np.float32), np.ones((2, 2), np.float32), {}
+        )

@@ -16,7 +16,8 @@ from fedone_sdk.algorithms import (
 from fedone_sdk.algorithms.search import RACERS, PromptSearch
 from fedone_sdk.algorithms.space import Space
 
-SIZES = {"prompt_len": 4, "vocab_size": 30, "num_samples": 10, "blank": 0}
+POOL = {"elite": 4, "pool_size": 256}
+SIZES = {"prompt_len": 4, "vocab_size": 30, "num_samples": 10, "blank": 0, **POOL}
 WORTH = np.random.default_rng(1).normal(0.0, 0.3, 30) * (np.arange(30) > 0)
 KINDS = [Evolution, RandomSearch, ThompsonSampling]
 
@@ -114,7 +115,7 @@ def test_without_a_blank_every_position_has_a_token() -> None:
     new = [prompt for prompt in candidates.prompts if prompt.tobytes() not in known]
     assert len(new) > 3
     assert np.mean([len(set(prompt.tolist())) == 4 for prompt in new]) > 0.5
-    tiny = ThompsonSampling(prompt_len=4, vocab_size=2, num_samples=4)
+    tiny = ThompsonSampling(prompt_len=4, vocab_size=2, num_samples=4, **POOL)
     prompts = tiny.ask(tiny.init(), stream(0))
     state = tiny.tell(tiny.init(), prompts, prompts.prompts.sum(axis=1))
     assert tiny.ask(state, stream(1)).prompts.shape == (4, 4)
@@ -215,7 +216,7 @@ def test_a_pool_beyond_its_size_is_refused() -> None:
     method = RandomSearch(**SIZES)
     state, _ = play(method, 100)
     method.check(state)
-    small = RandomSearch(**SIZES, pool_size=len(state.memory["prompts"]) - 1)
+    small = RandomSearch(**{**SIZES, "pool_size": len(state.memory["prompts"]) - 1})
     with pytest.raises(ValueError, match=r"prompts and \d+ losses at most"):
         small.check(state)
 
@@ -260,7 +261,8 @@ SLOTS = Space.of([(1, 6, 0), (1, 4, None), (3, 5, 4)])
 
 @pytest.mark.parametrize("kind", [*KINDS, TPE])
 def test_slots_have_their_own_candidates(kind: type[PromptSearch]) -> None:
-    method = kind(prompt_len=5, vocab_size=6, num_samples=6, space=SLOTS, search=6, race=2)
+    sizes = {"prompt_len": 5, "vocab_size": 6, "num_samples": 6, **POOL}
+    method = kind(**sizes, space=SLOTS, search=6, race=2)
     state = method.init()
     assert (state.alpha[~SLOTS.mask] == 0).all()
     assert state.alpha[1, :4] == pytest.approx(0.25)
@@ -276,13 +278,13 @@ def test_slots_have_their_own_candidates(kind: type[PromptSearch]) -> None:
     with pytest.raises(ValueError, match="no such candidate"):
         method.check(state.evolve(alpha=state.alpha + 0.01))
     with pytest.raises(ValueError, match="space"):
-        kind(prompt_len=4, vocab_size=6, num_samples=6, space=SLOTS)
+        kind(prompt_len=4, vocab_size=6, num_samples=6, **POOL, space=SLOTS)
 
 
 def test_slots_that_matter_together_are_found_together() -> None:
     """Neither of the two candidates is any good without the other."""
     space = Space.of([(1, 5, 0), (1, 5, 0), (1, 5, 0)])
-    method = ThompsonSampling(prompt_len=3, vocab_size=5, num_samples=6, space=space)
+    method = ThompsonSampling(prompt_len=3, vocab_size=5, num_samples=6, space=space, **POOL)
     together = 0
     for seed in range(5):
         rng, state = np.random.default_rng(seed), method.init()

@@ -14,7 +14,7 @@ SPACE = Space.of([(1, 4, 0), (1, 3, None)])
 
 def method(**options: Any) -> TPE:
     sizes = {"prompt_len": 2, "vocab_size": 4, "num_samples": 4, "space": SPACE}
-    return TPE(**(sizes | options))
+    return TPE(**(sizes | {"elite": 4, "pool_size": 256} | options))
 
 
 def play(tpe: TPE, asks: int, *, noise: float = 0.0) -> tuple[State, list[np.ndarray]]:

@@ -20,7 +20,7 @@ def test_the_start_is_normal_and_hangs_on_the_seed() -> None:
 
 
 def test_what_no_training_leads_to_is_not_feasible() -> None:
-    method = Trained(rows=1, columns=3)
+    method = Trained(rows=1, columns=3, init_std=0.02)
     wild = np.array([[3e38, -2e6, 7.5]], dtype=np.float32)
     projected = method.project(wild)
     assert projected.tolist() == [[LARGEST, -LARGEST, 7.5]]
@@ -28,13 +28,13 @@ def test_what_no_training_leads_to_is_not_feasible() -> None:
 
 
 def test_the_prompt_is_the_parameters() -> None:
-    method = Trained(rows=2, columns=2)
+    method = Trained(rows=2, columns=2, init_std=0.02)
     state = State(alpha=np.array([[1, 2], [3, 4]], dtype=np.float32))
     assert method.prompt(state).tolist() == [1, 2, 3, 4]
 
 
 def test_another_shape_or_a_memory_is_refused() -> None:
-    method = Trained(rows=2, columns=2)
+    method = Trained(rows=2, columns=2, init_std=0.02)
     with pytest.raises(ValueError, match="shape"):
         method.check(State(alpha=np.ones((2, 3), dtype=np.float32)))
     with pytest.raises(ValueError, match="no memory"):

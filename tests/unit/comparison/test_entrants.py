@@ -1,10 +1,19 @@
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fedone_sdk.comparison import METHODS, Entrant, default_names, entrants_of, training_queries
+from fedone_sdk.comparison import (
+    METHODS,
+    Comparison,
+    Entrant,
+    default_names,
+    entrants_of,
+    training_queries,
+)
 from fedone_sdk.errors import SpecError
 from fedone_sdk.spec import RunSpec, validate_spec
 
@@ -123,3 +132,22 @@ def test_mistakes(names: list[str], change: dict[str, Any], message: str) -> Non
         entrants({**RUN, **change}, *names)
     assert str(error.value).startswith(f"arguments: {message}")
     assert "\n" not in str(error.value)
+
+
+def test_how_clients_count_has_no_part_in_a_result_of_one_client_per_round(tmp_path: Path) -> None:
+    """Records of runs whose default was ``examples`` are still found."""
+    rows = [{"text": f"row {number}", "label": number % 2} for number in range(16)]
+    for name in ("train.jsonl", "dev.jsonl"):
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def identity(**part: Any) -> str:
+        document = {**RUN, "method": {"name": "bdpl"}, "participation": part}
+        found = Comparison(
+            name="tiny", folder=tmp_path, entrants=tuple(entrants(document, "bdpl")), seeds=(0,)
+        )
+        (trial,) = found.trials()
+        return trial.identity
+
+    assert len({identity(), identity(aggregation="plain"), identity(aggregation="examples")}) == 1
+    two = [identity(clients_per_round=2, aggregation=kind) for kind in ("plain", "examples")]
+    assert len({*two, identity()}) == 3

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedone_sdk.experiments.constants import constants_trial, estimate_constants
 from fedone_sdk.experiments.experiment import Result, Workspace
 from fedone_sdk.experiments.federated import Tuning
 from fedone_sdk.experiments.passage import passage_trial, run_passage
@@ -101,15 +100,3 @@ class TestPassage:
         )
         assert one[0] == three[0]
         assert one[-1]["queries"] * 3 == three[-1]["queries"]
-
-
-def test_constants_are_those_of_the_untrained_alpha(settings: Settings, tmp_path: Path) -> None:
-    probing = Probing(prompts=4, rows=4, prompt_rows=8)
-    trial = constants_trial("c", settings, tuning(), probing, visits=6, groups=2)
-    found = estimate_constants(trial.options, Workspace(inputs=trial.inputs, folder=tmp_path))
-    assert found["queries"] == 6 * 4
-    # An AdamW step moves an entry by the learning rate at most (and decay), before the simplex:
-    # at most 4 tokens of each of 2 positions move.
-    assert 0.0 < found["variance"] <= 2 * 2 * 12
-    assert found["squared_gradient"] + found["variance"] / 6 >= 0.0
-    assert found["loss"] > 0.0

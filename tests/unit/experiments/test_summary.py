@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedone_sdk.experiments.summary import markdown_table, mean_sd, mean_sd_text
+from fedone_sdk.experiments.summary import markdown_table, mean_curve, mean_sd, mean_sd_text
 
 
 def test_mean_and_sample_deviation() -> None:
@@ -29,3 +29,19 @@ def test_a_table() -> None:
     assert markdown_table(["a", "b"], [["x|y", "1"], ["z", "2"]]) == (
         "| a | b |\n| --- | ---: |\n| x\\|y | 1 |\n| z | 2 |\n"
     )
+
+
+def test_a_mean_curve_has_the_points_that_all_runs_have() -> None:
+    def run(*metrics: float) -> dict[str, object]:
+        start = {"round": -1, "queries": 0, "metric": 0.1}
+        points = [
+            {"round": number, "queries": 20 * number + 20, "metric": metric}
+            for number, metric in enumerate(metrics)
+        ]
+        return {"curve": [start, *points]}
+
+    found = mean_curve([run(0.5, 0.6, 0.7), run(0.7, 0.6)], scale=100)
+    assert [queries for queries, *_ in found] == [20, 40]
+    assert found[0][1:] == pytest.approx((60.0, 200**0.5))
+    assert found[1][1:] == pytest.approx((60.0, 0.0))
+    assert mean_curve([]) == []

@@ -10,12 +10,11 @@ from matplotlib.figure import Figure
 
 from fedone_sdk.errors import SpecError
 from fedone_sdk.experiments.experiment import Result, Workspace
-from fedone_sdk.experiments.figure_theory import FigureTheory
+from fedone_sdk.experiments.figure_theory import FigureTheory, fitted
 from fedone_sdk.experiments.passage import run_passage
 from fedone_sdk.experiments.queries_report import Passages
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.experiments.table_queries import CONTENDERS, PILOTS, TableQueries
-from fedone_sdk.experiments.theory_report import fitted
 from tests.unit.experiments.glue import sst2_folder
 
 CAP = 1000
@@ -195,24 +194,18 @@ class TestFigureTheory:
             for seed in range(6)
         }
         keys = {trial.key for trial in experiment.trials(settings, {})}
-        assert results.keys() < keys
-        constants = [key for key in sorted(keys) if key.startswith("constants")]
-        assert len(constants) == 6
-        results |= {
-            key: {"learning_rate": 0.01, "variance": 4.0, "curvature": 1.0, "curvature_error": 0.1}
-            for key in constants
-        }
+        assert results.keys() < keys  # K*=30 has no results
         report = experiment.report(settings, results)
         found = report.data["bdpl"]
-        rounds, smoothness = 102 / 20, 1.0 + 1.96 * 0.1 / 6**0.5
-        eta_0 = 0.01 * rounds**0.5
-        assert found["constants"]["c1"] == pytest.approx(2 * 0.05 / eta_0)
-        assert found["constants"]["c2"] == pytest.approx(smoothness * eta_0 * 4.0)
-        assert found["predicted"]["1"] == pytest.approx(102)
+        # c1 : c2 = 3 : 2, so that Q(K*) = K* (3 + 2 / K*)^2 / 25 of that of K*=1.
+        assert found["predicted"] == pytest.approx(
+            {str(k): 102 * k * (3 + 2 / k) ** 2 / 25 for k in (1, 3, 10)}
+        )
+        rounds = {k: found["measured"][str(k)]["value"] / (20 * k) for k in (1, 3, 10)}
+        assert (found["fit"]["c1"], found["fit"]["c2"]) == pytest.approx(fitted(rounds))
         assert "The least measured median is that of K*=1" in report.markdown
         figure = Figure()
         report.figures["figure-theory"](figure)
         assert len(figure.axes) == 1
-        without = experiment.report(settings, {k: r for k, r in results.items() if "_k" in k})
-        assert without.data["bdpl"]["constants"] is None
-        assert "There are no usable constants" in without.markdown
+        without = experiment.report(settings, {k: r for k, r in results.items() if "_k1_" not in k})
+        assert set(without.data["bdpl"]["predicted"].values()) == {None}

@@ -13,7 +13,7 @@ pytest.importorskip("transformers", reason="the extra torch is not installed")
 
 from fedone_sdk.experiments import Settings, Workspace
 from fedone_sdk.experiments.experiment import Result
-from fedone_sdk.experiments.rows import FEDERATED_ROWS, STANDALONE_ROWS, Scale
+from fedone_sdk.experiments.rows import METHODS, Scale
 
 SHARED = Path(os.environ.get("FEDONE_SHARED", Path(__file__).resolve().parents[4] / "shared"))
 MODEL = SHARED / "models" / "roberta-mini"
@@ -40,7 +40,7 @@ def settings(glue: Path) -> Settings:
 
 @pytest.mark.parametrize("name", ["prompt-tuning", "p-tuning-v2", "bbt"])
 def test_soft_prompts(settings: Settings, tmp_path: Path, name: str) -> None:
-    (row,) = (row for row in FEDERATED_ROWS if row.name == name)
+    row = METHODS[name]
 
     def run(rate: float | None) -> Result:
         trial = row.trial("x", settings, SCALE, "sst2", 0, rate)
@@ -62,7 +62,7 @@ def test_soft_prompts(settings: Settings, tmp_path: Path, name: str) -> None:
 
 
 def test_fine_tuning(settings: Settings, tmp_path: Path) -> None:
-    (row,) = (row for row in STANDALONE_ROWS if row.name == "fine-tuning")
+    row = METHODS["fine-tuning"]
     trial = row.trial("x", settings, dataclasses.replace(SCALE, shots=8), "sst2", 0)
     found = trial.run(trial.options, Workspace(inputs=trial.inputs, folder=tmp_path / "work"))
     assert 0.0 <= found["metric"]["after"] <= 1.0

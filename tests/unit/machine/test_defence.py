@@ -298,7 +298,10 @@ def test_a_majority_is_never_put_out() -> None:
             "participation.selection: must be uniform",
         ),
         (
-            {"defence": "standard", "participation": {"clients_per_round": 2}},
+            {
+                "defence": "standard",
+                "participation": {"clients_per_round": 2, "aggregation": "examples"},
+            },
             "participation.aggregation: under a defence",
         ),
         (

@@ -77,9 +77,11 @@ class TestRounds:
         assert game.only(RoundFinished).clients == tuple(sorted(clients))
         assert game.reports[0].queries == 3 * SAMPLES
 
-    def test_alpha_is_the_weighted_mean(self) -> None:
-        for aggregation, shares in ("examples", (0.25, 0.75)), ("plain", (0.5, 0.5)):
-            game = Game(spec_of(participation={"clients_per_round": 2, "aggregation": aggregation}))
+    def test_alpha_is_the_mean_and_by_default_the_plain_one(self) -> None:
+        counts = {"examples": (0.25, 0.75), "plain": (0.5, 0.5), None: (0.5, 0.5)}
+        for aggregation, shares in counts.items():
+            part = {} if aggregation is None else {"aggregation": aggregation}
+            game = Game(spec_of(participation={"clients_per_round": 2, **part}))
             clients = sorted(game.seat(range(2)))
             alphas = [np.full((LENGTH, N), value, np.float32) for value in (0.5, 2.0)]
             for client, alpha, held in zip(clients, alphas, (10, 30), strict=True):
@@ -92,7 +94,8 @@ class TestRounds:
 
     def test_a_client_that_claims_much_weighs_no_more_than_the_most(self) -> None:
         for most, share in ((None, 0.9), (10, 0.5), (30, 0.75)):
-            game = Game(spec_of(participation={"clients_per_round": 2, "max_weight": most}))
+            part = {"clients_per_round": 2, "aggregation": "examples", "max_weight": most}
+            game = Game(spec_of(participation=part))
             clients = sorted(game.seat(range(2)))
             alphas = [np.full((LENGTH, N), value, np.float32) for value in (1.0, 2.0)]
             for client, alpha, held in zip(clients, alphas, (10, 90), strict=True):

@@ -1,0 +1,65 @@
+"""What the paper prints, with its place there: `paper.yaml`, beside ours in every report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+__all__ = ["about", "paper_row", "printed"]
+
+
+@cache
+def _all() -> Mapping[str, Any]:
+    import yaml
+
+    text = (files("fedone_sdk.experiments") / "paper.yaml").read_text(encoding="utf-8")
+    found: Mapping[str, Any] = yaml.safe_load(text)
+    return found
+
+
+def printed(name: str) -> Mapping[str, Any]:
+    """What is printed of an experiment.
+
+    Args:
+        name: Of the experiment, or ``setup`` or ``datasets``.
+
+    Returns:
+        ``place`` and, for a table, ``setting``, ``columns`` and ``rows``; a cell is a number, or a
+        mean and its spread.
+    """
+    found: Mapping[str, Any] = _all()[name]
+    return found
+
+
+def about(name: str) -> str:
+    """Where the paper has its numbers, or its words, and what they are of."""
+    found = printed(name)
+    says = f" It says: {found['says']}." if "says" in found else ""
+    return f"The paper: {found['place']}; {found['setting']}.{says}"
+
+
+def paper_row(
+    name: str, row: str, columns: Sequence[object], *, average: bool = False
+) -> list[str]:
+    """The cells of a method, ``-`` where the paper has none.
+
+    Args:
+        name: Of the experiment.
+        row: Of the method.
+        columns: Those that are wanted, in their order.
+        average: Whether the printed average of all columns comes last.
+    """
+    found = printed(name)
+    cells = dict(zip(found["columns"], found["rows"].get(row, ()), strict=False))
+    digits = found.get("digits", 1)
+
+    def text(cell: Sequence[float] | None) -> str:
+        return "-" if cell is None else " ± ".join(f"{number:.{digits}f}" for number in cell)
+
+    texts = [text(cells.get(column)) for column in columns]
+    if average:
+        whole = row in found["rows"] and list(columns) == found["columns"]
+        texts.append(f"{found['averages'][row]:.2f}" if whole else "-")
+    return texts
