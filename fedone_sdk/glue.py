@@ -72,8 +72,9 @@ def glue_task(name: str, style: Literal["roberta", "chat"] = "roberta") -> TaskS
     Args:
         name: One of `GLUE_TASKS`, with or without its style (``sst2/chat``); or ``mnli-reversed``,
             with the label words in the order of the paper's code.
-        style: ``roberta`` asks at a mask; ``chat`` puts the question of the paper's code for
-            chat models into one user message (its text prints that of QQP, section 4.4).
+        style: ``roberta`` asks at a mask; ``chat`` puts a question into one user message. The
+            paper prints that of QQP (section 4.4); the others follow it. Its code asks to
+            "Reply me with one word", and names the label words.
 
     Raises:
         ValueError: There is no such task or style.

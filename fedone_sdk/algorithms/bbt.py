@@ -37,8 +37,8 @@ class BBT(PlainAlgorithm):
         num_samples: I, the population, at least 2; from 4 on, its spread teaches the covariance.
         sigma: The first step size.
         bound: No number that is scored leaves [-bound, bound].
-        memory: Who keeps what CMA-ES knows beside its mean: "client", as in the paper, or "run",
-            whose clients then go on from each other's.
+        memory: Who keeps what CMA-ES knows beside its mean: each "client", or the "run", whose
+            clients then go on from each other's.
     """
 
     intrinsic_dim: int

@@ -54,7 +54,8 @@ class Table3(Study):
         "api_model",
         "api_key_env",
     )
-    # Sizes are those of the authors' run_GPT.sh.
+    # n, N, I, B and the clients are those of the authors' run_GPT.sh, which has 10 rounds and the
+    # rate 5e-3.
     design = Design(
         base={
             "data": {"num_clients": 100, "shots": 16},
@@ -204,8 +205,8 @@ class Table3(Study):
             f"{settings.api_model} at {settings.base_url}, chat templates. {data['num_clients']} "
             f"clients with {data['shots']} rows per class, n={run['prompt']['length']}, "
             f"N={run['prompt']['vocabulary']['size']}, I={method['num_samples']}, mini-batches of "
-            f"{method['batch_size']}, AdamW with learning rate {method['learning_rate']} "
-            f"({'smaller than' if settings.quick else 'as'} in the authors' run_GPT.sh); one "
+            f"{method['batch_size']} ({'smaller than' if settings.quick else 'as'} in the authors' "
+            f"run_GPT.sh), AdamW with learning rate {method['learning_rate']}; one "
             f"client per round. {_rounds(found)} The first {rows} dev rows, times 100 (the "
             f"standard error of one accuracy alone is up to {50 / math.sqrt(rows):.1f}); mean and "
             "standard deviation "

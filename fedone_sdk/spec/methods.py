@@ -228,8 +228,9 @@ class BbtSpec(_MethodSpec):
         scale: Standard deviation of the projected embeddings at the first step, in that of the
             model's own.
         projection_seed: Seeds the projection, which is never sent.
-        memory: Who keeps the state of CMA-ES beside its mean: each ``client``, as in the paper,
-            or the ``run``: then it travels with alpha, or stays on the server.
+        memory: Who keeps the state of CMA-ES beside its mean: each ``client`` (in the paper's code
+            each visit starts with none), or the ``run``: then it travels with alpha, or stays on
+            the server.
     """
 
     domain: ClassVar[Domain] = "latent"
