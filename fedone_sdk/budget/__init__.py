@@ -2,6 +2,7 @@
 
 from fedone_sdk.budget.account import Account
 from fedone_sdk.budget.guard import BudgetGuard, Lease, Payer
+from fedone_sdk.budget.leases import LeaseOwner, OpenLease, OwnerState
 from fedone_sdk.budget.ledger import Ledger, MemoryLedger, SqliteLedger
 from fedone_sdk.budget.prices import FREE, Price, known_price
 from fedone_sdk.budget.usage import NOTHING, Budget, Usage
@@ -12,9 +13,12 @@ __all__ = [
     "BudgetGuard",
     "FREE",
     "Lease",
+    "LeaseOwner",
     "Ledger",
     "MemoryLedger",
     "NOTHING",
+    "OpenLease",
+    "OwnerState",
     "Payer",
     "Price",
     "SqliteLedger",

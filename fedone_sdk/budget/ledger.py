@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from decimal import Context, localcontext
@@ -14,6 +15,7 @@ from threading import Lock, Thread
 from typing import Any, Protocol, TypeVar
 
 from fedone_sdk.budget.account import Account
+from fedone_sdk.budget.leases import LeaseOwner, OpenLease
 from fedone_sdk.budget.sqlite import PATIENCE_S, use_wal
 from fedone_sdk.budget.usage import NOTHING, Budget, Usage
 from fedone_sdk.errors import UnknownLease
@@ -24,6 +26,16 @@ T = TypeVar("T")
 
 _EXACT = Context(prec=200)
 """Wide enough that a sum, less one of its parts, is the sum of the others to the last digit."""
+
+
+# Owners have a table of their own, so that a program of an older version can use the same file.
+_TABLES = (
+    "leases (lease_id TEXT PRIMARY KEY, worst TEXT NOT NULL)",
+    "owners (lease_id TEXT PRIMARY KEY, host TEXT NOT NULL, pid INTEGER NOT NULL, "
+    "program TEXT NOT NULL, opened_at REAL NOT NULL)",
+    "released (lease_id TEXT PRIMARY KEY, charge TEXT NOT NULL)",
+    "spent (only INTEGER PRIMARY KEY, used TEXT)",
+)
 
 
 class Ledger(Protocol):
@@ -47,63 +59,113 @@ class MemoryLedger:
 
     Args:
         account: Where it starts; its cap is ignored.
+        released: What was charged for leases that were released, by lease id.
     """
 
-    def __init__(self, account: Account | None = None) -> None:
+    def __init__(
+        self, account: Account | None = None, *, released: Mapping[str, Usage] | None = None
+    ) -> None:
         account = Account() if account is None else account
         self._lock = Lock()
         self._spent = account.spent
         self._leases = dict(account.leases)
+        self._released = dict(released or {})
         with localcontext(_EXACT):
             # Kept up to date, so that a call costs the same however many leases are open.
             self._leased = account.leased
 
+    @property
+    def released(self) -> Mapping[str, Usage]:
+        """What was charged for the leases that `release` closed and nothing settled since."""
+        with self._lock:
+            return dict(self._released)
+
     def reserve(self, lease_id: str, worst: Usage, cap: Budget | None) -> None:
         """Leases `worst`, or raises `BudgetExhausted`."""
         with self._lock, localcontext(_EXACT):
-            if lease_id in self._leases:
+            if lease_id in self._leases or lease_id in self._released:
                 raise ValueError(f"lease {lease_id!r} is open already")
             Account(cap=cap, spent=self._spent + self._leased).reserve(lease_id, worst)
             self._leased += worst
             self._leases[lease_id] = worst
 
     def settle(self, lease_id: str, used: Usage) -> None:
-        """Closes a lease, or raises `UnknownLease`."""
+        """Closes a lease, or raises `UnknownLease`.
+
+        Of a lease that was released, the charge is replaced by what was used.
+        """
         with self._lock:
-            if lease_id not in self._leases:
-                raise UnknownLease(lease_id)
-            spent = self._spent + used
+            charge = self._released.pop(lease_id, None)
+            if charge is None:
+                self._close(lease_id, used)
+                return
             with localcontext(_EXACT):
-                self._leased -= self._leases[lease_id]
-            del self._leases[lease_id]
-            self._spent = spent
+                self._spent = self._spent.at_least(charge) - charge + used
+
+    def release(self, lease_id: str, *, charge: Usage | None = None) -> None:
+        """Closes a lease that its owner may yet settle, or raises `UnknownLease`.
+
+        Args:
+            lease_id: The lease.
+            charge: What to count as spent; the lease's worst case by default.
+        """
+        with self._lock:
+            charge = self._leases.get(lease_id, NOTHING) if charge is None else charge
+            self._close(lease_id, charge)
+            self._released[lease_id] = charge
 
     def account(self, cap: Budget | None) -> Account:
         """What is spent and leased now."""
         with self._lock:
             return Account(cap=cap, spent=self._spent, leases=dict(self._leases))
 
+    def _close(self, lease_id: str, used: Usage) -> None:
+        if lease_id not in self._leases:
+            raise UnknownLease(lease_id)
+        spent = self._spent + used
+        with localcontext(_EXACT):
+            self._leased -= self._leases[lease_id]
+        del self._leases[lease_id]
+        self._spent = spent
+
 
 class SqliteLedger:
     """An account in a SQLite file (WAL), shared by threads and processes.
 
     A process that dies leaves its leases open, and open leases count against the cap: what may
-    have been sent is never given out twice. A call returns when its change is on the disk; calls
+    have been sent is never given out twice. `leases` names the processes that opened them, and
+    `release` closes what a dead one left. A call returns when its change is on the disk; calls
     that wait at the same time share one transaction, each with a verdict of its own. A process
     must not fork amid a call, as with everything of SQLite.
+
+    Args:
+        path: The file; made where there is none. A file of an older version gets the new tables.
+        program: What the leases of this process are for, which `leases` shows. By default the name
+            of the program's file.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, program: str | None = None) -> None:
         self._path = str(path)
-        self._writer = _Writer(self._path)
+        self._program = Path(sys.argv[0]).name if program is None else program
+        self._writer = _Writer(self._path, self._program)
         with closing(_connect(self._path)) as db, _transaction(db):
-            db.execute(
-                "CREATE TABLE IF NOT EXISTS leases (lease_id TEXT PRIMARY KEY, worst TEXT NOT NULL)"
-            )
-            db.execute("CREATE TABLE IF NOT EXISTS spent (only INTEGER PRIMARY KEY, used TEXT)")
+            for table in _TABLES:
+                db.execute(f"CREATE TABLE IF NOT EXISTS {table}")
             db.execute("INSERT OR IGNORE INTO spent VALUES (0, ?)", (_dump(NOTHING),))
 
-    def submit(self, call: Callable[[Ledger], T]) -> Future[T]:
+    @staticmethod
+    def is_ledger(path: str | Path) -> bool:
+        """Whether a file is a ledger; nothing is written.
+
+        Raises:
+            sqlite3.Error: It is no SQLite file, or cannot be read.
+        """
+        uri = f"{Path(path).absolute().as_uri()}?mode=ro"
+        with closing(sqlite3.connect(uri, uri=True, timeout=PATIENCE_S)) as db:
+            found = {name for (name,) in db.execute("SELECT name FROM sqlite_schema")}
+        return {"leases", "spent"} <= found
+
+    def submit(self, call: Callable[[MemoryLedger], T]) -> Future[T]:
         """Makes a call in the next transaction, without waiting for it.
 
         Args:
@@ -111,7 +173,7 @@ class SqliteLedger:
         """
         if self._writer.pid != os.getpid():
             # The parent's thread does not live in a forked child.
-            self._writer = _Writer(self._path)
+            self._writer = _Writer(self._path, self._program)
         return self._writer.submit(call)
 
     def reserve(self, lease_id: str, worst: Usage, cap: Budget | None) -> None:
@@ -122,22 +184,53 @@ class SqliteLedger:
         """Closes a lease, or raises `UnknownLease`."""
         self.submit(lambda ledger: ledger.settle(lease_id, used)).result()
 
+    def release(self, lease_id: str, *, charge: Usage | None = None) -> None:
+        """Closes a lease in the place of its owner, or raises `UnknownLease`.
+
+        An owner that settles it all the same replaces the charge by what was really used.
+
+        Args:
+            lease_id: The lease.
+            charge: What to count as spent; the lease's worst case by default, because its request
+                may have been sent.
+        """
+        self.submit(lambda ledger: ledger.release(lease_id, charge=charge)).result()
+
     def account(self, cap: Budget | None) -> Account:
         """What is spent and leased now."""
         return self.submit(lambda ledger: ledger.account(cap)).result()
+
+    def leases(self) -> list[OpenLease]:
+        """What is leased now, and by whom; the oldest lease comes first."""
+        with closing(_connect(self._path)) as db:
+            rows = db.execute(
+                "SELECT lease_id, worst, host, pid, program, opened_at FROM leases "
+                "LEFT JOIN owners USING (lease_id) ORDER BY opened_at, lease_id"
+            ).fetchall()
+        return [
+            OpenLease(
+                lease_id=lease_id,
+                worst=Usage.model_validate_json(worst),
+                owner=None
+                if host is None
+                else LeaseOwner(host=host, pid=pid, program=program, opened_at=opened_at),
+            )
+            for lease_id, worst, host, pid, program, opened_at in rows
+        ]
 
 
 class _Writer:
     """Makes the calls of one process in a thread that lives while there are any."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, program: str) -> None:
         self.pid = os.getpid()
         self._path = path
+        self._program = program
         self._lock = Lock()
-        self._waiting: list[tuple[Callable[[Ledger], Any], Future[Any]]] = []
+        self._waiting: list[tuple[Callable[[MemoryLedger], Any], Future[Any]]] = []
         self._at_work = False
 
-    def submit(self, call: Callable[[Ledger], T]) -> Future[T]:
+    def submit(self, call: Callable[[MemoryLedger], T]) -> Future[T]:
         future: Future[T] = Future()
         with self._lock:
             self._waiting.append((call, future))
@@ -154,7 +247,7 @@ class _Writer:
             while calls := self._take():
                 try:
                     db = _connect(self._path) if db is None else db
-                    verdicts = _apply(db, [call for call, _ in calls])
+                    verdicts = _apply(db, [call for call, _ in calls], self._program)
                 except Exception as exc:
                     for _, future in calls:
                         future.set_exception(exc)
@@ -165,7 +258,7 @@ class _Writer:
             if db is not None:
                 db.close()
 
-    def _take(self) -> list[tuple[Callable[[Ledger], Any], Future[Any]]]:
+    def _take(self) -> list[tuple[Callable[[MemoryLedger], Any], Future[Any]]]:
         with self._lock:
             waiting, self._waiting = self._waiting, []
             calls = [call for call in waiting if call[1].set_running_or_notify_cancel()]
@@ -174,25 +267,34 @@ class _Writer:
 
 
 def _apply(
-    db: sqlite3.Connection, calls: list[Callable[[Ledger], Any]]
+    db: sqlite3.Connection, calls: list[Callable[[MemoryLedger], Any]], program: str
 ) -> list[Callable[[Future[Any]], None]]:
     """Makes the calls in one transaction; what each returned or raised is told when it is over."""
     with _transaction(db):
-        before = _read(db)
-        ledger = MemoryLedger(before)
+        before, released = _read(db)
+        ledger = MemoryLedger(before, released=released)
         verdicts = [_make(call, ledger) for call in calls]
-        after = ledger.account(None)
-        closed = before.leases.keys() - after.leases.keys()
-        db.executemany("DELETE FROM leases WHERE lease_id = ?", [(key,) for key in closed])
-        opened = after.leases.keys() - before.leases.keys()
+        after, owner = ledger.account(None), LeaseOwner.here(program)
+        closed = [(key,) for key in before.leases.keys() - after.leases.keys()]
+        db.executemany("DELETE FROM leases WHERE lease_id = ?", closed)
+        db.executemany("DELETE FROM owners WHERE lease_id = ?", closed)
+        opened = [key for key, worst in after.leases.items() if before.leases.get(key) != worst]
         rows = [(key, _dump(after.leases[key])) for key in opened]
-        db.executemany("INSERT INTO leases VALUES (?, ?)", rows)
+        db.executemany("INSERT OR REPLACE INTO leases VALUES (?, ?)", rows)
+        owners = [(key, owner.host, owner.pid, owner.program, owner.opened_at) for key in opened]
+        db.executemany("INSERT OR REPLACE INTO owners VALUES (?, ?, ?, ?, ?)", owners)
         if after.spent != before.spent:
             db.execute("UPDATE spent SET used = ?", (_dump(after.spent),))
+        if ledger.released != released:
+            db.execute("DELETE FROM released")
+            charges = [(key, _dump(charge)) for key, charge in ledger.released.items()]
+            db.executemany("INSERT INTO released VALUES (?, ?)", charges)
     return verdicts
 
 
-def _make(call: Callable[[Ledger], Any], ledger: Ledger) -> Callable[[Future[Any]], None]:
+def _make(
+    call: Callable[[MemoryLedger], Any], ledger: MemoryLedger
+) -> Callable[[Future[Any]], None]:
     try:
         result = call(ledger)
     except Exception as exc:
@@ -224,13 +326,15 @@ def _transaction(db: sqlite3.Connection) -> Iterator[None]:
         raise
 
 
-def _read(db: sqlite3.Connection) -> Account:
+def _read(db: sqlite3.Connection) -> tuple[Account, dict[str, Usage]]:
     (spent,) = db.execute("SELECT used FROM spent").fetchone()
     leases = db.execute("SELECT lease_id, worst FROM leases")
-    return Account(
+    released = db.execute("SELECT lease_id, charge FROM released")
+    account = Account(
         spent=Usage.model_validate_json(spent),
         leases={lease_id: Usage.model_validate_json(worst) for lease_id, worst in leases},
     )
+    return account, {lease_id: Usage.model_validate_json(charge) for lease_id, charge in released}
 
 
 def _dump(usage: Usage) -> str:

@@ -8,6 +8,7 @@ import typer
 
 from fedone_sdk import __version__
 from fedone_sdk.cli import (
+    budget,
     client,
     clients,
     compare,
@@ -79,4 +80,5 @@ app.add_typer(prompt.app, name="prompt")
 app.add_typer(runs.app, name="runs")
 app.add_typer(tokens.app, name="tokens")
 app.add_typer(clients.app, name="clients")
+app.add_typer(budget.app, name="budget")
 app.add_typer(db.app, name="db")

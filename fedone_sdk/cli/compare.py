@@ -324,7 +324,8 @@ def _guard(place: _Place, caps: _Caps) -> TotalGuard | None:
     budget = Budget(
         requests=caps.requests, usd=None if caps.usd is None else Decimal(str(caps.usd))
     )
-    return TotalGuard(budget, ledger=SqliteLedger(place.folder / "ledger.sqlite"))
+    ledger = SqliteLedger(place.folder / "ledger.sqlite", program="fedone compare")
+    return TotalGuard(budget, ledger=ledger)
 
 
 def _check_caps(caps: _Caps, backend: LLMBackend) -> None:

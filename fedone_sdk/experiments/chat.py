@@ -137,7 +137,8 @@ def _both(run: dict[str, Any], each: dict[str, Any]) -> Budget:
 
 
 def _guard(workspace: Workspace, budget: Budget) -> BudgetGuard:
-    return BudgetGuard(budget, ledger=SqliteLedger(workspace.file("spent.sqlite")))
+    ledger = SqliteLedger(workspace.file("spent.sqlite"), program="fedone reproduce")
+    return BudgetGuard(budget, ledger=ledger)
 
 
 async def _predict(backend: LLMBackend, federation: Federation, prompt: str) -> Prediction:

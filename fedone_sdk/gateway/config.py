@@ -157,7 +157,7 @@ class GatewayConfig(Spec):
             return None
         path = folder / Path(self.ledger).expanduser()
         try:
-            ledger = SqliteLedger(path)
+            ledger = SqliteLedger(path, program="fedone gateway")
         except sqlite3.Error as exc:
             raise SpecError(f"ledger: {path}: cannot be used: {exc}") from exc
         return BudgetGuard(self.budget, ledger=ledger, name="gateway")

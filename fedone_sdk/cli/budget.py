@@ -1,0 +1,231 @@
+"""`fedone budget`: what the ledger file of a budget holds."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedone_sdk.cli._options import JsonFile
+from fedone_sdk.cli._output import Output, moment
+from fedone_sdk.errors import SpecError, UnknownLease
+
+if TYPE_CHECKING:
+    from fedone_sdk.budget import Account, OpenLease, OwnerState, SqliteLedger, Usage
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    help="Look at a ledger file, and release the leases that a killed process left.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    epilog="Example: fedone budget show spent.db",
+)
+
+Ledger = Annotated[
+    Path,
+    typer.Argument(
+        metavar="LEDGER",
+        show_default=False,
+        help="The SQLite file of a SqliteLedger: `ledger` of a gateway's CONFIG.yaml, "
+        ".fedone/NAME.compare/ledger.sqlite of `fedone compare`.",
+    ),
+]
+
+
+@app.command(epilog="Example: fedone budget show spent.db --json leases.json")
+def show(path: Ledger, json_file: JsonFile = None) -> None:
+    """Show what is spent, what is leased, and which process holds each lease.
+
+    A process of this host is running or has ended; of another host, or of a version that wrote
+    no owner, that is not known.
+    """
+    output = Output(json_file)
+    with _opened(path) as ledger:
+        account, leases = ledger.account(None), _stated(ledger.leases())
+    output.write_json(
+        {
+            "spent": account.spent.model_dump(mode="json"),
+            "leased": account.leased.model_dump(mode="json"),
+            "leases": [_document(lease, state) for lease, state in leases],
+        }
+    )
+    _print(output, path, account, leases)
+
+
+@app.command(epilog="Example: fedone budget release spent.db --dead --dry-run")
+def release(
+    path: Ledger,
+    lease_ids: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="LEASE_ID...", show_default=False, help="Leases that `show` names."),
+    ] = None,
+    dead: Annotated[
+        bool, typer.Option("--dead", help="Release all leases of processes that have ended.")
+    ] = False,
+    unspent: Annotated[
+        bool,
+        typer.Option(
+            "--unspent",
+            help="Charge nothing: you know that what they held was not spent. "
+            "By default all of it counts as spent.",
+        ),
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Release also leases of processes that run.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would be released.")
+    ] = False,
+    json_file: JsonFile = None,
+) -> None:
+    """Release leases, so that nothing waits for a process that is gone.
+
+    A killed process may have sent the request of an open lease, and the provider may have charged
+    for it. So a lease counts as spent, in full, unless --unspent says otherwise. When a process
+    settles a lease that was released, what it really used takes the place of that charge.
+    """
+    from fedone_sdk.budget import NOTHING
+
+    output = Output(json_file)
+    if bool(lease_ids) == dead:
+        raise SpecError("give LEASE_IDs or --dead", source="arguments")
+    with _opened(path) as ledger:
+        chosen = _chosen(_stated(ledger.leases()), lease_ids, force=force)
+        released = []
+        for lease, state in chosen:
+            if not dry_run:
+                try:
+                    ledger.release(lease.lease_id, charge=NOTHING if unspent else None)
+                except UnknownLease:  # It was settled meanwhile.
+                    continue
+            released.append((lease, state))
+        account = ledger.account(None)
+    output.write_json(
+        {
+            "released": [lease.lease_id for lease, _ in released],
+            "charged": _total(released, unspent).model_dump(mode="json"),
+            "dry_run": dry_run,
+            "spent": account.spent.model_dump(mode="json"),
+            "leased": account.leased.model_dump(mode="json"),
+        }
+    )
+    _print(output, path, account, released)
+    output.console.print(
+        f"leases {'that would be ' if dry_run else ''}released: {len(released)}; counted as spent: "
+        f"{_text(_total(released, unspent))}"
+    )
+    if released and not unspent:
+        output.console.print(
+            "their requests may have been sent and charged; --unspent counts nothing as spent"
+        )
+
+
+def _chosen(
+    leases: list[tuple[OpenLease, OwnerState]], lease_ids: list[str] | None, *, force: bool
+) -> list[tuple[OpenLease, OwnerState]]:
+    """The named leases, else those of processes that have ended.
+
+    Raises:
+        SpecError: One is not open, or its process runs. Then none is released.
+    """
+    if not lease_ids:
+        return [(lease, state) for lease, state in leases if state == "ended"]
+    known = {lease.lease_id: (lease, state) for lease, state in leases}
+    problems = [f"lease {name!r} is not open" for name in lease_ids if name not in known]
+    chosen = [known[name] for name in dict.fromkeys(lease_ids) if name in known]
+    if not force:
+        problems += [
+            f"lease {lease.lease_id!r}: its process {lease.owner.pid} ({lease.owner.program}) "
+            "runs and may still settle it; stop it, or give --force"
+            for lease, state in chosen
+            if state == "running" and lease.owner is not None
+        ]
+    if problems:
+        raise SpecError(problems, source="arguments")
+    return chosen
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[SqliteLedger]:
+    """The ledger in a file, which is neither made nor turned into one.
+
+    Raises:
+        SpecError: The file is no ledger, or cannot be used.
+    """
+    from fedone_sdk.budget import SqliteLedger
+
+    if not path.is_file():
+        raise SpecError(f"there is no file {path}", source="arguments")
+    try:
+        if not SqliteLedger.is_ledger(path):
+            raise SpecError("is no ledger of a budget", source=str(path))
+        yield SqliteLedger(path)
+    except sqlite3.Error as exc:
+        raise SpecError(f"cannot be used: {exc}", source=str(path)) from exc
+
+
+def _stated(leases: list[OpenLease]) -> list[tuple[OpenLease, OwnerState]]:
+    return [(lease, lease.state()) for lease in leases]
+
+
+def _total(leases: list[tuple[OpenLease, OwnerState]], unspent: bool) -> Usage:
+    from fedone_sdk.budget import NOTHING
+
+    return NOTHING if unspent else sum((lease.worst for lease, _ in leases), NOTHING)
+
+
+def _document(lease: OpenLease, state: OwnerState) -> dict[str, object]:
+    owner = lease.owner
+    return {
+        "lease_id": lease.lease_id,
+        "worst": lease.worst.model_dump(mode="json"),
+        "state": state,
+        "host": owner and owner.host,
+        "pid": owner and owner.pid,
+        "program": owner and owner.program,
+        "opened_at": owner and owner.opened_at,
+    }
+
+
+def _print(
+    output: Output, path: Path, account: Account, leases: list[tuple[OpenLease, OwnerState]]
+) -> None:
+    output.heading(str(path))
+    output.facts({"spent": _text(account.spent), "leased": _text(account.leased)})
+    if not leases:
+        return
+    output.table(
+        ["lease", "process", "host", "program", "opened", "state", "holds"],
+        (
+            [
+                lease.lease_id,
+                *(
+                    ("-", "-", "-", "-")
+                    if (owner := lease.owner) is None
+                    else (str(owner.pid), owner.host, owner.program, moment(owner.opened_at))
+                ),
+                state,
+                _text(lease.worst),
+            ]
+            for lease, state in leases
+        ),
+    )
+
+
+def _text(usage: Usage) -> str:
+    """An amount for people: the units that are not 0."""
+    counts = {
+        "queries": usage.queries,
+        "requests": usage.requests,
+        "prompt tokens": usage.prompt_tokens,
+        "completion tokens": usage.completion_tokens,
+    }
+    parts = [f"{unit} {count}" for unit, count in counts.items() if count]
+    if usage.usd:
+        parts.append(f"USD {usage.usd:.4f}")
+    return ", ".join(parts) or "nothing"
