@@ -1,18 +1,16 @@
 """What devices' noise promises: epsilon by the number of times that a device gave something away.
 
-The accountant is dp-accounting's. Noise of multiplier s, k times over the same data, is exactly
-one mechanism of multiplier s / sqrt(k) (a Gaussian's privacy loss adds up), for which the library
-has the exact curve of Balle and Wang (2018). Mini-batches are drawn from a seed that the server
-knows, so nothing is won by subsampling, and none is claimed.
+Noise of multiplier s, k times over the same data, is exactly one mechanism of multiplier
+s / sqrt(k). Mini-batches are drawn from a seed that the server knows, so nothing is won by
+subsampling, and none is claimed.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
+from fedone_sdk.accountant import GaussianAccountant
 from fedone_sdk.aggregator.state import Seat
-from fedone_sdk.errors import MissingExtraError
 from fedone_sdk.messages import PrivacyReport
 from fedone_sdk.spec import PrivacySpec, RunSpec
 
@@ -32,13 +30,7 @@ class Accountant:
     """
 
     def __init__(self, privacy: PrivacySpec) -> None:
-        try:
-            from dp_accounting import get_epsilon_gaussian
-            from numpy import errstate
-        except ImportError as exc:
-            raise MissingExtraError("differential privacy", extra="privacy") from exc
-        self._epsilon = get_epsilon_gaussian
-        self._errstate = errstate
+        self._accountant = GaussianAccountant(privacy.delta)
         self.privacy = privacy
 
     def epsilon(self, releases: int) -> float:
@@ -49,11 +41,7 @@ class Accountant:
         """
         if releases < 0:
             raise ValueError(f"releases must be at least 0, not {releases}")
-        if not releases:
-            return 0.0
-        multiplier = self.privacy.noise_multiplier / math.sqrt(releases)
-        with self._errstate(divide="ignore"):  # It takes the logarithm of a delta of 0.
-            return float(self._epsilon(multiplier, self.privacy.delta))
+        return self._accountant.epsilon(releases / self.privacy.noise_multiplier**2)
 
     def affordable(self) -> int | None:
         """The most releases of one device within ``max_epsilon``; None where that is not set."""

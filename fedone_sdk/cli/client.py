@@ -17,7 +17,7 @@ from fedone_sdk.cli._options import header_value
 from fedone_sdk.cli._signals import stopping
 from fedone_sdk.data import load_examples
 from fedone_sdk.errors import SpecError
-from fedone_sdk.spec import BackendSpec, Spec, validate_spec
+from fedone_sdk.spec import BackendSpec, RequiredPrivacy, Spec, validate_spec
 
 if TYPE_CHECKING:
     from fedone_sdk.backends import LLMBackend
@@ -37,6 +37,14 @@ class BackendName(StrEnum):
     openai = "openai"
     litellm = "litellm"
     gateway = "gateway"
+
+
+class UnitName(StrEnum):
+    """What privacy protects."""
+
+    label = "label"
+    example = "example"
+    device = "device"
 
 
 class _Own(Spec):
@@ -81,6 +89,47 @@ def client(
     sign: Annotated[
         bool, typer.Option("--sign", help="Make a key when enrolling, and sign all requests.")
     ] = False,
+    max_epsilon: Annotated[
+        float | None,
+        typer.Option(
+            metavar="E",
+            envvar="FEDONE_MAX_EPSILON",
+            show_default=False,
+            show_envvar=True,
+            help="Decline work of runs without differential privacy, and work with which this "
+            "client would give away more than this epsilon; --state keeps the count. Without "
+            "--backend only with --privacy-unit label.",
+        ),
+    ] = None,
+    delta: Annotated[
+        float | None,
+        typer.Option(
+            metavar="D",
+            envvar="FEDONE_DELTA",
+            show_default="1e-5",
+            show_envvar=True,
+            help="The delta of --max-epsilon.",
+        ),
+    ] = None,
+    min_noise_multiplier: Annotated[
+        float | None,
+        typer.Option(
+            metavar="S",
+            envvar="FEDONE_MIN_NOISE_MULTIPLIER",
+            show_default=False,
+            show_envvar=True,
+            help="Decline work with less noise than this.",
+        ),
+    ] = None,
+    privacy_unit: Annotated[
+        UnitName | None,
+        typer.Option(
+            envvar="FEDONE_PRIVACY_UNIT",
+            show_default="example",
+            show_envvar=True,
+            help="What --max-epsilon protects: labels only, single examples, or all of the data.",
+        ),
+    ] = None,
     proxy: Annotated[
         str | None,
         typer.Option(
@@ -113,6 +162,7 @@ def client(
     json_logs("warning" if quiet else "info")
     if backend is None and (model is not None or base_url is not None):
         raise SpecError("--model and --base-url go with --backend", source="arguments")
+    required = _required(max_epsilon, delta, min_noise_multiplier, privacy_unit)
     examples = load_examples(data)
     own = None if backend is None else _own(backend, model, base_url)
 
@@ -125,11 +175,33 @@ def client(
         backend=own,
         on_event=_log_event,
         state_dir=state,
+        require_privacy=required,
         sign=sign,
         run_id=run_id,
         network=Network(proxy=proxy, ca_file=ca, cert_file=cert, key_file=key),
     )
     asyncio.run(_work(edge, own))
+
+
+def _required(
+    max_epsilon: float | None,
+    delta: float | None,
+    min_noise_multiplier: float | None,
+    unit: UnitName | None,
+) -> RequiredPrivacy | None:
+    given = {
+        "max_epsilon": max_epsilon,
+        "delta": delta,
+        "min_noise_multiplier": min_noise_multiplier,
+        "unit": unit and unit.value,
+    }
+    document = {name: value for name, value in given.items() if value is not None}
+    if document and max_epsilon is None:
+        raise SpecError(
+            "--delta, --min-noise-multiplier and --privacy-unit go with --max-epsilon",
+            source="arguments",
+        )
+    return validate_spec(RequiredPrivacy, document, source="arguments") if document else None
 
 
 def _log_event(event: ClientEvent) -> None:

@@ -12,7 +12,7 @@ import structlog
 
 from fedone_sdk.backends.base import LLMBackend
 from fedone_sdk.backends.prompts import shown_by
-from fedone_sdk.budget import NOTHING
+from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.candidates import label_checks
 from fedone_sdk.client.arguments import check_arguments, token_of
 from fedone_sdk.client.batch import BeforeSend, Declining, Minibatch, usable
@@ -33,6 +33,7 @@ from fedone_sdk.client.memories import Memories
 from fedone_sdk.client.network import Network
 from fedone_sdk.client.outbox import Outbox, Unsent
 from fedone_sdk.client.patience import MAX_WAIT_S, PATIENCE_S, Backoff, asked_s
+from fedone_sdk.client.privacy import PrivacyAccount
 from fedone_sdk.client.reasons import reason_of
 from fedone_sdk.client.scoring import GatewayOracle, Losses, Oracle, OwnOracle, Step, score_step
 from fedone_sdk.client.source import Data, Source
@@ -54,6 +55,7 @@ from fedone_sdk.errors import (
     is_retryable,
 )
 from fedone_sdk.messages import Array, Claim, Decline, RunTask
+from fedone_sdk.spec import RequiredPrivacy
 from fedone_sdk.task import Example, ScoreFunction, form_of
 from fedone_sdk.vocabulary import Vocabulary
 
@@ -100,6 +102,9 @@ class EdgeClient:
         on_event: Told of progress, in the client's thread; it should return at once.
         state_dir: Folder that keeps identity, unsent updates and paid losses across restarts, for
             one process at a time; None forgets them.
+        require_privacy: What the device requires of runs: work with less noise, or that would pass
+            the most that it gives away, is declined. The count is kept in `state_dir` (extra
+            ``privacy``). None takes any work.
         sign: Whether the device makes a key when it enrols and signs its requests from then on
             (extra ``signing``).
         name: What people may call this device, 1 to 200 characters.
@@ -113,7 +118,9 @@ class EdgeClient:
             idle devices for, or the backoff after a failure.
 
     Raises:
-        DataError: `data` is empty, or the state folder cannot be made.
+        DataError: `data` is empty, the state folder cannot be made, or its count of epsilon cannot
+            be read.
+        MissingExtraError: `require_privacy` without the extra ``privacy``.
         SpecError: The URL, the proxy, a certificate or another argument cannot be used.
     """
 
@@ -130,6 +137,7 @@ class EdgeClient:
         only_when: OnlyWhen | None = None,
         on_event: OnEvent | None = None,
         state_dir: str | Path | None = None,
+        require_privacy: RequiredPrivacy | None = None,
         sign: bool = False,
         name: str | None = None,
         run_id: str | None = None,
@@ -151,6 +159,11 @@ class EdgeClient:
         self._wait_s = wait_s
         self._stop = Stop()
         self._shelf = shelf_of(state_dir, server)
+        self._privacy = (
+            None
+            if require_privacy is None
+            else PrivacyAccount(require_privacy, state_dir, own_model=backend is not None)
+        )
         self._link = Link(
             transport or HttpTransport(server, network=network),
             Identity(self._shelf, server),
@@ -168,6 +181,11 @@ class EdgeClient:
         # One turn at a time, also where an app calls `run_once` beside `run_forever`.
         self._turns = asyncio.Lock()
         self.next_turn_s = 0.0
+
+    @property
+    def epsilon(self) -> float | None:
+        """What this device has given away so far; None without `require_privacy`."""
+        return None if self._privacy is None else self._privacy.epsilon
 
     @property
     def _credential(self) -> str:
@@ -339,7 +357,7 @@ class EdgeClient:
                     usage = exc.usage if isinstance(exc, Declining) else NOTHING
                     log.warning("assignment declined", reason=str(exc))
                     # Also what it cost before a restart.
-                    usage = usage.at_least(journal.total)
+                    usage = self._shown(usage.at_least(journal.total))
                     message = Decline(reason=reason_of(exc)[:500], usage=usage)
                     await self._link.decline(assignment.assignment_id, message)
                     journal.drop()
@@ -371,6 +389,8 @@ class EdgeClient:
             # Of a newer version, say, with a method that this one does not know: to keep the seat
             # until its deadline would hold the run up.
             raise Declining(f"the run cannot be understood: {exc}") from exc
+        if self._privacy is not None:
+            self._privacy.check(run, assignment, journal)
         if run.task.loss == "score" and self._score is None:
             raise Declining("loss score needs a score function, and this client has none")
         examples = [example for example in held if usable(run.task, example)]
@@ -397,7 +417,11 @@ class EdgeClient:
                 by_class=run.calibration.kind == "labels",
             )
             oracle = await self._oracle(run, assignment, lease)
-            return await score_step(step, oracle, run.privacy)
+            return await score_step(step, oracle, run.privacy, before_noise=before_noise)
+
+        def before_noise(usage: Usage) -> None:
+            if self._privacy is not None and run.privacy is not None:
+                self._privacy.spend(run.privacy, usage)
 
         work = Work(
             run=run,
@@ -406,9 +430,15 @@ class EdgeClient:
             before_send=self._before_send,
             score=score,
             trainer=self._trainer,
+            before_noise=before_noise,
         )
         update, memory = await work.update(lambda: self._memories.of(assignment.run_id))
+        update = update.model_copy(update={"usage": self._shown(update.usage)})
         return Unsent(update=update, memory=memory, **_facts(assignment))
+
+    def _shown(self, usage: Usage) -> Usage:
+        """What the server may know of what work has cost."""
+        return usage if self._privacy is None else self._privacy.shown(usage)
 
     async def _oracle(self, run: RunTask, assignment: Assigned, lease: Lease) -> Oracle:
         ready = Gate(

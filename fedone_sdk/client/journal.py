@@ -157,6 +157,11 @@ class Journal:
             self._shelf.append(self._name, _released_line(step, self._released[step]))
         return self._released[step]
 
+    @property
+    def releases(self) -> int:
+        """How many steps' losses have their noise already."""
+        return len(self._released)
+
     def drop(self) -> None:
         """Forgets the work: it is finished, or gone."""
         self._shelf.remove(self._name)

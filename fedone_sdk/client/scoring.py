@@ -168,13 +168,20 @@ class Oracle(Protocol):
         ...
 
 
-async def score_step(step: Step, oracle: Oracle, privacy: PrivacySpec | None = None) -> Losses:
+async def score_step(
+    step: Step,
+    oracle: Oracle,
+    privacy: PrivacySpec | None = None,
+    *,
+    before_noise: Callable[[Usage], None] = lambda usage: None,
+) -> Losses:
     """The losses of a step's prompts; what the journal knows already is not asked again.
 
     Args:
         step: What is asked.
         oracle: Who is asked.
         privacy: The noise that the run asks for.
+        before_noise: Told what the step has cost before its noise is drawn.
 
     Raises:
         Declining: The model failed on too many examples, or the score function did.
@@ -204,7 +211,12 @@ async def score_step(step: Step, oracle: Oracle, privacy: PrivacySpec | None = N
     ]
     if privacy is not None and privacy.target == "losses":
         noise = privacy
-        values = step.journal.release(keys, lambda: private_losses(losses, noise))
+
+        def noised() -> tuple[float, ...]:
+            before_noise(usage)
+            return private_losses(losses, noise)
+
+        values = step.journal.release(keys, noised)
     else:
         values = tuple(sum(row) / len(row) for row in losses)
     by_class, class_counts = _by_class(step, keys, failed) if step.by_class else (None, ())

@@ -51,11 +51,15 @@ class Shelf:
             _log.warning("state file cannot be read", file=name, reason=str(exc))
             return None
 
-    def write(self, name: str, content: bytes) -> None:
-        """Writes a file."""
+    def write(self, name: str, content: bytes) -> bool:
+        """Writes a file.
+
+        Returns:
+            Whether it is kept as it should be; False where the disk did not take it.
+        """
         if self._path is None:
             self._in_memory[name] = content
-            return
+            return True
         draft = self._path / f".{name}.new"
         try:
             # Never readable by others, not even for a moment.
@@ -66,6 +70,8 @@ class Shelf:
         except OSError as exc:
             self._in_memory[name] = content
             _log.warning("state file cannot be written", file=name, reason=str(exc))
+            return False
+        return True
 
     def append(self, name: str, content: bytes) -> None:
         """Adds to a file's end; a crash amid it may leave a part of `content` there."""

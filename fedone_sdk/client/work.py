@@ -59,6 +59,7 @@ class Work:
         before_send: Sees every text before it leaves the device.
         score: Scores the prompts of a local step (its number, its mini-batch, shape (P, n)).
         trainer: Who trains, for methods that want it.
+        before_noise: Told what the work has cost before noise is added to its alpha.
     """
 
     run: RunTask
@@ -67,6 +68,7 @@ class Work:
     before_send: BeforeSend | None
     score: Callable[[int, Minibatch, Array], Awaitable[Losses]]
     trainer: Trainer | None = None
+    before_noise: Callable[[Usage], None] = lambda usage: None
 
     @property
     def num_prompts(self) -> int:
@@ -98,6 +100,8 @@ class Work:
             )
         if not fits:
             raise Declining("the assignment does not fit its run")
+        if self._noises_alpha and isinstance(assignment, LossesAssignment):
+            raise Declining("the run's privacy does not fit its exchange")  # no loss has noise
         if self._by_class:
             task = run.task
             sound = task.loss == "cross_entropy" and len(task.labels) <= MAX_LABELS
@@ -212,6 +216,8 @@ class Work:
             method.check(state)
         if isinstance(method, Trained):
             raise Declining("the method is trained, and not asked")
+        if self._noises_alpha and method.shares_memory:
+            raise Declining("the run's privacy does not fit its method")  # memory has no noise
         # What a method remembers is the run's, and travels, or this client's, and stays.
         saved = None if method.shares_memory else remembered()
         if saved:
@@ -243,7 +249,8 @@ class Work:
             scored += losses.scored
             values.extend(losses.values)
         alpha, mean_loss = state.alpha, sum(values) / len(values)
-        if run.privacy is not None and run.privacy.target == "alpha":
+        if run.privacy is not None and self._noises_alpha:
+            self.before_noise(usage)
             alpha = method.project(private_step(before, alpha, run.privacy))
             mean_loss = 0.0  # the mean of the plain losses would be a release without noise
         update = AlphaUpdate(
@@ -257,6 +264,11 @@ class Work:
         )
         keep = bool(state.memory) and not method.shares_memory
         return update, dump_memory(state.memory) if keep else b""
+
+    @property
+    def _noises_alpha(self) -> bool:
+        """Whether noise is added to the step of alpha, and to nothing else."""
+        return self.run.privacy is not None and self.run.privacy.target == "alpha"
 
     @property
     def _by_class(self) -> bool:

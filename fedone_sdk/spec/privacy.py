@@ -1,4 +1,4 @@
-"""How much noise devices add to what they return, as RUN.yaml says it."""
+"""How much noise devices add to what they return: what a run asks for, what a device requires."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import Field
 
 from fedone_sdk.spec.base import Spec
 
-__all__ = ["PrivacySpec"]
+__all__ = ["PrivacySpec", "RequiredPrivacy"]
 
 
 class PrivacySpec(Spec):
@@ -32,3 +32,25 @@ class PrivacySpec(Spec):
     noise_multiplier: Annotated[float, Field(ge=0.01, le=1e6)]
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     max_epsilon: Annotated[float, Field(gt=0, le=1e6)] | None = None
+
+
+class RequiredPrivacy(Spec):
+    """What a device requires of the runs that it works for (docs/explanation/privacy.md).
+
+    A run's clip needs no bound: its noise is a multiple of it.
+
+    Attributes:
+        max_epsilon: What all work of the device together may give away. Work that would pass it is
+            declined.
+        delta: Of (epsilon, delta)-differential privacy; the run's own delta does not matter.
+        min_noise_multiplier: Work with less noise is declined, however little of `max_epsilon` it
+            takes; null takes any noise.
+        unit: What is protected. ``label``: one example's label, the server may see texts.
+            ``example``: one whole example. ``device``: all that the device holds, which only runs
+            with target ``alpha`` protect.
+    """
+
+    max_epsilon: Annotated[float, Field(gt=0, le=1e6)]
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    min_noise_multiplier: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    unit: Literal["label", "example", "device"] = "example"

@@ -59,6 +59,54 @@ async def fedone_client(
             await process.wait()
 
 
+async def test_a_run_without_noise_is_declined_and_one_with_noise_is_not(tmp_path: Path) -> None:
+    pytest.importorskip("dp_accounting")
+    words = Vocabulary(candidates=(" good", " bad"))
+    noise = {"clip": 2.0, "noise_multiplier": 4.0}
+    noisy = RunSpec.model_validate({**spec_of(2).model_dump(mode="json"), "privacy": noise})
+    options = ("--privacy-unit", "label", "--min-noise-multiplier", "4")
+    async with (
+        asyncio.timeout(60),
+        Aggregator(backend=ScriptedBackend(), enrolment_tokens=[TOKEN]) as served,
+    ):
+        plain = await served.add_run(spec_of(2, max_lost=1), words)
+        url = await served.listen()
+        async with fedone_client(tmp_path, url, *options, FEDONE_MAX_EPSILON="1.5") as process:
+            out, err = await process.communicate()
+        assert (process.returncode, err) == (0, b"")
+        assert plain.state.status == "failed"
+        declined = "the client requires noise, and the run asks for none"
+        assert declined in (plain.state.reason or "")
+        assert declined in out.decode()
+        private = await served.add_run(noisy.model_copy(update={"name": "private"}), words)
+        arguments = (*options, "--max-epsilon", "1.5", "--run", "private")
+        async with fedone_client(tmp_path, url, *arguments) as process:
+            out, err = await process.communicate()
+        assert (process.returncode, err) == (0, b"")
+        assert private.state.status == "completed"
+        spent = [json.loads(line) for line in out.splitlines() if b"privacy spent" in line]
+        assert [line["epsilon"] < 1.5 for line in spent] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (("--delta", "0.1"), "--delta, --min-noise-multiplier and --privacy-unit go with"),
+        (("--max-epsilon", "0"), "max_epsilon: input should be greater than 0"),
+        (("--max-epsilon", "8"), "unit 'example' needs a backend of the device's own"),
+    ],
+)
+async def test_a_requirement_that_cannot_be_kept(
+    tmp_path: Path, options: tuple[str, ...], problem: str
+) -> None:
+    pytest.importorskip("dp_accounting")
+    async with fedone_client(tmp_path, "http://127.0.0.1:9", *options) as process:
+        _, err = await process.communicate()
+    assert process.returncode == 2
+    assert problem in err.decode()
+    assert err.count(b"\n") == 1
+
+
 async def test_through_a_proxy_with_a_private_authority_and_a_certificate(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     certificate, key = authority.issue("device")

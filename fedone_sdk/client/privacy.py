@@ -1,0 +1,159 @@
+"""What a device has given away, and whether it may give away more."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import structlog
+
+from fedone_sdk.accountant import GaussianAccountant
+from fedone_sdk.budget import NOTHING, Usage
+from fedone_sdk.client.batch import Declining
+from fedone_sdk.client.journal import Journal
+from fedone_sdk.client.shelf import Shelf
+from fedone_sdk.client.work import Assigned
+from fedone_sdk.errors import DataError, SpecError
+from fedone_sdk.messages import AlphaAssignment, RunTask
+from fedone_sdk.spec import PrivacySpec, RequiredPrivacy, TrainedSpec
+
+__all__ = ["PrivacyAccount"]
+
+_log = structlog.get_logger(__name__)
+
+_FILE = "privacy.json"
+
+
+class PrivacyAccount:
+    """Counts the noised numbers of one device, over all its runs and servers.
+
+    A release counts before its noise is drawn, and the count is on the disk by then: a device that
+    dies in between has counted too much, never too little.
+
+    Args:
+        required: What the device requires.
+        state_dir: The app's folder for the SDK; the count is kept in it.
+        own_model: Whether a model on the device sees the texts, not the gateway.
+
+    Raises:
+        DataError: The count cannot be read.
+        MissingExtraError: dp-accounting is not installed.
+        SpecError: There is no folder, or the gateway would see what is to be protected.
+    """
+
+    def __init__(
+        self, required: RequiredPrivacy, state_dir: str | Path | None, *, own_model: bool
+    ) -> None:
+        if state_dir is None:
+            raise SpecError(
+                "require_privacy: needs state_dir, which keeps the count of epsilon",
+                source="arguments",
+            )
+        if required.unit != "label" and not own_model:
+            raise SpecError(
+                f"require_privacy: unit {required.unit!r} needs a backend of the device's own, "
+                "because the gateway sees the texts; unit 'label' protects labels only",
+                source="arguments",
+            )
+        self.required = required
+        self._own_model = own_model
+        self._accountant = GaussianAccountant(required.delta)
+        self._shelf = Shelf(Path(state_dir))
+        self._path = Path(state_dir) / _FILE
+        self._given = self._load()
+
+    @property
+    def epsilon(self) -> float:
+        """What the device has given away so far, at the delta that it requires."""
+        return self._epsilon(self._given)
+
+    def check(self, run: RunTask, assignment: Assigned, journal: Journal) -> None:
+        """Looks whether work keeps what the device requires.
+
+        Args:
+            run: The run.
+            assignment: The work.
+            journal: Has what of it was given away before a restart.
+
+        Raises:
+            Declining: It does not.
+        """
+        required, privacy = self.required, run.privacy
+        if privacy is None:
+            raise Declining("the client requires noise, and the run asks for none")
+        least = required.min_noise_multiplier
+        if least is not None and privacy.noise_multiplier < least:
+            raise Declining(
+                f"the client requires a noise multiplier of at least {least:g}, and the run's is "
+                f"{privacy.noise_multiplier:g}"
+            )
+        if required.unit == "device" and privacy.target != "alpha":
+            raise Declining("the client requires target alpha, which protects all that it holds")
+        if isinstance(run.method, TrainedSpec):
+            raise Declining("the client requires noise, and training adds none")
+        steps = len(assignment.steps) if isinstance(assignment, AlphaAssignment) else 1
+        if not self._own_model:
+            if run.task.loss == "nll":
+                raise Declining("the client's labels are private, and loss nll sends them")
+            if privacy.target == "alpha" and steps > 1:
+                # The prompts of a later step show the alpha of the step before, without noise.
+                raise Declining("the client's labels are private: one local step at most")
+        releases = max(steps - journal.releases, 0) if privacy.target == "losses" else 1
+        self._afford(privacy, releases, NOTHING)
+
+    def spend(self, privacy: PrivacySpec, usage: Usage) -> None:
+        """Counts one release, which may be drawn then.
+
+        Args:
+            privacy: The run's.
+            usage: What the work has cost, for the refusal.
+
+        Raises:
+            Declining: It would pass the most that the device gives away, or cannot be counted.
+        """
+        given = self._afford(privacy, 1, usage)
+        if not self._shelf.write(_FILE, json.dumps(given).encode()):
+            raise Declining("the client's count of epsilon cannot be written", usage)
+        self._given = given
+        _log.info("privacy spent", epsilon=self.epsilon, max_epsilon=self.required.max_epsilon)
+
+    def shown(self, usage: Usage) -> Usage:
+        """What a server may know of the cost of a model on the device: tokens tell of texts."""
+        if not self._own_model:
+            return usage
+        return Usage(queries=usage.queries, requests=usage.requests)
+
+    def _afford(self, privacy: PrivacySpec, releases: int, usage: Usage) -> dict[str, float]:
+        target = privacy.target
+        precision = self._given[target] + releases / privacy.noise_multiplier**2
+        given = {**self._given, target: precision}
+        epsilon, most = self._epsilon(given), self.required.max_epsilon
+        if epsilon > most:
+            raise Declining(
+                f"the client gives away an epsilon of at most {most:g} at delta "
+                f"{self.required.delta:g}: {self.epsilon:.4g} is spent, {epsilon:.4g} it would be",
+                usage,
+            )
+        return given
+
+    def _epsilon(self, given: dict[str, float]) -> float:
+        if self.required.unit == "device" and given["losses"]:
+            return math.inf  # Each of those releases protected one example only.
+        return self._accountant.epsilon(sum(given.values()))
+
+    def _load(self) -> dict[str, float]:
+        """The precision of all releases, by target."""
+        if _FILE not in self._shelf.names(_FILE):
+            return {"losses": 0.0, "alpha": 0.0}
+        try:
+            kept = json.loads(self._shelf.read(_FILE) or b"")
+            given = {target: float(kept[target]) for target in ("losses", "alpha")}
+            if not all(0 <= value < math.inf for value in given.values()):
+                raise ValueError("not a count")
+        except (ValueError, TypeError, KeyError, RecursionError) as exc:
+            raise DataError(
+                f"{self._path}: the count of epsilon cannot be read; without it, what the device "
+                "has given away is not known"
+            ) from exc
+        return given

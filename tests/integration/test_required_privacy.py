@@ -1,0 +1,328 @@
+"""What a device requires of a run, and what it counts of its own epsilon."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedone_sdk import EdgeClient
+from fedone_sdk.aggregator import Service
+from fedone_sdk.client import RequiredPrivacy
+from fedone_sdk.client.events import ClientEvent
+from fedone_sdk.client.outbox import Outbox, Unsent
+from fedone_sdk.client.privacy import PrivacyAccount
+from fedone_sdk.client.shelf import Shelf
+from fedone_sdk.errors import DataError, SpecError
+from fedone_sdk.messages import AlphaUpdate, Decline, LossesUpdate, RunTask
+from fedone_sdk.simulation import MemoryTransport
+from fedone_sdk.spec import RunSpec
+from fedone_sdk.testing import ScriptedBackend
+from tests.integration.test_edge_resume import DATA, TOKEN, serving, spec_of
+
+dp_accounting = pytest.importorskip("dp_accounting")
+
+EXCHANGES = ["losses", "alpha"]
+
+
+def noisy(
+    exchange: str = "losses", *, rounds: int = 1, local_steps: int = 1, **privacy: Any
+) -> RunSpec:
+    document = spec_of(exchange, rounds=rounds, local_steps=local_steps).model_dump(mode="json")
+    privacy = {"clip": 2.0, "noise_multiplier": 4.0, **privacy}
+    return RunSpec.model_validate({**document, "privacy": privacy})
+
+
+def epsilon_of(*multipliers: float, delta: float = 1e-5) -> float:
+    """By the library's own composition, which knows nothing of the device's shortcut."""
+    accountant = dp_accounting.pld.PLDAccountant(value_discretization_interval=1e-3)
+    for multiplier in multipliers:
+        accountant.compose(dp_accounting.GaussianDpEvent(multiplier))
+    return float(accountant.get_epsilon(delta))
+
+
+class Watched(MemoryTransport):
+    """Keeps what a device sends, and may lie to it about its run."""
+
+    def __init__(self, service: Service, **lies: object) -> None:
+        super().__init__(service)
+        self.lies = lies
+        self.updates: list[AlphaUpdate | LossesUpdate] = []
+        self.declined: list[Decline] = []
+
+    async def task(self, credential: str, run_id: str) -> RunTask:
+        return (await super().task(credential, run_id)).model_copy(update=self.lies)
+
+    async def update(self, credential: str, assignment_id: str, message: Any) -> Any:
+        self.updates.append(message)
+        return await super().update(credential, assignment_id, message)
+
+    async def decline(self, credential: str, assignment_id: str, message: Decline) -> Any:
+        self.declined.append(message)
+        return await super().decline(credential, assignment_id, message)
+
+
+def device(
+    transport: MemoryTransport, folder: Path | None, *, own: bool = True, **required: Any
+) -> EdgeClient:
+    required = {"max_epsilon": 8.0, **required}
+    return EdgeClient(
+        "memory:",
+        token=TOKEN,
+        data=DATA,
+        backend=ScriptedBackend() if own else None,
+        state_dir=folder,
+        require_privacy=RequiredPrivacy(**required),
+        transport=transport,
+    )
+
+
+@pytest.mark.parametrize(
+    ("spec", "required", "reason"),
+    [
+        (spec_of("losses"), {}, "requires noise, and the run asks for none"),
+        (noisy(), {"min_noise_multiplier": 4.5}, "of at least 4.5, and the run's is 4"),
+        (noisy(), {"unit": "device"}, "requires target alpha"),
+        (noisy(noise_multiplier=0.5), {}, "at most 8 at delta 1e-05: 0 is spent, 9.997 it would"),
+        (noisy("alpha", local_steps=64), {}, "at most 8 at delta 1e-05: 0 is spent, 9.997 it"),
+        (noisy("alpha", target="alpha", noise_multiplier=0.5), {}, "0 is spent, 9.997 it would"),
+    ],
+)
+async def test_work_below_the_requirement_is_declined(
+    tmp_path: Path, spec: RunSpec, required: dict[str, Any], reason: str
+) -> None:
+    async with serving(spec, ScriptedBackend()) as service:
+        transport = Watched(service)
+        async with device(transport, tmp_path, **required) as client:
+            for _ in range(2):  # it goes on
+                assert await client.run_once() == "declined"
+            assert client.epsilon == 0.0
+        assert [reason in message.reason for message in transport.declined] == [True, True]
+        assert all("client" in message.reason for message in transport.declined)
+        assert transport.updates == []
+
+
+async def test_run_forever_goes_on_after_it_has_declined(tmp_path: Path) -> None:
+    events: list[ClientEvent] = []
+    async with serving(spec_of("losses"), ScriptedBackend()) as service:
+        client = device(Watched(service), tmp_path)
+        client._teller._on_event = events.append
+        async with client, asyncio.timeout(30):
+            forever = asyncio.create_task(client.run_forever())
+            while "declined" not in [event.kind for event in events]:
+                await asyncio.sleep(0)
+            assert not forever.done()
+            await service.stop_run(service.runs["run"], "over")
+            await forever
+    assert events[-1].kind == "ended"
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+async def test_a_device_counts_its_own_epsilon(tmp_path: Path, exchange: str) -> None:
+    spec = noisy(exchange, rounds=3)
+    async with serving(spec, ScriptedBackend()) as service:
+        transport = Watched(service)
+        for rounds in range(1, 4):  # a restart each time
+            async with device(transport, tmp_path) as client:
+                assert client.epsilon == pytest.approx(epsilon_of(*[4.0] * (rounds - 1)), rel=0.02)
+                assert await client.run_once() == "worked"
+                assert client.epsilon == pytest.approx(epsilon_of(*[4.0] * rounds), rel=0.02)
+        privacy = service.runs["run"].result().privacy
+    assert privacy is not None
+    assert client.epsilon == pytest.approx(privacy.epsilon)
+    # Another server, and other noise: all of it is of the same data.
+    other = noisy("alpha", target="alpha", noise_multiplier=8.0)
+    async with serving(other, ScriptedBackend()) as service:
+        client = EdgeClient(
+            "memory:other",
+            token=TOKEN,
+            data=DATA,
+            backend=ScriptedBackend(),
+            state_dir=tmp_path,
+            require_privacy=RequiredPrivacy(max_epsilon=8.0, delta=1e-6),
+            transport=MemoryTransport(service),
+        )
+        async with client:
+            assert await client.run_once() == "worked"
+        wanted = epsilon_of(4.0, 4.0, 4.0, 8.0, delta=1e-6)
+        assert client.epsilon == pytest.approx(wanted, rel=0.02)
+    # What protects one example does not protect all of them.
+    async with device(transport, tmp_path, unit="device") as client:
+        assert client.epsilon == math.inf
+
+
+async def test_it_stops_at_its_epsilon_and_not_at_the_servers(tmp_path: Path) -> None:
+    spec = noisy(rounds=5, max_epsilon=1e6, delta=0.5)
+    async with serving(spec, ScriptedBackend()) as service:
+        transport = Watched(service)
+        async with device(transport, tmp_path, max_epsilon=1.5) as client:
+            outcomes = [await client.run_once() for _ in range(3)]
+            assert client.epsilon == pytest.approx(epsilon_of(4.0, 4.0), rel=0.02)
+    assert outcomes == ["worked", "worked", "declined"]
+    assert epsilon_of(4.0, 4.0) < 1.5 < epsilon_of(4.0, 4.0, 4.0)
+    assert "1.5 at delta 1e-05" in transport.declined[0].reason
+
+
+@pytest.mark.parametrize(("exchange", "local_steps"), [("losses", 1), ("alpha", 2)])
+async def test_a_device_that_dies_counts_no_release_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: str, local_steps: int
+) -> None:
+    """The noise is drawn, and the update neither kept nor sent."""
+    spec = noisy(exchange, local_steps=local_steps)
+    # No room for a single release more, not even on the way.
+    most = epsilon_of(*[4.0] * local_steps) * 1.02
+
+    def dies(self: Outbox, unsent: Unsent) -> None:
+        raise asyncio.CancelledError
+
+    async with serving(spec, ScriptedBackend()) as service:
+        transport = Watched(service)
+        with monkeypatch.context() as patch:
+            patch.setattr(Outbox, "put", dies)
+            async with device(transport, tmp_path, max_epsilon=most) as client:
+                with pytest.raises(asyncio.CancelledError):
+                    await client.run_once()
+                spent = client.epsilon
+        assert transport.updates == []
+        async with device(transport, tmp_path, max_epsilon=most) as client:
+            assert client.epsilon == spent == pytest.approx(most / 1.02, rel=0.02)
+            assert await client.run_once() == "worked"
+            assert client.epsilon == spent
+
+
+async def test_what_cannot_be_counted_is_not_given_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(noisy(), ScriptedBackend()) as service:
+        transport = Watched(service)
+        async with device(transport, tmp_path) as client:
+            await client.enrol()
+
+            def full(self: Path, target: Path) -> None:
+                raise OSError(28, "No space left on device")
+
+            with monkeypatch.context() as patch:
+                patch.setattr(Path, "replace", full)
+                assert await client.run_once() == "declined"
+            assert client.epsilon == 0.0
+            assert transport.updates == []
+            assert transport.declined[0].reason == "the client's count of epsilon cannot be written"
+            assert transport.declined[0].usage.queries > 0
+            assert await client.run_once() == "worked"
+            assert client.epsilon > 0.0
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[1]", '{"losses": -1, "alpha": 0}', "{"])
+def test_a_count_that_cannot_be_read_is_not_taken_for_zero(tmp_path: Path, content: str) -> None:
+    (tmp_path / "privacy.json").write_text(content)
+    with pytest.raises(DataError, match=r"privacy.json: the count of epsilon cannot be read"):
+        PrivacyAccount(RequiredPrivacy(max_epsilon=8), tmp_path, own_model=True)
+    Shelf(tmp_path).write("privacy.json", json.dumps({"losses": 0.25, "alpha": 0}).encode())
+    account = PrivacyAccount(RequiredPrivacy(max_epsilon=8), tmp_path, own_model=True)
+    assert account.epsilon == pytest.approx(epsilon_of(2.0), rel=0.02)
+
+
+async def test_tokens_tell_of_texts_and_stay(tmp_path: Path) -> None:
+    async with serving(noisy(), ScriptedBackend()) as service:
+        transport = Watched(service)
+        async with device(transport, tmp_path) as client:
+            assert await client.run_once() == "worked"
+        (update,) = transport.updates
+        assert update.usage.queries == 40
+        assert 0 < update.usage.requests <= 40
+        assert (update.usage.prompt_tokens, update.usage.completion_tokens) == (0, 0)
+    async with serving(noisy(), ScriptedBackend()) as service:
+        transport = Watched(service)
+        client = EdgeClient(
+            "memory:", token=TOKEN, data=DATA, backend=ScriptedBackend(), transport=transport
+        )
+        async with client:
+            assert await client.run_once() == "worked"
+            assert client.epsilon is None
+        (update,) = transport.updates
+        assert update.usage.prompt_tokens > 0
+
+
+# A server that lies
+
+
+@pytest.mark.parametrize("required", [True, False])
+async def test_a_target_without_noise_in_this_exchange(tmp_path: Path, required: bool) -> None:
+    """Noise on alpha protects nothing where losses are returned."""
+    spec = noisy("losses")
+    assert spec.privacy is not None
+    lie = spec.privacy.model_copy(update={"target": "alpha"})
+    async with serving(spec, ScriptedBackend()) as service:
+        transport = Watched(service, privacy=lie)
+        client = device(transport, tmp_path)
+        if not required:
+            client._privacy = None
+        async with client:
+            assert await client.run_once() == "declined"
+    assert transport.updates == []
+    assert transport.declined[0].reason == "the run's privacy does not fit its exchange"
+
+
+async def test_a_memory_without_noise() -> None:
+    document = noisy("alpha").model_dump(mode="json")
+    method = {"name": "evolution", "num_samples": 4, "batch_size": 4}
+    spec = RunSpec.model_validate({**document, "method": method})
+    assert spec.privacy is not None
+    lie = spec.privacy.model_copy(update={"target": "alpha"})
+    async with serving(spec, ScriptedBackend()) as service:
+        transport = Watched(service, privacy=lie)
+        client = EdgeClient("memory:", token=TOKEN, data=DATA, transport=transport)
+        async with client:
+            assert await client.run_once() == "declined"
+    assert transport.updates == []
+    assert transport.declined[0].reason == "the run's privacy does not fit its method"
+
+
+# Through the gateway
+
+
+async def test_the_gateway_sees_texts_and_labels_can_be_protected(tmp_path: Path) -> None:
+    async with serving(noisy(), ScriptedBackend()) as service:
+        transport = Watched(service)
+        for unit in ("example", "device"):
+            with pytest.raises(SpecError, match=f"unit '{unit}' needs a backend"):
+                device(transport, tmp_path, own=False, unit=unit)
+        async with device(transport, tmp_path, own=False, unit="label") as client:
+            assert await client.run_once() == "worked"
+            assert client.epsilon == pytest.approx(epsilon_of(4.0), rel=0.02)
+        assert len(transport.updates) == 1
+
+
+@pytest.mark.parametrize(
+    ("local_steps", "outcome"), [(1, "worked"), (2, "declined")], ids=["one step", "two steps"]
+)
+async def test_later_prompts_show_alpha_to_the_gateway(
+    tmp_path: Path, local_steps: int, outcome: str
+) -> None:
+    spec = noisy("alpha", target="alpha", local_steps=local_steps)
+    for own in (True, False):
+        async with serving(spec, ScriptedBackend()) as service:
+            transport = Watched(service)
+            folder = tmp_path / str(own)
+            async with device(transport, folder, own=own, unit="label") as client:
+                assert await client.run_once() == ("worked" if own else outcome)
+                assert all("one local step" in each.reason for each in transport.declined)
+
+
+async def test_references_are_labels(tmp_path: Path) -> None:
+    spec = noisy()
+    async with serving(spec, ScriptedBackend()) as service:
+        nll = spec.task.model_copy(update={"loss": "nll"})
+        transport = Watched(service, task=nll)
+        async with device(transport, tmp_path, own=False, unit="label") as client:
+            assert await client.run_once() == "declined"
+    assert "loss nll sends them" in transport.declined[0].reason
+
+
+def test_it_needs_a_folder() -> None:
+    with pytest.raises(SpecError, match="require_privacy: needs state_dir"):
+        EdgeClient("http://x", data=DATA, require_privacy=RequiredPrivacy(max_epsilon=8))
