@@ -34,9 +34,18 @@ def dump(value: object) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-def query_key(fingerprint: str, query: Query) -> bytes:
-    """Names a query to a model, in 16 bytes; who pays is no part of it."""
-    return blake2b(dump([fingerprint, *dump_query(query).values()]), digest_size=16).digest()
+def query_key(fingerprint: str, query: Query, shortened: object | None = None) -> bytes:
+    """Names a query to a model, in 16 bytes; who pays is no part of it.
+
+    Args:
+        fingerprint: The model.
+        query: What it is asked.
+        shortened: What it sees of inputs that are too long; None where it sees all of them.
+    """
+    named = [fingerprint, *dump_query(query).values()]
+    if shortened is not None:
+        named.append({"shortened": shortened})
+    return blake2b(dump(named), digest_size=16).digest()
 
 
 def dump_query(query: Query) -> dict[str, object]:

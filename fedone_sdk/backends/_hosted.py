@@ -232,6 +232,15 @@ class HostedBackend(LLMBackend):
         _, quoted = await self._prepared(query)
         return quoted
 
+    async def shortened(self, query: Query) -> object | None:
+        """The texts of inputs that are too long: where they end depends on the tokeniser.
+
+        Raises:
+            BackendError: As `quote`.
+        """
+        fitted = await self._fitted(query)
+        return None if fitted == list(query.inputs) else fitted
+
     def reset(self) -> None:
         """Starts to count again how many answers show the label words."""
         self._watch.reset()
@@ -270,24 +279,32 @@ class HostedBackend(LLMBackend):
     async def _prepared(self, query: Query) -> tuple[list[Content], Usage]:
         """The inputs as they are sent, shortened to fit, and what they may cost."""
         counter = await self._loaded()
-        schema = self._schema(query)
-        # A schema is shown to the model too, and counts as input.
-        around = 0 if schema is None else len(json.dumps(schema).encode())
         contents, num_tokens = [], 0
-        for parts in query.inputs:
-            self._check_form(parts)
-            # Each message more than one has a frame of its own.
-            frames = (len(_content(parts)) - 1) * OPENAI_CHAT_OVERHEAD
-            fitted = counter.fit(parts, self._max_input_tokens - around - frames)
-            contents.append(_content(fitted))
+        for parts in await self._fitted(query):
+            contents.append(_content(parts))
             num_tokens += sum(counter.count(text) for _, text in contents[-1])
-            num_tokens += around + frames + self._overhead
+            num_tokens += self._around(query) + _frames(parts) + self._overhead
         return contents, Usage(
             queries=1,
             requests=len(contents),
             prompt_tokens=num_tokens,
             completion_tokens=len(contents) * _most_written(query),
         )
+
+    async def _fitted(self, query: Query) -> list[Rendered]:
+        """The inputs, shortened to fit."""
+        counter = await self._loaded()
+        fitted = []
+        for parts in query.inputs:
+            self._check_form(parts)
+            room = self._max_input_tokens - self._around(query) - _frames(parts)
+            fitted.append(counter.fit(parts, room))
+        return fitted
+
+    def _around(self, query: Query) -> int:
+        """Tokens of the schema, at most: it is shown to the model too, and counts as input."""
+        schema = self._schema(query)
+        return 0 if schema is None else len(json.dumps(schema).encode())
 
     def _schema(self, query: Query) -> dict[str, Any] | None:
         if query.want != "choice" or not self._structured:
@@ -498,6 +515,11 @@ class HostedBackend(LLMBackend):
                 effect="a cap on tokens or money may be passed by the requests under way",
                 change="set tokenizer to the model's own",
             )
+
+
+def _frames(parts: Rendered) -> int:
+    """Tokens of frames: each message more than one has one of its own."""
+    return (len(_content(parts)) - 1) * OPENAI_CHAT_OVERHEAD
 
 
 def _content(parts: Rendered) -> Content:

@@ -181,6 +181,21 @@ class LLMBackend(ABC):
         """The most that this query may spend: at least what it will, at most its `worst_case`."""
         return self.worst_case(len(query.inputs), query.max_tokens)
 
+    async def shortened(self, query: Query) -> object | None:
+        """What the model sees of inputs that are too long for it, for the key of a cache.
+
+        How an input is shortened may depend on more than the fingerprint: on the tokeniser that is
+        at hand, say.
+
+        Returns:
+            A value for JSON, the same for the same texts or token ids; None where nothing is taken
+            off, or the fingerprint names all that matters.
+
+        Raises:
+            BackendError: An input does not fit the model.
+        """
+        return None
+
     @property
     def trouble(self) -> str | None:
         """Why it is known that the model cannot be asked now; None while it may be asked."""

@@ -31,10 +31,17 @@ SOFT = -1
 
 
 class Cloze(NamedTuple):
-    """An input as a masked model takes it: token ids, and where the mask is among them."""
+    """An input as a masked model takes it.
+
+    Attributes:
+        ids: Its token ids.
+        mask_index: Where the mask is among them.
+        whole: Whether nothing was taken off its fields.
+    """
 
     ids: list[int]
     mask_index: int
+    whole: bool = True
 
 
 class _Encoding(NamedTuple):
@@ -102,7 +109,7 @@ class _Encoder:
 
     def _fitted(
         self, parts: Rendered, num_extra: int, stands: Mapping[str, Sequence[int]]
-    ) -> list[int]:
+    ) -> tuple[list[int], bool]:
         """The token ids of a rendered input, with `num_extra` more at most max_length.
 
         Args:
@@ -110,9 +117,13 @@ class _Encoder:
             num_extra: Positions to leave free.
             stands: Part kinds that are no text, and the ids that stand at their place.
 
+        Returns:
+            The ids, and whether nothing was taken off the fields.
+
         Raises:
             BackendError: It is too long without its fields already.
         """
+        whole = True
         while True:
             borders = [
                 index
@@ -144,7 +155,7 @@ class _Encoder:
                 ids = list(found[0].ids)
                 for between, encoding in zip(placed, found[1:], strict=True):
                     ids += [*between, *encoding.ids]
-                return ids
+                return ids, whole
             starts: list[list[int]] = []
             for side, encoding in zip(sides, found, strict=True):
                 starts += [*token_starts(side, encoding.offsets), []]
@@ -155,7 +166,7 @@ class _Encoder:
                 )
             # Cutting may change how the border is tokenised, so measure again. It ends: each turn
             # removes a character or more.
-            parts = shorten(parts, starts[:-1], length - self._max_length)
+            parts, whole = shorten(parts, starts[:-1], length - self._max_length), False
 
 
 def _check_place(parts: Rendered) -> None:
@@ -229,8 +240,9 @@ class ClozeEncoder(_Encoder):
         if num_soft:
             _check_place(parts)
             stands["prompt"] = [SOFT] * num_soft
-        ids = [self._start, *self._fitted(parts, 2 + reserve, stands), self._end]
-        return Cloze(ids, ids.index(self.mask_id))
+        fitted, whole = self._fitted(parts, 2 + reserve, stands)
+        ids = [self._start, *fitted, self._end]
+        return Cloze(ids, ids.index(self.mask_id), whole)
 
 
 class CausalEncoder(_Encoder):
@@ -386,6 +398,12 @@ class CausalEncoder(_Encoder):
         return ids[0]
 
     def encode(self, parts: Rendered, *, reserve: int = 0, num_soft: int = 0) -> list[int]:
+        """The token ids that `fitted` gives."""
+        return self.fitted(parts, reserve=reserve, num_soft=num_soft)[0]
+
+    def fitted(
+        self, parts: Rendered, *, reserve: int = 0, num_soft: int = 0
+    ) -> tuple[list[int], bool]:
         """Tokenises a rendered input, and shortens its fields until it fits.
 
         Args:
@@ -393,6 +411,9 @@ class CausalEncoder(_Encoder):
             reserve: Positions that must be left for what follows.
             num_soft: Vectors that stand where the prompt does, each as `SOFT`; 0 for a prompt of
                 text.
+
+        Returns:
+            The token ids, and whether nothing was taken off the fields.
 
         Raises:
             BackendError: There is a mask, nothing at all, or no place for the vectors, or the rest
@@ -410,10 +431,10 @@ class CausalEncoder(_Encoder):
         # A chat template has the token that starts a text, where the model wants one.
         start = [] if is_chat(parts) else self._start
         framed = self.framed(parts, soft=bool(num_soft))
-        ids = self._fitted(framed, len(start) + reserve, stands)
+        ids, whole = self._fitted(framed, len(start) + reserve, stands)
         if not start and not ids:
             raise BackendError("an input is empty, and this model has no token that starts a text")
-        return [*start, *ids]
+        return [*start, *ids], whole
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids, without special tokens."""

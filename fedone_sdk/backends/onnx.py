@@ -128,6 +128,14 @@ class OnnxBackend(LLMBackend):
         """
         return await self._in_worker(self._count, query)
 
+    async def shortened(self, query: Query) -> object | None:
+        """The token ids of inputs that are too long.
+
+        Raises:
+            BackendError: As `score`.
+        """
+        return await self._in_worker(self._shortened, query)
+
     async def aclose(self) -> None:
         """Ends the worker threads, after the queries that they hold."""
         await asyncio.to_thread(self._executor.shutdown)
@@ -151,6 +159,10 @@ class OnnxBackend(LLMBackend):
         self._label_ids(query.label_words)
         tokens = sum(len(cloze.ids) for cloze in self._loaded().clozes(query.inputs))
         return Usage(queries=1, requests=1, prompt_tokens=tokens)
+
+    def _shortened(self, query: Query) -> object | None:
+        clozes = self._loaded().clozes(query.inputs)
+        return None if all(cloze.whole for cloze in clozes) else [cloze.ids for cloze in clozes]
 
     def _score(self, query: Query) -> Answer:
         label_ids = self._label_ids(query.label_words)

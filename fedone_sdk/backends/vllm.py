@@ -70,12 +70,14 @@ class _Request(NamedTuple):
         body: What is sent; with `SOFT` among the token ids where the query has a soft prompt.
         worst: The most that it uses.
         read: From the answer to log-probabilities and texts.
+        shortened: The token ids of the inputs where they were too long; None where none was.
     """
 
     path: str
     body: dict[str, Any]
     worst: Usage
     read: Callable[[Any], _Found]
+    shortened: list[list[int]] | None = None
 
 
 class VllmBackend(LLMBackend):
@@ -239,6 +241,14 @@ class VllmBackend(LLMBackend):
         """The tokens that this query sends, and the most that it can get back."""
         return (await self._request(query)).worst
 
+    async def shortened(self, query: Query) -> object | None:
+        """The token ids of inputs that are too long: where they end depends on the tokeniser.
+
+        Raises:
+            BackendError: As `score`.
+        """
+        return (await self._request(query)).shortened
+
     async def embedding_space(self) -> EmbeddingSpace:
         """Where the input embeddings lie, by the weights here; their first look reads them all."""
         embeds = self._embeds
@@ -290,7 +300,8 @@ class VllmBackend(LLMBackend):
             raise BackendError("a masked language model answers with label words only")
         labels = [ids[0] for ids in await self._labels(query.label_words, ())]
         calls = [partial(encoder.encode, parts) for parts in query.inputs]
-        ids = [cloze.ids for cloze in await _in_thread_if_long(calls, query.inputs)]
+        clozes = await _in_thread_if_long(calls, query.inputs)
+        ids = [cloze.ids for cloze in clozes]
 
         def read(answer: Any) -> _Found:
             rows = answer["data"]["log_probs"]
@@ -304,16 +315,17 @@ class VllmBackend(LLMBackend):
             },
             worst=_usage(ids, 0),
             read=read,
+            shortened=None if all(cloze.whole for cloze in clozes) else ids,
         )
 
     async def _label_request(self, query: Query, labels: list[int]) -> _Request:
         """Asks for the log-probabilities of chosen tokens after each input."""
-        ids = await self._encoded(query, [1] * len(query.inputs))
+        ids, shortened = await self._encoded(query, [1] * len(query.inputs))
 
         def read(answer: Any) -> _Found:
             return next_tokens(answer, len(ids), labels), ()
 
-        return self._completion(ids, read, **asking_for(labels))
+        return self._completion(ids, read, shortened=shortened, **asking_for(labels))
 
     async def _ending_request(self, query: Query, endings: list[list[list[int]]]) -> _Request:
         """Asks for the log-probability of each of some endings of each input."""
@@ -323,7 +335,7 @@ class VllmBackend(LLMBackend):
                 f"a reference text is {max(short) - 1} tokens, the model takes "
                 f"{self._checked().max_length} together with its input: shorten it"
             )
-        starts = await self._encoded(query, reserve)
+        starts, shortened = await self._encoded(query, reserve)
         ids = [
             [*start, *ending]
             for start, some in zip(starts, endings, strict=True)
@@ -337,7 +349,7 @@ class VllmBackend(LLMBackend):
                 for some in endings
             ), ()
 
-        return self._completion(ids, read, prompt_logprobs=0)
+        return self._completion(ids, read, shortened=shortened, prompt_logprobs=0)
 
     async def _text_request(self, query: Query) -> _Request:
         most = query.max_tokens
@@ -346,7 +358,7 @@ class VllmBackend(LLMBackend):
                 f"max_tokens must be from 1 to {self._checked().max_length - 1} for this server, "
                 f"not {most}"
             )
-        ids = await self._encoded(query, [most] * len(query.inputs))
+        ids, shortened = await self._encoded(query, [most] * len(query.inputs))
 
         def read(answer: Any) -> _Found:
             texts = tuple(choice["text"] for choice in choices(answer, len(ids)))
@@ -354,13 +366,14 @@ class VllmBackend(LLMBackend):
                 raise TypeError("a text is missing")
             return ((),) * len(ids), texts
 
-        return self._completion(ids, read, max_tokens=most)
+        return self._completion(ids, read, shortened=shortened, max_tokens=most)
 
     def _completion(
         self,
         ids: list[list[int]],
         read: Callable[[Any], _Found],
         *,
+        shortened: list[list[int]] | None,
         max_tokens: int = 1,
         **options: object,
     ) -> _Request:
@@ -376,6 +389,7 @@ class VllmBackend(LLMBackend):
             },
             worst=_usage(ids, max_tokens),
             read=read,
+            shortened=shortened,
         )
 
     # Tokens
@@ -457,17 +471,26 @@ class VllmBackend(LLMBackend):
             raise BackendError("a label word or reference text is empty")
         return ids
 
-    async def _encoded(self, query: Query, reserve: Sequence[int]) -> list[list[int]]:
-        """The token ids of inputs of a causal model, with room for as many more after each."""
+    async def _encoded(
+        self, query: Query, reserve: Sequence[int]
+    ) -> tuple[list[list[int]], list[list[int]] | None]:
+        """The token ids of inputs of a causal model, with room for as many more after each.
+
+        Returns:
+            The ids; and once more where an input was too long, else None.
+        """
         soft = query.soft_prompt
         num_soft = 0 if soft is None else soft.shape[0]
         calls = [
-            partial(self._causal.encode, parts, reserve=room, num_soft=num_soft)
+            partial(self._causal.fitted, parts, reserve=room, num_soft=num_soft)
             for parts, room in zip(query.inputs, reserve, strict=True)
         ]
         if self._tokenizer_file is None:
-            return list(await asyncio.gather(*map(self._learning, calls)))
-        return await _in_thread_if_long(calls, query.inputs)
+            found = list(await asyncio.gather(*map(self._learning, calls)))
+        else:
+            found = await _in_thread_if_long(calls, query.inputs)
+        ids = [one for one, _ in found]
+        return ids, None if all(whole for _, whole in found) else ids
 
     async def _learning(self, call: Callable[[], R]) -> R:
         """The result of a call, after the server has tokenised the texts that it needs."""

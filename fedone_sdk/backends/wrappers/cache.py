@@ -20,7 +20,8 @@ __all__ = ["CachedBackend"]
 class CachedBackend(Wrapper):
     """Remembers answers, and lets concurrent equal queries share one call.
 
-    Queries are equal when all that is asked is the same; who pays does not matter. A remembered or
+    Queries are equal when all that is asked is the same, and what the model sees of it where an
+    input is too long (`LLMBackend.shortened`); who pays does not matter. A remembered or
     shared answer has ``usage=NOTHING``, ``cached=True`` and no ``limits``, and is otherwise the
     model's. Errors and answers with a failed input are not remembered; who waited for the call
     gets them too. One instance serves one event loop at a time.
@@ -62,7 +63,7 @@ class CachedBackend(Wrapper):
             BackendBlocked: The file can no longer be read or written. An answer that was paid is
                 written as soon as that works again, before anything else is asked.
         """
-        key = query_key(self.fingerprint, query)
+        key = await self._key(query)
         while True:
             if (known := self._remembered(key)) is not None:
                 self.hits += 1
@@ -84,7 +85,7 @@ class CachedBackend(Wrapper):
 
         So a resumed run that is near its cap can replay what it paid for.
         """
-        key = query_key(self.fingerprint, query)
+        key = await self._key(query)
         if self._remembered(key) is not None or await self._filed(key) is not None:
             return Usage(queries=1)
         return await self.inner.quote(query)
@@ -97,6 +98,9 @@ class CachedBackend(Wrapper):
                 await file.aclose()
         finally:
             await self.inner.aclose()
+
+    async def _key(self, query: Query) -> bytes:
+        return query_key(self.fingerprint, query, await self.inner.shortened(query))
 
     async def _answer(self, key: bytes, query: Query) -> Answer:
         call = self._in_flight[key] = asyncio.get_running_loop().create_future()

@@ -64,6 +64,10 @@ class Wrapper(LLMBackend):
         """The inner backend's."""
         return await self.inner.quote(query)
 
+    async def shortened(self, query: Query) -> object | None:
+        """The inner backend's."""
+        return await self.inner.shortened(query)
+
     @property
     def trouble(self) -> str | None:
         """The inner backend's."""

@@ -7,6 +7,7 @@ import os
 import shutil
 import struct
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,9 @@ from typing import Any
 import pytest
 
 from fedone_sdk import assets
-from fedone_sdk.backends import Query
+from fedone_sdk.backends import CachedBackend, Query
 from fedone_sdk.backends.onnx import OnnxBackend, _MaskedModel
-from fedone_sdk.budget import Usage
+from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import BackendError, LabelWordError, MissingExtraError, SpecError
 from fedone_sdk.glue import glue_task
 from fedone_sdk.task import Part, Rendered, TaskSpec, render
@@ -195,7 +196,7 @@ async def test_text_that_is_not_unicode_is_refused(backend: OnnxBackend) -> None
 
 def test_the_mask_alone_is_an_input(model: _MaskedModel) -> None:
     cloze = model.encoder.encode((Part("field", " "), Part("mask", "")))
-    assert cloze == ([0, 8191, 2], 1)
+    assert cloze[:2] == ([0, 8191, 2], 1)
     assert len(model.log_probs([cloze], [5])) == 1
 
 
@@ -257,6 +258,22 @@ def test_the_maximum_length(
     backend = OnnxBackend(tmp_path)
     assert backend.max_length == expected
     assert backend.worst_case(2).prompt_tokens == 2 * expected
+
+
+async def test_inputs_that_were_cut_at_other_lengths_share_no_answer(tmp_path: Path) -> None:
+    """The length stands in a file that the fingerprint does not hash."""
+    folder = tmp_path / EMBEDDED.name
+    shutil.copytree(EMBEDDED, folder)
+    long, short = ask(" word" * 120), ask(" good")
+    found = []
+    for length in (128, 64):
+        (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": length}))
+        async with CachedBackend(OnnxBackend(folder), file=tmp_path / "answers") as cached:
+            found.append(await cached.score(long))
+            assert (await cached.score(short)).cached == (length == 64)
+            assert await cached.score(long) == replace(found[-1], usage=NOTHING, cached=True)
+    assert [answer.cached for answer in found] == [False, False]
+    assert found[0].log_probs != found[1].log_probs
 
 
 async def test_a_broken_model_file_is_one_clear_error(tmp_path: Path) -> None:

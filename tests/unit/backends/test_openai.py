@@ -816,3 +816,40 @@ def test_the_fakes_numbers_are_a_distribution() -> None:
     log_probs = FakeModel().log_probs("x")
     assert math.fsum(map(math.exp, log_probs.values())) == pytest.approx(1)
     assert json.dumps(log_probs) == json.dumps(FakeModel().log_probs("x"))
+
+
+class TestCutsInACache:
+    """A text that is too long is cut by the tokeniser that is at hand."""
+
+    LONG = "a fine film about the strap of a bag that broke on the second day " * 4
+
+    async def asked(self, make: Make, folder: Path, query: Query, *manners: dict[str, Any]) -> int:
+        """How many requests reach the model when backends share a file of answers."""
+        async with FakeOpenAI() as server:
+            for manner in manners:
+                backend = make(server, max_input_tokens=48, **manner)
+                async with CachedBackend(backend, file=folder / "answers") as cached:
+                    assert not (await cached.score(query)).cached
+                    assert (await cached.score(query)).cached
+                    assert await cached.quote(query) == Usage(queries=1)
+            return len({str(received.body) for received in server.received})
+
+    async def test_two_cuts_do_not_share_an_answer(self, make: Make, tmp_path: Path) -> None:
+        manners = ({}, {"tokenizer": TOKENIZER})
+        assert await self.asked(make, tmp_path, ask(self.LONG), *manners) == 2
+
+    async def test_what_is_not_cut_is_shared(self, make: Make, tmp_path: Path) -> None:
+        async with FakeOpenAI() as server:
+            for manner in ({}, {"tokenizer": TOKENIZER}):
+                backend = make(server, max_input_tokens=48, **manner)
+                async with CachedBackend(backend, file=tmp_path / "answers") as cached:
+                    await cached.score(ask("fine"))
+            assert len(server.received) == 1
+
+    async def test_the_same_cut_is_shared(self, make: Make, tmp_path: Path) -> None:
+        async with FakeOpenAI() as server:
+            for _ in range(2):
+                backend = make(server, max_input_tokens=48)
+                async with CachedBackend(backend, file=tmp_path / "answers") as cached:
+                    await cached.score(ask(self.LONG))
+            assert len(server.received) == 1

@@ -16,6 +16,7 @@ from aiohttp import web
 
 from fedone_sdk.backends.base import Query, Want
 from fedone_sdk.backends.vllm import VllmBackend
+from fedone_sdk.backends.wrappers import CachedBackend
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import (
     BackendBlocked,
@@ -448,3 +449,20 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     with pytest.raises(MissingExtraError, match=r"fedone-sdk\[vllm\]"):
         VllmBackend("tiny")
+
+
+async def test_cuts_of_two_tokenisers_share_no_answer(server: FakeVllm, tmp_path: Path) -> None:
+    """Where only the server has the tokeniser, its tokens are taken to be equally long."""
+    words = (" a", " extraordinarily")
+    long, short = ask("".join(words[n > 60] for n in range(200))), ask(" a film")
+    for tokenizer in (str(TOKENIZER), None):
+        async with CachedBackend(
+            connect(server, tokenizer=tokenizer), file=tmp_path / "answers"
+        ) as cached:
+            await cached.check(LABELS)
+            assert not (await cached.score(long)).cached
+            assert (await cached.score(long)).cached
+            assert (await cached.score(short)).cached == (tokenizer is None)
+    prompts = [body["prompt"][0] for body in server.asked("/v1/completions")]
+    assert len(prompts) == 3
+    assert prompts[0] != prompts[2]
