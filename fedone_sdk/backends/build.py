@@ -208,8 +208,7 @@ def _price(spec: BackendSpec, adapter: LLMBackend) -> Price | None:
     if not isinstance(spec, RemoteSpec):
         return FREE
     if spec.prices is not None:
-        prices = spec.prices
-        return Price(prompt=prices.prompt, completion=prices.completion, request=prices.request)
+        return spec.prices
     if isinstance(spec, OpenAISpec):
         return known_price(spec.model) if spec.base_url is None else None
     if isinstance(spec, LiteLLMSpec):

@@ -19,7 +19,7 @@ from fedone_sdk.backends._secrets import without_secrets
 from fedone_sdk.backends._wire import Wire, wire
 from fedone_sdk.backends.openai_api import read_key
 from fedone_sdk.backends.tokens import CHAT_OVERHEAD, OPENAI_CHAT_OVERHEAD
-from fedone_sdk.budget import Price
+from fedone_sdk.budget import Price, PriceTier
 from fedone_sdk.errors import BackendBlocked, BackendUnavailable, MissingExtraError, SpecError
 
 if TYPE_CHECKING:
@@ -32,6 +32,10 @@ __all__ = ["LiteLLMBackend", "the_package"]
 _TOOL_OVERHEAD = 600
 # It searches the web for each answer, and takes money for that.
 _SEARCHES = "perplexity"
+# They write long prompts to their caches unasked, some at a price of its own.
+_CACHES = ("azure", "openai")
+_CACHED = 1024
+"""Tokens of the shortest prompt that they write."""
 # No fetching while it is imported, and no reading of ``.env``.
 _AT_HOME = {
     "LITELLM_LOCAL_ANTHROPIC_BETA_HEADERS": "True",
@@ -144,18 +148,11 @@ class LiteLLMBackend(HostedBackend):
         if row is None or row.get("litellm_provider") not in (self._provider, None):
             return None
         longest = self._max_input_tokens + self._overhead
-        prompt = _most(row, "input_cost_per_token", longest)
-        completion = max(
-            _most(row, name, longest)
-            for name in ("output_cost_per_token", "output_cost_per_reasoning_token")
-        )
-        if not prompt or not completion:
-            return None
         request = _most(row, "input_cost_per_request", longest)
         if self._provider == _SEARCHES:
             searches = (row.get("search_context_cost_per_query") or {}).values()
             request += max((Decimal(repr(usd)) for usd in searches), default=Decimal(0))
-        return Price(prompt=prompt.scaleb(6), completion=completion.scaleb(6), request=request)
+        return price_of(row, longest, request=request, caches=self._provider in _CACHES)
 
     async def _complete(self, body: Mapping[str, Any]) -> RawAnswer:
         self._refuse_foreign()
@@ -316,6 +313,45 @@ def _refusal(response: Any) -> openai.APIStatusError:
 def _one_line(text: str, key_env: str | None) -> str:
     line = without_secrets(" ".join(text.split()), key_env)
     return line if len(line) <= 200 else line[:197] + "..."
+
+
+def price_of(
+    row: Mapping[str, Any], longest: int, *, request: Decimal = Decimal(0), caches: bool = False
+) -> Price | None:
+    """The price of a model by its row in LiteLLM's table; None where the row has none.
+
+    Args:
+        row: US dollars per token.
+        longest: Tokens of the longest input.
+        request: US dollars per request.
+        caches: Whether the provider writes prompts to its cache unasked.
+    """
+
+    def prompt(num_tokens: int) -> Decimal:
+        writes = caches and num_tokens >= _CACHED
+        names = ("input_cost_per_token", "cache_creation_input_token_cost")[: 1 + writes]
+        return max(_most(row, name, num_tokens) for name in names).scaleb(6)
+
+    def completion(num_tokens: int) -> Decimal:
+        names = ("output_cost_per_token", "output_cost_per_reasoning_token")
+        return max(_most(row, name, num_tokens) for name in names).scaleb(6)
+
+    if not prompt(1) or not completion(1):
+        return None
+    steps = {1000 * int(step) for key in row for step in re.findall(r"_above_(\d+)k_tokens$", key)}
+    tiers = [
+        PriceTier(above=above, prompt=prompt(above + 1), completion=completion(above + 1))
+        for above in sorted({*steps, _CACHED - 1})
+        if above < longest
+    ]
+    price = Price(prompt=prompt(1), completion=completion(1), request=request)
+    rates: list[Price | PriceTier] = [price, *tiers]
+    dearer = tuple(
+        tier
+        for before, tier in zip(rates, tiers, strict=False)
+        if (tier.prompt, tier.completion) != (before.prompt, before.completion)
+    )
+    return price.model_copy(update={"tiers": dearer})
 
 
 def _most(row: Mapping[str, Any], name: str, num_tokens: int) -> Decimal:

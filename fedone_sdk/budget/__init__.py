@@ -4,7 +4,7 @@ from fedone_sdk.budget.account import Account
 from fedone_sdk.budget.guard import BudgetGuard, Lease, Payer
 from fedone_sdk.budget.leases import LeaseOwner, OpenLease, OwnerState
 from fedone_sdk.budget.ledger import Ledger, MemoryLedger, SqliteLedger
-from fedone_sdk.budget.prices import FREE, Price, known_price
+from fedone_sdk.budget.prices import FREE, Price, PriceTier, known_price
 from fedone_sdk.budget.usage import NOTHING, Budget, Usage
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "OwnerState",
     "Payer",
     "Price",
+    "PriceTier",
     "SqliteLedger",
     "Usage",
     "known_price",

@@ -3,36 +3,91 @@
 from __future__ import annotations
 
 import json
+import operator
 import re
-from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache
+from itertools import pairwise
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedone_sdk import assets
 from fedone_sdk.budget.usage import Usage
 
-__all__ = ["FREE", "Price", "known_price"]
+__all__ = ["FREE", "Price", "PriceTier", "known_price"]
 
 _SNAPSHOT = re.compile(r"-\d{4}-\d{2}-\d{2}$")
 
+_Usd = Annotated[Decimal, Field(ge=0, le=1_000_000, allow_inf_nan=False)]
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Price:
+
+class _Priced(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+
+class PriceTier(_Priced):
+    """What a request with a long prompt costs, US dollars; all of its tokens, not the last ones.
+
+    Attributes:
+        above: It holds for requests of more prompt tokens than this.
+        prompt: Per million prompt tokens.
+        completion: Per million completion tokens.
+    """
+
+    above: Annotated[int, Field(ge=1, le=1_000_000_000)]
+    prompt: _Usd
+    completion: _Usd
+
+
+class Price(_Priced):
     """What a model costs, US dollars.
 
     Attributes:
         prompt: Per million prompt tokens.
         completion: Per million completion tokens.
         request: Per request.
+        tiers: Prices of long prompts, the shortest first. None may be less than the one before:
+            then the price of the longest prompt bounds all others.
     """
 
-    prompt: Decimal
-    completion: Decimal
-    request: Decimal = Decimal(0)
+    prompt: _Usd
+    completion: _Usd
+    request: _Usd = Decimal(0)
+    tiers: Annotated[tuple[PriceTier, ...], Field(exclude_if=operator.not_)] = ()
+
+    @model_validator(mode="after")
+    def _check_tiers(self) -> Self:
+        if any(one.above >= other.above for one, other in pairwise(self.tiers)):
+            raise ValueError("tiers: must be in the order of `above`, each one larger")
+        rates = [(self.prompt, self.completion), *((t.prompt, t.completion) for t in self.tiers)]
+        if any(a > c or b > d for (a, b), (c, d) in pairwise(rates)):
+            raise ValueError("tiers: a longer prompt must not cost less per token")
+        return self
+
+    @property
+    def units(self) -> frozenset[str]:
+        """The units that cost money."""
+        most = self.tiers[-1] if self.tiers else self
+        costs = {
+            "prompt_tokens": most.prompt,
+            "completion_tokens": most.completion,
+            "requests": self.request,
+        }
+        return frozenset(unit for unit, usd in costs.items() if usd)
 
     def priced(self, usage: Usage) -> Usage:
-        """The same amount with its money, exactly; whatever money it had is replaced."""
-        tokens = usage.prompt_tokens * self.prompt + usage.completion_tokens * self.completion
+        """The same amount with its money, exactly; whatever money it had is replaced.
+
+        Args:
+            usage: Of one request. Of several together it is priced as one with all their tokens,
+                which is never too little.
+        """
+        rate: Price | PriceTier = self
+        for tier in self.tiers:
+            if usage.prompt_tokens > tier.above:
+                rate = tier
+        tokens = usage.prompt_tokens * rate.prompt + usage.completion_tokens * rate.completion
         usd = tokens.scaleb(-6) + usage.requests * self.request
         return usage.model_copy(update={"usd": usd})
 
@@ -58,6 +113,6 @@ def known_price(model: str) -> Price | None:
 def _table() -> dict[str, Price]:
     shipped = json.loads(assets.path("prices.json").read_text(encoding="utf-8"))
     return {
-        name: Price(prompt=Decimal(row["prompt"]), completion=Decimal(row["completion"]))
+        name: Price.model_validate({key: value for key, value in row.items() if key != "source"})
         for name, row in shipped["models"].items()
     }

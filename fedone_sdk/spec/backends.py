@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from decimal import Decimal
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from fedone_sdk.budget import Price
 from fedone_sdk.spec.base import Spec
 
 __all__ = [
@@ -27,7 +27,6 @@ __all__ = [
 
 _EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=200)]
 _Seconds = Annotated[float, Field(gt=0, le=86_400)]
-_Usd = Annotated[Decimal, Field(ge=0, le=1_000_000, allow_inf_nan=False)]
 
 
 class RetrySpec(Spec):
@@ -59,18 +58,8 @@ class LimitsSpec(Spec):
     concurrency: Annotated[int, Field(ge=1, le=10_000)] = 32
 
 
-class PriceSpec(Spec):
-    """What a model costs, US dollars.
-
-    Attributes:
-        prompt: Per million prompt tokens.
-        completion: Per million completion tokens.
-        request: Per request.
-    """
-
-    prompt: _Usd
-    completion: _Usd
-    request: _Usd = Decimal(0)
+PriceSpec = Price
+"""What a model costs, as a backend's ``prices`` say it."""
 
 
 class _Answering(Spec):

@@ -25,7 +25,7 @@ from structlog.testing import capture_logs
 from fedone_sdk.backends import Answer, LLMBackend, OpenAIBackend, Query
 from fedone_sdk.backends.build import build_backend
 from fedone_sdk.backends.litellm import LiteLLMBackend, the_package
-from fedone_sdk.budget import NOTHING, Budget, BudgetGuard, Price, Usage
+from fedone_sdk.budget import NOTHING, Budget, BudgetGuard, Price, PriceTier, Usage
 from fedone_sdk.errors import (
     BackendBlocked,
     BackendError,
@@ -373,7 +373,7 @@ def test_what_a_model_costs(
     assert found == price
 
 
-def test_the_dearest_step_and_fee_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_and_the_dearest_fee_count(monkeypatch: pytest.MonkeyPatch) -> None:
     row = {
         "litellm_provider": "perplexity",
         "input_cost_per_token": 1e-6,
@@ -388,7 +388,8 @@ def test_the_dearest_step_and_fee_count(monkeypatch: pytest.MonkeyPatch) -> None
     usual = Price(prompt=Decimal(1), completion=Decimal(4), request=Decimal("0.012"))
     assert LiteLLMBackend("perplexity/p", log_probs=False).price == usual
     long = LiteLLMBackend("perplexity/p", log_probs=False, max_input_tokens=300_000).price
-    assert long == Price(prompt=Decimal(2), completion=Decimal(4), request=Decimal("0.012"))
+    tier = PriceTier(above=200_000, prompt=Decimal(2), completion=Decimal(4))
+    assert long == usual.model_copy(update={"tiers": (tier,)})
 
 
 def test_a_cap_in_money_needs_a_price(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,15 +47,9 @@ class BudgetedBackend(Wrapper):
     def _describe(self) -> None:
         super()._describe()
         self.metered = True
-        price = self._price
-        if price is not None:
+        if self._price is not None:
             # Money is bounded where everything is that costs money.
-            costly = {
-                "prompt_tokens": price.prompt,
-                "completion_tokens": price.completion,
-                "requests": price.request,
-            }
-            if all(unit in self.bounds for unit, usd in costly.items() if usd > 0):
+            if self._price.units <= self.bounds:
                 self.bounds |= {"usd"}
             else:
                 self.bounds -= {"usd"}

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
+from decimal import Decimal
 from typing import Any
 
 import pytest
 
 from fedone_sdk.backends import LiteLLMBackend, litellm
 from fedone_sdk.backends.build import build_backend
+from fedone_sdk.backends.litellm import price_of
+from fedone_sdk.budget import Price, PriceTier
 from fedone_sdk.errors import MissingExtraError, SpecError
 from fedone_sdk.messages import PromptReport
 from fedone_sdk.reports.snippets import snippets
@@ -28,6 +31,34 @@ def test_the_options_are_those_of_the_spec() -> None:
     for name, default in fields.items():
         if name != "model":
             assert options[name].default == default
+
+
+def test_a_row_of_its_table_becomes_a_price_with_tiers() -> None:
+    row = {
+        "input_cost_per_token": 1e-7,
+        "input_cost_per_token_above_272k_tokens": 2e-7,
+        "output_cost_per_token": 5e-7,
+        "output_cost_per_token_above_272k_tokens": 7.5e-7,
+        "cache_creation_input_token_cost": 1.25e-7,
+        "cache_creation_input_token_cost_above_272k_tokens": 2.5e-7,
+        "cache_read_input_token_cost_above_272k_tokens": 2e-8,
+    }
+    short = Price(prompt=Decimal("0.1"), completion=Decimal("0.5"))
+    assert price_of(row, 1023, caches=True) == short
+    written = PriceTier(above=1023, prompt=Decimal("0.125"), completion=Decimal("0.5"))
+    price = price_of(row, 300_000, caches=True)
+    assert price is not None
+    assert price.tiers == (
+        written,
+        PriceTier(above=272_000, prompt=Decimal("0.25"), completion=Decimal("0.75")),
+    )
+    # Others write only what they are asked to, and nothing is asked here.
+    price = price_of(row, 300_000)
+    assert price is not None
+    assert price.tiers == (
+        PriceTier(above=272_000, prompt=Decimal("0.2"), completion=Decimal("0.75")),
+    )
+    assert price_of({"input_cost_per_token": 1e-7}, 1000) is None
 
 
 def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,16 +1,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from datetime import date
 from decimal import Decimal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from fedone_sdk import assets
 from fedone_sdk.budget import Usage
-from fedone_sdk.budget.prices import FREE, Price, known_price
+from fedone_sdk.budget.prices import FREE, Price, PriceTier, known_price
 
 
 def test_the_shipped_table_says_when_and_where_each_price_was_read() -> None:
@@ -19,7 +21,7 @@ def test_the_shipped_table_says_when_and_where_each_price_was_read() -> None:
     assert (table["currency"], table["per"]) == ("USD", 1_000_000)
     assert len(table["models"]) >= 9
     for name, row in table["models"].items():
-        assert set(row) == {"prompt", "completion", "source"}, name
+        assert set(row) - {"tiers"} == {"prompt", "completion", "source"}, name
         assert row["source"].startswith("https://")
         # As text: a float in JSON would not be the price that is printed.
         assert isinstance(row["prompt"], str)
@@ -42,7 +44,9 @@ def test_the_shipped_table_says_when_and_where_each_price_was_read() -> None:
     ],
 )
 def test_a_snapshot_costs_what_its_model_costs(model: str, prompt: str, completion: str) -> None:
-    assert known_price(model) == Price(prompt=Decimal(prompt), completion=Decimal(completion))
+    price = known_price(model)
+    assert price is not None
+    assert (price.prompt, price.completion) == (Decimal(prompt), Decimal(completion))
 
 
 @pytest.mark.parametrize(
@@ -87,3 +91,81 @@ def test_parts_cost_together_what_the_whole_costs(
     parts = [Usage(requests=1, prompt_tokens=n, completion_tokens=n // 3) for n in tokens]
     whole = sum(parts[1:], parts[0])
     assert sum((price.priced(part).usd for part in parts), Decimal(0)) == price.priced(whole).usd
+
+
+# Long prompts
+
+
+def tiered(*rates: tuple[int, str, str], prompt: str = "1", completion: str = "2") -> Price:
+    tiers = tuple(
+        PriceTier(above=above, prompt=Decimal(one), completion=Decimal(other))
+        for above, one, other in rates
+    )
+    return Price(prompt=Decimal(prompt), completion=Decimal(completion), tiers=tiers)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "usd"), [(100, "0.000120"), (101, "0.000333"), (200, "0.00063"), (201, "0.001105")]
+)
+def test_a_tier_prices_all_of_a_request(tokens: int, usd: str) -> None:
+    price = tiered((100, "3", "3"), (200, "5", "10"))
+    usage = Usage(requests=1, prompt_tokens=tokens, completion_tokens=10)
+    assert price.priced(usage).usd == Decimal(usd)
+
+
+@pytest.mark.parametrize(
+    "rates",
+    [
+        [(100, "3", "3"), (100, "4", "4")],
+        [(200, "3", "3"), (100, "4", "4")],
+        [(100, "0.5", "3")],
+        [(100, "3", "1")],
+        [(100, "3", "3"), (200, "2", "4")],
+        [(0, "3", "3")],
+    ],
+)
+def test_tiers_that_do_not_rise_are_refused(rates: Sequence[tuple[int, str, str]]) -> None:
+    with pytest.raises(ValidationError):
+        tiered(*rates)
+
+
+@given(
+    st.lists(st.integers(0, 3000), min_size=1, max_size=12),
+    st.lists(st.tuples(st.integers(1, 3000), st.integers(0, 9), st.integers(0, 9)), max_size=3),
+)
+def test_more_tokens_never_cost_less(tokens: list[int], steps: list[tuple[int, int, int]]) -> None:
+    prompt = completion = 1
+    rates = []
+    for above in sorted({step[0] for step in steps}):
+        _, more, most = next(step for step in steps if step[0] == above)
+        prompt, completion = prompt + more, completion + most
+        rates.append((above, str(prompt), str(completion)))
+    price = tiered(*rates, completion="1")
+    parts = [Usage(requests=1, prompt_tokens=n, completion_tokens=n // 3) for n in tokens]
+    whole = sum(parts[1:], parts[0])
+    apart = sum((price.priced(part).usd for part in parts), Decimal(0))
+    assert apart <= price.priced(whole).usd
+    for part in parts:
+        more_tokens = part.model_copy(update={"prompt_tokens": part.prompt_tokens + 1})
+        assert price.priced(part).usd <= price.priced(more_tokens).usd
+
+
+def test_the_newer_models_cost_more_from_1024_tokens_on() -> None:
+    """They write such prompts to their cache unasked."""
+    price = known_price("gpt-6-luna-2026-09-22")
+    assert price is not None
+    costs = {
+        tokens: price.priced(Usage(requests=1, prompt_tokens=tokens)).usd / tokens
+        for tokens in (1023, 1024, 272_000, 272_001)
+    }
+    assert list(costs.values()) == [
+        Decimal(usd).scaleb(-6) for usd in ("0.10", "0.125", "0.125", "0.25")
+    ]
+
+
+def test_units_that_cost_money() -> None:
+    assert FREE.units == frozenset()
+    assert tiered(prompt="0", completion="0").units == frozenset()
+    assert tiered((9, "1", "0"), prompt="0", completion="0").units == {"prompt_tokens"}
+    fee = Price(prompt=Decimal(0), completion=Decimal(1), request=Decimal(1))
+    assert fee.units == {"completion_tokens", "requests"}
