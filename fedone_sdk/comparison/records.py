@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import SpecError
+from fedone_sdk.files import sync_folder
 
 __all__ = ["Point", "TrialFile", "TrialRecord"]
 
@@ -130,3 +131,5 @@ class TrialFile:
             file.write(line)
             file.flush()
             os.fsync(file.fileno())
+        if not data:
+            sync_folder(self._path.parent)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any
 import fedone_sdk
 from fedone_sdk.errors import SpecError
 from fedone_sdk.experiments.experiment import Result, Trial, Workspace
+from fedone_sdk.files import replace_file
 
 __all__ = ["Record", "Records", "write_whole"]
 
@@ -126,12 +126,7 @@ class Records:
 def write_whole(file: Path, content: str | bytes) -> None:
     """Writes a file, whole or not at all, and the folders above it."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    draft = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        draft.write_bytes(content.encode() if isinstance(content, str) else content)
-        draft.replace(file)
-    finally:
-        draft.unlink(missing_ok=True)
+    replace_file(file, content.encode() if isinstance(content, str) else content)
 
 
 def _read(file: Path) -> Record | None:

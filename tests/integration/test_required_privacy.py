@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -202,11 +203,11 @@ async def test_what_cannot_be_counted_is_not_given_away(
         async with device(transport, tmp_path) as client:
             await client.enrol()
 
-            def full(self: Path, target: Path) -> None:
+            def full(source: Path, target: Path) -> None:
                 raise OSError(28, "No space left on device")
 
             with monkeypatch.context() as patch:
-                patch.setattr(Path, "replace", full)
+                patch.setattr(os, "replace", full)
                 assert await client.run_once() == "declined"
             assert client.epsilon == 0.0
             assert transport.updates == []

@@ -1,0 +1,86 @@
+"""Files that outlive a power cut."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from fedone_sdk.cli._files import write_file
+from fedone_sdk.client.shelf import Shelf
+from fedone_sdk.comparison.records import TrialFile
+from fedone_sdk.experiments.records import write_whole
+from fedone_sdk.files import replace_file, sync_folder
+from tests.power import Disk, disk
+from tests.unit.comparison.records import record as record_of
+
+__all__ = ["disk"]
+
+
+def test_a_state_file_that_was_written_is_there_after_a_power_cut(
+    tmp_path: Path, disk: Disk
+) -> None:
+    shelf = Shelf(tmp_path / "state")
+    shelf.write("identity.json", b"first")
+    disk.cut(tmp_path)
+    assert Shelf(tmp_path / "state").read("identity.json") == b"first"
+    shelf.write("identity.json", b"second")
+    disk.cut(tmp_path)
+    assert Shelf(tmp_path / "state").read("identity.json") == b"second"
+
+
+def test_a_journal_that_was_begun_is_there_after_a_power_cut(tmp_path: Path, disk: Disk) -> None:
+    """It holds noise that must not be drawn again."""
+    shelf = Shelf(tmp_path / "state")
+    shelf.append("journal-a.jsonl", b"one\n")
+    disk.cut(tmp_path)
+    shelf.append("journal-a.jsonl", b"two\n")
+    disk.cut(tmp_path)
+    assert Shelf(tmp_path / "state").read("journal-a.jsonl") == b"one\ntwo\n"
+
+
+def test_results_are_there_after_a_power_cut(tmp_path: Path, disk: Disk) -> None:
+    write_file("--json", tmp_path / "result.json", "{}\n")
+    write_whole(tmp_path / "trials" / "a.json", "[]\n")
+    record = record_of("thompson", 1)
+    TrialFile(tmp_path / "trials.jsonl").append(record)
+    disk.cut(tmp_path)
+    assert (tmp_path / "result.json").read_bytes() == b"{}\n"
+    assert (tmp_path / "trials" / "a.json").read_bytes() == b"[]\n"
+    assert TrialFile(tmp_path / "trials.jsonl").read() == [record]
+
+
+def test_the_mode_and_the_drafts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "a"
+    (tmp_path / f".a.{os.getpid()}").write_bytes(b"of a process that was killed")
+    replace_file(file, b"secret", mode=0o600)
+    assert (file.read_bytes(), file.stat().st_mode & 0o777) == (b"secret", 0o600)
+
+    def fails(source: object, target: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", fails)
+    with pytest.raises(OSError, match="No space left"):
+        replace_file(file, b"other")
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    assert file.read_bytes() == b"secret"
+
+
+@pytest.mark.parametrize(
+    ("number", "raised"),
+    [(errno.EINVAL, False), (errno.ENOTSUP, False), (errno.EACCES, False), (errno.EIO, True)],
+)
+def test_what_a_file_system_does_not_offer_is_not_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, raised: bool
+) -> None:
+    def refuses(descriptor: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", refuses)
+    if raised:
+        with pytest.raises(OSError, match=os.strerror(number)):
+            sync_folder(tmp_path)
+    else:
+        sync_folder(tmp_path)
