@@ -268,6 +268,8 @@ class RolledBack:
         memories: What clients' methods remembered then, by enrolment index.
         to_round: Rounds done then.
         reason: Why, for the log.
+        rollbacks: How often the run had been set back when this was looked up. In a run that was
+            set back since then, that round may be another one. None is not looked at.
     """
 
     method: State
@@ -275,6 +277,7 @@ class RolledBack:
     memories: Mapping[int, Memory] = field(default_factory=dict)
     to_round: int
     reason: str
+    rollbacks: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -157,6 +157,21 @@ def _size_of(entries: Iterable[LogEntry]) -> int:
     return sum(len(entry.body) for entry in entries)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Unsure:
+    """A commit of which it is not known whether it was stored.
+
+    Attributes:
+        version: Of the run, if it was.
+        document: What it stored.
+        counters: What it would have added.
+    """
+
+    version: int
+    document: str
+    counters: Counters
+
+
 class ServedRun:
     """Applies events to a run: the machine decides, the store keeps, listeners are told.
 
@@ -208,6 +223,7 @@ class ServedRun:
         self._created_at: float | None = None
         self._stored = Counters()
         self._fresh = Counters()
+        self._unsure: _Unsure | None = None
         self._store = store
         self._clock = clock
         self._available = available
@@ -256,7 +272,8 @@ class ServedRun:
     @property
     def counters(self) -> Counters:
         """Traffic and cache hits."""
-        return self._stored.plus(self._fresh)
+        counters = self._stored.plus(self._fresh)
+        return counters if self._unsure is None else counters.plus(self._unsure.counters)
 
     @property
     def due(self) -> float | None:
@@ -386,10 +403,19 @@ class ServedRun:
         document = json.loads(record.document)
         stored = Counters.load(document.pop("counters"))
         state = await aside_if_large(len(record.arrays), decode, document, record.arrays)
+        self._settle_unsure(record)
         self._stored, self._state, self._arrays = stored, state, arrays_of(state)
         self._version, self._created_at = record.version, record.created_at
         self._moved()
         self._read(lines)
+
+    def _settle_unsure(self, record: RunRecord) -> None:
+        """Adds the counters of a commit again that the store does not have."""
+        unsure, self._unsure = self._unsure, None
+        if unsure is None or record.version > unsure.version:
+            return  # Whose commit it was cannot be told any more: rather too little than twice.
+        if (record.version, record.document) != (unsure.version, unsure.document):
+            self._fresh = unsure.counters.plus(self._fresh)
 
     def _moved(self) -> None:
         """What follows from the state when it has become another one."""
@@ -633,9 +659,14 @@ class ServedRun:
             await self._store.commit(self.run_id, self._version, commit)
         except KeyError:
             raise ProblemError("not_found", f"run {self.run_id!r} was deleted") from None
-        except BaseException:
+        except VersionConflict:
             self._fresh = fresh.plus(self._fresh)
+            raise
+        except BaseException:
             # Whether it was stored is not known where the store went away: read before going on.
+            self._unsure = _Unsure(
+                version=self._version + 1, document=commit.document, counters=fresh
+            )
             self.doubt()
             raise
         self._version += 1

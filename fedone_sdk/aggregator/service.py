@@ -701,21 +701,29 @@ class Service:
         Raises:
             ProblemError: ``run_conflict`` when it has not come so far, or has ended for good.
         """
-        await run.catch_up()
-        if not 0 <= to_round <= run.state.round:
-            raise ProblemError(
-                "run_conflict", f"the run has done {run.state.round} rounds, not {to_round}"
-            )
-        before = await self._looked_back(run, to_round)
-        await run.apply(
-            RolledBack(
+        while True:
+            await run.catch_up()
+            rollbacks = run.state.rollbacks
+            if not 0 <= to_round <= run.state.round:
+                raise ProblemError(
+                    "run_conflict", f"the run has done {run.state.round} rounds, not {to_round}"
+                )
+            before = await self._looked_back(run, to_round)
+            event = RolledBack(
                 method=before.state.method,
                 server_memory=before.state.server_memory,
                 memories=before.memories,
                 to_round=to_round,
                 reason=reason,
+                rollbacks=rollbacks,
             )
-        )
+            try:
+                await run.apply(event)
+                return
+            except ProblemError:
+                if run.state.rollbacks == rollbacks:
+                    raise
+                # Another rollback came first: the round is looked up in what it left.
 
     async def _looked_back(self, run: ServedRun, to_round: int) -> Replayed:
         until = run.version

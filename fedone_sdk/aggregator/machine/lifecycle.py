@@ -155,6 +155,8 @@ def rolled_back(rules: Rules, event: RolledBack, state: RunState, now: float) ->
     """Sets a run back to an earlier round; what it has spent stays spent."""
     if not (state.running or can_resume(state)):
         raise ProblemError("run_conflict", f"a run that is {state.status} cannot be rolled back")
+    if event.rollbacks not in (None, state.rollbacks):
+        raise ProblemError("run_conflict", "the run was rolled back meanwhile")
     if not 0 <= event.to_round <= state.round:
         raise ProblemError(
             "run_conflict", f"the run has done {state.round} rounds, not {event.to_round}"
