@@ -87,6 +87,8 @@ async def _serve(config: GatewayConfig, folder: Path, *, check: bool) -> None:
             if check:
                 raise
             _log.warning("the model does not answer yet", reason=str(exc))
+        if guard is not None and not check:
+            _warn_of_dead_leases(config, folder)
         if config.exposed:
             _log.warning("tokens cross the network in plain text: set tls", listen=config.listen)
         if check:
@@ -107,3 +109,18 @@ async def _serve(config: GatewayConfig, folder: Path, *, check: bool) -> None:
         _log.info("serving", url=url, callers=sorted(config.tokens))
         await stopped.wait()
         _log.info("stopping")
+
+
+def _warn_of_dead_leases(config: GatewayConfig, folder: Path) -> None:
+    """Says how much of the budget is held back by processes that are gone."""
+    from fedone_sdk.budget import NOTHING, SqliteLedger
+
+    ledger = config.ledger_in(folder)
+    left = [lease for lease in SqliteLedger(ledger).leases() if lease.state() == "ended"]
+    if left:
+        _log.warning(
+            "leases of processes that have ended count against the budget",
+            leases=len(left),
+            held=sum((lease.worst for lease in left), NOTHING).exact(),
+            look=f"fedone budget show {ledger}",
+        )

@@ -147,6 +147,10 @@ class GatewayConfig(Spec):
         """
         return None if self.tls is None else self.tls.open(folder)
 
+    def ledger_in(self, folder: Path) -> Path:
+        """The file of `ledger`, which is set."""
+        return folder / Path(self.ledger or "").expanduser()
+
     def build_guard(self, folder: Path) -> BudgetGuard | None:
         """What pays for everything that is asked, if there is a ledger.
 
@@ -155,7 +159,7 @@ class GatewayConfig(Spec):
         """
         if self.ledger is None:
             return None
-        path = folder / Path(self.ledger).expanduser()
+        path = self.ledger_in(folder)
         try:
             ledger = SqliteLedger(path, program="fedone gateway")
         except sqlite3.Error as exc:
