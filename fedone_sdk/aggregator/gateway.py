@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import traceback
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
+
+import structlog
 
 from fedone_sdk.aggregator.events import GatewayAnswered, GatewayAsked, PauseAsked
 from fedone_sdk.aggregator.purse import Attempts, Purse
@@ -30,12 +34,18 @@ from fedone_sdk.errors import (
     BudgetExhausted,
     ProblemError,
     SpecError,
+    StoreUnavailable,
 )
 from fedone_sdk.messages import Array, Score, Scores
 from fedone_sdk.messages.ndarray import from_wire
 from fedone_sdk.vocabulary import are_prompts
 
 __all__ = ["Gateway"]
+
+_log = structlog.get_logger(__name__)
+
+_MOST_BUGS = 3
+"""Calls in a row that may meet a bug in the backend before their run pauses."""
 
 
 class Gateway:
@@ -56,6 +66,7 @@ class Gateway:
         self._calls: dict[str, dict[str, asyncio.Task[Scores]]] = {}
         self._runs_of: dict[str, ServedRun] = {}
         self._under_way: dict[asyncio.Task[Scores], ServedRun] = {}
+        self._bugs: Counter[str] = Counter()  # Calls in a row that met one, by run.
 
     async def score(self, run: ServedRun, seat: Seat, message: Score, body_sha256: str) -> Scores:
         """Answers a client's request.
@@ -119,6 +130,28 @@ class Gateway:
             return await run.show(self.backend)
         except (BackendError, SpecError) as exc:
             raise ProblemError("backend_failed", str(exc)) from exc
+        except Exception as exc:
+            raise await self._met_bug(run, exc) from exc
+
+    async def _met_bug(self, run: ServedRun, bug: Exception) -> ProblemError:
+        """The refusal of a call that met a bug in the backend; a few in a row pause the run.
+
+        To ask again would meet the same bug, and each attempt is charged in full.
+        """
+        # Formatted here, since some log renderers print local variables: texts are among them.
+        lines = "".join(traceback.format_exception(bug))
+        _log.error("the backend has a bug", run_id=run.run_id, traceback=lines)
+        self._bugs[run.run_id] += 1
+        times = self._bugs[run.run_id]
+        if times < _MOST_BUGS:
+            return ProblemError("backend_failed", "the model's backend has a bug")
+        del self._bugs[run.run_id]
+        reason = (
+            f"the model's backend failed {times} times in a row with {type(bug).__name__}: see the "
+            "server's log"
+        )
+        await run.apply(PauseAsked(reason=reason))
+        return ProblemError("run_conflict", "the run is paused")
 
     @staticmethod
     def _prompts(run: ServedRun, seat: Seat, message: Score) -> list[list[float]]:
@@ -212,7 +245,6 @@ class Gateway:
         self, run: ServedRun, message: Score, rows: list[list[float]], show: Show, call: str
     ) -> Scores:
         assignment_id, attempts = message.assignment_id, Attempts(self._replica)
-        queries = await self._queries(run, rows, show, message)
 
         async def set_aside(worst: Usage) -> None:
             await attempts.set_aside(
@@ -232,20 +264,26 @@ class Gateway:
 
         purse = Purse(run.run_id, NOTHING, set_aside)
         try:
+            queries = await self._queries(run, rows, show, message)
             answers = await self._paid(queries, purse, set_aside, settle)
+        except (ProblemError, StoreUnavailable):
+            raise  # Not the model's.
         except BackendUnavailable as exc:
             raise ProblemError(
                 "backend_unavailable", without_its_words(str(exc)), retry_after_s=exc.retry_after_s
             ) from exc
-        except (BackendBlocked, BudgetExhausted) as exc:
+        except (BackendBlocked, BudgetExhausted, SpecError) as exc:
             refusal = purse.refusal
             if refusal is not None and isinstance(exc, BudgetExhausted):
                 raise ProblemError(refusal.code, refusal.detail) from exc
             # Not the run's own budget but one behind the model: only a person can raise it.
-            await run.apply(PauseAsked(reason=str(exc)))
+            await run.apply(PauseAsked(reason=str(exc).removeprefix("spec: ")))
             raise ProblemError("run_conflict", "the run is paused") from exc
         except BackendError as exc:
             raise ProblemError("backend_failed", without_its_words(str(exc))) from exc
+        except Exception as exc:
+            raise await self._met_bug(run, exc) from exc
+        self._bugs.pop(run.run_id, None)
         await run.note(answers)
         return _scores(queries, answers, self.backend.fingerprint)
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hmac
+import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+
+import structlog
 
 from fedone_sdk.aggregator.auth import digest
 from fedone_sdk.aggregator.throttle import Throttle
@@ -20,12 +23,15 @@ from fedone_sdk.errors import (
     LabelWordError,
     ProblemError,
     SpecError,
+    StoreUnavailable,
 )
 from fedone_sdk.gateway.config import CallerLimits
 from fedone_sdk.messages import ModelAnswer, ModelInfo, ModelProblem, ModelQuery
 from fedone_sdk.task import Part, PartKind, Rendered
 
 __all__ = ["ModelGateway", "Refusal"]
+
+_log = structlog.get_logger(__name__)
 
 
 class Refusal(ProblemError):
@@ -200,6 +206,13 @@ class ModelGateway:
             raise Refusal("budget_exhausted", exc, spent) from exc
         except (BackendError, SpecError) as exc:
             raise _refusal(exc, (await bill.account()).held) from exc
+        except (ProblemError, StoreUnavailable):
+            raise
+        except Exception as exc:
+            # Asked again, it would fail again, and cost as much.
+            _log.error("the backend has a bug", traceback="".join(traceback.format_exception(exc)))
+            bug = BackendError("the gateway's backend has a bug: see the gateway's log")
+            raise _refusal(bug, (await bill.account()).held) from exc
         return ModelAnswer(
             fingerprint=self._backend.fingerprint,
             log_probs=answer.log_probs,

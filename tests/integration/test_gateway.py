@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,7 +17,14 @@ from fedone_sdk.aggregator import ServedRun, Service
 from fedone_sdk.aggregator.auth import Authority
 from fedone_sdk.backends import Answer, CachedBackend, LLMBackend, Query
 from fedone_sdk.budget import NOTHING, Usage
-from fedone_sdk.errors import BackendError, BackendUnavailable, ProblemError
+from fedone_sdk.errors import (
+    BackendError,
+    BackendUnavailable,
+    ProblemError,
+    SpecError,
+    StoreUnavailable,
+    is_retryable,
+)
 from fedone_sdk.messages import (
     AlphaAssignment,
     AlphaUpdate,
@@ -33,7 +41,12 @@ from fedone_sdk.simulation import MemoryTransport
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import ClientRecord, MemoryStore
 from fedone_sdk.task import Rendered
-from fedone_sdk.testing import ManualClock, ScriptedBackend, pseudo_log_probs
+from fedone_sdk.testing import (
+    LoopbackFederation,
+    ManualClock,
+    ScriptedBackend,
+    pseudo_log_probs,
+)
 from fedone_sdk.vocabulary import Vocabulary
 
 TOKEN = "enrolment-token"
@@ -82,6 +95,18 @@ class Outage:
         if self.failures:
             self.failures -= 1
             raise self.error
+
+
+class Bug:
+    """A gate with a bug that the first so many queries meet, and that quotes what it was sent."""
+
+    def __init__(self, failures: int) -> None:
+        self.failures = failures
+
+    def __call__(self, query: Query) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise ZeroDivisionError("a private text")
 
 
 class Device:
@@ -390,14 +415,84 @@ class TestOutages:
         assert (problem.code, problem.status) == ("backend_failed", 502)
 
     async def test_a_bug_in_a_backend_is_charged_too(self, bench: Bench) -> None:
-        def broken(query: Query) -> None:
-            raise ZeroDivisionError
-
-        device = await bench.start(ScriptedBackend(gate=broken), spec_of())
-        with pytest.raises(ZeroDivisionError):
-            await device.score()
+        device = await bench.start(ScriptedBackend(gate=Bug(1)), spec_of())
+        problem = await device.refused()
+        assert (problem.code, is_retryable(problem)) == ("backend_failed", False)
+        assert "a private text" not in problem.detail
         assert bench.run.state.seats[0].used == Usage(queries=4, requests=1, prompt_tokens=2)
         assert bench.run.state.seats[0].under_way == NOTHING
+
+    async def test_bugs_in_a_row_pause_the_run(self, bench: Bench) -> None:
+        bug = Bug(2)
+        backend = ScriptedBackend(gate=bug)
+        device = await bench.start(backend, spec_of("alpha", num_samples=16))
+        ask = partial(device.refused, prompts=prompts([[0, 0]] * 2))
+        assert [(await ask()).code for _ in range(2)] == ["backend_failed"] * 2
+        await device.score(prompts=prompts([[0, 0]] * 2))
+        bug.failures = 4  # An answer in between: the count begins again.
+        ask = partial(device.refused, prompts=prompts([[1, 1]] * 2))
+        assert [(await ask()).code for _ in range(2)] == ["backend_failed"] * 2
+        assert bench.run.state.running
+        problem = await ask()
+        assert (problem.code, problem.detail) == ("run_conflict", "the run is paused")
+        assert bench.run.state.paused
+        assert "failed 3 times in a row with ZeroDivisionError" in str(bench.run.state.reason)
+        await device.service.resume_run(bench.run)
+        assert (await ask()).code == "backend_failed"
+
+    async def test_a_backend_that_cannot_show_or_quote_is_a_bug_too(self, bench: Bench) -> None:
+        class Unquotable(ScriptedBackend):
+            broken = False
+
+            async def quote(self, query: Query) -> Usage:
+                if self.broken:
+                    raise ZeroDivisionError
+                return await super().quote(query)
+
+        backend = Unquotable()
+        device = await bench.start(backend, spec_of())
+        backend.broken = True
+        assert (await device.refused()).code == "backend_failed"
+        assert bench.run.state.seats[0].used == bench.run.state.seats[0].under_way == NOTHING
+
+    async def test_a_setting_that_must_change_pauses_the_run(self, bench: Bench) -> None:
+        def refuse(query: Query) -> None:
+            raise SpecError("task.labels: two are the same but for case")
+
+        device = await bench.start(ScriptedBackend(gate=refuse), spec_of())
+        assert (await device.refused()).code == "run_conflict"
+        assert bench.run.state.reason == "paused: task.labels: two are the same but for case"
+
+    async def test_a_store_that_is_away_is_no_bug_of_the_backend(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def commit(*_: object) -> None:
+            raise StoreUnavailable("the disk is full")
+
+        device = await bench.start(ScriptedBackend(), spec_of())
+        with monkeypatch.context() as broken:
+            broken.setattr(bench.store, "commit", commit)
+            for _ in range(4):
+                with pytest.raises(StoreUnavailable):
+                    await device.score()
+        await device.score()
+
+
+async def test_a_bug_in_a_backend_does_not_drain_the_cap() -> None:
+    """A device over HTTP asks once a turn, gives the work back, and the run pauses."""
+    backend = ScriptedBackend(gate=Bug(1000))
+    data = [{"text": f"text {n}", "label": n % 2} for n in range(5)]
+    spec = spec_of(budget={"requests": 100})
+    async with (
+        asyncio.timeout(30),
+        LoopbackFederation(spec, WORDS, backend=backend) as federation,
+        federation.client(data) as client,
+    ):
+        outcomes = [await client.run_once() for _ in range(3)]
+        assert outcomes == ["declined", "declined", "refused"]
+        state = federation.run.state
+        spent = state.account.spent.requests + state.seats[0].used.requests
+        assert (len(backend.asked), spent, state.paused) == (3, 3, True)
 
 
 class TestRestart:

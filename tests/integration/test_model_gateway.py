@@ -440,11 +440,13 @@ class TestErrors:
         model.up = True
         assert (await asked.score(query_of("a"))).usage.requests == 1
 
-    async def test_a_bug_tells_nothing(self, gateways: Gateways) -> None:
+    async def test_a_bug_tells_nothing_and_is_not_asked_again(self, gateways: Gateways) -> None:
         asked = await gateways.start(ScriptedBackend(gate=Failing(RuntimeError("private"))))
-        with pytest.raises(BackendUnavailable, match="see the server's log") as excinfo:
+        with pytest.raises(BackendError, match="see the gateway's log") as excinfo:
             await asked.score(query_of("a"))
-        assert excinfo.value.usage is None
+        assert type(excinfo.value) is BackendError
+        assert "private" not in str(excinfo.value)
+        assert excinfo.value.usage == Usage(requests=1, prompt_tokens=1)
 
     async def test_every_line_is_one(self, gateways: Gateways) -> None:
         error = BackendError("two\n lines", usage=NOTHING)
