@@ -21,7 +21,7 @@ FedOneError
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedone_sdk.budget import Usage
@@ -133,14 +133,39 @@ class UnknownLease(BudgetError):
 class BackendError(FedOneError):
     """The language model could not answer.
 
+    As a text it says everything, for those who run the model. Devices and callers get `summary`,
+    which leaves `url`, `key_env` and `said` out.
+
     Attributes:
+        summary: What happened, and what would help.
+        url: Where the model was asked.
+        key_env: The environment variable that holds the key, where the key is at fault.
+        said: The words of the provider or of the network; they may quote what was sent. Empty for
+            none.
         usage: What the failed call cost; None where that is unknown, and then it is charged in
             full.
     """
 
-    def __init__(self, message: str, *, usage: Usage | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        usage: Usage | None = None,
+        url: str | None = None,
+        key_env: str | None = None,
+        said: str = "",
+    ) -> None:
+        self.summary = message
+        self.url, self.key_env, self.said = url, key_env, said
         self.usage = usage
-        super().__init__(message)
+        where = "" if url is None else f"{url}: "
+        key = "" if key_env is None else f" (the key is in {key_env})"
+        super().__init__(f"{where}{message}{key}{said and f' ({said})'}")
+
+    @property
+    def private(self) -> dict[str, Any]:
+        """What `summary` leaves out, as arguments of another error."""
+        return {"url": self.url, "key_env": self.key_env, "said": self.said}
 
 
 class BackendUnavailable(BackendError):
@@ -151,10 +176,17 @@ class BackendUnavailable(BackendError):
     """
 
     def __init__(
-        self, message: str, *, usage: Usage | None = None, retry_after_s: float | None = None
+        self,
+        message: str,
+        *,
+        usage: Usage | None = None,
+        retry_after_s: float | None = None,
+        url: str | None = None,
+        key_env: str | None = None,
+        said: str = "",
     ) -> None:
         self.retry_after_s = retry_after_s
-        super().__init__(message, usage=usage)
+        super().__init__(message, usage=usage, url=url, key_env=key_env, said=said)
 
 
 class BackendBlocked(BackendError):

@@ -56,6 +56,7 @@ def encode_document(state: RunState) -> dict[str, Any]:
         "metric": state.metric.model_dump(),
         "bias": state.bias,
         # Left out where there are none: a replica of an earlier version does not know of them.
+        **({} if state.summary is None else {"summary": state.summary}),
         **{
             name: [list(each) for each in found]
             for name in ("proposed", "waiting")

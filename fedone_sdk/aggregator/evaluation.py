@@ -224,7 +224,7 @@ class Evaluation:
         except (BackendError, BudgetExhausted, SpecError) as exc:
             _log.warning("evaluation failed", run_id=run.run_id, reason=str(exc))
             if isinstance(exc, (BackendBlocked, BudgetExhausted, SpecError)):
-                await run.apply(PauseAsked(reason=str(exc).removeprefix("spec: ")))
+                await run.apply(PauseAsked.because(exc))
         except ProblemError as exc:
             _log.warning("evaluation skipped", run_id=run.run_id, reason=exc.detail)
         except Exception:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from fedone_sdk.algorithms import Memory, State
 from fedone_sdk.budget import NOTHING, Usage
+from fedone_sdk.errors import BackendError, SpecError
 from fedone_sdk.messages import (
     AlphaAssignment,
     AlphaUpdate,
@@ -54,6 +55,11 @@ __all__ = [
     "WentBack",
     "WorkAsked",
 ]
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
 
 # Events
 
@@ -157,9 +163,23 @@ class ModelSeen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PauseAsked:
-    """The run cannot go on until somebody changes something. Work under way is kept."""
+    """The run cannot go on until somebody changes something. Work under way is kept.
+
+    Attributes:
+        reason: Why, for those who can change it.
+        summary: Why, for those who look on; None is the same.
+    """
 
     reason: str
+    summary: str | None = None
+
+    @classmethod
+    def because(cls, failure: Exception) -> Self:
+        """The pause that a failure makes necessary."""
+        if isinstance(failure, SpecError):
+            return cls(reason=_one_line("; ".join(failure.problems)))
+        summary = failure.summary if isinstance(failure, BackendError) else str(failure)
+        return cls(reason=_one_line(str(failure)), summary=_one_line(summary))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

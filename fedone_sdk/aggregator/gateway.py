@@ -25,7 +25,6 @@ from fedone_sdk.backends import (
     rows_of,
     score_all,
 )
-from fedone_sdk.backends.its_words import without_its_words
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import (
     BackendBlocked,
@@ -128,8 +127,10 @@ class Gateway:
     async def _show(self, run: ServedRun) -> Show:
         try:
             return await run.show(self.backend)
-        except (BackendError, SpecError) as exc:
-            raise ProblemError("backend_failed", str(exc)) from exc
+        except BackendError as exc:
+            raise ProblemError("backend_failed", exc.summary) from exc
+        except SpecError as exc:
+            raise ProblemError("backend_failed", "; ".join(exc.problems)) from exc
         except Exception as exc:
             raise await self._met_bug(run, exc) from exc
 
@@ -270,17 +271,17 @@ class Gateway:
             raise  # Not the model's.
         except BackendUnavailable as exc:
             raise ProblemError(
-                "backend_unavailable", without_its_words(str(exc)), retry_after_s=exc.retry_after_s
+                "backend_unavailable", exc.summary, retry_after_s=exc.retry_after_s
             ) from exc
         except (BackendBlocked, BudgetExhausted, SpecError) as exc:
             refusal = purse.refusal
             if refusal is not None and isinstance(exc, BudgetExhausted):
                 raise ProblemError(refusal.code, refusal.detail) from exc
             # Not the run's own budget but one behind the model: only a person can raise it.
-            await run.apply(PauseAsked(reason=str(exc).removeprefix("spec: ")))
+            await run.apply(PauseAsked.because(exc))
             raise ProblemError("run_conflict", "the run is paused") from exc
         except BackendError as exc:
-            raise ProblemError("backend_failed", without_its_words(str(exc))) from exc
+            raise ProblemError("backend_failed", exc.summary) from exc
         except Exception as exc:
             raise await self._met_bug(run, exc) from exc
         self._bugs.pop(run.run_id, None)

@@ -399,7 +399,7 @@ class Service:
                 try:
                     await self._look_at_model(run.base, run.vocabulary)
                 except (BackendError, SpecError) as exc:
-                    await run.apply(PauseAsked(reason=_one_line(exc)))
+                    await run.apply(PauseAsked.because(exc))
                 await run.check_model()
         except Exception:
             # A bug in a backend: the run pauses, and says so in the log alone.
@@ -517,7 +517,11 @@ class Service:
             try:
                 await self._look_at_model(run.base, run.vocabulary)
             except (BackendError, SpecError) as exc:
-                raise ProblemError("backend_unavailable", _one_line(exc)) from exc
+                # Why is for the log: devices ask for the work.
+                _log.warning("the model cannot be asked", run_id=run.run_id, reason=str(exc))
+                raise ProblemError(
+                    "backend_unavailable", "the model cannot be asked at the moment"
+                ) from exc
 
     async def stop_run(
         self,
@@ -578,7 +582,7 @@ class Service:
             except (BackendError, SpecError) as exc:
                 passes = isinstance(exc, BackendUnavailable)
                 code = "backend_unavailable" if passes else "backend_blocked"
-                raise ProblemError(code, _one_line(exc)) from exc
+                raise ProblemError(code, PauseAsked.because(exc).reason) from exc
         model = run.state.model
         await run.apply(ResumeAsked())
         if model is not None and run.state.model != model:
@@ -949,8 +953,3 @@ def check_caps(spec: RunSpec, bounds: frozenset[str]) -> None:
             f"budget.{unit}: the server cannot bound this before it is spent (it can "
             f"bound {', '.join(sorted(bounds))})"
         )
-
-
-def _one_line(error: BackendError | SpecError) -> str:
-    text = "; ".join(error.problems) if isinstance(error, SpecError) else str(error)
-    return " ".join(text.split())

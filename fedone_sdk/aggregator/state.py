@@ -77,7 +77,8 @@ class RunState:
 
     Attributes:
         status: Whether it runs or how it ended.
-        reason: Why it ended, where the status does not say.
+        reason: Why it ended, where the status does not say; of a pause, for those who can end it.
+        summary: Why it is paused, for those who look on; None is the same as `reason`.
         round: Rounds done; the number of the current round.
         method: Alpha and what the method keeps on the server.
         server_memory: What the server optimiser remembers.
@@ -104,6 +105,7 @@ class RunState:
 
     status: RunStatus = "running"
     reason: str | None = None
+    summary: str | None = None
     round: int = 0
     method: State
     server_memory: Memory = field(default_factory=dict)

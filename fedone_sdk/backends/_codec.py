@@ -128,8 +128,9 @@ def dump_error(error: BaseException) -> dict[str, object]:
         return {"class": type(error).__name__, "message": str(error)}
     found: dict[str, object] = {
         "class": next(known.__name__ for known in _ERRORS if isinstance(error, known)),
-        "message": str(error),
+        "message": error.summary,
         "usage": None if error.usage is None else error.usage.exact(),
+        **{name: value for name, value in error.private.items() if value},
     }
     if isinstance(error, BackendUnavailable):
         found["retry_after_s"] = error.retry_after_s
@@ -152,6 +153,11 @@ def load_error(found: dict[str, Any]) -> BackendError | None:
         error = LabelWordError(found["word"], found["tokens"], found["way_out"])
         error.usage = usage
         return error
+    private = {name: found[name] for name in ("url", "key_env", "said") if name in found}
+    if any(not isinstance(value, str) for value in private.values()):
+        raise ValueError("url, key_env and said must be texts")
     if name == "BackendUnavailable":
-        return BackendUnavailable(message, usage=usage, retry_after_s=found["retry_after_s"])
-    return (BackendBlocked if name == "BackendBlocked" else BackendError)(message, usage=usage)
+        wait_s = found["retry_after_s"]
+        return BackendUnavailable(message, usage=usage, retry_after_s=wait_s, **private)
+    kind = BackendBlocked if name == "BackendBlocked" else BackendError
+    return kind(message, usage=usage, **private)

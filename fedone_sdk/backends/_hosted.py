@@ -22,7 +22,6 @@ from fedone_sdk.backends._completion import (
 from fedone_sdk.backends._label_watch import LabelWatch
 from fedone_sdk.backends.base import Answer, LLMBackend, Query, Want
 from fedone_sdk.backends.chat import is_chat, messages_of
-from fedone_sdk.backends.its_words import in_its_words
 from fedone_sdk.backends.openai_api import message_of, rate_limits, translated, usage_of
 from fedone_sdk.backends.tokenizer import find_tokenizer
 from fedone_sdk.backends.tokens import OPENAI_CHAT_OVERHEAD, TokenCounter, token_counter
@@ -141,7 +140,7 @@ class HostedBackend(LLMBackend):
         self._known: set[Want] = set()
         self._proven: set[Want] = set()
         self._refusals = 0
-        self._last_refusal = ""
+        self._last_refusal = BackendBlocked("")
         self._no_log_probs: str | None = None
         self._warned = False
         self._watch = LabelWatch(model=model, url=url)
@@ -272,8 +271,9 @@ class HostedBackend(LLMBackend):
             )
         if self._continuing is None and messages_of(parts)[-1].role == "assistant":
             raise BackendError(
-                f"{self._url} is not known to go on with an answer that the task begins: take out "
-                "task.chat.assistant (llama.cpp's server and vLLM take it)"
+                "the server is not known to go on with an answer that the task begins: take out "
+                "task.chat.assistant (llama.cpp's server and vLLM take it)",
+                url=self._url,
             )
 
     async def _prepared(self, query: Query) -> tuple[list[Content], Usage]:
@@ -333,15 +333,16 @@ class HostedBackend(LLMBackend):
             return
         async with self._first:
             if self._refusals > refusals:
-                raise BackendBlocked(self._last_refusal, usage=NOTHING)
+                last = self._last_refusal
+                raise BackendBlocked(last.summary, usage=NOTHING, **last.private)
             if want == "labels" and self._no_log_probs is not None:
-                raise BackendBlocked(self._no_log_probs, usage=NOTHING)
+                raise BackendBlocked(self._no_log_probs, url=self._url, usage=NOTHING)
             if want not in self._known:
                 try:
                     yield
                 except BackendBlocked as exc:
                     self._refusals += 1
-                    self._last_refusal = str(exc)
+                    self._last_refusal = BackendBlocked(exc.summary, **exc.private)
                     raise
                 except BackendUnavailable as exc:
                     if exc.retry_after_s != 0:  # It was not for how it was asked.
@@ -371,8 +372,9 @@ class HostedBackend(LLMBackend):
         except ValidationError:
             # Without its cause, which quotes the answer.
             raise BackendUnavailable(
-                f"{self._url}: the answer is cut off or not a completion (if that stays so, check "
-                "base_url and api)"
+                "the answer is cut off or not a completion (if that stays so, check "
+                "base_url and api)",
+                url=self._url,
             ) from None
         usage = usage_of(found.usage, quoted)
         model = ":".join(filter(None, (found.model, found.system_fingerprint))) or None
@@ -437,13 +439,15 @@ class HostedBackend(LLMBackend):
         text = f"{param} {said}".lower()
         if {str(exc.code), str(exc.type)} & _TOO_LONG:
             raise BackendError(
-                f"{self._url}: an input is longer than the model's context: shorten the template "
+                "an input is longer than the model's context: shorten the template "
                 "or the prompt, lower max_input_tokens (a tokenizer counts them exactly), or start "
-                f"the server with a longer context{in_its_words(said)}",
+                "the server with a longer context",
+                url=self._url,
+                said=said,
                 usage=_ONE_REQUEST,
             )
         if "output limit was reached" in text:
-            raise BackendBlocked(self._only_reasons())
+            raise self._only_reasons()
         if "logprobs" in text:
             never = ("unsupported", "not support", "not allowed")
             if self._num_top == _TOP and not any(word in f"{exc.code} {text}" for word in never):
@@ -457,21 +461,24 @@ class HostedBackend(LLMBackend):
             raise self._again(f"it wants {self._max_name}")
         if "response_format" in text or "json_schema" in text:
             raise BackendBlocked(
-                f"{self._url}: model {self._model!r} offers no JSON schema: set structured: false"
-                f"{in_its_words(said)}",
+                f"model {self._model!r} offers no JSON schema: set structured: false",
+                url=self._url,
+                said=said,
                 usage=_ONE_REQUEST,
             )
         if "reasoning_effort" in text:
             raise BackendBlocked(
-                f"{self._url}: model {self._model!r} does not take reasoning_effort "
-                f"{self._reasoning_effort!r}: change it or leave it out{in_its_words(said)}",
+                f"model {self._model!r} does not take reasoning_effort "
+                f"{self._reasoning_effort!r}: change it or leave it out",
+                url=self._url,
+                said=said,
                 usage=_ONE_REQUEST,
             )
 
     def _again(self, what: str) -> BackendUnavailable:
         return BackendUnavailable(
-            f"{self._url}: asked in a way this server does not take ({what}); the next attempt "
-            "will be right",
+            f"asked in a way this server does not take ({what}); the next attempt will be right",
+            url=self._url,
             usage=_ONE_REQUEST,
             retry_after_s=0.0,
         )
@@ -480,28 +487,30 @@ class HostedBackend(LLMBackend):
         """Ends the run, or only this attempt where the server is known to show them."""
         if shows or "labels" in self._proven:  # Some services have several servers.
             raise BackendUnavailable(
-                f"{self._url}: an answer without log-probabilities", usage=usage
+                "an answer without log-probabilities", url=self._url, usage=usage
             )
         effort = ""
         if self._api == "chat" and self._reasoning_effort is None:
             effort = " (a reasoning model may show them with reasoning_effort: none)"
         self._no_log_probs = (
-            f"{self._url}: model {self._model!r} shows no log-probabilities: set log_probs: false "
+            f"model {self._model!r} shows no log-probabilities: set log_probs: false "
             f"with loss: zero_one, or take another model{effort}"
         )
-        raise BackendBlocked(self._no_log_probs, usage=usage)
+        raise BackendBlocked(self._no_log_probs, url=self._url, usage=usage)
 
     def _refuse_only_reasoning(self, choice: Choice, reported: object, usage: Usage) -> None:
         """A model that spends its few tokens on reasoning will never answer."""
         details = reported.get("completion_tokens_details") if isinstance(reported, dict) else None
         reasoning = details.get("reasoning_tokens") if isinstance(details, dict) else None
         if choice.finish_reason == "length" and not choice.written and reasoning:
-            raise BackendBlocked(self._only_reasons(), usage=usage)
+            raise self._only_reasons(usage)
 
-    def _only_reasons(self) -> str:
-        return (
-            f"{self._url}: model {self._model!r} reasons until its tokens are used up: set "
-            "reasoning_effort: none (or its lowest), or take another model"
+    def _only_reasons(self, usage: Usage | None = None) -> BackendBlocked:
+        return BackendBlocked(
+            f"model {self._model!r} reasons until its tokens are used up: set reasoning_effort: "
+            "none (or its lowest), or take another model",
+            url=self._url,
+            usage=usage,
         )
 
     def _warn_beyond(self, usage: Usage, quoted: Usage) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fedone_sdk.backends._completion import Token
-from fedone_sdk.backends.its_words import in_its_words
 from fedone_sdk.budget import NOTHING
 from fedone_sdk.errors import LabelsNotShown
 
@@ -65,7 +64,7 @@ class LabelWatch:
         """
         count = self._counts.get(words)
         if count is not None and count.refused:
-            raise LabelsNotShown(self._message(words, count), usage=NOTHING)
+            raise self._refusal(words, count)
 
     def note(self, words: tuple[str, ...], num_censored: int, top: Sequence[Token]) -> None:
         """Counts one answer of the model.
@@ -90,17 +89,19 @@ class LabelWatch:
         """Forgets all answers; counting starts again."""
         self._counts.clear()
 
-    def _message(self, words: tuple[str, ...], count: _Count) -> str:
+    def _refusal(self, words: tuple[str, ...], count: _Count) -> LabelsNotShown:
         named = ", ".join(map(repr, words[:_MAX_NAMED])) + (", ..." if words[_MAX_NAMED:] else "")
         common = [
             repr(text) for text, times in count.likeliest.most_common(3) if times >= _MIN_REPEATS
         ]
-        said = f"most often {', '.join(common)}" if common else ""
-        return (
-            f"{self._url}: {count.unseen} of the first {count.answers} answers of model "
+        return LabelsNotShown(
+            f"{count.unseen} of the first {count.answers} answers of model "
             f"{self._model!r} show none of the label words {named} among the likeliest tokens, so "
             "their losses say nothing: choose label words that the model writes, ask it for one of "
             "these words and nothing else at the end of the template, ask a base model with api: "
             "completions and an instruct model with api: chat, or set log_probs: false with loss: "
-            f"zero_one{in_its_words(said)}"
+            "zero_one",
+            url=self._url,
+            said=f"most often {', '.join(common)}" if common else "",
+            usage=NOTHING,
         )

@@ -125,8 +125,9 @@ class GatewayBackend(LLMBackend):
         self._compare(answer.fingerprint, answer.usage)
         if len(answer.log_probs) != len(query.inputs):
             raise BackendBlocked(
-                f"{self._url}: answered {len(answer.log_probs)} inputs of {len(query.inputs)}: "
+                f"answered {len(answer.log_probs)} inputs of {len(query.inputs)}: "
                 "check that url names a fedone gateway",
+                url=self._url,
                 usage=answer.usage,
             )
         return Answer(
@@ -169,14 +170,15 @@ class GatewayBackend(LLMBackend):
 
     def _checked(self) -> ModelInfo:
         if self._info is None:
-            raise BackendError(f"{self._url}: the gateway has not been checked yet", usage=NOTHING)
+            raise BackendError("the gateway has not been checked yet", url=self._url, usage=NOTHING)
         return self._info
 
     def _compare(self, fingerprint: str, usage: Usage) -> None:
         if self._info is not None and fingerprint != self._info.fingerprint:
             raise BackendBlocked(
-                f"{self._url}: the gateway's model has changed: it was {self._info.fingerprint}, "
+                f"the gateway's model has changed: it was {self._info.fingerprint}, "
                 f"now it is {fingerprint}: go back, or start a new run",
+                url=self._url,
                 usage=usage,
             )
 
@@ -193,28 +195,29 @@ class GatewayBackend(LLMBackend):
             status, headers, found = await self._post(path, body)
         except aiohttp.ClientConnectorCertificateError as exc:
             raise BackendBlocked(
-                f"{self._url}: the gateway's certificate is not accepted "
+                f"the gateway's certificate is not accepted "
                 f"({_one_line(exc.certificate_error)}): check url, or trust its authority through "
                 "SSL_CERT_FILE",
+                url=self._url,
                 usage=NOTHING,
             ) from exc
         except aiohttp.ClientConnectorSSLError as exc:
             raise BackendBlocked(
-                f"{self._url}: TLS failed ({_one_line(exc)}): check http or https, and the port, "
-                "in url",
+                f"TLS failed ({_one_line(exc)}): check http or https, and the port, in url",
+                url=self._url,
                 usage=NOTHING,
             ) from exc
         except aiohttp.InvalidURL as exc:
-            raise BackendBlocked(f"{self._url}: is not a URL: check url", usage=NOTHING) from exc
+            raise BackendBlocked("is not a URL: check url", url=self._url, usage=NOTHING) from exc
         except aiohttp.ClientConnectorError as exc:
             raise BackendUnavailable(
-                f"{self._url}: no connection ({_one_line(exc)})", usage=NOTHING
+                "no connection", url=self._url, said=_one_line(exc), usage=NOTHING
             ) from exc
         except TimeoutError as exc:
-            raise BackendUnavailable(f"{self._url}: no answer in time", usage=lost) from exc
+            raise BackendUnavailable("no answer in time", url=self._url, usage=lost) from exc
         except (aiohttp.ClientError, OSError) as exc:
             raise BackendUnavailable(
-                f"{self._url}: the connection broke ({_one_line(exc)})", usage=lost
+                "the connection broke", url=self._url, said=_one_line(exc), usage=lost
             ) from exc
         if status != 200:
             raise self._refusal(status, headers, found, lost)
@@ -222,8 +225,8 @@ class GatewayBackend(LLMBackend):
             return parse(found)
         except ValidationError as exc:
             raise BackendBlocked(
-                f"{self._url}: answers, but not as a fedone gateway of this version does: "
-                "check url",
+                "answers, but not as a fedone gateway of this version does: check url",
+                url=self._url,
                 usage=lost,
             ) from exc
 
@@ -258,12 +261,14 @@ class GatewayBackend(LLMBackend):
             # Not the gateway: a proxy between here and there. Its 5xx will pass.
             if status >= 500 or status == 429:
                 return BackendUnavailable(
-                    f"{self._url}: HTTP {status}",
+                    f"HTTP {status}",
+                    url=self._url,
                     usage=NOTHING if status in (429, 503) else lost,
                     retry_after_s=_seconds(headers.get("Retry-After")),
                 )
             return BackendBlocked(
-                f"{self._url}: HTTP {status}, and not from a fedone gateway: check url",
+                f"HTTP {status}, and not from a fedone gateway: check url",
+                url=self._url,
                 usage=NOTHING,
             )
         if problem.code == "label_word" and problem.word is not None:
@@ -281,17 +286,27 @@ class GatewayBackend(LLMBackend):
         if problem.code == "backend_failed":
             return BackendError(problem.detail, usage=problem.usage)
         # All others are the gateway's own, which has not asked the model then.
-        said = f"{self._url}: {problem.detail}"
         if problem.code == "rate_limited":
             wait = _seconds(headers.get("Retry-After"))
-            return BackendUnavailable(said, usage=NOTHING, retry_after_s=wait)
+            return BackendUnavailable(
+                problem.detail, url=self._url, usage=NOTHING, retry_after_s=wait
+            )
         if problem.code == "unauthorized":
-            return BackendBlocked(f"{said}: put one into {self._token_env}", usage=NOTHING)
+            return BackendBlocked(
+                f"{problem.detail}: put a valid one in its place",
+                url=self._url,
+                key_env=self._token_env,
+                usage=NOTHING,
+            )
         if problem.code in ("forbidden", "not_found", "method_not_allowed"):
-            return BackendBlocked(f"{said}: check url, or the gateway's config", usage=NOTHING)
+            return BackendBlocked(
+                f"{problem.detail}: check url, or the gateway's config",
+                url=self._url,
+                usage=NOTHING,
+            )
         if status >= 500:
-            return BackendUnavailable(said, usage=lost)
-        return BackendError(said, usage=NOTHING)
+            return BackendUnavailable(problem.detail, url=self._url, usage=lost)
+        return BackendError(problem.detail, url=self._url, usage=NOTHING)
 
 
 def _token(token_env: str) -> str:

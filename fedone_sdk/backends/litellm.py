@@ -174,8 +174,9 @@ class LiteLLMBackend(HostedBackend):
                 raise failed from failed.__cause__  # LiteLLM's own says less, and may quote more.
         if seen.response is None:
             raise BackendBlocked(
-                f"{self._url}: LiteLLM asks this provider in a way that cannot be watched, so no "
-                "cap would hold: take another provider"
+                "LiteLLM asks this provider in a way that cannot be watched, so no "
+                "cap would hold: take another provider",
+                url=self._url,
             )
         answer = found.model_dump(mode="json")
         usage = answer.get("usage")
@@ -195,8 +196,9 @@ class LiteLLMBackend(HostedBackend):
             if seen.response.status_code >= 300:
                 return _refusal(seen.response)
             return BackendUnavailable(
-                f"{self._url}: the answer is cut off or not a completion (if that stays so, check "
-                "model and base_url)"
+                "the answer is cut off or not a completion (if that stays so, check "
+                "model and base_url)",
+                url=self._url,
             )
         if seen.failure is not None:
             unknown: Any = None
@@ -212,8 +214,9 @@ class LiteLLMBackend(HostedBackend):
                 failed.__cause__ = broke  # LiteLLM calls that a connection that was not made.
             return failed
         return BackendBlocked(
-            f"{self._url}: LiteLLM does not send this for model {self._name!r} "
-            f"({_one_line(str(exc), self._key_env)})"
+            f"LiteLLM does not send this for model {self._name!r}",
+            url=self._url,
+            said=_one_line(str(exc), self._key_env),
         )
 
     def _found(self, model: str) -> tuple[str, str]:

@@ -135,7 +135,7 @@ class OpenAIBackend(HostedBackend):
             return
         if end < datetime.now(UTC).date():
             raise BackendBlocked(
-                f"{self._url}: model {self._model!r} was shut down on {end}: take another model"
+                f"model {self._model!r} was shut down on {end}: take another model", url=self._url
             )
         _log.warning("model_shutdown_announced", model=self._model, shutdown_date=str(end))
 
@@ -193,8 +193,8 @@ class OpenAIBackend(HostedBackend):
         near = get_close_matches(self._model, by_name, n=5, cutoff=0.3) or sorted(by_name)[:5]
         exist = f"; models that exist: {', '.join(near)}" if near else ""
         raise BackendBlocked(
-            f"{self._url}: model {self._model!r} does not exist, or the key has no access to it"
-            f"{exist}"
+            f"model {self._model!r} does not exist, or the key has no access to it{exist}",
+            url=self._url,
         )
 
 

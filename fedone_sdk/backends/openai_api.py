@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from fedone_sdk.backends._secrets import read_secret, without_secrets
 from fedone_sdk.backends.base import RateLimits
-from fedone_sdk.backends.its_words import in_its_words
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import (
     BackendBlocked,
@@ -124,17 +123,18 @@ def translated(*, model: str, url: str, key_env: str | None = None) -> Iterator[
     except openai.APIConnectionError as exc:
         raise _of_connection(exc, url, key_env) from exc
     except TimeoutError as exc:
-        raise BackendUnavailable(f"{url}: no answer in time") from exc
+        raise BackendUnavailable("no answer in time", url=url) from exc
     except UnicodeEncodeError as exc:
         raise BackendError(
             "an input is not valid Unicode (it has a lone surrogate)", usage=NOTHING
         ) from exc
     except (openai.APIResponseValidationError, json.JSONDecodeError, UnicodeDecodeError) as exc:
         raise BackendUnavailable(
-            f"{url}: the answer is cut off or not JSON (if that stays so, check base_url)"
+            "the answer is cut off or not JSON (if that stays so, check base_url)", url=url
         ) from exc
     except openai.OpenAIError as exc:
-        raise BackendError(f"{url}: {_one_line(str(exc), key_env)}") from exc
+        said = _one_line(str(exc), key_env)
+        raise BackendError("the request failed", url=url, said=said) from exc
 
 
 def message_of(exc: openai.APIStatusError, key_env: str | None) -> str:
@@ -217,39 +217,51 @@ async def _leave_out_key(request: Any) -> None:
 
 
 def _bad_key(url: str, key_env: str | None) -> BackendBlocked:
-    change = "set api_key_env" if key_env is None else f"put a valid key into {key_env}"
-    return BackendBlocked(f"{url}: the key is missing or not valid: {change}", usage=_ONE_REQUEST)
+    change = "set api_key_env" if key_env is None else "put a valid one in its place"
+    return BackendBlocked(
+        f"the key is missing or not valid: {change}", url=url, key_env=key_env, usage=_ONE_REQUEST
+    )
 
 
 def _of_status(
     exc: openai.APIStatusError, model: str, url: str, key_env: str | None
 ) -> BackendError:
     status = exc.status_code
-    said = in_its_words(message_of(exc, key_env))
+    said = message_of(exc, key_env)
     if status == 402 or {str(exc.code), str(exc.type)} & _QUOTA_CODES:
         return BackendBlocked(
-            f"{url}: the account has no quota left: add credit or raise its limit{said}",
+            "the account has no quota left: add credit or raise its limit",
+            url=url,
+            said=said,
             usage=_ONE_REQUEST,
         )
     if status == 403:
-        key = "the key" if key_env is None else f"the key in {key_env}"
         return BackendBlocked(
-            f"{url}: {key} may not use model {model!r}: change its rights, or the model{said}",
+            f"the key may not use model {model!r}: change its rights, or the model",
+            url=url,
+            key_env=key_env,
+            said=said,
             usage=_ONE_REQUEST,
         )
     if status in (404, 405) or status < 400:
         return BackendBlocked(
-            f"{url}: HTTP {status}: there is no model {model!r} here, or the key has no access to "
-            f"it: check model and base_url{said}",
+            f"HTTP {status}: there is no model {model!r} here, or the key has no access to "
+            f"it: check model and base_url",
+            url=url,
+            said=said,
             usage=_ONE_REQUEST,
         )
     if status in _RETRYABLE or status >= 500:
         return BackendUnavailable(
-            f"{url}: HTTP {status}{said}",
+            f"HTTP {status}",
+            url=url,
+            said=said,
             usage=None if status in _OUTCOME_UNKNOWN else _ONE_REQUEST,
             retry_after_s=retry_after_s(exc.response.headers),
         )
-    return BackendError(f"{url}: HTTP {status}: the request was refused{said}", usage=_ONE_REQUEST)
+    return BackendError(
+        f"HTTP {status}: the request was refused", url=url, said=said, usage=_ONE_REQUEST
+    )
 
 
 def _of_connection(exc: openai.APIConnectionError, url: str, key_env: str | None) -> BackendError:
@@ -258,23 +270,24 @@ def _of_connection(exc: openai.APIConnectionError, url: str, key_env: str | None
     for cause in causes:
         if isinstance(cause, ssl.SSLCertVerificationError):
             return BackendBlocked(
-                f"{url}: the server's certificate is not accepted ({cause.verify_message}): "
+                f"the server's certificate is not accepted ({cause.verify_message}): "
                 "check base_url, or trust its authority through SSL_CERT_FILE",
+                url=url,
                 usage=usage,
             )
         if isinstance(cause, ssl.SSLError) and not isinstance(cause, _TLS_BROKEN):
             return BackendBlocked(
-                f"{url}: TLS failed ({cause.reason}): check http or https, and the port, in "
-                "base_url",
+                f"TLS failed ({cause.reason}): check http or https, and the port, in base_url",
+                url=url,
                 usage=usage,
             )
     import openai
 
     if isinstance(exc, openai.APITimeoutError):
-        return BackendUnavailable(f"{url}: no answer in time", usage=usage)
+        return BackendUnavailable("no answer in time", url=url, usage=usage)
     what = "no connection" if usage is not None else "the connection broke"
     reason = _one_line(str(causes[-1]), key_env) or type(causes[-1]).__name__
-    return BackendUnavailable(f"{url}: {what} ({reason})", usage=usage)
+    return BackendUnavailable(what, url=url, said=reason, usage=usage)
 
 
 def _causes(exc: BaseException) -> Iterator[BaseException]:

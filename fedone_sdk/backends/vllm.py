@@ -178,9 +178,10 @@ class VllmBackend(LLMBackend):
             self._served, self._encoder = served, encoder
         elif served != self._served:
             raise BackendBlocked(
-                f"{self._server.url}: the server has changed: it had {self._served.root} of vLLM "
+                f"the server has changed: it had {self._served.root} of vLLM "
                 f"{self._served.version} for {self._served.max_length} tokens, now {served.root} "
-                f"of {served.version} for {served.max_length}: go back, or start a new run"
+                f"of {served.version} for {served.max_length}: go back, or start a new run",
+                url=self._server.url,
             )
         await self._look_at_form(form)
         labels = await self._labels(label_words, form)
@@ -433,9 +434,10 @@ class VllmBackend(LLMBackend):
         bare, spaced = texts
         if bare is None or spaced is None:
             raise BackendBlocked(
-                f"{self._server.url}: the task is a chat, but the model {self._server.model!r} has "
+                f"the task is a chat, but the model {self._server.model!r} has "
                 f"no chat template, or one that takes no messages of {', '.join(roles)}: write the "
-                "task as a template, or start vLLM with --chat-template"
+                "task as a template, or start vLLM with --chat-template",
+                url=self._server.url,
             )
         self._causal.frames[roles] = chat_frame(roles, bare, spaced, self._causal.cut)
 
@@ -505,7 +507,7 @@ class VllmBackend(LLMBackend):
     def _checked(self) -> ServedModel:
         if self._served is None:
             raise BackendError(
-                f"{self._server.url}: the server has not been checked yet (await check first)"
+                "the server has not been checked yet (await check first)", url=self._server.url
             )
         return self._served
 

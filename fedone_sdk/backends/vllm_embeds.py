@@ -80,8 +80,9 @@ class PromptEmbeds:
         """
         if served.masked:
             raise BackendBlocked(
-                f"{server.url}: {server.model!r} is a masked model, which takes no embeddings "
-                "here: leave embeddings out"
+                f"{server.model!r} is a masked model, which takes no embeddings "
+                "here: leave embeddings out",
+                url=server.url,
             )
         ids = [*served.start, *served.probe][: served.max_length - 1]
         tokens = sorted(set(ids))
@@ -99,8 +100,9 @@ class PromptEmbeds:
             raise
         except BackendError as exc:
             raise BackendBlocked(
-                f"{exc}: start vLLM with --enable-prompt-embeds, and set embeddings to the "
-                "weights of its model"
+                f"{exc.summary}: start vLLM with --enable-prompt-embeds, and set embeddings to the "
+                "weights of its model",
+                **exc.private,
             ) from exc
         try:
             first, second = next_tokens(answer, 2, tokens)

@@ -83,8 +83,9 @@ class VllmServer:
         card = names.get(self.model)
         if card is None:
             raise BackendBlocked(
-                f"{self.url}: there is no model {self.model!r}, only "
-                f"{', '.join(map(repr, names)) or 'none'}: change model"
+                f"there is no model {self.model!r}, only "
+                f"{', '.join(map(repr, names)) or 'none'}: change model",
+                url=self.url,
             )
         if not isinstance(card.get("max_model_len"), int):
             raise self._no_vllm()
@@ -166,8 +167,9 @@ class VllmServer:
             usage: What it cost.
         """
         return BackendBlocked(
-            f"{self.url}: the answer is not that of a vLLM with log-probabilities of chosen "
+            "the answer is not that of a vLLM with log-probabilities of chosen "
             "tokens: update the server (0.32 is known to work), or check base_url",
+            url=self.url,
             usage=usage,
         )
 
@@ -190,12 +192,13 @@ class VllmServer:
                 if exc.status_code not in (400, 422, 501):
                     raise
         raise BackendBlocked(
-            f"{self.url}: the model {self.model!r} neither generates, nor runs behind the "
-            "SDK's plugin: start vLLM with --io-processor-plugin fedone_roberta"
+            f"the model {self.model!r} neither generates, nor runs behind the "
+            "SDK's plugin: start vLLM with --io-processor-plugin fedone_roberta",
+            url=self.url,
         )
 
     def _no_vllm(self) -> BackendBlocked:
-        return BackendBlocked(f"{self.url}: this is not a vLLM server: change base_url")
+        return BackendBlocked("this is not a vLLM server: change base_url", url=self.url)
 
     async def _get(self, path: str) -> dict[str, Any]:
         with self._translated():

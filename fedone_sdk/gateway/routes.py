@@ -87,7 +87,7 @@ async def _score(request: web.Request) -> web.Response:
         log.warning(
             "refused",
             code=exc.code,
-            detail=exc.detail,
+            detail=exc.whole if isinstance(exc, Refusal) else exc.detail,
             **({} if usage is None else {"usage": usage.exact()}),
         )
         raise

@@ -39,12 +39,15 @@ class Refusal(ProblemError):
 
     Attributes:
         document: Its wire form.
+        whole: What happened, with what callers are not told: for the log.
     """
 
     def __init__(self, code: str, error: Exception, usage: Usage | None) -> None:
-        # On the wire as one line: it goes into the errors and logs of others.
         retry_after_s = error.retry_after_s if isinstance(error, BackendUnavailable) else None
-        super().__init__(code, " ".join(str(error).split()), retry_after_s=retry_after_s)
+        told = error.summary if isinstance(error, BackendError) else str(error)
+        # On the wire as one line: it goes into the errors and logs of others.
+        super().__init__(code, " ".join(told.split()), retry_after_s=retry_after_s)
+        self.whole = " ".join(str(error).split())
         facts: dict[str, object] = {"usage": usage, "retry_after_s": retry_after_s}
         if isinstance(error, LabelWordError):
             facts |= {"word": error.word, "tokens": tuple(error.tokens)}

@@ -247,7 +247,8 @@ class RunResult(Message):
         run_id: The run.
         name: What its RunSpec calls it.
         status: ``running`` or how it ended.
-        reason: Why, where the status alone does not say.
+        reason: Why, where the status alone does not say. Devices get none; of a pause, what the
+            model's provider said and where it was asked is for operators only.
         rounds: Rounds that ran.
         cap: The caps.
         spent: What was spent, training and evaluation (`queries`: training only).

@@ -223,7 +223,7 @@ class TestCallers:
         wrong = gateways.backend("TEST_WRONG")
         calls = (wrong.check(WORDS), wrong.quote(query_of("a")), wrong.score(query_of("a")))
         for call in calls:
-            with pytest.raises(BackendBlocked, match="put one into TEST_WRONG") as excinfo:
+            with pytest.raises(BackendBlocked, match="the key is in TEST_WRONG") as excinfo:
                 await call
             assert "secret" not in str(excinfo.value)
             assert excinfo.value.usage == NOTHING

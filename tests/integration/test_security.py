@@ -19,10 +19,15 @@ import structlog
 
 from fedone_sdk.aggregator import Aggregator
 from fedone_sdk.aggregator.auth import AdminToken, EnrolmentToken, digest
+from fedone_sdk.aggregator.events import PauseAsked, ResumeAsked
 from fedone_sdk.aggregator.limits import NO_LIMITS, Limits
+from fedone_sdk.backends import LLMBackend, Query
 from fedone_sdk.client.signing import Signer
+from fedone_sdk.errors import BackendBlocked, ProblemError
+from fedone_sdk.messages import Claim
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore
+from fedone_sdk.task import Rendered
 from fedone_sdk.testing import ManualClock, ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
 from tests.integration.caller import Caller
@@ -68,11 +73,15 @@ class Server(Caller):
 
 @contextlib.asynccontextmanager
 async def serving(
-    *, store: MemoryStore | None = None, limits: Limits = NO_LIMITS, **settings: Any
+    *,
+    store: MemoryStore | None = None,
+    limits: Limits = NO_LIMITS,
+    backend: LLMBackend | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Server]:
     store, clock = store or MemoryStore(), ManualClock()
     aggregator = Aggregator(
-        backend=ScriptedBackend(),
+        backend=backend or ScriptedBackend(),
         store=store,
         enrolment_tokens=[
             FLEET,
@@ -200,6 +209,103 @@ class TestScopes:
     async def test_a_viewer_only_looks(self, server: Server) -> None:
         await server.ok("GET", "/v1/runs/other", token=LOOK)
         assert await server.refused("POST", "/v1/runs/other/stop", token=LOOK) == "forbidden"
+
+
+JANE = "Jane Doe lives at 4 Elm Street"
+WHOLE = BackendBlocked(
+    "the key may not use this model: change its rights",
+    url="https://model.internal/v1",
+    key_env="TEAM_KEY",
+    said=f"no access for input '{JANE}'",
+)
+
+
+class TestReasons:
+    """A provider quotes what it was sent, and says where: that is for those who run the model."""
+
+    @contextlib.asynccontextmanager
+    async def paused(self, failure: Exception) -> AsyncIterator[tuple[Server, str]]:
+        """A run that the text of one device has paused, and the credential of another one."""
+
+        def gate(query: Query) -> None:
+            raise failure
+
+        async with serving(backend=ScriptedBackend(gate=gate)) as server:
+            _, first = await server.enrol(ACME)
+            _, second = await server.enrol(ACME)
+            work = await server.ok("POST", "/v1/assignments/claim", CLAIM, token=first)
+            body = {"assignment_id": work["assignment_id"], "examples": [{"text": JANE}]}
+            code = await server.refused("POST", "/v1/score", body, token=first)
+            assert code == "run_conflict"
+            yield server, second
+
+    async def told(self, server: Server, token: str) -> list[str]:
+        """What a caller reads of the run: its result, and the end of its stream of events."""
+        headers = {"Authorization": f"Bearer {token}"}
+        path = f"{server.url}/v1/runs/acme-1"
+        told = []
+        for what in ("", "/events"):
+            async with server.session.get(path + what, headers=headers) as response:
+                assert response.status == 200
+                told.append(await response.text())
+        return told
+
+    @pytest.mark.parametrize(
+        "failure", [BackendBlocked(f"no access for input '{JANE}'"), WHOLE], ids=["plain", "whole"]
+    )
+    async def test_devices_learn_none(self, failure: Exception) -> None:
+        async with self.paused(failure) as (server, credential):
+            run = server.aggregator.service.runs["acme-1"]
+            assert run.state.paused
+            assert JANE in str(run.state.reason)
+            for text in await self.told(server, credential):
+                assert '"status":"stopped"' in text
+                assert '"reason":null' in text
+                for secret in (JANE, "model.internal", "TEAM_KEY"):
+                    assert secret not in text
+
+    async def test_viewers_learn_what_happened_and_operators_all(self) -> None:
+        async with self.paused(WHOLE) as (server, _):
+            for text in await self.told(server, LOOK):
+                assert (
+                    '"reason":"paused: the key may not use this model: change its rights"' in text
+                )
+            for token in (OPS, ROOT):
+                for text in await self.told(server, token):
+                    for fact in (JANE, "https://model.internal/v1: the key", "TEAM_KEY"):
+                        assert fact in text
+
+    async def test_a_second_reason_does_not_show_the_first(self) -> None:
+        async with self.paused(WHOLE) as (server, _):
+            run = server.aggregator.service.runs["acme-1"]
+            await run.apply(PauseAsked(reason="the model is another one"))
+            for text in await self.told(server, LOOK):
+                assert "change its rights; the model is another one" in text
+                assert JANE not in text
+
+    async def test_a_model_that_cannot_be_looked_at(self) -> None:
+        """A run that was taken up meanwhile tells a device that asks for work no more."""
+        store = MemoryStore()
+        async with serving(store=store) as server:
+            _, credential = await server.enrol(ACME)
+            await server.ok("POST", "/v1/assignments/claim", CLAIM, token=credential)
+
+        class Away(ScriptedBackend):
+            async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
+                raise WHOLE
+
+        backend = Away()
+        aggregator = Aggregator(backend=backend, store=store, enrolment_tokens=[FLEET, ACME])
+        async with aggregator:
+            run = aggregator.service.runs["acme-1"]
+            # As another replica, whose model answers, lets it go on.
+            await run.apply(ResumeAsked())
+            client = await aggregator.service.client(credential)
+            with pytest.raises(ProblemError) as caught:
+                await aggregator.service.claim(client, Claim(num_examples=5, wait_s=0))
+        assert caught.value.code == "backend_unavailable"
+        for secret in (JANE, "model.internal", "TEAM_KEY"):
+            assert secret not in caught.value.detail
 
 
 class TestTokensAndClients:

@@ -453,7 +453,7 @@ async def test_no_key_and_no_prompt_is_told(
         assert {r.headers["authorization"] for r in server.received} == {f"Bearer {key}"}
     logging.getLogger("httpx").info("others are heard")
     told += records.text + str(logs) + "".join(capfd.readouterr())
-    assert "put a valid key into THEIR_KEY" in told
+    assert "the key is in THEIR_KEY" in told
     assert "others are heard" in told
     assert key not in told
     assert "PRIVATE-TEXT" not in told
@@ -594,7 +594,7 @@ async def test_anthropic(make: Make, monkeypatch: pytest.MonkeyPatch, structured
             structured=structured,
         )
         answer: Answer = await backend.score(ask(want="choice"))
-        with pytest.raises(BackendUnavailable, match=r"HTTP 529 \(it says: Overloaded") as caught:
+        with pytest.raises(BackendUnavailable, match=r"HTTP 529 \(Overloaded") as caught:
             await backend.score(ask("busy", want="choice"))
         quoted = await backend.quote(ask(want="choice"))
     assert answer.log_probs[0] is not None

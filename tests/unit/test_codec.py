@@ -217,10 +217,12 @@ def test_damaged_arrays_are_refused(arrays: bytes) -> None:
 
 def test_every_field_is_written() -> None:
     arrays = {"method", "server_memory", "defence"}
-    later = {"proposed", "waiting"}
+    later = {"proposed", "waiting", "summary"}
     names = {field.name for field in dataclasses.fields(RunState)} - arrays
     assert encode_document(simple()).keys() == names - later
-    added = dataclasses.replace(simple(), proposed=(("a", " b"),), waiting=(("a", " c"),))
+    added = dataclasses.replace(
+        simple(), proposed=(("a", " b"),), waiting=(("a", " c"),), summary="paused"
+    )
     assert encode_document(added).keys() == names
     (seat,) = encode_document(simple())["seats"]
     # What a replica of an earlier version does not know is written only where it says something.

@@ -88,6 +88,7 @@ def resumed(rules: Rules, event: ResumeAsked, state: RunState, now: float) -> Ou
         state,
         status="running",
         reason=None,
+        summary=None,
         ended_at=None,
         lost=0,
         paused=False,
@@ -129,14 +130,23 @@ def restarted(rules: Rules, event: Restarted, state: RunState, now: float) -> Ou
 
 def paused(rules: Rules, event: PauseAsked, state: RunState, now: float) -> Outcome:
     """Keeps a run until somebody has changed something."""
+    told, shown = event.reason, event.summary or event.reason
     if state.paused:  # Whoever resumes it shall know of this, too.
-        told = state.reason or ""
-        more = "" if event.reason in told else f"; {event.reason}"
-        return replace(state, reason=told + more), ()
+        reason = state.reason or ""
+        return _pausing(state, _added(reason, told), _added(state.summary or reason, shown)), ()
     if not state.running:
         return state, ()
-    state, effects = ended(state, "stopped", f"paused: {event.reason}", now)
-    return replace(state, paused=True), effects
+    reason = f"paused: {told}"
+    state, effects = ended(state, "stopped", reason, now)
+    return replace(_pausing(state, reason, f"paused: {shown}"), paused=True), effects
+
+
+def _pausing(state: RunState, reason: str, summary: str) -> RunState:
+    return replace(state, reason=reason, summary=None if summary == reason else summary)
+
+
+def _added(told: str, more: str) -> str:
+    return told if more in told else f"{told}; {more}"
 
 
 def model_seen(rules: Rules, event: ModelSeen, state: RunState, now: float) -> Outcome:

@@ -31,5 +31,5 @@ def _is_same(one: Seat, other: Seat) -> bool:
 
 def ended(state: RunState, status: RunStatus, reason: str | None, now: float) -> Outcome:
     """The run is over, for good or until a resume."""
-    state = replace(state, status=status, reason=reason, ended_at=now, paused=False)
+    state = replace(state, status=status, reason=reason, summary=None, ended_at=now, paused=False)
     return state, (RunEnded(status=status),)

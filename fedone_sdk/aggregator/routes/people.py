@@ -105,11 +105,24 @@ async def runs(request: web.Request) -> web.Response:
 async def run(request: web.Request) -> web.Response:
     """Where a run stands, or how it ended.
 
-    With `history=false` without its rounds, which may be many.
+    With `history=false` without its rounds, which may be many. Devices get no `reason`, viewers one
+    without the words of the model's provider.
     """
     history = _flag(request, "history", default=True)
-    result = (await run_of(request)).result()
+    result = _told(await run_of(request))
     return answer(result if history else result.model_copy(update={"history": ()}))
+
+
+def _told(run: ServedRun) -> RunResult:
+    """Where a run stands, with as much of the reason as the caller may know.
+
+    A reason may hold what the model's provider said, and so the text of another device.
+    """
+    result, person = run.result(), EXCHANGE.get().person
+    if person is not None and person.allows("operator"):
+        return result
+    reason = None if person is None else run.state.summary or result.reason
+    return result.model_copy(update={"reason": reason})
 
 
 async def prompt(request: web.Request) -> web.Response:
@@ -171,7 +184,7 @@ async def events(request: web.Request) -> web.StreamResponse:
             if watched.history != sent:
                 continue
             if not watched.state.running:
-                await _event(response, "end", watched.result())
+                await _event(response, "end", _told(watched))
                 return response
             try:
                 async with asyncio.timeout(_STILL_HERE_S):

@@ -82,13 +82,14 @@ class RateLimitedBackend(Wrapper):
         finally:
             self._end()
 
-    def refuse_waiting(self, reason: str) -> None:
-        """Lets all who wait fail with `BackendBlocked`; nothing of theirs is sent."""
+    def refuse_waiting(self, reason: BackendBlocked) -> None:
+        """Lets all who wait fail for this reason; nothing of theirs is sent."""
         for queue in self._queues.values():
             for waiter in queue:
                 if not waiter.turn.done():
                     # One each: a shared one would collect the traceback of every waiter.
-                    waiter.turn.set_exception(BackendBlocked(reason, usage=NOTHING))
+                    refusal = BackendBlocked(reason.summary, usage=NOTHING, **reason.private)
+                    waiter.turn.set_exception(refusal)
         self._queues.clear()
 
     async def _turn(self, name: str, tokens: int) -> _Sent:

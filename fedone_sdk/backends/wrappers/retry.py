@@ -76,7 +76,7 @@ class RetryingBackend(Wrapper):
         self._pauses: set[asyncio.Future[None]] = set()
         self._failures = 0  # in a row
         self._untried = True  # Nothing is known of the model yet.
-        self._refusal: str | None = None  # Why the breaker is open.
+        self._refusal: BackendBlocked | None = None  # Why the breaker is open.
         self._refuse_until = 0.0
         self._openings = 0
         self._probe: asyncio.Future[None] | None = None
@@ -94,7 +94,7 @@ class RetryingBackend(Wrapper):
     def trouble(self) -> str | None:
         """Why the breaker is open; None once the pause is over and the model may be tried."""
         if self._refusal is not None and asyncio.get_running_loop().time() < self._refuse_until:
-            return self._refusal
+            return str(self._refusal)
         return super().trouble
 
     def reset(self) -> None:
@@ -113,7 +113,7 @@ class RetryingBackend(Wrapper):
         except BackendBlocked as exc:
             if openings == self._openings:
                 self._failures = 0
-                self._open(str(exc))
+                self._open(exc)
             raise
         except BackendUnavailable as exc:
             if openings != self._openings:
@@ -125,9 +125,10 @@ class RetryingBackend(Wrapper):
                 self._refusal = None
                 raise
             times = f"{self._failures} time{'s' * (self._failures > 1)}"
-            reason = f"{self.fingerprint} failed {times} in a row, last: {exc}"
-            self._open(reason)
-            raise BackendBlocked(reason, usage=exc.usage) from exc
+            reason = f"{self.fingerprint} failed {times} in a row, last: {exc.summary}"
+            blocked = BackendBlocked(reason, usage=exc.usage, **exc.private)
+            self._open(blocked)
+            raise blocked from exc
         except BackendError:
             self._answered(openings)  # A refusal of this query alone.
             raise
@@ -150,17 +151,19 @@ class RetryingBackend(Wrapper):
             if self._probe is not None:
                 await asyncio.wait({self._probe})
             elif self._refusal is not None and loop.time() < self._refuse_until:
-                raise BackendBlocked(self._refusal, usage=NOTHING)
+                refusal = self._refusal
+                raise BackendBlocked(refusal.summary, usage=NOTHING, **refusal.private)
             else:
                 self._probe = loop.create_future()
                 return self._probe
         return None
 
-    def _open(self, reason: str) -> None:
-        self._refusal = reason
+    def _open(self, reason: BackendBlocked) -> None:
+        # Without the traceback, which holds texts.
+        self._refusal = BackendBlocked(reason.summary, usage=NOTHING, **reason.private)
         self._refuse_until = asyncio.get_running_loop().time() + self._max_wait_s
         self._openings += 1
-        _log.warning("the model is not asked any more", reason=reason)
+        _log.warning("the model is not asked any more", reason=str(reason))
         for pause in self._pauses:
             if not pause.done():
                 pause.set_result(None)

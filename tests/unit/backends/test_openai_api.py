@@ -166,8 +166,8 @@ async def test_an_answer_that_does_not_arrive_is_charged_in_full(behaviour: str)
     [
         ("no_quota", "no quota left: add credit"),
         ("error:402", "no quota left"),
-        ("bad_key", "put a valid key into FAKE_KEY"),
-        ("forbidden", "the key in FAKE_KEY may not use model 'fake-1'"),
+        ("bad_key", "put a valid one in its place (the key is in FAKE_KEY)"),
+        ("forbidden", "the key may not use model 'fake-1'"),
         ("no_model", "no model 'fake-1'"),
         ("error:405", "check model and base_url"),
     ],
@@ -177,6 +177,17 @@ async def test_what_a_person_must_change_is_said(behaviour: str, says: str) -> N
     assert type(failure) is BackendBlocked
     assert says in str(failure)
     assert failure.usage == ONE
+
+
+@pytest.mark.parametrize("behaviour", ["bad_key", "forbidden", "error:400", "error:500"])
+async def test_a_summary_tells_strangers_nothing(behaviour: str) -> None:
+    failure = await failure_of(behaviour)
+    assert failure.url is not None
+    assert str(failure).startswith(f"{failure.url}: {failure.summary}")
+    for private in (failure.url, "FAKE_KEY", failure.said):
+        assert not private or private not in failure.summary
+    assert failure.key_env == ("FAKE_KEY" if behaviour in ("bad_key", "forbidden") else None)
+    assert bool(failure.said) == (behaviour != "bad_key")
 
 
 async def test_a_refused_query_is_just_that() -> None:

@@ -309,7 +309,7 @@ async def test_all_who_wait_can_be_refused() -> None:
     backend = RateLimitedBackend(model, concurrency=2)
     tasks = [asyncio.create_task(backend.score(ask(payer=str(n % 3)))) for n in range(20)]
     await asyncio.sleep(0.5)
-    backend.refuse_waiting("the key was revoked")
+    backend.refuse_waiting(BackendBlocked("the key was revoked"))
     found = await asyncio.gather(*tasks, return_exceptions=True)
     errors = [error for error in found if isinstance(error, BackendBlocked)]
     assert len(errors) == 18
