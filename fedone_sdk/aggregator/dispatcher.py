@@ -122,7 +122,8 @@ class Dispatcher:
             ended: Whether there are others that have ended and are not served.
 
         Raises:
-            ProblemError: ``run_ended`` when all of them have ended.
+            ProblemError: ``run_ended`` when all of them have ended, ``model_mismatch`` when the
+                one that has a seat for the client scores with another model.
         """
         until = asyncio.get_running_loop().time() + message.wait_s
         with self._polling(client.index) as poll:
@@ -132,7 +133,13 @@ class Dispatcher:
                 _check_open(open_to_it, ended)
                 if poll.over:
                     return _SOON  # It asks again elsewhere, or may not ask any more.
-                assignment = await self._offered(client.index, own_model=message.own_model)
+                try:
+                    assignment = await self._offered(client.index, message)
+                except ProblemError as exc:
+                    if exc.code == "model_mismatch":  # It is not to be drawn for this again.
+                        self.pool.leave([client.index])
+                        await to_the_end(self._left([client.index]))
+                    raise
                 if assignment is not None:
                     return assignment
                 if self._draining:
@@ -218,7 +225,7 @@ class Dispatcher:
             await vacant[(at + self._turn) % len(vacant)].seat()
 
     async def _offered(
-        self, client: int, *, own_model: bool
+        self, client: int, message: Claim
     ) -> AlphaAssignment | LossesAssignment | None:
         """The work of a seat that a run has for this client."""
         for run_id in tuple(self._offers.get(client, ())):
@@ -237,7 +244,12 @@ class Dispatcher:
             if run_id in self._closing and seat.phase == "offered":
                 continue  # about to stop: nothing new is begun
             await self._prepare(run)
-            asked = WorkAsked(client=client, assignment_id=uuid.uuid4().hex, own_model=own_model)
+            asked = WorkAsked(
+                client=client,
+                assignment_id=uuid.uuid4().hex,
+                own_model=message.own_model,
+                model=message.model,
+            )
             for effect in await run.apply(asked):
                 if isinstance(effect, Assigned):
                     self.pool.work(client, run_id)

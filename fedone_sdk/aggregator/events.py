@@ -85,12 +85,14 @@ class WorkAsked:
         client: Its enrolment index.
         assignment_id: A fresh id, should new work be given out.
         own_model: Whether it asks a model of its own.
+        model: Fingerprint of that model, as far as the client knows it before it works.
         memory: What its method remembered after its last work (losses exchange).
     """
 
     client: int
     assignment_id: str
     own_model: bool = False
+    model: str | None = None
     memory: Memory = field(default_factory=dict)
 
 

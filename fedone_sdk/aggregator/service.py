@@ -504,6 +504,11 @@ class Service:
         await backend.quote(query_for(spec.task, "", [nothing], backend=backend, references=["a"]))
         machine.worst_query = backend.worst_case(spec.method.batch_size, spec.task.max_written)
         machine.gateway_model = backend.fingerprint
+        if spec.participation.model not in (None, machine.gateway_model):
+            raise SpecError(
+                f"participation.model: is {spec.participation.model!r}, the server's model is "
+                f"{machine.gateway_model!r}"
+            )
 
     async def _prepare(self, run: ServedRun) -> None:
         """Looks at the model for a run that was taken up while it could not be asked.

@@ -94,6 +94,7 @@ class RunState:
         releases: How often each client was asked for noised numbers, by enrolment index.
         paused: Whether a stopped run waits for somebody to change something, its work kept.
         model: Fingerprint of the model that scores.
+        votes: Which model each device has named, by enrolment index, until the run's is settled.
         models: What the provider called the models that answered; a new one pauses the run.
         started_at: First assignment, seconds since the epoch.
         ended_at: End, seconds since the epoch.
@@ -121,6 +122,7 @@ class RunState:
     releases: Mapping[int, int] = field(default_factory=dict)
     paused: bool = False
     model: str | None = None
+    votes: Mapping[int, str] = field(default_factory=dict)
     models: tuple[str, ...] = ()
     started_at: float | None = None
     ended_at: float | None = None

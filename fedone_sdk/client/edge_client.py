@@ -54,7 +54,7 @@ from fedone_sdk.errors import (
     TransportError,
     is_retryable,
 )
-from fedone_sdk.messages import Array, Claim, Decline, RunTask
+from fedone_sdk.messages import MAX_MODEL_CHARS, Array, Claim, Decline, RunTask
 from fedone_sdk.spec import RequiredPrivacy
 from fedone_sdk.task import Example, ScoreFunction, form_of
 from fedone_sdk.vocabulary import Vocabulary
@@ -321,6 +321,7 @@ class EdgeClient:
             wait_s=self._wait_s,
             run_id=self._run_id,
             own_model=self._backend is not None,
+            model=self._own_model(),
         )
         self._teller.tell("waiting", run_id=self._run_id)
         try:
@@ -328,6 +329,10 @@ class EdgeClient:
         except ProblemError as exc:
             if exc.code == "run_ended":
                 return "ended"
+            if exc.code == "model_mismatch":
+                _log.warning("no work for this device's model", detail=exc.detail)
+                self._teller.tell("refused", run_id=self._run_id, reason=str(exc))
+                return "refused"
             raise
         if claimed is None:
             return "idle"
@@ -337,6 +342,14 @@ class EdgeClient:
             self._teller.tell("waiting", run_id=self._run_id, retry_after_s=self.next_turn_s)
             return "idle"
         return await self._work(claimed, held)
+
+    def _own_model(self) -> str | None:
+        """The fingerprint of the device's own model; None where it is not known yet."""
+        try:
+            found = "" if self._backend is None else self._backend.fingerprint
+        except BackendError:
+            return None  # Before it was checked.
+        return found if 0 < len(found) <= MAX_MODEL_CHARS else None
 
     # Work
 

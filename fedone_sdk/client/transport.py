@@ -196,15 +196,21 @@ class HttpTransport:
         self, credential: str, message: Claim
     ) -> AlphaAssignment | LossesAssignment | Idle:
         """Asks for work."""
-        status, headers, content = await self._request(
-            "POST",
-            "/v1/assignments/claim",
-            credential,
-            encode(message),
-            patience_s=message.wait_s,
-            max_bytes=_MAX_ANSWER_BYTES,
-            accept=_EITHER_FORM,
-        )
+        try:
+            status, headers, content = await self._request(
+                "POST",
+                "/v1/assignments/claim",
+                credential,
+                encode(message),
+                patience_s=message.wait_s,
+                max_bytes=_MAX_ANSWER_BYTES,
+                accept=_EITHER_FORM,
+            )
+        except ProblemError as exc:
+            if exc.code != "invalid_message" or message.model is None:
+                raise
+            # An older server does not know that a device may name its model.
+            return await self.claim(credential, message.model_copy(update={"model": None}))
         if status == 204:
             return Idle(retry_after_s=_retry_after_s(headers))
         assignment = _parse(ASSIGNMENT.validate_json, content, headers)

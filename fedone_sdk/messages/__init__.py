@@ -19,7 +19,7 @@ from fedone_sdk.messages.assignment import (
     Step,
     VocabularyList,
 )
-from fedone_sdk.messages.base import Message
+from fedone_sdk.messages.base import MAX_MODEL_CHARS, Message
 from fedone_sdk.messages.enrolment import Enrol, Enrolled, Rotated
 from fedone_sdk.messages.forms import JSON, TENSORS, Body, Parse, decode, encode, has_arrays
 from fedone_sdk.messages.model import (
@@ -112,6 +112,7 @@ __all__ = [
     "MAX_ELEMENTS",
     "MAX_INPUTS",
     "MAX_INPUT_CHARS",
+    "MAX_MODEL_CHARS",
     "MAX_TEXT_CHARS",
     "MAX_WRITTEN_CHARS",
     "MIN_SCORED_SHARE",

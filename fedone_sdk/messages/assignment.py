@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from fedone_sdk.messages.array import Array, SharedMemory
-from fedone_sdk.messages.base import Id, Message, Seed
+from fedone_sdk.messages.base import MAX_MODEL_CHARS, Id, Message, Seed
 from fedone_sdk.spec import CalibrationSpec, MethodSpec, PrivacySpec, RunName
 from fedone_sdk.task import TaskSpec
 from fedone_sdk.vocabulary import Layout, Slot, SlotName, Token, Vocabulary
@@ -34,12 +34,17 @@ class Claim(Message):
         run_id: Only work for this run is wanted.
         own_model: Whether the client asks a model of its own, though the server may have one: what
             that spends the server does not see.
+        model: Fingerprint of that model, where it is known. A run that scores with another one
+            refuses the client before anything is spent.
     """
 
     num_examples: Annotated[int, Field(ge=1, le=2**31)]
     wait_s: Annotated[float, Field(ge=0, le=60)] = 25.0
     run_id: RunName | None = None
     own_model: Annotated[bool, Field(exclude_if=operator.not_)] = False
+    model: Annotated[
+        str | None, Field(min_length=1, max_length=MAX_MODEL_CHARS, exclude_if=operator.not_)
+    ] = None
 
 
 class Step(Message):

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-__all__ = ["Id", "Message", "Name", "ONE_LINE", "Seed"]
+__all__ = ["Id", "MAX_MODEL_CHARS", "Message", "Name", "ONE_LINE", "Seed"]
 
 
 class Message(BaseModel):
@@ -28,6 +28,9 @@ ONE_LINE = AfterValidator(_one_line)
 
 Name = Annotated[str, Field(min_length=1, max_length=200), ONE_LINE]
 """A short text for people."""
+
+MAX_MODEL_CHARS = 300
+"""The longest fingerprint of a model."""
 
 Seed = Annotated[int, Field(ge=0, lt=2**53)]
 """A seed of a random stream; below 2^53 so that every JSON parser keeps it exact."""

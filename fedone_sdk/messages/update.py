@@ -8,7 +8,7 @@ from pydantic import AfterValidator, FailFast, Field, TypeAdapter
 
 from fedone_sdk.budget import Usage
 from fedone_sdk.messages.array import Array, SharedMemory
-from fedone_sdk.messages.base import ONE_LINE, Id, Message
+from fedone_sdk.messages.base import MAX_MODEL_CHARS, ONE_LINE, Id, Message
 
 __all__ = [
     "AlphaUpdate",
@@ -68,7 +68,7 @@ class _Update(Message):
     num_examples: Annotated[int, Field(ge=1, le=2**31)]
     scored: Scored
     usage: _Reported
-    model: Annotated[str, Field(min_length=1, max_length=300)]
+    model: Annotated[str, Field(min_length=1, max_length=MAX_MODEL_CHARS)]
 
 
 class AlphaUpdate(_Update):

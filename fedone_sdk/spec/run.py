@@ -99,6 +99,8 @@ class ParticipationSpec(Spec):
         max_lost: Assignments in a row that may come to nothing before the run ends as failed.
         trusted_clients: Whether the usage that clients with a model of their own report is
             believed, so that their unused lease is given back.
+        model: Fingerprint of the model that must score. Null is the gateway's, or without one the
+            model that most devices have.
     """
 
     clients_per_round: Annotated[int, Field(ge=1, le=10_000)] = 1
@@ -116,6 +118,7 @@ class ParticipationSpec(Spec):
     max_weight: Annotated[int, Field(ge=1, le=2**31)] | None = None
     max_lost: Annotated[int, Field(ge=1)] = 50
     trusted_clients: bool = False
+    model: Annotated[str, Field(min_length=1, max_length=300)] | None = None
 
 
 class EvaluationSpec(Spec):

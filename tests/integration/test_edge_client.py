@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import stat
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -11,13 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Aggregator, ServedRun, Service
 from fedone_sdk.aggregator.auth import Authority
+from fedone_sdk.aggregator.http import listening, problem
+from fedone_sdk.aggregator.replay import at_round
 from fedone_sdk.backends import LLMBackend, Query
 from fedone_sdk.budget import Budget, Usage
-from fedone_sdk.client import HttpTransport, Idle
+from fedone_sdk.client import ClientEvent, HttpTransport, Idle
 from fedone_sdk.client.identity import shelf_of
 from fedone_sdk.client.outbox import Outbox, Unsent
 from fedone_sdk.errors import (
@@ -28,7 +32,15 @@ from fedone_sdk.errors import (
     SpecError,
     TransportError,
 )
-from fedone_sdk.messages import MAX_TEXT_CHARS, AlphaUpdate, LossesUpdate, Receipt, Score, Scores
+from fedone_sdk.messages import (
+    MAX_TEXT_CHARS,
+    AlphaUpdate,
+    Claim,
+    LossesUpdate,
+    Receipt,
+    Score,
+    Scores,
+)
 from fedone_sdk.simulation import MemoryTransport
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore, SqlStore, Store
@@ -354,11 +366,76 @@ class TestOwnBackend:
             clock.advance(61)  # the first one has not been seen for long, and loses its seat
             await service.tick()
             other = ScriptedBackend(fingerprint="other")
-            async with client_of(service, backend=other) as second:
+            told: list[ClientEvent] = []
+            async with client_of(service, backend=other, on_event=told.append) as second:
                 assert await second.run_once() == "refused"
+                assert 0 < second.next_turn_s <= 1
+            assert "the run scores with 'scripted', the device with 'other'" in str(told[-1].reason)
             state = run_of(service).state
             assert (state.round, state.model) == (1, "scripted")
-            assert state.account.spent.queries == 8
+            # Nothing was asked and nothing leased: the device named its model before.
+            assert (other.asked, state.account.held.queries) == ([], 4)
+
+    async def test_one_odd_device_among_many(self) -> None:
+        """It comes first: the rounds that it scored are done again, and cost the others nothing."""
+        spec = spec_of(rounds=5).model_copy(update={"budget": Budget(queries=60)})
+        models = ["odd", *["common"] * 11]
+        async with serving(spec, gateway=False) as service, AsyncExitStack() as stack:
+            clients = [
+                await stack.enter_async_context(
+                    client_of(service, backend=ScriptedBackend(fingerprint=model), wait_s=0)
+                )
+                for model in models
+            ]
+            assert await clients[0].run_once() == "worked"
+            assert run_of(service).state.model == "odd"
+            odd_rounds = 1
+            for client in itertools.cycle(clients):
+                if not run_of(service).state.running:
+                    break
+                outcome = await client.run_once()
+                odd_rounds += client is clients[0] and outcome == "worked"
+            result, lost = run_of(service).result(), run_of(service).lost
+            replayed = at_round(spec, WORDS, await service.log(run_of(service)), 5)
+        assert (result.status, result.rounds, result.model) == ("completed", 5, "common")
+        assert (result.spent.queries, list(lost)) == (4 * (5 + odd_rounds), [])
+        assert replayed.alpha_sha256 == result.alpha_sha256
+
+    async def test_an_older_server_is_not_told_the_model(self) -> None:
+        bodies: list[dict[str, Any]] = []
+
+        async def claim(request: web.Request) -> web.Response:
+            bodies.append(await request.json())
+            if "model" in bodies[-1]:
+                refusal = ProblemError("invalid_message", "model: Extra inputs are not permitted")
+                return problem(refusal)
+            return web.Response(status=204, headers={"Retry-After": "1"})
+
+        app = web.Application()
+        app.router.add_post("/v1/assignments/claim", claim)
+        async with listening(app) as url:
+            transport = HttpTransport(url)
+            message = Claim(num_examples=5, wait_s=0, own_model=True, model="m")
+            assert await transport.claim("secret", message) == Idle(retry_after_s=1)
+            await transport.aclose()
+        assert [body.get("model") for body in bodies] == ["m", None]
+
+    async def test_a_model_that_is_known_only_when_it_was_checked(self) -> None:
+        class Late(ScriptedBackend):
+            checked = False
+
+            @property
+            def fingerprint(self) -> str:
+                if not self.checked:
+                    raise BackendError("not checked yet")
+                return "late"
+
+            async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
+                self.checked = True
+
+        async with serving(gateway=False) as service, client_of(service, backend=Late()) as client:
+            assert await client.run_once() == "worked"
+            assert run_of(service).state.model == "late"
 
     async def test_neither_model_nor_gateway(self) -> None:
         async with serving(gateway=False) as service, client_of(service) as client:

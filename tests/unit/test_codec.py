@@ -86,6 +86,7 @@ run_states = st.builds(
     RunState,
     status=st.sampled_from(["running", "completed", "failed"]),
     reason=st.none() | st.text(max_size=9),
+    summary=st.none() | st.text(max_size=9),
     round=counts,
     rollbacks=counts,
     quarantined=st.frozensets(st.integers(0, 9)),
@@ -100,6 +101,7 @@ run_states = st.builds(
     lost=counts,
     fills=counts,
     model=st.none() | names,
+    votes=st.dictionaries(counts, names, max_size=3),
     started_at=st.none() | numbers,
     ended_at=st.none() | numbers,
     metric=st.builds(MetricReport, name=names, after=st.none() | numbers),
@@ -217,11 +219,11 @@ def test_damaged_arrays_are_refused(arrays: bytes) -> None:
 
 def test_every_field_is_written() -> None:
     arrays = {"method", "server_memory", "defence"}
-    later = {"proposed", "waiting", "summary"}
+    later = {"proposed", "waiting", "summary", "votes"}
     names = {field.name for field in dataclasses.fields(RunState)} - arrays
     assert encode_document(simple()).keys() == names - later
     added = dataclasses.replace(
-        simple(), proposed=(("a", " b"),), waiting=(("a", " c"),), summary="paused"
+        simple(), proposed=(("a", " b"),), waiting=(("a", " c"),), summary="paused", votes={3: "m"}
     )
     assert encode_document(added).keys() == names
     (seat,) = encode_document(simple())["seats"]

@@ -95,6 +95,7 @@ def resumed(rules: Rules, event: ResumeAsked, state: RunState, now: float) -> Ou
         seats=_with_new_deadlines(rules, state, now),
         # Whoever resumes a run accepts the model that there is now.
         model=_model_from_now(rules, state),
+        votes={},
         metric=state.metric.model_copy(update={"after": None}),
         bias=None,
     )
@@ -102,9 +103,9 @@ def resumed(rules: Rules, event: ResumeAsked, state: RunState, now: float) -> Ou
 
 
 def _model_from_now(rules: Rules, state: RunState) -> str | None:
-    """The server's model; where devices have their own, the next of them says which."""
-    not_looked_at_yet = rules.gateway_model == ""
-    return state.model if not_looked_at_yet else rules.gateway_model
+    """The model that is given; where devices decide, the next of them say which."""
+    not_looked_at_yet = rules.given_model == ""
+    return state.model if not_looked_at_yet else rules.given_model
 
 
 def _with_new_deadlines(rules: Rules, state: RunState, now: float) -> tuple[Seat, ...]:
@@ -187,6 +188,7 @@ def rolled_back(rules: Rules, event: RolledBack, state: RunState, now: float) ->
         lost=0,
         # At its beginning nothing is left that the model had a part in.
         model=state.model if event.to_round else _model_from_now(rules, state),
+        votes=state.votes if event.to_round else {},
         rollbacks=state.rollbacks + 1,
         metric=state.metric.model_copy(update={"after": None}),
         bias=None,

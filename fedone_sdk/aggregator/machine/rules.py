@@ -258,6 +258,15 @@ class Rules:
         uniform = self.spec.participation.selection == "uniform"
         return self.spec.participation.clients_per_round if uniform else 1
 
+    @property
+    def given_model(self) -> str | None:
+        """Fingerprint of the model that must score; None where devices decide.
+
+        Empty while the gateway's model was not looked at.
+        """
+        pinned = self.spec.participation.model
+        return pinned if self.gateway_model is None else self.gateway_model
+
     def start(self) -> RunState:
         """The state of a run that has not begun."""
         evaluation_cap = self.spec.evaluation.queries
@@ -267,7 +276,7 @@ class Rules:
             evaluation=Account(
                 cap=None if evaluation_cap is None else Budget(queries=evaluation_cap)
             ),
-            model=self.gateway_model or None,
+            model=self.given_model or None,
             metric=MetricReport(name=self.spec.task.metric),
         )
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from fedone_sdk.aggregator.curves import Curves, check_curves
 from fedone_sdk.aggregator.events import Accepted, Refused, SeatOffered, UpdateArrived
 from fedone_sdk.aggregator.machine import hedges
+from fedone_sdk.aggregator.machine.models import heard, mismatch
 from fedone_sdk.aggregator.machine.outcome import Outcome, with_seat
 from fedone_sdk.aggregator.machine.rounds import close
 from fedone_sdk.aggregator.machine.rules import Rules, working
@@ -34,10 +35,14 @@ def arrived(rules: Rules, event: UpdateArrived, state: RunState, now: float) -> 
     """Takes a client's update; refused, it leaves everything as it was."""
     seat = working(state, event.assignment_id)
     update = event.update
-    if state.model is not None and update.model != state.model:
-        detail = f"the run scores with {state.model!r}, the update with {update.model!r}"
-        state, effects = lose(rules, state, seat, detail, update.usage, now)
-        return state, (*effects, Refused(code="model_mismatch", detail=detail))
+    state, begun_again = heard(rules, state, seat.client, update.model, now)
+    if begun_again:
+        detail = "the run begins again, with the model that most devices have"
+        return state, (*begun_again, Refused(code="model_mismatch", detail=detail))
+    other = mismatch(rules, state, update.model)
+    if other is not None:
+        state, effects = lose(rules, state, seat, other, update.usage, now)
+        return state, (*effects, Refused(code="model_mismatch", detail=other))
     _check_scored(update)
     learnt = _learn(rules, state, seat, update)
     state, beaten = hedges.beaten(rules, state, seat)

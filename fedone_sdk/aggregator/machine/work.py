@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedone_sdk.aggregator.events import Assigned, Declined, Renewed, WorkAsked
+from fedone_sdk.aggregator.events import Assigned, Declined, Refused, Renewed, WorkAsked
 from fedone_sdk.aggregator.machine.hedges import backup_due
+from fedone_sdk.aggregator.machine.models import heard, mismatch
 from fedone_sdk.aggregator.machine.outcome import Outcome, with_seat
 from fedone_sdk.aggregator.machine.rules import Rules, working
 from fedone_sdk.aggregator.machine.seats import lose
 from fedone_sdk.aggregator.privacy import counted
 from fedone_sdk.aggregator.state import RunState
 from fedone_sdk.algorithms import State
+from fedone_sdk.algorithms.trained import Trained
 from fedone_sdk.errors import ProblemError
 
 __all__ = ["asked", "declined", "renewed"]
@@ -23,6 +25,14 @@ def asked(rules: Rules, event: WorkAsked, state: RunState, now: float) -> Outcom
     if seat is None or not state.running:
         return state, ()
     if seat.phase == "offered":
+        if event.model is not None and not isinstance(rules.method, Trained):
+            state, begun_again = heard(rules, state, event.client, event.model, now)
+            if begun_again:
+                return state, begun_again
+            detail = mismatch(rules, state, event.model)
+            if detail is not None:  # Before a lease: it costs nobody anything.
+                state, effects = lose(rules, state, seat, detail, None, now)
+                return state, (*effects, Refused(code="model_mismatch", detail=detail))
         affordable = rules.affordable_work(state, seat.local)
         if affordable is None:
             # Somebody else's lease may give something back; the seat waits for that.

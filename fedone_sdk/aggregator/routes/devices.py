@@ -155,7 +155,7 @@ DEVICES = (
         request=Claim,
         answers={200: Assignment, 204: None},
         headers={204: {"Retry-After": _RETRY_AFTER}},
-        problems=("not_found", "run_ended", "backend_unavailable"),
+        problems=("not_found", "model_mismatch", "run_ended", "backend_unavailable"),
     ),
     Route(
         method="POST",

@@ -121,21 +121,22 @@ class TestModels:
 
     @both
     def test_who_resumes_accepts_the_devices_next_model(self, exchange: str) -> None:
-        """Else the first device that lies about its model would end the run for good."""
+        """Else the first devices that lie about their model would end the run for good."""
         game = Game(spec_of(rounds=9, participation={"exchange": exchange, "max_lost": 2}))
 
-        def send(model: str) -> None:
-            work = game.take(range(6))
+        def send(client: int, model: str) -> None:
+            work = game.take([client])
             game.send(work, game.update_for(work, model=model))
 
-        send("of-one-device")
-        for _ in range(3):
-            send("of-the-fleet")
-        assert (game.state.status, game.state.model) == ("failed", "of-one-device")
+        for client in range(3):
+            send(client, "of-a-few")
+        for client in range(3, 6):
+            send(client, "of-the-fleet")
+        assert (game.state.status, game.state.model) == ("failed", "of-a-few")
         game.apply(ResumeAsked())
-        for _ in range(3):
-            send("of-the-fleet")
-        assert (game.state.round, game.state.model) == (4, "of-the-fleet")
+        for client in range(3, 6):
+            send(client, "of-the-fleet")
+        assert (game.state.round, game.state.model) == (6, "of-the-fleet")
 
     def test_a_server_that_cannot_ask_its_model_keeps_the_runs_one(self) -> None:
         game = Game(spec_of(), gateway=True)
