@@ -21,7 +21,8 @@ __all__ = ["BeforeSend", "Declining", "Minibatch", "usable"]
 _log = structlog.get_logger(__name__)
 
 BeforeSend = Callable[[str], "str | Awaitable[str | None] | None"]
-"""Sees every text before it leaves the device; returns it, a redacted form, or None to veto."""
+"""Sees every text before it leaves the device; returns it, a redacted form, or None to veto.
+One that fails vetoes."""
 
 
 class Declining(FedOneError):
@@ -105,8 +106,13 @@ class Minibatch:
 
 
 async def _passed(before_send: BeforeSend, text: Any) -> str | None:
-    result = before_send(text)
-    passed = await result if inspect.isawaitable(result) else result
+    try:
+        result = before_send(text)
+        passed = await result if inspect.isawaitable(result) else result
+    except Exception as exc:
+        # Only the kind: what an app's function says may quote private text.
+        _log.warning("before_send failed", error=type(exc).__name__)
+        return None
     if passed is None or _fits(passed):
         return passed
     # One text that no message can carry must not end the client.

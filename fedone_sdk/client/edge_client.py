@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -46,11 +47,9 @@ from fedone_sdk.client.transport import (
 )
 from fedone_sdk.client.work import Assigned, Work
 from fedone_sdk.errors import (
-    BackendError,
+    FedOneError,
     MessageError,
-    MissingExtraError,
     ProblemError,
-    SpecError,
     TransportError,
     is_retryable,
 )
@@ -95,7 +94,7 @@ class EdgeClient:
         trainer: Trains the soft prompts of white-box methods; None declines such work.
         score: ``score(generated, example)`` from 0 to 1, for runs whose loss is ``score``.
         before_send: Sees every text before it is scored; returns it, a redacted form, or None to
-            hold the example back. Plain or async.
+            hold the example back. Plain or async; when it raises, the example is held back.
         only_when: Whether the device may work now: it charges, is idle, its network costs
             nothing. Asked before work is claimed and before each request for scores. Plain or
             async; work under way waits while its lease can be kept, and is given back then.
@@ -347,8 +346,9 @@ class EdgeClient:
         """The fingerprint of the device's own model; None where it is not known yet."""
         try:
             found = "" if self._backend is None else self._backend.fingerprint
-        except BackendError:
-            return None  # Before it was checked.
+        except Exception as exc:  # Before it was checked, say; a bug is met again with the work.
+            _log.debug("the model has no fingerprint", error=type(exc).__name__)
+            return None
         return found if 0 < len(found) <= MAX_MODEL_CHARS else None
 
     # Work
@@ -364,10 +364,17 @@ class EdgeClient:
             ) as lease:
                 try:
                     unsent = await self._done(assignment, held, journal, lease)
-                except (Declining, BackendError, MissingExtraError, ProblemError, SpecError) as exc:
+                except (MessageError, PutOff, TransportError):
+                    raise
+                except Exception as exc:
                     if isinstance(exc, ProblemError) and _is_kept(exc):
                         raise
                     usage = exc.usage if isinstance(exc, Declining) else NOTHING
+                    if not isinstance(exc, FedOneError):
+                        # A bug, in the app's model perhaps: with the same seat after a restart it
+                        # would end the client again.
+                        lines = "".join(traceback.format_exception(exc))
+                        log.error("the work failed", traceback=lines)
                     log.warning("assignment declined", reason=str(exc))
                     # Also what it cost before a restart.
                     usage = self._shown(usage.at_least(journal.total))

@@ -9,6 +9,7 @@ from fedone_sdk.errors import (
     BackendError,
     BackendUnavailable,
     BudgetError,
+    FedOneError,
     LabelWordError,
 )
 
@@ -35,6 +36,8 @@ def reason_of(failure: Exception) -> str:
     for kind, words in _KINDS.items():
         if isinstance(failure, kind):
             return words
+    if not isinstance(failure, FedOneError):
+        return f"the client failed with {type(failure).__name__}"
     return str(failure)
 
 

@@ -44,7 +44,8 @@ def _declining(what: str, usage: Usage) -> Iterator[None]:
         yield
     except (BackendError, ValueError) as exc:
         _log.warning("work failed", what=what, reason=str(exc))
-        reason = " ".join(reason_of(exc).split())
+        told = reason_of(exc) if isinstance(exc, BackendError) else str(exc)
+        reason = " ".join(told.split())
         raise Declining(f"{what}: {reason}"[:500], usage) from exc
 
 

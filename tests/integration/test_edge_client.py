@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import json
 import stat
@@ -13,13 +14,14 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from structlog.testing import capture_logs
 
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Aggregator, ServedRun, Service
 from fedone_sdk.aggregator.auth import Authority
 from fedone_sdk.aggregator.http import listening, problem
 from fedone_sdk.aggregator.replay import at_round
-from fedone_sdk.backends import LLMBackend, Query
+from fedone_sdk.backends import Answer, LLMBackend, Query
 from fedone_sdk.budget import Budget, Usage
 from fedone_sdk.client import ClientEvent, HttpTransport, Idle
 from fedone_sdk.client.identity import shelf_of
@@ -36,6 +38,7 @@ from fedone_sdk.messages import (
     MAX_TEXT_CHARS,
     AlphaUpdate,
     Claim,
+    Decline,
     LossesUpdate,
     Receipt,
     Score,
@@ -260,6 +263,44 @@ class TestBeforeSend:
             assert run_of(service).state.account.spent == Usage()
         assert backend.asked == []
 
+    @pytest.mark.parametrize("kind", ["sync", "async"])
+    async def test_a_hook_that_fails_is_a_veto(self, kind: str) -> None:
+        backend = ScriptedBackend()
+
+        def fail(text: str) -> str:
+            if text == "text 3":
+                raise LookupError(f"private: {text}")
+            return text
+
+        async def fail_async(text: str) -> str:
+            return fail(text)
+
+        hook = fail if kind == "sync" else fail_async
+        with capture_logs() as logs:
+            async with (
+                serving(backend=backend) as service,
+                client_of(service, DATA[:5], before_send=hook) as client,
+            ):
+                await worked(client)
+                assert run_of(service).state.status == "completed"
+        assert "text 3" not in texts(backend.asked)
+        told = [entry for entry in logs if entry["event"] == "before_send failed"]
+        assert told[0] == {
+            "event": "before_send failed",
+            "log_level": "warning",
+            "error": "LookupError",
+        }
+
+    async def test_a_hook_that_always_fails_gives_the_work_back(self) -> None:
+        def fail(text: str) -> str:
+            raise LookupError(text)
+
+        async with serving() as service, client_of(service, before_send=fail) as client:
+            assert await client.run_once() == "declined"
+            (lost,) = run_of(service).lost
+            assert lost.reason.endswith("0 of 5 examples could be scored (0 failed, 5 vetoed)")
+            assert run_of(service).state.account.spent == Usage()
+
     async def test_nothing_else_leaves_with_a_model_on_the_device(self) -> None:
         own = ScriptedBackend()
         async with serving(gateway=False) as service:
@@ -311,6 +352,38 @@ class TestFailedInputs:
             async with client_of(service, DATA[:5], backend=own_backend) as client:
                 assert await client.run_once() == "declined"
             assert run_of(service).state.account.spent.queries == 4  # paid all the same
+
+
+class Buggy(ScriptedBackend):
+    """A model of an app's own with a bug in one of its methods, until it is mended."""
+
+    def __init__(self, where: str, after: int = 0) -> None:
+        super().__init__()
+        self.where, self.after, self.mended = where, after, False
+
+    def meet(self, where: str) -> None:
+        if where == self.where and not self.mended:
+            raise ZeroDivisionError("a private text")
+
+    @property
+    def fingerprint(self) -> str:
+        self.meet("fingerprint")
+        return "buggy"
+
+    async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
+        self.meet("check")
+
+    async def quote(self, query: Query) -> Usage:
+        self.meet("quote")
+        return await super().quote(query)
+
+    async def score(self, query: Query) -> Answer:
+        answer = await super().score(query)
+        if len(self.asked) > self.after:
+            self.meet("score")
+        if self.where == "rows" and not self.mended:
+            return dataclasses.replace(answer, log_probs=answer.log_probs[1:])
+        return answer
 
 
 class TestOwnBackend:
@@ -453,6 +526,40 @@ class TestOwnBackend:
                 assert await client.run_once() == "declined"
             assert run_of(service).state.account.spent.queries == 4
             assert run_of(service).state.account.spent.requests == 3
+
+    @pytest.mark.parametrize("where", ["score", "quote", "check", "fingerprint", "rows"])
+    async def test_a_model_with_a_bug_gives_the_work_back(self, where: str) -> None:
+        """The server learns only the kind, and the client goes on once the bug is mended."""
+        own, declines = Buggy(where), list[Decline]()
+
+        class Watched(MemoryTransport):
+            async def decline(self, credential: str, assignment_id: str, message: Decline) -> None:
+                declines.append(message)
+                await super().decline(credential, assignment_id, message)
+
+        async with serving(gateway=False) as service:
+            options = {"backend": own, "transport": Watched(service)}
+            with capture_logs() as logs:
+                async with client_of(service, **options) as client:
+                    assert await client.run_once() == "declined"
+                    assert 0 <= client.next_turn_s <= 1
+                    own.mended = True
+                    await worked(client)
+            assert run_of(service).state.status == "completed"
+        (decline,) = declines
+        kind = "ValueError" if where == "rows" else "ZeroDivisionError"
+        assert decline.reason == f"the client failed with {kind}"
+        (told,) = [entry for entry in logs if entry["event"] == "the work failed"]
+        assert told["traceback"].rstrip().splitlines()[-1].startswith(kind)
+
+    async def test_what_a_bug_has_cost_is_told(self) -> None:
+        spec = spec_of(participation={"trusted_clients": True})
+        own = Buggy("score", after=2)
+        async with serving(spec, gateway=False) as service:
+            async with client_of(service, backend=own) as client:
+                assert await client.run_once() == "declined"
+            spent = run_of(service).state.account.spent
+            assert spent.requests == len(own.asked) == 3
 
     async def test_label_words_that_the_model_does_not_know(self) -> None:
         from fedone_sdk.errors import LabelWordError
