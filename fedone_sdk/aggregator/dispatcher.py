@@ -13,6 +13,7 @@ from fedone_sdk.aggregator.events import (
     Assigned,
     Declined,
     Effect,
+    Prolonged,
     Renewed,
     RoundFinished,
     RunEnded,
@@ -36,6 +37,7 @@ from fedone_sdk.messages import (
     LossesAssignment,
     LossesUpdate,
     Receipt,
+    Renewal,
 )
 from fedone_sdk.stores import ClientRecord, ClosedWork, Member, Store
 
@@ -306,13 +308,11 @@ class Dispatcher:
             )
         return Receipt.model_validate_json(closed.receipt)
 
-    async def renew(
-        self, client: ClientRecord, assignment_id: str
-    ) -> AlphaAssignment | LossesAssignment:
+    async def renew(self, client: ClientRecord, assignment_id: str) -> Renewal:
         """Gives a client that is still at work another full deadline."""
         run, _ = await self.working(client, assignment_id)
         effects = await run.apply(Renewed(assignment_id=assignment_id))
-        return next(e.assignment for e in effects if isinstance(e, Assigned))
+        return next(Renewal(deadline_s=e.deadline_s) for e in effects if isinstance(e, Prolonged))
 
     async def decline(self, client: ClientRecord, assignment_id: str, message: Decline) -> None:
         """Takes work back that a client cannot do."""

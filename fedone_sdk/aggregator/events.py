@@ -37,6 +37,7 @@ __all__ = [
     "MetricKnown",
     "ModelSeen",
     "PauseAsked",
+    "Prolonged",
     "PutOut",
     "Quarantined",
     "Refused",
@@ -349,6 +350,13 @@ class Assigned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Prolonged:
+    """Tell the client that it has so many seconds for its work from now."""
+
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Accepted:
     """Answer the client's update with this receipt, now and whenever the update is repeated."""
 
@@ -447,6 +455,7 @@ class RunEnded:
 Effect = (
     SeatOffered
     | Assigned
+    | Prolonged
     | Accepted
     | Refused
     | Closed

@@ -67,6 +67,7 @@ from fedone_sdk.messages import (
     LossesUpdate,
     Receipt,
     Removal,
+    Renewal,
     RunSummary,
     Score,
     Scores,
@@ -868,9 +869,7 @@ class Service:
         """Takes a client's work; see `Dispatcher.update`."""
         return await self.dispatcher.update(client, assignment_id, message, body_sha256)
 
-    async def renew(
-        self, client: ClientRecord, assignment_id: str
-    ) -> AlphaAssignment | LossesAssignment:
+    async def renew(self, client: ClientRecord, assignment_id: str) -> Renewal:
         """Gives a client that is still at work another full deadline."""
         return await self.dispatcher.renew(client, assignment_id)
 

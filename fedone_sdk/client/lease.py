@@ -5,9 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from fedone_sdk.client.patience import asked_s
 from fedone_sdk.errors import MessageError, ProblemError, TransportError, is_retryable
+from fedone_sdk.messages import Renewal
 
 __all__ = ["Lease"]
+
+_RETRY_S = 3.0
+_RETRY_SHARE = 0.1
+"""A renewal that fails is tried again after so many seconds, or this share of a short deadline."""
 
 
 class Lease:
@@ -17,11 +23,11 @@ class Lease:
     device's wall clock may be wrong.
 
     Args:
-        deadline_s: Seconds that the server gives, and gives again at each renewal.
+        deadline_s: Seconds that the server gives.
         renew: Asks the server for another deadline.
     """
 
-    def __init__(self, deadline_s: float, renew: Callable[[], Awaitable[object]]) -> None:
+    def __init__(self, deadline_s: float, renew: Callable[[], Awaitable[Renewal]]) -> None:
         self._deadline_s = deadline_s
         self._renew = renew
         self._until = asyncio.get_running_loop().time() + deadline_s
@@ -47,15 +53,17 @@ class Lease:
         return self._keeping is not None and not self._keeping.done()
 
     async def _keep(self) -> None:
+        wait_s = self._deadline_s / 2
         while True:
-            await asyncio.sleep(self._deadline_s / 2)
+            await asyncio.sleep(wait_s)
             asked = asyncio.get_running_loop().time()
             try:
-                await self._renew()
-            except ProblemError as exc:
-                if not is_retryable(exc):
+                renewed = await self._renew()
+            except (ProblemError, TransportError, MessageError) as exc:
+                if isinstance(exc, ProblemError) and not is_retryable(exc):
                     return  # renewed as often as the run allows, or the seat is lost
-            except (TransportError, MessageError):
-                continue
+                wait_s = max(min(_RETRY_S, self._deadline_s * _RETRY_SHARE), asked_s(exc))
             else:
+                self._deadline_s = renewed.deadline_s
                 self._until = asked + self._deadline_s
+                wait_s = self._deadline_s / 2

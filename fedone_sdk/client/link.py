@@ -12,7 +12,16 @@ from fedone_sdk.client.patience import Patience
 from fedone_sdk.client.transport import Idle, Transport, new_private_key, public_key_of
 from fedone_sdk.client.work import Assigned
 from fedone_sdk.errors import MessageError, SpecError, TransportError
-from fedone_sdk.messages import Claim, Decline, Enrol, RunTask, Score, Scores, VocabularyList
+from fedone_sdk.messages import (
+    Claim,
+    Decline,
+    Enrol,
+    Renewal,
+    RunTask,
+    Score,
+    Scores,
+    VocabularyList,
+)
 
 __all__ = ["Link"]
 
@@ -131,9 +140,9 @@ class Link:
             lambda who: self.transport.update(who, unsent.assignment_id, unsent.update)
         )
 
-    async def renew(self, assignment_id: str) -> None:
+    async def renew(self, assignment_id: str) -> Renewal:
         """Asks for another deadline."""
-        await self._call(lambda who: self.transport.renew(who, assignment_id))
+        return await self._call(lambda who: self.transport.renew(who, assignment_id))
 
     async def decline(self, assignment_id: str, message: Decline) -> None:
         """Gives work back."""

@@ -40,6 +40,7 @@ from fedone_sdk.messages import (
     Parse,
     Problem,
     Receipt,
+    Renewal,
     Rotated,
     RunTask,
     Score,
@@ -122,7 +123,7 @@ class Transport(Protocol):
         """Returns finished work."""
         ...
 
-    async def renew(self, credential: str, assignment_id: str) -> None:
+    async def renew(self, credential: str, assignment_id: str) -> Renewal:
         """Asks for another deadline."""
         ...
 
@@ -253,16 +254,16 @@ class HttpTransport:
         _, content = await self._exchange(path, credential, message)
         return _parse(Receipt.model_validate_json, content)
 
-    async def renew(self, credential: str, assignment_id: str) -> None:
+    async def renew(self, credential: str, assignment_id: str) -> Renewal:
         """Asks for another deadline."""
-        # The answer is the assignment again.
-        await self._request(
-            "POST",
-            f"/v1/assignments/{assignment_id}/renew",
-            credential,
-            max_bytes=_MAX_ANSWER_BYTES,
-            accept=_EITHER_FORM,
-        )
+        path = f"/v1/assignments/{assignment_id}/renew"
+        _, _, content = await self._request("POST", path, credential, max_bytes=_MAX_ANSWER_BYTES)
+        try:
+            return _parse(Renewal.model_validate_json, content)
+        except MessageError:
+            # An older server answers with the whole assignment.
+            whole = _parse(ASSIGNMENT.validate_json, content)
+            return Renewal(deadline_s=whole.deadline_s)
 
     async def decline(self, credential: str, assignment_id: str, message: Decline) -> None:
         """Gives work back."""

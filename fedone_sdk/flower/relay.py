@@ -24,6 +24,7 @@ from fedone_sdk.messages import (
     Message,
     Problem,
     Receipt,
+    Renewal,
     Rotated,
     RunTask,
     Score,
@@ -102,7 +103,7 @@ class Relay:
         answer = await self._call("update", assignment_id, message)
         return parse(Receipt.model_validate_json, answer)
 
-    async def renew(self, credential: str, assignment_id: str) -> None:
+    async def renew(self, credential: str, assignment_id: str) -> Renewal:
         """Cannot be had: who replies once cannot ask for more time before."""
         raise ProblemError("renewal_refused", "a Flower message has the deadline that it came with")
 

@@ -19,6 +19,7 @@ __all__ = [
     "Assignment",
     "Claim",
     "LossesAssignment",
+    "Renewal",
     "RunTask",
     "Step",
     "VocabularyList",
@@ -119,6 +120,18 @@ class LossesAssignment(_Assignment):
 
 Assignment = Annotated[AlphaAssignment | LossesAssignment, Field(discriminator="exchange")]
 ASSIGNMENT: TypeAdapter[AlphaAssignment | LossesAssignment] = TypeAdapter(Assignment)
+
+
+class Renewal(Message):
+    """The answer to ``POST /v1/assignments/{id}/renew``.
+
+    Older servers answer with the whole assignment, in which the same key stands.
+
+    Attributes:
+        deadline_s: Seconds from now until the seat is given to another client.
+    """
+
+    deadline_s: Annotated[float, Field(gt=0)]
 
 
 class RunTask(Message):

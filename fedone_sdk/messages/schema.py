@@ -18,6 +18,7 @@ from fedone_sdk.messages.assignment import (
     AlphaAssignment,
     Claim,
     LossesAssignment,
+    Renewal,
     RunTask,
     VocabularyList,
 )
@@ -45,6 +46,7 @@ _MESSAGES = (
     Claim,
     AlphaAssignment,
     LossesAssignment,
+    Renewal,
     RunTask,
     VocabularyList,
     Score,

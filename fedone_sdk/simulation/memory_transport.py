@@ -29,6 +29,7 @@ from fedone_sdk.messages import (
     Parse,
     Problem,
     Receipt,
+    Renewal,
     Rotated,
     RunTask,
     Score,
@@ -120,11 +121,11 @@ class MemoryTransport:
         )
         return await self._exchange(run, body, call)
 
-    async def renew(self, credential: str, assignment_id: str) -> None:
+    async def renew(self, credential: str, assignment_id: str) -> Renewal:
         """Asks for another deadline."""
         run = self._service.traffic_run(assignment_id=assignment_id)
         call = self._service.renew(await self._service.client(credential), assignment_id)
-        await self._exchange(run, _NOTHING, call)
+        return await self._exchange(run, _NOTHING, call)
 
     async def decline(self, credential: str, assignment_id: str, message: Decline) -> None:
         """Gives work back."""

@@ -14,12 +14,14 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 from yarl import URL
 
 import fedone_sdk.aggregator.http as http_module
 import fedone_sdk.aggregator.routes.exchange as exchange_module
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Aggregator, ServedRun
+from fedone_sdk.aggregator.http import answer, listening
 from fedone_sdk.aggregator.routes import MAX_BODY_BYTES
 from fedone_sdk.budget import Usage
 from fedone_sdk.client import HttpTransport
@@ -36,6 +38,7 @@ from fedone_sdk.messages import (
     Claim,
     Enrol,
     Message,
+    Renewal,
     Score,
     Scored,
     decode,
@@ -417,14 +420,29 @@ class TestServer:
         assert response.content_type == TENSORS
         assert same_work(decode(ASSIGNMENT.validate_json, content, TENSORS), server.work)
 
-    async def test_a_renewal_too(self, server: Server) -> None:
+    async def test_a_renewal_carries_no_arrays(self, server: Server) -> None:
+        """An older client asks for tensors, and leaves the answer alone."""
         async with server.session.post(
             f"{server.url}/v1/assignments/{server.work.assignment_id}/renew",
             headers={"Authorization": f"Bearer {server.credential}", "Accept": TENSORS},
         ) as response:
-            content = await response.read()
-        assert response.content_type == TENSORS
-        assert same_work(decode(ASSIGNMENT.validate_json, content, TENSORS), server.work)
+            assert await response.json() == {"deadline_s": server.work.deadline_s}
+
+    @pytest.mark.parametrize("age", ["old", "new"])
+    async def test_a_renewal_of_any_server(self, server: Server, age: str) -> None:
+        """An older one answers with the whole assignment."""
+        renewal = Renewal(deadline_s=server.work.deadline_s)
+
+        async def renew(request: web.Request) -> web.Response:
+            assert JSON in request.headers["Accept"]
+            return answer(renewal if age == "new" else server.work, asked=request)
+
+        app = web.Application()
+        app.router.add_post("/v1/assignments/work/renew", renew)
+        async with listening(app) as url:
+            transport = HttpTransport(url)
+            assert await transport.renew("secret", "work") == renewal
+            await transport.aclose()
 
     @pytest.mark.parametrize("accept", [TENSORS, JSON])
     async def test_the_same_body_gets_the_same_receipt(self, server: Server, accept: str) -> None:

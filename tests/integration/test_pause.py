@@ -26,7 +26,16 @@ from fedone_sdk.errors import (
     ProblemError,
     SpecError,
 )
-from fedone_sdk.messages import Claim, Enrol, LossesAssignment, LossesUpdate, Score, Scored, Scores
+from fedone_sdk.messages import (
+    Claim,
+    Enrol,
+    LossesAssignment,
+    LossesUpdate,
+    Renewal,
+    Score,
+    Scored,
+    Scores,
+)
 from fedone_sdk.simulation import MemoryTransport
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import ClientRecord, MemoryStore
@@ -533,6 +542,10 @@ class Hasty(MemoryTransport):
         if isinstance(work, LossesAssignment):
             return work.model_copy(update={"deadline_s": 0.04})
         return work
+
+    async def renew(self, credential: str, assignment_id: str) -> Renewal:
+        await super().renew(credential, assignment_id)
+        return Renewal(deadline_s=0.04)
 
 
 @pytest.mark.parametrize("cap", [{"queries": 1}, {"requests": 1}, {"tokens": 3}])

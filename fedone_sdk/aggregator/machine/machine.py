@@ -48,9 +48,7 @@ _HANDLERS: dict[type[Any], Callable[[Rules, Any, RunState, float], Outcome]] = {
 }
 
 
-_LONG = (
-    events.WorkAsked | events.Renewed | events.UpdateArrived | events.StopAsked | events.RolledBack
-)
+_LONG = events.WorkAsked | events.UpdateArrived | events.StopAsked | events.RolledBack
 
 
 class RoundMachine(Rules):

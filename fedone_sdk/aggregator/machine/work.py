@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedone_sdk.aggregator.events import Assigned, Declined, Refused, Renewed, WorkAsked
+from fedone_sdk.aggregator.events import (
+    Assigned,
+    Declined,
+    Prolonged,
+    Refused,
+    Renewed,
+    WorkAsked,
+)
 from fedone_sdk.aggregator.machine.hedges import backup_due
 from fedone_sdk.aggregator.machine.models import heard, mismatch
 from fedone_sdk.aggregator.machine.outcome import Outcome, with_seat
@@ -84,9 +91,9 @@ def renewed(rules: Rules, event: Renewed, state: RunState, now: float) -> Outcom
             "renewal_refused",
             f"assignment {event.assignment_id} was renewed {most} times already",
         )
-    due = now + rules.spec.participation.deadline_s
-    seat = replace(seat, due=due, renewals=seat.renewals + 1)
-    return with_seat(state, seat), (Assigned(assignment=rules.assignment(state, seat, now)),)
+    deadline_s = rules.spec.participation.deadline_s
+    seat = replace(seat, due=now + deadline_s, renewals=seat.renewals + 1)
+    return with_seat(state, seat), (Prolonged(deadline_s=deadline_s),)
 
 
 def declined(rules: Rules, event: Declined, state: RunState, now: float) -> Outcome:

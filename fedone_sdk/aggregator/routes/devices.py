@@ -29,6 +29,7 @@ from fedone_sdk.messages import (
     Enrolled,
     LossesAssignment,
     Receipt,
+    Renewal,
     RunTask,
     Score,
     Scores,
@@ -90,7 +91,7 @@ async def renew(request: web.Request) -> web.Response:
     service, client = request.app[SERVICE], client_of(request)
     assignment_id = request.match_info["assignment_id"]
     EXCHANGE.get().concerns(service.traffic_run(assignment_id=assignment_id))
-    return await _assigned(await service.renew(client, assignment_id), request)
+    return answer(await service.renew(client, assignment_id))
 
 
 async def _assigned(work: AlphaAssignment | LossesAssignment, request: web.Request) -> web.Response:
@@ -176,7 +177,7 @@ DEVICES = (
         access="device",
         tag="devices",
         summary="Ask for another deadline",
-        answers={200: Assignment},
+        answers={200: Renewal},
         problems=("assignment_expired", "renewal_refused"),
     ),
     Route(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from fedone_sdk.aggregator.events import (
-    Assigned,
     Closed,
     Declined,
+    Prolonged,
     Renewed,
     RoundFinished,
     RunEnded,
@@ -49,8 +49,7 @@ class TestDeadlines:
         work = game.take()
         game.advance(60)
         (again,) = game.apply(Renewed(assignment_id=work.assignment_id))
-        assert isinstance(again, Assigned)
-        assert again.assignment == work
+        assert again == Prolonged(deadline_s=100)
         game.advance(99)
         assert game.state.seat_with(work.assignment_id) is not None
         assert game.machine.next_deadline(game.state) == game.now + 1
@@ -62,7 +61,7 @@ class TestDeadlines:
         renewed = Renewed(assignment_id=work.assignment_id)
         for _ in range(2):
             game.advance(99)
-            assert isinstance(game.apply(renewed)[0], Assigned)
+            assert isinstance(game.apply(renewed)[0], Prolonged)
         game.advance(50)
         refused = refusal(game.apply(renewed))
         assert (refused.code, refused.detail) == (

@@ -9,10 +9,10 @@ import pytest
 
 from fedone_sdk.aggregator.events import (
     Accepted,
-    Assigned,
     Closed,
     Declined,
     PauseAsked,
+    Prolonged,
     Quarantined,
     Renewed,
     ResumeAsked,
@@ -353,9 +353,8 @@ class TestWhoIsLost:
     def test_both_may_renew(self) -> None:
         game = hedging()
         for work in slow(game):
-            (assigned,) = game.apply(Renewed(assignment_id=work.assignment_id))
-            assert isinstance(assigned, Assigned)
-            assert assigned.assignment.deadline_s == 100
+            effects = game.apply(Renewed(assignment_id=work.assignment_id))
+            assert effects == (Prolonged(deadline_s=100),)
 
 
 def test_every_order_of_a_hedged_round_gives_the_winners_alpha() -> None:

@@ -1,0 +1,101 @@
+"""The time that a device has for its work, and how it is put off."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from fedone_sdk.client.lease import Lease
+from fedone_sdk.errors import MessageError, ProblemError, TransportError
+from fedone_sdk.messages import Renewal
+from tests.virtual_time import now, on_virtual_time
+
+
+class Server:
+    """Renews a lease of 100 s, but for times at which it fails.
+
+    Attributes:
+        asked: When it was asked.
+    """
+
+    def __init__(self, fails: Callable[[float], Exception | None] = lambda at: None) -> None:
+        self.fails = fails
+        self.asked: list[float] = []
+
+    async def renew(self) -> Renewal:
+        self.asked.append(now())
+        failure = self.fails(now())
+        if failure is not None:
+            raise failure
+        return Renewal(deadline_s=100)
+
+
+@on_virtual_time
+async def test_it_is_renewed_at_half_time() -> None:
+    server = Server()
+    async with Lease(100, server.renew) as lease:
+        await asyncio.sleep(160)
+        assert server.asked == [50, 100, 150]
+        assert lease.left_s == 90
+    await asyncio.sleep(200)
+    assert len(server.asked) == 3
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        TransportError("no route"),
+        MessageError("a login page"),
+        ProblemError("store_unavailable", "it may work again by itself", retry_after_s=1),
+        ProblemError("internal", "see the server's log"),
+    ],
+    ids=lambda failure: type(failure).__name__,
+)
+def test_an_outage_at_half_time_is_survived(failure: Exception) -> None:
+    @on_virtual_time
+    async def play() -> None:
+        server = Server(lambda at: failure if 45 < at < 60 else None)
+        async with Lease(100, server.renew) as lease:
+            await asyncio.sleep(99)
+            assert server.asked == [50, 53, 56, 59, 62]
+            assert lease.left_s == pytest.approx(100 - (99 - 62))
+
+    play()
+
+
+@on_virtual_time
+async def test_short_leases_are_tried_more_often() -> None:
+    server = Server(lambda at: TransportError("no route") if at < 1.2 else None)
+    async with Lease(2, server.renew):
+        await asyncio.sleep(1.9)
+    assert server.asked == pytest.approx([1.0, 1.2])
+
+
+@on_virtual_time
+async def test_a_wait_that_the_server_asks_for_is_honoured() -> None:
+    busy = ProblemError("rate_limited", "slowly", retry_after_s=20)
+    server = Server(lambda at: busy if at < 60 else None)
+    async with Lease(100, server.renew):
+        await asyncio.sleep(99)
+    assert server.asked == [50, 70]
+
+
+@on_virtual_time
+async def test_a_refusal_ends_it() -> None:
+    server = Server(lambda at: ProblemError("renewal_refused", "often enough"))
+    async with Lease(100, server.renew) as lease:
+        await asyncio.sleep(99)
+        assert not lease.renewable
+    assert server.asked == [50]
+
+
+@on_virtual_time
+async def test_the_server_says_how_long_it_is() -> None:
+    async def shorter() -> Renewal:
+        return Renewal(deadline_s=20)
+
+    async with Lease(100, shorter) as lease:
+        await asyncio.sleep(51)
+        assert lease.left_s == 19
