@@ -229,10 +229,10 @@ class Access:
         _refuse_revoked(client)
         if client.previous_sha256 is not None and client.previous_sha256 != given:
             # It has the new one: nobody needs the one before.
-            await to_the_end(self._drop_previous(client.index, given))
+            await to_the_end(self._drop_previous(client.index, given), of=self._store)
         seen_at = client.enrolled_at if client.seen_at is None else client.seen_at
         if self._clock.now() - seen_at > _SEEN_S:
-            await to_the_end(self._see(client))
+            await to_the_end(self._see(client), of=self._store)
         return client
 
     async def check_still(self, client: ClientRecord) -> None:

@@ -140,7 +140,7 @@ class Dispatcher:
                 except ProblemError as exc:
                     if exc.code == "model_mismatch":  # It is not to be drawn for this again.
                         self.pool.leave([client.index])
-                        await to_the_end(self._left([client.index]))
+                        await to_the_end(self._left([client.index]), of=self._store)
                     raise
                 if assignment is not None:
                     return assignment
@@ -160,7 +160,7 @@ class Dispatcher:
         tired = self.pool.rest(client.index, self._clock.now())
         if tired is None:
             return _SOON
-        await to_the_end(self._left([client.index]))
+        await to_the_end(self._left([client.index]), of=self._store)
         return tired
 
     @contextmanager
@@ -185,7 +185,7 @@ class Dispatcher:
         if isinstance(entered, TurnedAway):
             return entered
         if entered is not None:
-            await to_the_end(self._join_or_leave(entered))
+            await to_the_end(self._join_or_leave(entered), of=self._store)
         await self._seat(runs)
         return None
 

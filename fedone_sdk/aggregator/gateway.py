@@ -31,9 +31,11 @@ from fedone_sdk.errors import (
     BackendError,
     BackendUnavailable,
     BudgetExhausted,
+    DataError,
+    FedOneError,
+    MissingExtraError,
     ProblemError,
     SpecError,
-    StoreUnavailable,
 )
 from fedone_sdk.messages import Array, Score, Scores
 from fedone_sdk.messages.ndarray import from_wire
@@ -43,6 +45,8 @@ __all__ = ["Gateway"]
 
 _log = structlog.get_logger(__name__)
 
+_UNDUE = (DataError, MissingExtraError)
+"""What only a backend raises here, though it should not."""
 _MOST_BUGS = 3
 """Calls in a row that may meet a bug in the backend before their run pauses."""
 
@@ -267,8 +271,7 @@ class Gateway:
         try:
             queries = await self._queries(run, rows, show, message)
             answers = await self._paid(queries, purse, set_aside, settle)
-        except (ProblemError, StoreUnavailable):
-            raise  # Not the model's.
+            scores = _scores(queries, answers, self.backend.fingerprint)
         except BackendUnavailable as exc:
             raise ProblemError(
                 "backend_unavailable", exc.summary, retry_after_s=exc.retry_after_s
@@ -283,10 +286,12 @@ class Gateway:
         except BackendError as exc:
             raise ProblemError("backend_failed", exc.summary) from exc
         except Exception as exc:
+            if isinstance(exc, FedOneError) and not isinstance(exc, _UNDUE):
+                raise  # The store is away, or the run refuses.
             raise await self._met_bug(run, exc) from exc
         self._bugs.pop(run.run_id, None)
         await run.note(answers)
-        return _scores(queries, answers, self.backend.fingerprint)
+        return scores
 
     async def _paid(
         self,
@@ -307,6 +312,14 @@ class Gateway:
 
 
 def _scores(queries: Sequence[Query], answers: list[Answer], model: str) -> Scores:
+    """The answers as a message.
+
+    Raises:
+        ValueError: They do not fit the queries.
+    """
+    for asked, answer in zip(queries, answers, strict=True):
+        if len(rows_of(asked, answer)) != len(asked.inputs):
+            raise ValueError(f"an answer to {len(asked.inputs)} inputs is of another size")
     failed = tuple(
         (p, b)
         for p, answer in enumerate(answers)

@@ -374,7 +374,7 @@ class ServedRun:
     async def catch_up(self) -> None:
         """Makes sure that the state is the newest that is known to exist."""
         if self.behind:
-            await to_the_end(self._catch_up())
+            await to_the_end(self._catch_up(), of=self._store)
 
     async def _catch_up(self) -> None:
         async with self._lock:
@@ -461,7 +461,7 @@ class ServedRun:
         Raises:
             ProblemError: The machine refused the event.
         """
-        effects = await to_the_end(self._apply(event))
+        effects = await to_the_end(self._apply(event), of=self._store)
         for effect in effects:
             if isinstance(effect, Refused):
                 raise ProblemError(effect.code, effect.detail)
@@ -566,14 +566,14 @@ class ServedRun:
     async def record_metric(self, round_number: int, value: float) -> None:
         """Adds a point to the metric's curve."""
         body = json.dumps({"round": round_number, "value": value})
-        await to_the_end(self._append(LogEntry(kind="metric", body=body)))
+        await to_the_end(self._append(LogEntry(kind="metric", body=body)), of=self._store)
         self._add_metric(round_number, value)
         self._tell(MetricKnown(round=round_number, value=value))
 
     async def record_outcomes(self, outcomes: Outcomes) -> None:
         """Writes down what a measurement found, example by example."""
         body = outcomes.model_dump_json()
-        await to_the_end(self._append(LogEntry(kind=OUTCOMES, body=body)))
+        await to_the_end(self._append(LogEntry(kind=OUTCOMES, body=body)), of=self._store)
 
     async def _append(self, entry: LogEntry) -> None:
         async with self._lock:

@@ -187,9 +187,16 @@ class Service:
     # Lifetime
 
     async def start(self) -> None:
-        """Opens the store, takes up what it holds, and lets devices in."""
-        await self.open()
-        await self.taken_up()
+        """Opens the store, takes up what it holds, and lets devices in.
+
+        Where that fails, the store is closed again.
+        """
+        try:
+            await self.open()
+            await self.taken_up()
+        except BaseException:
+            await self.stop()
+            raise
         self.begin()
 
     async def open(self) -> None:
@@ -270,13 +277,18 @@ class Service:
         if self._gateway is not None:
             await self._gateway.stop()
         await self.replicas.stop()
-        await none_under_way()  # Of callers that are gone, too.
+        await none_under_way(self._store)  # Of callers that are gone, too.
         await self._store.close()
 
     def drain(self) -> None:
         """Lets nobody wait for work any more; work under way can still be returned."""
         self.draining = True
         self.dispatcher.drain()
+
+    @property
+    def store(self) -> Store:
+        """Keeps everything that must survive."""
+        return self._store
 
     @property
     def num_clients(self) -> int:

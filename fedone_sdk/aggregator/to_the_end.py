@@ -17,15 +17,20 @@ T = TypeVar("T")
 
 _log = structlog.get_logger(__name__)
 
-_UNDER_WAY: set[asyncio.Task[Any]] = set()
-# The event loop itself does not hold on to tasks.
+_UNDER_WAY: dict[asyncio.Task[Any], object] = {}
+"""Each task, and whose it is. The event loop itself does not hold on to tasks."""
 
 
-async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
-    """Awaits `work`; a caller that goes away must not leave it half done."""
+async def to_the_end(work: Coroutine[Any, Any, T], *, of: object) -> T:
+    """Awaits `work`; a caller that goes away must not leave it half done.
+
+    Args:
+        work: What is to be done.
+        of: Whose it is: the store that it changes.
+    """
     task = asyncio.create_task(work)
-    _UNDER_WAY.add(task)
-    task.add_done_callback(_UNDER_WAY.discard)
+    _UNDER_WAY[task] = of
+    task.add_done_callback(_UNDER_WAY.pop)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
@@ -33,13 +38,10 @@ async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
         raise
 
 
-async def none_under_way() -> None:
-    """Returns when all such work of this event loop has ended, whoever has begun it."""
-    here = {asyncio.current_task()}
-    while (
-        rest := {task for task in _UNDER_WAY if task.get_loop() is asyncio.get_running_loop()}
-        - here
-    ):
+async def none_under_way(of: object) -> None:
+    """Returns when all such work of this owner has ended, whoever has begun it."""
+    here = asyncio.current_task()
+    while rest := [task for task, owner in _UNDER_WAY.items() if owner is of and task is not here]:
         await asyncio.wait(rest)
 
 

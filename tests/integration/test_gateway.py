@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import hashlib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
@@ -40,7 +41,7 @@ from fedone_sdk.messages import (
 from fedone_sdk.simulation import MemoryTransport
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import ClientRecord, MemoryStore
-from fedone_sdk.task import Rendered
+from fedone_sdk.task import Rendered, TaskSpec
 from fedone_sdk.testing import (
     LoopbackFederation,
     ManualClock,
@@ -454,6 +455,25 @@ class TestOutages:
         backend.broken = True
         assert (await device.refused()).code == "backend_failed"
         assert bench.run.state.seats[0].used == bench.run.state.seats[0].under_way == NOTHING
+
+    @pytest.mark.parametrize("want", ["labels", "text"])
+    async def test_an_answer_of_another_size_is_a_bug_too(self, bench: Bench, want: str) -> None:
+        class Short(ScriptedBackend):
+            async def score(self, query: Query) -> Answer:
+                answer = await super().score(query)
+                rows = {"log_probs": answer.log_probs[1:], "texts": answer.texts[1:]}
+                return dataclasses.replace(answer, **rows)
+
+        spec = spec_of()
+        if want == "text":
+            task = TaskSpec(template="{prompt} {text}", loss="score", metric="loss")
+            policy = spec.gateway.model_copy(update={"generated_text": True})
+            spec = spec.model_copy(update={"task": task, "gateway": policy})
+        backend = Short()
+        device = await bench.start(backend, spec)
+        codes = [(await device.refused()).code for _ in range(3)]
+        assert codes == ["backend_failed", "backend_failed", "run_conflict"]
+        assert len(backend.asked) == 3 * 4
 
     async def test_a_setting_that_must_change_pauses_the_run(self, bench: Bench) -> None:
         def refuse(query: Query) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from fedone_sdk import EdgeClient
-from fedone_sdk.aggregator import ServedRun, Service
+from fedone_sdk.aggregator import Aggregator, ServedRun, Service
 from fedone_sdk.aggregator.auth import Authority
 from fedone_sdk.aggregator.events import EvaluationReserved
 from fedone_sdk.aggregator.pool import STAY_S, TurnedAway
@@ -581,6 +581,59 @@ class TestRestart:
         assert names == [r.model_copy(update={"client_id": ""}) for r in results[1].history]
         assert results[0].alpha_sha256 == results[1].alpha_sha256
         assert results[0].status == results[1].status == "completed"
+
+
+class TestSeveralInOneLoop:
+    async def test_a_stop_waits_for_its_own_work_only(self) -> None:
+        """Another aggregator's store may hang for long."""
+        held = asyncio.Event()
+
+        class Hanging(MemoryStore):
+            async def commit(self, run_id: str, version: int, commit: Commit) -> None:
+                await held.wait()
+                await super().commit(run_id, version, commit)
+
+        async with serving(Hanging()) as other:
+            run = await other.add_run(spec_of(), WORDS)
+            stopping = asyncio.create_task(other.stop_run(run))
+            await asyncio.sleep(0)
+            try:
+                async with asyncio.timeout(2), serving() as service:
+                    await service.add_run(spec_of(), WORDS)
+                assert not stopping.done()
+            finally:
+                held.set()
+            await stopping
+            assert run.state.status == "stopped"
+
+
+class TestFailedStart:
+    @pytest.mark.parametrize("fails", ["access", "heads", "replicas"])
+    async def test_the_store_can_be_opened_again(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+    ) -> None:
+        path = tmp_path / "runs.db"
+        async with serving(SqlStore.sqlite(path)) as service:
+            await service.add_run(spec_of(), WORDS)
+
+        def broken(*_: object, **__: object) -> None:
+            raise ZeroDivisionError("a flaw")
+
+        where = {
+            "access": "fedone_sdk.aggregator.service.Access.open",
+            "heads": "fedone_sdk.aggregator.service.Service._read_heads",
+            "replicas": "fedone_sdk.aggregator.service.Replicas.start",
+        }[fails]
+        with monkeypatch.context() as patch:
+            patch.setattr(where, broken)
+            with pytest.raises(ZeroDivisionError):
+                async with serving(SqlStore.sqlite(path)):
+                    pytest.fail("it has started")
+            with pytest.raises(ZeroDivisionError):
+                async with Aggregator(store=SqlStore.sqlite(path), enrolment_tokens=[TOKEN]):
+                    pytest.fail("it has started")
+        async with serving(SqlStore.sqlite(path)) as service:
+            assert list(service.runs) == ["run"]
 
 
 class TestStoreFailures:

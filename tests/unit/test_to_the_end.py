@@ -10,6 +10,8 @@ from structlog.testing import capture_logs
 from fedone_sdk.aggregator.to_the_end import none_under_way, to_the_end
 from fedone_sdk.errors import StoreUnavailable
 
+MINE, OTHER = object(), object()
+
 
 async def left_alone(ends_with: BaseException | None) -> list[str]:
     """Work whose caller goes away amid it; returns what it has done when none is under way."""
@@ -21,13 +23,13 @@ async def left_alone(ends_with: BaseException | None) -> list[str]:
         if ends_with is not None:
             raise ends_with
 
-    caller = asyncio.create_task(to_the_end(work()))
+    caller = asyncio.create_task(to_the_end(work(), of=MINE))
     await asyncio.sleep(0)
     caller.cancel()
     with pytest.raises(asyncio.CancelledError):
         await caller
     assert not done
-    await none_under_way()
+    await none_under_way(MINE)
     return done
 
 
@@ -35,6 +37,20 @@ def test_the_work_is_done_though_its_caller_has_gone() -> None:
     with capture_logs() as logs:
         assert asyncio.run(left_alone(None)) == ["the whole work"]
     assert not logs
+
+
+async def test_work_of_others_is_not_waited_for() -> None:
+    held = asyncio.Event()
+    other = asyncio.create_task(to_the_end(held.wait(), of=OTHER))
+    await asyncio.sleep(0)
+    async with asyncio.timeout(1):
+        await none_under_way(MINE)
+    stopping = asyncio.create_task(none_under_way(OTHER))
+    await asyncio.sleep(0.01)
+    assert not stopping.done()
+    held.set()
+    await stopping
+    assert other.done()
 
 
 def test_a_failure_that_nobody_hears_of_is_logged() -> None:

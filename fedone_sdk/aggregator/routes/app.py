@@ -116,7 +116,7 @@ def _guarded(route: Route) -> Handler:
         if route.method == "GET" or route.waits:
             return await route.handler(request)
         try:
-            return await to_the_end(_answered(route, request))
+            return await to_the_end(_answered(route, request), of=request.app[SERVICE].store)
         finally:
             exchange.bind()  # What it has bound is another task's.
 
