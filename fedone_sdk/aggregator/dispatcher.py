@@ -229,7 +229,13 @@ class Dispatcher:
     async def _offered(
         self, client: int, message: Claim
     ) -> AlphaAssignment | LossesAssignment | None:
-        """The work of a seat that a run has for this client."""
+        """The work of a seat that a run has for this client.
+
+        Raises:
+            ProblemError: ``model_mismatch`` where no run has any, and one scores with another
+                model.
+        """
+        mismatch: ProblemError | None = None
         for run_id in tuple(self._offers.get(client, ())):
             run = self._runs.get(run_id)
             if run is None:
@@ -252,10 +258,19 @@ class Dispatcher:
                 own_model=message.own_model,
                 model=message.model,
             )
-            for effect in await run.apply(asked):
+            try:
+                effects = await run.apply(asked)
+            except ProblemError as exc:
+                if exc.code != "model_mismatch":
+                    raise
+                mismatch = exc
+                continue
+            for effect in effects:
                 if isinstance(effect, Assigned):
                     self.pool.work(client, run_id)
                     return effect.assignment
+        if mismatch is not None:
+            raise mismatch
         return None
 
     def _forget(self, client: int, run_id: str) -> None:

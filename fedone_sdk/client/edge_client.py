@@ -261,10 +261,11 @@ class EdgeClient:
 
         Returns:
             ``worked`` when an update was accepted, ``declined`` when the work was given back,
-            ``refused`` when the update came too late or did not fit, ``idle`` when there was no
-            work, ``paused`` when the app's condition does not hold, ``offline`` when the
-            aggregator could not be reached or not answer, ``ended`` when there will be no more
-            work. `next_turn_s` says when to call it again.
+            ``refused`` when the update came too late or did not fit, or the run scores with
+            another model than the device's, ``idle`` when there was no work, ``paused`` when the
+            app's condition does not hold, ``offline`` when the aggregator could not be reached or
+            not answer, ``ended`` when there will be no more work. `next_turn_s` says when to call
+            it again.
 
         Raises:
             ProblemError: The aggregator does not let this device in, or not this version.
