@@ -31,6 +31,7 @@ from fedone_sdk.messages import (
     Enrolled,
     LossesAssignment,
     Receipt,
+    Renewal,
     RunTask,
     Score,
     Scores,
@@ -274,6 +275,31 @@ class TestOnlyWhen:
         assert kinds.index("scored") < kinds.index("paused") < kinds.index("resumed")
         assert len(backend.asked) == 200
         assert 250 < now() < 300
+
+    @on_virtual_time
+    async def test_an_outage_at_half_time_loses_no_paid_work(self) -> None:
+        backend, clock = ScriptedBackend(), ManualClock()
+
+        class Flaky(MemoryTransport):
+            async def renew(self, credential: str, assignment_id: str) -> Renewal:
+                if 45 < now() < 60:
+                    raise TransportError("no route")
+                return await super().renew(credential, assignment_id)
+
+        async with serving(spec_of(1, 200), backend, clock) as service:
+            options: dict[str, Any] = {"transport": Flaky(service)}
+            options["only_when"] = lambda: not backend.asked or now() > 140
+            client = client_of(service, **options)
+            async with client:
+                working = asyncio.create_task(client.run_forever())
+                while not working.done():
+                    await asyncio.sleep(1)
+                    clock.advance(1)
+                    await service.tick()
+                await working
+            run = service.runs["run"]
+            assert (run.state.status, list(run.lost)) == ("completed", [])
+            assert run.state.account.spent.queries == len(backend.asked) == 200
 
     @on_virtual_time
     async def test_work_is_given_back_when_its_time_is_over(self) -> None:
