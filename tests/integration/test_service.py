@@ -575,7 +575,7 @@ class TestRestart:
                     if restarts:
                         await stack.aclose()
                         service = await stack.enter_async_context(serving(kept))
-                results.append(service.runs["run"].result())
+                results.append((await service.run("run")).result())
         names = [report.model_copy(update={"client_id": ""}) for report in results[0].history]
         assert names == [r.model_copy(update={"client_id": ""}) for r in results[1].history]
         assert results[0].alpha_sha256 == results[1].alpha_sha256
