@@ -91,12 +91,19 @@ class Replicas:
         return self._leads
 
     async def start(self) -> None:
-        """Begins to listen, and takes note of who waits; then runs are to be taken up."""
+        """Begins to listen; then the runs are to be read, and `take_up` to be called."""
         self._store.listen(self._listen)
         self._alive = await self._store.alive()
         # Whoever serves leads or sees at once that nobody does; who starts beside this one has
         # served nobody yet.
-        self._leads = self._down = down = await self._store.lead()
+        self._leads = self._down = await self._store.lead()
+
+    async def take_up(self) -> None:
+        """Takes up what was under way: who waited, and what runs had given out.
+
+        After all runs were read: a draw must not know of some who wait only.
+        """
+        down = self._down
         members = await self._store.members()
         # The last one that was heard of tells until when somebody served, at least.
         served = max((member.until for member in members), default=0.0) - STAY_S
@@ -106,10 +113,8 @@ class Replicas:
                 await self._take_in(self._dispatcher.presume(member) if down else member)
         if down and gone:
             await self._store.leave(gone)
-
-    async def take_up(self, run: ServedRun) -> None:
-        """Takes up what was under way in a run when this replica started."""
-        await run.restarted(self._alive, down=self._down)
+        for run in list(self._runs.values()):
+            await run.restarted(self._alive, down=down)
 
     def watch(self) -> None:
         """Begins to follow the others and to watch deadlines; the runs are taken up."""

@@ -261,6 +261,7 @@ class Service:
             except Exception:
                 # Such as one of a newer version: the others must not suffer from it.
                 _log.exception("a run cannot be read", run_id=run_id)
+        await self.replicas.take_up()
         self.replicas.watch()
         looks = [task for name, task in self._tasks.items() if name.startswith(_MODEL)]
         await asyncio.gather(*looks)
@@ -401,7 +402,6 @@ class Service:
             run.checked.clear()
             name = f"{_MODEL}{run.run_id}"
             self._tasks[name] = asyncio.create_task(self._check_model(run), name=name)
-            await self.replicas.take_up(run)
         self.dispatcher.look_at(run)
         _log.info("run taken up", run_id=run.run_id, status=run.state.status)
 

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from fedone_sdk.aggregator import Aggregator, Service
+from fedone_sdk.aggregator import Aggregator, ServedRun, Service
 from fedone_sdk.aggregator.auth import Authority
 from fedone_sdk.aggregator.pool import TurnedAway
 from fedone_sdk.backends import LLMBackend
@@ -182,6 +182,33 @@ class TestWhatIsRead:
         async with serving(store) as service:
             run = await service.add_run(spec_of("ended-0"), WORDS)
             assert run.state.status == "stopped"
+
+
+class TestWhoWaits:
+    async def test_a_draw_at_a_start_knows_of_all_who_wait(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A vacant seat may be given away as soon as what was under way is taken up."""
+        store, claim = Counting(), Claim(num_examples=5, wait_s=0)
+        async with serving(store) as service:
+            run = await service.add_run(spec_of("live"), WORDS)
+            for _ in range(3):
+                credential = (await service.enrol(TOKEN, Enrol())).credential
+                await service.claim(await service.client(credential), claim)
+            before = dict(service.dispatcher.available(run))
+        assert len(before) == 3
+        seen = []
+        restarted = ServedRun.restarted
+
+        async def watched(self: ServedRun, *args: Any, **kwargs: Any) -> None:
+            seen.append(dict(service.dispatcher.available(self)))
+            await restarted(self, *args, **kwargs)
+
+        monkeypatch.setattr(ServedRun, "restarted", watched)
+        service = service_of(store, Looked())
+        await service.start()
+        assert seen == [before]
+        await service.stop()
 
 
 class TestTheModel:
