@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,9 +82,17 @@ async def _read(reader: asyncio.StreamReader) -> Answer:
         return Answer(status=status, headers=headers)
     if "content-length" in headers:
         body = await reader.readexactly(int(headers["content-length"]))
+    elif "event-stream" in headers.get("content-type", ""):
+        body = b""  # it does not end: the head is all that is judged
     else:
-        body = b""  # a stream: the head is all that is judged
+        body = b"".join([chunk async for chunk in _chunks(reader)])
     return Answer(status=status, headers=headers, body=body)
+
+
+async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    """The chunks of a body without a length."""
+    while size := int(await reader.readuntil(b"\r\n"), 16):
+        yield (await reader.readexactly(size + 2))[:-2]
 
 
 def request(
