@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -229,7 +230,7 @@ class Evaluation:
             _log.warning("evaluation skipped", run_id=run.run_id, reason=exc.detail)
         except Exception:
             # What training has paid for must not be lost by what breaks beside it.
-            _log.exception("evaluation failed", run_id=run.run_id)
+            _log.error("evaluation failed", run_id=run.run_id, traceback=traceback.format_exc())
         return None
 
 
@@ -290,7 +291,11 @@ async def _kept(run: ServedRun, keep: Callable[[], Awaitable[object]]) -> None:
         except ProblemError:
             return  # There is no such lease: it was refused, or charged in full.
         except FedOneError:
-            _log.exception("an evaluation cannot be stored", run_id=run.run_id)
+            _log.error(
+                "an evaluation cannot be stored",
+                run_id=run.run_id,
+                traceback=traceback.format_exc(),
+            )
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 return  # The next start charges it in full.

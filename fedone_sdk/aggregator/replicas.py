@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 import structlog
@@ -243,7 +244,7 @@ class Replicas:
             await work()
         except Exception:
             # A store that fails now may work again; deadlines must not stop being watched.
-            _log.exception("deadlines could not be applied")
+            _log.error("deadlines could not be applied", traceback=traceback.format_exc())
             return False
         return True
 
@@ -265,7 +266,7 @@ class Replicas:
             try:
                 await self._follow(await self._signals.get())
             except Exception:
-                _log.exception("a signal could not be followed")
+                _log.error("a signal could not be followed", traceback=traceback.format_exc())
 
     async def _follow(self, text: str | None) -> None:
         signal = None

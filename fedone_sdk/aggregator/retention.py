@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Awaitable, Callable, Set
 from typing import Annotated
 
@@ -91,7 +92,9 @@ class Sweeper:
             try:
                 await self._sweep_run(run_id, run, now - ended_at)
             except Exception:
-                _log.exception("a run cannot be removed", run_id=run_id)
+                _log.error(
+                    "a run cannot be removed", run_id=run_id, traceback=traceback.format_exc()
+                )
         if self._retention.idle_clients_days is not None:
             # As another client, one would begin with a clean ledger and a fresh epsilon.
             known = {client for run in runs.values() if not run.final for client in run.clients}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
 import structlog
@@ -232,7 +233,7 @@ class Service:
                     await self.sweeper.sweep()
                 except Exception:
                     # A store that fails now may work again.
-                    _log.exception("nothing can be removed")
+                    _log.error("nothing can be removed", traceback=traceback.format_exc())
             await asyncio.sleep(_SWEEP_S)
 
     @property
@@ -260,7 +261,7 @@ class Service:
                 raise
             except Exception:
                 # Such as one of a newer version: the others must not suffer from it.
-                _log.exception("a run cannot be read", run_id=run_id)
+                _log.error("a run cannot be read", run_id=run_id, traceback=traceback.format_exc())
         await self.replicas.take_up()
         self.replicas.watch()
         looks = [task for name, task in self._tasks.items() if name.startswith(_MODEL)]
@@ -416,7 +417,11 @@ class Service:
                 await run.check_model()
         except Exception:
             # A bug in a backend: the run pauses, and says so in the log alone.
-            _log.exception("the model of a run cannot be looked at", run_id=run.run_id)
+            _log.error(
+                "the model of a run cannot be looked at",
+                run_id=run.run_id,
+                traceback=traceback.format_exc(),
+            )
             await run.apply(PauseAsked(reason="the model cannot be looked at; see the log"))
         finally:
             self._tasks.pop(f"{_MODEL}{run.run_id}", None)
@@ -460,7 +465,7 @@ class Service:
                     await self.known(run_id)
             except Exception:
                 # Such as one of a newer version: the others must not suffer from it.
-                _log.exception("a run cannot be read", run_id=run_id)
+                _log.error("a run cannot be read", run_id=run_id, traceback=traceback.format_exc())
 
     def _machine(self, run_id: str, spec: RunSpec, vocabulary: Vocabulary) -> RoundMachine:
         try:
@@ -946,7 +951,7 @@ def _stored_runs(heads: Iterable[RunHead]) -> dict[str, StoredRun]:
         try:
             found[head.run_id] = StoredRun.of(head)
         except ValueError:
-            _log.exception("a run cannot be read", run_id=head.run_id)
+            _log.error("a run cannot be read", run_id=head.run_id, traceback=traceback.format_exc())
     return found
 
 

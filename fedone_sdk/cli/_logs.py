@@ -16,7 +16,11 @@ def quiet_logs() -> None:
     structlog.configure(
         processors=[
             structlog.stdlib.add_log_level,
-            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()),
+            structlog.dev.ConsoleRenderer(
+                colors=sys.stderr.isatty(),
+                # The default one prints local variables: private texts are among them.
+                exception_formatter=structlog.dev.plain_traceback,
+            ),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
         # Asked for with each line: a live display puts itself in the place of stderr.

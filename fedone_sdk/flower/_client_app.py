@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -72,7 +73,7 @@ def client_app(
             reply = _unable(str(exc))
         except Exception as exc:
             # Of an app's own errors only the kind leaves the node: they may quote private text.
-            _log.exception("this node cannot work")
+            _log.error("this node cannot work", traceback=traceback.format_exc())
             reply = _unable(f"{type(exc).__name__} in the node's app; see its log")
         record = ConfigRecord(pack([reply]))
         if partition is not None:

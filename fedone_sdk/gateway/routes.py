@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import traceback
 
 import structlog
 from aiohttp import web
@@ -108,6 +109,6 @@ async def _readyz(request: web.Request) -> web.Response:
     try:
         await _gateway(request).ready()
     except Exception:
-        _log.exception("not ready")
+        _log.error("not ready", traceback=traceback.format_exc())
         return web.json_response({"status": "the ledger cannot be used"}, status=503)
     return web.json_response({"status": "ok"})

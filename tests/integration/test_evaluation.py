@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+import structlog
 
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import ServedRun, Service
@@ -279,6 +280,27 @@ async def test_what_is_broken_beside_training_does_not_lose_it() -> None:
         assert run.result().status == "completed"
         assert run.result().metric.after is None
         assert run.state.account.leases == run.state.evaluation.leases == {}
+
+
+async def test_a_traceback_in_the_log_has_no_private_text(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """By default structlog prints the local variables of each frame where rich is installed."""
+    pytest.importorskip("rich")
+    private = "only the device may read this"
+
+    def gate(query: Query) -> None:
+        texts = [text_of(one) + private for one in query.inputs]
+        if is_dev(query):
+            raise RuntimeError(f"{len(texts)} rows")
+
+    structlog.reset_defaults()
+    async with serving(ScriptedBackend(gate=gate)) as service:
+        run = await service.add_run(spec_of(), WORDS, dev=DEV)
+        await train(service, run)
+    printed = capsys.readouterr().out
+    assert "RuntimeError: " in printed
+    assert private not in printed
 
 
 async def test_cancelled_while_it_sets_aside_it_leaves_no_lease() -> None:

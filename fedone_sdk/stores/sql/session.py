@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import traceback
 import uuid
 from contextlib import suppress
 from typing import Any
@@ -175,7 +176,7 @@ class Session:
             self._signals(signal)
         except Exception:
             # The session goes on, whatever its listener does.
-            _log.exception("signal not handled")
+            _log.error("signal not handled", traceback=traceback.format_exc())
 
 
 _RECONNECTING = AsyncRetrying(wait=wait_random_exponential(multiplier=0.1, max=2.0))
