@@ -17,7 +17,8 @@ from fedone_sdk.cli._options import header_value
 from fedone_sdk.cli._signals import stopping
 from fedone_sdk.data import load_examples
 from fedone_sdk.errors import SpecError
-from fedone_sdk.spec import BackendSpec, RequiredPrivacy, Spec, validate_spec
+from fedone_sdk.spec import BackendSpec, Spec, validate_spec
+from fedone_sdk.spec.privacy import RequiredPrivacy
 
 if TYPE_CHECKING:
     from fedone_sdk.backends import LLMBackend

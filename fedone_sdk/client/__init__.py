@@ -7,7 +7,7 @@ from fedone_sdk.client.network import Network
 from fedone_sdk.client.thread import EdgeClientThread
 from fedone_sdk.client.trainer import Trainer
 from fedone_sdk.client.transport import HttpTransport, Idle, Transport
-from fedone_sdk.spec import RequiredPrivacy
+from fedone_sdk.spec.privacy import RequiredPrivacy
 
 __all__ = [
     "ClientEvent",

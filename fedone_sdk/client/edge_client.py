@@ -54,7 +54,7 @@ from fedone_sdk.errors import (
     is_retryable,
 )
 from fedone_sdk.messages import MAX_MODEL_CHARS, Array, Claim, Decline, RunTask
-from fedone_sdk.spec import RequiredPrivacy
+from fedone_sdk.spec.privacy import RequiredPrivacy
 from fedone_sdk.task import Example, ScoreFunction, form_of
 from fedone_sdk.vocabulary import Vocabulary
 

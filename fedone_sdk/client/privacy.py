@@ -16,7 +16,8 @@ from fedone_sdk.client.shelf import Shelf
 from fedone_sdk.client.work import Assigned
 from fedone_sdk.errors import DataError, SpecError
 from fedone_sdk.messages import AlphaAssignment, RunTask
-from fedone_sdk.spec import PrivacySpec, RequiredPrivacy, TrainedSpec
+from fedone_sdk.spec import PrivacySpec, TrainedSpec
+from fedone_sdk.spec.privacy import RequiredPrivacy
 
 __all__ = ["PrivacyAccount"]
 

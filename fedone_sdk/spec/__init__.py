@@ -33,7 +33,7 @@ from fedone_sdk.spec.methods import (
     TpeSpec,
     TrainedSpec,
 )
-from fedone_sdk.spec.privacy import PrivacySpec, RequiredPrivacy
+from fedone_sdk.spec.privacy import PrivacySpec
 from fedone_sdk.spec.prompt import PromptSpec, SlotSpec
 from fedone_sdk.spec.run import (
     DataSpec,
@@ -76,7 +76,6 @@ __all__ = [
     "PromptTuningSpec",
     "RandomSpec",
     "RemoteSpec",
-    "RequiredPrivacy",
     "RetrySpec",
     "RunName",
     "RunSpec",
