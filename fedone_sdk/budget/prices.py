@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
-import operator
 import re
 from decimal import Decimal
 from functools import cache
 from itertools import pairwise
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from fedone_sdk import assets
 from fedone_sdk.budget.usage import Usage
@@ -54,7 +60,15 @@ class Price(_Priced):
     prompt: _Usd
     completion: _Usd
     request: _Usd = Decimal(0)
-    tiers: Annotated[tuple[PriceTier, ...], Field(exclude_if=operator.not_)] = ()
+    tiers: tuple[PriceTier, ...] = ()
+
+    @model_serializer(mode="wrap")
+    def _without_empty_tiers(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Older files have no tiers; the digests of their specs stay what they are."""
+        found: dict[str, Any] = handler(self)
+        if not self.tiers:
+            found.pop("tiers", None)
+        return found
 
     @model_validator(mode="after")
     def _check_tiers(self) -> Self:

@@ -202,7 +202,7 @@ def asked_about(ours: TransformersBackend, query: Query, name: str) -> list[tupl
     encoder = ours._loaded().encoder
     if name in CAUSAL:
         return [(ids := encoder.encode(rendered), len(ids) - 1) for rendered in query.inputs]
-    return [tuple(encoder.encode(rendered)) for rendered in query.inputs]
+    return [encoder.encode(rendered)[:2] for rendered in query.inputs]
 
 
 @pytest.mark.parametrize("name", MODELS)
