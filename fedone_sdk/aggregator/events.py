@@ -166,11 +166,11 @@ class ModelSeen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PauseAsked:
-    """The run cannot go on until somebody changes something. Work under way is kept.
+    """The run pauses until a person resumes it. Work under way is kept.
 
     Attributes:
-        reason: Why, for those who can change it.
-        summary: Why, for those who look on; None is the same.
+        reason: The cause in full, for operators.
+        summary: The cause without the words of the provider, for viewers; None is the same.
     """
 
     reason: str

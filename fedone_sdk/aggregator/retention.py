@@ -1,4 +1,4 @@
-"""How long things are kept that nobody works with any more."""
+"""Retention: how long ended runs, logs, receipts and idle clients are kept."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Retention(Spec):
             that belongs to them; their names stay taken.
         logs_days: Logs of runs that have ended for good. The result and the prompt stay; the
             rounds, and with them replay and export, do not.
-        closed_work_days: Receipts of runs that have ended. A device that sends an update again
-            after that is told that there is no such work.
+        closed_work_days: Receipts of runs that have ended. After that, a repeated update gets
+            404.
         idle_clients_days: Clients that have asked for nothing. Their index and public id stay.
     """
 

@@ -374,8 +374,7 @@ class EdgeClient:
                     if not isinstance(exc, FedOneError):
                         # A bug, in the app's model perhaps: with the same seat after a restart it
                         # would end the client again.
-                        lines = "".join(traceback.format_exception(exc))
-                        log.error("the work failed", traceback=lines)
+                        log.error("the work failed", traceback=traceback.format_exc())
                     log.warning("assignment declined", reason=str(exc))
                     # Also what it cost before a restart.
                     usage = self._shown(usage.at_least(journal.total))

@@ -1,4 +1,4 @@
-"""figure-theory: the paper's Q(K*) beside the measured queries."""
+"""figure-theory: the paper's Q(K*) and the measured queries."""
 
 from __future__ import annotations
 

@@ -213,7 +213,7 @@ class ModelGateway:
             raise
         except Exception as exc:
             # Asked again, it would fail again, and cost as much.
-            _log.error("the backend has a bug", traceback="".join(traceback.format_exception(exc)))
+            _log.error("the backend has a bug", traceback=traceback.format_exc())
             bug = BackendError("the gateway's backend has a bug: see the gateway's log")
             raise _refusal(bug, (await bill.account()).held) from exc
         return ModelAnswer(

@@ -438,10 +438,10 @@ class TestServer:
             return answer(renewal if age == "new" else server.work, asked=request)
 
         app = web.Application()
-        app.router.add_post("/v1/assignments/work/renew", renew)
+        app.router.add_post("/v1/assignments/a1/renew", renew)
         async with listening(app) as url:
             transport = HttpTransport(url)
-            assert await transport.renew("secret", "work") == renewal
+            assert await transport.renew("secret", "a1") == renewal
             await transport.aclose()
 
     @pytest.mark.parametrize("accept", [TENSORS, JSON])

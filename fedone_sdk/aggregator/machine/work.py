@@ -37,7 +37,7 @@ def asked(rules: Rules, event: WorkAsked, state: RunState, now: float) -> Outcom
             if begun_again:
                 return state, begun_again
             detail = mismatch(rules, state, event.model)
-            if detail is not None:  # Before a lease: it costs nobody anything.
+            if detail is not None:  # No lease is open yet, so it costs nothing.
                 state, effects = lose(rules, state, seat, detail, None, now)
                 return state, (*effects, Refused(code="model_mismatch", detail=detail))
         affordable = rules.affordable_work(state, seat.local)
