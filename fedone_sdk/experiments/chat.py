@@ -7,8 +7,10 @@ off count as well.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import replace
 from decimal import Decimal
+from itertools import islice, zip_longest
 from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
@@ -18,35 +20,47 @@ from fedone_sdk.budget import Budget, BudgetGuard, SqliteLedger, Usage
 from fedone_sdk.errors import FedOneError
 from fedone_sdk.experiments.experiment import Result, Workspace
 from fedone_sdk.spec import BackendSpec, RunSpec, validate_spec
-from fedone_sdk.task import form_of
+from fedone_sdk.task import Bias, Example, form_of
 
 if TYPE_CHECKING:
     from fedone_sdk.backends import LLMBackend, Prediction
     from fedone_sdk.simulation import Federation
 
-__all__ = ["chat_backend", "chat_federation", "run_standing", "run_tuned", "untrained_prompt"]
+__all__ = [
+    "bias_examples",
+    "chat_backend",
+    "chat_federation",
+    "row_run",
+    "run_standing",
+    "run_tuned",
+    "untrained_prompt",
+]
 
 _BACKEND: TypeAdapter[BackendSpec] = TypeAdapter(BackendSpec)
 
 
 def run_standing(options: dict[str, Any], workspace: Workspace) -> Result:
-    """Measures a prompt that nobody trained: none at all, or an untrained one.
+    """Measures a prompt without training.
 
     Args:
-        options: ``run``, ``task``, ``dev_rows``, ``cap`` (of measuring) and ``prompt``: ``none``
-            or ``untrained``.
+        options: ``run``, ``task``, ``dev_rows``, ``caps`` of its parts and ``prompt``: ``none``;
+            ``biased``, which is none with a label bias that is fitted on the first ``bias_rows``
+            rows of the clients in turn; or ``untrained``.
         workspace: Has the inputs ``train`` and ``dev``.
 
     Returns:
         ``metric``, ``prompt``, ``spent`` and what else `_measured` says.
     """
     federation = chat_federation(options, workspace)
-    prompt = "" if options["prompt"] == "none" else untrained_prompt(federation)
+    prompt = untrained_prompt(federation) if options["prompt"] == "untrained" else ""
 
     async def measure() -> Result:
-        guard = _guard(workspace, Budget(**options["cap"]))
+        guard = _guard(workspace, _budget(*options["caps"]))
         async with chat_backend(options["run"], workspace, guard) as backend:
-            found = await _predict(backend, federation, prompt)
+            bias = None
+            if options["prompt"] == "biased":
+                bias = await _bias(backend, federation, options["bias_rows"])
+            found = await _predict(backend, federation, prompt, bias)
         return _measured(prompt, found, (await guard.account()).spent)
 
     return asyncio.run(measure())
@@ -56,8 +70,7 @@ def run_tuned(options: dict[str, Any], workspace: Workspace) -> Result:
     """Tunes a prompt in a whole federation, and measures what is deployed at the end.
 
     Args:
-        options: ``run``, ``task``, ``dev_rows``, and ``cap`` with the caps of the ``run`` and of
-            ``measuring`` after it.
+        options: ``run``, ``task``, ``dev_rows``, and ``caps`` of the run and of measuring after it.
         workspace: Has the inputs ``train`` and ``dev``.
 
     Returns:
@@ -69,11 +82,11 @@ def run_tuned(options: dict[str, Any], workspace: Workspace) -> Result:
     """
     from fedone_sdk.simulation import simulate
 
-    federation, cap = chat_federation(options, workspace), options["cap"]
-    training = federation.spec.model_copy(update={"budget": Budget(**cap["run"])})
+    federation = chat_federation(options, workspace)
+    training = federation.spec.model_copy(update={"budget": Budget(**options["caps"][0])})
 
     async def tune() -> Result:
-        guard = _guard(workspace, _both(cap["run"], cap["measuring"]))
+        guard = _guard(workspace, _budget(*options["caps"]))
         async with chat_backend(options["run"], workspace, guard) as backend:
             # Without dev rows: the run would measure no prompt and the untrained one again.
             run = await simulate(
@@ -81,7 +94,7 @@ def run_tuned(options: dict[str, Any], workspace: Workspace) -> Result:
             )
             if run.status not in ("completed", "budget_exhausted"):
                 raise FedOneError(f"the run ended as {run.status}: {run.reason}")
-            found = await _predict(backend, federation, run.prompt.text)
+            found = await _predict(backend, federation, run.prompt.text, run.prompt.bias)
         spent = (await guard.account()).spent + Usage(queries=run.spent.queries)
         return {
             **_measured(run.prompt.text, found, spent),
@@ -104,6 +117,21 @@ def chat_federation(options: dict[str, Any], workspace: Workspace) -> Federation
     }
     loaded = Federation.load(validate_spec(RunSpec, document, source="trial"))
     return replace(loaded, dev=loaded.dev[: options["dev_rows"]])
+
+
+def row_run(run: dict[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's document with the parts that are a row's own: its prompt, and keys of its method."""
+    return {
+        **run,
+        "prompt": row.get("prompt", run["prompt"]),
+        "method": {**run["method"], **row.get("method", {})},
+    }
+
+
+def bias_examples(federation: Federation, num_rows: int) -> tuple[Example, ...]:
+    """Training rows that a label bias is fitted on: the first ones of all clients in turn."""
+    in_turn = (row for rows in zip_longest(*federation.shards) for row in rows if row is not None)
+    return tuple(islice(in_turn, num_rows))
 
 
 def untrained_prompt(federation: Federation) -> str:
@@ -131,9 +159,13 @@ def chat_backend(
     return build_backend(spec, guard=guard)
 
 
-def _both(run: dict[str, Any], each: dict[str, Any]) -> Budget:
-    usd = None if run["usd"] is None else Decimal(run["usd"]) + Decimal(each["usd"])
-    return Budget(requests=run["requests"] + each["requests"], usd=usd)
+def _budget(*caps: dict[str, Any]) -> Budget:
+    """The caps of a trial's parts together, without that of training queries."""
+    usd = [cap["usd"] for cap in caps]
+    return Budget(
+        requests=sum(cap["requests"] for cap in caps),
+        usd=None if None in usd else sum(map(Decimal, usd), Decimal(0)),
+    )
 
 
 def _guard(workspace: Workspace, budget: Budget) -> BudgetGuard:
@@ -141,18 +173,30 @@ def _guard(workspace: Workspace, budget: Budget) -> BudgetGuard:
     return BudgetGuard(budget, ledger=ledger)
 
 
-async def _predict(backend: LLMBackend, federation: Federation, prompt: str) -> Prediction:
+async def _predict(
+    backend: LLMBackend, federation: Federation, prompt: str, bias: Bias | None = None
+) -> Prediction:
     from fedone_sdk.backends import predict
 
-    task = federation.spec.task
+    task = federation.spec.task.with_bias(bias)
     await backend.check(task.label_words, form_of(task))
     size = federation.spec.method.batch_size
     return await predict(backend, task, prompt, federation.dev, size)
 
 
+async def _bias(backend: LLMBackend, federation: Federation, num_rows: int) -> Bias:
+    """The label bias of no prompt that fits rows of the clients."""
+    from fedone_sdk.simulation.label_bias import label_bias
+
+    rows = bias_examples(federation, num_rows)
+    found = await _predict(backend, replace(federation, dev=rows), "")
+    return label_bias(found.task, found.rows, found.examples)
+
+
 def _measured(prompt: str, found: Prediction, spent: Usage) -> Result:
     return {
         "prompt": prompt,
+        "bias": found.task.bias,
         "metric": found.metric,
         "name": found.task.metric,
         "mean_loss": found.mean_loss,

@@ -11,9 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import SpecError
-from fedone_sdk.experiments.chat import chat_backend, chat_federation, untrained_prompt
+from fedone_sdk.experiments.chat import (
+    bias_examples,
+    chat_backend,
+    chat_federation,
+    row_run,
+    untrained_prompt,
+)
 from fedone_sdk.experiments.experiment import Result, Workspace
-from fedone_sdk.spec import RunSpec, validate_spec
 
 if TYPE_CHECKING:
     from fedone_sdk.backends import LLMBackend
@@ -39,6 +44,8 @@ class _Costs:
         round_worst: One round of it at most.
         measure: Measuring a prompt on the dev split, as expected.
         measure_worst: The same at most.
+        bias: Fitting a label bias, as expected.
+        bias_worst: The same at most.
         troubles: What would keep the model from answering.
     """
 
@@ -47,6 +54,8 @@ class _Costs:
     round_worst: Usage
     measure: Usage
     measure_worst: Usage
+    bias: Usage
+    bias_worst: Usage
     troubles: tuple[str, ...]
 
 
@@ -55,8 +64,9 @@ def run_quote(options: dict[str, Any], workspace: Workspace) -> Result:
 
     Args:
         options: ``run`` (a run's document without task and data), ``tasks``, ``dev_rows``,
-            ``methods`` and ``seeds`` that are tuned, ``measurements`` of each task, and the caps
-            ``queries`` (of training) and ``usd`` of everything; null is none.
+            ``rows`` (each the parts of a run that are its own) and ``seeds`` that are tuned,
+            ``measurements`` of each task, ``bias_rows`` (on which one may fit a label bias), and
+            the caps ``queries`` (of training) and ``usd`` of everything; null is none.
         workspace: Has the inputs ``TASK.train`` and ``TASK.dev``.
 
     Returns:
@@ -76,21 +86,27 @@ async def _quote(options: dict[str, Any], workspace: Workspace) -> Result:
     async with chat_backend(options["run"], workspace) as backend:
         priced = "usd" in backend.bounds
         costs = {
-            task: await _costs(options, _federation(options, task, workspace), backend, queries)
+            task: await _costs(options, task, workspace, backend, queries)
             for task in options["tasks"]
         }
     runs, measurements = _runs(options), options["measurements"]
     expected = sum(
-        (c.runs * options["seeds"] + c.measure * measurements for c in costs.values()), NOTHING
+        (c.runs * options["seeds"] + c.measure * measurements + c.bias for c in costs.values()),
+        NOTHING,
     )
     worst = sum(
-        (c.run_worst * runs + c.measure_worst * measurements for c in costs.values()), NOTHING
+        (
+            c.run_worst * runs + c.measure_worst * measurements + c.bias_worst
+            for c in costs.values()
+        ),
+        NOTHING,
     )
     share = _share(options, costs, priced=priced)
     caps = {
         task: {
             "run": {"queries": queries, **_cap(found.run_worst, share if priced else None)},
             "measuring": _cap(found.measure_worst, Decimal(1) if priced else None),
+            "bias": _cap(found.bias_worst, Decimal(1) if priced else None),
         }
         for task, found in costs.items()
     }
@@ -106,7 +122,7 @@ async def _quote(options: dict[str, Any], workspace: Workspace) -> Result:
 
 def _runs(options: dict[str, Any]) -> int:
     """Tuning runs of each task."""
-    return len(options["methods"]) * int(options["seeds"])
+    return len(options["rows"]) * int(options["seeds"])
 
 
 def queries_per_run(options: dict[str, Any]) -> int:
@@ -135,30 +151,37 @@ def _federation(options: dict[str, Any], task: str, workspace: Workspace) -> Fed
 
 
 async def _costs(
-    options: dict[str, Any], federation: Federation, backend: LLMBackend, queries: int
+    options: dict[str, Any], task: str, workspace: Workspace, backend: LLMBackend, queries: int
 ) -> _Costs:
     from fedone_sdk.backends import prediction_queries
     from fedone_sdk.simulation import plan_run
 
-    spec, size = federation.spec, federation.spec.method.batch_size
     plans = []
-    for method in options["methods"]:
-        run = {**spec.model_dump(), "method": {**options["run"]["method"], "name": method}}
-        run["budget"] = {"queries": queries}
-        capped = validate_spec(RunSpec, run, source="trial")
+    for row in options["rows"]:
+        run = {**row_run(options["run"], row), "budget": {"queries": queries}}
+        federation = _federation({**options, "run": run}, task, workspace)
         # Without dev rows, which a run here does not measure on by itself.
-        plans.append(await plan_run(replace(federation, spec=capped, dev=()), backend=backend))
+        plans.append(await plan_run(replace(federation, dev=()), backend=backend))
+    federation = _federation(options, task, workspace)
+    spec, size = federation.spec, federation.spec.method.batch_size
     asked = prediction_queries(
         backend, spec.task, untrained_prompt(federation), federation.dev, size
     )
     measure = sum([await backend.quote(query) for query in asked], NOTHING)
     measure_worst = backend.worst_case(size) * math.ceil(len(federation.dev) / size)
+    rows = bias_examples(federation, options["bias_rows"])
+    asked_for_bias = prediction_queries(backend, spec.task, "", rows, size)
+    bias = sum([await backend.quote(query) for query in asked_for_bias], NOTHING)
+    bias_worst = backend.worst_case(size) * len(asked_for_bias)
+    most_expensive = max(plans, key=lambda plan: plan.worst.requests)
     return _Costs(
         runs=sum((plan.expected for plan in plans), NOTHING),
-        run_worst=plans[0].worst,
-        round_worst=plans[0].smallest_cap,
+        run_worst=most_expensive.worst,
+        round_worst=most_expensive.smallest_cap,
         measure=measure.without_queries(),
         measure_worst=measure_worst.without_queries(),
+        bias=bias.without_queries(),
+        bias_worst=bias_worst.without_queries(),
         troubles=tuple(text for text in plans[0].warnings if text.startswith("backend: ")),
     )
 
@@ -176,7 +199,9 @@ def _share(options: dict[str, Any], costs: Mapping[str, _Costs], *, priced: bool
             source="arguments",
         )
     cap, runs = Decimal(str(options["usd"])), _runs(options)
-    measuring = sum(c.measure_worst.usd for c in costs.values()) * options["measurements"]
+    measuring = sum(
+        c.measure_worst.usd * options["measurements"] + c.bias_worst.usd for c in costs.values()
+    )
     training = sum(c.run_worst.usd for c in costs.values()) * runs
     least = sum(c.round_worst.usd for c in costs.values()) * runs
     if cap < measuring + least:
@@ -211,7 +236,9 @@ def _note(
 
     def total(unit: str) -> Decimal:
         each = (
-            Decimal(cap["run"][unit]) * runs + Decimal(cap["measuring"].get(unit, 0)) * measurements
+            Decimal(cap["run"][unit]) * runs
+            + Decimal(cap["measuring"].get(unit, 0)) * measurements
+            + Decimal(cap["bias"].get(unit, 0))
             for cap in caps.values()
         )
         return sum(each, Decimal(0))

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import SpecError
-from fedone_sdk.experiments.chat import run_standing, run_tuned
+from fedone_sdk.experiments.chat import row_run, run_standing, run_tuned
 from fedone_sdk.experiments.chat_quote import queries_per_run, run_quote
 from fedone_sdk.experiments.experiment import Report, Result, Results, Trial
 from fedone_sdk.experiments.paper import about, paper_row, printed
-from fedone_sdk.experiments.rows import METHODS, Method
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.experiments.study import Design, Point, Study
 from fedone_sdk.experiments.summary import markdown_table, mean_sd_text
+from fedone_sdk.glue import GLUE_TASKS
 from fedone_sdk.spec import RunSpec, validate_spec
 
-__all__ = ["Table3"]
+__all__ = ["BIAS_ROWS", "Table3"]
 
 _Found = dict[str, dict[str, list[Result]]]
 """Results by row, task and seed."""
@@ -33,18 +33,50 @@ _SPENT = (
 )
 
 
-_ROWS = {name: METHODS[name] for name in ("no-prompt", "untrained", "bdpl", "gs-bdpl")}
+BIAS_ROWS = 64
+"""Training rows that the label bias of no prompt is fitted on."""
 
 
-def _label(row: Method) -> str:
-    return f"FedOne-{row.title}" if row.federated else row.title
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    """A way to prompt the model.
+
+    Attributes:
+        title: In the table.
+        prompt: What is measured without a run, see `run_standing`; None where a run tunes one.
+        run: The parts of the run that are this row's own.
+        seeded: Whether its result depends on the seed; else it is measured once.
+    """
+
+    title: str
+    prompt: str | None = None
+    run: Mapping[str, Any] = field(default_factory=dict)
+    seeded: bool = True
+
+
+_POLICY = {"learning_rate": 1e-3}
+
+_ROWS = {
+    "no-prompt": _Row(title="No prompt", prompt="none", seeded=False),
+    "no-prompt-bias": _Row(title="No prompt, label bias", prompt="biased", seeded=False),
+    "untrained": _Row(title="Prompt without training", prompt="untrained"),
+    "bdpl": _Row(title="FedOne-BDPL", run={"method": {"name": "bdpl", **_POLICY}}),
+    "gs-bdpl": _Row(title="FedOne-GS-BDPL", run={"method": {"name": "gs-bdpl", **_POLICY}}),
+    "default": _Row(
+        title="The SDK's default: instructions, label bias",
+        run={
+            "method": {"name": "thompson"},
+            "prompt": {"slots": [{"name": "instruction", "candidates": "instructions"}]},
+        },
+    ),
+}
 
 
 class Table3(Study):
-    """Four ways to prompt a chat model; only FedOne's (K*=1) ask it to train."""
+    """Ways to prompt a chat model; the federated ones (K* = 1) ask it to train."""
 
     name = "table3"
-    title = "A chat model behind an API: no prompt, an untrained one, FedOne-BDPL, FedOne-GS-BDPL"
+    title = "A chat model behind an API: no prompt, an untrained one, FedOne's methods"
     takes = (
         "tasks",
         "cap_queries",
@@ -60,12 +92,7 @@ class Table3(Study):
         base={
             "data": {"num_clients": 100, "shots": 16},
             "prompt": {"length": 20, "vocabulary": {"kind": "pmi", "size": 200}},
-            "method": {
-                "name": "gs-bdpl",
-                "num_samples": 3,
-                "batch_size": 16,
-                "learning_rate": 1e-3,
-            },
+            "method": {"name": "gs-bdpl", "num_samples": 3, "batch_size": 16},
             "rounds": 100,
             "dev_rows": 200,
         },
@@ -76,7 +103,7 @@ class Table3(Study):
             "rounds": 3,
             "dev_rows": 16,
         },
-        axes={"task": ("sst2", "cola", "qnli", "rte"), "row": tuple(_ROWS)},
+        axes={"task": GLUE_TASKS, "row": tuple(_ROWS)},
         small_axes={"task": ("sst2",)},
         key="{task}_{row}_s{seed}",
     )
@@ -100,21 +127,19 @@ class Table3(Study):
         Raises:
             SpecError: There is no data for the task.
         """
-        row, task, run = _ROWS[point["row"]], point["task"], self._document(settings)
+        row, task = _ROWS[point["row"]], point["task"]
         folder = settings.task_folder(task)
         options: dict[str, Any] = {
-            "run": {**run, "seed": seed},
+            "run": {**row_run(self._document(settings), row.run), "seed": seed},
             "task": task,
             "dev_rows": self.run(settings)["dev_rows"],
             "seed": seed,
         }
-        if row.federated:
-            options["run"]["method"] = {**run["method"], "name": row.name}
-        else:
-            options["prompt"] = "untrained" if row.seeded else "none"
+        if row.prompt is not None:
+            options |= {"prompt": row.prompt, "bias_rows": BIAS_ROWS}
         return Trial(
             key=key,
-            run=run_tuned if row.federated else run_standing,
+            run=run_tuned if row.prompt is None else run_standing,
             options=options,
             inputs={name: folder / f"{name}.jsonl" for name in ("train", "dev")},
         )
@@ -124,7 +149,7 @@ class Table3(Study):
         tasks = self.grid(settings)["task"]
         by_task = {task: self.runs(settings, results, task=task) for task in tasks}
         found = {
-            _label(row): {task: [*by_task[task].get(name, {}).values()] for task in tasks}
+            row.title: {task: [*by_task[task].get(name, {}).values()] for task in tasks}
             for name, row in _ROWS.items()
         }
         spent = {label: _spent(by_task) for label, by_task in found.items()}
@@ -146,7 +171,7 @@ class Table3(Study):
         """A run without its task and data.
 
         Raises:
-            SpecError: Nobody said which model is asked.
+            SpecError: The endpoint or the model is missing.
         """
         if settings.base_url is None or settings.api_model is None:
             raise SpecError(
@@ -180,7 +205,8 @@ class Table3(Study):
             "run": self._document(settings),
             "tasks": list(tasks),
             "dev_rows": self.run(settings)["dev_rows"],
-            "methods": [row.name for row in _ROWS.values() if row.federated],
+            "bias_rows": BIAS_ROWS,
+            "rows": [dict(row.run) for row in _ROWS.values() if row.prompt is None],
             "seeds": settings.seeds,
             "measurements": sum(len(self.seeds(settings, {"row": name})) for name in _ROWS),
             "queries": settings.cap_queries,
@@ -206,7 +232,7 @@ class Table3(Study):
             f"clients with {data['shots']} rows per class, n={run['prompt']['length']}, "
             f"N={run['prompt']['vocabulary']['size']}, I={method['num_samples']}, mini-batches of "
             f"{method['batch_size']} ({'smaller than' if settings.quick else 'as'} in the authors' "
-            f"run_GPT.sh), AdamW with learning rate {method['learning_rate']}; one "
+            f"run_GPT.sh), AdamW with learning rate {_POLICY['learning_rate']}; one "
             f"client per round. {_rounds(found)} The first {rows} dev rows, times 100 (the "
             f"standard error of one accuracy alone is up to {50 / math.sqrt(rows):.1f}); mean and "
             "standard deviation "
@@ -214,10 +240,19 @@ class Table3(Study):
         )
 
 
+def _printed(name: str, tasks: Sequence[str]) -> list[list[str]]:
+    """The paper's row, where it has one."""
+    if name not in printed(Table3.name)["rows"]:
+        return []
+    return [["the paper", *paper_row(Table3.name, name, tasks, average=True)]]
+
+
 def _capped(trial: Trial, caps: dict[str, dict[str, Any]]) -> Trial:
-    cap: dict[str, Any] = caps[trial.options["task"]]
-    measured = "prompt" in trial.options
-    return replace(trial, options={**trial.options, "cap": cap["measuring"] if measured else cap})
+    cap = caps[trial.options["task"]]
+    parts = ["measuring"] if "prompt" in trial.options else ["run", "measuring"]
+    if trial.options.get("prompt") == "biased":
+        parts.append("bias")
+    return replace(trial, options={**trial.options, "caps": [cap[part] for part in parts]})
 
 
 def _spent(by_task: dict[str, list[Result]]) -> Usage:
@@ -247,7 +282,7 @@ def _markdown(
             for name, (label, rows) in zip(_ROWS, found.items(), strict=True)
             for line in (
                 [label, *map(_cell, rows.values()), _mean(rows)],
-                ["the paper", *paper_row(Table3.name, name, tasks, average=True)],
+                *_printed(name, tasks),
             )
         ],
     )

@@ -364,12 +364,10 @@ def drawn(cell: Cell, place: Place) -> tuple[list[Row], dict[str, list[Row]]]:
     chosen = [row for label, of in by_label.items() for row in rng.sample(of, counts[label])]
     rng.shuffle(chosen)
     pool = [row for row in cell.source.shown(place) if row["label"] in cell.labels]
-    shown = {
-        label: [
-            cut(row, 25) for row in rng.sample([row for row in pool if row["label"] == label], 8)
-        ]
-        for label in cell.labels
-    }
+    shown = {}
+    for label in cell.labels:
+        of = [row for row in pool if row["label"] == label]
+        shown[label] = [cut(row, 25) for row in rng.sample(of, min(8, len(of)))]
     return [cut(row, cell.longest) for row in chosen], shown
 
 

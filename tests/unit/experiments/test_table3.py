@@ -20,7 +20,7 @@ from fedone_sdk.budget import Budget, BudgetGuard, SqliteLedger, Usage
 from fedone_sdk.errors import FedOneError, SpecError
 from fedone_sdk.experiments.experiment import Report, Result, Trial, Workspace
 from fedone_sdk.experiments.settings import Settings
-from fedone_sdk.experiments.table3 import Table3
+from fedone_sdk.experiments.table3 import BIAS_ROWS, Table3
 from tests.fake_openai import read_log
 
 ROOT = Path(__file__).parents[3]
@@ -108,32 +108,36 @@ def test_the_whole_table(settings: Settings, provider: Provider, tmp_path: Path)
     assert list(results) == [
         "quote",
         "sst2_no-prompt_s0",
+        "sst2_no-prompt-bias_s0",
         "sst2_untrained_s0",
         "sst2_bdpl_s0",
         "sst2_gs-bdpl_s0",
+        "sst2_default_s0",
     ]
     for label in (
         "No prompt",
+        "No prompt, label bias",
         "Prompt without training",
         "FedOne-BDPL",
         "FedOne-GS-BDPL",
+        "The SDK's default: instructions, label bias",
     ):
         assert f"| {label} | " in report.markdown
     # What is said to have been spent is what the provider has received.
     spent = [Usage.model_validate(usage) for usage in report.data["spent"].values()]
     total = sum(spent, Usage())
     assert total.requests == provider.received
-    assert total.queries == 2 * 3 * 3  # methods, rounds, prompts
+    assert total.queries == 3 * 3 * 3  # methods, rounds, prompts
     tokens = total.prompt_tokens + 2 * total.completion_tokens
     assert total.usd == Decimal(tokens).scaleb(-6)
     # And it is within the quote.
     quote = report.data["quote"]
-    assert total.requests <= quote["worst"]["requests"] == 2 * 36 + 4 * 16
+    assert total.requests <= quote["worst"]["requests"] == 3 * 36 + 6 * 16 + BIAS_ROWS
     assert total.requests == pytest.approx(quote["expected"]["requests"], rel=0.2)
     # Bytes bound the tokens of a model whose tokeniser is not known.
     assert total.usd < quote["expected"]["usd"] < quote["worst"]["usd"]
     assert quote["note"] in report.markdown
-    assert "18 training queries in 2 runs, 4 measurements of 16 rows" in quote["note"]
+    assert "27 training queries in 3 runs, 6 measurements of 16 rows" in quote["note"]
     assert results["sst2_no-prompt_s0"]["prompt"] == ""
     assert results["sst2_bdpl_s0"]["status"] == "completed"
     assert "3 rounds were paid for. The first 16 dev rows" in report.markdown
@@ -165,7 +169,7 @@ def test_the_quote_says_what_is_in_the_way(settings: Settings, tmp_path: Path) -
 
 class TestCaps:
     def test_queries_are_divided_among_the_runs(self, settings: Settings, tmp_path: Path) -> None:
-        (quote,) = Table3().trials(changed(settings, cap_queries=13), {})
+        (quote,) = Table3().trials(changed(settings, cap_queries=20), {})
         result = run(quote, tmp_path)
         assert result["caps"]["sst2"]["run"]["queries"] == 6
         tuned = Table3().trials(settings, {"quote": result})[-1]
@@ -180,14 +184,15 @@ class TestCaps:
         for cap in worst * 0.8, worst * 2:
             (quote,) = Table3().trials(changed(most, cap_usd=cap), {})
             caps = run(quote, tmp_path / str(cap))["caps"]["sst2"]
-            total = 2 * Decimal(caps["run"]["usd"]) + 4 * Decimal(caps["measuring"]["usd"])
+            total = 3 * Decimal(caps["run"]["usd"]) + 6 * Decimal(caps["measuring"]["usd"])
+            total += Decimal(caps["bias"]["usd"])
             assert total == pytest.approx(Decimal(min(cap, worst)), abs=Decimal("1e-5"))
-            assert total <= Decimal(min(cap, worst))
+            assert total <= Decimal(str(min(cap, worst)))
 
     @pytest.mark.parametrize(
         ("values", "named"),
         [
-            ({"cap_queries": 5}, "--cap: 5 queries do not pay for one round of 3 of each of the 2"),
+            ({"cap_queries": 5}, "--cap: 5 queries do not pay for one round of 3 of each of the 3"),
             ({"cap_usd": 1.0}, "the price of this model is not known; say it with --prices"),
             ({"cap_usd": 0.001, "prices": PRICES}, "--cap-usd: 0.001 is too little"),
         ],
