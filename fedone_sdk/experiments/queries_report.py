@@ -40,7 +40,7 @@ class Passages:
 
     Attributes:
         label: What people call the method.
-        learning_rate: The same for every K*.
+        learning_rates: By K*; none for methods without a learning rate.
         gains: The targets; the first one is the table's own.
         cap: Training queries at which a repeat is censored.
         paper: The paper's trimmed means by K*.
@@ -48,7 +48,7 @@ class Passages:
     """
 
     label: str
-    learning_rate: float | None
+    learning_rates: Mapping[int, float]
     gains: Mapping[str, float]
     cap: int
     paper: Mapping[int, float]
@@ -57,10 +57,13 @@ class Passages:
     @property
     def setting(self) -> str:
         """The learning rate for people."""
-        rate = self.learning_rate
-        return (
-            "the same sigma at every K*" if rate is None else f"learning rate {rate:g} at every K*"
-        )
+        rates = sorted(set(self.learning_rates.values()))
+        if not rates:
+            return "the same sigma at every K*"
+        if len(rates) == 1:
+            return f"learning rate {rates[0]:g} at every K*"
+        each = (f"{rate:g} at K*={clients}" for clients, rate in self.learning_rates.items())
+        return f"learning rate {', '.join(each)}"
 
     @property
     def target(self) -> str:
@@ -98,7 +101,7 @@ class Passages:
     def data(self) -> dict[str, Any]:
         """The same numbers, as JSON holds them: null is never (infinite)."""
         return {
-            "learning_rate": self.learning_rate,
+            "learning_rates": {str(k): rate for k, rate in self.learning_rates.items()},
             "cap": self.cap,
             "targets": {
                 target: {"gain": gain, "clients": self._data(target)}

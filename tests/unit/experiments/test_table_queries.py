@@ -25,7 +25,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return sst2_folder(tmp_path_factory.mktemp("glue"))
 
 
-def run(queries: int | None, *, clients: int = 1, fall: float = 0.05) -> Result:
+def run(
+    queries: int | None, *, clients: int = 1, fall: float = 0.05, missed_by: float = 0.04
+) -> Result:
     """A repeat that reached its target after so many queries."""
     last = CAP if queries is None else queries
     middle = {
@@ -38,7 +40,7 @@ def run(queries: int | None, *, clients: int = 1, fall: float = 0.05) -> Result:
     ends = {
         "round": 2,
         "queries": last,
-        "expected_loss": 0.6 - (0.01 if queries is None else fall),
+        "expected_loss": 0.6 - fall + (missed_by if queries is None else 0.0),
         "prompt_loss": 0.5,
         "prompt_metric": 0.75,
     }
@@ -59,7 +61,7 @@ def run(queries: int | None, *, clients: int = 1, fall: float = 0.05) -> Result:
 def passages(by_clients: dict[int, Iterable[int | None]]) -> Passages:
     return Passages(
         label="GS-BDPL",
-        learning_rate=0.01,
+        learning_rates=dict.fromkeys(by_clients, 0.01),
         gains={"expected_loss": 0.05, "prompt_loss": 0.08},
         cap=CAP,
         paper={1: 528.6, 3: 889.4},
@@ -101,7 +103,7 @@ class TestPassages:
         assert "| 70.0 ± 0.0 | 75.0 ± 0.0 |" in text
 
     def test_a_method_without_learning_rate(self) -> None:
-        found = replace(passages({1: [100]}), learning_rate=None)
+        found = replace(passages({1: [100]}), learning_rates={})
         assert "the same sigma at every K*" in found.markdown()
 
     def test_data_is_json(self) -> None:
@@ -139,9 +141,40 @@ class TestTableQueries:
             assert trial.options["run"]["method"]["learning_rate"] == 0.0003
             assert trial.options["probing"]["gains"]["expected_loss"] == 0.1
 
+    def test_pilots_choose_a_rate_for_each_k(self, data: Path) -> None:
+        options = {"methods": "bdpl-tuned", "clients": "1,10"}
+        settings, experiment = Settings(data=data, seeds=2, options=options), TableQueries()
+        pilots = experiment.trials(settings, {})
+        rates = {trial.key: trial.options["run"]["method"]["learning_rate"] for trial in pilots}
+        assert len(rates) == 2 * 4 * 2
+        assert rates["bdpl-tuned_k10_rate0.3_s9002"] == 0.3
+        assert {trial.options["seed"] for trial in pilots} == set(PILOTS)
+        # K*=1 needs the fewest queries at 0.03; K*=10 gets nearest to its target at 0.1.
+        results = {
+            key: run(None, clients=10, missed_by=0.01 if "rate0.1_" in key else 0.03)
+            if "_k10_" in key
+            else run(200 if "rate0.03_" in key else 400)
+            for key in rates
+        }
+        repeats = experiment.trials(settings, results)[len(pilots) :]
+        chosen = {trial.key: trial.options["run"]["method"]["learning_rate"] for trial in repeats}
+        assert chosen == {
+            **{f"bdpl-tuned_k1_s{seed}": 0.03 for seed in range(2)},
+            **{f"bdpl-tuned_k10_s{seed}": 0.1 for seed in range(2)},
+        }
+        report = experiment.report(settings, {**results, "bdpl-tuned_k1_s0": run(100, clients=1)})
+        assert "learning rate 0.03 at K*=1, 0.1 at K*=10" in report.markdown
+
     @pytest.mark.parametrize(
         "option",
-        [("methods", "x"), ("methods", "bbt"), ("gain", "-1"), ("cap", "many"), ("cap", "1000")],
+        [
+            ("methods", "x"),
+            ("clients", "1,zero"),
+            ("methods", "bbt"),
+            ("gain", "-1"),
+            ("cap", "many"),
+            ("cap", "1000"),
+        ],
     )
     def test_refuses_other_options(self, data: Path, option: tuple[str, str]) -> None:
         settings = Settings(data=data, options=dict([option]))
