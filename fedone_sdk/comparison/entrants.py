@@ -9,8 +9,10 @@ from typing import Any, Literal, get_args
 
 from pydantic import ValidationError
 
+from fedone_sdk.candidates import InstructionsSource
 from fedone_sdk.errors import SpecError
-from fedone_sdk.spec import MethodSpec, RunSpec, validate_spec
+from fedone_sdk.spec import MethodSpec, RunSpec, SlotSpec, validate_spec
+from fedone_sdk.vocabulary import LABELS
 
 __all__ = ["BASELINES", "Entrant", "METHODS", "default_names", "entrants_of", "training_queries"]
 
@@ -19,6 +21,9 @@ BASELINES: Mapping[str, str] = {
     "no-prompt-bias": "No prompt, fitted label bias",
 }
 """What tunes nothing, by name, and its label."""
+
+INSTRUCTION = "instruction"
+"""RUN.yaml's own method, with the instructions that ship with the SDK as its only choice."""
 
 BIAS_QUERIES = 10
 """Queries that the label bias of ``no-prompt-bias`` is fitted on."""
@@ -62,6 +67,8 @@ class Entrant:
     @property
     def label(self) -> str:
         """For people."""
+        if self.name == INSTRUCTION:
+            return "Instruction alone"
         return BASELINES.get(self.name, self.name)
 
     def seeded(self, seed: int) -> RunSpec:
@@ -117,8 +124,10 @@ def _entrant(document: Mapping[str, Any], base: RunSpec, name: str) -> Entrant:
         if name == "no-prompt-bias" and (problem := _against_bias(base)):
             raise SpecError(f"--methods: {name} {problem}", source="arguments")
         return Entrant(name=name, kind="baseline", spec=base)
+    if name == INSTRUCTION:
+        return _instruction(document, base)
     if name not in METHODS:
-        known = ", ".join((*METHODS, *BASELINES))
+        known = ", ".join((*METHODS, INSTRUCTION, *BASELINES))
         reason = "is trained with gradients" if name in _MODELS else "is not known"
         raise SpecError(f"--methods: {name!r} {reason}; allowed: {known}", source="arguments")
     if name == base.method.name:
@@ -139,6 +148,26 @@ def _entrant(document: Mapping[str, Any], base: RunSpec, name: str) -> Entrant:
         if note.split(" ")[0].partition(".")[0] not in ("method", "seed")
     )
     return Entrant(name=name, kind="method", spec=spec, notes=tuple(notes))
+
+
+def _instruction(document: Mapping[str, Any], base: RunSpec) -> Entrant:
+    """The run with a choice of shipped instructions, and the plainest candidate of other slots."""
+    slots = [slot for slot in base.prompt.slots if slot.name != LABELS]
+    chosen = next((s for s in slots if isinstance(s.candidates, InstructionsSource)), None)
+    chosen = chosen or (slots[0] if slots else None)
+    name = chosen.name if chosen else "instruction"
+    varied = {"name": name, "candidates": {"kind": "instructions"}}
+    prompt = {"slots": [varied if s is chosen else _plain(s) for s in slots] or [varied]}
+    kept = {key: value for key, value in document.items() if key != "prompt"}
+    budget = base.budget and base.budget.model_dump()
+    changed = {**kept, "prompt": prompt, "seed": base.seed, "budget": budget}
+    return Entrant(name=INSTRUCTION, kind="method", spec=_valid(changed, INSTRUCTION))
+
+
+def _plain(slot: SlotSpec) -> dict[str, Any]:
+    """A slot with one candidate: blank, or the first where blank is none of those listed."""
+    listed = getattr(slot.candidates, "candidates", ("",))
+    return {"name": slot.name, "candidates": ["" if "" in listed else listed[0]]}
 
 
 def _settings(own: Mapping[str, Any], name: str) -> dict[str, Any]:
