@@ -393,7 +393,7 @@ class Service:
 
     async def _take_up(self, record: RunRecord) -> None:
         """Serves a stored run; the model of one that runs or waits is looked at meanwhile."""
-        spec = RunSpec.model_validate_json(record.spec)
+        spec = RunSpec.stored(record.spec)
         vocabulary = Vocabulary.parse(record.candidates)
         run = self._serve(self._machine(record.run_id, spec, vocabulary), vocabulary)
         await run.load(record)

@@ -335,10 +335,6 @@ class Rules:
         """The seed of the next draw of clients."""
         return self._seed(state, "selection", 0, state.fills)
 
-    def hedge_seed(self, state: RunState) -> int:
-        """The seed of the next draw of backups."""
-        return self._seed(state, "hedge", 0, state.fills)
-
     def _seed(self, state: RunState, purpose: str, client: int, position: int) -> int:
         # What was rolled back shall not come again, with the same client and the same prompts.
         step = position + state.rollbacks * _STRIDE
