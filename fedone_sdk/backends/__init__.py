@@ -22,7 +22,6 @@ from fedone_sdk.backends.wrappers.cache import CachedBackend
 if TYPE_CHECKING:
     from fedone_sdk.backends.cassette import CassetteBackend
     from fedone_sdk.backends.gateway import GatewayBackend
-    from fedone_sdk.backends.litellm import LiteLLMBackend
     from fedone_sdk.backends.llama_cpp import LlamaCppBackend
     from fedone_sdk.backends.onnx import OnnxBackend
     from fedone_sdk.backends.openai import OpenAIBackend
@@ -37,7 +36,6 @@ __all__ = [
     "GatewayBackend",
     "LLMBackend",
     "LOG_ZERO",
-    "LiteLLMBackend",
     "LlamaCppBackend",
     "OnnxBackend",
     "OpenAIBackend",
@@ -63,7 +61,6 @@ __all__ = [
 _HOMES = {
     "CassetteBackend": "cassette",
     "GatewayBackend": "gateway",
-    "LiteLLMBackend": "litellm",
     "LlamaCppBackend": "llama_cpp",
     "OnnxBackend": "onnx",
     "OpenAIBackend": "openai",

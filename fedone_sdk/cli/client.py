@@ -36,7 +36,6 @@ class BackendName(StrEnum):
     transformers = "transformers"
     vllm = "vllm"
     openai = "openai"
-    litellm = "litellm"
     gateway = "gateway"
 
 

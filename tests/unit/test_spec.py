@@ -105,6 +105,8 @@ def test_tasks_by_name(name: str) -> None:
         ("participation.hedge_after_s", 5, "participation: hedge_after_s was removed: leave"),
         ("evaluation.examples", 0, "evaluation.examples: "),
         ("evaluation.queries", 0, "evaluation.queries: "),
+        ("backend", {"kind": "litellm", "model": "openai/x"}, "backend: kind litellm was removed: "
+         "use kind openai with base_url of a LiteLLM proxy"),
         ("roudns", 3, "roudns: unknown key (allowed: backend, budget, calibration, data, defence, "
          "evaluation, gateway, method, name, participation, privacy, prompt, rounds, seed, task)"),
     ],
@@ -334,3 +336,10 @@ def test_a_stored_run_with_hedging_loads(seconds: float | None) -> None:
     document = RunSpec.model_validate(SMALL).model_dump(mode="json")
     document["participation"]["hedge_after_s"] = seconds
     assert RunSpec.stored(json.dumps(document)) == RunSpec.model_validate(SMALL)
+
+
+def test_a_stored_run_with_a_kind_that_is_gone_loads() -> None:
+    spec = RunSpec.model_validate(SMALL)
+    gone = {"kind": "litellm", "model": "openai/x", "log_probs": False, "api_key_env": None}
+    stored = RunSpec.stored(json.dumps({**spec.model_dump(mode="json"), "backend": gone}))
+    assert stored.is_same_run(spec)
