@@ -21,7 +21,6 @@ from fedone_sdk.backends.wrappers.cache import CachedBackend
 
 if TYPE_CHECKING:
     from fedone_sdk.backends.cassette import CassetteBackend
-    from fedone_sdk.backends.gateway import GatewayBackend
     from fedone_sdk.backends.llama_cpp import LlamaCppBackend
     from fedone_sdk.backends.onnx import OnnxBackend
     from fedone_sdk.backends.openai import OpenAIBackend
@@ -33,7 +32,6 @@ __all__ = [
     "CachedBackend",
     "CassetteBackend",
     "EmbeddingSpace",
-    "GatewayBackend",
     "LLMBackend",
     "LOG_ZERO",
     "LlamaCppBackend",
@@ -60,7 +58,6 @@ __all__ = [
 # An edge device that asks through the gateway never pays for a model library.
 _HOMES = {
     "CassetteBackend": "cassette",
-    "GatewayBackend": "gateway",
     "LlamaCppBackend": "llama_cpp",
     "OnnxBackend": "onnx",
     "OpenAIBackend": "openai",

@@ -22,7 +22,6 @@ from fedone_sdk.budget import FREE, BudgetGuard, Price, known_price
 from fedone_sdk.errors import SpecError
 from fedone_sdk.spec import (
     BackendSpec,
-    GatewaySpec,
     LlamaCppSpec,
     OnnxSpec,
     OpenAISpec,
@@ -171,10 +170,6 @@ def build_adapter(spec: BackendSpec, folder: Path) -> LLMBackend:
         from fedone_sdk.backends.vllm import VllmBackend
 
         return VllmBackend(**options)
-    if isinstance(spec, GatewaySpec):
-        from fedone_sdk.backends.gateway import GatewayBackend
-
-        return GatewayBackend(**options)
     from fedone_sdk.backends.openai import OpenAIBackend
 
     return OpenAIBackend(**options)
@@ -206,4 +201,4 @@ def _price(spec: BackendSpec) -> Price | None:
         return spec.prices
     if isinstance(spec, OpenAISpec):
         return known_price(spec.model) if spec.base_url is None else None
-    return FREE if isinstance(spec, VllmSpec) else None
+    return FREE

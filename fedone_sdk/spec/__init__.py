@@ -3,7 +3,6 @@
 from fedone_sdk.spec.backend_file import load_backend
 from fedone_sdk.spec.backends import (
     BackendSpec,
-    GatewaySpec,
     LimitsSpec,
     LlamaCppSpec,
     OnnxSpec,
@@ -57,7 +56,6 @@ __all__ = [
     "EvaluationSpec",
     "EvolutionSpec",
     "GatewayPolicy",
-    "GatewaySpec",
     "GsBdplSpec",
     "IidSpec",
     "LimitsSpec",

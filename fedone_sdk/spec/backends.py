@@ -11,7 +11,6 @@ from fedone_sdk.spec.base import STORED, Spec
 
 __all__ = [
     "BackendSpec",
-    "GatewaySpec",
     "LimitsSpec",
     "LlamaCppSpec",
     "OnnxSpec",
@@ -143,7 +142,7 @@ class RemoteSpec(_Answering):
     limits: LimitsSpec = LimitsSpec()
     prices: PriceSpec | None = None
 
-    @field_validator("base_url", "url", check_fields=False)
+    @field_validator("base_url", check_fields=False)
     @classmethod
     def _check_url(cls, value: str | None) -> str | None:
         if value is None:
@@ -226,26 +225,7 @@ class OpenAISpec(RemoteSpec):
         return self
 
 
-class GatewaySpec(RemoteSpec):
-    """A `fedone gateway` process, which holds the key.
-
-    Attributes:
-        url: Of the gateway.
-        token_env: Environment variable that holds the gateway's token.
-        timeout_s: Seconds until an unanswered request counts as failed.
-        retry: When a request is sent again.
-        limits: How fast it is asked.
-        prices: What it costs; null takes the gateway's word.
-        cache: As for all kinds.
-        record: As for all kinds.
-    """
-
-    kind: Literal["gateway"]
-    url: str
-    token_env: _EnvName = "FEDONE_GATEWAY_TOKEN"
-
-
-_REMOVED = {"litellm": "use kind openai with base_url of a LiteLLM proxy"}
+_REMOVED = ("gateway", "litellm")
 
 
 def _refuse_removed(value: object, info: ValidationInfo) -> object:
@@ -254,12 +234,13 @@ def _refuse_removed(value: object, info: ValidationInfo) -> object:
         return value
     if info.context is STORED:
         # A stored run's model is asked as the description says under which it goes on.
-        return {**value, "kind": "openai"}
-    raise ValueError(f"kind {kind} was removed: {_REMOVED[kind]}")
+        known = {name: given for name, given in value.items() if name in OpenAISpec.model_fields}
+        return {"model": kind, **known, "kind": "openai"}
+    raise ValueError(f"kind {kind} was removed: use kind openai with base_url of a LiteLLM proxy")
 
 
 BackendSpec = Annotated[
-    OnnxSpec | LlamaCppSpec | TransformersSpec | VllmSpec | OpenAISpec | GatewaySpec,
+    OnnxSpec | LlamaCppSpec | TransformersSpec | VllmSpec | OpenAISpec,
     Field(discriminator="kind"),
     BeforeValidator(_refuse_removed),
 ]

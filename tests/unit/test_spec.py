@@ -107,6 +107,7 @@ def test_tasks_by_name(name: str) -> None:
         ("evaluation.queries", 0, "evaluation.queries: "),
         ("backend", {"kind": "litellm", "model": "openai/x"}, "backend: kind litellm was removed: "
          "use kind openai with base_url of a LiteLLM proxy"),
+        ("backend", {"kind": "gateway", "url": "http://x"}, "backend: kind gateway was removed: "),
         ("roudns", 3, "roudns: unknown key (allowed: backend, budget, calibration, data, defence, "
          "evaluation, gateway, method, name, participation, privacy, prompt, rounds, seed, task)"),
     ],
@@ -338,8 +339,14 @@ def test_a_stored_run_with_hedging_loads(seconds: float | None) -> None:
     assert RunSpec.stored(json.dumps(document)) == RunSpec.model_validate(SMALL)
 
 
-def test_a_stored_run_with_a_kind_that_is_gone_loads() -> None:
+@pytest.mark.parametrize(
+    "gone",
+    [
+        {"kind": "litellm", "model": "openai/x", "log_probs": False, "api_key_env": None},
+        {"kind": "gateway", "url": "http://x", "token_env": "TOKEN", "timeout_s": 9.0},
+    ],
+)
+def test_a_stored_run_with_a_kind_that_is_gone_loads(gone: dict[str, Any]) -> None:
     spec = RunSpec.model_validate(SMALL)
-    gone = {"kind": "litellm", "model": "openai/x", "log_probs": False, "api_key_env": None}
     stored = RunSpec.stored(json.dumps({**spec.model_dump(mode="json"), "backend": gone}))
     assert stored.is_same_run(spec)
