@@ -87,8 +87,8 @@ def decode(document: dict[str, Any], arrays: bytes) -> RunState:
                 "evaluation": _load_account(document["evaluation"]),
                 "seats": tuple(_load_seat(s, _unnamed(f"seat{s['slot']}", loaded)) for s in seats),
                 "passed": frozenset(document["passed"]),
-                "quarantined": frozenset(document.get("quarantined", ())),
-                "releases": dict(document.get("releases", ())),
+                "quarantined": frozenset(document["quarantined"]),
+                "releases": dict(document["releases"]),
                 "defence": _below(_DEFENCE, loaded),
                 "models": tuple(document["models"]),
                 "votes": dict(document.get("votes", ())),
@@ -179,17 +179,12 @@ def _load_seat(document: dict[str, Any], local: State | None) -> Seat:
         **{
             **document,
             "calls": frozenset(document["calls"]),
-            "sent": _load_sent(document["sent"]),
+            "sent": {
+                attempt: Usage.model_validate(worst) for attempt, worst in document["sent"].items()
+            },
             "used": Usage.model_validate(document["used"]),
             "losses": tuple(tuple(losses) for losses in document["losses"]),
-            "curves": tuple(Curves.load(curves) for curves in document.get("curves", ())),
+            "curves": tuple(Curves.load(curves) for curves in document["curves"]),
             "local": local,
         }
     )
-
-
-def _load_sent(document: dict[str, Any]) -> dict[str, Usage]:
-    if "queries" in document:
-        # Of a version that kept one sum: its process is gone, and nobody will tell the end of it.
-        return {"": Usage.model_validate(document)}
-    return {attempt: Usage.model_validate(worst) for attempt, worst in document.items()}

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from fedone_sdk.aggregator.codec import arrays_of, decode, encode_arrays, encode_document
 from fedone_sdk.aggregator.curves import Curves
-from fedone_sdk.aggregator.machine.spending import charge_lost
 from fedone_sdk.aggregator.state import RunState, Seat
 from fedone_sdk.algorithms import State
 from fedone_sdk.budget import Account, Budget, Usage
@@ -167,26 +166,6 @@ def test_a_document_of_the_version_with_hedging_is_understood() -> None:
     again = decode(document, encode_arrays(arrays_of(state)))
     assert again.seats == (held,)
     assert again.account == Account(spent=Usage(queries=4), leases={"work-1": leases["work-1"]})
-
-
-def test_a_document_of_the_version_before_attempts_is_understood() -> None:
-    """It kept one sum of what was under way, and knew nothing of what came later."""
-    state = simple()
-    document = json.loads(json.dumps(encode_document(state)))
-    for later in ("rollbacks", "quarantined", "releases", "bias"):
-        del document[later]
-    (seat,) = document["seats"]
-    for later in ("renewals", "curves"):
-        del seat[later]
-    under_way = Usage(requests=3, usd=Decimal("0.5"))
-    seat["sent"] = under_way.exact()
-    again = decode(document, encode_arrays(arrays_of(state)))
-    assert [seat.under_way for seat in again.seats] == [under_way]
-    lost = [seat.sent for seat in charge_lost(again, frozenset({"this-replica"})).seats]
-    assert lost == [{}]
-    assert plain(dataclasses.replace(again, seats=())) == plain(
-        dataclasses.replace(state, seats=())
-    )
 
 
 @pytest.mark.parametrize(
