@@ -46,6 +46,7 @@ __all__ = [
     "TransportError",
     "UnknownLease",
     "is_retryable",
+    "one_line",
 ]
 
 
@@ -298,3 +299,8 @@ def is_retryable(error: BaseException) -> bool:
         passes = error.status >= 500 and error.code != "backend_failed"
         return passes or error.status in (408, 429)
     return isinstance(error, (TransportError, BackendUnavailable))
+
+
+def one_line(text: object) -> str:
+    """A text without line feeds, as errors and logs take it."""
+    return " ".join(str(text).split())

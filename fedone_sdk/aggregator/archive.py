@@ -45,7 +45,7 @@ from fedone_sdk.aggregator.replay import compare, machine_of
 from fedone_sdk.aggregator.run import Counters
 from fedone_sdk.aggregator.state import RunState, Seat
 from fedone_sdk.algorithms import Memory, State
-from fedone_sdk.errors import ArchiveError
+from fedone_sdk.errors import ArchiveError, one_line
 from fedone_sdk.messages import LostWork, RoundReport
 from fedone_sdk.stores import (
     ClientRecord,
@@ -125,7 +125,7 @@ def read_archive(
         ValueError,
         zlib.error,
     ) as exc:
-        raise ArchiveError(f"the archive is damaged: {_one_line(exc)}") from exc
+        raise ArchiveError(f"the archive is damaged: {_told(exc)}") from exc
     if report is not None and report.difference is not None:
         raise ArchiveError(f"the archive does not agree with itself: {report.difference}")
     return archive
@@ -353,9 +353,9 @@ def _at_rest(archive: Archive, now: float) -> RunRecord:
     )
 
 
-def _one_line(error: BaseException) -> str:
+def _told(error: BaseException) -> str:
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"])
         return f"{place}: {first['msg']}" if place else first["msg"]
-    return " ".join(str(error).split()) or type(error).__name__
+    return one_line(error) or type(error).__name__

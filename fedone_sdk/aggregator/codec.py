@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any
 
@@ -22,9 +22,9 @@ def arrays_of(state: RunState) -> dict[str, Any]:
     arrays = _named(_METHOD, state.method)
     arrays |= {f"{_SERVER}/{key}": value for key, value in state.server_memory.items()}
     arrays |= {f"{_DEFENCE}/{key}": value for key, value in state.defence.items()}
-    for name, seat in zip(_seat_names(s.slot for s in state.seats), state.seats, strict=True):
+    for seat in state.seats:
         if seat.local is not None:
-            arrays |= _named(name, seat.local)
+            arrays |= _named(f"seat{seat.slot}", seat.local)
     return arrays
 
 
@@ -74,6 +74,7 @@ def decode(document: dict[str, Any], arrays: bytes) -> RunState:
     """
     try:
         loaded = load_memory(arrays)
+        account, seats = _without_backups(document)
         method = _unnamed(_METHOD, loaded)
         if method is None:
             raise ValueError("the run's alpha is missing")
@@ -82,12 +83,12 @@ def decode(document: dict[str, Any], arrays: bytes) -> RunState:
                 **document,
                 "method": method,
                 "server_memory": _below(_SERVER, loaded),
-                "account": _load_account(document["account"]),
+                "account": account,
                 "evaluation": _load_account(document["evaluation"]),
-                "seats": _load_seats(document["seats"], loaded),
+                "seats": tuple(_load_seat(s, _unnamed(f"seat{s['slot']}", loaded)) for s in seats),
                 "passed": frozenset(document["passed"]),
-                "quarantined": frozenset(document.get("quarantined", ())),
-                "releases": dict(document.get("releases", ())),
+                "quarantined": frozenset(document["quarantined"]),
+                "releases": dict(document["releases"]),
                 "defence": _below(_DEFENCE, loaded),
                 "models": tuple(document["models"]),
                 "votes": dict(document.get("votes", ())),
@@ -154,19 +155,23 @@ def _seat(seat: Seat) -> dict[str, Any]:
     }
 
 
-def _seat_names(slots: Iterable[int]) -> Iterator[str]:
-    seen = set[int]()
-    for slot in slots:
-        yield f"backup{slot}" if slot in seen else f"seat{slot}"
-        seen.add(slot)
+def _without_backups(document: dict[str, Any]) -> tuple[Account, list[dict[str, Any]]]:
+    """The account and the seats; one seat per slot.
 
-
-def _load_seats(documents: list[dict[str, Any]], arrays: Memory) -> tuple[Seat, ...]:
-    names = _seat_names(document["slot"] for document in documents)
-    return tuple(
-        _load_seat(document, _unnamed(name, arrays))
-        for name, document in zip(names, documents, strict=True)
-    )
+    A version before this one gave the slot of a slow client to a second one as well. The first
+    keeps it, and what the second may have spent is spent.
+    """
+    account = _load_account(document["account"])
+    seats: dict[int, dict[str, Any]] = {}
+    for seat in document["seats"]:
+        kept = seats.setdefault(seat["slot"], seat)
+        lease = None if kept is seat else account.leases.get(seat["assignment_id"])
+        if lease is not None:
+            account = account.settle(seat["assignment_id"], lease)
+    hedging = ("backup_due", "late")
+    return account, [
+        {key: value for key, value in seat.items() if key not in hedging} for seat in seats.values()
+    ]
 
 
 def _load_seat(document: dict[str, Any], local: State | None) -> Seat:
@@ -174,17 +179,12 @@ def _load_seat(document: dict[str, Any], local: State | None) -> Seat:
         **{
             **document,
             "calls": frozenset(document["calls"]),
-            "sent": _load_sent(document["sent"]),
+            "sent": {
+                attempt: Usage.model_validate(worst) for attempt, worst in document["sent"].items()
+            },
             "used": Usage.model_validate(document["used"]),
             "losses": tuple(tuple(losses) for losses in document["losses"]),
-            "curves": tuple(Curves.load(curves) for curves in document.get("curves", ())),
+            "curves": tuple(Curves.load(curves) for curves in document["curves"]),
             "local": local,
         }
     )
-
-
-def _load_sent(document: dict[str, Any]) -> dict[str, Usage]:
-    if "queries" in document:
-        # Of a version that kept one sum: its process is gone, and nobody will tell the end of it.
-        return {"": Usage.model_validate(document)}
-    return {attempt: Usage.model_validate(worst) for attempt, worst in document.items()}

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 
 from fedone_sdk.algorithms import Memory, State
 from fedone_sdk.budget import NOTHING, Usage
-from fedone_sdk.errors import BackendError, SpecError
+from fedone_sdk.errors import BackendError, SpecError, one_line
 from fedone_sdk.messages import (
     AlphaAssignment,
     AlphaUpdate,
@@ -56,10 +56,6 @@ __all__ = [
     "WentBack",
     "WorkAsked",
 ]
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
 
 
 # Events
@@ -180,9 +176,9 @@ class PauseAsked:
     def because(cls, failure: Exception) -> Self:
         """The pause that a failure makes necessary."""
         if isinstance(failure, SpecError):
-            return cls(reason=_one_line("; ".join(failure.problems)))
+            return cls(reason=one_line("; ".join(failure.problems)))
         summary = failure.summary if isinstance(failure, BackendError) else str(failure)
-        return cls(reason=_one_line(str(failure)), summary=_one_line(summary))
+        return cls(reason=one_line(str(failure)), summary=one_line(summary))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -75,7 +75,6 @@ class Limiter:
     """
 
     def __init__(self, limits: Limits, *, now: Callable[[], float] = time.monotonic) -> None:
-        self._limits = limits
         self._now = now
         self._proxies = [ip_network(network) for network in limits.trusted_proxies]
         self._by_address = Bucket(limits.requests_per_minute_per_ip)
@@ -111,7 +110,8 @@ class Limiter:
             raise ProblemError(
                 "rate_limited", "too many failed authentications", retry_after_s=wait_s
             )
-        self._count(self._by_address, address, self._limits.requests_per_minute_per_ip)
+        self._by_address.check(address, now)
+        self._by_address.take(address, now)
 
     def client(self, index: int) -> None:
         """Counts a request of an enrolled client.
@@ -119,22 +119,15 @@ class Limiter:
         Raises:
             ProblemError: ``rate_limited``.
         """
-        self._count(self._by_client, index, self._limits.requests_per_minute_per_client)
+        now = self._now()
+        self._by_client.check(index, now)
+        self._by_client.take(index, now)
 
     def failed(self, address: str) -> None:
         """Counts a failed authentication; whoever must wait already waits no longer for it."""
         now = self._now()
         if self._failures.wait_s(address, now) <= 0:
             self._failures.take(address, now)
-
-    def _count(self, bucket: Bucket, who: str | int, limit: float | None) -> None:
-        now = self._now()
-        wait_s = bucket.wait_s(who, now)
-        if wait_s > 0:
-            raise ProblemError(
-                "rate_limited", f"more than {limit:g} requests a minute", retry_after_s=wait_s
-            )
-        bucket.take(who, now)
 
     def _is_proxy(self, address: IPv4Address | IPv6Address) -> bool:
         return any(address in network for network in self._proxies)

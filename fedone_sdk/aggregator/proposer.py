@@ -51,7 +51,7 @@ class Proposer:
         if "text" not in backend.answers:
             raise SpecError(
                 f"prompt.proposer.backend: {backend.fingerprint} writes no text; kinds openai, "
-                "litellm, llama_cpp, transformers and vllm do"
+                "llama_cpp, transformers and vllm do"
             )
         self._run = run
         self._backend = backend

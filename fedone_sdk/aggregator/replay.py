@@ -121,7 +121,7 @@ def machine_of(snapshot: RunSnapshot) -> RoundMachine:
         ValueError: Its description is damaged.
     """
     record = snapshot.record
-    spec = RunSpec.model_validate_json(record.spec)
+    spec = RunSpec.stored(record.spec)
     vocabulary = Vocabulary.parse(record.candidates)
     return _machine(record.run_id, spec, vocabulary)
 

@@ -38,6 +38,7 @@ from fedone_sdk.aggregator.machine import RoundMachine
 from fedone_sdk.aggregator.outcomes import OUTCOMES, Outcomes
 from fedone_sdk.aggregator.signals import MAX_NAMED, RunMoved
 from fedone_sdk.aggregator.state import RunState, Seat
+from fedone_sdk.aggregator.throttle import Bucket
 from fedone_sdk.aggregator.to_the_end import to_the_end
 from fedone_sdk.algorithms import alpha_sha256, dump_memory, load_memory
 from fedone_sdk.backends import Answer, LLMBackend, Show, shown_by
@@ -231,6 +232,9 @@ class ServedRun:
         self._names = names
         self._listener = listener
         self._lock = asyncio.Lock()
+        policy = machine.spec.gateway
+        self._rate_of_client = Bucket(policy.client_requests_per_minute)
+        self._rate = Bucket(policy.run_requests_per_minute)
         self._state = machine.start()
         self._arrays = arrays_of(self._state)
         self._version = 0
@@ -451,6 +455,19 @@ class ServedRun:
         ]
 
     # Events
+
+    def admit(self, client: int) -> None:
+        """Counts a client's request to the gateway, or refuses it.
+
+        Raises:
+            ProblemError: ``rate_limited``, with how long to wait.
+        """
+        now = self._clock.now()
+        rates = ((self._rate_of_client, client), (self._rate, 0))
+        for rate, who in rates:
+            rate.check(who, now)
+        for rate, who in rates:
+            rate.take(who, now)
 
     async def apply(self, event: Event) -> tuple[Effect, ...]:
         """Applies an event and whatever follows from it in one transaction.

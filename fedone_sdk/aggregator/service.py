@@ -36,7 +36,6 @@ from fedone_sdk.aggregator.retention import Retention, Sweeper
 from fedone_sdk.aggregator.run import CaughtUp, Listener, ServedRun
 from fedone_sdk.aggregator.signals import RunRemoved, tell
 from fedone_sdk.aggregator.stored import StoredRun
-from fedone_sdk.aggregator.throttle import Throttle
 from fedone_sdk.aggregator.to_the_end import none_under_way
 from fedone_sdk.backends import (
     Answer,
@@ -154,7 +153,6 @@ class Service:
             backend = BudgetedBackend(backend)
         self._backend = backend
         self._gateway = None if backend is None else Gateway(backend, lambda: store.replica)
-        self._throttle = Throttle()
         self._evaluations: dict[str, Evaluation] = {}
         self._proposers: dict[str, Proposer] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -393,7 +391,7 @@ class Service:
 
     async def _take_up(self, record: RunRecord) -> None:
         """Serves a stored run; the model of one that runs or waits is looked at meanwhile."""
-        spec = RunSpec.model_validate_json(record.spec)
+        spec = RunSpec.stored(record.spec)
         vocabulary = Vocabulary.parse(record.candidates)
         run = self._serve(self._machine(record.run_id, spec, vocabulary), vocabulary)
         await run.load(record)
@@ -899,12 +897,7 @@ class Service:
         run, seat = await self.dispatcher.working(client, message.assignment_id)
         if self._gateway is None:
             raise ProblemError("not_found", "this server has no gateway; score on the device")
-        policy = run.spec.gateway
-        self._throttle.admit(
-            self._clock.now(),
-            ((run.run_id, client.index), policy.client_requests_per_minute),
-            (run.run_id, policy.run_requests_per_minute),
-        )
+        run.admit(client.index)
         if message.prompts is None:
             await run.draw(seat)  # As on another replica, or after a restart.
         return await self._gateway.score(run, seat, message, body_sha256)

@@ -20,7 +20,7 @@ class Seat:
     """One of a round's K* places, from being offered to a client until its work is done.
 
     Attributes:
-        slot: Which of the K* places. Two seats have one slot while one backs the other up.
+        slot: Which of the K* places.
         client: Enrolment index of the client.
         phase: ``offered`` waits for the client to come, ``working`` for its update.
         due: When the client loses the seat, seconds since the epoch.
@@ -39,8 +39,6 @@ class Seat:
         weight: Examples that the client holds.
         mean_loss: Over the seat's scored prompts.
         renewals: How often the work's deadline was put off.
-        backup_due: When a backup for the seat is due, seconds since the epoch; None is not.
-        late: Whether its client is slow, so that a second one is wanted for the same slot.
     """
 
     slot: int
@@ -62,8 +60,6 @@ class Seat:
     weight: int = 1
     mean_loss: float = 0.0
     renewals: int = 0
-    backup_due: float | None = None
-    late: bool = False
 
     @property
     def under_way(self) -> Usage:

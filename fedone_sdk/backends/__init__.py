@@ -21,8 +21,6 @@ from fedone_sdk.backends.wrappers.cache import CachedBackend
 
 if TYPE_CHECKING:
     from fedone_sdk.backends.cassette import CassetteBackend
-    from fedone_sdk.backends.gateway import GatewayBackend
-    from fedone_sdk.backends.litellm import LiteLLMBackend
     from fedone_sdk.backends.llama_cpp import LlamaCppBackend
     from fedone_sdk.backends.onnx import OnnxBackend
     from fedone_sdk.backends.openai import OpenAIBackend
@@ -34,10 +32,8 @@ __all__ = [
     "CachedBackend",
     "CassetteBackend",
     "EmbeddingSpace",
-    "GatewayBackend",
     "LLMBackend",
     "LOG_ZERO",
-    "LiteLLMBackend",
     "LlamaCppBackend",
     "OnnxBackend",
     "OpenAIBackend",
@@ -62,8 +58,6 @@ __all__ = [
 # An edge device that asks through the gateway never pays for a model library.
 _HOMES = {
     "CassetteBackend": "cassette",
-    "GatewayBackend": "gateway",
-    "LiteLLMBackend": "litellm",
     "LlamaCppBackend": "llama_cpp",
     "OnnxBackend": "onnx",
     "OpenAIBackend": "openai",

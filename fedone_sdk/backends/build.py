@@ -22,8 +22,6 @@ from fedone_sdk.budget import FREE, BudgetGuard, Price, known_price
 from fedone_sdk.errors import SpecError
 from fedone_sdk.spec import (
     BackendSpec,
-    GatewaySpec,
-    LiteLLMSpec,
     LlamaCppSpec,
     OnnxSpec,
     OpenAISpec,
@@ -67,13 +65,13 @@ def build_backend(
     """
     folder = Path(folder)
     with _about("model"):
-        backend = adapter = build_adapter(spec, folder)
+        backend = build_adapter(spec, folder)
     if watch is not None:
         backend = WatchedBackend(backend, watch)
     if spec.record is not None:
         with _about("record"):
             backend = RecordingBackend(backend, _path(folder, spec.record))
-    backend = BudgetedBackend(backend, price=_price(spec, adapter), guard=guard)
+    backend = BudgetedBackend(backend, price=_price(spec), guard=guard)
     concurrency = CONCURRENCY
     if isinstance(spec, RemoteSpec):
         concurrency = spec.limits.concurrency
@@ -172,14 +170,6 @@ def build_adapter(spec: BackendSpec, folder: Path) -> LLMBackend:
         from fedone_sdk.backends.vllm import VllmBackend
 
         return VllmBackend(**options)
-    if isinstance(spec, GatewaySpec):
-        from fedone_sdk.backends.gateway import GatewayBackend
-
-        return GatewayBackend(**options)
-    if isinstance(spec, LiteLLMSpec):
-        from fedone_sdk.backends.litellm import LiteLLMBackend
-
-        return LiteLLMBackend(**options)
     from fedone_sdk.backends.openai import OpenAIBackend
 
     return OpenAIBackend(**options)
@@ -204,16 +194,11 @@ def _path(folder: Path, name: str) -> Path:
     return folder / Path(name).expanduser()
 
 
-def _price(spec: BackendSpec, adapter: LLMBackend) -> Price | None:
+def _price(spec: BackendSpec) -> Price | None:
     if not isinstance(spec, RemoteSpec):
         return FREE
     if spec.prices is not None:
         return spec.prices
     if isinstance(spec, OpenAISpec):
         return known_price(spec.model) if spec.base_url is None else None
-    if isinstance(spec, LiteLLMSpec):
-        from fedone_sdk.backends.litellm import LiteLLMBackend
-
-        assert isinstance(adapter, LiteLLMBackend)  # made of this spec
-        return adapter.price
-    return FREE if isinstance(spec, VllmSpec) else None
+    return FREE

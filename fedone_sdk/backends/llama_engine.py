@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedone_sdk.backends.fitting import CausalEncoder
-from fedone_sdk.errors import BackendError
+from fedone_sdk.errors import BackendError, one_line
 
 __all__ = ["GgufEncoder", "LlamaEngine", "Written"]
 
@@ -290,7 +290,7 @@ class LlamaEngine:
 def _message(body: bytes) -> str:
     """What the engine says about an error, in one line."""
     try:
-        return " ".join(str(json.loads(body)["error"]["message"]).split())
+        return one_line(json.loads(body)["error"]["message"])
     except (LookupError, TypeError, ValueError):
         return ""
 

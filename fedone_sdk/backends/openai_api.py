@@ -21,6 +21,7 @@ from fedone_sdk.errors import (
     BackendError,
     BackendUnavailable,
     MissingExtraError,
+    one_line,
 )
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ def translated(*, model: str, url: str, key_env: str | None = None) -> Iterator[
             "the answer is cut off or not JSON (if that stays so, check base_url)", url=url
         ) from exc
     except openai.OpenAIError as exc:
-        said = _one_line(str(exc), key_env)
+        said = _short(str(exc), key_env)
         raise BackendError("the request failed", url=url, said=said) from exc
 
 
@@ -147,7 +148,7 @@ def message_of(exc: openai.APIStatusError, key_env: str | None) -> str:
     body = exc.body
     if isinstance(body, Mapping):
         message = body.get("message")
-        return _one_line(message, key_env) if isinstance(message, str) else ""
+        return _short(message, key_env) if isinstance(message, str) else ""
     return ""
 
 
@@ -286,7 +287,7 @@ def _of_connection(exc: openai.APIConnectionError, url: str, key_env: str | None
     if isinstance(exc, openai.APITimeoutError):
         return BackendUnavailable("no answer in time", url=url, usage=usage)
     what = "no connection" if usage is not None else "the connection broke"
-    reason = _one_line(str(causes[-1]), key_env) or type(causes[-1]).__name__
+    reason = _short(str(causes[-1]), key_env) or type(causes[-1]).__name__
     return BackendUnavailable(what, url=url, said=reason, usage=usage)
 
 
@@ -300,8 +301,8 @@ def _causes(exc: BaseException) -> Iterator[BaseException]:
         current = current.__cause__ or current.__context__
 
 
-def _one_line(text: str, key_env: str | None) -> str:
-    line = without_secrets(" ".join(text.split()), key_env)
+def _short(text: str, key_env: str | None) -> str:
+    line = without_secrets(one_line(text), key_env)
     return line if len(line) <= 300 else line[:297] + "..."
 
 

@@ -158,7 +158,7 @@ class RunState:
         from fedone_sdk.spec import RunSpec
         from fedone_sdk.vocabulary import Vocabulary
 
-        stored = RunSpec.model_validate_json(known.spec)
+        stored = RunSpec.stored(known.spec)
         if not stored.is_same_run(spec):
             changed = ", ".join(stored.differences(spec))
         elif not Vocabulary.parse(known.candidates).comes_from(vocabulary):

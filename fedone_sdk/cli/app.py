@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from fedone_sdk import __version__
 from fedone_sdk.cli import (
@@ -13,7 +14,6 @@ from fedone_sdk.cli import (
     clients,
     compare,
     db,
-    gateway,
     models,
     plan,
     prompt,
@@ -27,11 +27,25 @@ from fedone_sdk.cli import (
     tokens,
     tune,
 )
+from fedone_sdk.errors import SpecError
 
 __all__ = ["app"]
 
+
+class _Commands(TyperGroup):
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[:1] == ["gateway"]:
+            raise SpecError(
+                "fedone gateway was removed: `fedone serve` asks the model for devices; for other "
+                "programs start a LiteLLM proxy, and use kind openai with its base_url",
+                source="arguments",
+            )
+        return super().resolve_command(ctx, args)
+
+
 # Plain help and errors: they read the same in a terminal, a pipe and a log.
 app = typer.Typer(
+    cls=_Commands,
     help="Federated tuning of short prompts for language models that can only be asked.",
     no_args_is_help=True,
     add_completion=False,
@@ -70,7 +84,6 @@ app.command(epilog='Example: fedone score run.yaml --prompt " Overall verdict"')
 app.command(epilog="Example: fedone report sst2 --store fedone.db -o sst2.html")(report.report)
 app.command(epilog="Example: fedone reproduce table1 --data glue --seeds 3")(reproduce.reproduce)
 app.command(epilog="Example: fedone serve config.yaml")(serve.serve)
-app.command(epilog="Example: fedone gateway gateway.yaml")(gateway.gateway)
 app.command(
     epilog="Example: FEDONE_TOKEN=... fedone client --server https://fedone.example "
     "--data reviews.jsonl --state ~/.fedone"

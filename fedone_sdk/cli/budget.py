@@ -31,7 +31,7 @@ Ledger = Annotated[
     typer.Argument(
         metavar="LEDGER",
         show_default=False,
-        help="The SQLite file of a SqliteLedger: `ledger` of a gateway's CONFIG.yaml, "
+        help="The SQLite file of a SqliteLedger: "
         ".fedone/NAME.compare/ledger.sqlite of `fedone compare`.",
     ),
 ]

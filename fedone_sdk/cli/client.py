@@ -36,8 +36,6 @@ class BackendName(StrEnum):
     transformers = "transformers"
     vllm = "vllm"
     openai = "openai"
-    litellm = "litellm"
-    gateway = "gateway"
 
 
 class UnitName(StrEnum):
@@ -217,8 +215,7 @@ def _log_event(event: ClientEvent) -> None:
 def _own(kind: BackendName, model: str | None, url: str | None) -> LLMBackend:
     from fedone_sdk.backends.build import build_backend
 
-    place = "url" if kind is BackendName.gateway else "base_url"
-    given = {"kind": kind.value, "model": model, place: url}
+    given = {"kind": kind.value, "model": model, "base_url": url}
     document = {key: value for key, value in given.items() if value is not None}
     with naming("arguments"):
         return build_backend(validate_spec(_Own, {"backend": document}, source="arguments").backend)

@@ -171,6 +171,7 @@ class HttpTransport:
         self._skew_s = 0.0
         # Whether the server knows files of tensors; None until it has sent an alpha.
         self._tensors: bool | None = None
+        self._takes_model = True  # An older server does not know that a device may name its model.
         self._signer: tuple[str, Signer] | None = None
         self._session: aiohttp.ClientSession | None = None
 
@@ -197,6 +198,8 @@ class HttpTransport:
         self, credential: str, message: Claim
     ) -> AlphaAssignment | LossesAssignment | Idle:
         """Asks for work."""
+        if not self._takes_model:
+            message = message.model_copy(update={"model": None})
         try:
             status, headers, content = await self._request(
                 "POST",
@@ -210,8 +213,8 @@ class HttpTransport:
         except ProblemError as exc:
             if exc.code != "invalid_message" or message.model is None:
                 raise
-            # An older server does not know that a device may name its model.
-            return await self.claim(credential, message.model_copy(update={"model": None}))
+            self._takes_model = False
+            return await self.claim(credential, message)
         if status == 204:
             return Idle(retry_after_s=_retry_after_s(headers))
         assignment = _parse(ASSIGNMENT.validate_json, content, headers)

@@ -16,7 +16,7 @@ from fedone_sdk.client.reasons import reason_of
 from fedone_sdk.client.scoring import Losses
 from fedone_sdk.client.trainer import Trainer
 from fedone_sdk.data.minibatch import draw_minibatch
-from fedone_sdk.errors import BackendError, MissingExtraError
+from fedone_sdk.errors import BackendError, MissingExtraError, one_line
 from fedone_sdk.messages import (
     AlphaAssignment,
     AlphaUpdate,
@@ -45,8 +45,7 @@ def _declining(what: str, usage: Usage) -> Iterator[None]:
     except (BackendError, ValueError) as exc:
         _log.warning("work failed", what=what, reason=str(exc))
         told = reason_of(exc) if isinstance(exc, BackendError) else str(exc)
-        reason = " ".join(told.split())
-        raise Declining(f"{what}: {reason}"[:500], usage) from exc
+        raise Declining(f"{what}: {one_line(told)}"[:500], usage) from exc
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from typing import Any
 
 import structlog
 
-from fedone_sdk.errors import FedOneError
+from fedone_sdk.errors import FedOneError, one_line
 from fedone_sdk.experiments.experiment import Result, TrialFunction, Workspace
 
 __all__ = ["Failure", "Job", "ONE_THREAD", "Outcome", "perform", "run_in_processes"]
@@ -85,7 +85,7 @@ def perform(job: Job) -> Outcome:
     try:
         found = job.run(job.options, job.workspace)
     except Exception as exc:
-        text = " ".join(str(exc).split())
+        text = one_line(exc)
         message = text if isinstance(exc, FedOneError) else f"{type(exc).__name__}: {text}"
         found = Failure(message, traceback.format_exc())
     return Outcome(number=job.number, found=found, wall_s=time.monotonic() - began)

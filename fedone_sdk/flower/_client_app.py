@@ -16,7 +16,7 @@ from fedone_sdk.backends.base import LLMBackend
 from fedone_sdk.client import EdgeClient, OnlyWhen, Trainer
 from fedone_sdk.client.batch import BeforeSend
 from fedone_sdk.client.source import Data
-from fedone_sdk.errors import FedOneError
+from fedone_sdk.errors import FedOneError, one_line
 from fedone_sdk.flower.data import node_file, partition_of
 from fedone_sdk.flower.letters import RECORD, Item, item_of, pack, unpack
 from fedone_sdk.flower.relay import Relay, turn
@@ -118,4 +118,4 @@ def client_app(
 
 
 def _unable(reason: str) -> Item:
-    return item_of("decline", "", Decline(reason=" ".join(reason.split())[:500]))
+    return item_of("decline", "", Decline(reason=one_line(reason)[:500]))

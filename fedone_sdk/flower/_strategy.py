@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedone_sdk.backends import LLMBackend
-from fedone_sdk.errors import MessageError, ProblemError, SpecError
+from fedone_sdk.errors import MessageError, ProblemError, SpecError, one_line
 from fedone_sdk.flower.background import Background
 from fedone_sdk.flower.desk import Desk, Tuning
 from fedone_sdk.flower.letters import RECORD, Item, pack, unpack
@@ -382,7 +382,7 @@ class FedOneStrategy(Strategy):
                 self._names[node_id] = name
 
     def _shut_out(self, node_id: int, reason: str) -> None:
-        reason = " ".join(reason.split())[:500]
+        reason = one_line(reason)[:500]
         log(WARNING, "Node %d cannot work: %s", node_id, reason)
         self._unable[node_id] = (reason, time.monotonic() + _AGAIN_S)
         self._names.pop(node_id, None)

@@ -23,15 +23,6 @@ from fedone_sdk.messages.assignment import (
 from fedone_sdk.messages.base import MAX_MODEL_CHARS, Message
 from fedone_sdk.messages.enrolment import Enrol, Enrolled, Rotated
 from fedone_sdk.messages.forms import JSON, TENSORS, Body, Parse, decode, encode, has_arrays
-from fedone_sdk.messages.model import (
-    MAX_INPUT_CHARS,
-    MAX_INPUTS,
-    LabelWords,
-    ModelAnswer,
-    ModelInfo,
-    ModelProblem,
-    ModelQuery,
-)
 from fedone_sdk.messages.problem import Problem
 from fedone_sdk.messages.protocol import (
     OLDEST_PROTOCOL,
@@ -106,13 +97,10 @@ __all__ = [
     "Enrolled",
     "Health",
     "JSON",
-    "LabelWords",
     "LossesAssignment",
     "LossesUpdate",
     "LostWork",
     "MAX_ELEMENTS",
-    "MAX_INPUTS",
-    "MAX_INPUT_CHARS",
     "MAX_MODEL_CHARS",
     "MAX_TEXT_CHARS",
     "MAX_WRITTEN_CHARS",
@@ -120,10 +108,6 @@ __all__ = [
     "Me",
     "Message",
     "MetricReport",
-    "ModelAnswer",
-    "ModelInfo",
-    "ModelProblem",
-    "ModelQuery",
     "NewToken",
     "OLDEST_PROTOCOL",
     "PROTOCOL_HEADER",

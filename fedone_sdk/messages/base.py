@@ -19,11 +19,11 @@ Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 """An identifier that the server made."""
 
 
-def _one_line(text: str) -> str:
+def _printable(text: str) -> str:
     return "".join(character if character.isprintable() else " " for character in text)
 
 
-ONE_LINE = AfterValidator(_one_line)
+ONE_LINE = AfterValidator(_printable)
 """Makes a text one line: what would end it, or tell a terminal to do something, becomes a blank."""
 
 Name = Annotated[str, Field(min_length=1, max_length=200), ONE_LINE]

@@ -23,13 +23,6 @@ from fedone_sdk.messages.assignment import (
     VocabularyList,
 )
 from fedone_sdk.messages.enrolment import Enrol, Enrolled, Rotated
-from fedone_sdk.messages.model import (
-    LabelWords,
-    ModelAnswer,
-    ModelInfo,
-    ModelProblem,
-    ModelQuery,
-)
 from fedone_sdk.messages.problem import Problem
 from fedone_sdk.messages.run import RunResult
 from fedone_sdk.messages.score import Score, Scores
@@ -70,11 +63,6 @@ _MESSAGES = (
     ClientInfo,
     ClientList,
     Problem,
-    LabelWords,
-    ModelInfo,
-    ModelQuery,
-    ModelAnswer,
-    ModelProblem,
     Health,
     About,
 )

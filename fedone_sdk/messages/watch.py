@@ -37,7 +37,7 @@ class SeatReport(Message):
     """One place of the round under way.
 
     Attributes:
-        slot: Which of the K* places; two seats share one while a backup races a slow client.
+        slot: Which of the K* places.
         client_id: Whose it is.
         phase: ``offered`` waits for the client, ``working`` for its update.
         step: Local steps that are done.

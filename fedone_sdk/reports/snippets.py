@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from fedone_sdk.messages import PromptReport
 from fedone_sdk.reports.forms import ready_messages
-from fedone_sdk.spec import LiteLLMSpec, OpenAISpec, RunSpec, VllmSpec
+from fedone_sdk.spec import OpenAISpec, RunSpec, VllmSpec
 from fedone_sdk.task import TaskSpec
 
 __all__ = ["Snippet", "snippets"]
@@ -24,7 +24,6 @@ _MODEL = "gpt-6-luna"
 """Stands in a program where the run names no model; it shows log-probabilities with
 ``reasoning_effort="none"``."""
 
-_HOSTED = (OpenAISpec, LiteLLMSpec)
 
 # Programs are no HTML: what stands in them is written as Python's literals. A page that shows them
 # escapes them as a whole.
@@ -82,11 +81,8 @@ def snippets(spec: RunSpec, prompt: PromptReport) -> tuple[list[Snippet], str]:
             "on, so the figures above do not hold for them."
         )
     backend = spec.backend
-    if isinstance(backend, _HOSTED) and not backend.log_probs and backend.structured:
+    if isinstance(backend, OpenAISpec) and not backend.log_probs and backend.structured:
         note = "The run held answers to the label words by a JSON schema; these programs do not."
-    if isinstance(backend, LiteLLMSpec):
-        way = "The run asked through LiteLLM; these programs ask a server with OpenAI's API."
-        note = f"{note} {way}".strip()
     chat = task.chat is not None or (
         not isinstance(backend, VllmSpec) and getattr(backend, "api", "chat") == "chat"
     )
@@ -119,7 +115,7 @@ def snippets(spec: RunSpec, prompt: PromptReport) -> tuple[list[Snippet], str]:
 
 def _shown(task: TaskSpec, spec: RunSpec) -> int:
     """How many tokens are looked at; 0 where the answer's text is."""
-    silent = isinstance(spec.backend, _HOSTED) and not spec.backend.log_probs
+    silent = isinstance(spec.backend, OpenAISpec) and not spec.backend.log_probs
     return 0 if task.generates or silent else _TOP
 
 

@@ -3,9 +3,7 @@
 from fedone_sdk.spec.backend_file import load_backend
 from fedone_sdk.spec.backends import (
     BackendSpec,
-    GatewaySpec,
     LimitsSpec,
-    LiteLLMSpec,
     LlamaCppSpec,
     OnnxSpec,
     OpenAISpec,
@@ -58,11 +56,9 @@ __all__ = [
     "EvaluationSpec",
     "EvolutionSpec",
     "GatewayPolicy",
-    "GatewaySpec",
     "GsBdplSpec",
     "IidSpec",
     "LimitsSpec",
-    "LiteLLMSpec",
     "LlamaCppSpec",
     "MethodSpec",
     "OnnxSpec",

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from fedone_sdk.budget import Price
-from fedone_sdk.spec.base import Spec
+from fedone_sdk.spec.base import STORED, Spec
 
 __all__ = [
     "BackendSpec",
-    "GatewaySpec",
     "LimitsSpec",
-    "LiteLLMSpec",
     "LlamaCppSpec",
     "OnnxSpec",
     "OpenAISpec",
@@ -145,7 +142,7 @@ class RemoteSpec(_Answering):
     limits: LimitsSpec = LimitsSpec()
     prices: PriceSpec | None = None
 
-    @field_validator("base_url", "url", check_fields=False)
+    @field_validator("base_url", check_fields=False)
     @classmethod
     def _check_url(cls, value: str | None) -> str | None:
         if value is None:
@@ -228,65 +225,22 @@ class OpenAISpec(RemoteSpec):
         return self
 
 
-class LiteLLMSpec(RemoteSpec):
-    """A model of any provider that LiteLLM knows.
+_REMOVED = ("gateway", "litellm")
 
-    Attributes:
-        model: ``PROVIDER/MODEL``, as LiteLLM names it.
-        base_url: Null is where LiteLLM asks that provider.
-        api_key_env: Environment variable that holds the key; null is the provider's own, and none
-            where there is a `base_url`.
-        log_probs: As for ``openai``.
-        structured: As for ``openai``.
-        reasoning_effort: As for ``openai``.
-        max_input_tokens: As for ``openai``.
-        tokenizer: As for ``openai``.
-        timeout_s: Seconds until an unanswered request counts as failed.
-        retry: When a request is sent again.
-        limits: How fast it is asked.
-        prices: What it costs; null looks the model up in LiteLLM's price table.
-        cache: As for all kinds.
-        record: As for all kinds.
-    """
 
-    kind: Literal["litellm"]
-    model: Annotated[str, Field(max_length=500)]
-    base_url: str | None = None
-    api_key_env: _EnvName | None = None
-    log_probs: bool = True
-    structured: bool = True
-    reasoning_effort: Annotated[str, Field(max_length=20)] | None = None
-    max_input_tokens: Annotated[int, Field(ge=16, le=1_000_000)] = 1024
-    tokenizer: str | None = None
-
-    @field_validator("model")
-    @classmethod
-    def _check_model(cls, value: str) -> str:
-        if re.fullmatch(r"[^/\s]+/\S+", value) is None:
-            raise ValueError("must be PROVIDER/MODEL, as LiteLLM names it")
+def _refuse_removed(value: object, info: ValidationInfo) -> object:
+    kind = value.get("kind") if isinstance(value, dict) else None
+    if not isinstance(value, dict) or not isinstance(kind, str) or kind not in _REMOVED:
         return value
-
-
-class GatewaySpec(RemoteSpec):
-    """A `fedone gateway` process, which holds the key.
-
-    Attributes:
-        url: Of the gateway.
-        token_env: Environment variable that holds the gateway's token.
-        timeout_s: Seconds until an unanswered request counts as failed.
-        retry: When a request is sent again.
-        limits: How fast it is asked.
-        prices: What it costs; null takes the gateway's word.
-        cache: As for all kinds.
-        record: As for all kinds.
-    """
-
-    kind: Literal["gateway"]
-    url: str
-    token_env: _EnvName = "FEDONE_GATEWAY_TOKEN"
+    if info.context is STORED:
+        # A stored run's model is asked as the description says under which it goes on.
+        known = {name: given for name, given in value.items() if name in OpenAISpec.model_fields}
+        return {"model": kind, **known, "kind": "openai"}
+    raise ValueError(f"kind {kind} was removed: use kind openai with base_url of a LiteLLM proxy")
 
 
 BackendSpec = Annotated[
-    OnnxSpec | LlamaCppSpec | TransformersSpec | VllmSpec | OpenAISpec | LiteLLMSpec | GatewaySpec,
+    OnnxSpec | LlamaCppSpec | TransformersSpec | VllmSpec | OpenAISpec,
     Field(discriminator="kind"),
+    BeforeValidator(_refuse_removed),
 ]

@@ -10,7 +10,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fedone_sdk.errors import MissingExtraError, SpecError
 
-__all__ = ["Spec", "load_yaml", "validate_spec"]
+__all__ = ["STORED", "Spec", "load_yaml", "validate_spec"]
+
+
+STORED = {"stored": True}
+"""Validation context of documents out of a store: keys that were removed are left out there."""
 
 
 class Spec(BaseModel):

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from fedone_sdk.budget import Budget
 from fedone_sdk.calibration import MAX_LABELS
 from fedone_sdk.glue import glue_task
 from fedone_sdk.spec.backends import BackendSpec, OnnxSpec
-from fedone_sdk.spec.base import Spec, load_yaml, validate_spec
+from fedone_sdk.spec.base import STORED, Spec, load_yaml, validate_spec
 from fedone_sdk.spec.calibration import CalibrationSpec
 from fedone_sdk.spec.defence import DefenceSpec
 from fedone_sdk.spec.methods import BbtSpec, BdplSpec, GsBdplSpec, MethodSpec, Rate
@@ -88,10 +88,6 @@ class ParticipationSpec(Spec):
         min_clients: Enrolled clients before the first round starts.
         deadline_s: Seconds until a silent client loses its seat.
         max_renewals: How often a client that is still at work may ask for another deadline.
-        hedge_after_s: Seconds of work after which a slow seat is given to a second client as well;
-            the first update counts, and the other's lease is settled as that of a lost client.
-            Only the first local step of a seat, and only while the caps allow whole work. Null is
-            never.
         claim_timeout_s: Seconds that a chosen client has to come for its work.
         max_weight: The most examples that count of those that a client says it holds, in the mean
             and in the draw: nobody can check them, and more would be more influence. Null is no
@@ -113,12 +109,23 @@ class ParticipationSpec(Spec):
     min_clients: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     deadline_s: Annotated[float, Field(gt=0, le=86_400)] = 120.0
     max_renewals: Annotated[int, Field(ge=0, le=10_000)] = 10
-    hedge_after_s: Annotated[float, Field(gt=0, le=86_400)] | None = None
     claim_timeout_s: Annotated[float, Field(gt=0, le=86_400)] = 10.0
     max_weight: Annotated[int, Field(ge=1, le=2**31)] | None = None
     max_lost: Annotated[int, Field(ge=1)] = 50
     trusted_clients: bool = False
     model: Annotated[str, Field(min_length=1, max_length=300)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_hedging(cls, value: object, info: ValidationInfo) -> object:
+        if not isinstance(value, dict) or "hedge_after_s" not in value:
+            return value
+        if value["hedge_after_s"] is not None and info.context is not STORED:
+            raise ValueError(
+                "hedge_after_s was removed: leave it out; a slow client loses its seat after "
+                "deadline_s"
+            )
+        return {name: given for name, given in value.items() if name != "hedge_after_s"}
 
 
 class EvaluationSpec(Spec):
@@ -377,6 +384,15 @@ class RunSpec(Spec):
             return other
         part = part.model_copy(update={"aggregation": self.participation.aggregation})
         return other.model_copy(update={"participation": part})
+
+    @classmethod
+    def stored(cls, document: str) -> Self:
+        """Reads a run as a store keeps it, with what has been removed since it was written.
+
+        Raises:
+            ValueError: The document is damaged.
+        """
+        return cls.model_validate_json(document, context=STORED)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:

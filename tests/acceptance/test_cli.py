@@ -36,7 +36,7 @@ runs: [run.yaml]
 
 COMMANDS = [
     [],
-    *([name] for name in ("client", "compare", "gateway", "plan", "quickstart", "retune", "score")),
+    *([name] for name in ("client", "compare", "plan", "quickstart", "retune", "score")),
     *([name] for name in ("serve", "tune")),
     *([name] for name in ("budget", "clients", "db", "models", "runs", "tokens")),
     *(["budget", name] for name in ("release", "show")),

@@ -193,31 +193,10 @@ def test_a_ledger_of_an_older_version(fedone: Fedone, path: Path) -> None:
     assert set(SqliteLedger(path).account(None).leases) == {"new", "older"}
 
 
-@pytest.mark.usefixtures("killed")
-def test_a_gateway_says_at_its_start_what_is_held_back(path: Path, tmp_path: Path) -> None:
-    config = {
-        "listen": "127.0.0.1:0",
-        "tokens": {"caller": "a-token-of-sixteen-or-more-characters"},
-        "budget": {"requests": 3},
-        "ledger": path.name,
-    }
-    (tmp_path / "gateway.yaml").write_text(json.dumps(config))
-    command = [sys.executable, "-m", "fedone_sdk.cli", "gateway", str(tmp_path / "gateway.yaml")]
-    environment = {**os.environ, "PYTHONPATH": str(Path(fedone_sdk.__file__).parents[1])}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        try:
-            assert process.stdout is not None
-            lines = []
-            for line in process.stdout:
-                lines.append(json.loads(line))
-                if lines[-1]["event"] == "serving":
-                    break
-        finally:
-            process.kill()
-    (warning,) = [line for line in lines if line["level"] == "warning"]
-    assert warning["leases"] == 2
-    assert warning["held"] == (WORST * 2).exact()
-    assert warning["look"] == f"fedone budget show {path}"
+def test_the_gateway_names_its_remedy(fedone: Fedone) -> None:
+    code, out, err = fedone("gateway", "gateway.yaml", "--check")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("arguments: fedone gateway was removed: ")
 
 
 def test_what_cannot_be_used_is_one_line(fedone: Fedone, tmp_path: Path) -> None:

@@ -48,7 +48,18 @@ def report(
     found = {_key(one): one for one in trials}
     yield from _baselines(tables)
     wide = [table for table in tables if _gap(table) >= LEAST_GAP]
-    yield from _shares(wide, found, budgets, methods)
+    yield from _over_cells(
+        "Share of the gap that is closed, mean over cells",
+        wide,
+        found,
+        budgets,
+        methods,
+        _share,
+        digits=0,
+        note="Percent of the gap in cross-entropy from no prompt with its best bias to the oracle; "
+        "the mean over cells, each the mean over seeds, with a bootstrap 95 % interval over seeds.",
+    )
+    yield from _by_cell(wide, found, budgets, methods)
     yield from _over_cells(
         "Share of the gap with every deployed prompt at its best bias, mean over cells",
         wide,
@@ -146,55 +157,29 @@ def _interval(values: Sequence[float], *, digits: int, sign: str = "") -> str:
     return f"{one.mean:{form}} [{one.low:{form}}, {one.high:{form}}]"
 
 
-def _shares(
+def _by_cell(
     tables: Sequence[Table],
     found: Mapping[tuple[str, str, str, int, int], Trial],
     budgets: Sequence[int],
     methods: Sequence[str],
 ) -> Iterator[str]:
-    head = "| method | " + " | ".join(f"{one} queries" for one in budgets) + " |"
-    rule = "|---" * (len(budgets) + 1) + "|"
-    means: dict[tuple[str, str, int], dict[str, list[float]]] = defaultdict(dict)
-    blocks: list[str] = []
+    yield "### The same by cell"
+    yield ""
     for partition, title in _PARTITIONS:
         for table in tables:
             rows = []
             for method in methods:
-                cells, seeds = [], 0
-                for queries in budgets:
-                    of = _of(found, table, partition, method, queries)
-                    shares = [_share(table, one) for one in of.values()]
-                    cells.append(_interval(shares, digits=0) if shares else "not run")
-                    seeds = max(seeds, len(shares))
-                    if shares:
-                        means[partition, method, queries][table.name] = shares
-                if seeds:
+                runs = [_of(found, table, partition, method, queries) for queries in budgets]
+                shares = [[_share(table, one) for one in of.values()] for of in runs]
+                if any(shares):
+                    cells = [_interval(one, digits=0) if one else "not run" for one in shares]
                     rows.append(f"| {CONTESTANTS[method].label} | {' | '.join(cells)} |")
             if rows:
-                blocks += [f"**{table.name}, {title}**", "", head, rule, *rows, ""]
-    yield "### Share of the gap that is closed, mean over cells"
-    yield ""
-    yield (
-        "Percent of the gap in cross-entropy from no prompt with its best bias to the oracle; the "
-        "mean over cells, each the mean over seeds, with a bootstrap 95 % interval over seeds."
-    )
-    yield ""
-    for partition, title in _PARTITIONS:
-        rows = []
-        for method in methods:
-            cells = []
-            for queries in budgets:
-                by_cell = means.get((partition, method, queries), {})
-                whole = len(by_cell) == len(tables) and by_cell
-                text = _mean_over_cells(list(by_cell.values())) if whole else "not run"
-                cells.append(text)
-            if any(cell != "not run" for cell in cells):
-                rows.append(f"| {CONTESTANTS[method].label} | {' | '.join(cells)} |")
-        if rows:
-            yield from (f"**{title}**", "", head, rule, *rows, "")
-    yield "### The same by cell"
-    yield ""
-    yield from blocks
+                yield f"**{table.name}, {title}**"
+                yield ""
+                yield "| method | " + " | ".join(f"{one} queries" for one in budgets) + " |"
+                yield "|---" * (len(budgets) + 1) + "|"
+                yield from (*rows, "")
 
 
 def _over_cells(
@@ -206,10 +191,13 @@ def _over_cells(
     value: Callable[[Table, Trial], float],
     *,
     digits: int,
+    note: str | None = None,
 ) -> Iterator[str]:
     """A table of one value: its mean over cells, by method, clients and queries."""
     yield f"### {title}"
     yield ""
+    if note is not None:
+        yield from (note, "")
     yield "| method | clients | " + " | ".join(f"{one} queries" for one in budgets) + " |"
     yield "|---" * (len(budgets) + 2) + "|"
     for partition, name in _PARTITIONS:

@@ -81,36 +81,22 @@ CASES: Mapping[str, dict[str, Any]] = {
         "postgresql": {"enabled": True, "storageClass": "fast"},
         "aggregator": {"autoscaling": {"enabled": True, "maxReplicas": 9}},
     },
-    "a gateway to a paid model": {
+    "replicas and a service like OpenAI": {
         "store": {"kind": "postgresql", "postgresql": {"host": "db"}},
-        "aggregator": {"replicas": 2, "backend": {"timeout_s": 120}},
-        "gateway": {
-            "enabled": True,
-            "backend": {"kind": "openai", "model": "gpt-4o-mini", "cache": "/var/lib/fedone/a.db"},
-            "apiKeySecret": _KEY,
-            "budget": {"usd": 20},
-            "persistence": {"enabled": True},
-            "callers": {"notebook": {"name": "callers", "key": "notebook"}},
-            "config": {"limits": {"client_requests_per_minute": 600}, "generated_text": True},
-        },
-        "networkPolicy": {"gatewayCallers": [{"podSelector": {"matchLabels": {"app": "nb"}}}]},
-    },
-    "many gateways to a service like OpenAI": {
-        "gateway": {
-            "enabled": True,
+        "aggregator": {
+            "replicas": 2,
             "backend": {
                 "kind": "openai",
                 "model": "small",
                 "base_url": "https://llm.example:8443/v1",
                 "api_key_env": "LLM_KEY",
+                "cache": "/var/lib/fedone/a.db",
             },
             "apiKeySecret": _KEY,
-            "autoscaling": {"enabled": True},
         },
         "networkPolicy": {"internet": {"port": 8443}},
     },
     "vllm that downloads its model": {
-        "gateway": {"enabled": True, "replicas": 2},
         "vllm": {
             **_VLLM,
             "apiKeySecret": _KEY,
@@ -120,7 +106,6 @@ CASES: Mapping[str, dict[str, Any]] = {
         },
     },
     "vllm without a way out": {
-        "gateway": {"enabled": True},
         "vllm": {
             **_VLLM,
             "servedName": "small",
@@ -130,7 +115,7 @@ CASES: Mapping[str, dict[str, Any]] = {
             "image": {"digest": "sha256:" + "0" * 64},
         },
     },
-    "a model without a gateway": {
+    "a paid model": {
         "aggregator": {
             "backend": {"kind": "openai", "model": "gpt-4o-mini"},
             "apiKeySecret": _KEY,

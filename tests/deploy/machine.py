@@ -45,14 +45,12 @@ class Machine:
     Attributes:
         root: Stands for ``/``.
         url: Of the aggregator.
-        gateway_url: Of the gateway.
     """
 
     def __init__(self, folder: Path) -> None:
         self.root = folder / "root"
         self._port = free_port()
         self.url = f"http://127.0.0.1:{self._port}"
-        self.gateway_url = f"http://127.0.0.1:{free_port()}"
         self._folder = folder
         self._processes: dict[str, Process] = {}
         self._stack = ExitStack()
@@ -77,19 +75,12 @@ class Machine:
         etc = self.path("/etc/fedone")
         for name in "secrets", "edge":
             (etc / name).mkdir(parents=True)
-        for name in "aggregator.yaml", "gateway.yaml":
-            document = yaml.safe_load((SYSTEMD / name).read_text())
-            (etc / name).write_text(yaml.safe_dump(document))
+        shutil.copy(SYSTEMD / "aggregator.yaml", etc)
         self.configure(
             "aggregator.yaml",
             listen=f"127.0.0.1:{self._port}",
             store=str(self.path("/var/lib/fedone/aggregator/fedone.db")),
             runs=["feedback.yaml"],
-        )
-        self.configure(
-            "gateway.yaml",
-            listen=self.gateway_url.removeprefix("http://"),
-            ledger=str(self.path("/var/lib/fedone/gateway/ledger.db")),
         )
         run = yaml.safe_load(RUN.read_text()) | {"rounds": 1000, "budget": {"queries": 8000}}
         (etc / "feedback.yaml").write_text(yaml.safe_dump(run))
@@ -98,7 +89,7 @@ class Machine:
         binaries = self.path("/opt/fedone/bin")
         binaries.mkdir(parents=True)
         shutil.copy(CONTAINERS / "with-secrets", binaries)
-        for name in "/var/backups", "/tmp", "/var/lib/fedone/aggregator", "/var/lib/fedone/gateway":
+        for name in "/var/backups", "/tmp", "/var/lib/fedone/aggregator":
             self.path(name).mkdir(parents=True, exist_ok=True)
         program = f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m fedone_sdk.cli "$@"\n'
         (binaries / "fedone").write_text(program)
@@ -166,8 +157,7 @@ class Machine:
     def start(self, name: str = "fedone-aggregator") -> None:
         """Starts a service; it is ready when this returns."""
         self.systemctl("start", name)
-        base = self.url if name == "fedone-aggregator" else self.gateway_url
-        until(lambda: fetch(f"{base}/readyz"), self._processes[name])
+        until(lambda: fetch(f"{self.url}/readyz"), self._processes[name])
 
     def log(self, name: str = "fedone-aggregator") -> str:
         """What a service wrote, over all its lives."""
@@ -212,7 +202,6 @@ class Machine:
         for place in "/etc/fedone", "/opt/fedone", "/var/backups", "/var/lib/fedone":
             script = re.sub(rf"(?<![\w}}]){place}\b", f"{self.root}{place}", script)
         script = script.replace("http://127.0.0.1:8080", self.url)
-        script = script.replace("http://127.0.0.1:8090", self.gateway_url)
         path = f"{self.root}/opt/fedone/bin:{Path(sys.executable).parent}:{os.environ['PATH']}"
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", script],
@@ -230,6 +219,5 @@ class Machine:
 
 def _secret_names() -> list[str]:
     """Those that the units load."""
-    units = [Unit(name=name, root=Path()) for name in ("fedone-aggregator", "fedone-gateway")]
-    found = {line.partition(":")[0] for unit in units for line in unit.all("LoadCredential")}
-    return sorted(found)
+    unit = Unit(name="fedone-aggregator", root=Path())
+    return sorted(line.partition(":")[0] for line in unit.all("LoadCredential"))

@@ -70,22 +70,18 @@ def test_a_service_has_a_limit_and_keeps_to_itself(name: str) -> None:
         assert re.search(r":-docker\.io/\S+:[\w.-]+\}$", service["image"])
 
 
-def test_only_the_gateway_has_the_key_and_the_way_to_the_model() -> None:
+def test_only_the_aggregator_has_the_key_and_the_database() -> None:
     with_key = [
         name
         for name, service in SERVICES.items()
         if "openai_api_key" in map(_source, service.get("secrets", ()))
     ]
-    outside = [name for name, service in SERVICES.items() if "internet" in service["networks"]]
-    assert with_key == outside == ["gateway"]
-    # Nobody but those two can speak with it; and only the aggregator with the database.
-    for network in "model", "database":
-        assert DOCUMENT["networks"][network] == {"internal": True}
+    assert with_key == ["aggregator"]
+    assert DOCUMENT["networks"]["database"] == {"internal": True}
     members = {
         network: {name for name, service in SERVICES.items() if network in service["networks"]}
         for network in DOCUMENT["networks"]
     }
-    assert members["model"] == {"aggregator", "gateway"}
     assert members["database"] == {"aggregator", "postgres"}
     assert members["metrics"] == {"aggregator", "grafana", "prometheus"}
     # With two networks in common, each replica would be found at two addresses.
@@ -156,15 +152,11 @@ class Stack:
 
     def __init__(self, folder: Path, postgres: Cluster, database: str) -> None:
         self.folder = folder
-        self.ports = {name: free_port() for name in ("aggregator", "gateway", "metrics")}
+        self.ports = {name: free_port() for name in ("aggregator", "metrics")}
         self.url = f"http://127.0.0.1:{self.ports['aggregator']}"
         self._database = f"postgresql://fedone@127.0.0.1:{postgres.port}/{database}"
         (folder / "secrets/database_password").chmod(0o600)
         (folder / "secrets/database_password").write_text(PASSWORD)
-        gateway = (folder / "gateway.yaml").read_text()
-        gateway = gateway.replace("0.0.0.0:8090", f"127.0.0.1:{self.ports['gateway']}")
-        gateway = gateway.replace("/var/lib/fedone", str(folder))
-        (folder / "gateway.yaml").write_text(gateway)
 
     def secret(self, name: str) -> str:
         return (self.folder / "secrets" / name).read_text()
@@ -187,7 +179,6 @@ class Stack:
                 "FEDONE_LISTEN": f"127.0.0.1:{self.ports['aggregator']}",
                 "FEDONE_METRICS__LISTEN": f"127.0.0.1:{self.ports['metrics']}",
                 "FEDONE_STORE__URL": self._database,
-                "FEDONE_BACKEND__URL": f"http://127.0.0.1:{self.ports['gateway']}",
             }
         return environment
 
@@ -216,13 +207,9 @@ def stack(folder: Path, postgres: Cluster, database: str) -> Stack:
 
 @pytest.fixture
 def aggregator(stack: Stack) -> Iterator[Process]:
-    """The aggregator, started as depends_on says: after what it needs is healthy."""
-    assert SERVICES["aggregator"]["depends_on"]["gateway"]["condition"] == "service_healthy"
-    with stack.running("gateway") as gateway:
-        until(lambda: stack.healthy("gateway"), gateway)
-        with stack.running("aggregator") as process:
-            until(lambda: stack.healthy("aggregator"), process)
-            yield process
+    with stack.running("aggregator") as process:
+        until(lambda: stack.healthy("aggregator"), process)
+        yield process
 
 
 def test_the_stack_tunes_a_prompt(stack: Stack, aggregator: Process, edge_image: Image) -> None:
@@ -239,7 +226,7 @@ def test_the_stack_tunes_a_prompt(stack: Stack, aggregator: Process, edge_image:
     assert figures is not None
     assert b'fedone_run_spent_total{run="feedback",unit="queries"}' in figures
     assert aggregator.stop() == 0
-    for name in "admin_token", "gateway_token", "database_password", "enrolment_token":
+    for name in "admin_token", "database_password", "enrolment_token":
         assert stack.secret(name) not in aggregator.log
 
 
@@ -306,10 +293,8 @@ def _healths(port: int) -> set[str]:
 def test_a_wrong_password_is_told_without_it(stack: Stack) -> None:
     wrong = "a-wrong-password-of-this-test"
     (stack.folder / "secrets/database_password").write_text(wrong)
-    with stack.running("gateway") as gateway:
-        until(lambda: stack.healthy("gateway"), gateway)
-        with stack.running("aggregator") as aggregator:
-            assert aggregator.popen.wait(60) != 0
-            assert "password authentication failed" in aggregator.log
-            assert wrong not in aggregator.log
-            assert "Traceback" not in aggregator.log
+    with stack.running("aggregator") as aggregator:
+        assert aggregator.popen.wait(60) != 0
+        assert "password authentication failed" in aggregator.log
+        assert wrong not in aggregator.log
+        assert "Traceback" not in aggregator.log

@@ -15,7 +15,7 @@ from fedone_sdk import __version__
 from tests.deploy.helm_chart import CASES, CHART, Manifests, helm, notes, render
 
 CUSTOM = {"ServiceMonitor", "PrometheusRule"}
-OURS = {"aggregator", "gateway", "migration", "test"}
+OURS = {"aggregator", "migration", "test"}
 
 cases = pytest.mark.parametrize("case", CASES)
 
@@ -89,9 +89,8 @@ def test_what_is_written_goes_to_volumes(case: str) -> None:
             assert mounts["tmp"]["mountPath"] == "/tmp"
     files = [
         text
-        for name in ("aggregator", "gateway")
         for config in manifests.of_kind("ConfigMap")
-        if config["metadata"]["name"].endswith(f"-{name}")
+        if config["metadata"]["name"].endswith("-aggregator")
         for text in config["data"].values()
     ]
     for path in re.findall(r": (/\S+)", "\n".join(files)):
@@ -109,14 +108,13 @@ def test_secrets_are_only_named(case: str) -> None:
                 assert variable["valueFrom"].keys() == {"secretKeyRef"}
     for config in manifests.of_kind("ConfigMap"):
         for name, text in config["data"].items():
-            if name in ("server.yaml", "gateway.yaml"):
+            if name == "server.yaml":
                 document = yaml.safe_load(text)
-                store = document.get("store")
+                store = document["store"]
                 assert not isinstance(store, dict) or store["password"].keys() == {"env"}
-                auth = document.get("auth", {"enrolment_tokens": [], "admin_tokens": []})
+                auth = document["auth"]
                 people = [*auth["enrolment_tokens"], *auth["admin_tokens"]]
                 assert all("env" in token and "token" not in token for token in people)
-                assert all(t.keys() == {"env"} for t in document.get("tokens", {}).values())
 
 
 @cases
@@ -136,7 +134,7 @@ def test_probes_ask_the_programs_own_paths(case: str) -> None:
         probes = {
             kind: container.get(f"{kind}Probe") for kind in ("startup", "liveness", "readiness")
         }
-        if component in ("aggregator", "gateway") and "ports" in container:
+        if component == "aggregator" and "ports" in container:
             paths = {kind: probe["httpGet"]["path"] for kind, probe in probes.items() if probe}
             assert paths == {"startup": "/healthz", "liveness": "/healthz", "readiness": "/readyz"}
             # `Readiness` waits two seconds for the store.
@@ -177,38 +175,35 @@ def _rule(rule: dict[str, Any], key: str) -> tuple[set[str] | None, set[int]]:
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.startswith("vllm")])
-def test_only_the_gateway_reaches_vllm(case: str) -> None:
+def test_only_the_aggregator_reaches_vllm(case: str) -> None:
     manifests = rendered(case)
-    assert _let_in(manifests, "vllm") == [({"gateway"}, {8000})]
-    assert ({"vllm"}, {8000}) in _let_out(manifests, "gateway")
+    assert _let_in(manifests, "vllm") == [({"aggregator"}, {8000})]
     assert _let_out(manifests, "aggregator") == [
         ({"namespaceSelector"}, {53}),
-        ({"gateway"}, {8090}),
+        ({"vllm"}, {8000}),
     ]
     for policy in manifests.of_kind("NetworkPolicy"):
         name = policy["metadata"]["name"]
         reaches = [peers for peers, _ in _let_out(manifests, name.removeprefix("fedone-"))]
-        assert name == "fedone-gateway" or {"vllm"} not in reaches
+        assert name == "fedone-aggregator" or {"vllm"} not in reaches
     for document in (*manifests.of_kind("Ingress"), *manifests.of_kind("ServiceMonitor")):
         assert "vllm" not in str(document)
     (service,) = (s for s in manifests.of_kind("Service") if s["metadata"]["name"] == "fedone-vllm")
     assert service["spec"].get("type", "ClusterIP") == "ClusterIP"
 
 
-def test_a_model_on_the_internet_is_the_gateways_alone() -> None:
-    manifests = rendered("a gateway to a paid model")
-    assert ({"ipBlock"}, {443}) in _let_out(manifests, "gateway")
-    assert all(peers != {"ipBlock"} for peers, _ in _let_out(manifests, "aggregator"))
-    assert _let_in(manifests, "gateway") == [({"aggregator", "test", "podSelector"}, {8090})]
+def test_a_model_on_the_internet_is_the_aggregators_alone() -> None:
+    manifests = rendered("a paid model")
+    assert ({"ipBlock"}, {443}) in _let_out(manifests, "aggregator")
     holders = {
         component
         for component, container in manifests.containers()
         for variable in container.get("env", ())
         if variable["name"] == "OPENAI_API_KEY"
     }
-    assert holders == {"gateway"}
-    without = rendered("a model without a gateway")
-    assert ({"ipBlock"}, {443}) in _let_out(without, "aggregator")
+    assert holders == {"aggregator"}
+    other = rendered("replicas and a service like OpenAI")
+    assert ({"ipBlock"}, {8443}) in _let_out(other, "aggregator")
 
 
 def test_vllm_without_download_has_no_way_out() -> None:

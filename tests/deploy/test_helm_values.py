@@ -9,15 +9,12 @@ from typing import Any
 
 import pytest
 import yaml
-from aiohttp import web
 
 from fedone_sdk.aggregator.auth_config import AuthConfig
 from fedone_sdk.aggregator.config import ServeConfig
 from fedone_sdk.aggregator.routes import routes
 from fedone_sdk.budget import Budget
-from fedone_sdk.gateway import GatewayConfig, ModelGateway, build_app
 from fedone_sdk.spec import RunSpec
-from fedone_sdk.testing import ScriptedBackend
 from tests.deploy.helm_chart import CASES, CHART, helm, render
 
 cases = pytest.mark.parametrize("case", CASES)
@@ -53,10 +50,9 @@ cases = pytest.mark.parametrize("case", CASES)
         ({"store": {"postgresql": {"password": "hunter2"}}}, "'password' not allowed"),
         ({"store": {"postgresql": {"parameters": {"password": "hunter2"}}}}, "'password'"),
         ({"store": {"sqlite": {"size": "big"}}}, "/store/sqlite/size"),
-        ({"gateway": {"budget": {"queries": 5}}}, "'queries' not allowed"),
-        ({"gateway": {"tokenSecret": {"name": "A secret"}}}, "/gateway/tokenSecret/name"),
-        ({"gateway": {"apiKeySecret": {"name": "keys"}}}, "/gateway/apiKeySecret"),
-        ({"gateway": {"callers": {"aggregator": {"name": "a", "key": "b"}}}}, "'aggregator'"),
+        ({"gateway": {"enabled": True}}, "'gateway' not allowed"),
+        ({"aggregator": {"apiKeySecret": {"name": "keys"}}}, "/aggregator/apiKeySecret"),
+        ({"aggregator": {"apiKeySecret": {"name": "A secret"}}}, "/aggregator/apiKeySecret/name"),
         ({"vllm": {"gpus": -1}}, "/vllm/gpus"),
         ({"image": {"digest": "latest"}}, "/image/digest"),
         ({"ingress": {"hosts": ["https://a.example"]}}, "/ingress/hosts/0"),
@@ -75,7 +71,6 @@ def test_the_schema_refuses(values: dict[str, Any], where: str) -> None:
 
 
 PG = {"store": {"kind": "postgresql"}}
-GATEWAY = {"gateway": {"enabled": True}}
 VLLM = {"enabled": True, "model": "m"}
 
 
@@ -97,36 +92,22 @@ VLLM = {"enabled": True, "model": "m"}
             {"aggregator": {"enrolmentTokens": [], "adminTokens": []}},
             "aggregator.enrolmentTokens: needs at least one",
         ),
-        ({**GATEWAY, "aggregator": {"backend": {"kind": "onnx"}}}, "aggregator.backend.kind: with"),
         (
-            {**GATEWAY, "aggregator": {"apiKeySecret": {"name": "a", "key": "b"}}},
-            "aggregator.apiKeySecret: with gateway.enabled",
+            {"aggregator": {"backend": None}, "vllm": VLLM},
+            "vllm.enabled: only the aggregator reaches vLLM",
         ),
-        ({"vllm": VLLM}, "vllm.enabled: only the gateway reaches vLLM"),
-        ({**GATEWAY, "vllm": {"enabled": True}}, "vllm.model: which model is served?"),
+        ({"vllm": {"enabled": True}}, "vllm.model: which model is served?"),
         (
-            {"gateway": {"enabled": True, "backend": {"kind": "openai"}}, "vllm": VLLM},
-            "gateway.backend.kind: with vllm.enabled the gateway asks vLLM",
+            {"aggregator": {"backend": {"kind": "openai"}}, "vllm": VLLM},
+            "aggregator.backend.kind: with vllm.enabled the aggregator asks vLLM",
         ),
         (
-            {"gateway": {"enabled": True, "apiKeySecret": {"name": "a", "key": "b"}}, "vllm": VLLM},
-            "gateway.apiKeySecret: with vllm.enabled the key is vllm.apiKeySecret",
+            {"aggregator": {"apiKeySecret": {"name": "a", "key": "b"}}, "vllm": VLLM},
+            "aggregator.apiKeySecret: with vllm.enabled the key is vllm.apiKeySecret",
         ),
         (
-            {**GATEWAY, "vllm": {**VLLM, "replicas": 2}},
+            {"vllm": {**VLLM, "replicas": 2}},
             "vllm.cache.accessModes: several replicas share the cache",
-        ),
-        (
-            {"gateway": {"enabled": True, "budget": {"usd": 1}}},
-            "gateway.budget: what was spent must outlive a restart",
-        ),
-        (
-            {"gateway": {"enabled": True, "replicas": 2, "persistence": {"enabled": True}}},
-            "gateway.replicas: the ledger is a file of one gateway",
-        ),
-        (
-            {"gateway": {"enabled": True, "backend": {"cache": "answers.db"}}},
-            "gateway.backend.cache: must begin with /",
         ),
         ({"aggregator": {"backend": {"record": "a"}}}, "aggregator.backend.record: must begin"),
         ({"ingress": {"enabled": True}}, "ingress.hosts: needs at least one"),
@@ -170,12 +151,6 @@ def test_the_programs_take_what_is_rendered(
                 value = variable.get("value", f"secret-of-{variable['name']}")
                 environment.setenv(variable["name"], value)
             path = folder / Path(container["args"][-1 if component != "aggregator" else 1]).name
-            if component == "gateway":
-                config = GatewayConfig.load(path)
-                assert config.address == ("0.0.0.0", _port(container, "http"))
-                assert config.generated_text is (case == "a gateway to a paid model")
-                _key_is_there(config.backend.model_dump(), container)
-                continue
             served = ServeConfig.load(path)
             served.store.build(folder)
             if component == "migration":
@@ -199,8 +174,7 @@ def _port(container: dict[str, Any], name: str) -> int:
 
 def _key_is_there(backend: dict[str, Any], container: dict[str, Any]) -> None:
     names = {variable["name"] for variable in container["env"]}
-    for key in ("api_key_env", "token_env"):
-        assert backend.get(key) is None or backend[key] in names
+    assert backend.get("api_key_env") is None or backend["api_key_env"] in names
 
 
 def test_the_database_url_is_quoted() -> None:
@@ -231,11 +205,6 @@ def test_every_key_of_the_programs_is_given_or_taken() -> None:
     tokens = {"enrolment_tokens", "admin_token", "admin_tokens"}
     auth = _schema("aggregator", "config", "auth")["properties"].keys()
     assert auth | tokens == AuthConfig.model_fields.keys()
-    ours = {"listen", "tokens", "backend", "budget", "ledger"}
-    given = _schema("gateway", "config")["properties"].keys()
-    assert ours | left_out | given == GatewayConfig.model_fields.keys()
-    caps = _schema("gateway", "budget")["properties"].keys()
-    assert caps | {"queries"} == Budget.model_fields.keys()
     required = {name for name, field in RunSpec.model_fields.items() if field.is_required()}
     runs = _schema("aggregator", "runs")["additionalProperties"]
     assert required <= set(runs["required"])
@@ -243,13 +212,9 @@ def test_every_key_of_the_programs_is_given_or_taken() -> None:
 
 def test_probes_are_routes() -> None:
     served = {route.path for route in routes()}
-    gateway = build_app(ModelGateway(ScriptedBackend(), tokens={"a": "b"}))
-    asked = {r.resource.canonical for r in gateway.router.routes() if r.resource is not None}
-    assert isinstance(gateway, web.Application)
-    for component, paths in (("aggregator", served), ("gateway", asked)):
-        container = render(GATEWAY).pod(component)["containers"][0]
-        for kind in ("startupProbe", "livenessProbe", "readinessProbe"):
-            assert container[kind]["httpGet"]["path"] in paths
+    container = render({}).pod("aggregator")["containers"][0]
+    for kind in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert container[kind]["httpGet"]["path"] in served
 
 
 def _leaves(schema: dict[str, Any], values: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -262,8 +227,8 @@ def _leaves(schema: dict[str, Any], values: Any, path: str = "") -> Iterator[tup
         yield from _leaves(schema["properties"][name], part, f"{path}.{name}" if path else name)
 
 
-OPEN = {"aggregator.config", "gateway.config", "gateway.budget"}
-"""Keys of the programs, whose pages explain them."""
+OPEN = {"aggregator.config"}
+"""Keys of the program, whose page explains them."""
 
 _ROW = re.compile(r"^\| `([\w.]+)` \| (.*?) \| (.*) \|$", re.MULTILINE)
 

@@ -7,14 +7,15 @@ import os
 import re
 import shlex
 import sqlite3
+import sys
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.deploy.machine import Machine
-from tests.deploy.processes import fetch, tool, until
+from tests.deploy.processes import Process, fetch, free_port, running, tool
 from tests.pages import blocks
 from tests.postgres import Cluster
 
@@ -69,7 +70,7 @@ def _commands(name: str) -> list[tuple[str, str]]:
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[Machine]:
-    """An aggregator on SQLite, and room for a gateway."""
+    """An aggregator on SQLite."""
     tool("curl", "apt-get install curl")
     with Machine(tmp_path) as found:
         yield found
@@ -87,15 +88,6 @@ def on_postgres(machine: Machine, postgres: Cluster, database: str) -> dict[str,
         "aggregator.yaml", store={"url": url, "password": {"env": "DATABASE_PASSWORD"}}
     )
     return {"STORE": url, "PGPASSWORD": password.read_text()}
-
-
-def _with_gateway(machine: Machine, *, requests: int) -> None:
-    machine.configure("gateway.yaml", backend={"kind": "onnx"}, budget={"requests": requests})
-    machine.configure(
-        "aggregator.yaml",
-        # One that is away is noticed at once.
-        backend={"kind": "gateway", "url": machine.gateway_url, "retry": {"attempts": 1}},
-    )
 
 
 def test_every_page_is_run_here() -> None:
@@ -188,8 +180,6 @@ def _clients(machine: Machine) -> list[dict[str, object]]:
 
 def test_key_rotation(machine: Machine, on_postgres: dict[str, str]) -> None:
     tool("psql", "apt-get install postgresql-client")
-    _with_gateway(machine, requests=100_000)
-    machine.start("fedone-gateway")
     machine.start()
     machine.work(1)
     secrets = machine.path("/etc/fedone/secrets")
@@ -206,13 +196,13 @@ def test_key_rotation(machine: Machine, on_postgres: dict[str, str]) -> None:
         machine.do(_try_to_enrol(machine, old["ENROLMENT_TOKEN"]))
     page.run(count=1)
     assert [client["revoked_at"] is not None for client in _clients(machine)] == [False, True]
-    page.run(kinds=("gateway", "postgresql"))
+    page.run(kinds=("postgresql",))
     assert page.rest == []
     new = {path.name: path.read_text().strip() for path in secrets.iterdir()}
     kept = {name for name in old if old[name] == new[name]}
     assert kept == {"OPENAI_API_KEY"}
     assert machine.run()["status"] == "running"
-    logs = machine.log() + machine.log("fedone-gateway")
+    logs = machine.log()
     assert not [name for name in old if old[name] in logs or new[name] in logs]
 
 
@@ -223,20 +213,8 @@ def _try_to_enrol(machine: Machine, token: str) -> str:
 
 
 def test_raise_a_budget(machine: Machine) -> None:
-    _with_gateway(machine, requests=30)
-    machine.start("fedone-gateway")
     machine.start()
-    with machine.device(0), machine.device(1):
-        until(lambda: machine.run()["status"] != "running")
-    spent = machine.run()["spent"]["requests"]
     page = Page("raise-a-budget", machine)
-    reason = page.run(count=1).splitlines()[-1]
-    assert reason.startswith("paused: budget of 30 requests exhausted")
-    machine.configure("gateway.yaml", budget={"requests": 100_000})
-    page.run(count=1)
-    machine.work(2)
-    assert machine.run()["spent"]["requests"] > spent
-    # The cap of the run itself.
     run = machine.path("/etc/fedone/feedback.yaml").read_text()
     changed = run.replace("queries: 8000", "queries: 16000")
     machine.path("/etc/fedone/feedback.yaml").write_text(changed)
@@ -253,24 +231,39 @@ def test_raise_a_budget(machine: Machine) -> None:
     assert page.rest == []
 
 
-def test_stuck_run(machine: Machine) -> None:
-    _with_gateway(machine, requests=100_000)
-    machine.start("fedone-gateway")
-    machine.start()
-    machine.work(1)
-    machine.systemctl("stop", "fedone-aggregator")
-    machine.systemctl("stop", "fedone-gateway")
+def test_stuck_run(machine: Machine, tmp_path: Path) -> None:
+    port = free_port()
+    task = {"template": "{prompt} {text} Pleased?", "labels": {"0": " no", "1": " yes"}}
+    machine.configure("feedback.yaml", task=task)
+    backend = {"kind": "openai", "model": "fake-1", "base_url": f"http://127.0.0.1:{port}/v1"}
+    backend |= {"api_key_env": None, "retry": {"attempts": 1}}
+    machine.configure("aggregator.yaml", backend=backend)
+    with _model(port, tmp_path) as model:
+        machine.start()
+        machine.work(1)
+        machine.systemctl("stop", "fedone-aggregator")
+        model.stop()
     machine.start()
     page = Page("stuck-run", machine)
     page.run(count=1)
     said = page.run(count=1).splitlines()[-1]
     assert said.startswith("stopped paused: ")
     page.run(count=2)
-    machine.start("fedone-gateway")
-    page.run()
-    assert page.rest == []
-    assert machine.run()["status"] == "running"
-    machine.work(1)
+    with _model(port, tmp_path):
+        page.run()
+        assert page.rest == []
+        assert machine.run()["status"] == "running"
+        machine.work(1)
+
+
+@contextmanager
+def _model(port: int, folder: Path) -> Iterator[Process]:
+    """A model of the machine that is away at times."""
+    root = str(Path(__file__).resolve().parents[2])
+    argv = [sys.executable, "-m", "tests.fake_openai", "--port", str(port)]
+    with running(argv, {**os.environ, "PYTHONPATH": root}, folder, "model") as model:
+        model.says("http://")
+        yield model
 
 
 def test_lying_client(machine: Machine) -> None:

@@ -21,7 +21,6 @@ EXAMPLES = assets.path("companion_feedback") / "train.jsonl"
 INSTANCES = {
     "fedone-aggregator.service": "fedone-aggregator.service",
     "fedone-edge@.service": "fedone-edge@factory.service",
-    "fedone-gateway.service": "fedone-gateway.service",
 }
 
 
@@ -79,11 +78,9 @@ def test_units_name_no_secret_and_the_user_of_the_sysusers_file() -> None:
 
 
 def test_the_units_work_together(edge_image: Image, tmp_path: Path) -> None:
-    """All three, with the files that stand beside them."""
+    """Both, with the files that stand beside them."""
     edge = Unit(name="fedone-edge@factory", root=tmp_path / "root")
     machine = Machine(tmp_path)
-    machine.configure("gateway.yaml", backend={"kind": "onnx"}, budget={"requests": 100_000})
-    machine.configure("aggregator.yaml", backend={"kind": "gateway", "url": machine.gateway_url})
     etc = machine.path("/etc/fedone/edge")
     (etc / "factory.token").write_text(machine.enrolment)
     environment = (SYSTEMD / "edge.env").read_text()
@@ -94,19 +91,16 @@ def test_the_units_work_together(edge_image: Image, tmp_path: Path) -> None:
     argv = [str(program) if word.endswith("/bin/fedone") else word for word in edge.argv()]
     state = edge.state_folder()
     with machine:
-        machine.start("fedone-gateway")
         machine.start()
         with running(argv, edge.environment(), tmp_path, "edge") as device, machine.device(2):
             until(lambda: machine.run()["rounds"] >= 2, device)
             assert device.stop() == 0
         machine.systemctl("stop", "fedone-aggregator")
-        machine.systemctl("stop", "fedone-gateway")
     (identity,) = state.rglob("identity.json")
-    logs = device.log + machine.log() + machine.log("fedone-gateway")
+    logs = device.log + machine.log()
     assert json.loads(identity.read_text())["credential"] not in logs
     for secret in machine.path("/etc/fedone/secrets").iterdir():
         assert secret.read_text() not in logs
-    assert machine.path("/var/lib/fedone/gateway/ledger.db").exists()
 
 
 @pytest.mark.heavy

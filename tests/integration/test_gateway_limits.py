@@ -81,7 +81,7 @@ async def test_each_client_and_the_run_have_their_limits() -> None:
         await one.score("a")  # Remembered, and a request all the same.
         problem = await one.refused("a")
         assert (problem.code, problem.status) == ("rate_limited", 429)
-        assert problem.retry_after_s == 60.0
+        assert problem.retry_after_s == 30.0
         assert problem.detail == "more than 2 requests a minute"
         assert is_retryable(problem)
         await two.score("a")

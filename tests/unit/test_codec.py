@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from fedone_sdk.aggregator.codec import arrays_of, decode, encode_arrays, encode_document
 from fedone_sdk.aggregator.curves import Curves
-from fedone_sdk.aggregator.machine.spending import charge_lost
 from fedone_sdk.aggregator.state import RunState, Seat
 from fedone_sdk.algorithms import State
 from fedone_sdk.budget import Account, Budget, Usage
@@ -72,8 +71,6 @@ seats = st.builds(
     num_steps=st.integers(0, 9),
     sent=st.dictionaries(names, usages, max_size=3),
     renewals=st.integers(0, 9),
-    backup_due=st.none() | numbers,
-    late=st.booleans(),
     used=usages,
     queries=counts,
     local=st.none() | states,
@@ -155,37 +152,20 @@ def test_seats_keep_their_arrays_apart() -> None:
     assert [seat.local.alpha[0, 0] for seat in again.seats if seat.local] == [1, 2]
 
 
-def test_two_seats_of_one_slot_keep_their_arrays_apart() -> None:
-    """One backs the other up."""
-    local = [State(alpha=np.full((2, 3), value, np.float32)) for value in (1, 2, 3)]
-    held = [(4, 7), (4, 8), (0, 9)]
-    crowded = tuple(
-        Seat(slot=slot, client=client, phase="working", due=0.0, local=state)
-        for (slot, client), state in zip(held, local, strict=True)
-    )
-    state = dataclasses.replace(simple(), seats=crowded)
-    again = decode(encode_document(state), encode_arrays(arrays_of(state)))
-    assert [seat.local.alpha[0, 0] for seat in again.seats if seat.local] == [1, 2, 3]
-
-
-def test_a_document_of_the_version_before_attempts_is_understood() -> None:
-    """It kept one sum of what was under way, and knew nothing of what came later."""
-    state = simple()
+def test_a_document_of_the_version_with_hedging_is_understood() -> None:
+    """Two clients had the work of one slot: the first keeps it, the second's lease is spent."""
+    leases = {"work-1": Usage(queries=3), "work-2": Usage(queries=4)}
+    held = Seat(slot=4, client=7, phase="working", due=9.0, assignment_id="work-1")
+    state = dataclasses.replace(simple(), seats=(held,), account=Account(leases=leases))
     document = json.loads(json.dumps(encode_document(state)))
-    for later in ("rollbacks", "quarantined", "releases", "bias"):
-        del document[later]
-    (seat,) = document["seats"]
-    for later in ("renewals", "backup_due", "late", "curves"):
-        del seat[later]
-    under_way = Usage(requests=3, usd=Decimal("0.5"))
-    seat["sent"] = under_way.exact()
+    (slow,) = document["seats"]
+    document["seats"] = [
+        {**slow, "late": True, "backup_due": None},
+        {**slow, "client": 8, "assignment_id": "work-2", "late": False, "backup_due": 30.0},
+    ]
     again = decode(document, encode_arrays(arrays_of(state)))
-    assert [seat.under_way for seat in again.seats] == [under_way]
-    lost = [seat.sent for seat in charge_lost(again, frozenset({"this-replica"})).seats]
-    assert lost == [{}]
-    assert plain(dataclasses.replace(again, seats=())) == plain(
-        dataclasses.replace(state, seats=())
-    )
+    assert again.seats == (held,)
+    assert again.account == Account(spent=Usage(queries=4), leases={"work-1": leases["work-1"]})
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from typer.main import get_command
 
 from fedone_sdk.aggregator.config import ServeConfig
 from fedone_sdk.cli.app import app
-from fedone_sdk.gateway import GatewayConfig
 from fedone_sdk.simulation import Federation
 from fedone_sdk.spec import BackendSpec, MethodSpec, RunSpec, Spec, load_yaml, validate_spec
 from fedone_sdk.spec.run import GatewayPolicy
@@ -76,8 +75,6 @@ def _model_of(document: dict[str, Any]) -> type[Spec]:
     """What a block describes: by the keys that nothing else has."""
     if "prompt" in document:
         return RunSpec
-    if "tokens" in document:
-        return GatewayConfig
     if "auth" in document:
         return ServeConfig
     if "method" in document:

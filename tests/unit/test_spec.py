@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import json
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -101,8 +102,12 @@ def test_tasks_by_name(name: str) -> None:
         ("participation.exchange", "gradients", "participation.exchange: "),
         ("participation.deadline_s", float("nan"), "participation.deadline_s: "),
         ("participation.deadline_s", 0, "participation.deadline_s: "),
+        ("participation.hedge_after_s", 5, "participation: hedge_after_s was removed: leave"),
         ("evaluation.examples", 0, "evaluation.examples: "),
         ("evaluation.queries", 0, "evaluation.queries: "),
+        ("backend", {"kind": "litellm", "model": "openai/x"}, "backend: kind litellm was removed: "
+         "use kind openai with base_url of a LiteLLM proxy"),
+        ("backend", {"kind": "gateway", "url": "http://x"}, "backend: kind gateway was removed: "),
         ("roudns", 3, "roudns: unknown key (allowed: backend, budget, calibration, data, defence, "
          "evaluation, gateway, method, name, participation, privacy, prompt, rounds, seed, task)"),
     ],
@@ -325,3 +330,23 @@ def test_a_spec_comes_back_from_json(
     document = {**SMALL, "method": method, "seed": seed, "budget": {"queries": 3, "usd": usd}}
     spec = RunSpec.model_validate(document)
     assert RunSpec.model_validate_json(spec.model_dump_json()) == spec
+
+
+@pytest.mark.parametrize("seconds", [None, 5.0])
+def test_a_stored_run_with_hedging_loads(seconds: float | None) -> None:
+    document = RunSpec.model_validate(SMALL).model_dump(mode="json")
+    document["participation"]["hedge_after_s"] = seconds
+    assert RunSpec.stored(json.dumps(document)) == RunSpec.model_validate(SMALL)
+
+
+@pytest.mark.parametrize(
+    "gone",
+    [
+        {"kind": "litellm", "model": "openai/x", "log_probs": False, "api_key_env": None},
+        {"kind": "gateway", "url": "http://x", "token_env": "TOKEN", "timeout_s": 9.0},
+    ],
+)
+def test_a_stored_run_with_a_kind_that_is_gone_loads(gone: dict[str, Any]) -> None:
+    spec = RunSpec.model_validate(SMALL)
+    stored = RunSpec.stored(json.dumps({**spec.model_dump(mode="json"), "backend": gone}))
+    assert stored.is_same_run(spec)

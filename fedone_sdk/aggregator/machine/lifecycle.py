@@ -16,7 +16,6 @@ from fedone_sdk.aggregator.events import (
     StopAsked,
     WentBack,
 )
-from fedone_sdk.aggregator.machine.hedges import backup_due
 from fedone_sdk.aggregator.machine.outcome import Outcome, ended
 from fedone_sdk.aggregator.machine.rounds import finish
 from fedone_sdk.aggregator.machine.rules import Rules
@@ -111,14 +110,7 @@ def _model_from_now(rules: Rules, state: RunState) -> str | None:
 def _with_new_deadlines(rules: Rules, state: RunState, now: float) -> tuple[Seat, ...]:
     part = rules.spec.participation
     patience = {"offered": part.claim_timeout_s, "working": part.deadline_s, "done": 0.0}
-    return tuple(
-        replace(
-            seat,
-            due=now + patience[seat.phase],
-            backup_due=None if seat.backup_due is None else backup_due(rules, seat, now),
-        )
-        for seat in state.seats
-    )
+    return tuple(replace(seat, due=now + patience[seat.phase]) for seat in state.seats)
 
 
 def restarted(rules: Rules, event: Restarted, state: RunState, now: float) -> Outcome:

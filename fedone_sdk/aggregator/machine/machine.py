@@ -9,7 +9,6 @@ from fedone_sdk.aggregator import events
 from fedone_sdk.aggregator.events import Event, Refused, SeatOffered
 from fedone_sdk.aggregator.machine import (
     growth,
-    hedges,
     lifecycle,
     rounds,
     seats,
@@ -84,18 +83,15 @@ class RoundMachine(Rules):
         """Whether a `SeatsVacant` event could change something."""
         if not state.running:
             return False
-        return bool(self.vacancies(state) or hedges.wanted(self, state)) or self.starved(state)
+        return bool(self.vacancies(state)) or self.starved(state)
 
     def can_resume(self, state: RunState) -> bool:
         """Whether a run was broken off, so that it can go on."""
         return lifecycle.can_resume(state)
 
     def next_deadline(self, state: RunState) -> float | None:
-        """When the next seat runs out or is to get a backup, seconds since the epoch."""
-        timed = seats.timed(state)
-        times = [seat.due for seat in timed]
-        times += [seat.backup_due for seat in timed if seat.backup_due is not None]
-        return min(times, default=None)
+        """When the next seat runs out, seconds since the epoch."""
+        return min((seat.due for seat in seats.timed(state)), default=None)
 
     def has_lost(self, state: RunState, alive: Set[str]) -> bool:
         """Whether a replica that is gone had something under way for the run."""

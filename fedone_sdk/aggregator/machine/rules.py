@@ -291,12 +291,6 @@ class Rules:
         """Whether no more work can be paid for, and no open lease could change that."""
         return not state.account.leases and self.affordable_work(state) is None
 
-    @property
-    def whole_work(self) -> Usage:
-        """The most that the work of a seat may spend."""
-        steps = 1 if self.losses_exchange else self.spec.method.local_steps
-        return self.worst_query * (self.spec.method.num_samples * steps)
-
     def weight(self, num_examples: int) -> int:
         """What a client counts that says it holds so many examples."""
         most = self.spec.participation.max_weight
@@ -334,10 +328,6 @@ class Rules:
     def selection_seed(self, state: RunState) -> int:
         """The seed of the next draw of clients."""
         return self._seed(state, "selection", 0, state.fills)
-
-    def hedge_seed(self, state: RunState) -> int:
-        """The seed of the next draw of backups."""
-        return self._seed(state, "hedge", 0, state.fills)
 
     def _seed(self, state: RunState, purpose: str, client: int, position: int) -> int:
         # What was rolled back shall not come again, with the same client and the same prompts.

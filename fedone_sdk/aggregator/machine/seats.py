@@ -13,7 +13,6 @@ from fedone_sdk.aggregator.events import (
     SeatsVacant,
     TimePassed,
 )
-from fedone_sdk.aggregator.machine import hedges
 from fedone_sdk.aggregator.machine.lifecycle import wind_up
 from fedone_sdk.aggregator.machine.outcome import Outcome, with_seat, without_seat
 from fedone_sdk.aggregator.machine.rounds import close
@@ -49,9 +48,7 @@ def fill(rules: Rules, event: SeatsVacant, state: RunState, now: float) -> Outco
             for client, held in available.items()
             if client not in state.quarantined and may_begin(rules.releases, state.releases, client)
         }
-    state, offers = _fill_vacant(rules, state, available, now)
-    state, backups = hedges.fill(rules, state, available, now)
-    return state, offers + backups
+    return _fill_vacant(rules, state, available, now)
 
 
 def _spent_up(rules: Rules, state: RunState, enrolled: int) -> int:
@@ -99,13 +96,13 @@ def _fill_vacant(
 
 
 def time_passed(rules: Rules, event: TimePassed, state: RunState, now: float) -> Outcome:
-    """Takes the seats whose time is over, and takes note of slow ones."""
+    """Takes the seats whose time is over."""
     effects: list[Effect] = []
     for seat in timed(state):
         if seat.due <= now and state.running:
             state, more = lose(rules, state, seat, "the deadline passed", None, now)
             effects.extend(more)
-    return hedges.noticed(state, now) if state.running else state, tuple(effects)
+    return state, tuple(effects)
 
 
 def lose(

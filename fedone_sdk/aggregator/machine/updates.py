@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from fedone_sdk.aggregator.curves import Curves, check_curves
 from fedone_sdk.aggregator.events import Accepted, Refused, SeatOffered, UpdateArrived
-from fedone_sdk.aggregator.machine import hedges
 from fedone_sdk.aggregator.machine.models import heard, mismatch
 from fedone_sdk.aggregator.machine.outcome import Outcome, with_seat
 from fedone_sdk.aggregator.machine.rounds import close
@@ -45,7 +44,6 @@ def arrived(rules: Rules, event: UpdateArrived, state: RunState, now: float) -> 
         return state, (*effects, Refused(code="model_mismatch", detail=other))
     _check_scored(update)
     learnt = _learn(rules, state, seat, update)
-    state, beaten = hedges.beaten(rules, state, seat)
     spent = used(rules, state, seat, update.usage)
     lease = state.account.leases[event.assignment_id]
     if through_gateway(rules, seat) and spent.queries < lease.queries:
@@ -78,16 +76,14 @@ def arrived(rules: Rules, event: UpdateArrived, state: RunState, now: float) -> 
         calls=frozenset(),
         sent={},
         used=NOTHING,
-        backup_due=None,
-        late=False,
     )
     if rules.losses_exchange and steps_done < rules.spec.method.local_steps:
         # The next local step is another exchange with the same client.
         due = now + rules.spec.participation.claim_timeout_s
         state = with_seat(state, replace(seat, phase="offered", due=due))
-        return state, (accepted, *beaten, SeatOffered(client=seat.client))
+        return state, (accepted, SeatOffered(client=seat.client))
     state, effects = close(rules, state, seat, now)
-    return state, (accepted, *beaten, *effects)
+    return state, (accepted, *effects)
 
 
 def _check_scored(update: AlphaUpdate | LossesUpdate) -> None:

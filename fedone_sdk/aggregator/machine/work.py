@@ -12,7 +12,6 @@ from fedone_sdk.aggregator.events import (
     Renewed,
     WorkAsked,
 )
-from fedone_sdk.aggregator.machine.hedges import backup_due
 from fedone_sdk.aggregator.machine.models import heard, mismatch
 from fedone_sdk.aggregator.machine.outcome import Outcome, with_seat
 from fedone_sdk.aggregator.machine.rules import Rules, working
@@ -55,8 +54,6 @@ def asked(rules: Rules, event: WorkAsked, state: RunState, now: float) -> Outcom
             num_samples=samples,
             num_steps=steps,
             renewals=0,
-            backup_due=backup_due(rules, seat, now),
-            late=False,
             local=seat.local or _remembered(rules, state, event),
         )
         state = replace(

@@ -2,7 +2,6 @@
 
 from fedone_sdk.backends.wrappers.budgeted import BudgetedBackend
 from fedone_sdk.backends.wrappers.cache import CachedBackend
-from fedone_sdk.backends.wrappers.merging import MergingBackend
 from fedone_sdk.backends.wrappers.rate_limit import RateLimitedBackend
 from fedone_sdk.backends.wrappers.recording import RecordingBackend
 from fedone_sdk.backends.wrappers.retry import RetryingBackend
@@ -13,7 +12,6 @@ from fedone_sdk.backends.wrappers.wrapper import Wrapper
 __all__ = [
     "BudgetedBackend",
     "CachedBackend",
-    "MergingBackend",
     "RateLimitedBackend",
     "RecordingBackend",
     "RetryingBackend",

@@ -27,7 +27,7 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from fedone_sdk.errors import FedOneError, MissingExtraError, StoreUnavailable
+from fedone_sdk.errors import FedOneError, MissingExtraError, StoreUnavailable, one_line
 from fedone_sdk.stores.base import Commit, Signals, VersionConflict
 from fedone_sdk.stores.sql import schema, statements
 from fedone_sdk.stores.sql import tables as t
@@ -359,7 +359,7 @@ class PostgresDatabase:
             if not _is_of_the_database(error):
                 raise
             reason = error.orig if isinstance(error, DBAPIError) else error
-            words = " ".join(str(reason).split()) or type(reason).__name__
+            words = one_line(reason) or type(reason).__name__
             raise StoreUnavailable(f"store {self._where} cannot be used: {words}") from error
 
 

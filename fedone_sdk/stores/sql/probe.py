@@ -12,7 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
-from fedone_sdk.errors import FedOneError
+from fedone_sdk.errors import FedOneError, one_line
 from fedone_sdk.stores.sql import schema
 
 __all__ = ["probe_file", "probe_server"]
@@ -98,5 +98,5 @@ def _current(connection: Connection) -> str | None:
 
 
 def _short(error: object) -> str:
-    text = " ".join(str(error).split())
+    text = one_line(error)
     return text.partition(": ")[2] or text if text.startswith("<class") else text

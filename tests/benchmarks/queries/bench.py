@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from statistics import fmean
+from collections.abc import Sequence
 from typing import Any
 
 from fedone_sdk.errors import SpecError
@@ -39,9 +38,6 @@ _QUICK_EFFORT: dict[str, Any] = {
     "elite": 2,
 }
 
-_THIRD = 3
-"""A first third of a task's pilots has all settings, the others the best third of these."""
-
 
 class BenchQueries(Experiment):
     """Queries that methods need for the same deployable loss.
@@ -50,11 +46,8 @@ class BenchQueries(Experiment):
     such as ``sst2-*-iid``), which also say what is run first; ``marks`` (training queries, rising,
     joined by commas; the last is the cap); ``generations`` of the oracle at most.
 
-    Settings with choices are chosen on pilots first, once per task, on the IID forms of its
-    variants: all of them on a third of these, the better third of them on the others, by the mean
-    loss at the cap on training rows that were taken away from the clients. Where the user names no
-    variants, GLUE's other tasks are added if the calibrated bare model is above the dev split's
-    majority class.
+    Where the user names no variants, GLUE's other tasks are added if the calibrated bare model is
+    above the dev split's majority class.
     """
 
     name = "queries"
@@ -63,7 +56,7 @@ class BenchQueries(Experiment):
     options = ("generations", "marks", "methods", "variants")
 
     def trials(self, settings: Settings, results: Results) -> Sequence[Trial]:
-        """Pilots and looks at other tasks; then, seed by seed, the runs of all variants.
+        """Looks at other tasks; then, seed by seed, the runs of all variants.
 
         Raises:
             SpecError: There is no data, or an option does not do.
@@ -106,16 +99,9 @@ class _Plan:
         found = {
             trial.key: trial for one in self._looks if (trial := self._no_prompt(one, PILOTS[0]))
         }
-        ready: dict[tuple[str, str], Contestant] = {}
-        for variant in self.variants:
-            for name in self._contestants(variant):
-                pilots, contestant = self._settled(name, variant.task)
-                found |= {trial.key: trial for trial in pilots}
-                if contestant is not None:
-                    ready[variant.name, name] = contestant
         for seed in range(self.settings.seeds):
             for variant in self.variants:
-                for trial in self._of_seed(variant, seed, ready):
+                for trial in self._of_seed(variant, seed):
                     found.setdefault(trial.key, trial)
         return list(found.values())
 
@@ -133,15 +119,13 @@ class _Plan:
             },
         )
 
-    def _of_seed(
-        self, variant: Variant, seed: int, ready: dict[tuple[str, str], Contestant]
-    ) -> list[Trial]:
+    def _of_seed(self, variant: Variant, seed: int) -> list[Trial]:
         found = []
+        taking_part = self._contestants(variant)
         for name in self.methods:
             if name in CONTESTANTS:
-                contestant = ready.get((variant.name, name))
-                if contestant is not None:
-                    key = _key(variant, name, seed)
+                if name in taking_part:
+                    key, contestant = _key(variant, name, seed), CONTESTANTS[name]
                     found.append(
                         contest_trial(key, self.settings, self.scale, variant, contestant, seed)
                     )
@@ -160,60 +144,6 @@ class _Plan:
             and (self._all_named or takes_part(name, variant))
             and (variant.lie is None or can_lie(CONTESTANTS[name]))
         ]
-
-    # Choices
-
-    def _settled(self, name: str, task: str) -> tuple[list[Trial], Contestant | None]:
-        """The pilots of a contestant, and the settings that they chose, once they are there."""
-        contestant = CONTESTANTS[name]
-        if not contestant.choices:
-            return [], contestant
-        tried = contestant.variations()
-        if self.settings.quick:
-            return [], next(iter(tried.values()))
-        grounds = _pilot_grounds(task)
-        first = grounds[: -(-len(grounds) // _THIRD)]
-        trials = [self._pilot(name, *ground, choice) for choice in tried for ground in first]
-        known = self._pilot_losses(name, first, tried)
-        # Those that failed are out, once the others are there; and before that none is known.
-        if not known:
-            return trials, None
-        better = sorted(known, key=lambda choice: known[choice])[: -(-len(tried) // _THIRD)]
-        trials += [
-            self._pilot(name, *ground, choice)
-            for choice in better
-            for ground in grounds[len(first) :]
-        ]
-        final = self._pilot_losses(name, grounds, better)
-        return trials, tried[min(final, key=lambda choice: final[choice])] if final else None
-
-    def _pilot(self, name: str, base: Variant, seed: int, choice: str) -> Trial:
-        return contest_trial(
-            _pilot_key(name, base, choice, seed),
-            self.settings,
-            self.scale,
-            base,
-            CONTESTANTS[name].variations()[choice],
-            seed,
-            pilot=True,
-        )
-
-    def _pilot_losses(
-        self, name: str, grounds: Sequence[tuple[Variant, int]], choices: Iterable[str]
-    ) -> dict[str, float]:
-        """The mean loss of each choice that has been everywhere."""
-        found = {}
-        for choice in choices:
-            keys = [_pilot_key(name, base, choice, seed) for base, seed in grounds]
-            if all(key in self.results for key in keys):
-                found[choice] = fmean(self.results[key]["curve"][-1]["loss"] for key in keys)
-        return found
-
-    def _choice(self, name: str, task: str) -> str | None:
-        _, settled = self._settled(name, task)
-        if settled is None or not CONTESTANTS[name].choices:
-            return None
-        return next(key for key, one in CONTESTANTS[name].variations().items() if one == settled)
 
     # Rows beside the runs
 
@@ -250,7 +180,6 @@ class _Plan:
         runs = {
             name: Runs(
                 label=CONTESTANTS[name].label,
-                choice=self._choice(name, variant.task),
                 by_seed=self._by_seed(lambda seed, name=name: _key(variant, name, seed)),
             )
             for name in self._contestants(variant)
@@ -277,18 +206,8 @@ def _has_data(settings: Settings, variant: Variant) -> bool:
     return settings.data is not None and (settings.data / variant.task / "train.jsonl").is_file()
 
 
-def _pilot_grounds(task: str) -> list[tuple[Variant, int]]:
-    """Where a task's settings are chosen: variants and seeds."""
-    bases = [one for one in VARIANTS.values() if one.task == task and one.name == one.base]
-    return [(base, seed) for seed in PILOTS[: 1 if len(bases) > 1 else 2] for base in bases]
-
-
 def _key(variant: Variant, name: str, seed: int) -> str:
     return f"{variant.name}_{name}_s{seed}"
-
-
-def _pilot_key(name: str, base: Variant, choice: str, seed: int) -> str:
-    return f"pilot_{base.name}_{name}_{choice}_s{seed}"
 
 
 def _no_prompt_key(twin: Variant, seed: int) -> str:

@@ -14,7 +14,6 @@ from fedone_sdk.experiments.experiment import Result, Trial, Workspace
 from fedone_sdk.experiments.federated import Tuning, run_document, trial_backend, tuning_federation
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.spec import RunSpec, validate_spec
-from fedone_sdk.task import Example
 from tests.benchmarks.queries.contestants import Contestant, can_lie
 from tests.benchmarks.queries.label_rows import BATCH_SIZE, LabelRows
 from tests.benchmarks.queries.lies import lying
@@ -29,11 +28,7 @@ if TYPE_CHECKING:
     from fedone_sdk.messages import RunResult
     from fedone_sdk.simulation import Federation
 
-__all__ = ["HELD_OUT", "Scale", "contest_document", "contest_trial", "run_contest"]
-
-HELD_OUT = 8
-"""On pilots every so many-th training row is taken from the clients, and the longer half of these
-is measured on: SST-2's training rows are mostly phrases, and a prompt is deployed on sentences."""
+__all__ = ["Scale", "contest_document", "contest_trial", "run_contest"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +96,6 @@ def contest_trial(
     variant: Variant,
     contestant: Contestant,
     seed: int,
-    *,
-    pilot: bool = False,
 ) -> Trial:
     """The trial of a run.
 
@@ -111,9 +104,8 @@ def contest_trial(
         settings: What the user asked for.
         scale: How large it is run.
         variant: The task.
-        contestant: The method; nothing is to be chosen any more.
+        contestant: The method.
         seed: Of the run.
-        pilot: Whether it is measured at its end alone, on rows that are taken from its clients.
 
     Raises:
         SpecError: There is no data for the task, or no such run.
@@ -123,9 +115,6 @@ def contest_trial(
         raise SpecError(
             f"--set methods: {key}: liars are those of the losses exchange", source="arguments"
         )
-    inputs = settings.inputs(variant.task)
-    if pilot:
-        del inputs["dev"]
     return Trial(
         key=key,
         run=run_contest,
@@ -133,13 +122,13 @@ def contest_trial(
         options={
             "run": run,
             "seed": seed,
-            "held_out": HELD_OUT if pilot else None,
-            "marks": list(scale.marks[-1:] if pilot else scale.marks),
+            "held_out": None,  # Of the trials that are kept beside the docs.
+            "marks": list(scale.marks),
             "lie": variant.lie,
             "liars": 0.0 if variant.lie is None else LIARS,
             "bias_rows": scale.bias_rows,
         },
-        inputs=inputs,
+        inputs=settings.inputs(variant.task),
     )
 
 
@@ -147,16 +136,15 @@ def run_contest(options: dict[str, Any], workspace: Workspace) -> Result:
     """Runs a federation, and measures what it would have deployed at each mark.
 
     Args:
-        options: ``run`` and ``held_out`` as of `tuning_federation`; ``marks``; ``lie`` and
+        options: ``run`` as of `tuning_federation`; ``marks``; ``lie`` and
             ``liars``, their share; ``bias_rows``.
-        workspace: Has the inputs ``model``, ``train`` and, where nothing is held out, ``dev``.
+        workspace: Has the inputs ``model``, ``train`` and ``dev``.
 
     Returns:
         The ``curve``: per mark, the untrained start as mark 0 among them, the ``round``s and
         ``queries`` done by then (as many whole rounds as fit; where the run ended before, all that
         it did), what they cost (`Bill`), and of the deployable ``prompt`` with its ``bias`` the
-        ``loss`` (cross-entropy, nats), ``metric`` and ``accuracy`` on the whole dev split (where
-        rows are held out, on the longer half of them). Where
+        ``loss`` (cross-entropy, nats), ``metric`` and ``accuracy`` on the whole dev split. Where
         the run does not calibrate, ``refit`` is its last prompt with a bias fitted afterwards on
         client rows, one query for every 32 of them more.
 
@@ -244,15 +232,12 @@ async def _run(
             raise FedOneError(f"the run ended as {result.status}: {result.reason}")
         assert milestones.run is not None
         method = milestones.run.machine.algorithm
-        measured: Sequence[Example] = federation.dev
-        if options["held_out"] is not None:
-            measured = _longer_half(measured)
         answers: dict[str, LabelRows] = {}
         curve = []
         for mark, point in milestones.points():
             prompt = federation.vocabulary.text(method.prompt(point.state).tolist())
             if prompt not in answers:
-                answers[prompt] = await LabelRows.ask(backend, spec.task, prompt, measured)
+                answers[prompt] = await LabelRows.ask(backend, spec.task, prompt, federation.dev)
             rows, bias = answers[prompt], method.bias(point.state)
             curve.append(
                 {
@@ -279,15 +264,6 @@ async def _run(
                 "accuracy": rows.accuracy(bias),
             }
     return {**_account(result, federation), "curve": curve, "refit": refit}
-
-
-def _longer_half(rows: Sequence[Example]) -> Sequence[Example]:
-    """The rows with the most text; ties keep their order."""
-
-    def length(row: Example) -> int:
-        return sum(len(value) for value in row.values() if isinstance(value, str))
-
-    return sorted(rows, key=length, reverse=True)[: -(-len(rows) // 2)]
 
 
 def _account(result: RunResult, federation: Federation) -> dict[str, Any]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -38,8 +37,6 @@ class Contestant:
         defence: As in a run.
         ours: Whether it is this SDK's own.
         queries: A cap of its own, where that of the bench is higher.
-        choices: What is chosen on pilots: names of settings (``method.tau``, ``prompt_len``), and
-            the values that each is tried with, in all combinations.
     """
 
     label: str
@@ -51,25 +48,6 @@ class Contestant:
     defence: Literal["none", "standard"] = "none"
     ours: bool = False
     queries: int | None = None
-    choices: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-
-    def variations(self) -> dict[str, Contestant]:
-        """All combinations of the choices, by a name of what is chosen."""
-        found = {}
-        for values in itertools.product(*self.choices.values()):
-            chosen = dict(zip(self.choices, values, strict=True))
-            name = "-".join(f"{key.rpartition('.')[2]}={one:g}" for key, one in chosen.items())
-            found[name] = self._with(chosen)
-        return found
-
-    def _with(self, chosen: Mapping[str, Any]) -> Contestant:
-        found = replace(self, choices={})
-        for name, value in chosen.items():
-            part, _, key = name.rpartition(".")
-            changed: Any = {**getattr(found, part), key: value} if part else value
-            fields: dict[str, Any] = {part or key: changed}
-            found = replace(found, **fields)
-        return found
 
 
 _PAPER: Mapping[str, Any] = {
@@ -79,16 +57,12 @@ _PAPER: Mapping[str, Any] = {
     "optimizer": "adamw",
 }
 
-_LENGTHS = (4, 8, 20)
-
 _SERVER_STATE: Mapping[str, Any] = {
     # Clients only take the gradient: a step this small stays clear of alpha's floor, and the
     # server's AdamW divides its size out again.
     "method": {"num_samples": 20, "batch_size": 32, "optimizer": "sgd", "learning_rate": 1e-5},
     "participation": {"exchange": "alpha", "server_optimizer": "adamw"},
 }
-_SERVER_RATES = (2e-3, 1e-2)
-
 _OURS: Mapping[str, Any] = {"num_samples": 10, "batch_size": 32}
 
 _POOL: Mapping[str, Any] = {
@@ -117,29 +91,22 @@ CONTESTANTS: Mapping[str, Contestant] = {
     ),
     "gs-bdpl-best": Contestant(
         label="GS-BDPL at its best",
-        method={"name": "gs-bdpl", **_SERVER_STATE["method"]},
-        participation=_SERVER_STATE["participation"],
-        choices={
-            "prompt_len": _LENGTHS,
-            "method.tau": (0.1, 0.5, 1.0),
-            "participation.server_learning_rate": _SERVER_RATES,
-        },
+        method={"name": "gs-bdpl", "tau": 0.5, **_SERVER_STATE["method"]},
+        participation={**_SERVER_STATE["participation"], "server_learning_rate": 1e-2},
+        prompt_len=4,
     ),
     "bdpl-paper": Contestant(label="BDPL, the paper's settings", method={"name": "bdpl", **_PAPER}),
     "bdpl-best": Contestant(
         label="BDPL at its best",
         method={"name": "bdpl", **_SERVER_STATE["method"]},
-        participation=_SERVER_STATE["participation"],
-        choices={
-            "prompt_len": _LENGTHS,
-            "participation.server_learning_rate": _SERVER_RATES,
-        },
+        participation={**_SERVER_STATE["participation"], "server_learning_rate": 2e-3},
+        prompt_len=4,
     ),
     "random": Contestant(
         label="Random search, leaders re-evaluated",
         method={"name": "random", **_OURS},
         participation={"exchange": "losses"},
-        choices={"prompt_len": _LENGTHS},
+        prompt_len=4,
     ),
     "random-best": Contestant(
         label="Random search at its best (blank, calibrated)",
@@ -147,7 +114,7 @@ CONTESTANTS: Mapping[str, Contestant] = {
         participation={"exchange": "losses"},
         blank=True,
         calibration="labels",
-        choices={"prompt_len": _LENGTHS},
+        prompt_len=8,
     ),
     **_pool("evolution", "Evolution"),
     **_THOMPSON,
@@ -155,7 +122,7 @@ CONTESTANTS: Mapping[str, Contestant] = {
         _THOMPSON["thompson"], label="Thompson sampling, calibrated, 500 queries", queries=500
     ),
 }
-"""By their names."""
+"""By their names. What is "at its best" was chosen on pilots: docs/benchmarks/queries.md."""
 
 BARS: Mapping[str, float] = {
     "gs-bdpl-paper": 20.0,

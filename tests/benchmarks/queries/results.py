@@ -55,12 +55,10 @@ class Runs:
 
     Attributes:
         label: For people.
-        choice: What was chosen on pilots; None where there was no choice.
         by_seed: Results of `run_contest`.
     """
 
     label: str
-    choice: str | None
     by_seed: Mapping[int, Result]
 
     def at(self, seed: int, mark: int) -> Point:
@@ -290,7 +288,6 @@ class BenchResults:
         last = self.marks[-1]
         return {
             "label": CONTESTANTS[name].label,
-            "choice": runs.choice,
             "seeds": list(runs.by_seed),
             "curve": {
                 str(mark): {

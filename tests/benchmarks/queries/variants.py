@@ -24,7 +24,7 @@ class Variant:
     Attributes:
         name: In keys and JSON.
         base: The variant with the same task, label words and template, IID, one client per round
-            and nobody lying: what settings are chosen on, and whose oracle row counts here too.
+            and nobody lying: whose oracle row counts here too.
         twin: The variant with the same clients, one per round and nobody lying: whose no-prompt
             rows count here too.
         task: One of GLUE's: whose rows.

@@ -44,7 +44,7 @@ def run(losses: Sequence[float], *, accuracy: float = 0.8, billed: float = 1.0) 
 
 
 def runs(by_seed: Sequence[dict[str, Any]], label: str = "X") -> Runs:
-    return Runs(label=label, choice=None, by_seed=dict(enumerate(by_seed)))
+    return Runs(label=label, by_seed=dict(enumerate(by_seed)))
 
 
 def bare(loss: float) -> dict[str, Any]:
@@ -225,7 +225,7 @@ class TestBench:
         only = bench(variant(IID, {BAR: runs([run([0.5] * 4)])}))
         text = written(only, Settings(), Scale(marks=MARKS))
         assert "## The default" not in text
-        assert "| X |  | 1 | 0.500 |" in text
+        assert "| X | 1 | 0.500 |" in text
         assert written(bench(), Settings(), Scale(marks=MARKS))
 
     @pytest.mark.parametrize("unit", ["queries", "requests", "tokens"])

@@ -12,7 +12,7 @@ from fedone_sdk.experiments.experiment import Result, Trial, Workspace
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.task import TaskSpec
 from tests.benchmarks.queries.bench import BenchQueries
-from tests.benchmarks.queries.contest import HELD_OUT, Scale, contest_trial
+from tests.benchmarks.queries.contest import Scale, contest_trial
 from tests.benchmarks.queries.contestants import CONTESTANTS
 from tests.benchmarks.queries.lies import LIES
 from tests.benchmarks.queries.results import BARE
@@ -89,27 +89,6 @@ def test_liars_change_what_is_learnt(glue: Path, tmp_path: Path, method: str, li
     assert found["curve"][-1]["queries"] == honest["curve"][-1]["queries"]
     # What it hands out in the end may be the same, but not all that it asked on the way.
     assert (found["curve"], found["spent"]) != (honest["curve"], honest["spent"])
-
-
-async def test_pilots_measure_the_longer_half_of_what_clients_lack(
-    glue: Path, tmp_path: Path
-) -> None:
-    import asyncio
-
-    pilot = trial(glue, "bdpl-paper", pilot=True)
-    assert "dev" not in pilot.inputs
-    found = await asyncio.to_thread(done, pilot, tmp_path)
-    assert [point["mark"] for point in found["curve"]] == [0, 24]
-    rows = sorted(
-        list(load_examples(glue / "sst2" / "train.jsonl"))[::HELD_OUT],
-        key=lambda row: len(str(row["sentence"])),
-    )
-    task = TaskSpec.model_validate(VARIANT.task_document())
-    async with OnnxBackend(threads=1) as backend:
-        longer = rows[len(rows) // 2 :]
-        prediction = await predict(backend, task, found["curve"][-1]["prompt"], longer, 32)
-    # Another order pads otherwise, and an int8 model rounds by it.
-    assert found["curve"][-1]["loss"] == pytest.approx(prediction.mean_loss, abs=0.01)
 
 
 def test_no_prompt_and_oracle(glue: Path, tmp_path: Path) -> None:

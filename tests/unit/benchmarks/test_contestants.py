@@ -35,27 +35,16 @@ def chosen(settings: Settings, **options: str) -> Settings:
 
 class TestContestants:
     @pytest.mark.parametrize("name", CONTESTANTS)
-    def test_is_a_run_with_all_its_choices(self, settings: Settings, name: str) -> None:
-        variations = CONTESTANTS[name].variations()
-        for contestant in variations.values():
-            assert not contestant.choices
-            run = contest_document(settings, SCALE, SST2_VARIANTS[1], contestant, 3)
-            spec = RunSpec.model_validate(run)
-            assert spec.budget is not None
-            assert (spec.budget.queries, spec.seed) == (contestant.queries or 2000, 3)
-            assert spec.data is not None
-            assert spec.data.partition.kind == "dirichlet"
-            assert spec.prompt.length == contestant.prompt_len
-            assert spec.calibration.kind == contestant.calibration
-        assert len({str(one) for one in variations.values()}) == len(variations)
-
-    def test_choices_are_all_combinations(self) -> None:
-        found = CONTESTANTS["gs-bdpl-best"].variations()
-        assert len(found) == 3 * 3 * 2
-        one = found["prompt_len=8-tau=0.5-server_learning_rate=0.01"]
-        assert (one.prompt_len, one.method["tau"]) == (8, 0.5)
-        assert one.participation["server_learning_rate"] == 0.01
-        assert one.participation["server_optimizer"] == "adamw"
+    def test_is_a_run(self, settings: Settings, name: str) -> None:
+        contestant = CONTESTANTS[name]
+        run = contest_document(settings, SCALE, SST2_VARIANTS[1], contestant, 3)
+        spec = RunSpec.model_validate(run)
+        assert spec.budget is not None
+        assert (spec.budget.queries, spec.seed) == (contestant.queries or 2000, 3)
+        assert spec.data is not None
+        assert spec.data.partition.kind == "dirichlet"
+        assert spec.prompt.length == contestant.prompt_len
+        assert spec.calibration.kind == contestant.calibration
 
     def test_the_papers_settings(self, settings: Settings) -> None:
         run = contest_document(settings, SCALE, SST2_VARIANTS[0], CONTESTANTS["gs-bdpl-paper"], 0)
@@ -136,44 +125,6 @@ class TestTrials:
             for variant in ("sst2-bad-was-iid", "sst2-terrible-was-iid")
             for method in ("evolution", DEFAULT)
         ]
-
-    def test_pilots_come_first_and_choose(self, settings: Settings) -> None:
-        asked = chosen(settings, variants="sst2-bad-was-dir0.1", methods="random")
-        bases = [one.name for one in SST2_VARIANTS if one.dirichlet is None]
-
-        def pilot(base: str, length: int) -> str:
-            return f"pilot_{base}_random_prompt_len={length}_s9001"
-
-        first = [pilot(base, length) for length in (4, 8, 20) for base in bases[:2]]
-        assert keys(asked) == first
-        losses = dict(zip(first, (0.5, 0.5, 0.3, 0.6, 0.4, 0.7), strict=True))
-        results = {key: {"curve": [{"loss": loss}]} for key, loss in losses.items()}
-        others = [pilot(base, 8) for base in bases[2:]]
-        assert keys(asked, results) == [*first, *others]
-        results |= {key: {"curve": [{"loss": 0.45}]} for key in others}
-        trials = BenchQueries().trials(asked, results)  # type: ignore[arg-type]
-        pilots, runs = trials[:10], trials[10:]
-        assert [trial.key for trial in runs] == [
-            f"sst2-bad-was-dir0.1_random_s{seed}" for seed in (0, 1)
-        ]
-        assert all(trial.options["run"]["prompt"]["length"] == 8 for trial in runs)
-        assert all(trial.options["held_out"] is None for trial in runs)
-        assert all("dev" not in trial.inputs for trial in pilots)
-        assert all(trial.options["held_out"] for trial in pilots)
-
-    def test_a_task_of_one_variant_has_pilots_of_two_seeds(self, settings: Settings) -> None:
-        assert settings.data is not None
-        (settings.data / "rte").mkdir(exist_ok=True)
-        for part in ("train", "dev"):
-            (settings.data / "rte" / f"{part}.jsonl").write_text("{}\n")
-        asked = chosen(settings, variants="rte-iid", methods="random")
-        first = [f"pilot_rte-iid_random_prompt_len={length}_s9001" for length in (4, 8, 20)]
-        assert keys(asked) == first
-        results = {
-            key: {"curve": [{"loss": loss}]} for key, loss in zip(first, (3, 2, 1), strict=True)
-        }
-        second = "pilot_rte-iid_random_prompt_len=20_s9002"
-        assert keys(asked, results) == [*first, second]
 
     def test_marks_do_not_concern_what_is_not_tuned(self, settings: Settings) -> None:
         def trials(marks: str) -> list[object]:

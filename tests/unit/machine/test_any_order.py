@@ -5,7 +5,7 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import Any
 
-from hypothesis import HealthCheck, event, settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -56,7 +56,6 @@ class AnyOrder(RuleBasedStateMachine):
         rounds=st.integers(1, 4),
         max_lost=st.integers(1, 4),
         max_renewals=st.integers(0, 3),
-        hedge_after_s=st.sampled_from([None, 1, 20, 20]),
         max_weight=st.none() | st.integers(1, 9),
         queries=st.none() | st.integers(0, 60),
         requests=st.none() | st.integers(0, 90),
@@ -77,7 +76,6 @@ class AnyOrder(RuleBasedStateMachine):
         rounds: int,
         max_lost: int,
         max_renewals: int,
-        hedge_after_s: float | None,
         max_weight: int | None,
         queries: int | None,
         requests: int | None,
@@ -108,7 +106,6 @@ class AnyOrder(RuleBasedStateMachine):
                     "trusted_clients": trusted,
                     "max_lost": max_lost,
                     "max_renewals": max_renewals,
-                    "hedge_after_s": hedge_after_s,
                     "max_weight": max_weight,
                     "min_clients": 1,
                 },
@@ -154,16 +151,6 @@ class AnyOrder(RuleBasedStateMachine):
         if seat is None or seat.phase == "working":
             assert self.state.account.leases == before
             assert bool(effects) == (seat is not None and self.state.running)
-
-    @precondition(lambda self: self.game.spec.participation.hedge_after_s)
-    @rule()
-    def slow_clients_get_backups(self) -> None:
-        self.apply(SeatsVacant(available=dict.fromkeys(range(6), 5)))
-        self.every_seat_works()
-        self.time_passes(self.game.spec.participation.hedge_after_s)
-        self.apply(SeatsVacant(available=dict.fromkeys(range(6), 5)))
-        slots = {seat.slot for seat in self.state.seats}
-        event(f"{len(self.state.seats) - len(slots)} backups")
 
     @rule()
     def every_seat_works(self) -> None:

@@ -1,4 +1,4 @@
-{{/* PodDisruptionBudget and HorizontalPodAutoscaler of a component: (list $ "gateway" "Deployment"). */}}
+{{/* PodDisruptionBudget and HorizontalPodAutoscaler of a component: (list $ "aggregator" "Deployment"). */}}
 {{- define "fedone.availability" -}}
 {{- $root := index . 0 -}}
 {{- $component := index . 1 -}}

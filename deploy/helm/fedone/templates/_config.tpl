@@ -1,9 +1,5 @@
 {{/* The files that the programs read, and the variables with their secrets. */}}
 
-{{- define "fedone.gatewayUrl" -}}
-http://{{ include "fedone.fullname" . }}-gateway:8090
-{{- end -}}
-
 {{- define "fedone.databaseHost" -}}
 {{- if .Values.postgresql.enabled -}}
 {{- include "fedone.fullname" . }}-postgresql
@@ -16,16 +12,8 @@ http://{{ include "fedone.fullname" . }}-gateway:8090
 {{- define "fedone.aggregatorBackend" -}}
 {{- if not (hasKey .Values.aggregator "backend") -}}
 null
-{{- else if .Values.gateway.enabled -}}
-{{- toJson (merge (dict "kind" "gateway" "url" (include "fedone.gatewayUrl" .)) .Values.aggregator.backend) -}}
 {{- else -}}
-{{- toJson (merge (deepCopy .Values.aggregator.backend) (dict "kind" "onnx")) -}}
-{{- end -}}
-{{- end -}}
-
-{{/* The gateway's model. */}}
-{{- define "fedone.gatewayBackend" -}}
-{{- $backend := deepCopy .Values.gateway.backend -}}
+{{- $backend := deepCopy .Values.aggregator.backend -}}
 {{- if .Values.vllm.enabled -}}
 {{- $served := default .Values.vllm.model .Values.vllm.servedName -}}
 {{- $url := printf "http://%s-vllm:8000" (include "fedone.fullname" .) -}}
@@ -35,6 +23,7 @@ null
 {{- end -}}
 {{- end -}}
 {{- toJson (merge $backend (dict "kind" "onnx")) -}}
+{{- end -}}
 {{- end -}}
 
 {{/* The variable that a backend reads its key from: (list backend secret). */}}
@@ -97,39 +86,5 @@ null
 {{- end }}
 {{- if eq .Values.store.kind "postgresql" }}
 {{ include "fedone.secretEnv" (list "DATABASE_PASSWORD" .Values.store.postgresql.passwordSecret) }}
-{{- end }}
-{{- end -}}
-
-{{/* CONFIG.yaml of `fedone gateway`. */}}
-{{- define "fedone.gatewayConfig" -}}
-{{- $tokens := dict "aggregator" (dict "env" "FEDONE_GATEWAY_TOKEN") -}}
-{{- range $index, $name := keys .Values.gateway.callers | sortAlpha -}}
-{{- $_ := set $tokens $name (dict "env" (printf "CALLER_TOKEN_%d" $index)) -}}
-{{- end -}}
-{{- $config := dict
-  "listen" "0.0.0.0:8090"
-  "tokens" $tokens
-  "backend" (include "fedone.gatewayBackend" . | fromJson)
--}}
-{{- if .Values.gateway.persistence.enabled -}}
-{{- $_ := set $config "ledger" "/var/lib/fedone/ledger.db" -}}
-{{- end -}}
-{{- with .Values.gateway.budget -}}{{- $_ := set $config "budget" . -}}{{- end -}}
-{{- toYaml (merge $config .Values.gateway.config) -}}
-{{- end -}}
-
-{{/* The variables that CONFIG.yaml of `fedone gateway` names. */}}
-{{- define "fedone.gatewayEnv" -}}
-{{ include "fedone.secretEnv" (list "FEDONE_GATEWAY_TOKEN" .Values.gateway.tokenSecret) }}
-{{- range $index, $name := keys .Values.gateway.callers | sortAlpha }}
-{{ include "fedone.secretEnv" (list (printf "CALLER_TOKEN_%d" $index) (index $.Values.gateway.callers $name)) }}
-{{- end }}
-{{- with .Values.vllm }}
-{{- if and .enabled .apiKeySecret }}
-{{ include "fedone.secretEnv" (list "VLLM_API_KEY" .apiKeySecret) }}
-{{- end }}
-{{- end }}
-{{- with include "fedone.keyEnv" (list .Values.gateway.backend .Values.gateway.apiKeySecret) }}
-{{ . }}
 {{- end }}
 {{- end -}}

@@ -13,7 +13,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* What a component's pods are found by: (list $ "gateway"). It never changes. */}}
+{{/* What a component's pods are found by: (list $ "aggregator"). It never changes. */}}
 {{- define "fedone.selector" -}}
 {{- $root := index . 0 -}}
 app.kubernetes.io/name: {{ default $root.Chart.Name $root.Values.nameOverride }}
@@ -21,7 +21,7 @@ app.kubernetes.io/instance: {{ $root.Release.Name }}
 app.kubernetes.io/component: {{ index . 1 }}
 {{- end -}}
 
-{{/* The labels of a component's objects: (list $ "gateway"). */}}
+{{/* The labels of a component's objects: (list $ "aggregator"). */}}
 {{- define "fedone.labels" -}}
 {{- $root := index . 0 -}}
 {{ include "fedone.selector" . }}

@@ -6,9 +6,8 @@ command: [fedone]
 env:
   - {name: HOME, value: /tmp}
   {{- include "fedone.serverEnv" . | trim | nindent 2 }}
-  {{- if and .Values.gateway.enabled (hasKey .Values.aggregator "backend") }}
-  {{- $name := default "FEDONE_GATEWAY_TOKEN" .Values.aggregator.backend.token_env }}
-  {{- include "fedone.secretEnv" (list $name .Values.gateway.tokenSecret) | nindent 2 }}
+  {{- if and .Values.vllm.enabled .Values.vllm.apiKeySecret }}
+  {{- include "fedone.secretEnv" (list "VLLM_API_KEY" .Values.vllm.apiKeySecret) | nindent 2 }}
   {{- end }}
   {{- with include "fedone.keyEnv" (list (default dict .Values.aggregator.backend) .Values.aggregator.apiKeySecret) }}
   {{- . | nindent 2 }}
