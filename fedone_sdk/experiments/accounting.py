@@ -30,7 +30,7 @@ __all__ = ["count_messages"]
 _TASK = {"template": "{prompt} {text} {mask}", "labels": {0: " no", 1: " yes"}}
 _WIDTH = 4
 """Of the scripted model's embeddings, where the method does not name one: what BBT sends and asks
-does not hang on it."""
+does not depend on it."""
 
 
 @dataclass(slots=True)

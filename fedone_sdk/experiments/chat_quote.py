@@ -39,7 +39,7 @@ class _Costs:
 
     Attributes:
         runs: One tuning run of every method, as expected: how many prompts of a draw are equal,
-            and so are asked once, hangs on the method.
+            and so are asked once, depends on the method.
         run_worst: A tuning run at most.
         round_worst: One round of it at most.
         measure: Measuring a prompt on the dev split, as expected.
@@ -72,7 +72,7 @@ def run_quote(options: dict[str, Any], workspace: Workspace) -> Result:
     Returns:
         ``caps``: per task those of one ``run`` and of ``measuring`` one prompt, which all together
         are within the user's; ``expected`` and ``worst`` of everything; ``priced``: whether the
-        price is known; and ``note``, all of it for people.
+        price is known; and ``note``, a summary in words.
 
     Raises:
         SpecError: The caps do not pay for one round of every run, or money is capped and the price

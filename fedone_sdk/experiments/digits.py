@@ -38,7 +38,7 @@ class Digits:
     """Images and what they show.
 
     Attributes:
-        name: What people call the data set.
+        name: The data set's name in reports.
         train_images: Shape (rows, pixels), float32 in [0, 1].
         train_labels: Shape (rows,), int64 in [0, 10).
         test_images: As `train_images`.

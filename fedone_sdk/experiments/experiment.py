@@ -68,7 +68,7 @@ class Trial:
     Attributes:
         key: Its name within the experiment; a file is named by it.
         run: What does it.
-        options: All that its result hangs on beside `inputs`, as JSON holds it: a result is used
+        options: All that its result depends on besides `inputs`, as JSON holds it: a result is used
             again only where they are the same. Paths do not belong here.
         inputs: Files and folders that it reads. Their contents count as well, not their places.
         home: The experiment that keeps its result, where another one has the very same trial; None
@@ -129,7 +129,7 @@ class Experiment(ABC):
         """What is to be done, as far as it is known yet.
 
         Called again when all that it named is done, until it names nothing new; so later trials
-        may hang on the results of earlier ones (a learning rate on its search). Most experiments
+        may depend on the results of earlier ones (a learning rate on its search). Most experiments
         need only one stage, and do not look at `results`.
 
         Args:

@@ -40,7 +40,7 @@ __all__ = [
 _BACKEND: TypeAdapter[BackendSpec] = TypeAdapter(BackendSpec)
 
 CURVE_EXAMPLES = 256
-"""Dev rows of a point of a curve, where nobody names another number."""
+"""Dev rows of a point of a curve, by default."""
 
 _WHOLE_SPLIT = 10**9
 
@@ -197,7 +197,7 @@ def trial_backend(
         document: As `Settings.backend` gives it.
         workspace: Has the input ``model``.
         keep: Whether a file keeps its answers for the next attempt; without one they are kept in
-            memory, and what is billed does not hang on an earlier attempt.
+            memory, and what is billed does not depend on an earlier attempt.
     """
     from fedone_sdk.backends.build import build_backend
 

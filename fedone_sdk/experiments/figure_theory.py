@@ -11,7 +11,7 @@ from fedone_sdk.algorithms.theory import optimal_clients_per_round, queries_to_e
 from fedone_sdk.errors import SpecError
 from fedone_sdk.experiments.experiment import Report, Results, Trial
 from fedone_sdk.experiments.paper import about
-from fedone_sdk.experiments.queries_report import Passages, interval_text, queries_text
+from fedone_sdk.experiments.queries_report import Repeats, interval_text, queries_text
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.experiments.statistics import Median
 from fedone_sdk.experiments.study import Point
@@ -63,9 +63,9 @@ class FigureTheory(TableQueries):
     def report(self, settings: Settings, results: Results) -> Report:
         """The measured medians, the curve through the one of K*=1, and the fit."""
         panels = {
-            name: _Panel(passages)
+            name: _Panel(repeats)
             for name in self.grid(settings)["contender"]
-            if (passages := self.passages(settings, name, results)).present
+            if (repeats := self.repeats(settings, name, results)).present
         }
 
         def draw(figure: Figure) -> None:
@@ -117,42 +117,42 @@ def fitted(rounds: Mapping[int, float]) -> tuple[float, float] | None:
 class _Panel:
     """The measurement, the curve and the fit for one method."""
 
-    def __init__(self, passages: Passages) -> None:
-        self._passages = passages
-        self._medians = {k: passages.median(k, passages.target) for k in passages.present}
+    def __init__(self, repeats: Repeats) -> None:
+        self._repeats = repeats
+        self._medians = {k: repeats.median(k, repeats.target) for k in repeats.present}
         # Each client of a round asks as much as every other one.
-        self._per_client = {k: _per_round(passages, k) / k for k in passages.present}
+        self._per_client = {k: _per_round(repeats, k) / k for k in repeats.present}
         self._fit = fitted(
             {k: m.value / (self._per_client[k] * k) for k, m in self._medians.items()}
         )
 
     def markdown(self) -> str:
         """The table and what it says."""
-        passages = self._passages
+        repeats = self._repeats
         table = markdown_table(
             ["K*", "measured median", "95 % interval", "formula", "fit"],
             [
                 [
                     str(k),
-                    queries_text(median.value, passages.cap),
-                    interval_text(median, passages.cap),
+                    queries_text(median.value, repeats.cap),
+                    interval_text(median, repeats.cap),
                     _number(self._formula(k)),
                     _number(self._fit_queries(k)),
                 ]
                 for k, median in self._medians.items()
             ],
         )
-        gain = passages.gains[passages.target]
+        gain = repeats.gains[repeats.target]
         return (
-            f"## {passages.label}\n\nQueries until the expected loss was {gain:g} nats below the "
-            f"start, {passages.setting}.\n\n{table}\n{self._fit_text()} {self._verdict()}\n"
+            f"## {repeats.label}\n\nQueries until the expected loss was {gain:g} nats below the "
+            f"start, {repeats.setting}.\n\n{table}\n{self._fit_text()} {self._verdict()}\n"
         )
 
     def data(self) -> dict[str, Any]:
         """The same numbers, as JSON holds them: null is never (infinite)."""
-        passages = self._passages
+        repeats = self._repeats
         return {
-            "target": {passages.target: passages.gains[passages.target]},
+            "target": {repeats.target: repeats.gains[repeats.target]},
             "measured": {
                 str(k): {
                     name: value if math.isfinite(value) else None
@@ -171,7 +171,7 @@ class _Panel:
 
     def draw(self, axes: Axes) -> None:
         """Draws Q over K*."""
-        medians, cap = self._medians, float(self._passages.cap)
+        medians, cap = self._medians, float(self._repeats.cap)
         reached = {k: median for k, median in medians.items() if math.isfinite(median.value)}
         axes.errorbar(
             list(reached),
@@ -203,7 +203,7 @@ class _Panel:
         axes.set(
             xlabel="clients per round, K*",
             ylabel="queries to the target",
-            title=self._passages.label,
+            title=self._repeats.label,
         )
         axes.legend()
 
@@ -251,13 +251,13 @@ class _Panel:
     def _inside(self, clients: int, median: Median) -> bool:
         found = self._formula(clients)
         # Of a median that is censored no more is known than that it is past the cap.
-        low = min(median.low, self._passages.cap)
+        low = min(median.low, self._repeats.cap)
         return found is not None and low <= found <= median.high
 
 
-def _per_round(passages: Passages, clients: int) -> float:
+def _per_round(repeats: Repeats, clients: int) -> float:
     """Queries of a round."""
-    runs = passages.runs[clients].values()
+    runs = repeats.runs[clients].values()
     return max(float(queries) for run in runs for queries in run["queries_per_round"])
 
 

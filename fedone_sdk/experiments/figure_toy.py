@@ -25,7 +25,7 @@ _SPLITS: Mapping[str, tuple[str, float | None]] = {
     "dirichlet0.5": ("Dirichlet 0.5", 0.5),
     "dirichlet0.1": ("Dirichlet 0.1", 0.1),
 }
-"""What people call a split, and its concentration."""
+"""The name of a split in reports, and its concentration."""
 
 
 class FigureToy(Study):

@@ -1,4 +1,4 @@
-"""What the paper prints, with its place there: `paper.yaml`, beside ours in every report."""
+"""What the paper prints and where (`paper.yaml`); every report prints it next to ours."""
 
 from __future__ import annotations
 

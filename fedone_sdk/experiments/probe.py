@@ -33,7 +33,7 @@ class Probing:
         prompt_rows: Dev rows that the deployable prompt is measured on.
         gains: The targets: how far each named loss must come below the untrained expected loss
             (without one, below that of the untrained prompt), nats. The run ends when all are
-            reached; with none it goes on to its end.
+            reached; with none it continues to its end.
     """
 
     queries: int = 100

@@ -23,7 +23,7 @@ from fedone_sdk.experiments.summary import markdown_table, mean_sd_text
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["Passages", "TRIM", "draw_passages", "interval_text", "queries_text"]
+__all__ = ["Repeats", "TRIM", "draw_repeats", "interval_text", "queries_text"]
 
 TRIM = 0.1
 """Share of the repeats that the trimmed mean leaves out at each end."""
@@ -35,11 +35,11 @@ _MEANING = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Passages:
+class Repeats:
     """All repeats of one method.
 
     Attributes:
-        label: What people call the method.
+        label: The method's name in reports.
         learning_rates: By K*; none for methods without a learning rate.
         gains: The targets; the first one is the table's own.
         cap: Training queries at which a repeat is censored.
@@ -56,7 +56,7 @@ class Passages:
 
     @property
     def setting(self) -> str:
-        """The learning rate for people."""
+        """The learning rate in words."""
         rates = sorted(set(self.learning_rates.values()))
         if not rates:
             return "the same sigma at every K*"
@@ -226,12 +226,12 @@ class Passages:
 
 
 def queries_text(queries: float, cap: int) -> str:
-    """A number of queries for people; past the cap where it is infinite."""
+    """Format a number of queries; an infinite one is past the cap."""
     return f"{queries:,.0f}" if math.isfinite(queries) else f"> {cap:,}"
 
 
 def interval_text(median: Median, cap: int) -> str:
-    """A median's interval for people."""
+    """Format the interval of a median."""
     if median.coverage == 1.0:
         return "too few repeats"
     if math.isinf(median.low):
@@ -239,43 +239,43 @@ def interval_text(median: Median, cap: int) -> str:
     return f"{queries_text(median.low, cap)} to {queries_text(median.high, cap)}"
 
 
-def draw_passages(above: Axes, below: Axes, passages: Passages) -> None:
+def draw_repeats(above: Axes, below: Axes, repeats: Repeats) -> None:
     """Draws a method: queries to its target over K*, and the curves that led there.
 
     Args:
         above: Medians with their intervals, every repeat as a dot; censored ones at the top edge.
         below: The measured loss over queries, the mean of the repeats that still run.
-        passages: The repeats.
+        repeats: The repeats.
     """
-    target, present = passages.target, passages.present
-    top = passages.cap * 1.15
+    target, present = repeats.target, repeats.present
+    top = repeats.cap * 1.15
     for place, clients in enumerate(present):
-        values = [min(v, top) for v in passages.queries(clients, target).values()]
+        values = [min(v, top) for v in repeats.queries(clients, target).values()]
         above.scatter([place] * len(values), values, s=14, alpha=0.4, color=f"C{place}")
-        median = passages.median(clients, target)
+        median = repeats.median(clients, target)
         low, middle, high = (min(v, top) for v in (median.low, median.value, median.high))
         above.errorbar(
             place + 0.15, middle, [[middle - low], [high - middle]], fmt="s", color=f"C{place}"
         )
-        x, y = _mean_curve(list(passages.runs[clients].values()), target)
+        x, y = _mean_curve(list(repeats.runs[clients].values()), target)
         below.plot(x, y, color=f"C{place}", label=f"K*={clients}")
-    if passages.paper:
-        places = [place for place, clients in enumerate(present) if clients in passages.paper]
+    if repeats.paper:
+        places = [place for place, clients in enumerate(present) if clients in repeats.paper]
         above.plot(
             places,
-            [passages.paper[present[place]] for place in places],
+            [repeats.paper[present[place]] for place in places],
             "kx",
             label="paper (another model)",
         )
         above.legend()
-    above.axhline(passages.cap, color="grey", linestyle=":", linewidth=1)
+    above.axhline(repeats.cap, color="grey", linestyle=":", linewidth=1)
     above.set_xticks(range(len(present)), [str(clients) for clients in present])
     above.set(
         xlabel="clients per round, K*",
         ylabel="queries to the target (above the line: never)",
-        title=f"{passages.label}, {passages.setting}",
+        title=f"{repeats.label}, {repeats.setting}",
     )
-    below.axhline(-passages.gains[target], color="grey", linestyle=":", linewidth=1)
+    below.axhline(-repeats.gains[target], color="grey", linestyle=":", linewidth=1)
     below.set(xlabel="training queries", ylabel=f"{target} - untrained, nats")
     below.legend()
 

@@ -98,10 +98,10 @@ class Method:
         paper: The paper's row in `paper.yaml`; None is that of its own name, an empty one is
             none.
         access: To the model.
-        seeded: Whether its result hangs on the seed; else it is run once.
+        seeded: Whether its result depends on the seed; else it is run once.
         kind: Who must run the model; None takes any.
-        packages: What must be installed for it beside the model's own.
-        usual: Whether it is run where nobody names it.
+        packages: Packages that it needs in addition to the model's own.
+        usual: Whether it is run by default.
         standing: Makes the trial of (key, settings, scale, task, seed) where it is not federated.
         method: The ``method`` of the run where it is, but for the learning rate.
         rates: The learning rates to be searched; none where the method has no such thing.

@@ -49,7 +49,7 @@ _TRIED = 500
 """Training rows that are tried as demonstrations, in the order of the draw."""
 _MOST_DEMONSTRATIONS = 32
 _WHOLE_SHARE = 0.9
-"""So many of the dev inputs must keep their whole text beside the demonstrations."""
+"""So many of the dev inputs must keep their whole text next to the demonstrations."""
 
 
 def prompt_trial(key: str, settings: Settings, task: str, prompt: str) -> Trial:
@@ -157,7 +157,7 @@ async def _measured(
 async def _demonstrations(
     backend: LLMBackend, task: TaskSpec, drawn: Sequence[Example], dev: Sequence[Example]
 ) -> list[Example]:
-    """Rows that fit beside most of the dev inputs, the classes taking turns.
+    """Rows that fit next to most of the dev inputs, the classes taking turns.
 
     A row that is too long is passed over for the next one of its class.
     """

@@ -62,7 +62,7 @@ _TIMED_TASK = "sst2"
 class Table2(Study):
     """Counts of messages of real runs with a scripted model, and seconds of runs with a real one.
 
-    How many numbers travel hangs on shapes alone, so that no weights of the paper's model are
+    How many numbers travel depends on shapes alone, so that no weights of the paper's model are
     needed to count them. Seconds are of the model that was given.
     """
 
@@ -139,7 +139,7 @@ class Table2(Study):
         ]
 
     def report(self, settings: Settings, results: Results) -> Report:
-        """The counts beside the paper's, what of them is equal, and the seconds."""
+        """The counts next to the paper's, which of them are equal, and the seconds."""
         shapes = self.run(settings)
         lines = [
             line
@@ -286,8 +286,8 @@ def _comparison(lines: Sequence[Mapping[str, Any]]) -> str:
         }
         different = {what: pair for what, pair in pairs.items() if pair[0] != pair[1]}
         if different:
-            told = "; ".join(f"{what} {a}, the paper {b}" for what, (a, b) in different.items())
-            others.append(f"{where}: {told}")
+            listed = "; ".join(f"{what} {a}, the paper {b}" for what, (a, b) in different.items())
+            others.append(f"{where}: {listed}")
         else:
             equal.append(where)
     text = f"All of the paper's counts come out for: {', '.join(equal) or 'none'}."
@@ -368,7 +368,7 @@ def _timed_table(settings: Settings, timed: Sequence[Mapping[str, Any]]) -> str:
         f"{_timed_scale(settings).batch_size} and the given model, from "
         "the first assignment to the last update; nothing was measured, and no answer was known. "
         "What is loaded are the model's weights (on CUDA, the "
-        "most that was allocated); who asks through a gateway loads none.\n"
+        "most that was allocated); a client that asks through a gateway loads none.\n"
     )
     return f"{table}\n{text}" + (f"\nLeft out: {', '.join(left_out)}.\n" if left_out else "")
 

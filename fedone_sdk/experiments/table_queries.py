@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from fedone_sdk.errors import SpecError
 from fedone_sdk.experiments.experiment import Report, Results, Trial
 from fedone_sdk.experiments.paper import about, printed
-from fedone_sdk.experiments.passage import passage_trial
 from fedone_sdk.experiments.probe import Probing
-from fedone_sdk.experiments.queries_report import Passages, draw_passages
+from fedone_sdk.experiments.queries_report import Repeats, draw_repeats
 from fedone_sdk.experiments.rows import METHODS, Method, missing
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.experiments.study import Design, Point, Study
+from fedone_sdk.experiments.time_to_target import target_trial
 from fedone_sdk.spec import GsBdplSpec
 
 if TYPE_CHECKING:
@@ -37,9 +37,9 @@ class Contender:
     """A method with all that was fixed before its repeats were run.
 
     Attributes:
-        label: What people call it.
+        label: Its name in reports.
         row: What it is.
-        settings: Of its ``method``, beside that.
+        settings: Of its ``method``, in addition to those of `row`.
         gains: The target, see `Probing`; with several, the first one is the figure's.
         cap: Training queries at which a repeat is censored; whole rounds of every K*.
         paper: The paper's row; its numbers are means without outliers, for RoBERTa-large.
@@ -203,7 +203,7 @@ class TableQueries(Study):
             rounds=contender.cap // (clients * contender.num_samples),
         )
         probing = replace(self.probing(settings), gains=contender.gains)
-        return passage_trial(key, settings, tuning, probing)
+        return target_trial(key, settings, tuning, probing)
 
     def _rate(self, settings: Settings, point: Point, results: Results) -> float | None:
         """The learning rate of a point: the contender's own, or the one that its pilots chose."""
@@ -225,39 +225,39 @@ class TableQueries(Study):
     def report(self, settings: Settings, results: Results) -> Report:
         """The table, every repeat, K*=1 against the others, and the curves."""
         found = [
-            passages
+            repeats
             for name in self.grid(settings)["contender"]
-            if (passages := self.passages(settings, name, results)).present
+            if (repeats := self.repeats(settings, name, results)).present
         ]
 
         def draw(figure: Figure) -> None:
             figure.set_size_inches(1.0 + 4.5 * len(found), 7.5)
             rows = figure.subplots(2, len(found), squeeze=False)
-            for number, passages in enumerate(found):
-                draw_passages(rows[0][number], rows[1][number], passages)
+            for number, repeats in enumerate(found):
+                draw_repeats(rows[0][number], rows[1][number], repeats)
 
         probing = self.probing(settings)
         parts = [
             f"![Queries to the target, and the curves]({self.name}.svg)\n",
             _rules(settings, self.run(settings), probing),
-            *(passages.markdown() for passages in found),
+            *(repeats.markdown() for repeats in found),
         ]
         return Report(
             markdown="\n".join(parts),
             data={
                 "pilot_seeds": list(PILOTS),
                 "probing": asdict(probing),
-                "methods": {passages.label: passages.data() for passages in found},
+                "methods": {repeats.label: repeats.data() for repeats in found},
             },
             figures={self.name: draw},
         )
 
-    def passages(self, settings: Settings, name: str, results: Results) -> Passages:
+    def repeats(self, settings: Settings, name: str, results: Results) -> Repeats:
         """What is known of a contender."""
         contender = self.contender(settings, name)
         points = [one for one in self._points(settings) if one["contender"] == name]
         rates = {one["clients_per_round"]: self._rate(settings, one, results) for one in points}
-        return Passages(
+        return Repeats(
             label=contender.label,
             learning_rates={clients: rate for clients, rate in rates.items() if rate is not None},
             gains=contender.gains,

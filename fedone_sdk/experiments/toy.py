@@ -146,7 +146,7 @@ class ToyClients:
     def round(
         self, parameters: NDArray[np.float32], chosen: Sequence[int], round_number: int
     ) -> NDArray[np.float32]:
-        """FedAvg (McMahan et al. 2017): all train from the same parameters, the mean goes on.
+        """One round of FedAvg (McMahan et al. 2017): clients train from the same parameters.
 
         The mean is weighted by the rows that the clients hold.
         """
@@ -154,7 +154,7 @@ class ToyClients:
         return aggregate(trained, [len(self.shards[client]) for client in chosen])
 
     def accuracy(self, parameters: NDArray[np.float32]) -> float:
-        """The share of the test split that is told right."""
+        """The share of the test split that is classified correctly."""
         found = self.network.predict(parameters, self._digits.test_images)
         return float(np.mean(found == self._digits.test_labels))
 

@@ -98,7 +98,7 @@ class Condition:
     """All runs on one kind of split.
 
     Attributes:
-        label: What people call it.
+        label: Its name in reports.
         runs: By K* and seed.
         max_queries: Where runs were cut off.
     """
@@ -182,7 +182,7 @@ class Condition:
                 f"{start}not shown: {missed} of {len(base)} runs of K*=1 did not reach it within "
                 f"{self.max_queries:,} queries."
             )
-        # A lower bound shows nobody to need less.
+        # A lower bound does not show that any setting needs less.
         worse = [one for one in found if one.high < 1 and not one.bound]
         nearest = min(worse or found, key=lambda one: one.low)
         ratio = f"{_times(nearest)} the queries of K*=1"

@@ -11,10 +11,10 @@ from matplotlib.figure import Figure
 from fedone_sdk.errors import SpecError
 from fedone_sdk.experiments.experiment import Result, Workspace
 from fedone_sdk.experiments.figure_theory import FigureTheory, fitted
-from fedone_sdk.experiments.passage import run_passage
-from fedone_sdk.experiments.queries_report import Passages
+from fedone_sdk.experiments.queries_report import Repeats
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.experiments.table_queries import CONTENDERS, PILOTS, TableQueries
+from fedone_sdk.experiments.time_to_target import run_to_target
 from tests.unit.experiments.glue import sst2_folder
 
 CAP = 1000
@@ -58,8 +58,8 @@ def run(
     }
 
 
-def passages(by_clients: dict[int, Iterable[int | None]]) -> Passages:
-    return Passages(
+def repeats(by_clients: dict[int, Iterable[int | None]]) -> Repeats:
+    return Repeats(
         label="GS-BDPL",
         learning_rates=dict.fromkeys(by_clients, 0.01),
         gains={"expected_loss": 0.05, "prompt_loss": 0.08},
@@ -74,40 +74,40 @@ def passages(by_clients: dict[int, Iterable[int | None]]) -> Passages:
 
 class TestVerdict:
     def test_says_so_where_one_client_is_best(self) -> None:
-        found = passages({1: [100 + s for s in range(20)], 3: [300 + s for s in range(20)]})
+        found = repeats({1: [100 + s for s in range(20)], 3: [300 + s for s in range(20)]})
         text = found.verdict("expected_loss")
         assert text.startswith("K*=1 needed the fewest queries")
         assert "in 20 of 20 repeats" in text
 
     def test_says_so_where_it_is_not(self) -> None:
-        found = passages({1: [300] * 20, 3: [100] * 20, 10: [305, 295] * 10})
+        found = repeats({1: [300] * 20, 3: [100] * 20, 10: [305, 295] * 10})
         text = found.verdict("expected_loss")
         assert "did **not** need the fewest queries: K*=3 needed fewer" in text
         assert "against K*=10 nothing is shown" in text
 
     def test_says_so_where_nothing_is_shown(self) -> None:
         for values in ([90, 110] * 10, [100] * 20):
-            text = passages({1: [100] * 20, 3: values}).verdict("expected_loss")
+            text = repeats({1: [100] * 20, 3: values}).verdict("expected_loss")
             assert "**not shown**" in text
 
     def test_of_one_k_says_nothing(self) -> None:
-        assert passages({3: [100] * 5}).verdict("expected_loss").startswith("Nothing can be said")
+        assert repeats({3: [100] * 5}).verdict("expected_loss").startswith("Nothing can be said")
 
 
-class TestPassages:
+class TestRepeats:
     def test_every_repeat_stands_in_the_table(self) -> None:
-        text = passages({1: [None, 120, 140, 160, 180, 200], 3: [None] * 6}).markdown()
+        text = repeats({1: [None, 120, 140, 160, 180, 200], 3: [None] * 6}).markdown()
         assert "| 1 | > 1,000, 120, 140, 160, 180, 200 |" in text
         assert "| 1 | 5 of 6 | 160 | 120 to > 1,000 |" in text
         assert "| 3 | 0 of 6 | > 1,000 | > 1,000 | at least 1,000.0 | 889.4 |" in text
         assert "| 70.0 ± 0.0 | 75.0 ± 0.0 |" in text
 
     def test_a_method_without_learning_rate(self) -> None:
-        found = replace(passages({1: [100]}), learning_rates={})
+        found = replace(repeats({1: [100]}), learning_rates={})
         assert "the same sigma at every K*" in found.markdown()
 
     def test_data_is_json(self) -> None:
-        found = passages({1: [None, 100], 3: [None, None]}).data()
+        found = repeats({1: [None, 100], 3: [None, None]}).data()
         json.dumps(found, allow_nan=False)  # no infinity is left in it
         three = found["targets"]["expected_loss"]["clients"]["3"]
         assert three["queries"] == {"0": None, "1": None}
@@ -186,7 +186,7 @@ class TestTableQueries:
         experiment = TableQueries()
         trials = experiment.trials(settings, {})
         results = {
-            trial.key: run_passage(
+            trial.key: run_to_target(
                 trial.options, Workspace(inputs=trial.inputs, folder=tmp_path / trial.key)
             )
             for trial in trials

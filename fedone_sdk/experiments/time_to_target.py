@@ -1,4 +1,4 @@
-"""A tuning run that is measured as it goes, and ends once it has reached its targets."""
+"""A tuning run that is measured while it trains, and ends at its targets."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from fedone_sdk.messages import RunResult
     from fedone_sdk.simulation import Federation
 
-__all__ = ["Passage", "passage_trial", "run_passage"]
+__all__ = ["TargetProbe", "run_to_target", "target_trial"]
 
 
-def passage_trial(key: str, settings: Settings, tuning: Tuning, probing: Probing) -> Trial:
+def target_trial(key: str, settings: Settings, tuning: Tuning, probing: Probing) -> Trial:
     """The trial of a run that ends at its targets, else after its rounds.
 
     Raises:
@@ -32,10 +32,12 @@ def passage_trial(key: str, settings: Settings, tuning: Tuning, probing: Probing
     """
     plain = tuning_trial(key, settings, tuning)
     options = {**plain.options, "probing": dataclasses.asdict(probing)}
-    return dataclasses.replace(plain, run=run_passage, options=options)
+    # Records name the function by its former place.
+    function = "fedone_sdk.experiments.passage:run_passage"
+    return dataclasses.replace(plain, run=run_to_target, options=options, function=function)
 
 
-def run_passage(options: dict[str, Any], workspace: Workspace) -> Result:
+def run_to_target(options: dict[str, Any], workspace: Workspace) -> Result:
     """Runs a federation until its targets are reached.
 
     Args:
@@ -48,22 +50,22 @@ def run_passage(options: dict[str, Any], workspace: Workspace) -> Result:
         first measurement that reached it, None where none did; what was spent.
 
     Raises:
-        FedOneError: The run could not go on, so that it is not known what it would have needed.
+        FedOneError: The run failed, so the queries that it would have needed are unknown.
     """
     federation = tuning_federation(options, workspace)
-    passage, result = asyncio.run(_run(federation, Probing(**options["probing"]), workspace))
+    measured, result = asyncio.run(_run(federation, Probing(**options["probing"]), workspace))
     if result.status not in ("completed", "stopped"):
         raise FedOneError(f"the run ended as {result.status}: {result.reason}")
     return {
         "seed": result.seed,
         "status": result.status,
         "rounds": result.rounds,
-        "curve": passage.curve,
-        "reached": passage.reached,
+        "curve": measured.curve,
+        "reached": measured.reached,
         "losses": [entry.mean_loss for entry in result.history],
         "queries_per_round": [entry.queries for entry in result.history],
         "spent": result.spent.model_dump(mode="json"),
-        "probe_queries": passage.asked,
+        "probe_queries": measured.asked,
         "prompt": result.prompt.text,
         "model": result.model,
         "reused_rows": federation.reused_rows,
@@ -79,8 +81,8 @@ class _Point(NamedTuple):
     state: State
 
 
-class Passage:
-    """Follows a run beside its training, up to its targets.
+class TargetProbe:
+    """Measures a run while it trains, until it reaches its targets.
 
     Args:
         probing: What is measured, and until when.
@@ -113,7 +115,7 @@ class Passage:
             self._queries += effect.report.queries
             done = effect.report.round + 1
             if done % self._every(run) == 0 or done == run.spec.rounds:
-                # The state of this moment: training goes on while it is measured.
+                # The state of this moment: training continues during the measurement.
                 self._points.put_nowait(_Point(done, self._queries, run.state.method))
         elif isinstance(effect, RunEnded):
             self._points.put_nowait(None)
@@ -122,7 +124,7 @@ class Passage:
         """Measures until the run or its targets are at their end."""
         probe: Probe | None = None
         while (point := await self._points.get()) is not None and not self.enough.is_set():
-            assert self._run is not None  # `watch` was told of it before there was a point
+            assert self._run is not None  # `watch` sets it before it queues a point
             spec = self._run.spec
             if probe is None:
                 probe = await Probe.of(
@@ -156,20 +158,20 @@ class Passage:
 
 async def _run(
     federation: Federation, probing: Probing, workspace: Workspace
-) -> tuple[Passage, RunResult]:
+) -> tuple[TargetProbe, RunResult]:
     from fedone_sdk.simulation import simulate
 
-    passage = Passage(probing)
+    measured = TargetProbe(probing)
     document = federation.spec.backend.model_dump(mode="json")
     # The dev split is the probe's: the aggregator's own evaluation has nothing to do.
     training = dataclasses.replace(federation, dev=())
     async with trial_backend(document, workspace) as backend, asyncio.TaskGroup() as group:
-        group.create_task(passage.follow(federation, backend), name="probe")
+        group.create_task(measured.follow(federation, backend), name="probe")
         result = await simulate(
             training,
             backend=backend,
             transport="memory",
-            watch=passage.watch,
-            stop=passage.enough,
+            watch=measured.watch,
+            stop=measured.enough,
         )
-    return passage, result
+    return measured, result

@@ -8,9 +8,9 @@ import pytest
 
 from fedone_sdk.experiments.experiment import Result, Workspace
 from fedone_sdk.experiments.federated import Tuning
-from fedone_sdk.experiments.passage import passage_trial, run_passage
 from fedone_sdk.experiments.probe import Probing, noises, sampled
 from fedone_sdk.experiments.settings import Settings
+from fedone_sdk.experiments.time_to_target import run_to_target, target_trial
 from tests.unit.experiments.glue import sst2_folder
 
 ROUNDS = 6
@@ -27,9 +27,9 @@ def tuning(**changed: Any) -> Tuning:
     return Tuning(**{"task": "sst2", "method": method, **small, **changed})
 
 
-def passage(settings: Settings, folder: Path, probing: Probing, **changed: Any) -> Result:
-    trial = passage_trial("one", settings, tuning(**changed), probing)
-    return run_passage(trial.options, Workspace(inputs=trial.inputs, folder=folder))
+def measured(settings: Settings, folder: Path, probing: Probing, **changed: Any) -> Result:
+    trial = target_trial("one", settings, tuning(**changed), probing)
+    return run_to_target(trial.options, Workspace(inputs=trial.inputs, folder=folder))
 
 
 class TestSampled:
@@ -49,11 +49,11 @@ class TestSampled:
         assert 0 < changed < 0.06
 
 
-class TestPassage:
+class TestTimeToTarget:
     def test_measures_the_start_and_every_so_many_queries(
         self, settings: Settings, tmp_path: Path
     ) -> None:
-        found = passage(settings, tmp_path, Probing(queries=8, prompts=4, rows=4, prompt_rows=8))
+        found = measured(settings, tmp_path, Probing(queries=8, prompts=4, rows=4, prompt_rows=8))
         assert [point["queries"] for point in found["curve"]] == [0, 8, 16, 24]
         assert [point["round"] for point in found["curve"]] == [0, 2, 4, 6]
         assert (found["status"], found["rounds"]) == ("completed", ROUNDS)
@@ -64,7 +64,7 @@ class TestPassage:
         self, settings: Settings, tmp_path: Path
     ) -> None:
         often, seldom = (
-            passage(settings, tmp_path, Probing(queries=every, prompts=4, rows=4, prompt_rows=8))
+            measured(settings, tmp_path, Probing(queries=every, prompts=4, rows=4, prompt_rows=8))
             for every in (4, 12)
         )
         assert often["prompt"] == seldom["prompt"]
@@ -76,7 +76,7 @@ class TestPassage:
         probing = Probing(
             queries=4, prompts=4, rows=4, prompt_rows=8, gains={"expected_loss": -10.0}
         )
-        found = passage(settings, tmp_path, probing, rounds=500)
+        found = measured(settings, tmp_path, probing, rounds=500)
         assert found["reached"] == {"expected_loss": 0}
         assert found["status"] == "stopped"
         assert found["rounds"] < 500
@@ -86,7 +86,7 @@ class TestPassage:
             queries=4, prompts=4, rows=4, prompt_rows=8,
             gains={"expected_loss": -10.0, "prompt_loss": 50.0},
         )  # fmt: skip
-        found = passage(settings, tmp_path, probing)
+        found = measured(settings, tmp_path, probing)
         assert found["reached"] == {"expected_loss": 0, "prompt_loss": None}
         assert (found["status"], found["rounds"]) == ("completed", ROUNDS)
 
@@ -95,7 +95,7 @@ class TestPassage:
     ) -> None:
         probing = Probing(queries=100, prompts=4, rows=4, prompt_rows=8)
         one, three = (
-            passage(settings, tmp_path, probing, rounds=1, clients_per_round=k)["curve"]
+            measured(settings, tmp_path, probing, rounds=1, clients_per_round=k)["curve"]
             for k in (1, 3)
         )
         assert one[0] == three[0]
