@@ -21,8 +21,10 @@ export function parseTemplate(template: string): Piece[] {
     text += template.slice(end, match.index);
     end = match.index + match[0].length;
     const field = match[1];
-    if (match[0] === "{{" || match[0] === "}}") text += match[0][0];
-    else if (field !== undefined && /^[\p{L}_][\p{L}\p{N}_]*$/u.test(field)) {
+    if (match[0] === "{{" || match[0] === "}}") {
+      pieces.push({ text: text + match[0].charAt(0) }); // where Python ends a piece, too
+      text = "";
+    } else if (field !== undefined && /^[\p{L}_][\p{L}\p{N}_]*$/u.test(field)) {
       pieces.push({ text, field });
       text = "";
     } else throw new MessageError(`the run's template is malformed at ${match.index}`);
