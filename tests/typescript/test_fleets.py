@@ -1,0 +1,105 @@
+"""Fleets of Python and TypeScript devices: with the same answers, a run ends at the same alpha."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedone_sdk.messages import RunResult
+from fedone_sdk.spec import RunSpec
+from fedone_sdk.testing import LoopbackFederation, ScriptedBackend
+from fedone_sdk.vocabulary import Vocabulary
+from tests.typescript.devices import node_device
+
+pytestmark = pytest.mark.typescript
+
+WORDS = Vocabulary(candidates=("", " good", " naïve", " 日本"))
+THREE = {"2": " two", "10": " ten", "1": " one"}
+GS_BDPL = {
+    **{"name": "gs-bdpl", "num_samples": 5, "batch_size": 4, "tau": 1.0},
+    **{"optimizer": "sgd", "learning_rate": 0.01},
+}
+DEVICES = 4
+
+RUNS: dict[str, dict[str, Any]] = {
+    "cross-entropy": {"method": {**GS_BDPL, "optimizer": "adamw", "local_steps": 2}},
+    "three labels, hinge, a bias": {
+        "task": {
+            "template": "{prompt} {text} {mask}",
+            **{"labels": THREE, "loss": "hinge", "bias": [0.0, 0.5, -0.25]},
+        }
+    },
+    "calibrated": {
+        "method": {"name": "evolution", "num_samples": 5, "batch_size": 4},
+        "calibration": {"kind": "labels"},
+    },
+    "reference texts": {"task": {"template": "{prompt} {text}", "loss": "nll"}},
+}
+
+
+def spec_of(changes: dict[str, Any]) -> RunSpec:
+    labels = {"1": " yes", "0": " no"}
+    return RunSpec.model_validate(
+        {
+            "task": {"template": "{prompt} {text} {mask}", "labels": labels},
+            "prompt": {"length": 3, "vocabulary": {"kind": "list", "candidates": ["x", "y"]}},
+            "method": GS_BDPL,
+            # Everybody works in every round: who is quicker makes no difference.
+            "participation": {
+                "exchange": "losses",
+                "clients_per_round": DEVICES,
+                "min_clients": DEVICES,
+            },
+            "rounds": 4,
+            "evaluation": {"every": 0},
+            **changes,
+        }
+    )
+
+
+def rows_of(spec: RunSpec, device: int) -> list[dict[str, Any]]:
+    labels = list(spec.task.labels) or ["a text", "another"]
+    return [
+        {"text": f"Text {n} of {device} 🎬", "label": labels[n % len(labels)]} for n in range(7)
+    ]
+
+
+async def fleet(spec: RunSpec, folder: Path, package: Path, typescript: set[int]) -> RunResult:
+    """The result of a run of these devices, enrolled in their order."""
+    async with (
+        asyncio.timeout(60),
+        LoopbackFederation(spec, WORDS, backend=ScriptedBackend()) as served,
+        AsyncExitStack() as stack,
+    ):
+        working: list[asyncio.Task[Any]] = []
+        for number in range(DEVICES):
+            rows = rows_of(spec, number)
+            if number in typescript:
+                place = folder / f"device-{number}"
+                started = node_device(package, served.url, served.token, rows, place)
+                device = await stack.enter_async_context(started)
+                await device.told("enrolled")
+                working.append(asyncio.create_task(device.ended()))
+            else:
+                client = await stack.enter_async_context(served.client(rows))
+                await client.enrol()
+                working.append(asyncio.create_task(client.run_forever()))
+        await asyncio.gather(*working)
+        return served.run.result()
+
+
+@pytest.mark.parametrize("changes", RUNS.values(), ids=RUNS)
+async def test_the_same_alpha(changes: dict[str, Any], tmp_path: Path, package: Path) -> None:
+    spec = spec_of(changes)
+    python = await fleet(spec, tmp_path, package, set())
+    mixed = await fleet(spec, tmp_path, package, {1, 3})
+    assert python.status == mixed.status == "completed"
+    assert python.alpha_sha256 == mixed.alpha_sha256
+    assert python.prompt == mixed.prompt
+    assert [one.mean_loss for one in python.history] == pytest.approx(
+        [one.mean_loss for one in mixed.history], rel=1e-15
+    )
