@@ -31,7 +31,9 @@ async def test_nothing_by_default() -> None:
         assert (status, shared(response.headers)) == (405, {})
         _, credential = await server.enrol()
         origin = {"Origin": APP}
-        _, _, response = await server.call("POST", CLAIMING, CLAIM, token=credential, headers=origin)
+        _, _, response = await server.call(
+            "POST", CLAIMING, CLAIM, token=credential, headers=origin
+        )
         assert shared(response.headers) == {}
         assert "Vary" not in response.headers
 

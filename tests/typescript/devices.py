@@ -55,9 +55,7 @@ async def node_device(
     env: Mapping[str, str] | None = None,
 ) -> AsyncIterator[NodeDevice]:
     """A device with a state folder, killed if it is still there in the end."""
-    folder.mkdir(exist_ok=True)
-    file = folder / "rows.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    file = _written(rows, folder)
     process = await asyncio.create_subprocess_exec(
         *("node", package / "dist" / "demo" / "device.js"),
         *(url, token, file, folder / "state"),
@@ -70,3 +68,10 @@ async def node_device(
         with suppress(ProcessLookupError):
             process.kill()
         await process.wait()
+
+
+def _written(rows: Sequence[Mapping[str, Any]], folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    file = folder / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return file

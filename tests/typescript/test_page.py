@@ -1,4 +1,4 @@
-"""A page in Chromium as a device: it enrols, goes on after a reload, and needs its origin's leave."""
+"""A page in Chromium as a device: it enrols, goes on after a reload, and its origin counts."""
 
 from __future__ import annotations
 

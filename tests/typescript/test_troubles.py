@@ -85,13 +85,16 @@ async def undisturbed(rows: list[list[dict[str, object]]], folder: Path) -> str:
     """The digest of the same run's alpha, with Python devices and nothing that goes wrong."""
     spec = RunSpec.load(folder / "run.yaml")
     words = Vocabulary(candidates=tuple(CANDIDATES))
-    async with OnnxBackend() as model, LoopbackFederation(spec, words, backend=model) as served:
-        async with AsyncExitStack() as stack:
-            clients = [await stack.enter_async_context(served.client(each)) for each in rows]
-            for client in clients:
-                await client.enrol()
-            await asyncio.gather(*(client.run_forever() for client in clients))
-            return served.run.result().alpha_sha256
+    async with (
+        OnnxBackend() as model,
+        LoopbackFederation(spec, words, backend=model) as served,
+        AsyncExitStack() as stack,
+    ):
+        clients = [await stack.enter_async_context(served.client(each)) for each in rows]
+        for client in clients:
+            await client.enrol()
+        await asyncio.gather(*(client.run_forever() for client in clients))
+        return served.run.result().alpha_sha256
 
 
 async def test_kills_restarts_and_lost_answers(tmp_path: Path, package: Path) -> None:
