@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -54,13 +55,22 @@ async def node_device(
     *,
     env: Mapping[str, str] | None = None,
 ) -> AsyncIterator[NodeDevice]:
-    """A device with a state folder, killed if it is still there in the end."""
+    """A device with a state folder, killed if it is still there in the end.
+
+    Args:
+        package: Folder of the package.
+        url: The aggregator's.
+        token: Lets it enrol.
+        rows: Its examples.
+        folder: Keeps them and its state.
+        env: Variables beside ours.
+    """
     file = _written(rows, folder)
     process = await asyncio.create_subprocess_exec(
         *("node", package / "dist" / "demo" / "device.js"),
         *(url, token, file, folder / "state"),
         stdout=asyncio.subprocess.PIPE,
-        env=env,
+        env={**os.environ, **(env or {})},
     )
     try:
         yield NodeDevice(process)

@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from fedone_sdk.aggregator.http import listening
+from fedone_sdk.backends import LLMBackend
+from fedone_sdk.gateway import ModelGateway, build_app
 from fedone_sdk.messages import RunResult
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.testing import LoopbackFederation, ScriptedBackend
@@ -68,24 +71,44 @@ def rows_of(spec: RunSpec, device: int) -> list[dict[str, Any]]:
     ]
 
 
-async def fleet(spec: RunSpec, folder: Path, package: Path, typescript: set[int]) -> RunResult:
-    """The result of a run of these devices, enrolled in their order."""
+async def fleet(
+    spec: RunSpec,
+    folder: Path,
+    package: Path,
+    typescript: set[int],
+    *,
+    own: LLMBackend | None = None,
+) -> RunResult:
+    """The result of a run of these devices, enrolled in their order.
+
+    Args:
+        spec: The run.
+        folder: Keeps the state of Node devices.
+        package: The package.
+        typescript: Which devices are of the package.
+        own: The devices' own model; the aggregator's scores by default.
+    """
     async with (
         asyncio.timeout(60),
-        LoopbackFederation(spec, WORDS, backend=ScriptedBackend()) as served,
+        LoopbackFederation(spec, WORDS, backend=None if own else ScriptedBackend()) as served,
         AsyncExitStack() as stack,
     ):
+        env: dict[str, str] = {}
+        if own is not None:
+            gateway = ModelGateway(own, tokens={"device": "a-secret-of-devices"})
+            url = await stack.enter_async_context(listening(build_app(gateway)))
+            env = {"MODEL_URL": url, "MODEL_TOKEN": "a-secret-of-devices"}
         working: list[asyncio.Task[Any]] = []
         for number in range(DEVICES):
             rows = rows_of(spec, number)
             if number in typescript:
                 place = folder / f"device-{number}"
-                started = node_device(package, served.url, served.token, rows, place)
+                started = node_device(package, served.url, served.token, rows, place, env=env)
                 device = await stack.enter_async_context(started)
                 await device.told("enrolled")
                 working.append(asyncio.create_task(device.ended()))
             else:
-                client = await stack.enter_async_context(served.client(rows))
+                client = await stack.enter_async_context(served.client(rows, backend=own))
                 await client.enrol()
                 working.append(asyncio.create_task(client.run_forever()))
         await asyncio.gather(*working)
@@ -103,3 +126,13 @@ async def test_the_same_alpha(changes: dict[str, Any], tmp_path: Path, package: 
     assert [one.mean_loss for one in python.history] == pytest.approx(
         [one.mean_loss for one in mixed.history], rel=1e-15
     )
+
+
+async def test_devices_with_models_of_their_own(tmp_path: Path, package: Path) -> None:
+    """What the package asks, `fedone gateway` takes; what it answers, the package takes."""
+    spec = spec_of({"budget": {"queries": 10_000}})
+    python = await fleet(spec, tmp_path, package, set(), own=ScriptedBackend())
+    mixed = await fleet(spec, tmp_path, package, {0, 2}, own=ScriptedBackend())
+    assert python.status == mixed.status == "completed"
+    assert python.alpha_sha256 == mixed.alpha_sha256
+    assert python.spent.queries == mixed.spent.queries

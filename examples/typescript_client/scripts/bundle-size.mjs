@@ -14,5 +14,7 @@ const { outputFiles } = await build({
 });
 const { contents } = outputFiles[0];
 const size = gzipSync(contents, { level: 9 }).length;
-console.log(`@fedone/edge: ${contents.length} bytes minified, ${size} bytes with gzip (${MOST} at most)`);
+console.log(
+  `@fedone/edge: ${contents.length} bytes minified, ${size} bytes with gzip (${MOST} at most)`,
+);
 if (size >= MOST) process.exitCode = 1;

@@ -43,7 +43,7 @@ export interface EdgeClientOptions {
   /** Base URL of the aggregator. */
   readonly server: string;
   /** Enrolment token; needed until the device has an identity. */
-  readonly token?: string;
+  readonly token?: string | undefined;
   /** The device's labelled examples, or a function that is asked for those of this moment. */
   readonly data: readonly Example[] | (() => readonly Example[] | Promise<readonly Example[]>);
   /** Sees every text before it is scored; see `BeforeSend`. */
@@ -85,14 +85,7 @@ export interface EdgeClientOptions {
  * be reached, `ended` when there will be no more work, `stopped` when the signal was aborted.
  */
 export type Outcome =
-  | "worked"
-  | "declined"
-  | "refused"
-  | "idle"
-  | "paused"
-  | "offline"
-  | "ended"
-  | "stopped";
+  "worked" | "declined" | "refused" | "idle" | "paused" | "offline" | "ended" | "stopped";
 
 /** Where a client stands. */
 export interface Status {
@@ -152,7 +145,8 @@ export class EdgeClient {
   /** @throws ArgumentError An argument cannot be used. */
   constructor(options: EdgeClientOptions) {
     check(options);
-    const { server, storage, timeoutS = 30 } = options;
+    const { storage, timeoutS = 30 } = options;
+    const server = options.server.replace(/\/+$/, "");
     this.#options = options;
     this.#clock = options.clock ?? systemClock;
     this.#random = () => options.random ?? platformRandom();
@@ -160,7 +154,7 @@ export class EdgeClient {
     const tell = (event: ClientEvent): void => this.#tell(event);
     this.#link = new Link(
       new Transport(server, fetch, options.signer, timeoutS),
-      new Identity(storage, server, options.random, platformRandom),
+      new Identity(storage, server, this.#random),
       options.token?.trim(),
       options.name,
       this.#clock,
@@ -310,6 +304,7 @@ export class EdgeClient {
     const { assignment_id: assignmentId, run_id: runId, round } = assignment;
     const facts: WorkFacts = { runId, assignmentId, round };
     this.#tell({ kind: "assigned", ...facts });
+    await this.#journal.begin(assignmentId);
     if (assignment.exchange !== "losses") return this.#unsupported(facts, signal);
     const renew = (ended: AbortSignal) => this.#link.renew(assignmentId, ended);
     const endLease = keepLease(assignment.deadline_s, renew, this.#clock);
@@ -393,7 +388,9 @@ export class EdgeClient {
       return gatewayOracle(assignmentId, (message) => this.#link.score(message, signal), ready);
     }
     if (run.method.name === "bbt") {
-      throw new Declining("this client's backend takes prompts of words, and the run tunes vectors");
+      throw new Declining(
+        "this client's backend takes prompts of words, and the run tunes vectors",
+      );
     }
     const version = assignment.vocabulary_version ?? 0;
     const vocabulary = await this.#known.vocabulary(runId, version, signal);

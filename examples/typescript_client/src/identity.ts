@@ -20,8 +20,7 @@ export class Identity {
   constructor(
     storage: EdgeStorage,
     readonly server: string,
-    readonly random: Random | undefined,
-    readonly platformRandom: () => Random,
+    readonly random: () => Random,
   ) {
     this.#document = { server };
     this.#kept = new Kept(storage, server, "identity", (found) => {
@@ -56,7 +55,7 @@ export class Identity {
    * lost or a restart, the enrolment gives the same client.
    */
   async nonce(): Promise<string> {
-    const nonce = this.#document.nonce ?? secret(this.random ?? this.platformRandom());
+    const nonce = this.#document.nonce ?? secret(this.random());
     await this.#save({ server: this.server, nonce });
     return nonce;
   }

@@ -10,13 +10,14 @@ export type LogProbs = readonly (readonly number[] | null)[];
 
 interface Pages {
   readonly assignmentId: string;
+  /** What the device's own model has spent. */
+  readonly usage: Required<Usage>;
   /** Names prompts and mini-batch, so that losses on other examples never mix. */
   readonly digest: string;
-  model?: string;
   readonly rows: (Row | null)[];
   readonly answers: (LogProbs | null)[];
-  usage: Required<Usage>;
-  noised?: readonly number[];
+  readonly model?: string;
+  readonly noised?: readonly number[];
 }
 
 const NOTHING: Required<Usage> = {
@@ -33,7 +34,7 @@ const NOTHING: Required<Usage> = {
  */
 export class Journal {
   readonly #kept: Kept<Pages>;
-  #pages: Pages = { assignmentId: "", digest: "", rows: [], answers: [], usage: NOTHING };
+  #pages = blank("");
   #writing: Promise<void> = Promise.resolve();
 
   constructor(storage: EdgeStorage, server: string) {
@@ -45,13 +46,15 @@ export class Journal {
   }
 
   /** Goes on with the pages of a piece of work, or begins new ones. */
-  async open(assignmentId: string, digest: string, numPrompts: number): Promise<void> {
+  async begin(assignmentId: string): Promise<void> {
     const kept = await this.#kept.load();
-    const empty = (): null[] => Array<null>(numPrompts).fill(null);
-    this.#pages =
-      kept?.assignmentId === assignmentId && kept.digest === digest
-        ? kept
-        : { assignmentId, digest, rows: empty(), answers: empty(), usage: NOTHING };
+    this.#pages = kept?.assignmentId === assignmentId ? kept : blank(assignmentId);
+  }
+
+  /** Turns to the losses of a mini-batch; of those on another one, what they cost remains. */
+  open(digest: string): void {
+    const { assignmentId, usage } = this.#pages;
+    if (this.#pages.digest !== digest) this.#pages = { ...blank(assignmentId), usage, digest };
   }
 
   /** The model that the rows are of; undefined while there are none. */
@@ -77,23 +80,23 @@ export class Journal {
     places: readonly number[],
     found: { row: Row; answers: LogProbs | null; model: string; usage?: Usage },
   ): Promise<void> {
-    const pages = this.#pages;
-    pages.model = found.model;
+    const { rows, answers } = this.#pages;
     for (const place of places) {
-      pages.rows[place] = found.row;
-      pages.answers[place] = found.answers;
+      rows[place] = found.row;
+      answers[place] = found.answers;
     }
-    pages.usage = sum(pages.usage, found.usage ?? NOTHING);
+    const usage = sum(this.#pages.usage, found.usage ?? NOTHING);
+    this.#pages = { ...this.#pages, model: found.model, usage };
     await this.#save();
   }
 
   /** The losses with noise: drawn once, or a server that asks twice could average it away. */
   async noised(draw: () => readonly number[]): Promise<readonly number[]> {
     if (this.#pages.noised === undefined) {
-      this.#pages.noised = draw();
+      this.#pages = { ...this.#pages, noised: draw() };
       await this.#save();
     }
-    return this.#pages.noised;
+    return this.#pages.noised ?? [];
   }
 
   /** Forgets the work: it is finished, or gone. */
@@ -108,6 +111,10 @@ export class Journal {
     this.#writing = before.then(() => this.#kept.save(this.#pages));
     return this.#writing;
   }
+}
+
+function blank(assignmentId: string): Pages {
+  return { assignmentId, usage: NOTHING, digest: "", rows: [], answers: [] };
 }
 
 function sum(one: Required<Usage>, other: Usage): Required<Usage> {

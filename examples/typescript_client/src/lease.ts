@@ -1,5 +1,5 @@
 import type { Clock } from "./clock.js";
-import { askedS, isRetryable, MessageError, Stopped } from "./errors.js";
+import { askedS, isRetryable, MessageError } from "./errors.js";
 import type { Renewal } from "./messages.js";
 
 const RETRY_S = 3;
@@ -34,8 +34,6 @@ export function keepLease(
       }
     }
   };
-  keep().catch((error: unknown) => {
-    if (!(error instanceof Stopped)) throw error;
-  });
+  keep().catch(() => undefined); // the clock's, once it is ended
   return () => ended.abort();
 }

@@ -33,7 +33,7 @@ export async function persist<T>(
       if (!(error instanceof Stopped)) failed(error);
       const over = attempt >= ATTEMPTS || askedS(error) > PATIENCE_S;
       if (over || !isRetryable(error)) throw error;
-      const jitterS = Math.random() * Math.min(20, 0.2 * 2 ** attempt);
+      const jitterS = Math.random() * Math.min(20, 0.2 * 2 ** (attempt - 1));
       await clock.sleep(askedS(error) + jitterS, signal);
     }
   }

@@ -43,19 +43,21 @@ export class Kept<T> {
     name: string,
     readonly read: (found: Record<string, unknown>) => T | undefined,
   ) {
-    this.#key = `fedone.${server.replace(/[^A-Za-z0-9.-]/g, "_")}.${name}`;
+    const place = server.replace(/\/+$/, "").replace(/[^A-Za-z0-9.-]/g, "_");
+    this.#key = `fedone.${place}.${name}`;
   }
 
   async load(): Promise<T | undefined> {
+    const text = (await this.storage.get(this.#key)) ?? "null";
+    let found: unknown;
     try {
-      const found: unknown = JSON.parse((await this.storage.get(this.#key)) ?? "null");
-      return found !== null && typeof found === "object"
-        ? this.read(found as Record<string, unknown>)
-        : undefined;
-    } catch (error) {
-      if (error instanceof SyntaxError || error instanceof TypeError) return undefined;
-      throw error;
+      found = JSON.parse(text);
+    } catch {
+      return undefined;
     }
+    return found !== null && typeof found === "object"
+      ? this.read(found as Record<string, unknown>)
+      : undefined;
   }
 
   async save(value: T): Promise<void> {

@@ -46,8 +46,9 @@ export class Task {
     }));
     const others = new Set(["prompt", "mask", ...this.slots]);
     const names = this.#messages.flatMap(({ pieces }) => pieces.map(({ field }) => field));
-    this.fields = [...new Set(names.filter((name) => name !== undefined && !others.has(name)))] as
-      string[];
+    this.fields = [
+      ...new Set(names.filter((name) => name !== undefined && !others.has(name))),
+    ] as string[];
   }
 
   /** The slots that the templates name; none where `{prompt}` stands for all of them. */
@@ -140,7 +141,13 @@ export function readRun(text: string): Run {
     throw new MessageError("the aggregator's answer is malformed: a task: it lacks a key");
   }
   const labels = Object.entries(task.labels ?? {});
-  return { ...run, task: new Task(task, labels.map(([key, word]) => [key.replace("\0", ""), word])) };
+  return {
+    ...run,
+    task: new Task(
+      task,
+      labels.map(([key, word]) => [key.replace("\0", ""), word]),
+    ),
+  };
 }
 
 /** Whether a message can carry a text: not too long, and no half of a character in it. */

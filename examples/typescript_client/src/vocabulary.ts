@@ -92,7 +92,9 @@ function labelWords(candidate: string, count: number): string[] {
  * A slot's text gets its label words first; slot names in it are left as they are then.
  */
 function fill(texts: Map<string, string>, words: Map<string, string>): string[] {
-  const worded = new Map([...texts].map(([name, text]) => [name, replaced(text, words, new Map())]));
+  const worded = new Map(
+    [...texts].map(([name, text]) => [name, replaced(text, words, new Map())]),
+  );
   return [...texts].map(([name, text]) => {
     const others = new Map([...worded].filter(([other]) => other !== name));
     return replaced(text, words, others);

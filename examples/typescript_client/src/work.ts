@@ -50,7 +50,7 @@ export async function lossesUpdate(work: Work, oracle: Oracle): Promise<LossesUp
   const drawn = rows.map((row) => examples[row]!);
   const batch = await Minibatch.of(run.task, drawn, work.beforeSend);
   const digest = fingerprint(JSON.stringify([prompts, batch.texts, batch.examples]));
-  await journal.open(assignment.assignment_id, digest, prompts.length);
+  journal.open(digest);
   const { dtype } = assignment.prompts;
   const step = new Step(run, batch, prompts, dtype, journal, work.score, work.told);
   const missing = step.missing();
@@ -94,7 +94,11 @@ function byClass(
   const targets = kept.map((at) => task.targetOf(batch.examples[at]!));
   const cells = prompts.flatMap((_, place) => {
     const answers = journal.answers(place);
-    return classLosses(task, kept.map((at) => answers[at]!), targets);
+    return classLosses(
+      task,
+      kept.map((at) => answers[at]!),
+      targets,
+    );
   });
   const numLabels = task.labels.length;
   const shape = [prompts.length, numLabels, cells.length / (prompts.length * numLabels)];

@@ -19,7 +19,10 @@ declare const app: typeof App;
 
 export const compiled = (): unknown[] => [
   secureStorage(mmkv, secureStore),
-  taskManager.defineTask("fedone", edgeTask(() => client, backgroundTask)),
+  taskManager.defineTask(
+    "fedone",
+    edgeTask(() => client, backgroundTask),
+  ),
   preferencesStorage(preferences),
   whileActive(client, app, () => undefined),
 ];

@@ -10,7 +10,16 @@ import {
 } from "../src/index.js";
 import type { Backend, ClientEvent, EdgeClientOptions } from "../src/index.js";
 import { webCryptoSigner } from "../src/signing.js";
-import { assignment, json, lost, ManualClock, problem, RUN, ScriptedServer } from "./server.js";
+import {
+  assignment,
+  json,
+  lost,
+  ManualClock,
+  never,
+  problem,
+  RUN,
+  ScriptedServer,
+} from "./server.js";
 
 const SERVER = "https://fedone.example";
 const DATA = Array.from({ length: 5 }, (_, n) => ({ text: "x".repeat(n + 1), label: n % 2 }));
@@ -120,8 +129,16 @@ test("work that the server gave up is dropped", async () => {
 
 test("a paused run's update waits while others are worked for", async () => {
   const server = new ScriptedServer()
-    .next("update", () => problem("run_conflict", 409), () => problem("run_conflict", 409))
-    .next("claim", () => json(assignment()), () => json(assignment({ assignment_id: "a2" })));
+    .next(
+      "update",
+      () => problem("run_conflict", 409),
+      () => problem("run_conflict", 409),
+    )
+    .next(
+      "claim",
+      () => json(assignment()),
+      () => json(assignment({ assignment_id: "a2" })),
+    );
   const { client } = clientOf(server);
   assert.equal(await client.runOnce(), "refused");
   assert.equal(client.status().unsent, 1);
@@ -218,6 +235,8 @@ test("losses on other examples do not mix", async () => {
   const data = DATA.map(({ text, label }) => ({ text: `${text}!`, label }));
   assert.equal(await clientOf(server, { backend, storage, data }).client.runOnce(), "worked");
   assert.equal(asked.length, 5);
+  // What the others cost was spent all the same.
+  assert.equal(JSON.parse(server.bodies("update")[0]!).usage.requests, 5);
 });
 
 test("a model that fails gives the work back, without its words", async () => {
@@ -243,7 +262,10 @@ test("the hook redacts, vetoes, and holds back where it throws", async () => {
     },
   });
   assert.equal(await broken.client.runOnce(), "declined");
-  assert.match(server.bodies("decline")[0]!, /0 of 3 examples could be scored \(0 failed, 3 vetoed\)/);
+  assert.match(
+    server.bodies("decline")[0]!,
+    /0 of 3 examples could be scored \(0 failed, 3 vetoed\)/,
+  );
 });
 
 test("nothing is claimed while the app's condition does not hold", async () => {
@@ -255,21 +277,19 @@ test("nothing is claimed while the app's condition does not hold", async () => {
   assert.deepEqual(server.received, []);
   charging = true;
   assert.equal(await client.runOnce(), "worked");
-  assert.deepEqual(events.slice(0, 2).map(({ kind }) => kind), ["paused", "resumed"]);
+  assert.deepEqual(
+    events.slice(0, 2).map(({ kind }) => kind),
+    ["paused", "resumed"],
+  );
 });
 
 test("a request for work ends with the signal", async () => {
   const stop = new AbortController();
-  const server = new ScriptedServer().next("claim", lost);
-  const { client } = clientOf(server, {
-    fetch: (url, init) => {
-      if (!url.endsWith("/claim")) return server.fetch(url, init);
-      setTimeout(() => stop.abort());
-      return new Promise((_, reject) =>
-        init.signal!.addEventListener("abort", () => reject(new Error("aborted"))),
-      );
-    },
+  const server = new ScriptedServer().next("claim", (received) => {
+    setTimeout(() => stop.abort());
+    return never(received);
   });
+  const { client } = clientOf(server);
   await client.run({ signal: stop.signal });
   assert.equal(client.status().outcome, "stopped");
 });
@@ -341,7 +361,10 @@ test("noise is drawn once, and the same after a restart", async () => {
   assert.equal(await clientOf(server, { storage: failing }).client.runOnce(), "worked");
   const { losses } = JSON.parse(server.bodies("update")[0]!);
   assert.deepEqual(losses, journal.noised);
-  assert.notDeepEqual(losses, journal.rows.map((row: number[]) => row[0]));
+  assert.notDeepEqual(
+    losses,
+    journal.rows.map((row: number[]) => row[0]),
+  );
 });
 
 test("arguments that cannot be used are refused with their name", () => {
@@ -358,4 +381,19 @@ test("arguments that cannot be used are refused with their name", () => {
     const make = () => new EdgeClient({ server: SERVER, data: DATA, storage, ...options });
     assert.throws(make, (error) => error instanceof ArgumentError && message.test(error.message));
   }
+});
+
+test("work that is given back costs what it has cost, and nothing of other work", async () => {
+  const second = () => json(assignment({ assignment_id: "a2", exchange: "alpha" }));
+  const server = new ScriptedServer().next("claim", () => json(assignment()), second);
+  const { backend, asked } = countingBackend();
+  const failing: Backend = async (query, signal) => {
+    if (asked.length === 2) throw new Error("out of memory");
+    return backend(query, signal);
+  };
+  const { client } = clientOf(server, { backend: failing });
+  assert.equal(await client.runOnce(), "declined");
+  assert.equal(await client.runOnce(), "declined");
+  const [first, other] = server.bodies("decline").map((body) => JSON.parse(body).usage.requests);
+  assert.deepEqual([first, other], [2, 0]);
 });

@@ -58,22 +58,34 @@ test("a sum is exact and does not depend on the order", () => {
 
 test("a mini-batch has distinct rows", () => {
   fc.assert(
-    fc.property(fc.integer({ min: 1, max: 200 }), fc.integer({ min: 1, max: 250 }), fc.nat(), (m, b, seed) => {
-      const rows = drawMinibatch(m, b, seed);
-      assert.equal(new Set(rows).size, Math.min(m, b));
-      assert.ok(rows.every((row) => row >= 0 && row < m));
-    }),
+    fc.property(
+      fc.integer({ min: 1, max: 200 }),
+      fc.integer({ min: 1, max: 250 }),
+      fc.nat(),
+      (m, b, seed) => {
+        const rows = drawMinibatch(m, b, seed);
+        assert.equal(new Set(rows).size, Math.min(m, b));
+        assert.ok(rows.every((row) => row >= 0 && row < m));
+      },
+    ),
   );
 });
 
 test("parts of a step cover it once", () => {
   fc.assert(
-    fc.property(fc.integer({ min: 1, max: 300 }), fc.integer({ min: 1, max: 300 }), (prompts, examples) => {
-      const covered = cuts(prompts, examples).flatMap(([start, stop]) =>
-        Array.from({ length: stop - start }, (_, at) => start + at),
-      );
-      assert.deepEqual(covered, Array.from({ length: prompts }, (_, at) => at));
-    }),
+    fc.property(
+      fc.integer({ min: 1, max: 300 }),
+      fc.integer({ min: 1, max: 300 }),
+      (prompts, examples) => {
+        const covered = cuts(prompts, examples).flatMap(([start, stop]) =>
+          Array.from({ length: stop - start }, (_, at) => start + at),
+        );
+        assert.deepEqual(
+          covered,
+          Array.from({ length: prompts }, (_, at) => at),
+        );
+      },
+    ),
   );
 });
 
@@ -101,7 +113,10 @@ test("labels keep the order of the wire, whatever they are called", () => {
       const run = `{"task":{"template":"{prompt}{text}","labels":{${entries.join()}}},"method":{"batch_size":1}}`;
       const { task } = readRun(run);
       assert.deepEqual(task.labels, labels);
-      assert.deepEqual(task.labelWords, labels.map((key) => `" ${key}":`));
+      assert.deepEqual(
+        task.labelWords,
+        labels.map((key) => `" ${key}":`),
+      );
     }),
   );
 });
@@ -111,7 +126,9 @@ test("noise is centred and has the standard deviation that the run asks for", ()
   const privacy = { clip: 2, noise_multiplier: 0.5 };
   const std = (0.5 * Math.sqrt(4) * 2) / 2;
   const count = 4000;
-  const found = Array.from({ length: count }, () => privateLosses(rows, privacy, platformRandom())).flat();
+  const found = Array.from({ length: count }, () =>
+    privateLosses(rows, privacy, platformRandom()),
+  ).flat();
   const mean = found.reduce((one, other) => one + other) / found.length;
   const variance = found.reduce((sum, one) => sum + (one - mean) ** 2, 0) / found.length;
   // Five standard errors of 16,000 draws.

@@ -22,7 +22,10 @@ export function problem(code: string, status: number, headers = {}): Response {
   return json({ type: "", title: "", status, code, detail: "why" }, status, headers);
 }
 
-/** One of two answers that do not arrive: the request did, or it did not. */
+/** An answer that never comes. */
+export const never: Reaction = () => new Promise(() => undefined);
+
+/** A connection that breaks. */
 export const lost: Reaction = () => {
   throw new TypeError("fetch failed");
 };
@@ -41,7 +44,12 @@ export const RUN = {
   gateway: true,
 };
 
-export const PROMPTS = [[0, 1], [2, 2], [0, 1], [1, 0]];
+export const PROMPTS = [
+  [0, 1],
+  [2, 2],
+  [0, 1],
+  [1, 0],
+];
 
 /** An assignment of the `losses` exchange. */
 export function assignment(changes: object = {}): object {
@@ -79,7 +87,11 @@ export class ScriptedServer {
     this.received.push(received);
     const name = nameOf(path);
     const reaction = this.#once.get(name)?.shift();
-    return reaction ? reaction(received) : this.#answer(name, received);
+    const answered = reaction ? reaction(received) : this.#answer(name, received);
+    const aborted = new Promise<never>((_, reject) =>
+      init.signal?.addEventListener("abort", () => reject(new Error("aborted"))),
+    );
+    return Promise.race([answered, aborted]);
   };
 
   #answer(name: string, { body }: Received): Response {

@@ -121,10 +121,9 @@ test("elements of arrays", () => {
   for (const { name, body, arrays } of vectors<Messages>("messages").messages) {
     const message = JSON.parse(body) as Record<string, PackedArray>;
     for (const [place, elements] of Object.entries(arrays ?? {})) {
-      const array = place.split(".").reduce<unknown>(
-        (found, key) => (found as Record<string, unknown>)[key],
-        message,
-      );
+      const array = place
+        .split(".")
+        .reduce<unknown>((found, key) => (found as Record<string, unknown>)[key], message);
       assert.deepEqual(unpack(array as PackedArray), elements, name);
     }
   }

@@ -23,8 +23,7 @@ export function secureStorage(mmkv: Mmkv, secure: SecureStore): EdgeStorage {
   const isSecret = (key: string): boolean => /\.(identity|signing-key)$/.test(key);
   return {
     get: (key) => (isSecret(key) ? secure.getItemAsync(key) : mmkv.getString(key)),
-    set: (key, value) =>
-      isSecret(key) ? secure.setItemAsync(key, value) : mmkv.set(key, value),
+    set: (key, value) => (isSecret(key) ? secure.setItemAsync(key, value) : mmkv.set(key, value)),
     remove: (key) => (isSecret(key) ? secure.deleteItemAsync(key) : void mmkv.remove(key)),
   };
 }
