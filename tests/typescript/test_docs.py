@@ -27,10 +27,10 @@ declare global {
   const data: edge.Example[], reviews: { all(): edge.Example[] };
   const progress: { show(kind: string): void };
   const battery: () => Promise<{ charging: boolean }>;
-  const tokenFromYourBackend: () => Promise<string>, userToken: typeof tokenFromYourBackend;
+  const tokenFromYourBackend: () => Promise<string>;
   const schedule: (seconds: number) => void;
   const burst: typeof edge.burst, client: edge.EdgeClient;
-  type Backend = edge.Backend;
+  const model: { logProbs(texts: string[], words: readonly string[]): Promise<number[][]> };
 }
 """
 OPTIONS = {

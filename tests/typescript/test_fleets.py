@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from fedone_sdk.aggregator.http import listening
-from fedone_sdk.backends import LLMBackend
-from fedone_sdk.gateway import ModelGateway, build_app
+from fedone_sdk.backends import LLMBackend, Query
 from fedone_sdk.messages import RunResult
 from fedone_sdk.spec import RunSpec
+from fedone_sdk.task import Part
 from fedone_sdk.testing import LoopbackFederation, ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
 from tests.typescript.devices import node_device
@@ -71,6 +72,24 @@ def rows_of(spec: RunSpec, device: int) -> list[dict[str, Any]]:
     ]
 
 
+def app_of(model: LLMBackend) -> web.Application:
+    """A model behind HTTP, asked in the form of the package's `backend`."""
+
+    async def score(request: web.Request) -> web.Response:
+        asked = await request.json()
+        query = Query(
+            inputs=tuple(tuple(Part(*part) for part in each) for each in asked["inputs"]),
+            label_words=tuple(asked["labelWords"]),
+            want=asked["want"],
+        )
+        rows = (await model.score(query)).log_probs
+        return web.json_response({"fingerprint": model.fingerprint, "logProbs": rows})
+
+    app = web.Application()
+    app.router.add_post("/", score)
+    return app
+
+
 async def fleet(
     spec: RunSpec,
     folder: Path,
@@ -95,9 +114,7 @@ async def fleet(
     ):
         env: dict[str, str] = {}
         if own is not None:
-            gateway = ModelGateway(own, tokens={"device": "a-secret-of-devices"})
-            url = await stack.enter_async_context(listening(build_app(gateway)))
-            env = {"MODEL_URL": url, "MODEL_TOKEN": "a-secret-of-devices"}
+            env = {"MODEL_URL": await stack.enter_async_context(listening(app_of(own)))}
         working: list[asyncio.Task[Any]] = []
         for number in range(DEVICES):
             rows = rows_of(spec, number)
@@ -129,7 +146,6 @@ async def test_the_same_alpha(changes: dict[str, Any], tmp_path: Path, package: 
 
 
 async def test_devices_with_models_of_their_own(tmp_path: Path, package: Path) -> None:
-    """What the package asks, `fedone gateway` takes; what it answers, the package takes."""
     spec = spec_of({"budget": {"queries": 10_000}})
     python = await fleet(spec, tmp_path, package, set(), own=ScriptedBackend())
     mixed = await fleet(spec, tmp_path, package, {0, 2}, own=ScriptedBackend())

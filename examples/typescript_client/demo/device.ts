@@ -1,6 +1,6 @@
 // One device as a Node program: node dist/demo/device.js URL TOKEN rows.jsonl [STATE]
-// Prints what happens, a line of JSON for each event; SIGTERM and Ctrl-C end it. With MODEL_URL and
-// MODEL_TOKEN it asks a `fedone gateway` of its own, and not the aggregator's.
+// Prints what happens, a line of JSON for each event; SIGTERM and Ctrl-C end it. With MODEL_URL
+// it asks a model of its own there, and not the aggregator's.
 import { readFileSync } from "node:fs";
 import { FileStorage } from "../adapters/node/index.js";
 import { EdgeClient, MemoryStorage } from "../src/index.js";
@@ -15,14 +15,10 @@ const lines = readFileSync(file, "utf8").split("\n").filter(Boolean);
 const stop = new AbortController();
 for (const signal of ["SIGINT", "SIGTERM"] as const) process.once(signal, () => stop.abort());
 
-const { MODEL_URL, MODEL_TOKEN } = process.env;
+const { MODEL_URL = "" } = process.env;
 const backend: Backend = async (query, signal) => {
-  const response = await fetch(`${MODEL_URL}/v1/model/score`, {
-    method: "POST",
-    headers: { Authorization: `Bearer ${MODEL_TOKEN}`, "Content-Type": "application/json" },
-    body: JSON.stringify(query),
-    signal: signal ?? null,
-  });
+  const body = JSON.stringify(query);
+  const response = await fetch(MODEL_URL, { method: "POST", body, signal: signal ?? null });
   if (!response.ok) throw new Error(`answered ${response.status}`);
   return response.json();
 };

@@ -7,7 +7,6 @@ const TARGET = new URL("../src/messages.ts", import.meta.url);
 const WANTED = [
   ...["Enrol", "Enrolled", "Claim", "AlphaAssignment", "LossesAssignment", "Renewal", "RunTask"],
   ...["VocabularyList", "Score", "Scores", "LossesUpdate", "Decline", "Receipt", "Problem"],
-  ...["ModelQuery", "ModelAnswer"],
 ];
 
 /** The schema in the draft that the generator reads: tuples by `items`, names for definitions only. */

@@ -1,3 +1,4 @@
+import type { Backend } from "./backend.js";
 import type { BeforeSend } from "./batch.js";
 import { systemClock } from "./clock.js";
 import type { Clock } from "./clock.js";
@@ -25,7 +26,7 @@ import type { Assignment } from "./link.js";
 import type { ScoreFunction } from "./loss.js";
 import type { LossesAssignment } from "./messages.js";
 import { gatewayOracle, ownOracle } from "./oracle.js";
-import type { Backend, Oracle } from "./oracle.js";
+import type { Oracle } from "./oracle.js";
 import { Outbox } from "./outbox.js";
 import type { Unsent } from "./outbox.js";
 import { Backoff, MAX_WAIT_S, PATIENCE_S } from "./patience.js";

@@ -1,3 +1,5 @@
+export { messagesOf, textOf } from "./backend.js";
+export type { Backend, Input, ModelAnswer, ModelQuery, Part } from "./backend.js";
 export type { BeforeSend } from "./batch.js";
 export { burst } from "./burst.js";
 export { EdgeClient } from "./client.js";
@@ -15,7 +17,6 @@ export {
 export type { ClientEvent, OnEvent, WorkFacts } from "./events.js";
 export type { ScoreFunction } from "./loss.js";
 export type * as messages from "./messages.js";
-export type { Backend, BackendAnswer } from "./oracle.js";
 export type { Random } from "./random.js";
 export type { Signed, Signer } from "./signing.js";
 export { MemoryStorage } from "./storage.js";

@@ -3,7 +3,7 @@ import { exactSum, mean } from "./numbers.js";
 import type { Example, Task } from "./task.js";
 
 /** What a model said of one input: log-probabilities in nats, or a text. */
-export type Answer = readonly number[] | string;
+export type ModelOutput = readonly number[] | string;
 
 /** A score function of the app's: from 0 (useless) to 1 (perfect). */
 export type ScoreFunction = (generated: string, example: Example) => number | Promise<number>;
@@ -25,7 +25,7 @@ const OFFSETS: Readonly<Record<number, readonly number[]>> = {
  */
 export async function exampleLoss(
   task: Task,
-  answer: Answer,
+  answer: ModelOutput,
   example: Example,
   score?: ScoreFunction,
 ): Promise<number> {

@@ -14,9 +14,7 @@ export type Message =
   | LossesUpdate
   | Decline
   | Receipt
-  | Problem
-  | ModelQuery
-  | ModelAnswer;
+  | Problem;
 
 /**
  * `POST /v1/clients`, authorised by an enrolment token.
@@ -403,39 +401,4 @@ export interface Problem {
   status: number;
   code: string;
   detail: string;
-}
-/**
- * `POST /v1/model/score` and `/v1/model/quote`: one prompt on one mini-batch.
- */
-export interface ModelQuery {
-  want?: "labels" | "choice" | "reference" | "text";
-  inputs: ["text" | "prompt" | "field" | "mask" | "role", string][][];
-  label_words?: string[];
-  references?: string[];
-  max_tokens?: number;
-  worst?: {
-    queries?: number;
-    requests?: number;
-    prompt_tokens?: number;
-    completion_tokens?: number;
-    usd?: string;
-  } | null;
-}
-/**
- * What the model answered.
- */
-export interface ModelAnswer {
-  fingerprint: string;
-  log_probs: (number[] | null)[];
-  texts?: (string | null)[];
-  usage: {
-    queries?: number;
-    requests?: number;
-    prompt_tokens?: number;
-    completion_tokens?: number;
-    usd?: string;
-  };
-  cached?: boolean;
-  censored?: number;
-  model?: string | null;
 }

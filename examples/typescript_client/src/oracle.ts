@@ -1,28 +1,14 @@
 import { pack, unpack } from "./array.js";
+import type { Backend, ModelAnswer, ModelQuery } from "./backend.js";
 import { Declining, kindOf, PutOff, Stopped } from "./errors.js";
-import type { Answer } from "./loss.js";
-import type { ModelAnswer, ModelQuery, Score, Scores, Usage } from "./messages.js";
+import type { ModelOutput } from "./loss.js";
+import type { Score, Scores, Usage } from "./messages.js";
 import type { Step } from "./step.js";
 import type { Filling, Task } from "./task.js";
 import type { Vocabulary } from "./vocabulary.js";
 
 /** Scores the prompts of a step at these places, and keeps their losses as they come. */
 export type Oracle = (step: Step, missing: readonly number[]) => Promise<void>;
-
-/**
- * A model of the device's own: one prompt on one mini-batch in, its answers out.
- *
- * The query and the answer are those of `fedone gateway` (`POST /v1/model/score`), so that a
- * function may pass them on as they are. `signal` is aborted when the client stops.
- */
-export type Backend = (
-  query: Required<Omit<ModelQuery, "worst">>,
-  signal: AbortSignal | undefined,
-) => Promise<BackendAnswer>;
-
-/** What a model of the device's own answers. */
-export type BackendAnswer = Pick<ModelAnswer, "fingerprint" | "log_probs"> &
-  Partial<Pick<ModelAnswer, "texts">> & { readonly usage?: Readonly<Record<string, unknown>> };
 
 /** (prompt, example) pairs of one request to the gateway. */
 const PAIRS = 512;
@@ -88,8 +74,8 @@ function answersOf(
   numPrompts: number,
   numExamples: number,
   task: Task,
-): (Answer | null)[][] {
-  const rows: (Answer | null)[][] = [];
+): (ModelOutput | null)[][] {
+  const rows: (ModelOutput | null)[][] = [];
   const width = Math.max(task.labels.length, 1);
   const shape = scores.log_probs?.shape ?? [];
   if (scores.log_probs == null) {
@@ -138,8 +124,7 @@ export function ownOracle(
           await ready();
           const prompt = vocabulary.prompt(task, step.prompts[own[0]!]!);
           const answer = await asked(backend, queryFor(step, prompt), signal);
-          const usage = answer.usage as Usage | undefined;
-          await step.keep(own, checked(step, answer), answer.fingerprint, usage);
+          await step.keep(own, checked(step, answer), answer.fingerprint, usageOf(answer));
         } catch (error) {
           ahead.length = 0; // When one fails, no further one is begun.
           throw error;
@@ -153,9 +138,9 @@ export function ownOracle(
 }
 
 /** Per example what the model answered, as far as it fits the query. */
-function checked({ run, batch }: Step, answer: BackendAnswer): (Answer | null)[] {
+function checked({ run, batch }: Step, answer: ModelAnswer): (ModelOutput | null)[] {
   const { task } = run;
-  const rows = task.loss === "score" ? answer.texts : answer.log_probs;
+  const rows = task.loss === "score" ? answer.texts : answer.logProbs;
   const width = task.loss === "nll" ? 1 : task.labels.length;
   const fits = (row: unknown): boolean =>
     row === null ||
@@ -163,26 +148,31 @@ function checked({ run, batch }: Step, answer: BackendAnswer): (Answer | null)[]
   if (rows?.length !== batch.texts.length || !rows.every(fits) || !answer.fingerprint) {
     throw new Declining("the client's model gave an answer that does not fit its query");
   }
-  return rows;
+  return [...rows];
 }
 
-function queryFor(step: Step, prompt: Filling): Required<Omit<ModelQuery, "worst">> {
+function usageOf({ usage = {} }: ModelAnswer): Usage {
+  const { requests = 0, promptTokens = 0, completionTokens = 0, usd = 0 } = usage;
+  return { requests, prompt_tokens: promptTokens, completion_tokens: completionTokens, usd };
+}
+
+function queryFor(step: Step, prompt: Filling): ModelQuery {
   const { task } = step.run;
   const want = WANTS[task.loss];
   return {
     want,
     inputs: step.batch.texts.map((text) => task.render(prompt, text)),
-    label_words: want === "labels" ? [...(prompt.labelWords ?? task.labelWords)] : [],
+    labelWords: want === "labels" ? [...(prompt.labelWords ?? task.labelWords)] : [],
     references: want === "reference" ? [...step.batch.references] : [],
-    max_tokens: want === "text" ? (task.spec.max_tokens ?? 64) : 0,
+    maxTokens: want === "text" ? (task.spec.max_tokens ?? 64) : 0,
   };
 }
 
 async function asked(
   backend: Backend,
-  query: Parameters<Backend>[0],
+  query: ModelQuery,
   signal: AbortSignal | undefined,
-): Promise<BackendAnswer> {
+): Promise<ModelAnswer> {
   try {
     return await backend(query, signal);
   } catch (error) {

@@ -2,7 +2,7 @@ import type { Minibatch } from "./batch.js";
 import { Declining } from "./errors.js";
 import type { Journal, Row } from "./journal.js";
 import { exampleLoss } from "./loss.js";
-import type { Answer, ScoreFunction } from "./loss.js";
+import type { ModelOutput, ScoreFunction } from "./loss.js";
 import type { PackedArray, Usage } from "./messages.js";
 import type { Run } from "./task.js";
 
@@ -40,7 +40,7 @@ export class Step {
    */
   async keep(
     places: readonly number[],
-    answers: readonly (Answer | null)[],
+    answers: readonly (ModelOutput | null)[],
     model: string,
     usage?: Usage,
   ): Promise<void> {

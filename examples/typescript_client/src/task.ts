@@ -1,5 +1,6 @@
 import { MessageError } from "./errors.js";
-import type { ModelQuery, RunTask, TaskSpec } from "./messages.js";
+import type { Input, Part } from "./backend.js";
+import type { RunTask, TaskSpec } from "./messages.js";
 import { parseTemplate } from "./template.js";
 import type { Piece } from "./template.js";
 
@@ -11,8 +12,6 @@ export interface Filling {
   readonly texts: readonly string[];
   readonly labelWords?: readonly string[];
 }
-
-type Input = ModelQuery["inputs"][number];
 
 const MAX_TEXT_CHARS = 20_000;
 
@@ -86,14 +85,14 @@ export class Task {
     return this.labels.indexOf(text);
   }
 
-  /** What a model is asked about an example under a prompt, in the form of the SDK's gateway. */
+  /** What a model is asked about an example under a prompt. */
   render(prompt: Filling, example: Example): Input {
     const texts = new Map<string, string>(
       this.slots.length > 0
         ? this.slots.map((slot, at) => [slot, prompt.texts[at] ?? ""])
         : [["prompt", prompt.texts.join("")]],
     );
-    const parts: Input = [];
+    const parts: Part[] = [];
     for (const { role, pieces } of this.#messages) {
       if (role !== undefined) parts.push(["role", role]);
       for (const { text, field } of pieces) {
@@ -106,7 +105,7 @@ export class Task {
       const last = parts[parts.length - 1];
       // The line feed after an instruction is for what follows; here nothing does.
       if ((role === "system" || role === "user") && last?.[0] === "prompt") {
-        last[1] = last[1].replace(/\n+$/, "");
+        parts[parts.length - 1] = ["prompt", last[1].replace(/\n+$/, "")];
       }
     }
     return parts;

@@ -5,7 +5,9 @@ import {
   ArgumentError,
   EdgeClient,
   MemoryStorage,
+  messagesOf,
   ProblemError,
+  textOf,
   UnsupportedError,
 } from "../src/index.js";
 import type { Backend, ClientEvent, EdgeClientOptions } from "../src/index.js";
@@ -43,7 +45,7 @@ function countingBackend(): { backend: Backend; asked: string[] } {
   const asked: string[] = [];
   const backend: Backend = async ({ inputs }) => {
     asked.push(inputs[0]!.find(([kind]) => kind === "prompt")![1]);
-    return { fingerprint: "own", log_probs: inputs.map(() => [-1, -2]), usage: { requests: 1 } };
+    return { fingerprint: "own", logProbs: inputs.map(() => [-1, -2]), usage: { requests: 1 } };
   };
   return { backend, asked };
 }
@@ -396,4 +398,25 @@ test("work that is given back costs what it has cost, and nothing of other work"
   assert.equal(await client.runOnce(), "declined");
   const [first, other] = server.bodies("decline").map((body) => JSON.parse(body).usage.requests);
   assert.deepEqual([first, other], [2, 0]);
+});
+
+test("an input is a text, or the messages of a chat", () => {
+  const input = [
+    ["prompt", "Say:"],
+    ["text", " "],
+    ["field", "x"],
+    ["mask", ""],
+  ] as const;
+  assert.equal(textOf(input), "Say: x");
+  assert.equal(textOf(input, "<mask>"), "Say: x<mask>");
+  const chat = [
+    ["role", "user"],
+    ["prompt", "Say:"],
+    ["field", "x"],
+    ["role", "assistant"],
+  ] as const;
+  assert.deepEqual(messagesOf([...chat, ["text", "It was"]]), [
+    { role: "user", content: "Say:x" },
+    { role: "assistant", content: "It was" },
+  ]);
 });
