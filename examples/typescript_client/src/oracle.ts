@@ -1,6 +1,6 @@
 import { pack, unpack } from "./array.js";
 import type { Backend, ModelAnswer, ModelQuery } from "./backend.js";
-import { Declining, kindOf, PutOff, Stopped } from "./errors.js";
+import { Declining, kindOf, Stopped } from "./errors.js";
 import type { ModelOutput } from "./loss.js";
 import type { Score, Scores, Usage } from "./messages.js";
 import type { Step } from "./step.js";
@@ -173,11 +173,18 @@ async function asked(
   query: ModelQuery,
   signal: AbortSignal | undefined,
 ): Promise<ModelAnswer> {
+  let stop = (): void => undefined;
+  const stopped = new Promise<never>((_, reject) => {
+    stop = () => reject(new Stopped("stopped"));
+    signal?.addEventListener("abort", stop);
+  });
   try {
-    return await backend(query, signal);
+    // A model that does not end with the signal must not hold up an app that is to be suspended.
+    return await Promise.race([backend(query, signal), stopped]);
   } catch (error) {
     if (signal?.aborted) throw new Stopped("stopped");
-    if (error instanceof PutOff) throw error;
     throw new Declining(`the client's model failed with ${kindOf(error)}`);
+  } finally {
+    signal?.removeEventListener("abort", stop);
   }
 }
