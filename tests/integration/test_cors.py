@@ -1,4 +1,4 @@
-"""Web pages as devices, over real HTTP: what a browser is told, and that nothing is by default."""
+"""Web pages as devices, over real HTTP: the answers to a browser, and that none is shared by default."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ async def node_device(
         token: Lets it enrol.
         rows: Its examples.
         folder: Keeps them and its state.
-        env: Variables beside ours.
+        env: More variables.
     """
     file = _written(rows, folder)
     process = await asyncio.create_subprocess_exec(

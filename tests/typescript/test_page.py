@@ -1,4 +1,4 @@
-"""A page in Chromium as a device: it enrols, goes on after a reload, and its origin counts."""
+"""A page in Chromium as a device: it enrols, continues after a reload, and its origin counts."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def test_a_page_takes_part(chromium: Chromium, package: Path) -> None:
         await take_part(page, url, TOKEN)
         while run.state.round < 2:
             await asyncio.sleep(0.01)
-        # A reload amid work: it is the same device, which needs no token any more.
+        # A reload during work: it is the same device, which needs no token any more.
         await watcher.visit("page.html")
         answering.set()
         await take_part(page, url, "")

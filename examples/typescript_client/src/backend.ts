@@ -3,7 +3,7 @@ export type Part = readonly [
   /**
    * `prompt` is what is tuned; only a `field` may be shortened to fit the model; a `mask`, of masked
    * models, has no text. In a chat a `role` opens each message and names it (`system`, `user`,
-   * `assistant`); the last one is the `assistant`'s, which the model goes on with.
+   * `assistant`); the last one is the `assistant`'s, which the model continues.
    */
   kind: "text" | "prompt" | "field" | "mask" | "role",
   text: string,

@@ -65,7 +65,7 @@ export class Identity {
     await this.#save({ server: this.server, client_id, credential });
   }
 
-  /** Forgets an identity that the server does not know any more. */
+  /** Removes an identity that the server refuses. */
   async forget(): Promise<void> {
     await this.#save({ server: this.server });
   }

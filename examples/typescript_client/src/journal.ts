@@ -45,7 +45,7 @@ export class Journal {
     );
   }
 
-  /** Goes on with the pages of a piece of work, or begins new ones. */
+  /** Loads the pages of a piece of work, or begins new ones. */
   async begin(assignmentId: string): Promise<void> {
     const kept = await this.#kept.load();
     this.#pages = kept?.assignmentId === assignmentId ? kept : blank(assignmentId);
@@ -99,7 +99,7 @@ export class Journal {
     return this.#pages.noised ?? [];
   }
 
-  /** Forgets the work: it is finished, or gone. */
+  /** Removes the pages: the work is finished, or gone. */
   async drop(): Promise<void> {
     await this.#writing.catch(() => undefined);
     await this.#kept.remove();

@@ -6,7 +6,7 @@ import { Vocabulary } from "./vocabulary.js";
 /** Runs that are kept at hand; the one that was asked for least lately makes room. */
 const MOST = 8;
 
-/** What a device knows of the runs that it works for, fetched once. */
+/** Tasks and candidates of the runs that a device works for, each fetched once. */
 export class KnownRuns {
   readonly #runs = new Recent<Run>();
   readonly #vocabularies = new Recent<Vocabulary>();
@@ -39,7 +39,7 @@ export class KnownRuns {
     return this.#vocabularies.keep(runId, found);
   }
 
-  /** Forgets all: another server may have other runs of the same names. */
+  /** Removes all: another server may have other runs of the same names. */
   forget(): void {
     this.#runs.clear();
     this.#vocabularies.clear();

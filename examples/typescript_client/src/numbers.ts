@@ -40,8 +40,8 @@ export function mean(values: readonly number[]): number {
 }
 
 /**
- * A name for a text, 106 bits by cyrb53 with two seeds: for finding again what was kept, and no
- * protection against somebody who looks for collisions.
+ * A name for a text, 106 bits by cyrb53 with two seeds: for finding again what was kept. It does
+ * not resist a search for collisions.
  */
 export function fingerprint(text: string): string {
   return `${hash(text, 0).toString(36)}.${hash(text, 1).toString(36)}`;

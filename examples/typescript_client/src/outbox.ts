@@ -42,12 +42,12 @@ export class Outbox {
     await this.#save([...others, unsent].slice(-MOST));
   }
 
-  /** Forgets work that the server has taken or refused. */
+  /** Removes work that the server has taken or refused. */
   async drop(assignmentId: string): Promise<void> {
     await this.#save((await this.waiting()).filter((other) => !isFor(other, assignmentId)));
   }
 
-  /** Forgets all. */
+  /** Removes all. */
   async clear(): Promise<void> {
     await this.#save([]);
   }

@@ -10,7 +10,7 @@ export interface EdgeStorage {
   remove(key: string): void | Promise<void>;
 }
 
-/** Forgets everything with its process; the device then enrols at each start. */
+/** Keeps texts as long as the process lives; the device then enrols at each start. */
 export class MemoryStorage implements EdgeStorage {
   readonly #values = new Map<string, string>();
 

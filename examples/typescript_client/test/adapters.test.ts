@@ -125,7 +125,7 @@ test("a background task ends when the system says so, and tells how it went", as
   assert.equal(await edgeTask(() => clientOf(refusing), system)(), 2);
 });
 
-test("an app in the background stops, and goes on in the foreground", async () => {
+test("an app in the background stops, and continues in the foreground", async () => {
   let listener: (state: { isActive: boolean }) => void = () => undefined;
   const app = {
     getState: async () => ({ isActive: true }),
