@@ -1,4 +1,4 @@
-"""Web pages as devices, over real HTTP: the answers to a browser, and that none is shared by default."""
+"""Web pages as devices, over real HTTP: which answers a browser shares with a page, and which not."""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ class TestOddRows:
 
 
 async def test_a_mean_is_an_exact_sum() -> None:
-    """A sum from left to right gives 0.09999999999999999; the last bit must not depend on Python."""
+    """A sum from left to right gives 0.09999999999999999; Python 3.12 gives this."""
     task = {"template": "{prompt} {text}", "loss": "nll", "metric": "loss"}
     method = {"name": "gs-bdpl", "num_samples": 4, "batch_size": 10, "tau": 1.0}
     spec = spec_of(task=task).model_dump(mode="json") | {"method": method}
