@@ -1,4 +1,4 @@
-"""Web pages as devices, over real HTTP: which answers a browser shares with a page, and which not."""
+"""Web pages as devices, over real HTTP: which answers a browser shares with a page."""
 
 from __future__ import annotations
 
