@@ -40,7 +40,7 @@ include_patterns = [
     *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/**.md", "docs/**.rst"),
     *("examples/**.md", "deploy/**.md"),
 ]
-exclude_patterns = ["docs/_templates"]
+exclude_patterns = ["docs/_templates", "**/node_modules"]
 external_toc_path = "docs/_toc.yml"
 templates_path = [str(Path(__file__).parent / "_templates")]
 

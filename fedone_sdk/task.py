@@ -492,7 +492,7 @@ def label_loss(task: TaskSpec, log_probs: LogProbs, target: int) -> float:
     values = biased(task, log_probs)
     if task.loss == "hinge":
         others = (value for index, value in enumerate(values) if index != target)
-        return sum(max(0.0, 1.0 - values[target] + value) for value in others) / len(values)
+        return math.fsum(max(0.0, 1.0 - values[target] + value) for value in others) / len(values)
     highest = max(values)
     total = math.log(math.fsum(math.exp(value - highest) for value in values)) + highest
     return total - values[target]

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from fedone_sdk.aggregator.auth import AdminToken, Authority, EnrolmentToken
+from fedone_sdk.aggregator.cors import NO_PAGES, CorsConfig
 from fedone_sdk.aggregator.drain import Drain
 from fedone_sdk.aggregator.health import Readiness
 from fedone_sdk.aggregator.http import listening
@@ -52,6 +53,7 @@ class Aggregator:
         require_signatures: Whether every device must sign its requests.
         signature_window_s: How far the clock of a device that signs may be off, seconds.
         limits: How often callers may ask, by default as often as they like.
+        cors: Which web pages may take part as devices, by default none.
         clock: Tells the time.
         observers: Metrics and traces.
         drain_s: How long requests under way may take at the end, seconds.
@@ -69,6 +71,7 @@ class Aggregator:
         require_signatures: bool = False,
         signature_window_s: float = 300.0,
         limits: Limits = NO_LIMITS,
+        cors: CorsConfig = NO_PAGES,
         clock: Clock | None = None,
         observers: Observers = NOBODY,
         drain_s: float = 1.0,
@@ -91,6 +94,7 @@ class Aggregator:
             retention=retention,
         )
         self._limits = limits
+        self._cors = cors
         self._observers = observers
         self._drain_s = drain_s
         self._drain = Drain()
@@ -171,6 +175,7 @@ class Aggregator:
                     readiness=self._readiness,
                     observers=self._observers,
                     limits=self._limits,
+                    cors=self._cors,
                     public_metrics=public_metrics,
                 ),
                 host=host,

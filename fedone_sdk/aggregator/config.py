@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_va
 from pydantic_settings import NoDecode
 
 from fedone_sdk.aggregator.auth_config import MAKE_A_TOKEN, AuthConfig, Token
+from fedone_sdk.aggregator.cors import CorsConfig
 from fedone_sdk.aggregator.environment import load_settings
 from fedone_sdk.aggregator.limits import Limits
 from fedone_sdk.aggregator.retention import Retention
@@ -213,6 +214,7 @@ class ServeConfig(Spec):
         store: SQLite file, or a URL of a PostgreSQL database, that keeps runs and clients.
         auth: Tokens.
         limits: How often callers may ask.
+        cors: Which web pages may take part as devices; none by default.
         retention: How long is kept what has come to an end; for ever by default.
         tls: Certificate; null serves plain HTTP, for loopback or behind a proxy.
         backend: The gateway's model; null when clients bring their own.
@@ -230,6 +232,7 @@ class ServeConfig(Spec):
     store: Annotated[StoreConfig, NoDecode, BeforeValidator(_store)] = StoreConfig()
     auth: Annotated[AuthConfig, BeforeValidator(_mapping)] = AuthConfig()
     limits: Limits = Limits()
+    cors: CorsConfig = CorsConfig()
     retention: Retention = Retention()
     tls: TlsConfig | None = None
     backend: BackendSpec | None = OnnxSpec()

@@ -102,6 +102,7 @@ async def _serve(config: ServeConfig, folder: Path, runs: list[RunToServe]) -> N
             observers=observers,
             drain_s=config.drain_s,
             limits=config.limits,
+            cors=config.cors,
             retention=config.retention,
             **config.auth.arguments(),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -218,7 +219,7 @@ async def score_step(
 
         values = step.journal.release(keys, noised)
     else:
-        values = tuple(sum(row) / len(row) for row in losses)
+        values = tuple(math.fsum(row) / len(row) for row in losses)
     by_class, class_counts = _by_class(step, keys, failed) if step.by_class else (None, ())
     return Losses(
         values=values,

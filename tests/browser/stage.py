@@ -284,10 +284,18 @@ class Chromium:
         self,
         url: str,
         *,
+        also: str | None = None,
         size: tuple[int, int] = DESKTOP,
         scheme: str = "light",
     ) -> AsyncIterator[Watcher]:
-        """A page in a session of its own; what went wrong in it is an error at the end."""
+        """A page in a session of its own; what went wrong in it is an error at the end.
+
+        Args:
+            url: Where it lies, and all that it may ask for.
+            also: Another address that it may ask.
+            size: Of the window, pixels.
+            scheme: ``light`` or ``dark``.
+        """
         context: BrowserContext = await self._browser.new_context(
             viewport={"width": size[0], "height": size[1]},
             color_scheme="dark" if scheme == "dark" else "light",
@@ -299,7 +307,8 @@ class Chromium:
             watcher.page.set_default_timeout(15_000)
             yield watcher
             assert watcher.errors == []
-            assert [each for each in watcher.requested if not each.startswith(url)] == []
+            expected = (url, also or url)
+            assert [each for each in watcher.requested if not each.startswith(expected)] == []
         finally:
             with suppress(Exception):
                 await context.close()

@@ -120,7 +120,11 @@ CASES: Mapping[str, dict[str, Any]] = {
             "backend": {"kind": "openai", "model": "gpt-4o-mini"},
             "apiKeySecret": _KEY,
             "checkFirst": False,
-            "config": {"auth": {"require_signatures": True}, "log": {"requests": "info"}},
+            "config": {
+                "auth": {"require_signatures": True},
+                "cors": {"origins": ["https://app.example"]},
+                "log": {"requests": "info"},
+            },
             "enrolmentTokens": [
                 {
                     "name": "acme",

@@ -30,6 +30,7 @@ cases = pytest.mark.parametrize("case", CASES)
         ({"aggregator": {"config": {"listen": "0.0.0.0:1"}}}, "'listen' not allowed"),
         ({"aggregator": {"config": {"drain_s": -1}}}, "/aggregator/config/drain_s"),
         ({"aggregator": {"config": {"log": {"level": "loud"}}}}, "/aggregator/config/log/level"),
+        ({"aggregator": {"config": {"cors": {"origins": ["*"]}}}}, "/config/cors/origins/0"),
         ({"aggregator": {"backend": {"kind": "gpt"}}}, "/aggregator/backend/kind"),
         ({"aggregator": {"backend": {"kind": "openai", "api_key": "sk-1"}}}, "'api_key'"),
         ({"aggregator": {"enrolmentTokens": [{"token": "s3cret"}]}}, "'token' not allowed"),

@@ -198,6 +198,20 @@ class TestOddRows:
         assert "Jane" not in reason
 
 
+async def test_a_mean_is_an_exact_sum() -> None:
+    """A sum from left to right gives 0.09999999999999999; Python 3.12 gives this."""
+    task = {"template": "{prompt} {text}", "loss": "nll", "metric": "loss"}
+    method = {"name": "gs-bdpl", "num_samples": 4, "batch_size": 10, "tau": 1.0}
+    spec = spec_of(task=task).model_dump(mode="json") | {"method": method}
+    rows = [{"text": f"{n}", "label": "a text"} for n in range(10)]
+    backend = ScriptedBackend(reference=lambda *_: -0.1)
+    async with serving(RunSpec.model_validate(spec)) as service:
+        watched = Watched(service)
+        async with client_of(service, rows, transport=watched, backend=backend) as client:
+            assert await client.run_once() == "worked"
+    assert [update.losses for update in watched.updates] == [(0.1, 0.1, 0.1, 0.1)]
+
+
 SAID = f"HTTP 400 ([{{'input': '{JANE}'}}])"
 
 

@@ -26,7 +26,7 @@ PAGES = [
     *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "deploy").rglob("*.md")),
-    *sorted((ROOT / "examples").rglob("*.md")),
+    *(p for p in sorted((ROOT / "examples").rglob("*.md")) if "node_modules" not in p.parts),
 ]
 
 _LINK = re.compile(r"\]\((?!https?:|mailto:)([^)\s]*)\)")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from fedone_sdk.aggregator.cors import NO_PAGES, Cors, CorsConfig
 from fedone_sdk.aggregator.drain import Drain
 from fedone_sdk.aggregator.health import Readiness
 from fedone_sdk.aggregator.http import Handler, bearer_token, problems, stamp_headers
@@ -59,6 +60,7 @@ def build_app(
     readiness: Readiness | None = None,
     observers: Observers = NOBODY,
     limits: Limits = NO_LIMITS,
+    cors: CorsConfig = NO_PAGES,
     public_metrics: bool = False,
 ) -> web.Application:
     """The aiohttp application over a service.
@@ -69,6 +71,7 @@ def build_app(
         readiness: Answers `/readyz`.
         observers: Told of every request; their metrics answer `/metrics`.
         limits: How often callers may ask.
+        cors: Which web pages may take part as devices.
         public_metrics: Whether anybody may read the metrics.
     """
     limiter = Limiter(limits)
@@ -81,9 +84,12 @@ def build_app(
         is_for_clients = request.match_info.handler in of_clients
         return is_for_clients and service.access.known(bearer_token(request))
 
+    of_devices = {handler for route, handler in handlers if route.access == "enrolment"}
+    pages = Cors(cors, of_clients | of_devices)
     app = web.Application(
         middlewares=[
             observing(observers),
+            pages.middleware,
             _traffic,
             problems,
             noted,
@@ -99,6 +105,7 @@ def build_app(
     app[LIMITER] = limiter
     app.on_response_prepare.append(stamp)
     app.on_response_prepare.append(stamp_headers)
+    pages.install(app)
     app[DOCUMENT] = openapi_document(served)
     for route, handler in handlers:
         app.router.add_route(route.method, route.path, handler)

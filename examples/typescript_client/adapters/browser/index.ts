@@ -1,0 +1,53 @@
+import type { EdgeStorage } from "../../src/index.js";
+
+const STORE = "texts";
+
+/** Keeps the client's state in the browser's IndexedDB, of this origin alone. */
+export class IndexedDbStorage implements EdgeStorage {
+  readonly #opened: Promise<IDBDatabase>;
+
+  /** @param name The database's. */
+  constructor(name = "fedone-edge") {
+    const opening = indexedDB.open(name, 1);
+    opening.onupgradeneeded = () => opening.result.createObjectStore(STORE);
+    this.#opened = done(opening);
+    this.#opened.catch(() => undefined); // said by the first call
+  }
+
+  async get(key: string): Promise<string | undefined> {
+    return this.#ask("readonly", (store) => store.get(key));
+  }
+
+  async set(key: string, value: string): Promise<void> {
+    await this.#ask("readwrite", (store) => store.put(value, key));
+  }
+
+  async remove(key: string): Promise<void> {
+    await this.#ask("readwrite", (store) => store.delete(key));
+  }
+
+  async #ask<T>(
+    mode: IDBTransactionMode,
+    act: (store: IDBObjectStore) => IDBRequest<T>,
+  ): Promise<T> {
+    const transaction = (await this.#opened).transaction(STORE, mode, { durability: "strict" });
+    const request = act(transaction.objectStore(STORE));
+    await new Promise<void>((resolve, reject) => {
+      transaction.oncomplete = () => resolve();
+      transaction.onabort = transaction.onerror = () => reject(transaction.error);
+    });
+    return request.result;
+  }
+}
+
+/** Runs `work` in one tab of this origin at a time: two clients must not share a storage. */
+export async function inOneTab(work: () => Promise<void>, name = "fedone-edge"): Promise<void> {
+  await navigator.locks.request(name, work);
+}
+
+function done<T>(request: IDBRequest<T>): Promise<T> {
+  return new Promise((resolve, reject) => {
+    request.onsuccess = () => resolve(request.result);
+    request.onerror = () => reject(request.error);
+  });
+}

@@ -1,0 +1,54 @@
+import { burst } from "../../src/index.js";
+import type { EdgeClient, EdgeStorage } from "../../src/index.js";
+
+/** What is used of an instance of `react-native-mmkv` 4. */
+export interface Mmkv {
+  getString(key: string): string | undefined;
+  set(key: string, value: string): void;
+  remove(key: string): unknown;
+}
+
+/** What is used of `expo-secure-store`. */
+export interface SecureStore {
+  getItemAsync(key: string): Promise<string | null>;
+  setItemAsync(key: string, value: string): Promise<void>;
+  deleteItemAsync(key: string): Promise<void>;
+}
+
+/**
+ * Keeps the credential in the keychain or keystore, and all else, which may be longer than an item
+ * of a keychain, in MMKV.
+ */
+export function secureStorage(mmkv: Mmkv, secure: SecureStore): EdgeStorage {
+  const isSecret = (key: string): boolean => /\.(identity|signing-key)$/.test(key);
+  return {
+    get: (key) => (isSecret(key) ? secure.getItemAsync(key) : mmkv.getString(key)),
+    set: (key, value) => (isSecret(key) ? secure.setItemAsync(key, value) : mmkv.set(key, value)),
+    remove: (key) => (isSecret(key) ? secure.deleteItemAsync(key) : void mmkv.remove(key)),
+  };
+}
+
+/** What is used of `expo-background-task`. */
+export interface BackgroundTask {
+  addExpirationListener(listener: () => void): { remove(): void };
+  readonly BackgroundTaskResult: { readonly Success: number; readonly Failed: number };
+}
+
+/**
+ * A task for `TaskManager.defineTask` of `expo-task-manager`: works for as long as the system lets
+ * it, and not longer.
+ */
+export function edgeTask(client: () => EdgeClient, system: BackgroundTask, seconds = 25) {
+  return async (): Promise<number> => {
+    const over = new AbortController();
+    const expiry = system.addExpirationListener(() => over.abort());
+    try {
+      await burst(client(), { seconds, signal: over.signal });
+      return system.BackgroundTaskResult.Success;
+    } catch {
+      return system.BackgroundTaskResult.Failed;
+    } finally {
+      expiry.remove();
+    }
+  };
+}

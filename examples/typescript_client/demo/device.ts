@@ -1,0 +1,34 @@
+// One device as a Node program: node dist/demo/device.js URL TOKEN rows.jsonl [STATE]
+// Prints what happens, a line of JSON for each event; SIGTERM and Ctrl-C end it. With MODEL_URL
+// it asks a model of its own there, and not the aggregator's.
+import { readFileSync } from "node:fs";
+import { FileStorage } from "../adapters/node/index.js";
+import { EdgeClient, MemoryStorage } from "../src/index.js";
+import type { Backend, Example } from "../src/index.js";
+
+const [server, token, file, folder] = process.argv.slice(2);
+if (!server || !token || !file) {
+  console.error("usage: device.js URL TOKEN rows.jsonl [STATE]");
+  process.exit(2);
+}
+const lines = readFileSync(file, "utf8").split("\n").filter(Boolean);
+const stop = new AbortController();
+for (const signal of ["SIGINT", "SIGTERM"] as const) process.once(signal, () => stop.abort());
+
+const { MODEL_URL = "" } = process.env;
+const backend: Backend = async (query, signal) => {
+  const body = JSON.stringify(query);
+  const response = await fetch(MODEL_URL, { method: "POST", body, signal: signal ?? null });
+  if (!response.ok) throw new Error(`answered ${response.status}`);
+  return response.json();
+};
+
+const client = new EdgeClient({
+  server,
+  token,
+  data: lines.map((line) => JSON.parse(line) as Example),
+  storage: folder ? new FileStorage(folder) : new MemoryStorage(),
+  ...(MODEL_URL && { backend }),
+  onEvent: (event) => console.log(JSON.stringify(event)),
+});
+await client.run({ signal: stop.signal });

@@ -1,0 +1,84 @@
+import { Declining } from "./errors.js";
+import type { Scored } from "./messages.js";
+import { isSendable } from "./task.js";
+import type { Example, Task } from "./task.js";
+
+/**
+ * Sees every text before it leaves the device; returns it, a redacted form, or null to hold the
+ * example back. One that throws holds it back.
+ */
+export type BeforeSend = (text: string) => string | null | Promise<string | null>;
+
+/** Share of the mini-batch that must have been scored for an update to count. */
+const MIN_SCORED_SHARE = 0.8;
+
+/** The examples of one step that may leave the device. */
+export class Minibatch {
+  private constructor(
+    /** The text fields of each, after the hook. */
+    readonly texts: readonly Record<string, string>[],
+    /** The reference text of each, after the hook, for loss `nll`; else none. */
+    readonly references: readonly string[],
+    /** The same examples whole; their labels stay on the device. */
+    readonly examples: readonly Example[],
+    /** Examples that the hook held back, or left without a text that can be sent. */
+    readonly vetoed: number,
+  ) {}
+
+  /**
+   * Applies the hook to the examples of a step.
+   *
+   * @throws Declining The hook held too many back.
+   */
+  static async of(
+    task: Task,
+    examples: readonly Example[],
+    beforeSend: BeforeSend | undefined,
+  ): Promise<Minibatch> {
+    const kept: Example[] = [];
+    for (const example of examples) {
+      const passed: Record<string, unknown> = { ...example };
+      if (beforeSend) {
+        for (const name of task.shown) {
+          passed[name] = await passedBy(beforeSend, String(example[name]));
+        }
+      }
+      if (task.usable(passed)) kept.push(passed);
+    }
+    const texts = kept.map((example) =>
+      Object.fromEntries(task.fields.map((name) => [name, String(example[name])])),
+    );
+    const references =
+      task.loss === "nll" ? kept.map((example) => String(example[task.labelField])) : [];
+    const batch = new Minibatch(texts, references, kept, examples.length - kept.length);
+    batch.check(new Set());
+    return batch;
+  }
+
+  /**
+   * Counts what became of the examples.
+   *
+   * @param failed Positions of those that the model failed on.
+   * @throws Declining Too few were scored.
+   */
+  check(failed: ReadonlySet<number>): Scored {
+    const total = this.texts.length + this.vetoed;
+    const scored = this.texts.length - failed.size;
+    if (scored === 0 || scored < MIN_SCORED_SHARE * total) {
+      throw new Declining(
+        `only ${scored} of ${total} examples could be scored ` +
+          `(${failed.size} failed, ${this.vetoed} vetoed)`,
+      );
+    }
+    return { scored, failed: failed.size, vetoed: this.vetoed };
+  }
+}
+
+async function passedBy(beforeSend: BeforeSend, text: string): Promise<string | null> {
+  try {
+    const passed = await beforeSend(text);
+    return isSendable(passed) ? passed : null;
+  } catch {
+    return null;
+  }
+}

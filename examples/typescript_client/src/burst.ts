@@ -1,0 +1,33 @@
+import type { EdgeClient, Outcome } from "./client.js";
+import { systemClock } from "./clock.js";
+
+/**
+ * Works for as long as the system lets a background job: turn after turn while there is work.
+ *
+ * @param client Works.
+ * @param options.seconds Ends the turn under way after so long; what is done is kept.
+ * @param options.signal Ends it at once, as the system does when the time is over.
+ * @param options.waitS How long each request for work may stay open, seconds.
+ * @returns What the last turn came to.
+ * @throws Error As `EdgeClient.run`.
+ */
+export async function burst(
+  client: EdgeClient,
+  { seconds, signal, waitS = 2 }: { seconds: number; signal?: AbortSignal; waitS?: number },
+): Promise<Outcome> {
+  const over = new AbortController();
+  const end = (): void => over.abort();
+  const timer = setTimeout(end, 1000 * seconds);
+  signal?.addEventListener("abort", end);
+  if (signal?.aborted) end();
+  const until = systemClock.now() + seconds;
+  try {
+    for (;;) {
+      const outcome = await client.runOnce({ waitS, signal: over.signal });
+      if (outcome !== "worked" || systemClock.now() + waitS >= until) return outcome;
+    }
+  } finally {
+    clearTimeout(timer);
+    signal?.removeEventListener("abort", end);
+  }
+}

@@ -1,0 +1,510 @@
+import type { Backend } from "./backend.js";
+import type { BeforeSend } from "./batch.js";
+import { systemClock } from "./clock.js";
+import type { Clock } from "./clock.js";
+import {
+  ArgumentError,
+  askedS,
+  Declining,
+  FedOneError,
+  isRetryable,
+  kindOf,
+  MessageError,
+  ProblemError,
+  PutOff,
+  Stopped,
+  TransportError,
+  UnsupportedError,
+} from "./errors.js";
+import type { ClientEvent, OnEvent, WorkFacts } from "./events.js";
+import { Identity } from "./identity.js";
+import { Journal } from "./journal.js";
+import { KnownRuns } from "./known.js";
+import { keepLease } from "./lease.js";
+import { Link } from "./link.js";
+import type { Assignment } from "./link.js";
+import type { ScoreFunction } from "./loss.js";
+import type { LossesAssignment } from "./messages.js";
+import { gatewayOracle, ownOracle } from "./oracle.js";
+import type { Oracle } from "./oracle.js";
+import { Outbox } from "./outbox.js";
+import type { Unsent } from "./outbox.js";
+import { Backoff, MAX_WAIT_S, PATIENCE_S } from "./patience.js";
+import { platformRandom } from "./random.js";
+import type { Random } from "./random.js";
+import type { Signer } from "./signing.js";
+import type { EdgeStorage } from "./storage.js";
+import type { Example, Run } from "./task.js";
+import { Transport } from "./transport.js";
+import type { Fetch } from "./transport.js";
+import { lossesUpdate } from "./work.js";
+
+/** What an `EdgeClient` is made of. */
+export interface EdgeClientOptions {
+  /** Base URL of the aggregator. */
+  readonly server: string;
+  /** Enrolment token; needed until the device has an identity. */
+  readonly token?: string | undefined;
+  /** The device's labelled examples, or a function that is asked for those of this moment. */
+  readonly data: readonly Example[] | (() => readonly Example[] | Promise<readonly Example[]>);
+  /** Sees every text before it is scored; see `BeforeSend`. */
+  readonly beforeSend?: BeforeSend;
+  /**
+   * Whether the device may work now: it charges, its network costs nothing. Asked before work is
+   * claimed and before each request for scores. Work that is put off keeps its place until its
+   * deadline.
+   */
+  readonly onlyWhen?: () => boolean | Promise<boolean>;
+  /** Keeps identity, unsent updates and paid losses across restarts, for one client at a time. */
+  readonly storage: EdgeStorage;
+  /** A model of the device's own; by default the aggregator's gateway scores. */
+  readonly backend?: Backend;
+  /** For runs whose loss is `score`. */
+  readonly score?: ScoreFunction;
+  /** Gets progress; it should return at once. */
+  readonly onEvent?: OnEvent;
+  /** Work only for this run. */
+  readonly runId?: string;
+  /** What people may call this device, 1 to 200 characters. */
+  readonly name?: string;
+  /** Signs the device's requests (`@fedone/edge/signing`). */
+  readonly signer?: Signer;
+  /** Sends requests; by default the platform's `fetch`. */
+  readonly fetch?: Fetch;
+  /** The platform's time. */
+  readonly clock?: Clock;
+  /** Secure randomness; by default `crypto.getRandomValues`. */
+  readonly random?: Random;
+  /** How long an answer may take, seconds; a long poll and the gateway take longer. */
+  readonly timeoutS?: number;
+}
+
+/**
+ * What one turn came to: `worked` when an update was accepted, `declined` when the work was given
+ * back, `refused` when it came too late or the run scores with another model, `idle` when there was
+ * no work, `paused` when the app's condition does not hold, `offline` when the aggregator could not
+ * be reached, `ended` when there will be no more work, `stopped` when the signal was aborted.
+ */
+export type Outcome =
+  "worked" | "declined" | "refused" | "idle" | "paused" | "offline" | "ended" | "stopped";
+
+/** Where a client stands. */
+export interface Status {
+  /** The device's public name; undefined until it has enrolled. */
+  readonly clientId?: string;
+  /** Whether the aggregator answered last. */
+  readonly online: boolean;
+  /** Finished updates that wait to be sent. */
+  readonly unsent: number;
+  /** The work under way, and how many of its prompts have their losses. */
+  readonly work?: WorkFacts & { readonly done: number; readonly total: number };
+  /** What the last turn came to. */
+  readonly outcome?: Outcome;
+  /** How long to wait before the next turn, seconds. */
+  readonly nextTurnS: number;
+}
+
+/** How often a condition that does not hold is asked again, seconds. */
+const CONDITION_POLL_S = 10;
+
+/** The longest that a server may hold a request for work open, seconds. */
+const MAX_CLAIM_S = 60;
+
+/** How long `run` lets it, seconds. */
+const CLAIM_S = 25;
+
+/** Refusals that leave nothing to give back: the work is gone, or kept while the run is paused. */
+const NOT_DECLINED = ["assignment_expired", "run_conflict", "unauthorized"];
+
+/**
+ * A device that takes part in prompt tuning with its own labelled texts.
+ *
+ * Through the gateway (the default) the texts of a mini-batch leave the device; `beforeSend` sees
+ * each of them first. Labels never do, but for the loss `nll`, whose reference texts are what the
+ * model is asked about. The `alpha` exchange is refused: this client does the `losses` exchange.
+ *
+ * @example
+ * const client = new EdgeClient({ server, token, data: examples, storage });
+ * await client.run({ signal });
+ */
+export class EdgeClient {
+  readonly #options: EdgeClientOptions;
+  readonly #clock: Clock;
+  readonly #random: () => Random;
+  readonly #link: Link;
+  readonly #outbox: Outbox;
+  readonly #journal: Journal;
+  readonly #known: KnownRuns;
+  readonly #backoff = new Backoff();
+  #model: string | undefined;
+  #held = true;
+  #work: Status["work"];
+  #outcome: Outcome | undefined;
+  #nextTurnS = 0;
+  #turns: Promise<unknown> = Promise.resolve();
+
+  /** @throws ArgumentError An argument cannot be used. */
+  constructor(options: EdgeClientOptions) {
+    check(options);
+    const { storage, timeoutS = 30 } = options;
+    const server = options.server.replace(/\/+$/, "");
+    this.#options = options;
+    this.#clock = options.clock ?? systemClock;
+    this.#random = () => options.random ?? platformRandom();
+    const fetch = options.fetch ?? ((url, init) => globalThis.fetch(url, init));
+    const tell = (event: ClientEvent): void => this.#tell(event);
+    this.#link = new Link(
+      new Transport(server, fetch, options.signer, timeoutS),
+      new Identity(storage, server, this.#random),
+      options.token?.trim(),
+      options.name,
+      this.#clock,
+      tell,
+    );
+    this.#outbox = new Outbox(storage, server);
+    this.#journal = new Journal(storage, server);
+    this.#known = new KnownRuns(this.#link);
+  }
+
+  /**
+   * Works until the aggregator says that its runs have ended, or the signal is aborted. The
+   * aggregator may restart or be out of reach meanwhile.
+   *
+   * @param options.signal Ends it at once; work under way is gone on with next time.
+   * @throws ProblemError The aggregator does not let this device in, or not this version.
+   * @throws ArgumentError There is neither an identity nor a token.
+   * @throws UnsupportedError The run of `runId` asks for what this client does not do.
+   */
+  async run({ signal }: { signal?: AbortSignal } = {}): Promise<void> {
+    for (;;) {
+      const outcome = await this.runOnce({ waitS: CLAIM_S, ...(signal && { signal }) });
+      if (outcome === "ended" || outcome === "stopped") return;
+      try {
+        await this.#clock.sleep(this.#nextTurnS, signal);
+      } catch (error) {
+        if (error instanceof Stopped) return;
+        throw error;
+      }
+    }
+  }
+
+  /**
+   * Hands in what waits, asks for work once, and does it: for apps that the system wakes.
+   *
+   * @param options.waitS How long the request for work may stay open, seconds, from 0 to 60.
+   * @param options.signal Ends it at once; what is done is kept.
+   * @returns What it came to; `status().nextTurnS` says when to come again.
+   * @throws Error As `run`.
+   */
+  async runOnce({ waitS = 0, signal }: RunOnceOptions = {}): Promise<Outcome> {
+    if (!(waitS >= 0 && waitS <= MAX_CLAIM_S)) {
+      throw new ArgumentError(`waitS: must be from 0 to ${MAX_CLAIM_S} seconds (got ${waitS})`);
+    }
+    const turn = this.#turns.then(() => this.#counted(waitS, signal));
+    this.#turns = turn.catch(() => undefined);
+    return turn;
+  }
+
+  /** Where the client stands. */
+  status(): Status {
+    const { clientId } = this.#link.identity;
+    return {
+      online: this.#link.online,
+      unsent: this.#outbox.size,
+      nextTurnS: this.#nextTurnS,
+      ...(clientId !== undefined && { clientId }),
+      ...(this.#work && { work: this.#work }),
+      ...(this.#outcome && { outcome: this.#outcome }),
+    };
+  }
+
+  // Turns
+
+  async #counted(waitS: number, signal: AbortSignal | undefined): Promise<Outcome> {
+    this.#nextTurnS = 0;
+    let outcome: Outcome;
+    try {
+      outcome = await this.#turn(waitS, signal);
+    } catch (error) {
+      outcome = await this.#brokenOff(error);
+    } finally {
+      this.#work = undefined;
+    }
+    if (outcome === "declined" || outcome === "refused") this.#nextTurnS = this.#backoff.nextS();
+    if (outcome === "paused") this.#nextTurnS = CONDITION_POLL_S;
+    if (outcome === "ended") this.#tell({ kind: "ended" });
+    this.#outcome = outcome;
+    return outcome;
+  }
+
+  /** Decides what ends a turn, and what ends the client. */
+  async #brokenOff(error: unknown): Promise<Outcome> {
+    if (error instanceof Stopped) return "stopped";
+    if (error instanceof PutOff) return "paused";
+    if (error instanceof ProblemError && !isRetryable(error)) {
+      if (error.code !== "unauthorized" || !this.#link.mayEnrolAgain) throw error;
+      // The server has lost its clients, or revoked this one: enrol as a new one.
+      await this.#link.identity.forget();
+      await this.#outbox.clear();
+      await this.#journal.drop();
+      this.#known.forget();
+      this.#nextTurnS = this.#backoff.nextS();
+      return "idle";
+    }
+    const passes =
+      error instanceof ProblemError ||
+      error instanceof TransportError ||
+      error instanceof MessageError;
+    if (!passes) throw error;
+    // An answer that is none of an aggregator's is a hotel's login page, say: offline.
+    this.#link.isDown(error);
+    this.#nextTurnS = this.#backoff.nextS(askedS(error));
+    return "offline";
+  }
+
+  async #turn(waitS: number, signal: AbortSignal | undefined): Promise<Outcome> {
+    if (!(await this.#holds())) return "paused";
+    await this.#link.enrol(signal);
+    await this.#handInWaiting(signal);
+    const { data, runId, backend } = this.#options;
+    const held = typeof data === "function" ? await data() : data;
+    if (held.length === 0) {
+      this.#nextTurnS = CLAIM_S;
+      return "idle";
+    }
+    this.#tell({ kind: "waiting" });
+    let claimed;
+    try {
+      const own = backend && { own_model: true, ...(this.#model && { model: this.#model }) };
+      const message = { num_examples: held.length, wait_s: waitS, run_id: runId ?? null, ...own };
+      claimed = await this.#link.claim(message, signal);
+    } catch (error) {
+      if (error instanceof ProblemError && error.code === "run_ended") return "ended";
+      if (error instanceof ProblemError && error.code === "model_mismatch") {
+        this.#tell({ kind: "refused", reason: error.message });
+        return "refused";
+      }
+      throw error;
+    }
+    if ("retryAfterS" in claimed) {
+      this.#backoff.reset();
+      this.#nextTurnS = Math.min(claimed.retryAfterS, MAX_WAIT_S);
+      this.#tell({ kind: "waiting", retryAfterS: this.#nextTurnS });
+      return "idle";
+    }
+    return this.#do(claimed, held, signal);
+  }
+
+  // Work
+
+  async #do(
+    assignment: Assignment,
+    held: readonly Example[],
+    signal: AbortSignal | undefined,
+  ): Promise<Outcome> {
+    const { assignment_id: assignmentId, run_id: runId, round } = assignment;
+    const facts: WorkFacts = { runId, assignmentId, round };
+    this.#tell({ kind: "assigned", ...facts });
+    await this.#journal.begin(assignmentId);
+    if (assignment.exchange !== "losses") return this.#unsupported(facts, signal);
+    const renew = (ended: AbortSignal) => this.#link.renew(assignmentId, ended);
+    const endLease = keepLease(assignment.deadline_s, renew, this.#clock);
+    try {
+      let update: string;
+      try {
+        update = await this.#done(assignment, held, facts, signal);
+      } catch (error) {
+        if (isNotDeclined(error)) throw error;
+        return await this.#declined(facts, error, signal);
+      }
+      const unsent: Unsent = { ...facts, body: update };
+      // Kept before it is sent, and the losses only then given up: a device that dies here has one
+      // of them.
+      await this.#outbox.put(unsent);
+      await this.#journal.drop();
+      await this.#handIn(unsent, signal);
+    } catch (error) {
+      const gone = error instanceof ProblemError && !isRetryable(error);
+      if (!gone || error.code === "unauthorized") throw error;
+      if (error.code !== "run_conflict") await this.#journal.drop();
+      this.#tell({ kind: "refused", reason: error.message, ...facts });
+      return "refused";
+    } finally {
+      endLease();
+    }
+    this.#backoff.reset();
+    return "worked";
+  }
+
+  /** Scores what the assignment asks for; the update as it is sent. */
+  async #done(
+    assignment: LossesAssignment,
+    held: readonly Example[],
+    facts: WorkFacts,
+    signal: AbortSignal | undefined,
+  ): Promise<string> {
+    const version = assignment.vocabulary_version ?? 0;
+    let run: Run;
+    try {
+      run = await this.#known.run(assignment.run_id, version, signal);
+    } catch (error) {
+      // Of a newer version, say: to keep the seat until its deadline would hold the run up.
+      if (error instanceof MessageError) throw new Declining(error.message);
+      throw error;
+    }
+    const total = assignment.prompts.shape[0] ?? 0;
+    let done = 0;
+    const told = (count: number): void => {
+      done += count;
+      this.#work = { ...facts, done, total };
+      if (count > 0) this.#tell({ kind: "scored", done, total, ...facts });
+    };
+    const { beforeSend, score, backend } = this.#options;
+    const work = {
+      ...{ run, assignment, held, beforeSend, score, told },
+      journal: this.#journal,
+      ownModel: backend !== undefined,
+      random: this.#random,
+    };
+    const update = await lossesUpdate(work, await this.#oracle(run, assignment, signal));
+    this.#model = update.model;
+    return JSON.stringify(update);
+  }
+
+  async #oracle(
+    run: Run,
+    assignment: LossesAssignment,
+    signal: AbortSignal | undefined,
+  ): Promise<Oracle> {
+    const ready = async (): Promise<void> => {
+      if (signal?.aborted) throw new Stopped("stopped");
+      if (!(await this.#holds())) throw new PutOff("the device may not work now");
+    };
+    const { assignment_id: assignmentId, run_id: runId } = assignment;
+    const { backend } = this.#options;
+    if (backend === undefined) {
+      if (!run.gateway) {
+        throw new Declining("this server has no gateway, and the client has no backend");
+      }
+      return gatewayOracle(assignmentId, (message) => this.#link.score(message, signal), ready);
+    }
+    if (run.method.name === "bbt") {
+      throw new Declining(
+        "this client's backend takes prompts of words, and the run tunes vectors",
+      );
+    }
+    const version = assignment.vocabulary_version ?? 0;
+    const vocabulary = await this.#known.vocabulary(runId, version, signal);
+    return ownOracle(backend, vocabulary, ready, signal);
+  }
+
+  async #unsupported(facts: WorkFacts, signal: AbortSignal | undefined): Promise<Outcome> {
+    const reason =
+      "the run uses the alpha exchange, and this client speaks losses alone " +
+      "(participation: {exchange: losses})";
+    const outcome = await this.#declined(facts, new Declining(reason), signal);
+    // Nothing else will ever come.
+    if (this.#options.runId !== undefined) throw new UnsupportedError(reason);
+    return outcome;
+  }
+
+  async #declined(
+    facts: WorkFacts,
+    error: unknown,
+    signal: AbortSignal | undefined,
+  ): Promise<Outcome> {
+    // Of a bug only the kind: its words may quote private text.
+    const known = error instanceof FedOneError;
+    const reason = known ? error.message : `the client failed with ${kindOf(error)}`;
+    const message = { reason: reason.slice(0, 500), usage: this.#journal.usage };
+    await this.#link.decline(facts.assignmentId, message, signal);
+    await this.#journal.drop();
+    this.#tell({ kind: "declined", reason: message.reason, ...facts });
+    return "declined";
+  }
+
+  // Handing in
+
+  /** Hands in what was finished before this device stopped or went offline. */
+  async #handInWaiting(signal: AbortSignal | undefined): Promise<void> {
+    for (const unsent of await this.#outbox.waiting()) {
+      try {
+        await this.#handIn(unsent, signal);
+      } catch (error) {
+        const gone = error instanceof ProblemError && !isRetryable(error);
+        if (!gone || error.code === "unauthorized") throw error;
+        const { body: _, ...facts } = unsent;
+        this.#tell({ kind: "refused", reason: error.message, ...facts });
+      }
+    }
+  }
+
+  /** Returns finished work; sent again, it gets the same receipt. */
+  async #handIn(unsent: Unsent, signal: AbortSignal | undefined): Promise<void> {
+    const { body: _, ...facts } = unsent;
+    try {
+      await this.#link.update(unsent, signal);
+    } catch (error) {
+      const gone = error instanceof ProblemError && !isRetryable(error);
+      const kept = gone && ["unauthorized", "run_conflict"].includes(error.code);
+      if (gone && !kept) await this.#outbox.drop(unsent.assignmentId);
+      throw error;
+    }
+    await this.#outbox.drop(unsent.assignmentId);
+    this.#tell({ kind: "updated", ...facts });
+  }
+
+  // The app's functions
+
+  /** Whether the device may work now; not when the app's function fails. */
+  async #holds(): Promise<boolean> {
+    let held = false;
+    try {
+      held = (await this.#options.onlyWhen?.()) ?? true;
+    } catch {
+      // Counts as false.
+    }
+    if (held !== this.#held) this.#tell({ kind: held ? "resumed" : "paused" });
+    this.#held = held;
+    return held;
+  }
+
+  #tell(event: ClientEvent): void {
+    try {
+      this.#options.onEvent?.(event);
+    } catch {
+      // An app's display must not end the work.
+    }
+  }
+}
+
+/** How `runOnce` asks for work. */
+export interface RunOnceOptions {
+  readonly waitS?: number;
+  readonly signal?: AbortSignal;
+}
+
+/** Whether work that ended so is gone, kept, or gone on with later; else it is given back. */
+function isNotDeclined(error: unknown): boolean {
+  if (error instanceof MessageError || error instanceof TransportError) return true;
+  if (error instanceof PutOff || error instanceof Stopped) return true;
+  if (!(error instanceof ProblemError)) return false;
+  // A model that stayed away for all attempts may stay away for long, unless it says how long.
+  const staysAway = error.code === "backend_unavailable" && askedS(error) <= PATIENCE_S;
+  return (isRetryable(error) && !staysAway) || NOT_DECLINED.includes(error.code);
+}
+
+function check({ data, token, runId, name }: EdgeClientOptions): void {
+  if (Array.isArray(data) && data.length === 0) {
+    throw new ArgumentError("data: this client has no examples; it needs at least one");
+  }
+  if (token !== undefined && !/^[\x21-\x7e]+$/.test(token.trim())) {
+    throw new ArgumentError("token: must be printable ASCII without blanks");
+  }
+  if (runId !== undefined && !/^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$/.test(runId)) {
+    throw new ArgumentError("runId: must be 1 to 64 letters, digits, dots, dashes and underscores");
+  }
+  if (name !== undefined && (name.length < 1 || name.length > 200)) {
+    throw new ArgumentError("name: must have 1 to 200 characters");
+  }
+}

@@ -1,0 +1,85 @@
+/** Base of all errors that this package throws on purpose. */
+export class FedOneError extends Error {
+  override name = "FedOneError";
+}
+
+/** An argument cannot be used; the message names it and says what is allowed. */
+export class ArgumentError extends FedOneError {
+  override name = "ArgumentError";
+}
+
+/** The run asks for something that this client does not do, such as the `alpha` exchange. */
+export class UnsupportedError extends FedOneError {
+  override name = "UnsupportedError";
+}
+
+/** The aggregator cannot be reached. */
+export class TransportError extends FedOneError {
+  override name = "TransportError";
+
+  constructor(
+    message: string,
+    /** How long to wait before the same call, seconds; undefined does not say. */
+    readonly retryAfterS?: number,
+  ) {
+    super(message);
+  }
+}
+
+/** What came is not an aggregator's answer: the login page of a network, for example. */
+export class MessageError extends FedOneError {
+  override name = "MessageError";
+}
+
+/** A refusal of the aggregator: RFC 9457 `application/problem+json` with a stable `code`. */
+export class ProblemError extends FedOneError {
+  override name = "ProblemError";
+
+  constructor(
+    /** Stable; programs branch on it (docs/reference/errors.md). */
+    readonly code: string,
+    /** The HTTP status. */
+    readonly status: number,
+    /** What happened, for a person. */
+    readonly detail: string,
+    /** How long to wait before the same call, seconds; undefined does not say. */
+    readonly retryAfterS?: number,
+  ) {
+    super(`${code}: ${detail}`);
+  }
+}
+
+/** Work that cannot be done well enough to be worth sending; it is given back. */
+export class Declining extends FedOneError {
+  override name = "Declining";
+}
+
+/** The app's condition does not hold: the work waits. */
+export class PutOff extends FedOneError {
+  override name = "PutOff";
+}
+
+/** The app's signal has ended the call. */
+export class Stopped extends FedOneError {
+  override name = "Stopped";
+}
+
+/** Whether the same call, sent again later, may succeed. */
+export function isRetryable(error: unknown): boolean {
+  if (error instanceof ProblemError) {
+    const passes = error.status >= 500 && error.code !== "backend_failed";
+    return passes || error.status === 408 || error.status === 429;
+  }
+  return error instanceof TransportError;
+}
+
+/** The wait that the server asks for, seconds; 0 where it does not say. */
+export function askedS(error: unknown): number {
+  const says = error instanceof ProblemError || error instanceof TransportError;
+  return says ? (error.retryAfterS ?? 0) : 0;
+}
+
+/** The kind of an error that an app's function threw: its words may quote private text. */
+export function kindOf(error: unknown): string {
+  return error instanceof Error ? error.name : typeof error;
+}

@@ -1,0 +1,25 @@
+export { messagesOf, textOf } from "./backend.js";
+export type { Backend, Input, ModelAnswer, ModelQuery, Part } from "./backend.js";
+export type { BeforeSend } from "./batch.js";
+export { burst } from "./burst.js";
+export { EdgeClient } from "./client.js";
+export type { EdgeClientOptions, Outcome, RunOnceOptions, Status } from "./client.js";
+export { systemClock } from "./clock.js";
+export type { Clock } from "./clock.js";
+export {
+  ArgumentError,
+  FedOneError,
+  MessageError,
+  ProblemError,
+  TransportError,
+  UnsupportedError,
+} from "./errors.js";
+export type { ClientEvent, OnEvent, WorkFacts } from "./events.js";
+export type { ScoreFunction } from "./loss.js";
+export type * as messages from "./messages.js";
+export type { Random } from "./random.js";
+export type { Signed, Signer } from "./signing.js";
+export { MemoryStorage } from "./storage.js";
+export type { EdgeStorage } from "./storage.js";
+export type { Example } from "./task.js";
+export type { Fetch } from "./transport.js";

@@ -1,0 +1,39 @@
+import type { Clock } from "./clock.js";
+import { askedS, isRetryable, MessageError } from "./errors.js";
+import type { Renewal } from "./messages.js";
+
+const RETRY_S = 3;
+const RETRY_SHARE = 0.1;
+
+/**
+ * Puts off an assignment's deadline while the work takes longer: a renewal is asked for at half
+ * time, and again soon where that fails. Deadlines are spans from now; no clock is compared with
+ * the server's.
+ *
+ * @param deadlineS Seconds that the server gives.
+ * @param renew Asks the server for another deadline.
+ * @returns Ends the renewals.
+ */
+export function keepLease(
+  deadlineS: number,
+  renew: (signal: AbortSignal) => Promise<Renewal>,
+  clock: Clock,
+): () => void {
+  const ended = new AbortController();
+  const keep = async (): Promise<void> => {
+    let waitS = deadlineS / 2;
+    for (;;) {
+      await clock.sleep(waitS, ended.signal);
+      try {
+        deadlineS = (await renew(ended.signal)).deadline_s;
+        waitS = deadlineS / 2;
+      } catch (error) {
+        // Renewed as often as the run allows, or the seat is lost.
+        if (!isRetryable(error) && !(error instanceof MessageError)) return;
+        waitS = Math.max(Math.min(RETRY_S, RETRY_SHARE * deadlineS), askedS(error));
+      }
+    }
+  };
+  keep().catch(() => undefined); // the clock's, once it is ended
+  return () => ended.abort();
+}

@@ -1,0 +1,190 @@
+import { pack, unpack } from "./array.js";
+import type { Backend, ModelAnswer, ModelQuery } from "./backend.js";
+import { Declining, kindOf, Stopped } from "./errors.js";
+import type { ModelOutput } from "./loss.js";
+import type { Score, Scores, Usage } from "./messages.js";
+import type { Step } from "./step.js";
+import type { Filling, Task } from "./task.js";
+import type { Vocabulary } from "./vocabulary.js";
+
+/** Scores the prompts of a step at these places, and keeps their losses as they come. */
+export type Oracle = (step: Step, missing: readonly number[]) => Promise<void>;
+
+/** (prompt, example) pairs of one request to the gateway. */
+const PAIRS = 512;
+
+/** Queries to the device's own model that are under way at once. */
+const CONCURRENCY = 4;
+
+const WANTS = {
+  cross_entropy: "labels",
+  hinge: "labels",
+  zero_one: "labels",
+  nll: "reference",
+  score: "text",
+} as const;
+
+/**
+ * The aggregator's gateway. A part that is asked again, after a restart, is the same request, which
+ * the server counts once.
+ *
+ * @param assignmentId Whose lease pays.
+ * @param ask Sends a request.
+ * @param ready Awaited before each request.
+ */
+export function gatewayOracle(
+  assignmentId: string,
+  ask: (message: Score) => Promise<Scores>,
+  ready: () => Promise<void>,
+): Oracle {
+  return async (step, missing) => {
+    const { batch, prompts } = step;
+    const parts = cuts(prompts.length, batch.texts.length);
+    for (const [start, stop] of parts) {
+      if (!missing.some((place) => start <= place && place < stop)) continue;
+      await ready();
+      const asked = prompts.slice(start, stop);
+      const shape = [asked.length, asked[0]?.length ?? 0];
+      const scores = await ask({
+        assignment_id: assignmentId,
+        // The server drew the prompts itself; it need not be told all of them.
+        prompts: parts.length === 1 ? null : pack(asked.flat(), shape, step.dtype),
+        examples: [...batch.texts],
+        references: [...batch.references],
+      });
+      const rows = answersOf(scores, asked.length, batch.texts.length, step.run.task);
+      for (const [at, row] of rows.entries()) {
+        if (missing.includes(start + at)) await step.keep([start + at], row, scores.model);
+      }
+    }
+  };
+}
+
+/** The requests that a step becomes at the gateway: equal parts of its prompts, [start, stop). */
+export function cuts(numPrompts: number, numExamples: number): [number, number][] {
+  const wanted = Math.ceil((numPrompts * numExamples) / PAIRS);
+  const parts = Math.min(Math.max(wanted, 1), numPrompts);
+  const bound = (part: number): number => Math.floor((numPrompts * part) / parts);
+  return Array.from({ length: parts }, (_, part) => [bound(part), bound(part + 1)]);
+}
+
+/** Per prompt and example what the model answered; null where it failed. */
+function answersOf(
+  scores: Scores,
+  numPrompts: number,
+  numExamples: number,
+  task: Task,
+): (ModelOutput | null)[][] {
+  const rows: (ModelOutput | null)[][] = [];
+  const width = Math.max(task.labels.length, 1);
+  const shape = scores.log_probs?.shape ?? [];
+  if (scores.log_probs == null) {
+    for (const texts of scores.texts ?? []) rows.push([...texts]);
+  } else if (shape.join() === [numPrompts, numExamples, width].join()) {
+    const flat = unpack(scores.log_probs);
+    for (let at = 0; at < flat.length; at += numExamples * width) {
+      const starts = Array.from({ length: numExamples }, (_, example) => at + example * width);
+      rows.push(starts.map((start) => flat.slice(start, start + width)));
+    }
+  }
+  if (rows.length !== numPrompts || rows.some((row) => row.length !== numExamples)) {
+    throw new Declining("the server's answer does not fit what was asked");
+  }
+  for (const [prompt, example] of scores.failed ?? []) {
+    if (rows[prompt]?.[example] !== undefined) rows[prompt]![example] = null;
+  }
+  return rows;
+}
+
+/**
+ * A model of the device's own. A prompt that stands twice is asked once; it counts as two queries
+ * all the same.
+ *
+ * @param backend The app's function.
+ * @param vocabulary The run's candidates.
+ * @param ready Awaited before each query.
+ */
+export function ownOracle(
+  backend: Backend,
+  vocabulary: Vocabulary,
+  ready: () => Promise<void>,
+  signal: AbortSignal | undefined,
+): Oracle {
+  return async (step, missing) => {
+    const { task } = step.run;
+    const places = new Map<string, number[]>();
+    for (const place of missing) {
+      const key = step.prompts[place]!.join();
+      places.set(key, [...(places.get(key) ?? []), place]);
+    }
+    const ahead = [...places.values()];
+    const work = async (): Promise<void> => {
+      for (let own = ahead.shift(); own !== undefined; own = ahead.shift()) {
+        try {
+          await ready();
+          const prompt = vocabulary.prompt(task, step.prompts[own[0]!]!);
+          const answer = await asked(backend, queryFor(step, prompt), signal);
+          await step.keep(own, checked(step, answer), answer.fingerprint, usageOf(answer));
+        } catch (error) {
+          ahead.length = 0; // When one fails, no further one is begun.
+          throw error;
+        }
+      }
+    };
+    // Those under way are waited for: they are paid.
+    const done = await Promise.allSettled(Array.from({ length: CONCURRENCY }, work));
+    for (const one of done) if (one.status === "rejected") throw one.reason;
+  };
+}
+
+/** Per example what the model answered, as far as it fits the query. */
+function checked({ run, batch }: Step, answer: ModelAnswer): (ModelOutput | null)[] {
+  const { task } = run;
+  const rows = task.loss === "score" ? answer.texts : answer.logProbs;
+  const width = task.loss === "nll" ? 1 : task.labels.length;
+  const fits = (row: unknown): boolean =>
+    row === null ||
+    (task.loss === "score" ? typeof row === "string" : Array.isArray(row) && row.length === width);
+  if (rows?.length !== batch.texts.length || !rows.every(fits) || !answer.fingerprint) {
+    throw new Declining("the client's model gave an answer that does not fit its query");
+  }
+  return [...rows];
+}
+
+function usageOf({ usage = {} }: ModelAnswer): Usage {
+  const { requests = 0, promptTokens = 0, completionTokens = 0, usd = 0 } = usage;
+  return { requests, prompt_tokens: promptTokens, completion_tokens: completionTokens, usd };
+}
+
+function queryFor(step: Step, prompt: Filling): ModelQuery {
+  const { task } = step.run;
+  const want = WANTS[task.loss];
+  return {
+    want,
+    inputs: step.batch.texts.map((text) => task.render(prompt, text)),
+    labelWords: want === "labels" ? [...(prompt.labelWords ?? task.labelWords)] : [],
+    references: want === "reference" ? [...step.batch.references] : [],
+    maxTokens: want === "text" ? (task.spec.max_tokens ?? 64) : 0,
+  };
+}
+
+async function asked(
+  backend: Backend,
+  query: ModelQuery,
+  signal: AbortSignal | undefined,
+): Promise<ModelAnswer> {
+  let stop = (): void => undefined;
+  const stopped = new Promise<never>((_, reject) => {
+    stop = () => reject(new Stopped("stopped"));
+    signal?.addEventListener("abort", stop);
+  });
+  try {
+    // A model that does not end with the signal must not hold up an app that is to be suspended.
+    return await Promise.race([backend(query, signal), stopped]);
+  } catch (error) {
+    if (signal?.aborted) throw new Stopped("stopped");
+    throw new Declining(`the client's model failed with ${kindOf(error)}`);
+  } finally {
+    signal?.removeEventListener("abort", stop);
+  }
+}

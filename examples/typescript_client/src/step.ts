@@ -1,0 +1,63 @@
+import type { Minibatch } from "./batch.js";
+import { Declining } from "./errors.js";
+import type { Journal, Row } from "./journal.js";
+import { exampleLoss } from "./loss.js";
+import type { ModelOutput, ScoreFunction } from "./loss.js";
+import type { PackedArray, Usage } from "./messages.js";
+import type { Run } from "./task.js";
+
+/** Prompts to score on one mini-batch. */
+export class Step {
+  /** @param told Told how many more prompts have their losses. */
+  constructor(
+    readonly run: Run,
+    readonly batch: Minibatch,
+    readonly prompts: readonly number[][],
+    readonly dtype: PackedArray["dtype"],
+    readonly journal: Journal,
+    readonly score: ScoreFunction | undefined,
+    readonly told: (count: number) => void,
+  ) {}
+
+  /** Whether the losses are wanted by class and label bias, too. */
+  get byClass(): boolean {
+    return this.run.calibration?.kind === "labels";
+  }
+
+  /** The places of the prompts whose losses are not known yet. */
+  missing(): number[] {
+    const places = this.prompts.map((_, place) => place);
+    return places.filter((place) => this.journal.row(place) === null);
+  }
+
+  /**
+   * Turns what a model answered into losses, and keeps them.
+   *
+   * @param places Where the prompt stands in the step.
+   * @param answers Per example what the model answered; null where it failed.
+   * @param model Fingerprint of the model.
+   * @throws Declining The model is another one than before, or the score function is broken.
+   */
+  async keep(
+    places: readonly number[],
+    answers: readonly (ModelOutput | null)[],
+    model: string,
+    usage?: Usage,
+  ): Promise<void> {
+    if ((this.journal.model ?? model) !== model) {
+      throw new Declining("the model changed while the work was under way");
+    }
+    const { task } = this.run;
+    const losses = answers.map((answer, at) =>
+      answer === null ? null : exampleLoss(task, answer, this.batch.examples[at]!, this.score),
+    );
+    const row: Row = await Promise.all(losses);
+    if (!row.every((loss) => loss === null || Math.abs(loss) <= 1e6)) {
+      throw new Declining("the model's answer gives a loss that is not finite");
+    }
+    const logProbs = answers.map((answer) => (typeof answer === "string" ? null : answer));
+    const kept = { row, answers: this.byClass ? logProbs : null, model };
+    await this.journal.keep(places, { ...kept, ...(usage && { usage }) });
+    this.told(places.length);
+  }
+}

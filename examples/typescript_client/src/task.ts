@@ -1,0 +1,162 @@
+import { MessageError } from "./errors.js";
+import type { Input, Part } from "./backend.js";
+import type { RunTask, TaskSpec } from "./messages.js";
+import { parseTemplate } from "./template.js";
+import type { Piece } from "./template.js";
+
+/** One labelled row: the text fields that the template names, and the label. */
+export type Example = Readonly<Record<string, unknown>>;
+
+/** What a prompt puts into a task: a text, or what its slots hold and the label words it chooses. */
+export interface Filling {
+  readonly texts: readonly string[];
+  readonly labelWords?: readonly string[];
+}
+
+const MAX_TEXT_CHARS = 20_000;
+
+/** How an example becomes a question for the model. */
+export class Task {
+  /** The labels, in the order of the model's answers. */
+  readonly labels: readonly string[];
+  /** The label words, in the same order. */
+  readonly labelWords: readonly string[];
+  /** The text columns that the task uses. */
+  readonly fields: readonly string[];
+  readonly #messages: readonly { role?: string; pieces: Piece[] }[];
+
+  constructor(
+    readonly spec: TaskSpec,
+    labels: readonly (readonly [string, string])[],
+  ) {
+    this.labels = labels.map(([label]) => label);
+    this.labelWords = labels.map(([, word]) => word);
+    const { chat } = spec;
+    const written = chat
+      ? [
+          ...(chat.system == null ? [] : [{ role: "system", template: chat.system }]),
+          { role: "user", template: chat.user },
+          { role: "assistant", template: chat.assistant ?? "" },
+        ]
+      : [{ template: spec.template ?? "" }];
+    this.#messages = written.map(({ template, ...who }) => ({
+      ...who,
+      pieces: parseTemplate(template),
+    }));
+    const others = new Set(["prompt", "mask", ...this.slots]);
+    const names = this.#messages.flatMap(({ pieces }) => pieces.map(({ field }) => field));
+    this.fields = [
+      ...new Set(names.filter((name) => name !== undefined && !others.has(name))),
+    ] as string[];
+  }
+
+  /** The slots that the templates name; none where `{prompt}` stands for all of them. */
+  get slots(): readonly string[] {
+    return this.spec.slots ?? [];
+  }
+
+  get loss(): NonNullable<TaskSpec["loss"]> {
+    return this.spec.loss ?? "cross_entropy";
+  }
+
+  get labelField(): string {
+    return this.spec.label_field ?? "label";
+  }
+
+  /** The fields that a model is shown: for `nll` the reference text too. */
+  get shown(): readonly string[] {
+    return this.loss === "nll" ? [...this.fields, this.labelField] : this.fields;
+  }
+
+  /** Whether an example has the task's text fields, fit to be sent, and what its loss needs. */
+  usable(example: Example): boolean {
+    if (!this.fields.every((name) => isSendable(example[name]))) return false;
+    const label = example[this.labelField];
+    if (this.loss === "score") return true;
+    if (this.loss === "nll") return isSendable(label) && label !== "";
+    return this.targetOf(example) >= 0;
+  }
+
+  /** The index of an example's label among the task's; -1 of one that it does not know. */
+  targetOf(example: Example): number {
+    const label = example[this.labelField];
+    // As Python spells them: a run's labels may be `true` and `false`.
+    const text = typeof label === "boolean" ? (label ? "True" : "False") : String(label);
+    return this.labels.indexOf(text);
+  }
+
+  /** What a model is asked about an example under a prompt. */
+  render(prompt: Filling, example: Example): Input {
+    const texts = new Map<string, string>(
+      this.slots.length > 0
+        ? this.slots.map((slot, at) => [slot, prompt.texts[at] ?? ""])
+        : [["prompt", prompt.texts.join("")]],
+    );
+    const parts: Part[] = [];
+    for (const { role, pieces } of this.#messages) {
+      if (role !== undefined) parts.push(["role", role]);
+      for (const { text, field } of pieces) {
+        if (text) parts.push(["text", text]);
+        const given = field === undefined ? undefined : texts.get(field);
+        if (given !== undefined) parts.push(["prompt", given]);
+        else if (field === "mask") parts.push(["mask", ""]);
+        else if (field !== undefined) parts.push(["field", String(example[field])]);
+      }
+      const last = parts[parts.length - 1];
+      // The line feed after an instruction is for what follows; here nothing does.
+      if ((role === "system" || role === "user") && last?.[0] === "prompt") {
+        parts[parts.length - 1] = ["prompt", last[1].replace(/\n+$/, "")];
+      }
+    }
+    return parts;
+  }
+}
+
+/** A run's task with its labels in their order. */
+export interface Run extends Omit<RunTask, "task"> {
+  readonly task: Task;
+}
+
+/**
+ * Reads the answer of `GET /v1/runs/{id}/task`.
+ *
+ * JavaScript moves keys that are numbers, as labels often are, to the front of an object. They are
+ * marked before the text is parsed, so that the labels keep the order that the answers have.
+ *
+ * @throws MessageError It is none.
+ */
+export function readRun(text: string): Run {
+  const marked = text.replace(/"((?:[^"\\]|\\.)*)"(\s*:)?/g, (whole, key: string, colon) =>
+    colon && /^\d+$/.test(key) ? `"\\u0000${key}"${colon}` : whole,
+  );
+  let run: RunTask;
+  try {
+    run = JSON.parse(marked) as RunTask;
+  } catch {
+    throw new MessageError("the aggregator's answer is malformed: a task: no JSON");
+  }
+  const { task, method } = run ?? {};
+  if (typeof task !== "object" || typeof method?.batch_size !== "number") {
+    throw new MessageError("the aggregator's answer is malformed: a task: it lacks a key");
+  }
+  const labels = Object.entries(task.labels ?? {});
+  return {
+    ...run,
+    task: new Task(
+      task,
+      labels.map(([key, word]) => [key.replace("\0", ""), word]),
+    ),
+  };
+}
+
+/** Whether a message can carry a text: not too long, and no half of a character in it. */
+export function isSendable(text: unknown): text is string {
+  if (typeof text !== "string") return false;
+  if (text.length > MAX_TEXT_CHARS && [...text].length > MAX_TEXT_CHARS) return false;
+  try {
+    encodeURIComponent(text);
+    return true;
+  } catch {
+    return false; // URIError: half of a surrogate pair.
+  }
+}

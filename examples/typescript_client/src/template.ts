@@ -1,0 +1,34 @@
+import { MessageError } from "./errors.js";
+
+/** A stretch of a template: text, then the field behind it. */
+export interface Piece {
+  readonly text: string;
+  readonly field?: string;
+}
+
+const TOKEN = /\{\{|\}\}|\{([^{}]*)\}|[{}]/g;
+
+/**
+ * Parses a template: `{name}` is a field, `{{` and `}}` are braces.
+ *
+ * @throws MessageError It is no template.
+ */
+export function parseTemplate(template: string): Piece[] {
+  const pieces: Piece[] = [];
+  let text = "";
+  let end = 0;
+  for (const match of template.matchAll(TOKEN)) {
+    text += template.slice(end, match.index);
+    end = match.index + match[0].length;
+    const field = match[1];
+    if (match[0] === "{{" || match[0] === "}}") {
+      pieces.push({ text: text + match[0].charAt(0) }); // where Python ends a piece, too
+      text = "";
+    } else if (field !== undefined && /^[\p{L}_][\p{L}\p{N}_]*$/u.test(field)) {
+      pieces.push({ text, field });
+      text = "";
+    } else throw new MessageError(`the run's template is malformed at ${match.index}`);
+  }
+  text += template.slice(end);
+  return text ? [...pieces, { text }] : pieces;
+}

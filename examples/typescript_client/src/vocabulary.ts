@@ -1,0 +1,127 @@
+import { Declining } from "./errors.js";
+import type { Slot, VocabularyList } from "./messages.js";
+import type { Filling, Run, Task } from "./task.js";
+
+/** The reserved slot whose candidates are sets of label words. */
+const LABELS = "labels";
+
+/** The candidates of a prompt's positions: the same for all, or slot by slot. They only grow. */
+export class Vocabulary {
+  constructor(
+    readonly version: number,
+    readonly candidates: readonly string[],
+    readonly slots: readonly Slot[],
+  ) {}
+
+  /**
+   * What a server has sent.
+   *
+   * @param listed All candidates, or those that were added after `known`.
+   */
+  static of(listed: VocabularyList, known?: Vocabulary): Vocabulary {
+    const version = listed.version ?? 0;
+    if (known === undefined) {
+      return new Vocabulary(version, listed.candidates ?? [], listed.slots ?? []);
+    }
+    const slots = known.slots.map((slot) => {
+      const more = (listed.appended ?? []).filter(([name]) => name === slot.name);
+      return { ...slot, candidates: [...slot.candidates, ...more.map(([, text]) => text)] };
+    });
+    return new Vocabulary(version, known.candidates, slots);
+  }
+
+  /**
+   * The prompt that these candidates make.
+   *
+   * @param task The task that it is for.
+   * @param indices One for each position.
+   * @throws Declining An index is none of a candidate, or a set of label words does not fit.
+   */
+  prompt(task: Task, indices: readonly number[]): Filling {
+    if (this.slots.length === 0) {
+      return { texts: indices.map((index) => candidate(this.candidates, index)) };
+    }
+    const left = [...indices];
+    const texts = new Map<string, string>();
+    for (const { name, candidates, repeat = 1 } of this.slots) {
+      const chosen = left.splice(0, repeat).map((index) => candidate(candidates, index));
+      texts.set(name, chosen.join(""));
+    }
+    const chosen = texts.get(LABELS);
+    texts.delete(LABELS);
+    const words = chosen === undefined ? undefined : labelWords(chosen, task.labels.length);
+    // As a chat spells them behind text.
+    const spelled = (words ?? task.labelWords).map((word) =>
+      task.spec.chat ? ` ${word.trimStart()}` : word,
+    );
+    const filled = fill(texts, new Map(task.labels.map((label, at) => [label, spelled[at]!])));
+    return { texts: filled, ...(words && { labelWords: words }) };
+  }
+}
+
+/** Of each position how many candidates it has. */
+export function sizesOf(run: Run): number[] {
+  const layout = run.layout?.length
+    ? run.layout
+    : ([[run.prompt_len, run.vocab_size, null]] as const);
+  return layout.flatMap(([repeat, size]) => Array<number>(repeat).fill(size));
+}
+
+function candidate(candidates: readonly string[], index: number): string {
+  const text = candidates[index];
+  if (text === undefined) throw new Declining("the vocabulary does not fit its run");
+  return text;
+}
+
+function labelWords(candidate: string, count: number): string[] {
+  let words: unknown;
+  try {
+    words = JSON.parse(candidate);
+  } catch {
+    words = undefined;
+  }
+  if (!Array.isArray(words) || words.length !== count) {
+    throw new Declining("the vocabulary is malformed");
+  }
+  return words.map(String);
+}
+
+/**
+ * Puts the label words and the other slots' texts in the place of `{label:KEY}` and `{NAME}`.
+ *
+ * A slot's text gets its label words first; slot names in it are left as they are then.
+ */
+function fill(texts: Map<string, string>, words: Map<string, string>): string[] {
+  const worded = new Map(
+    [...texts].map(([name, text]) => [name, replaced(text, words, new Map())]),
+  );
+  return [...texts].map(([name, text]) => {
+    const others = new Map([...worded].filter(([other]) => other !== name));
+    return replaced(text, words, others);
+  });
+}
+
+function replaced(text: string, words: Map<string, string>, slots: Map<string, string>): string {
+  const keys = [
+    ...[...words].map(([label, word]) => ({ key: `{label:${label}}`, word })),
+    ...[...slots].map(([name, slot]) => ({ key: `{${name}}`, slot })),
+  ].sort((one, other) => other.key.length - one.key.length);
+  let found = "";
+  let at = 0;
+  while (at < text.length) {
+    const match: { key: string; word?: string; slot?: string } | undefined =
+      text[at] === "{" ? keys.find(({ key }) => text.startsWith(key, at)) : undefined;
+    if (match === undefined) found += text[at++];
+    else {
+      found += match.slot ?? behind(match.word!, found);
+      at += match.key.length;
+    }
+  }
+  return found;
+}
+
+/** A label word behind a text: without its space at the beginning and after an opening mark. */
+function behind(word: string, before: string): string {
+  const text = /["'`]$/.test(before) ? before.slice(0, -1) : before;
+  return text === "" || /[\s([{<\u2018\u201c\u00ab]$/.test(text) ? word.trimStart() : word;
+}

@@ -1,0 +1,140 @@
+import { pack, rowsOf } from "./array.js";
+import { Minibatch } from "./batch.js";
+import type { BeforeSend } from "./batch.js";
+import { Declining } from "./errors.js";
+import type { Journal } from "./journal.js";
+import { classLosses, hasBiasGrid } from "./loss.js";
+import type { ScoreFunction } from "./loss.js";
+import type { LossesAssignment, LossesUpdate } from "./messages.js";
+import { drawMinibatch } from "./minibatch.js";
+import { privateLosses } from "./noise.js";
+import { fingerprint, mean } from "./numbers.js";
+import type { Oracle } from "./oracle.js";
+import type { Random } from "./random.js";
+import { Step } from "./step.js";
+import type { Example, Run } from "./task.js";
+import { sizesOf } from "./vocabulary.js";
+
+/** What one assignment of the `losses` exchange asks of a device. */
+export interface Work {
+  readonly run: Run;
+  readonly assignment: LossesAssignment;
+  /** The device's examples. */
+  readonly held: readonly Example[];
+  readonly beforeSend: BeforeSend | undefined;
+  readonly score: ScoreFunction | undefined;
+  readonly journal: Journal;
+  /** Whether the device asks a model of its own, whose queries it must report. */
+  readonly ownModel: boolean;
+  readonly random: () => Random;
+  /** Told how many more prompts have their losses. */
+  readonly told: (count: number) => void;
+}
+
+/**
+ * Scores what an assignment asks for.
+ *
+ * @param work The work.
+ * @param oracle Who answers.
+ * @returns The update.
+ * @throws Declining It cannot be done well enough.
+ */
+export async function lossesUpdate(work: Work, oracle: Oracle): Promise<LossesUpdate> {
+  const { run, assignment, journal } = work;
+  const prompts = checkedPrompts(work);
+  const examples = work.held.filter((example) => run.task.usable(example));
+  if (examples.length === 0) {
+    throw new Declining("none of this client's examples fits the task");
+  }
+  const rows = drawMinibatch(examples.length, run.method.batch_size!, assignment.minibatch_seed);
+  const drawn = rows.map((row) => examples[row]!);
+  const batch = await Minibatch.of(run.task, drawn, work.beforeSend);
+  const digest = fingerprint(JSON.stringify([prompts, batch.texts, batch.examples]));
+  journal.open(digest);
+  const { dtype } = assignment.prompts;
+  const step = new Step(run, batch, prompts, dtype, journal, work.score, work.told);
+  const missing = step.missing();
+  work.told(prompts.length - missing.length);
+  if (missing.length > 0) await oracle(step, missing);
+  return { num_examples: examples.length, ...(await summed(step, work)) };
+}
+
+/** The losses of a step whose rows are all in the journal. */
+async function summed(step: Step, work: Work): Promise<Omit<LossesUpdate, "num_examples">> {
+  const { batch, journal, prompts, run } = step;
+  const found = prompts.map((_, place) => journal.row(place) ?? []);
+  // An example counts for all prompts or for none: otherwise they would be compared on different
+  // examples.
+  const positions = batch.texts.map((_, at) => at);
+  const failed = new Set(positions.filter((at) => found.some((row) => row[at] == null)));
+  const scored = batch.check(failed);
+  const kept = positions.filter((at) => !failed.has(at));
+  const rows = found.map((row) => kept.map((at) => row[at]!));
+  const { privacy } = run;
+  const losses = privacy
+    ? await journal.noised(() => privateLosses(rows, privacy, work.random()))
+    : rows.map(mean);
+  const queries = work.ownModel ? prompts.length : 0;
+  return {
+    scored,
+    usage: { ...journal.usage, queries },
+    model: journal.model!,
+    exchange: "losses",
+    losses: [...losses],
+    ...(step.byClass && byClass(step, kept)),
+  };
+}
+
+/** The losses by class and label bias, over the examples that count, and how many they are. */
+function byClass(
+  { batch, journal, prompts, run }: Step,
+  kept: readonly number[],
+): Pick<LossesUpdate, "by_class" | "class_counts"> {
+  const { task } = run;
+  const targets = kept.map((at) => task.targetOf(batch.examples[at]!));
+  const cells = prompts.flatMap((_, place) => {
+    const answers = journal.answers(place);
+    return classLosses(
+      task,
+      kept.map((at) => answers[at]!),
+      targets,
+    );
+  });
+  const numLabels = task.labels.length;
+  const shape = [prompts.length, numLabels, cells.length / (prompts.length * numLabels)];
+  const counts = task.labels.map((_, label) => targets.filter((one) => one === label).length);
+  return { by_class: pack(cells, shape, "float32"), class_counts: counts };
+}
+
+/**
+ * The prompts, where the assignment fits its run and this client: a server may be broken, or lie.
+ *
+ * @throws Declining They do not.
+ */
+function checkedPrompts({ run, assignment, score }: Work): number[][] {
+  const { method, task } = run;
+  const { dtype, shape } = assignment.prompts;
+  const latent = method.name === "bbt";
+  const prompts = rowsOf(assignment.prompts);
+  const sizes = sizesOf(run);
+  const isPrompt = (row: number[]): boolean =>
+    row.length === sizes.length && row.every((index, at) => index >= 0 && index < sizes[at]!);
+  const fits = latent ? shape[1] === method.intrinsic_dim : prompts.every(isPrompt);
+  if (!fits || shape.length !== 2 || shape[0]! < 1 || dtype.startsWith("float") !== latent) {
+    throw new Declining("the assignment does not fit its run");
+  }
+  if (run.privacy?.target === "alpha") {
+    throw new Declining("the run's privacy does not fit its exchange"); // no loss has noise
+  }
+  if (task.loss === "score" && score === undefined) {
+    throw new Declining("loss score needs a score function, and this client has none");
+  }
+  if (run.calibration?.kind === "labels") {
+    // Losses by class have no noise: with them, that of the losses would protect nothing.
+    const sound = task.loss === "cross_entropy" && hasBiasGrid(task.labels.length);
+    if (!sound || run.privacy != null) {
+      throw new Declining("the run's calibration does not fit its task or its privacy");
+    }
+  }
+  return prompts;
+}

@@ -1,0 +1,426 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { setImmediate } from "node:timers/promises";
+import { pack } from "../src/array.js";
+import {
+  ArgumentError,
+  EdgeClient,
+  MemoryStorage,
+  messagesOf,
+  ProblemError,
+  textOf,
+  UnsupportedError,
+} from "../src/index.js";
+import type { Backend, ClientEvent, EdgeClientOptions } from "../src/index.js";
+import { webCryptoSigner } from "../src/signing.js";
+import {
+  assignment,
+  json,
+  lost,
+  ManualClock,
+  never,
+  problem,
+  RUN,
+  ScriptedServer,
+} from "./server.js";
+
+const SERVER = "https://fedone.example";
+const DATA = Array.from({ length: 5 }, (_, n) => ({ text: "x".repeat(n + 1), label: n % 2 }));
+
+/** A client of a scripted server, and what it told. */
+function clientOf(server: ScriptedServer, options: Partial<EdgeClientOptions> = {}) {
+  const events: ClientEvent[] = [];
+  const clock = new ManualClock();
+  const storage = options.storage ?? new MemoryStorage();
+  const client = new EdgeClient({
+    ...{ server: SERVER, token: "enrolment-token", data: DATA, storage, clock },
+    fetch: server.fetch,
+    onEvent: (event) => events.push(event),
+    ...options,
+  });
+  return { client, clock, events, storage };
+}
+
+/** A model of the device's own that counts what it is asked. */
+function countingBackend(): { backend: Backend; asked: string[] } {
+  const asked: string[] = [];
+  const backend: Backend = async ({ inputs }) => {
+    asked.push(inputs[0]!.find(([kind]) => kind === "prompt")![1]);
+    return { fingerprint: "own", logProbs: inputs.map(() => [-1, -2]), usage: { requests: 1 } };
+  };
+  return { backend, asked };
+}
+
+test("it enrols, scores through the gateway and returns one loss for each prompt", async () => {
+  const server = new ScriptedServer();
+  const { client, events } = clientOf(server);
+  await client.run();
+  const [update] = server.bodies("update").map((body) => JSON.parse(body));
+  assert.deepEqual(update.scored, { scored: 3, failed: 0, vetoed: 0 });
+  assert.equal(update.num_examples, 5);
+  assert.equal(update.model, "m");
+  assert.equal(update.losses.length, 4);
+  assert.equal(update.losses[0], update.losses[2]);
+  const [score] = server.bodies("score").map((body) => JSON.parse(body));
+  assert.equal(score.prompts, null); // the server drew them itself
+  assert.ok(!JSON.stringify(score).includes("label"));
+  assert.deepEqual(
+    events.map(({ kind }) => kind).filter((kind) => kind !== "scored"),
+    ["enrolled", "waiting", "assigned", "updated", "waiting", "ended"],
+  );
+  assert.deepEqual(client.status(), {
+    ...{ clientId: "client-1", online: true, unsent: 0, nextTurnS: 0, outcome: "ended" },
+  });
+});
+
+test("an enrolment whose answer is lost, or that a restart interrupts, is one client", async () => {
+  const server = new ScriptedServer().next("clients", ...Array(5).fill(lost));
+  const { client, storage } = clientOf(server);
+  assert.equal(await client.runOnce(), "offline");
+  await clientOf(server, { storage }).client.run();
+  const bodies = server.bodies("clients");
+  assert.equal(bodies.length, 6);
+  assert.equal(new Set(bodies).size, 1);
+  assert.match(JSON.parse(bodies[0]!).nonce, /^[A-Za-z0-9_-]{43}$/);
+});
+
+test("it enrols once, and later needs no token", async () => {
+  const server = new ScriptedServer();
+  const { client, storage } = clientOf(server);
+  await client.run();
+  const { token: _, ...options } = { token: undefined, storage };
+  const again = clientOf(server, options);
+  await again.client.run();
+  assert.equal(server.bodies("clients").length, 1);
+});
+
+test("a retry of an update has the same bytes", async () => {
+  const unavailable = () => problem("store_unavailable", 503, { "Retry-After": "2" });
+  const server = new ScriptedServer().next("update", lost, unavailable);
+  const { client, clock } = clientOf(server);
+  await client.run();
+  const bodies = server.bodies("update");
+  assert.equal(bodies.length, 3);
+  assert.equal(new Set(bodies).size, 1);
+  assert.ok(clock.slept.some((seconds) => seconds >= 2));
+});
+
+test("a longer wait ends the turn, and the update is kept across a restart", async () => {
+  const server = new ScriptedServer().next("update", () =>
+    problem("rate_limited", 429, { "Retry-After": "40" }),
+  );
+  const { client, storage } = clientOf(server);
+  assert.equal(await client.runOnce(), "offline");
+  assert.equal(client.status().unsent, 1);
+  assert.ok(client.status().nextTurnS >= 40);
+  const again = clientOf(server, { storage });
+  await again.client.run();
+  const bodies = server.bodies("update");
+  assert.equal(bodies.length, 2);
+  assert.equal(bodies[0], bodies[1]);
+  assert.equal(again.client.status().unsent, 0);
+  assert.equal(server.bodies("score").length, 1);
+});
+
+test("work that the server gave up is dropped", async () => {
+  const server = new ScriptedServer().next("update", () => problem("assignment_expired", 409));
+  const { client, events } = clientOf(server);
+  assert.equal(await client.runOnce(), "refused");
+  assert.equal(client.status().unsent, 0);
+  assert.ok(events.some((event) => event.kind === "refused"));
+});
+
+test("a paused run's update waits while others are worked for", async () => {
+  const server = new ScriptedServer()
+    .next(
+      "update",
+      () => problem("run_conflict", 409),
+      () => problem("run_conflict", 409),
+    )
+    .next(
+      "claim",
+      () => json(assignment()),
+      () => json(assignment({ assignment_id: "a2" })),
+    );
+  const { client } = clientOf(server);
+  assert.equal(await client.runOnce(), "refused");
+  assert.equal(client.status().unsent, 1);
+  assert.equal(await client.runOnce(), "worked");
+  assert.equal(client.status().unsent, 1);
+});
+
+test("no work: it comes back when the server says", async () => {
+  const idle = () => new Response(null, { status: 204, headers: { "Retry-After": "17" } });
+  const server = new ScriptedServer().next("claim", idle);
+  const { client } = clientOf(server);
+  assert.equal(await client.runOnce({ waitS: 2 }), "idle");
+  assert.equal(client.status().nextTurnS, 17);
+  assert.equal(JSON.parse(server.bodies("claim")[0]!).wait_s, 2);
+});
+
+test("a server that wants a newer client ends it", async () => {
+  const server = new ScriptedServer().next("claim", () => problem("upgrade_required", 426));
+  const upgrade = (error: unknown) =>
+    error instanceof ProblemError && error.code === "upgrade_required" && error.status === 426;
+  await assert.rejects(clientOf(server).client.run(), upgrade);
+  assert.equal(server.received[0]!.headers["FedOne-Protocol"], "1");
+});
+
+test("a device that the server has lost enrols as a new one", async () => {
+  const server = new ScriptedServer().next("claim", () => problem("unauthorized", 401));
+  const { client } = clientOf(server);
+  assert.equal(await client.runOnce(), "idle");
+  assert.equal(await client.runOnce(), "worked");
+  const nonces = server.bodies("clients").map((body) => JSON.parse(body).nonce);
+  assert.equal(new Set(nonces).size, 2);
+});
+
+test("a login page is no aggregator", async () => {
+  const server = new ScriptedServer().next("claim", () => new Response("<html>", { status: 200 }));
+  const { client, events } = clientOf(server);
+  assert.equal(await client.runOnce(), "offline");
+  assert.equal(events.at(-1)!.kind, "offline");
+});
+
+test("the alpha exchange is refused before anything is asked", async () => {
+  const alpha = () => json({ ...assignment({ exchange: "alpha" }), prompts: undefined });
+  const server = new ScriptedServer().next("claim", alpha, alpha);
+  const { client } = clientOf(server);
+  assert.equal(await client.runOnce(), "declined");
+  const pinned = clientOf(server, { runId: "demo" });
+  await assert.rejects(pinned.client.run(), UnsupportedError);
+  assert.match(server.bodies("decline")[1]!, /alpha exchange/);
+  assert.deepEqual(server.bodies("score"), []);
+});
+
+test("a model of the device's own is asked once for a prompt that stands twice", async () => {
+  const server = new ScriptedServer();
+  const { backend, asked } = countingBackend();
+  await clientOf(server, { backend }).client.run();
+  assert.deepEqual(asked.sort(), [" a b", " b a", " c c"]);
+  const update = JSON.parse(server.bodies("update")[0]!);
+  assert.deepEqual(
+    { ...update.usage },
+    { queries: 4, requests: 3, prompt_tokens: 0, completion_tokens: 0, usd: 0 },
+  );
+  const [claim, later] = server.bodies("claim").map((body) => JSON.parse(body));
+  assert.equal(claim.own_model, true);
+  assert.equal("model" in claim, false);
+  assert.equal(later.model, "own");
+});
+
+test("what was scored before a stop is not asked again", async () => {
+  const server = new ScriptedServer().next("claim", ...Array(2).fill(() => json(assignment())));
+  const { backend, asked } = countingBackend();
+  const stop = new AbortController();
+  const stopping: Backend = async (query, signal) => {
+    if (asked.length < 2) return backend(query, signal);
+    await setImmediate(); // the others are kept
+    stop.abort();
+    return new Promise(() => undefined); // it takes no notice
+  };
+  const { client, storage } = clientOf(server, { backend: stopping });
+  assert.equal(await client.runOnce({ signal: stop.signal }), "stopped");
+  assert.equal(await clientOf(server, { backend, storage }).client.runOnce(), "worked");
+  assert.equal(asked.length, 3);
+  assert.equal(JSON.parse(server.bodies("update")[0]!).usage.requests, 3);
+});
+
+test("losses on other examples do not mix", async () => {
+  const server = new ScriptedServer().next("claim", ...Array(2).fill(() => json(assignment())));
+  const { backend, asked } = countingBackend();
+  const stop = new AbortController();
+  const stopping: Backend = async (query, signal) => {
+    if (asked.length < 2) return backend(query, signal);
+    await setImmediate();
+    stop.abort();
+    throw new Error("cut off");
+  };
+  const { client, storage } = clientOf(server, { backend: stopping });
+  await client.runOnce({ signal: stop.signal });
+  const data = DATA.map(({ text, label }) => ({ text: `${text}!`, label }));
+  assert.equal(await clientOf(server, { backend, storage, data }).client.runOnce(), "worked");
+  assert.equal(asked.length, 5);
+  // What the others cost was spent all the same.
+  assert.equal(JSON.parse(server.bodies("update")[0]!).usage.requests, 5);
+});
+
+test("a model that fails gives the work back, without its words", async () => {
+  const server = new ScriptedServer();
+  const backend: Backend = async ({ inputs }) => {
+    throw new RangeError(`cannot read ${JSON.stringify(inputs)}`);
+  };
+  const { client } = clientOf(server, { backend });
+  assert.equal(await client.runOnce(), "declined");
+  const { reason } = JSON.parse(server.bodies("decline")[0]!);
+  assert.equal(reason, "the client's model failed with RangeError");
+});
+
+test("the hook redacts, vetoes, and holds back where it throws", async () => {
+  const server = new ScriptedServer().next("claim", ...Array(2).fill(() => json(assignment())));
+  const beforeSend = (text: string) => text.replace(/x/g, "y");
+  await clientOf(server, { beforeSend }).client.runOnce();
+  const { examples } = JSON.parse(server.bodies("score")[0]!);
+  assert.ok(examples.every(({ text }: { text: string }) => /^y+$/.test(text)));
+  const broken = clientOf(server, {
+    beforeSend: () => {
+      throw new Error("private");
+    },
+  });
+  assert.equal(await broken.client.runOnce(), "declined");
+  assert.match(
+    server.bodies("decline")[0]!,
+    /0 of 3 examples could be scored \(0 failed, 3 vetoed\)/,
+  );
+});
+
+test("nothing is claimed while the app's condition does not hold", async () => {
+  const server = new ScriptedServer();
+  let charging = false;
+  const { client, events } = clientOf(server, { onlyWhen: () => charging });
+  assert.equal(await client.runOnce(), "paused");
+  assert.equal(client.status().nextTurnS, 10);
+  assert.deepEqual(server.received, []);
+  charging = true;
+  assert.equal(await client.runOnce(), "worked");
+  assert.deepEqual(
+    events.slice(0, 2).map(({ kind }) => kind),
+    ["paused", "resumed"],
+  );
+});
+
+test("a request for work ends with the signal", async () => {
+  const stop = new AbortController();
+  const server = new ScriptedServer().next("claim", (received) => {
+    setTimeout(() => stop.abort());
+    return never(received);
+  });
+  const { client } = clientOf(server);
+  await client.run({ signal: stop.signal });
+  assert.equal(client.status().outcome, "stopped");
+});
+
+test("candidates that were added are fetched, and nothing else", async () => {
+  const candidates = ["", "Judge.", "New."];
+  const slots = [{ name: "instruction", candidates, repeat: 1 }];
+  const task = { ...RUN.task, template: "{instruction}{text}{mask}", slots: ["instruction"] };
+  const run = (version: number) => () =>
+    json({ ...RUN, task, vocabulary_version: version, layout: [[1, 2 + version, 0]] });
+  const work = (version: number) => () => {
+    const prompts = pack([0, 1 + version], [2, 1], "uint8");
+    const name = `a${version}`;
+    return json(assignment({ assignment_id: name, prompts, vocabulary_version: version }));
+  };
+  const server = new ScriptedServer()
+    .next("claim", work(1), work(1), work(2))
+    .next("task", run(1), run(2))
+    .next("vocabulary", () => json({ candidates: [], slots, version: 1 }))
+    .next("vocabulary", () => json({ appended: [["instruction", "Newer."]], version: 2 }));
+  const { backend, asked } = countingBackend();
+  const { client } = clientOf(server, { backend });
+  for (let turn = 0; turn < 3; turn++) assert.equal(await client.runOnce(), "worked");
+  assert.deepEqual(asked, ["", "New.", "", "New.", "", "Newer."]);
+  const paths = server.received.map(({ path }) => path);
+  assert.deepEqual(
+    paths.filter((path) => path.startsWith("/v1/runs/")),
+    ["task", "vocabulary", "task", "vocabulary?after=1"].map((name) => `/v1/runs/demo/${name}`),
+  );
+});
+
+test("a signed request whose clock is off is signed again by the server's", async () => {
+  const theirs = new Date(Date.now() + 7_200_000).toUTCString();
+  const server = new ScriptedServer().next("claim", () =>
+    problem("clock_skew", 401, { Date: theirs }),
+  );
+  const storage = new MemoryStorage();
+  const signer = await webCryptoSigner(storage, SERVER);
+  await clientOf(server, { storage, signer }).client.runOnce();
+  assert.equal(JSON.parse(server.bodies("clients")[0]!).public_key, await signer.publicKey());
+  const signed = server.received.filter(({ path }) => path.endsWith("/claim"));
+  const created = signed.map(({ headers }) =>
+    Number(/created=(\d+)/.exec(headers["Signature-Input"]!)![1]),
+  );
+  assert.equal(created.length, 2);
+  assert.ok(Math.abs(created[1]! - created[0]! - 7200) <= 2);
+});
+
+test("noise is drawn once, and the same after a restart", async () => {
+  const privacy = { target: "losses", clip: 2, noise_multiplier: 1, delta: 1e-5 };
+  const noised = () => json({ ...RUN, privacy });
+  const server = new ScriptedServer()
+    .next("claim", ...Array(2).fill(() => json(assignment())))
+    .next("task", noised, noised);
+  let fails = true;
+  const storage = new MemoryStorage();
+  const failing = {
+    get: (key: string) => storage.get(key),
+    set: (key: string, value: string) => {
+      // The power fails before the update is kept.
+      if (fails && key.endsWith(".outbox")) throw new DOMException("full", "QuotaExceededError");
+      storage.set(key, value);
+    },
+    remove: (key: string) => storage.remove(key),
+  };
+  await assert.rejects(clientOf(server, { storage: failing }).client.runOnce(), /full/);
+  const journal = JSON.parse(String(storage.get("fedone.https___fedone.example.journal")));
+  fails = false;
+  assert.equal(await clientOf(server, { storage: failing }).client.runOnce(), "worked");
+  const { losses } = JSON.parse(server.bodies("update")[0]!);
+  assert.deepEqual(losses, journal.noised);
+  assert.notDeepEqual(
+    losses,
+    journal.rows.map((row: number[]) => row[0]),
+  );
+});
+
+test("arguments that cannot be used are refused with their name", () => {
+  const storage = new MemoryStorage();
+  const cases: [Partial<EdgeClientOptions>, RegExp][] = [
+    [{ server: "ftp://fedone.example" }, /^server: "ftp:/],
+    [{ server: "https://user:password@fedone.example" }, /^server: /],
+    [{ data: [] }, /^data: /],
+    [{ token: "two words" }, /^token: /],
+    [{ runId: "../etc" }, /^runId: /],
+    [{ name: "" }, /^name: /],
+  ];
+  for (const [options, message] of cases) {
+    const make = () => new EdgeClient({ server: SERVER, data: DATA, storage, ...options });
+    assert.throws(make, (error) => error instanceof ArgumentError && message.test(error.message));
+  }
+});
+
+test("work that is given back costs what it has cost, and nothing of other work", async () => {
+  const second = () => json(assignment({ assignment_id: "a2", exchange: "alpha" }));
+  const server = new ScriptedServer().next("claim", () => json(assignment()), second);
+  const { backend, asked } = countingBackend();
+  const failing: Backend = async (query, signal) => {
+    if (asked.length === 2) throw new Error("out of memory");
+    return backend(query, signal);
+  };
+  const { client } = clientOf(server, { backend: failing });
+  assert.equal(await client.runOnce(), "declined");
+  assert.equal(await client.runOnce(), "declined");
+  const [first, other] = server.bodies("decline").map((body) => JSON.parse(body).usage.requests);
+  assert.deepEqual([first, other], [2, 0]);
+});
+
+test("an input is a text, or the messages of a chat", () => {
+  const input = [
+    ["prompt", "Say:"],
+    ["text", " "],
+    ["field", "x"],
+    ["mask", ""],
+  ] as const;
+  assert.equal(textOf(input), "Say: x");
+  assert.equal(textOf(input, "<mask>"), "Say: x<mask>");
+  const chat = [
+    ["role", "user"],
+    ["prompt", "Say:"],
+    ["field", "x"],
+    ["role", "assistant"],
+  ] as const;
+  assert.deepEqual(messagesOf([...chat, ["text", "It was"]]), [
+    { role: "user", content: "Say:x" },
+    { role: "assistant", content: "It was" },
+  ]);
+});

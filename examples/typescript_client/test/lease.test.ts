@@ -1,0 +1,49 @@
+import assert from "node:assert/strict";
+import { setImmediate } from "node:timers/promises";
+import { test } from "node:test";
+import { ProblemError, Stopped, TransportError } from "../src/errors.js";
+import { keepLease } from "../src/lease.js";
+
+/** Plays renewals that end in these ways; the waits before each, and the number that was asked. */
+async function played(deadlineS: number, ...ends: (number | Error)[]) {
+  const waits: number[] = [];
+  const left = [...ends];
+  let asked = 0;
+  const clock = {
+    now: () => 0,
+    sleep: async (seconds: number, signal?: AbortSignal) => {
+      if (signal?.aborted) throw new Stopped("stopped");
+      waits.push(seconds);
+    },
+  };
+  const end = keepLease(
+    deadlineS,
+    async () => {
+      asked++;
+      const next = left.shift();
+      if (left.length === 0) end();
+      if (typeof next === "number") return { deadline_s: next };
+      throw next;
+    },
+    clock,
+  );
+  for (let turn = 0; turn < 20; turn++) await setImmediate();
+  return { waits, asked };
+}
+
+test("a lease is renewed at half time, and by the deadline that the answer gives", async () => {
+  assert.deepEqual(await played(60, 60, 20, 20), { waits: [30, 30, 10], asked: 3 });
+});
+
+test("a renewal that fails is asked for again soon", async () => {
+  const down = new TransportError("down");
+  const busy = new ProblemError("rate_limited", 429, "", 9);
+  const { waits } = await played(60, down, busy, 60);
+  assert.deepEqual(waits, [30, 3, 9]);
+  assert.deepEqual((await played(10, down, 10)).waits, [5, 1]);
+});
+
+test("a lease that is not renewed any more is left alone", async () => {
+  const refused = new ProblemError("renewal_refused", 409, "");
+  assert.deepEqual(await played(60, refused, 60, 60), { waits: [30], asked: 1 });
+});

@@ -1,0 +1,180 @@
+import assert from "node:assert/strict";
+import { execFileSync } from "node:child_process";
+import { fileURLToPath } from "node:url";
+import { test } from "node:test";
+import { pack, unpack } from "../src/array.js";
+import { classLosses, exampleLoss } from "../src/loss.js";
+import type { PackedArray, Slot } from "../src/messages.js";
+import { drawMinibatch, splitMix64 } from "../src/minibatch.js";
+import { exactSum, mean } from "../src/numbers.js";
+import { signatureHeaders, webCryptoSigner } from "../src/signing.js";
+import { MemoryStorage } from "../src/storage.js";
+import { readRun } from "../src/task.js";
+import type { Example } from "../src/task.js";
+import { Vocabulary } from "../src/vocabulary.js";
+import { vectors } from "./vectors.js";
+
+interface Losses {
+  losses: {
+    name: string;
+    run: string;
+    examples: Example[];
+    answers: (number[] | string)[];
+    losses: number[];
+    mean: number;
+    by_class?: PackedArray;
+    class_counts?: number[];
+  }[];
+  prompts: {
+    name: string;
+    run: string;
+    vocabulary: { candidates?: string[]; slots?: Slot[] };
+    indices: number[];
+    example: Example;
+    input: [string, string][];
+    label_words: string[];
+  }[];
+  sums: { values: number[]; sum: number }[];
+}
+
+const losses = vectors<Losses>("losses");
+
+function near(found: readonly number[], expected: readonly number[], relative: number): void {
+  assert.equal(found.length, expected.length);
+  found.forEach((value, at) => {
+    const tolerance = relative * Math.max(1, Math.abs(expected[at]!));
+    assert.ok(Math.abs(value - expected[at]!) <= tolerance, `${value} is not ${expected[at]}`);
+  });
+}
+
+test("the generated types follow the schema", () => {
+  const script = fileURLToPath(new URL("../../scripts/generate-messages.mjs", import.meta.url));
+  execFileSync(process.execPath, [script, "--check"], { stdio: "pipe" });
+});
+
+for (const vector of losses.losses) {
+  test(`losses: ${vector.name}`, async () => {
+    const { task } = readRun(vector.run);
+    const score = (text: string, { keywords }: Example) =>
+      Number((keywords as string[]).includes(text));
+    const found = await Promise.all(
+      vector.answers.map((answer, at) => exampleLoss(task, answer, vector.examples[at]!, score)),
+    );
+    near(found, vector.losses, task.loss === "cross_entropy" ? 1e-15 : 0);
+    assert.equal(mean(vector.losses), vector.mean);
+    if (vector.by_class) {
+      const targets = vector.examples.map((example) => task.targetOf(example));
+      const cells = classLosses(task, vector.answers as number[][], targets);
+      // A float32 rounds the last bits of exp and log away.
+      assert.deepEqual(pack(cells, vector.by_class.shape, "float32"), vector.by_class);
+      const counts = task.labels.map((_, label) => targets.filter((one) => one === label).length);
+      assert.deepEqual(counts, vector.class_counts);
+    }
+  });
+}
+
+for (const vector of losses.prompts) {
+  test(`prompts: ${vector.name}`, () => {
+    const { task } = readRun(vector.run);
+    const vocabulary = Vocabulary.of({ candidates: [], ...vector.vocabulary });
+    const prompt = vocabulary.prompt(task, vector.indices);
+    assert.deepEqual(task.render(prompt, vector.example), vector.input);
+    assert.deepEqual(prompt.labelWords ?? task.labelWords, vector.label_words);
+  });
+}
+
+test("sums", () => {
+  for (const { values, sum } of losses.sums) assert.equal(exactSum(values), sum);
+});
+
+test("mini-batches", () => {
+  interface Draws {
+    splitmix64: { seed: number; outputs: string[] };
+    draws: { seed: number; num_examples: number; batch_size: number; rows: number[] }[];
+  }
+  const { splitmix64, draws } = vectors<Draws>("minibatch");
+  const numbers = splitMix64(splitmix64.seed);
+  for (const output of splitmix64.outputs) assert.equal(String(numbers.next().value), output);
+  for (const { num_examples, batch_size, seed, rows } of draws) {
+    assert.deepEqual(drawMinibatch(num_examples, batch_size, seed), rows);
+  }
+});
+
+test("arrays of messages", () => {
+  interface Messages {
+    messages: { name: string; body: string; arrays?: Record<string, number[]> }[];
+  }
+  let seen = 0;
+  for (const { name, body } of vectors<Messages>("messages").messages) {
+    for (const array of arraysIn(JSON.parse(body))) {
+      seen++;
+      assert.deepEqual(pack(unpack(array), array.shape, array.dtype), array, name);
+    }
+  }
+  assert.ok(seen >= 10);
+});
+
+test("elements of arrays", () => {
+  interface Messages {
+    messages: { name: string; body: string; arrays: Record<string, number[]> }[];
+  }
+  for (const { name, body, arrays } of vectors<Messages>("messages").messages) {
+    const message = JSON.parse(body) as Record<string, PackedArray>;
+    for (const [place, elements] of Object.entries(arrays ?? {})) {
+      const array = place
+        .split(".")
+        .reduce<unknown>((found, key) => (found as Record<string, unknown>)[key], message);
+      assert.deepEqual(unpack(array as PackedArray), elements, name);
+    }
+  }
+});
+
+test("signatures", async () => {
+  interface Signatures {
+    private_key: string;
+    public_key: string;
+    client_id: string;
+    requests: {
+      method: string;
+      target: string;
+      body: string;
+      created: number;
+      nonce: string;
+      headers: Record<string, string>;
+    }[];
+  }
+  const { private_key, public_key, client_id, requests } = vectors<Signatures>("signatures");
+  const storage = new MemoryStorage();
+  const seed = [...Buffer.from(private_key, "base64")];
+  storage.set("fedone.https___fedone.example.signing-key", JSON.stringify({ seed }));
+  const signer = await webCryptoSigner(storage, "https://fedone.example");
+  assert.equal(await signer.publicKey(), public_key);
+  for (const { method, target, body, created, nonce, headers } of requests) {
+    const request = {
+      ...{ method, target, nonce },
+      body: new TextEncoder().encode(body),
+      clientId: client_id,
+      createdS: created,
+    };
+    assert.deepEqual(await signer.headers(request), headers);
+  }
+});
+
+test("a signature works once", async () => {
+  const request = {
+    ...{ method: "GET", target: "/v1/me", clientId: "client-1", createdS: 1 },
+    body: new Uint8Array(),
+  };
+  const echo = async (bytes: Uint8Array) => bytes;
+  const [one, other] = await Promise.all([
+    signatureHeaders(request, echo, echo),
+    signatureHeaders(request, echo, echo),
+  ]);
+  assert.notEqual(one["Signature-Input"], other["Signature-Input"]);
+});
+
+function* arraysIn(value: unknown): Generator<PackedArray> {
+  if (value === null || typeof value !== "object") return;
+  if ("dtype" in value) yield value as PackedArray;
+  else for (const held of Object.values(value)) yield* arraysIn(held);
+}

@@ -1,0 +1,21 @@
+"""The package @fedone/edge, as scripts/test-typescript has built it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.browser.conftest import chromium
+
+__all__ = ["chromium", "package"]
+
+
+@pytest.fixture(scope="session")
+def package() -> Path:
+    """Its folder."""
+    folder = Path(__file__).parents[2] / "examples" / "typescript_client"
+    if not (folder / "dist" / "page" / "page.js").exists() and os.environ.get("CI") != "true":
+        pytest.skip("examples/typescript_client is not built; scripts/test-typescript does it")
+    return folder

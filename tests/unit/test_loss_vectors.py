@@ -1,0 +1,55 @@
+"""The wire vectors for losses and prompts: what clients in other languages compute too."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedone_sdk.calibration import class_losses
+from fedone_sdk.candidates import prompt_of
+from fedone_sdk.messages import Array, RunTask
+from fedone_sdk.task import Example, example_loss, render, target_of, words_of
+from fedone_sdk.vocabulary import Vocabulary
+
+VECTORS = json.loads(
+    (Path(__file__).parents[1] / "vectors" / "losses.json").read_text(encoding="utf-8")
+)
+
+
+def is_keyword(text: str, example: Example) -> float:
+    return float(text in example["keywords"])
+
+
+@pytest.mark.parametrize("vector", VECTORS["losses"], ids=lambda vector: vector["name"])
+def test_losses(vector: dict[str, Any]) -> None:
+    task = RunTask.model_validate_json(vector["run"]).task
+    pairs = list(zip(vector["answers"], vector["examples"], strict=True))
+    losses = [example_loss(task, answer, example, is_keyword) for answer, example in pairs]
+    tolerance = 1e-15 if task.loss == "cross_entropy" else 0.0
+    assert losses == pytest.approx(vector["losses"], rel=tolerance, abs=tolerance)
+    assert math.fsum(vector["losses"]) / len(losses) == vector["mean"]
+    if "by_class" in vector:
+        targets = [target for _, row in pairs if isinstance(target := target_of(task, row), int)]
+        curves = class_losses(task, vector["answers"], targets)
+        means = [value for row in curves.means for value in row]
+        expected = Array.model_validate(vector["by_class"])
+        assert expected.shape == (1, len(curves.means), len(curves.means[0]))
+        assert means == pytest.approx(expected.values().tolist(), rel=1e-7)
+        assert list(curves.counts) == vector["class_counts"]
+
+
+@pytest.mark.parametrize("vector", VECTORS["prompts"], ids=lambda vector: vector["name"])
+def test_prompts(vector: dict[str, Any]) -> None:
+    task = RunTask.model_validate_json(vector["run"]).task
+    vocabulary = Vocabulary.model_validate(vector["vocabulary"])
+    prompt = prompt_of(task, vocabulary, vector["indices"])
+    rendered = render(task, prompt, vector["example"])
+    assert [list(part) for part in rendered] == vector["input"]
+    assert list(words_of(task, prompt)) == vector["label_words"]
+
+
+def test_sums() -> None:
+    for vector in VECTORS["sums"]:
+        assert math.fsum(vector["values"]) == vector["sum"]
