@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from fedone_sdk._lazy import lazy
 
 if TYPE_CHECKING:
     from fedone_sdk.aggregator import Aggregator
@@ -15,27 +16,24 @@ if TYPE_CHECKING:
     from fedone_sdk.spec import RunSpec
     from fedone_sdk.task import TaskSpec
     from fedone_sdk.vocabulary import Vocabulary
+else:
+    # An edge device never pays for the server's half, nor a server for a local model.
+    __getattr__, __dir__ = lazy(
+        globals(),
+        {
+            "aggregator": "Aggregator",
+            "backends": "CachedBackend LLMBackend OnnxBackend",
+            "budget": "Budget BudgetGuard SqliteLedger Usage",
+            "client": "EdgeClient",
+            "errors": "FedOneError",
+            "glue": "glue_task",
+            "spec": "RunSpec",
+            "task": "TaskSpec",
+            "vocabulary": "Vocabulary",
+        },
+    )
 
 __version__ = "0.1.0"
-
-# Loaded when first used: an edge device never pays for the server's half, nor a server for a
-# local model.
-_HOMES = {
-    "Aggregator": "aggregator",
-    "Budget": "budget",
-    "BudgetGuard": "budget",
-    "CachedBackend": "backends",
-    "EdgeClient": "client",
-    "FedOneError": "errors",
-    "LLMBackend": "backends",
-    "OnnxBackend": "backends",
-    "RunSpec": "spec",
-    "SqliteLedger": "budget",
-    "TaskSpec": "task",
-    "Usage": "budget",
-    "Vocabulary": "vocabulary",
-    "glue_task": "glue",
-}
 
 __all__ = [
     "Aggregator",
@@ -53,11 +51,3 @@ __all__ = [
     "Vocabulary",
     "glue_task",
 ]
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value

@@ -160,7 +160,7 @@ class ChatSpec(BaseModel):
             begin.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     system: _Template | None = None
     user: _Template
@@ -204,7 +204,7 @@ class TaskSpec(BaseModel):
             did not write stays impossible. Null is none.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     # Left out where they are null, so that what was written before there were chats stays the same.
     template: _Template | None = Field(default=None, exclude_if=_is_none)

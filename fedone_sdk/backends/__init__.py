@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from fedone_sdk._lazy import lazy
 from fedone_sdk.backends.asking import is_known, query_for, rows_of, score_all, want_of
 from fedone_sdk.backends.base import (
     LOG_ZERO,
@@ -16,16 +16,31 @@ from fedone_sdk.backends.base import (
     Want,
 )
 from fedone_sdk.backends.predict import Prediction, predict, prediction_queries
-from fedone_sdk.backends.prompts import Show, shown_by, usable_vocabulary
-from fedone_sdk.backends.wrappers.cache import CachedBackend
 
 if TYPE_CHECKING:
     from fedone_sdk.backends.cassette import CassetteBackend
     from fedone_sdk.backends.llama_cpp import LlamaCppBackend
     from fedone_sdk.backends.onnx import OnnxBackend
     from fedone_sdk.backends.openai import OpenAIBackend
+    from fedone_sdk.backends.prompts import Show, shown_by, usable_vocabulary
     from fedone_sdk.backends.transformers import TransformersBackend
     from fedone_sdk.backends.vllm import VllmBackend
+    from fedone_sdk.backends.wrappers.cache import CachedBackend
+else:
+    # An edge device that asks through the gateway never pays for a model library.
+    __getattr__, __dir__ = lazy(
+        globals(),
+        {
+            "cassette": "CassetteBackend",
+            "llama_cpp": "LlamaCppBackend",
+            "onnx": "OnnxBackend",
+            "openai": "OpenAIBackend",
+            "prompts": "Show shown_by usable_vocabulary",
+            "transformers": "TransformersBackend",
+            "vllm": "VllmBackend",
+            "wrappers.cache": "CachedBackend",
+        },
+    )
 
 __all__ = [
     "Answer",
@@ -54,19 +69,3 @@ __all__ = [
     "usable_vocabulary",
     "want_of",
 ]
-
-# An edge device that asks through the gateway never pays for a model library.
-_HOMES = {
-    "CassetteBackend": "cassette",
-    "LlamaCppBackend": "llama_cpp",
-    "OnnxBackend": "onnx",
-    "OpenAIBackend": "openai",
-    "TransformersBackend": "transformers",
-    "VllmBackend": "vllm",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name in _HOMES:
-        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedone_sdk.backends.base import Answer, LLMBackend, Query, Want
-from fedone_sdk.budget import NOTHING, Payer
+from fedone_sdk.budget import NOTHING
 from fedone_sdk.errors import (
     BackendBlocked,
     BackendError,
@@ -19,6 +19,9 @@ from fedone_sdk.errors import (
 from fedone_sdk.messages import MAX_WRITTEN_CHARS
 from fedone_sdk.soft_prompt import SoftPrompt
 from fedone_sdk.task import LogProbs, Loss, TaskSpec, TextPrompt, render, words_of
+
+if TYPE_CHECKING:
+    from fedone_sdk.budget import Payer
 
 __all__ = [
     "CONCURRENCY",

@@ -5,12 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
-from fedone_sdk.budget import Payer, Usage
+from fedone_sdk.budget import Usage
 from fedone_sdk.errors import SpecError
 from fedone_sdk.soft_prompt import SoftPrompt, SoftPromptKind
 from fedone_sdk.task import LOG_ZERO, Rendered
+
+if TYPE_CHECKING:
+    from fedone_sdk.budget import Payer
 
 __all__ = ["Answer", "EmbeddingSpace", "LLMBackend", "LOG_ZERO", "Query", "RateLimits", "Want"]
 

@@ -1,11 +1,31 @@
 """Budgets: caps on queries, requests, tokens and money that are reserved before they are spent."""
 
-from fedone_sdk.budget.account import Account
-from fedone_sdk.budget.guard import BudgetGuard, Lease, Payer
-from fedone_sdk.budget.leases import LeaseOwner, OpenLease, OwnerState
-from fedone_sdk.budget.ledger import Ledger, MemoryLedger, SqliteLedger
-from fedone_sdk.budget.prices import FREE, Price, PriceTier, known_price
-from fedone_sdk.budget.usage import NOTHING, Budget, Usage
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fedone_sdk._lazy import lazy
+
+# A program pays for the parts that it uses: an edge device uses few.
+if TYPE_CHECKING:
+    from fedone_sdk.budget.account import Account
+    from fedone_sdk.budget.guard import BudgetGuard, Lease, Payer
+    from fedone_sdk.budget.leases import LeaseOwner, OpenLease, OwnerState
+    from fedone_sdk.budget.ledger import Ledger, MemoryLedger, SqliteLedger
+    from fedone_sdk.budget.prices import FREE, Price, PriceTier, known_price
+    from fedone_sdk.budget.usage import NOTHING, Budget, Usage
+else:
+    __getattr__, __dir__ = lazy(
+        globals(),
+        {
+            "account": "Account",
+            "guard": "BudgetGuard Lease Payer",
+            "leases": "LeaseOwner OpenLease OwnerState",
+            "ledger": "Ledger MemoryLedger SqliteLedger",
+            "prices": "FREE Price PriceTier known_price",
+            "usage": "NOTHING Budget Usage",
+        },
+    )
 
 __all__ = [
     "Account",

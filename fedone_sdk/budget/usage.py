@@ -30,7 +30,7 @@ class Usage(BaseModel):
         usd: Money, US dollars.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     queries: _Count = 0
     requests: _Count = 0
@@ -111,7 +111,7 @@ class Budget(BaseModel):
         usd: Cap on money, US dollars.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     queries: _Count | None = None
     requests: _Count | None = None

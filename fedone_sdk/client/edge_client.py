@@ -12,9 +12,7 @@ from typing import Any, Literal, Self
 import structlog
 
 from fedone_sdk.backends.base import LLMBackend
-from fedone_sdk.backends.prompts import shown_by
 from fedone_sdk.budget import NOTHING, Usage
-from fedone_sdk.candidates import label_checks
 from fedone_sdk.client.arguments import check_arguments, token_of
 from fedone_sdk.client.batch import BeforeSend, Declining, Minibatch, usable
 from fedone_sdk.client.condition import (
@@ -36,7 +34,7 @@ from fedone_sdk.client.outbox import Outbox, Unsent
 from fedone_sdk.client.patience import MAX_WAIT_S, PATIENCE_S, Backoff, asked_s
 from fedone_sdk.client.privacy import PrivacyAccount
 from fedone_sdk.client.reasons import reason_of
-from fedone_sdk.client.scoring import GatewayOracle, Losses, Oracle, OwnOracle, Step, score_step
+from fedone_sdk.client.scoring import GatewayOracle, Losses, Oracle, Step, score_step
 from fedone_sdk.client.source import Data, Source
 from fedone_sdk.client.stop import Stop
 from fedone_sdk.client.trainer import Trainer
@@ -468,6 +466,10 @@ class EdgeClient:
             stopping=self._stop.wished,
         ).ready
         if self._backend is not None:
+            # Loaded here: a device that asks through the gateway does without them.
+            from fedone_sdk.backends.prompts import shown_by
+            from fedone_sdk.client.own_oracle import OwnOracle
+
             vocabulary = Vocabulary()
             if run.method.domain == "tokens":
                 vocabulary = await self._known.vocabulary(
@@ -536,6 +538,8 @@ class EdgeClient:
         Raises:
             Declining: They are not those of the run, or its task cannot take them.
         """
+        from fedone_sdk.candidates import label_checks
+
         version, before = known or (0, None)
         listed = await self._link.vocabulary(run_id, version)
         try:

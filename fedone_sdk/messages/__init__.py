@@ -1,79 +1,120 @@
 """The wire contract: every message between edge clients and an aggregator, as pydantic models."""
 
-from fedone_sdk.messages.access import (
-    ClientInfo,
-    ClientList,
-    CreatedToken,
-    NewToken,
-    TokenInfo,
-    TokenList,
-)
-from fedone_sdk.messages.array import MAX_ELEMENTS, Array
-from fedone_sdk.messages.assignment import (
-    ASSIGNMENT,
-    AlphaAssignment,
-    Assignment,
-    Claim,
-    LossesAssignment,
-    Renewal,
-    RunTask,
-    Step,
-    VocabularyList,
-)
-from fedone_sdk.messages.base import MAX_MODEL_CHARS, Message
-from fedone_sdk.messages.enrolment import Enrol, Enrolled, Rotated
-from fedone_sdk.messages.forms import JSON, TENSORS, Body, Parse, decode, encode, has_arrays
-from fedone_sdk.messages.problem import Problem
-from fedone_sdk.messages.protocol import (
-    OLDEST_PROTOCOL,
-    PROTOCOL_HEADER,
-    PROTOCOL_VERSION,
-    check_protocol,
-    is_sendable,
-)
-from fedone_sdk.messages.run import (
-    CacheReport,
-    Cap,
-    CensoringReport,
-    ClientInfluence,
-    MetricReport,
-    PrivacyReport,
-    PromptReport,
-    RoundReport,
-    RunResult,
-    RunStatus,
-    Traffic,
-)
-from fedone_sdk.messages.schema import json_schemas
-from fedone_sdk.messages.score import MAX_TEXT_CHARS, MAX_WRITTEN_CHARS, Score, Scores
-from fedone_sdk.messages.steering import (
-    About,
-    Check,
-    Health,
-    Quarantine,
-    Removal,
-    RollBack,
-    RunSummary,
-)
-from fedone_sdk.messages.update import (
-    MIN_SCORED_SHARE,
-    UPDATE,
-    AlphaUpdate,
-    Decline,
-    LossesUpdate,
-    Receipt,
-    Scored,
-    Update,
-)
-from fedone_sdk.messages.watch import (
-    LostWork,
-    Me,
-    PositionProbabilities,
-    SeatReport,
-    Seats,
-    TokenProbabilities,
-    TokenProbability,
-)
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fedone_sdk._lazy import lazy
+
+# A program pays for the parts that it uses: an edge device uses few.
+if TYPE_CHECKING:
+    from fedone_sdk.messages.access import (
+        ClientInfo,
+        ClientList,
+        CreatedToken,
+        NewToken,
+        TokenInfo,
+        TokenList,
+    )
+    from fedone_sdk.messages.array import MAX_ELEMENTS, Array
+    from fedone_sdk.messages.assignment import (
+        ASSIGNMENT,
+        AlphaAssignment,
+        Assignment,
+        Claim,
+        LossesAssignment,
+        Renewal,
+        RunTask,
+        Step,
+        VocabularyList,
+    )
+    from fedone_sdk.messages.base import MAX_MODEL_CHARS, Message
+    from fedone_sdk.messages.enrolment import Enrol, Enrolled, Rotated
+    from fedone_sdk.messages.forms import JSON, TENSORS, Body, Parse, decode, encode, has_arrays
+    from fedone_sdk.messages.problem import Problem
+    from fedone_sdk.messages.protocol import (
+        OLDEST_PROTOCOL,
+        PROTOCOL_HEADER,
+        PROTOCOL_VERSION,
+        check_protocol,
+        is_sendable,
+    )
+    from fedone_sdk.messages.run import (
+        CacheReport,
+        Cap,
+        CensoringReport,
+        ClientInfluence,
+        MetricReport,
+        PrivacyReport,
+        PromptReport,
+        RoundReport,
+        RunResult,
+        RunStatus,
+        Traffic,
+    )
+    from fedone_sdk.messages.schema import json_schemas
+    from fedone_sdk.messages.score import MAX_TEXT_CHARS, MAX_WRITTEN_CHARS, Score, Scores
+    from fedone_sdk.messages.steering import (
+        About,
+        Check,
+        Health,
+        Quarantine,
+        Removal,
+        RollBack,
+        RunSummary,
+    )
+    from fedone_sdk.messages.update import (
+        MIN_SCORED_SHARE,
+        UPDATE,
+        AlphaUpdate,
+        Decline,
+        LossesUpdate,
+        Receipt,
+        Scored,
+        Update,
+    )
+    from fedone_sdk.messages.watch import (
+        LostWork,
+        Me,
+        PositionProbabilities,
+        SeatReport,
+        Seats,
+        TokenProbabilities,
+        TokenProbability,
+    )
+else:
+    __getattr__, __dir__ = lazy(
+        globals(),
+        {
+            "access": "ClientInfo ClientList CreatedToken NewToken TokenInfo TokenList",
+            "array": "MAX_ELEMENTS Array",
+            "assignment": (
+                "ASSIGNMENT AlphaAssignment Assignment Claim LossesAssignment Renewal RunTask "
+                "Step VocabularyList"
+            ),
+            "base": "MAX_MODEL_CHARS Message",
+            "enrolment": "Enrol Enrolled Rotated",
+            "forms": "JSON TENSORS Body Parse decode encode has_arrays",
+            "problem": "Problem",
+            "protocol": (
+                "OLDEST_PROTOCOL PROTOCOL_HEADER PROTOCOL_VERSION check_protocol is_sendable"
+            ),
+            "run": (
+                "CacheReport Cap CensoringReport ClientInfluence MetricReport PrivacyReport "
+                "PromptReport RoundReport RunResult RunStatus Traffic"
+            ),
+            "schema": "json_schemas",
+            "score": "MAX_TEXT_CHARS MAX_WRITTEN_CHARS Score Scores",
+            "steering": "About Check Health Quarantine Removal RollBack RunSummary",
+            "update": (
+                "MIN_SCORED_SHARE UPDATE AlphaUpdate Decline LossesUpdate Receipt Scored Update"
+            ),
+            "watch": (
+                "LostWork Me PositionProbabilities SeatReport Seats TokenProbabilities "
+                "TokenProbability"
+            ),
+        },
+    )
 
 __all__ = [
     "ASSIGNMENT",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from typing import Annotated, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import ConfigDict, Field, TypeAdapter
 
 from fedone_sdk.messages.array import Array, SharedMemory
 from fedone_sdk.messages.base import MAX_MODEL_CHARS, Id, Message, Seed
@@ -119,7 +119,9 @@ class LossesAssignment(_Assignment):
 
 
 Assignment = Annotated[AlphaAssignment | LossesAssignment, Field(discriminator="exchange")]
-ASSIGNMENT: TypeAdapter[AlphaAssignment | LossesAssignment] = TypeAdapter(Assignment)
+ASSIGNMENT: TypeAdapter[AlphaAssignment | LossesAssignment] = TypeAdapter(
+    Assignment, config=ConfigDict(defer_build=True)
+)
 
 
 class Renewal(Message):

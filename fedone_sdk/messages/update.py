@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, FailFast, Field, TypeAdapter
+from pydantic import AfterValidator, ConfigDict, FailFast, Field, TypeAdapter
 
 from fedone_sdk.budget import Usage
 from fedone_sdk.messages.array import Array, SharedMemory
@@ -113,7 +113,9 @@ class LossesUpdate(_Update):
 
 
 Update = Annotated[AlphaUpdate | LossesUpdate, Field(discriminator="exchange")]
-UPDATE: TypeAdapter[AlphaUpdate | LossesUpdate] = TypeAdapter(Update)
+UPDATE: TypeAdapter[AlphaUpdate | LossesUpdate] = TypeAdapter(
+    Update, config=ConfigDict(defer_build=True)
+)
 
 
 class Receipt(Message):

@@ -1,48 +1,79 @@
 """What people write in RUN.yaml, as strict models."""
 
-from fedone_sdk.spec.backend_file import load_backend
-from fedone_sdk.spec.backends import (
-    BackendSpec,
-    LimitsSpec,
-    LlamaCppSpec,
-    OnnxSpec,
-    OpenAISpec,
-    PriceSpec,
-    RemoteSpec,
-    RetrySpec,
-    TransformersSpec,
-    VllmSpec,
-)
-from fedone_sdk.spec.base import Spec, load_yaml, validate_spec
-from fedone_sdk.spec.calibration import CalibrationSpec
-from fedone_sdk.spec.defence import DefenceSpec
-from fedone_sdk.spec.methods import (
-    BbtSpec,
-    BdplSpec,
-    Domain,
-    EvolutionSpec,
-    GsBdplSpec,
-    MethodSpec,
-    PoolSpec,
-    PromptTuningSpec,
-    PTuningV2Spec,
-    RandomSpec,
-    ThompsonSpec,
-    TpeSpec,
-    TrainedSpec,
-)
-from fedone_sdk.spec.privacy import PrivacySpec
-from fedone_sdk.spec.prompt import PromptSpec, SlotSpec
-from fedone_sdk.spec.run import (
-    DataSpec,
-    DirichletSpec,
-    EvaluationSpec,
-    GatewayPolicy,
-    IidSpec,
-    ParticipationSpec,
-    RunName,
-    RunSpec,
-)
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fedone_sdk._lazy import lazy
+
+# A program pays for the parts that it uses: an edge device uses few.
+if TYPE_CHECKING:
+    from fedone_sdk.spec.backend_file import load_backend
+    from fedone_sdk.spec.backends import (
+        BackendSpec,
+        LimitsSpec,
+        LlamaCppSpec,
+        OnnxSpec,
+        OpenAISpec,
+        PriceSpec,
+        RemoteSpec,
+        RetrySpec,
+        TransformersSpec,
+        VllmSpec,
+    )
+    from fedone_sdk.spec.base import RunName, Spec, load_yaml, validate_spec
+    from fedone_sdk.spec.calibration import CalibrationSpec
+    from fedone_sdk.spec.defence import DefenceSpec
+    from fedone_sdk.spec.methods import (
+        BbtSpec,
+        BdplSpec,
+        Domain,
+        EvolutionSpec,
+        GsBdplSpec,
+        MethodSpec,
+        PoolSpec,
+        PromptTuningSpec,
+        PTuningV2Spec,
+        RandomSpec,
+        ThompsonSpec,
+        TpeSpec,
+        TrainedSpec,
+    )
+    from fedone_sdk.spec.privacy import PrivacySpec
+    from fedone_sdk.spec.prompt import PromptSpec, SlotSpec
+    from fedone_sdk.spec.run import (
+        DataSpec,
+        DirichletSpec,
+        EvaluationSpec,
+        GatewayPolicy,
+        IidSpec,
+        ParticipationSpec,
+        RunSpec,
+    )
+else:
+    __getattr__, __dir__ = lazy(
+        globals(),
+        {
+            "backend_file": "load_backend",
+            "backends": (
+                "BackendSpec LimitsSpec LlamaCppSpec OnnxSpec OpenAISpec PriceSpec RemoteSpec "
+                "RetrySpec TransformersSpec VllmSpec"
+            ),
+            "base": "RunName Spec load_yaml validate_spec",
+            "calibration": "CalibrationSpec",
+            "defence": "DefenceSpec",
+            "methods": (
+                "BbtSpec BdplSpec Domain EvolutionSpec GsBdplSpec MethodSpec PoolSpec "
+                "PromptTuningSpec PTuningV2Spec RandomSpec ThompsonSpec TpeSpec TrainedSpec"
+            ),
+            "privacy": "PrivacySpec",
+            "prompt": "PromptSpec SlotSpec",
+            "run": (
+                "DataSpec DirichletSpec EvaluationSpec GatewayPolicy IidSpec "
+                "ParticipationSpec RunSpec"
+            ),
+        },
+    )
 
 __all__ = [
     "BackendSpec",

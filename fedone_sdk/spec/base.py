@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedone_sdk.errors import MissingExtraError, SpecError
 
-__all__ = ["STORED", "Spec", "load_yaml", "validate_spec"]
+__all__ = ["RunName", "STORED", "Spec", "load_yaml", "validate_spec"]
 
+RunName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+"""What a run is called, in specs, messages and paths."""
 
 STORED = {"stored": True}
 """Validation context of documents out of a store: keys that were removed are left out there."""

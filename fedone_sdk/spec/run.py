@@ -13,7 +13,7 @@ from fedone_sdk.budget import Budget
 from fedone_sdk.calibration import MAX_LABELS
 from fedone_sdk.glue import glue_task
 from fedone_sdk.spec.backends import BackendSpec, OnnxSpec
-from fedone_sdk.spec.base import STORED, Spec, load_yaml, validate_spec
+from fedone_sdk.spec.base import STORED, RunName, Spec, load_yaml, validate_spec
 from fedone_sdk.spec.calibration import CalibrationSpec
 from fedone_sdk.spec.defence import DefenceSpec
 from fedone_sdk.spec.methods import BbtSpec, BdplSpec, GsBdplSpec, MethodSpec, Rate
@@ -29,12 +29,8 @@ __all__ = [
     "GatewayPolicy",
     "IidSpec",
     "ParticipationSpec",
-    "RunName",
     "RunSpec",
 ]
-
-RunName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
-"""What a run is called, in specs, messages and paths."""
 
 _Count = Annotated[int, Field(ge=1, le=10**9)]
 

@@ -3,7 +3,7 @@
 The aggregator and the clients are processes of their own, so that the CPU of each is its own. The
 setting is Flower's from docs/benchmarks: 4 clients, one per round, alpha of 20 x 200 float32.
 
-    python tests/benchmarks/federation.py [--rounds 300]
+    python tests/benchmarks/federation.py [--rounds 300 | --device-only]
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def main() -> None:
         default=sys.executable,
         help="interpreter of the device whose import and memory are measured: a base install",
     )
-    parser.add_argument("--role", choices=["server", "clients", "device"], help=argparse.SUPPRESS)
+    parser.add_argument("--device-only", action="store_true", help="no rounds, the device alone")
+    parser.add_argument("--role", choices=["server", "clients"], help=argparse.SUPPRESS)
     parser.add_argument("--exchange", default="alpha", help=argparse.SUPPRESS)
     parser.add_argument("--store", default="memory", help=argparse.SUPPRESS)
     parser.add_argument("--url", default="", help=argparse.SUPPRESS)
@@ -45,8 +46,8 @@ def main() -> None:
         asyncio.run(serve(args.rounds, args.exchange, args.store))
     elif args.role == "clients":
         asyncio.run(work(args.url))
-    elif args.role == "device":
-        asyncio.run(idle_device(args.url))
+    elif args.device_only:
+        report_device(args.device_python)
     else:
         report(args.rounds, args.device_python)
 
@@ -61,10 +62,31 @@ def report(rounds: int, device_python: str) -> None:
         for store in ("memory", "sqlite"):
             row = measure(rounds, exchange, store)
             print(f"| {exchange} | {store} | {' | '.join(row)} |", flush=True)
-    statement = "from fedone_sdk import EdgeClient"
-    imports = [import_ms(device_python, statement) for _ in range(7)]
-    print(f"\nimport EdgeClient: {statistics.median(imports):.0f} ms (median of {len(imports)})")
-    print(f"device RSS, losses exchange through the gateway: {device_rss_mb(device_python):.1f} MB")
+    print()
+    report_device(device_python)
+
+
+def report_device(python: str) -> None:
+    """Prints what a device costs at rest, and of that what its libraries cost alone."""
+    libraries = (
+        "import asyncio, aiohttp, pydantic, structlog, tenacity\n"
+        "class Model(pydantic.BaseModel): number: int = 0"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        # As where it is installed: nothing is compiled, whatever this shell says.
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        os.environ["PYTHONPYCACHEPREFIX"] = folder
+        for name, code in (
+            ("libraries", libraries),
+            ("EdgeClient", "from fedone_sdk import EdgeClient"),
+        ):
+            wall, cpu, rss = zip(*(imported(python, code) for _ in range(21)), strict=True)
+            print(
+                f"import of {name}: {statistics.median(wall[1:]):.0f} ms (median of 20), "
+                f"CPU {min(cpu[1:]):.0f} ms (least of 20), RSS {statistics.median(rss[1:]):.1f} MB"
+            )
+        rss_mb = device_rss_mb(python)
+    print(f"device RSS, losses exchange through the gateway: {rss_mb:.1f} MB")
 
 
 def measure(rounds: int, exchange: str, store: str) -> list[str]:
@@ -89,9 +111,9 @@ def measure(rounds: int, exchange: str, store: str) -> list[str]:
     ]
 
 
-def spawn(role: str, *arguments: str, python: str = sys.executable) -> subprocess.Popen[str]:
+def spawn(role: str, *arguments: str) -> subprocess.Popen[str]:
     """Starts a part of the bench as a process of its own."""
-    command = [python, __file__, "--role", role, *arguments]
+    command = [sys.executable, __file__, "--role", role, *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
@@ -173,36 +195,32 @@ async def run_one(client: Any) -> None:
         await client.run_forever()
 
 
-async def idle_device(url: str) -> None:
-    """A device's process: one round through the gateway, then its peak memory."""
-    from fedone_sdk import EdgeClient
-
-    data = [{"text": "a text", "label": 0}, {"text": "another", "label": 1}]
-    async with EdgeClient(url, token=TOKEN, data=data) as client:
-        await client.run_once()
-    assert "numpy" not in sys.modules
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, flush=True)
-
-
 def device_rss_mb(python: str) -> float:
     """Peak memory of a process that is one edge client."""
     server = spawn("server", "--rounds", "1", "--exchange", "losses")
     assert server.stdout is not None
     url = server.stdout.readline().strip()
-    devices = [spawn("device", "--url", url, python=python) for _ in range(NUM_CLIENTS)]
-    sizes = [float(device.communicate(timeout=60)[0].split()[-1]) for device in devices]
+    # A program of its own: this one's imports would be counted.
+    command = [python, str(Path(__file__).with_name("one_device.py")), url, TOKEN]
+    devices = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(NUM_CLIENTS)
+    ]
+    sizes = [float(device.communicate(timeout=60)[0]) for device in devices]
     server.wait(timeout=60)
     return max(sizes)
 
 
-def import_ms(python: str, statement: str) -> float:
-    """Time of an import in a fresh interpreter."""
+def imported(python: str, statement: str) -> tuple[float, float, float]:
+    """Time and CPU time of an import in a fresh interpreter, ms, and its memory then, MB."""
     code = (
-        "import time; t = time.perf_counter(); "
-        f"{statement}; print(1000 * (time.perf_counter() - t))"
+        "import resource, time; wall, cpu = time.perf_counter(), time.process_time()\n"
+        f"{statement}\n"
+        "print(1000 * (time.perf_counter() - wall), 1000 * (time.process_time() - cpu), "
+        "resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)"
     )
     done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
-    return float(done.stdout)
+    wall, cpu, rss = map(float, done.stdout.split())
+    return wall, cpu, rss
 
 
 if __name__ == "__main__":

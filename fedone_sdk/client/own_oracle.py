@@ -1,0 +1,137 @@
+"""The loss oracle of a device with a model of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+
+import structlog
+
+from fedone_sdk.backends.asking import query_for, rows_of, score_all
+from fedone_sdk.backends.base import Answer, LLMBackend, Query
+from fedone_sdk.backends.prompts import Show
+from fedone_sdk.backends.wrappers import BudgetedBackend, Wrapper
+from fedone_sdk.budget import BudgetGuard, Usage
+from fedone_sdk.client.batch import Declining
+from fedone_sdk.client.reasons import reason_of
+from fedone_sdk.client.scoring import Step
+from fedone_sdk.errors import BackendError, BudgetError
+from fedone_sdk.soft_prompt import SoftPrompt
+from fedone_sdk.task import TextPrompt
+
+__all__ = ["OwnOracle"]
+
+_log = structlog.get_logger(__name__)
+
+
+class OwnOracle:
+    """A backend on the device.
+
+    A prompt that stands twice is asked once; it counts as two queries all the same.
+
+    Args:
+        backend: The device's model.
+        show: How the run's prompts look to it.
+        ready: Awaited before each query.
+    """
+
+    def __init__(
+        self,
+        backend: LLMBackend,
+        *,
+        show: Show,
+        ready: Callable[[], Awaitable[None]],
+    ) -> None:
+        # Counts every attempt, also of calls that fail, for the report to the server.
+        self._backend = backend if backend.metered else BudgetedBackend(backend)
+        self._show = show
+        self._ready = ready
+        self._bills: dict[int, tuple[Usage, BudgetGuard]] = {}
+
+    async def ask(self, step: Step, missing: Sequence[int]) -> None:
+        """Asks the model, many queries at a time; keeps the losses of each as it comes.
+
+        Raises:
+            Declining: The model failed, or the score function is broken.
+            SpecError: The backend cannot answer what the task's loss needs.
+        """
+        keys, rows = step.keys(), step.prompts.rows()
+        bill = BudgetGuard(None, name="client")
+        before = step.journal.spent(step.number)
+        self._bills[step.number] = before, bill
+        places: dict[TextPrompt | SoftPrompt, list[str]] = {}
+        for place in missing:
+            places.setdefault(self._show(rows[place]), []).append(keys[place])
+        queries = {
+            prompt: replace(
+                query_for(
+                    step.task,
+                    prompt,
+                    step.batch.texts,
+                    backend=self._backend,
+                    references=step.batch.references,
+                ),
+                payer=bill,
+            )
+            for prompt in places
+        }
+        # What may have been sent when the device dies counts as spent.
+        at_risk = {
+            prompt: (await self._backend.quote(query)).without_queries()
+            for prompt, query in queries.items()
+        }
+
+        async def spent() -> Usage:
+            return sum(at_risk.values(), before + (await bill.account()).spent)
+
+        async def answered(query: Query, prompt: TextPrompt | SoftPrompt, answer: Answer) -> None:
+            found = rows_of(query, answer)
+            at_risk.pop(prompt)
+            rows = {key: found for key in places[prompt]}
+            step.keep(rows, self._backend.fingerprint, await spent())
+
+        step.journal.charge(step.number, await spent())
+        prompts = {id(query): prompt for prompt, query in queries.items()}
+        noting = _Noting(
+            self._backend,
+            ready=self._ready,
+            answered=lambda query, answer: answered(query, prompts[id(query)], answer),
+        )
+        try:
+            await score_all(noting, queries.values())
+        except (BackendError, BudgetError) as exc:
+            _log.warning("the device's model failed", reason=str(exc))
+            raise Declining(reason_of(exc)) from exc
+        finally:
+            at_risk.clear()
+            held = (await bill.account()).held
+            step.journal.charge(step.number, before + held)
+
+    async def usage(self, step: Step) -> Usage:
+        """Queries, and what all attempts at them cost."""
+        queries = Usage(queries=step.prompts.shape[0])
+        if step.number not in self._bills:
+            return queries + step.journal.spent(step.number)
+        before, bill = self._bills[step.number]
+        return queries + before + (await bill.account()).held
+
+
+class _Noting(Wrapper):
+    """Waits for leave before each query, and notes each answer."""
+
+    def __init__(
+        self,
+        inner: LLMBackend,
+        *,
+        ready: Callable[[], Awaitable[None]],
+        answered: Callable[[Query, Answer], Awaitable[None]],
+    ) -> None:
+        super().__init__(inner)
+        self._ready = ready
+        self._answered = answered
+
+    async def score(self, query: Query) -> Answer:
+        await self._ready()
+        answer = await self.inner.score(query)
+        await self._answered(query, answer)
+        return answer
