@@ -65,6 +65,7 @@ from fedone_sdk.messages.update import (
     Scored,
     Update,
 )
+from fedone_sdk.messages.verdict import COMPARED, Compared, Spread, Standing, Verdict
 from fedone_sdk.messages.watch import (
     LostWork,
     Me,
@@ -83,6 +84,7 @@ __all__ = [
     "Array",
     "Assignment",
     "Body",
+    "COMPARED",
     "CacheReport",
     "Cap",
     "CensoringReport",
@@ -91,6 +93,7 @@ __all__ = [
     "ClientInfluence",
     "ClientInfo",
     "ClientList",
+    "Compared",
     "CreatedToken",
     "Decline",
     "Enrol",
@@ -133,6 +136,8 @@ __all__ = [
     "Scores",
     "SeatReport",
     "Seats",
+    "Spread",
+    "Standing",
     "Step",
     "TENSORS",
     "TokenInfo",
@@ -142,6 +147,7 @@ __all__ = [
     "Traffic",
     "UPDATE",
     "Update",
+    "Verdict",
     "VocabularyList",
     "check_protocol",
     "decode",
