@@ -25,7 +25,7 @@ def main() -> None:
     console = Console(record=True, width=104, file=io.StringIO())
     console.print(Text("$ fedone quickstart", style="bold"))
     for line in done.stdout.splitlines():
-        highlighted = "gain over no prompt" in line or "tuned prompt, with" in line
+        highlighted = line.startswith(("  verdict ", "  Tuned prompt "))
         console.print(Text(line, style="bold green" if highlighted else ""))
     TARGET.parent.mkdir(parents=True, exist_ok=True)
     console.save_svg(str(TARGET), title="fedone quickstart")

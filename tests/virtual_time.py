@@ -8,6 +8,8 @@ import selectors
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+_THREADS_S = 10.0
+
 
 class VirtualTime(asyncio.SelectorEventLoop):
     """An event loop that jumps over every wait, and fails where it would wait for ever."""
@@ -27,7 +29,10 @@ class _Jumping(selectors.SelectSelector):
 
     def select(self, timeout: float | None = None) -> Any:
         if timeout is None:
-            raise RuntimeError("everybody waits, and nothing will ever happen")
+            woken = super().select(_THREADS_S)  # by a thread, whose time is real
+            if not woken:
+                raise RuntimeError("everybody waits, and nothing will ever happen")
+            return woken
         self.loop.now += timeout
         return super().select(0)
 

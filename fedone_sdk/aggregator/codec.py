@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any
@@ -10,7 +11,7 @@ from fedone_sdk.aggregator.curves import Curves
 from fedone_sdk.aggregator.state import RunState, Seat
 from fedone_sdk.algorithms import Memory, State, dump_memory, load_memory
 from fedone_sdk.budget import Account, Budget, Usage
-from fedone_sdk.messages import MetricReport
+from fedone_sdk.messages import MetricReport, Verdict
 
 __all__ = ["arrays_of", "decode", "encode_arrays", "encode_document"]
 
@@ -58,6 +59,7 @@ def encode_document(state: RunState) -> dict[str, Any]:
         # Left out where there are none: a replica of an earlier version does not know of them.
         **({} if state.summary is None else {"summary": state.summary}),
         **({"votes": list(state.votes.items())} if state.votes else {}),
+        **({} if state.verdict is None else {"verdict": state.verdict.model_dump(mode="json")}),
         **{
             name: [list(each) for each in found]
             for name in ("proposed", "waiting")
@@ -94,12 +96,17 @@ def decode(document: dict[str, Any], arrays: bytes) -> RunState:
                 "votes": dict(document.get("votes", ())),
                 "metric": MetricReport.model_validate(document["metric"]),
                 "bias": None if (bias := document.get("bias")) is None else tuple(bias),
+                "verdict": _load_verdict(document.get("verdict")),
                 "proposed": _load_candidates(document.get("proposed", ())),
                 "waiting": _load_candidates(document.get("waiting", ())),
             }
         )
     except (ArithmeticError, AttributeError, KeyError, TypeError) as exc:
         raise ValueError(f"not a run's state: {exc}") from exc
+
+
+def _load_verdict(document: dict[str, Any] | None) -> Verdict | None:
+    return None if document is None else Verdict.model_validate_json(json.dumps(document))
 
 
 def _load_candidates(document: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:

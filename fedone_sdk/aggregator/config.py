@@ -16,9 +16,10 @@ from fedone_sdk.aggregator.limits import Limits
 from fedone_sdk.aggregator.retention import Retention
 from fedone_sdk.aggregator.tls import ServerTls, TlsConfig
 from fedone_sdk.data import check_examples, load_examples
-from fedone_sdk.errors import DataError, FedOneError, SpecError
+from fedone_sdk.errors import DataError, FedOneError, MissingExtraError, SpecError
 from fedone_sdk.spec import BackendSpec, OnnxSpec, RunSpec, Spec
 from fedone_sdk.stores import SqlStore
+from fedone_sdk.task import Example
 from fedone_sdk.vocabulary import PmiVocabulary, TopVocabulary, Vocabulary
 
 if TYPE_CHECKING:
@@ -199,11 +200,15 @@ class RunToServe:
         path: Its RUN.yaml.
         spec: The run, without data: clients bring their own.
         vocabulary: The candidates.
+        dev: The public rows that the server measures prompts on (`data.dev`).
+        unmeasured: Why there are none.
     """
 
     path: Path
     spec: RunSpec
     vocabulary: Vocabulary
+    dev: tuple[Example, ...] = ()
+    unmeasured: str | None = None
 
 
 class ServeConfig(Spec):
@@ -316,8 +321,41 @@ class ServeConfig(Spec):
                 raise  # It says so itself.
             key = "prompt" if spec.prompt.slots else "prompt.vocabulary"
             raise SpecError(f"{key}: {exc}", source=str(path)) from exc
-        spec = spec.model_copy(update={"data": None})
-        return RunToServe(path=path, spec=spec, vocabulary=vocabulary)
+        dev, unmeasured = _dev_rows(spec, path)
+        if self.backend is None:
+            dev, unmeasured = (), "the server has no model to ask (backend: null)"
+        changes = {"data": None, **({} if self.backend is None else {"backend": self.backend})}
+        return RunToServe(
+            path=path,
+            spec=spec.model_copy(update=changes),
+            vocabulary=vocabulary,
+            dev=dev,
+            unmeasured=unmeasured,
+        )
+
+
+def _dev_rows(spec: RunSpec, path: Path) -> tuple[tuple[Example, ...], str | None]:
+    """The rows of `data.dev`, or why there are none.
+
+    A file that is not there is no mistake: a RUN.yaml may come from the machine that has it.
+
+    Raises:
+        SpecError: The rows do not fit the task.
+    """
+    source = None if spec.data is None else spec.data.dev
+    if source is None:
+        return (), "RUN.yaml names no data.dev"
+    hub = source.startswith("hf:")
+    if not hub and not (path.parent / source).is_file():
+        return (), f"data.dev: there is no file {source}"
+    try:
+        rows = load_examples(source if hub else path.parent / source, split="validation")
+        check_examples(spec.task, rows, source)
+    except MissingExtraError as exc:
+        return (), f"data.dev: {exc}"
+    except DataError as exc:
+        raise SpecError(f"data.dev: {exc}", source=str(path)) from exc
+    return tuple(rows), None
 
 
 def _public_text(spec: RunSpec, path: Path) -> list[str]:

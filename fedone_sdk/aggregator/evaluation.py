@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import structlog
 
+from fedone_sdk.aggregator.aside import aside
 from fedone_sdk.aggregator.events import (
     Effect,
     EvaluationReserved,
@@ -44,6 +45,7 @@ from fedone_sdk.errors import (
     ProblemError,
     SpecError,
 )
+from fedone_sdk.messages import Verdict
 from fedone_sdk.metrics import MetricFunction
 from fedone_sdk.soft_prompt import SoftPrompt
 from fedone_sdk.spec import RunSpec
@@ -104,6 +106,7 @@ class Evaluation:
         score: The user's function, for loss ``score``.
         measure: The user's function, for a metric of their own.
         replica: Names this process now; what it has under way bears its name.
+        leads: Whether this replica measures whole dev splits: one of them is enough.
     """
 
     def __init__(
@@ -115,8 +118,9 @@ class Evaluation:
         measure: MetricFunction | None = None,
         *,
         replica: Callable[[], str],
+        leads: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._replica = replica
+        self._replica, self._leads = replica, leads
         self._run = run
         self._backend = backend
         self._examples = examples
@@ -146,9 +150,7 @@ class Evaluation:
         run = self._run
         if not run.state.running and run.state.metric.after is not None:
             return  # a run that had ended before a restart
-        await self._measure_whole("no_prompt", _Shown())
-        untrained = self._deployable(run.base.start())
-        await self._measure_whole("before", _Shown(untrained.prompt))
+        begun = await self._measure_beginning()
         while not run.state.paused:
             if run.state.running or not self._points.empty():
                 self._waits = True
@@ -158,9 +160,30 @@ class Evaluation:
                     await self._measure_point(*point)
             else:
                 at = run.state.round, run.state.rollbacks
+                await self._until_leading()
+                begun = begun or await self._measure_beginning()
                 await self._measure_whole("after", self._deployable(run.state), at)
                 if not run.state.running and at == (run.state.round, run.state.rollbacks):
                     return
+
+    async def _measure_beginning(self) -> bool:
+        """Measures no prompt and the untrained one, if this replica leads; returns whether it does.
+
+        Another replica may have led, and ended, before it came to that.
+        """
+        if not self._leads():
+            return False
+        await self._measure_whole("no_prompt", _Shown())
+        untrained = self._deployable(self._run.base.start())
+        await self._measure_whole("before", _Shown(untrained.prompt))
+        return True
+
+    async def _until_leading(self) -> None:
+        """Returns when this replica leads, or another one has measured the end of the run."""
+        state = self._run.state
+        while not (self._leads() or state.running or state.metric.after is not None):
+            await asyncio.sleep(_PATIENCE_S)
+            state = self._run.state
 
     def _deployable(self, state: RunState) -> _Shown:
         machine = self._run.machine
@@ -187,8 +210,24 @@ class Evaluation:
             if found.outcomes is not None:
                 # First: what has its metric is not measured again.
                 await _kept(self._run, partial(self._run.record_outcomes, found.outcomes))
-            measured = Measured(which=which, value=found.value, at=at, bias=found.bias)
+            measured = Measured(
+                which=which,
+                value=found.value,
+                at=at,
+                bias=found.bias,
+                verdict=await self._verdict() if which == "after" else None,
+            )
             await _kept(self._run, partial(self._run.apply, measured))
+
+    async def _verdict(self) -> Verdict | None:
+        """Whether tuning was worth it; None where that cannot be found out."""
+        run = self._run
+        try:
+            return await aside(run.judged, await run.outcomes(), self._metric)
+        except Exception:
+            # The metric is known, and counts without it.
+            _log.error("no verdict", run_id=run.run_id, traceback=traceback.format_exc())
+            return None
 
     async def _measure(
         self, shown: _Shown, examples: Sequence[Example], which: Which | None = None

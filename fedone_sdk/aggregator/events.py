@@ -17,6 +17,7 @@ from fedone_sdk.messages import (
     Receipt,
     RoundReport,
     RunStatus,
+    Verdict,
 )
 from fedone_sdk.task import Bias
 
@@ -207,12 +208,14 @@ class Measured:
         at: Of ``after``: round and number of rollbacks of the run whose prompt it is.
         bias: The label bias that the measurement found without labels and that another one of the
             prompt would find, too.
+        verdict: Of ``after``: whether tuning was worth it.
     """
 
     which: Literal["no_prompt", "before", "after"]
     value: float
     at: tuple[int, int] | None = None
     bias: Bias | None = None
+    verdict: Verdict | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

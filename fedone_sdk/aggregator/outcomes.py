@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedone_sdk.backends import Prediction
+from fedone_sdk.errors import ArchiveError
+from fedone_sdk.stores import LogEntry
 from fedone_sdk.task import example_loss, predicted, target_of
 
-__all__ = ["OUTCOMES", "Outcomes", "Which"]
+__all__ = ["OUTCOMES", "Outcomes", "Which", "newest_outcomes"]
 
 OUTCOMES = "outcomes"
 """The kind of a log's line that holds them."""
 
 Which = Literal["no_prompt", "before", "after"]
 """Whose they are: no prompt's, the untrained prompt's, the deployable prompt's."""
+
+
+def _is_empty(value: object) -> bool:
+    return value == ()
+
 
 _Index = Annotated[int, Field(ge=-1, lt=64)]
 
@@ -29,6 +37,9 @@ class Outcomes(BaseModel):
             it failed. Empty for tasks without labels.
         targets: Index of the true label. Empty for tasks without labels.
         losses: The task's loss, null where the model failed. Only where it is the metric.
+        log_probs: Of no prompt, each label's log-probability without a bias, nats; null where the
+            model failed. Its label bias is fitted on them. Empty for other prompts, and for tasks
+            without labels.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -37,11 +48,14 @@ class Outcomes(BaseModel):
     predicted: tuple[_Index | None, ...] = ()
     targets: tuple[_Index, ...] = ()
     losses: tuple[float | None, ...] = ()
+    log_probs: tuple[tuple[float, ...] | None, ...] = Field(default=(), exclude_if=_is_empty)
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:
         if len(self.predicted) != len(self.targets):
             raise ValueError("there are not as many predictions as targets")
+        if self.log_probs and len(self.log_probs) != len(self.targets):
+            raise ValueError("there are not as many log-probabilities as targets")
         return self
 
     @classmethod
@@ -56,7 +70,7 @@ class Outcomes(BaseModel):
             SpecError: The user's score function is missing or broken.
         """
         task, pairs = found.task, list(zip(found.rows, found.examples, strict=True))
-        labels: dict[str, tuple[int | None, ...]] = {}
+        labels: dict[str, tuple[object, ...]] = {}
         if not task.generates:
             labels = {
                 "predicted": tuple(
@@ -64,6 +78,7 @@ class Outcomes(BaseModel):
                     for row, _ in pairs
                 ),
                 "targets": tuple(int(target_of(task, example)) for _, example in pairs),
+                "log_probs": found.rows if which == "no_prompt" else (),
             }
         losses: tuple[float | None, ...] = ()
         if task.metric == "loss":
@@ -72,3 +87,26 @@ class Outcomes(BaseModel):
                 for row, example in pairs
             )
         return cls.model_validate({"which": which, "losses": losses, **labels})
+
+
+def newest_outcomes(log: Iterable[LogEntry]) -> dict[Which, Outcomes]:
+    """The newest measurement of each prompt that a log holds.
+
+    Args:
+        log: Its lines in order, at least those of the kinds `OUTCOMES` and ``rollback``, which
+            makes what was measured of the deployable prompt void.
+
+    Raises:
+        ArchiveError: A line is damaged.
+    """
+    found: dict[Which, Outcomes] = {}
+    for entry in log:
+        if entry.kind == OUTCOMES:
+            try:
+                outcomes = Outcomes.model_validate_json(entry.body)
+            except ValidationError as exc:
+                raise ArchiveError(f"a line of the log holds no {OUTCOMES}") from exc
+            found[outcomes.which] = outcomes
+        elif entry.kind == "rollback":
+            found.pop("after", None)
+    return found

@@ -35,13 +35,15 @@ from fedone_sdk.aggregator.events import (
 )
 from fedone_sdk.aggregator.influence import influences
 from fedone_sdk.aggregator.machine import RoundMachine
-from fedone_sdk.aggregator.outcomes import OUTCOMES, Outcomes
+from fedone_sdk.aggregator.outcomes import OUTCOMES, Outcomes, Which, newest_outcomes
 from fedone_sdk.aggregator.signals import MAX_NAMED, RunMoved
 from fedone_sdk.aggregator.state import RunState, Seat
 from fedone_sdk.aggregator.throttle import Bucket
 from fedone_sdk.aggregator.to_the_end import to_the_end
+from fedone_sdk.aggregator.verdict import judge, not_measured, sentence
 from fedone_sdk.algorithms import alpha_sha256, dump_memory, load_memory
 from fedone_sdk.backends import Answer, LLMBackend, Show, shown_by
+from fedone_sdk.candidates import no_prompt, prompt_of
 from fedone_sdk.clock import Clock
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import (
@@ -58,9 +60,11 @@ from fedone_sdk.messages import (
     RunTask,
     SeatReport,
     Traffic,
+    Verdict,
     VocabularyList,
 )
 from fedone_sdk.messages.ndarray import to_wire
+from fedone_sdk.metrics import MetricFunction
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import (
     ClosedWork,
@@ -92,13 +96,23 @@ Listener = Callable[["ServedRun", Effect | CaughtUp], None]
 
 @dataclass(slots=True)
 class Counters:
-    """Traffic and cache hits; saved with the next event, so a crash may lose a little."""
+    """Traffic and answers; saved with the next event, so a crash may lose a little.
+
+    Attributes:
+        communication: Federated messages.
+        gateway: Scoring through the gateway.
+        cache_hits: Queries that were answered without asking the model.
+        values: Label log-probabilities that were scored.
+        censored: How many of them are upper bounds only.
+        unpriced: Requests whose price is not known.
+    """
 
     communication: Traffic = field(default_factory=Traffic)
     gateway: Traffic = field(default_factory=Traffic)
     cache_hits: int = 0
     values: int = 0
     censored: int = 0
+    unpriced: int = 0
 
     def plus(self, other: Counters) -> Counters:
         """The sum of both."""
@@ -108,6 +122,7 @@ class Counters:
             cache_hits=self.cache_hits + other.cache_hits,
             values=self.values + other.values,
             censored=self.censored + other.censored,
+            unpriced=self.unpriced + other.unpriced,
         )
 
     def dump(self) -> dict[str, Any]:
@@ -118,6 +133,7 @@ class Counters:
             "cache_hits": self.cache_hits,
             "values": self.values,
             "censored": self.censored,
+            "unpriced": self.unpriced,
         }
 
     @classmethod
@@ -129,6 +145,7 @@ class Counters:
             cache_hits=document["cache_hits"],
             values=document["values"],
             censored=document["censored"],
+            unpriced=document.get("unpriced", 0),
         )
 
 
@@ -189,6 +206,7 @@ class ServedRun:
         enrolled: How many clients there are.
         names: Client ids of enrolment indices, for reports.
         listener: Told of every effect once it is safe in the store.
+        priced: Whether the price of the gateway's model is known.
 
     Attributes:
         base: The machine with the candidates that the run began with.
@@ -210,6 +228,7 @@ class ServedRun:
         enrolled: Callable[[], int],
         names: Callable[[Sequence[int]], Awaitable[Sequence[str]]],
         listener: Listener,
+        priced: Callable[[], bool] = lambda: True,
     ) -> None:
         self.base = machine
         self._vocabulary = vocabulary
@@ -231,6 +250,7 @@ class ServedRun:
         self._enrolled = enrolled
         self._names = names
         self._listener = listener
+        self._priced = priced
         self._lock = asyncio.Lock()
         policy = machine.spec.gateway
         self._rate_of_client = Bucket(policy.client_requests_per_minute)
@@ -319,6 +339,7 @@ class ServedRun:
             rounds=self.spec.rounds,
             cap=Cap.of(self.spec.budget),
             spent=state.account.spent,
+            priced=not self.counters.unpriced,
             created_at=self._created_at,
             ended_at=state.ended_at,
         )
@@ -592,6 +613,17 @@ class ServedRun:
         body = outcomes.model_dump_json()
         await to_the_end(self._append(LogEntry(kind=OUTCOMES, body=body)), of=self._store)
 
+    async def outcomes(self) -> dict[Which, Outcomes]:
+        """The newest measurement of each prompt that is written down.
+
+        Raises:
+            ArchiveError: A line of the log is damaged.
+        """
+        lines = [
+            entry async for page in log_pages(self._store, self.run_id, OUTCOMES) for entry in page
+        ]
+        return newest_outcomes(lines)
+
     async def _append(self, entry: LogEntry) -> None:
         async with self._lock:
             while True:
@@ -730,6 +762,7 @@ class ServedRun:
             self._fresh.cache_hits += answer.cached
             self._fresh.values += sum(len(row) for row in answer.log_probs if row is not None)
             self._fresh.censored += answer.censored
+            self._fresh.unpriced += 0 if self._priced() else answer.usage.requests
             if answer.model is not None:
                 models[answer.model] = None
         for model in models:
@@ -779,6 +812,34 @@ class ServedRun:
         indices = self.machine.method.prompt(state.method).tolist()
         return PromptReport.of(self.spec.task, self.vocabulary, indices, bias)
 
+    def judged(
+        self, outcomes: Mapping[Which, Outcomes], measure: MetricFunction | None = None
+    ) -> Verdict:
+        """Whether tuning was worth it, by the measurements of the newest prompt and of others.
+
+        Args:
+            outcomes: As of `outcomes`.
+            measure: The user's function, for a metric of their own.
+        """
+        found = judge(
+            self.spec.task,
+            outcomes,
+            plain_bias=self.machine.plain_bias(self._state),
+            calibrated=self.spec.calibration.label_free is not None,
+            empty=self._is_empty,
+            measure=measure,
+        )
+        return self._told(found)
+
+    @property
+    def _is_empty(self) -> bool:
+        """Whether the deployable prompt is no prompt."""
+        if self.spec.method.domain != "tokens":
+            return False
+        indices = self.machine.method.prompt(self._state.method).tolist()
+        bare = no_prompt(self.spec.task, self.vocabulary)
+        return prompt_of(self.spec.task, self.vocabulary, indices) == bare
+
     async def show(self, backend: LLMBackend) -> Show:
         """How the run's prompts look to a model.
 
@@ -823,7 +884,9 @@ class ServedRun:
             evaluation=state.evaluation.spent,
             communication=counters.communication,
             gateway=counters.gateway,
+            priced=not counters.unpriced,
             metric=state.metric,
+            verdict=self._verdict(),
             history=tuple(self.history),
             prompt=self.prompt(),
             alpha_sha256=alpha_sha256(state.method.alpha),
@@ -834,3 +897,19 @@ class ServedRun:
             wall_s=0.0 if began is None else round(until - began, 3),
             seed=self.spec.seed,
         )
+
+    def _verdict(self) -> Verdict | None:
+        state = self._state
+        if state.verdict is not None:
+            return self._told(state.verdict)
+        if state.running or state.paused or state.metric.after is not None:
+            return None
+        if state.metric.no_prompt is None and state.metric.before is None:
+            return not_measured("the server has no dev rows of this run (data.dev)")
+        return not_measured("the evaluation has not come to the last prompt")
+
+    def _told(self, verdict: Verdict) -> Verdict:
+        """A verdict with its text."""
+        state, priced = self._state, not self.counters.unpriced
+        text = sentence(verdict, state.metric.name, state.account.spent, priced=priced)
+        return verdict.model_copy(update={"text": text})

@@ -366,7 +366,13 @@ class Service:
                 )
         if dev and self._backend is not None and run.run_id not in self._evaluations:
             self._evaluations[run.run_id] = Evaluation(
-                run, self._backend, dev, score, measure, replica=lambda: self._store.replica
+                run,
+                self._backend,
+                dev,
+                score,
+                measure,
+                replica=lambda: self._store.replica,
+                leads=lambda: self.leads,
             )
             self._evaluate(run)
         if proposer is not None and run.run_id not in self._proposers:
@@ -486,6 +492,7 @@ class Service:
             enrolled=lambda: self.num_clients,
             names=self.access.names,
             listener=self._on_effect,
+            priced=lambda: self._backend is None or "usd" in self._backend.bounds,
         )
 
     async def _look_at_model(self, machine: RoundMachine, vocabulary: Vocabulary) -> None:

@@ -9,7 +9,7 @@ from typing import Literal
 from fedone_sdk.aggregator.curves import Curves
 from fedone_sdk.algorithms import Memory, State
 from fedone_sdk.budget import NOTHING, Account, Usage
-from fedone_sdk.messages import MetricReport, RunStatus
+from fedone_sdk.messages import MetricReport, RunStatus, Verdict
 from fedone_sdk.task import Bias
 
 __all__ = ["RunState", "Seat"]
@@ -96,6 +96,7 @@ class RunState:
         ended_at: End, seconds since the epoch.
         metric: The dev metric as far as it was measured.
         bias: The label bias that the measurement of the final prompt found without labels.
+        verdict: Whether tuning was worth it, once the final prompt was measured.
         proposed: Candidates that were added since the run began, each with its slot.
         waiting: Those that come in when the round ends.
     """
@@ -124,6 +125,7 @@ class RunState:
     ended_at: float | None = None
     metric: MetricReport
     bias: Bias | None = None
+    verdict: Verdict | None = None
     proposed: tuple[tuple[str, str], ...] = ()
     waiting: tuple[tuple[str, str], ...] = ()
 

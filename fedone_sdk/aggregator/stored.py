@@ -70,6 +70,7 @@ class StoredRun:
                 rounds=json.loads(head.spec).get("rounds", _ROUNDS),
                 cap=Cap.model_validate(account["cap"] or {}),
                 spent=Usage.model_validate(account["spent"]),
+                priced=not document["counters"].get("unpriced"),
                 created_at=head.created_at,
                 ended_at=document["ended_at"],
             ),

@@ -7,13 +7,17 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
 
 from fedone_sdk.cli._files import check_target, write_file
 
-__all__ = ["Output", "moment", "printable", "say", "size", "terminal"]
+if TYPE_CHECKING:
+    from fedone_sdk.budget import Usage
+
+__all__ = ["Output", "moment", "money", "printable", "say", "size", "terminal"]
 
 
 def terminal(*, stderr: bool = False) -> Console:
@@ -83,6 +87,11 @@ class Output:
 def printable(text: str) -> str:
     """What is shown of a text that a device may have sent: nothing that moves the cursor."""
     return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text)
+
+
+def money(usage: Usage, *, priced: bool) -> str:
+    """What an amount cost, in US dollars; ``unknown`` where the price is not known."""
+    return f"{usage.usd:.4f}" if priced else "unknown"
 
 
 def size(num_bytes: int) -> str:

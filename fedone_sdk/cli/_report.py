@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from fedone_sdk.cli._output import Output, size
+from fedone_sdk.cli._output import Output, money, size
+from fedone_sdk.messages import COMPARED
 
 if TYPE_CHECKING:
-    from fedone_sdk.messages import RunResult
+    from fedone_sdk.messages import RunResult, Verdict
 
 __all__ = ["bias_text", "can_go_on", "exit_code", "print_exchanges", "print_result"]
 
@@ -32,12 +33,13 @@ def _paused(result: RunResult) -> bool:
 
 def print_result(output: Output, result: RunResult, *, num_clients: int | None = None) -> None:
     """Prints what a run found and what it cost."""
-    metric, spent, cap = result.metric, result.spent, result.cap.queries
-    money = f"USD {spent.usd:.4f}" + ("" if result.cap.usd is None else f" of {result.cap.usd:g}")
+    spent, cap = result.spent, result.cap.queries
+    usd = "" if result.cap.usd is None else f" of {result.cap.usd:g}"
     reason = f" ({result.reason})" if result.reason else ""
     took_part = {name for entry in result.history for name in entry.client_id.split(",")}
     facts = {
         "status": f"{result.status}{reason}, {result.rounds} rounds",
+        **({} if result.verdict is None else {"verdict": result.verdict.text}),
         "prompt so far" if result.status == "stopped" else "prompt": repr(result.prompt.text)
         if result.prompt.tokens
         else "vectors, no words",
@@ -52,18 +54,11 @@ def print_result(output: Output, result: RunResult, *, num_clients: int | None =
             if result.prompt.bias is None
             else {"label bias": f"{bias_text(result.prompt.bias)}, belongs to the prompt"}
         ),
-        f"{metric.name} on dev": ", ".join(
-            f"{name} {'-' if value is None else format(value, '.3f')}"
-            for name, value in {
-                "no prompt": metric.no_prompt,
-                "untrained prompt": metric.before,
-                "tuned prompt": metric.after,
-            }.items()
-        ),
+        **_ends(result),
         "queries": f"{spent.queries}{'' if cap is None else f' of {cap}'}"
         f" (evaluation: {result.evaluation.queries} more)",
         "billed requests": f"{spent.requests} (of them evaluation: {result.evaluation.requests}), "
-        f"{spent.prompt_tokens} prompt tokens, {money}",
+        f"{spent.prompt_tokens} prompt tokens, USD {money(spent, priced=result.priced)}{usd}",
         "cache hits": f"{result.cache.hits}",
         "clients": f"{len(took_part)}"
         f"{'' if num_clients is None else f' of {num_clients}'} took part",
@@ -79,6 +74,39 @@ def print_result(output: Output, result: RunResult, *, num_clients: int | None =
         )
     output.heading(f"{result.name} (run {result.run_id}, seed {result.seed})")
     output.facts(facts)
+    if result.verdict is not None and result.verdict.standings:
+        output.console.print()
+        output.table(*_standings(result.metric.name, result.verdict))
+
+
+def _ends(result: RunResult) -> dict[str, str]:
+    """The metric of each prompt in one line, where there is no table of them."""
+    if result.verdict is not None and result.verdict.standings:
+        return {}
+    found = (f"{COMPARED[one.name].lower()} {_number(one.value)}" for one in result.standings)
+    return {f"{result.metric.name} on dev": ", ".join(found)}
+
+
+def _standings(metric: str, verdict: Verdict) -> tuple[list[str], list[list[str]]]:
+    """What a verdict compares, as a table: its header and its rows."""
+    header = [f"{metric} on {verdict.examples} dev rows", "value", "95 %", "tuned gains", "95 %"]
+    return header, [
+        [
+            COMPARED[one.name],
+            _number(one.value),
+            "-" if one.interval is None else "{:.3f} to {:.3f}".format(*one.interval),
+            *(
+                ("-", "-")
+                if one.gain is None
+                else (f"{one.gain.value:+.3f}", f"{one.gain.low:+.3f} to {one.gain.high:+.3f}")
+            ),
+        ]
+        for one in verdict.standings
+    ]
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
 
 
 def bias_text(bias: Sequence[float]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -42,7 +42,6 @@ async def run_here(
     state_dir: Path | None = None,
     tracking: Tracking | None = None,
     first: First | None = None,
-    at_end: Callable[[ServedRun], None] | None = None,
 ) -> RunResult:
     """Runs a federation to its end, or to the first Ctrl-C.
 
@@ -56,7 +55,6 @@ async def run_here(
         state_dir: Keeps the clients.
         tracking: Told of the run as well.
         first: What the model is asked before the run begins; see `simulate`.
-        at_end: Called with the run when it has ended.
     """
     from fedone_sdk.baselines import trainer_of
     from fedone_sdk.simulation import simulate
@@ -72,11 +70,8 @@ async def run_here(
         progress(federation.spec.name) as shown,
         naming(str(source)),
     ):
-        served: list[ServedRun] = []
 
         def watch(run: ServedRun, effect: Effect | CaughtUp | None) -> None:
-            if effect is None:
-                served.append(run)
             shown(run, effect)
             if tracking is not None:
                 tracking(run, effect)
@@ -95,8 +90,6 @@ async def run_here(
         )
     if tracking is not None:
         tracking.end(result)
-    if at_end is not None:
-        at_end(served[-1])
     return result
 
 

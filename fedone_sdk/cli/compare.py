@@ -17,7 +17,7 @@ from fedone_sdk.cli._failures import naming
 from fedone_sdk.cli._files import write_file
 from fedone_sdk.cli._logs import quiet_logs
 from fedone_sdk.cli._options import Cap, JsonFile, RunPath, Seed
-from fedone_sdk.cli._output import Output
+from fedone_sdk.cli._output import Output, money
 from fedone_sdk.cli._run_file import RunFile
 from fedone_sdk.cli._signals import stopping
 from fedone_sdk.cli._state import RunState
@@ -349,9 +349,10 @@ def _told(costs: Costs, total: int, missing: int, caps: _Caps) -> Iterator[str]:
         "on the dev split"
     )
     for word, usage in ("about", costs.expected), ("at most", costs.most):
+        usd = money(usage, priced=costs.priced)
         yield (
             f"  {word} {usage.requests:,} requests, {usage.prompt_tokens:,} prompt tokens, "
-            f"{usage.completion_tokens:,} completion tokens, USD {usage.usd:.4f}"
+            f"{usage.completion_tokens:,} completion tokens, USD {usd}"
         )
     for warning in costs.warnings:
         yield f"  warning: {warning}"

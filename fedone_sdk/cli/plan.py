@@ -11,7 +11,7 @@ import typer
 from fedone_sdk.cli._failures import naming
 from fedone_sdk.cli._logs import quiet_logs
 from fedone_sdk.cli._options import Cap, JsonFile, RunPath, Seed, Transport, TransportName
-from fedone_sdk.cli._output import Output, size
+from fedone_sdk.cli._output import Output, money, size
 from fedone_sdk.cli._run_file import RunFile
 
 if TYPE_CHECKING:
@@ -82,7 +82,9 @@ def _print(output: Output, plan: RunPlan, time_taken: str) -> None:
             f"({plan.per_query.prompt_tokens} per query), {plan.most.prompt_tokens} at most",
             "completion tokens": f"about {plan.expected.completion_tokens}, "
             f"{plan.most.completion_tokens} at most",
-            "money": f"about USD {plan.expected.usd:.4f}, {plan.most.usd:.4f} at most",
+            "money": f"about USD {plan.expected.usd:.4f}, {plan.most.usd:.4f} at most"
+            if plan.priced
+            else "unknown: name the model's price in backend.prices",
             "time": time_taken,
             "log-probabilities": "exact"
             if plan.censoring == "exact"
@@ -90,7 +92,7 @@ def _print(output: Output, plan: RunPlan, time_taken: str) -> None:
             "smallest useful cap": f"{plan.smallest_cap.queries} queries, "
             f"{plan.smallest_cap.requests} requests, "
             f"{plan.smallest_cap.prompt_tokens + plan.smallest_cap.completion_tokens} tokens, "
-            f"USD {plan.smallest_cap.usd:.4f}",
+            f"USD {money(plan.smallest_cap, priced=plan.priced)}",
         }
     )
     output.console.print()

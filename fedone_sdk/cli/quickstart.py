@@ -23,13 +23,10 @@ from fedone_sdk.cli._tuning import run_here
 from fedone_sdk.errors import SpecError
 
 if TYPE_CHECKING:
-    from fedone_sdk.aggregator import ServedRun
-    from fedone_sdk.backends import LLMBackend
     from fedone_sdk.messages import RunResult
-    from fedone_sdk.reports import Comparison
-    from fedone_sdk.reports.intervals import Interval
+    from fedone_sdk.reports import Change
     from fedone_sdk.simulation import Federation
-    from fedone_sdk.task import Bias
+    from fedone_sdk.stores import Store
 
 __all__ = ["quickstart"]
 
@@ -53,12 +50,12 @@ class _Found:
     Attributes:
         alpha: The run in the alpha exchange.
         losses: The same run in the losses exchange; None where the first was stopped.
-        comparison: The tuned prompt next to none; None where the run was stopped.
+        changes: The answers that the tuned prompt changes; None where the run was stopped.
     """
 
     alpha: RunResult
     losses: RunResult | None = None
-    comparison: Comparison | None = None
+    changes: list[Change] | None = None
 
 
 def quickstart(
@@ -111,9 +108,9 @@ def quickstart(
         output.console.print(
             f"  alpha after both is {same}; asked again in the second: {losses.spent.requests}"
         )
-    if found.comparison is not None:
+    if found.changes is not None:
         output.console.print()
-        _print_comparison(output, run, found.alpha, found.comparison)
+        _print_changes(output, run, found.alpha, found.changes)
     raise typer.Exit(exit_code(losses or found.alpha))
 
 
@@ -141,18 +138,16 @@ def _as_own_run(path: Path) -> str:
 
 
 async def _both_exchanges(run: RunFile, federation: Federation) -> _Found:
-    biases: list[Bias | None] = []
-
-    def note(served: ServedRun) -> None:
-        biases.append(served.machine.plain_bias(served.state))
+    from fedone_sdk.stores import MemoryStore
 
     async with run.backend() as backend:
+        store = MemoryStore()
         first = await run_here(
-            federation, source=run.path, backend=backend, transport="http", at_end=note
+            federation, source=run.path, backend=backend, transport="http", store=store
         )
         if exit_code(first):
             return _Found(alpha=first)
-        comparison = await _compared(backend, federation, first, biases[-1])
+        changes = await _changes(store, federation, first)
         participation = run.spec.participation.model_copy(update={"exchange": "losses"})
         spec = run.spec.model_copy(
             update={"name": f"{run.spec.name}-losses", "participation": participation}
@@ -160,61 +155,24 @@ async def _both_exchanges(run: RunFile, federation: Federation) -> _Found:
         # The same clients and candidates: only what travels differs.
         other = replace(federation, spec=spec)
         losses = await run_here(other, source=run.path, backend=backend, transport="http")
-        return _Found(alpha=first, losses=losses, comparison=comparison)
+        return _Found(alpha=first, losses=losses, changes=changes)
 
 
-async def _compared(
-    backend: LLMBackend, federation: Federation, result: RunResult, plain_bias: Bias | None
-) -> Comparison:
-    """The evaluation again, from answers that are known."""
-    from fedone_sdk.candidates import no_prompt
-    from fedone_sdk.reports import compare_prompts
+async def _changes(store: Store, federation: Federation, result: RunResult) -> list[Change]:
+    from fedone_sdk.aggregator.outcomes import OUTCOMES, newest_outcomes
+    from fedone_sdk.reports import changed_answers
 
-    spec = federation.spec
-    return await compare_prompts(
-        backend,
-        spec.task,
-        result.prompt,
-        plain_bias,
-        federation.dev,
-        spec.method.batch_size,
-        bare=no_prompt(spec.task, federation.vocabulary),
-    )
+    outcomes = newest_outcomes(await store.log(result.run_id, OUTCOMES))
+    bias = None if result.verdict is None else result.verdict.bias
+    return changed_answers(federation.spec.task, outcomes, federation.dev, bias)
 
 
-def _print_comparison(output: Output, run: RunFile, result: RunResult, found: Comparison) -> None:
+def _print_changes(output: Output, run: RunFile, result: RunResult, found: list[Change]) -> None:
     task = run.spec.task
     words = [word.strip() for word in task.label_words]
-    output.heading("What the prompt is worth")
-    if result.prompt.slots is None:
-        output.console.print(
-            f"  The prompt, as a person reads it: {printable(result.prompt.text)!r}"
-        )
-    else:
-        parts = {name: repr(text) for name, text in result.prompt.slots.items()}
-        if result.prompt.labels is not None:
-            parts["label words"] = ", ".join(word.strip() for word in result.prompt.labels.values())
-        output.facts(parts)
-    rows = [
-        ("no prompt", found.no_prompt),
-        ("no prompt, with its own label bias", found.biased),
-        ("tuned prompt, with its label bias", found.tuned),
-    ]
-    output.table(
-        [f"{task.metric} on {found.num_examples} dev sentences", "value", "95 % interval"],
-        ([name, *_shown(interval)] for name, interval in rows if interval is not None),
-    )
-    if found.gain is not None:
-        value, low, high = (100 * one for one in found.gain)
-        output.console.print(
-            f"  gain over no prompt with bias: {value:+.1f} points (95 % {low:+.1f} to {high:+.1f})"
-        )
-    output.console.print()
-    right = sum(change.after == change.target for change in found.changes)
-    output.heading(
-        f"It changes {len(found.changes)} answers, {right} of them for the better; for example"
-    )
-    for change in found.changes[:_SHOWN_CHANGES]:
+    right = sum(change.after == change.target for change in found)
+    output.heading(f"It changes {len(found)} answers, {right} of them for the better; for example")
+    for change in found[:_SHOWN_CHANGES]:
         text = " ".join(printable(str(change.example[name])) for name in task.fields)
         verdict = "right" if change.after == change.target else "wrong"
         output.console.print(
@@ -226,10 +184,6 @@ def _print_comparison(output: Output, run: RunFile, result: RunResult, found: Co
         f"Spent {spent.queries} of {cap} training queries. "
         "Next, a run of your own: fedone quickstart --write run.yaml"
     )
-
-
-def _shown(interval: Interval) -> list[str]:
-    return [f"{interval.value:.3f}", f"{interval.low:.3f} to {interval.high:.3f}"]
 
 
 def _word(words: Sequence[str], index: int) -> str:

@@ -15,7 +15,7 @@ from fedone_sdk.cli._failures import naming
 from fedone_sdk.cli._files import check_target, write_file
 from fedone_sdk.cli._logs import quiet_logs
 from fedone_sdk.cli._options import JsonFile, Seed, Transport, TransportName
-from fedone_sdk.cli._output import Output
+from fedone_sdk.cli._output import Output, money
 from fedone_sdk.cli._report import exit_code
 from fedone_sdk.cli._run_file import RunFile
 from fedone_sdk.cli._state import RunState
@@ -310,11 +310,11 @@ def _page(
 
 
 def _cost(plan: RetunePlan) -> str:
-    expected, most = plan.expected, plan.most
+    expected, most = (money(one, priced=plan.run.priced) for one in (plan.expected, plan.most))
     return (
         f"up to {plan.training_queries} training and {plan.evaluation_queries} evaluation queries, "
-        f"about {expected.requests} requests, {expected.prompt_tokens} prompt tokens and "
-        f"USD {expected.usd:.4f}, {most.usd:.4f} at most"
+        f"about {plan.expected.requests} requests, {plan.expected.prompt_tokens} prompt tokens and "
+        f"USD {expected}, {most} at most"
     )
 
 

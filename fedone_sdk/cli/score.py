@@ -11,12 +11,13 @@ import typer
 from fedone_sdk.cli._failures import naming
 from fedone_sdk.cli._logs import quiet_logs
 from fedone_sdk.cli._options import Calibration, JsonFile
-from fedone_sdk.cli._output import Output
+from fedone_sdk.cli._output import Output, money
 from fedone_sdk.cli._report import bias_text
 from fedone_sdk.cli._run_file import RunFile
 from fedone_sdk.data import check_examples, load_examples
 from fedone_sdk.errors import SpecError
 from fedone_sdk.glue import glue_task
+from fedone_sdk.messages.bill import bill
 from fedone_sdk.spec import CalibrationSpec, OnnxSpec
 from fedone_sdk.task import MAX_BIAS, Filling, TaskSpec, TextPrompt, form_of, words_of
 from fedone_sdk.vocabulary import LABELS
@@ -97,6 +98,7 @@ def score(
             _predict(backend, task, asked, examples, size, score, measure, label_free)
         )
         metric, mean_loss = found.metric, found.mean_loss
+        priced = "usd" in backend.bounds
     report = {
         "prompt": asked if isinstance(asked, str) else asked.text,
         "data": source,
@@ -107,7 +109,7 @@ def score(
         "examples": len(examples),
         "failed": len(examples) - len(found.scored),
         "censored": found.censored,
-        "usage": found.usage.model_dump(mode="json"),
+        "usage": bill(found.usage, priced=priced),
     }
     facts = {
         **({} if task.metric == "loss" else {task.metric: _number(metric)}),
@@ -115,7 +117,7 @@ def score(
         **({} if found.task.bias is None else {"label bias": bias_text(found.task.bias)}),
         "examples": f"{report['examples']} ({report['failed']} failed)",
         "queries": f"{found.usage.queries} ({found.usage.requests} requests, "
-        f"{found.usage.prompt_tokens} prompt tokens, USD {found.usage.usd:.4f})",
+        f"{found.usage.prompt_tokens} prompt tokens, USD {money(found.usage, priced=priced)})",
     }
     try:
         output.write_json(report)

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import structlog
 import typer
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from fedone_sdk.aggregator.config import RunToServe, ServeConfig
     from fedone_sdk.aggregator.observers import Observers
     from fedone_sdk.backends import LLMBackend
+    from fedone_sdk.metrics import MetricFunction
+    from fedone_sdk.task import Example, ScoreFunction
 
 __all__ = ["collect_rarely", "serve"]
 
@@ -63,6 +65,10 @@ def serve(
         if check:
             store = asyncio.run(_check(config, folder, runs))
             typer.echo(f"{name}: would serve {len(runs)} runs at {config.listen}; {store}")
+            for run in runs:
+                dev = _dev_of(run)
+                measured = f"measured on {len(dev.rows)} rows" if dev.rows else "not measured"
+                typer.echo(f"{run.spec.name}: {measured}{dev.why and f': {dev.why}'}")
         else:
             asyncio.run(_serve(config, folder, runs))
 
@@ -79,7 +85,7 @@ async def _check(config: ServeConfig, folder: Path, runs: list[RunToServe]) -> s
         backend = await _backend(config, folder, None, stack)
         aggregator = Aggregator(backend=backend, **config.auth.arguments())
         await stack.enter_async_context(aggregator)
-        await _add_runs(aggregator, runs, stack)
+        await _add_runs(aggregator, runs, stack, measured=False)  # That would cost something.
     return store
 
 
@@ -145,7 +151,9 @@ async def _backend(
     return await stack.enter_async_context(build_backend(config.backend, folder, watch=watch))
 
 
-async def _add_runs(aggregator: Aggregator, runs: list[RunToServe], stack: AsyncExitStack) -> None:
+async def _add_runs(
+    aggregator: Aggregator, runs: list[RunToServe], stack: AsyncExitStack, *, measured: bool = True
+) -> None:
     from fedone_sdk.backends.build import proposer_of
 
     for run in runs:
@@ -155,7 +163,47 @@ async def _add_runs(aggregator: Aggregator, runs: list[RunToServe], stack: Async
         with naming(str(run.path)):
             found = proposer_of(run.spec, run.path.parent)
             proposer = await stack.enter_async_context(found)
-            await aggregator.add_run(run.spec, run.vocabulary, proposer=proposer)
+            dev = _dev_of(run) if measured else _Dev()
+            await aggregator.add_run(
+                run.spec,
+                run.vocabulary,
+                dev=dev.rows,
+                score=dev.score,
+                measure=dev.measure,
+                proposer=proposer,
+            )
+            if dev.rows:
+                _log.info("prompts are measured", run_id=run.spec.name, rows=len(dev.rows))
+            elif measured:
+                _log.warning("prompts are not measured", run_id=run.spec.name, reason=dev.why)
+
+
+class _Dev(NamedTuple):
+    """What a run's prompts are measured with.
+
+    Attributes:
+        rows: The public dev rows; none where nothing is measured.
+        why: Nothing is measured.
+        score: The user's function, for loss ``score``.
+        measure: The user's function, for a metric of their own.
+    """
+
+    rows: tuple[Example, ...] = ()
+    why: str = ""
+    score: ScoreFunction | None = None
+    measure: MetricFunction | None = None
+
+
+def _dev_of(run: RunToServe) -> _Dev:
+    from fedone_sdk.simulation import load_measure, load_score
+
+    if not run.dev:
+        return _Dev(why=run.unmeasured or "")
+    task, folder = run.spec.task, run.path.parent
+    try:
+        return _Dev(run.dev, "", load_score(task, folder), load_measure(task, folder))
+    except SpecError as exc:  # Devices may have a function that the server has not.
+        return _Dev(why="; ".join(exc.problems))
 
 
 def _observers(config: ServeConfig, stack: AsyncExitStack) -> Observers:

@@ -33,6 +33,7 @@ class Costs:
             share are sent once, so it may be less.
         most: What all of them may send.
         warnings: What stands in the way of a trial, or makes it incomparable.
+        priced: Whether the model's price is known.
     """
 
     trials: int
@@ -41,6 +42,7 @@ class Costs:
     expected: Usage
     most: Usage
     warnings: tuple[str, ...]
+    priced: bool
 
 
 def is_free(backend: LLMBackend, batch_size: int) -> bool:
@@ -112,4 +114,5 @@ async def costs_of(trials: Sequence[Trial], backend: LLMBackend) -> Costs:
         expected=expected,
         most=most,
         warnings=tuple(warnings),
+        priced="usd" in backend.bounds,
     )

@@ -10,8 +10,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedone_sdk.aggregator.intervals import metrics_of_tables
 from fedone_sdk.comparison.records import TrialRecord
-from fedone_sdk.reports.intervals import metrics_of_tables
 
 __all__ = ["Estimate", "RESAMPLED", "difference", "loss_difference"]
 

@@ -73,6 +73,7 @@ if TYPE_CHECKING:
         Scored,
         Update,
     )
+    from fedone_sdk.messages.verdict import COMPARED, Compared, Spread, Standing, Verdict
     from fedone_sdk.messages.watch import (
         LostWork,
         Me,
@@ -109,6 +110,7 @@ else:
             "update": (
                 "MIN_SCORED_SHARE UPDATE AlphaUpdate Decline LossesUpdate Receipt Scored Update"
             ),
+            "verdict": "COMPARED Compared Spread Standing Verdict",
             "watch": (
                 "LostWork Me PositionProbabilities SeatReport Seats TokenProbabilities "
                 "TokenProbability"
@@ -124,6 +126,7 @@ __all__ = [
     "Array",
     "Assignment",
     "Body",
+    "COMPARED",
     "CacheReport",
     "Cap",
     "CensoringReport",
@@ -132,6 +135,7 @@ __all__ = [
     "ClientInfluence",
     "ClientInfo",
     "ClientList",
+    "Compared",
     "CreatedToken",
     "Decline",
     "Enrol",
@@ -174,6 +178,8 @@ __all__ = [
     "Scores",
     "SeatReport",
     "Seats",
+    "Spread",
+    "Standing",
     "Step",
     "TENSORS",
     "TokenInfo",
@@ -183,6 +189,7 @@ __all__ = [
     "Traffic",
     "UPDATE",
     "Update",
+    "Verdict",
     "VocabularyList",
     "check_protocol",
     "decode",

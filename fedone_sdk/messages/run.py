@@ -10,6 +10,8 @@ from pydantic import Field
 from fedone_sdk.budget import Budget, Usage
 from fedone_sdk.candidates import prompt_of
 from fedone_sdk.messages.base import Message
+from fedone_sdk.messages.bill import Billed
+from fedone_sdk.messages.verdict import Standing, Verdict
 from fedone_sdk.task import Filling, TaskSpec, TextPrompt
 from fedone_sdk.vocabulary import LABELS, Vocabulary
 
@@ -240,7 +242,7 @@ class ClientInfluence(Message):
     epsilon: float | None = None
 
 
-class RunResult(Message):
+class RunResult(Billed):
     """Where a run stands, or how it ended.
 
     Attributes:
@@ -259,6 +261,8 @@ class RunResult(Message):
         communication: Federated messages.
         gateway: Scoring through the gateway, apart.
         metric: On the dev split.
+        verdict: Whether tuning was worth it; absent while the run goes on, and where an earlier
+            version has measured it.
         history: One entry per round.
         prompt: The deployable prompt.
         alpha_sha256: Digest of alpha's bytes.
@@ -284,6 +288,7 @@ class RunResult(Message):
     communication: Traffic
     gateway: Traffic
     metric: MetricReport
+    verdict: Verdict | None = Field(default=None, exclude_if=_is_none)
     history: tuple[RoundReport, ...]
     prompt: PromptReport
     alpha_sha256: str
@@ -293,3 +298,15 @@ class RunResult(Message):
     quarantined: int = 0
     wall_s: float
     seed: int
+
+    @property
+    def standings(self) -> tuple[Standing, ...]:
+        """What was measured on the dev split: the verdict's, or without one `metric` alone."""
+        if self.verdict is not None and self.verdict.standings:
+            return self.verdict.standings
+        metric = self.metric
+        return (
+            Standing(name="no_prompt", value=metric.no_prompt),
+            Standing(name="untrained", value=metric.before),
+            Standing(name="tuned", value=metric.after),
+        )

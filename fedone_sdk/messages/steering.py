@@ -8,6 +8,7 @@ from pydantic import Field
 
 from fedone_sdk.budget import Usage
 from fedone_sdk.messages.base import ONE_LINE, Message
+from fedone_sdk.messages.bill import Billed
 from fedone_sdk.messages.run import Cap, RunStatus
 from fedone_sdk.spec import RunName
 
@@ -39,7 +40,7 @@ class Quarantine(Message):
     reason: Reason
 
 
-class RunSummary(Message):
+class RunSummary(Billed):
     """A line of ``GET /v1/runs``.
 
     Attributes:

@@ -7,7 +7,7 @@ from fedone_sdk.reports.artefact import (
     artefact_of,
     read_artefact,
 )
-from fedone_sdk.reports.comparison import Change, Comparison, compare_prompts
+from fedone_sdk.reports.comparison import Change, changed_answers
 from fedone_sdk.reports.forms import FORMS, dspy_state, in_form, ready_text
 from fedone_sdk.reports.source import ReportedRun, read_run, run_of_archive
 from fedone_sdk.reports.start import start_of
@@ -18,16 +18,15 @@ __all__ = [
     "ArtefactEvaluation",
     "Change",
     "Check",
-    "Comparison",
     "FORMS",
     "Labelled",
     "LedgerReport",
     "PromptArtefact",
     "ReportedRun",
     "artefact_of",
+    "changed_answers",
     "check_against",
     "check_artefact",
-    "compare_prompts",
     "dspy_state",
     "in_form",
     "label_examples",

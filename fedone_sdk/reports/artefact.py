@@ -11,10 +11,11 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 import fedone_sdk
+from fedone_sdk.aggregator.intervals import interval
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import ArchiveError, SpecError
-from fedone_sdk.messages import Cap, MetricReport, PromptReport, RunStatus
-from fedone_sdk.reports.intervals import interval
+from fedone_sdk.messages import Cap, MetricReport, PromptReport, RunStatus, Verdict
+from fedone_sdk.messages.bill import Billed
 from fedone_sdk.reports.source import ReportedRun
 from fedone_sdk.stores import LogEntry
 from fedone_sdk.task import TaskSpec
@@ -34,11 +35,15 @@ _Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 _Count = Annotated[int, Field(ge=0, le=2**53)]
 
 
+def _is_none(value: object) -> bool:
+    return value is None
+
+
 class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class LedgerReport(_Part):
+class LedgerReport(Billed):
     """What the run had spent, and the log that it stands in.
 
     Attributes:
@@ -66,12 +71,14 @@ class ArtefactEvaluation(_Part):
         examples: Examples of it; null where nobody measured.
         interval: The ends of the metric's 95 % bootstrap interval over the examples; null as above.
         batch_size: Examples of a query: what quantised models answer hangs on it a little.
+        verdict: Whether tuning was worth it; absent where an earlier version wrote the file.
     """
 
     metric: MetricReport
     examples: _Count | None = None
     interval: tuple[float, float] | None = None
     batch_size: Annotated[int, Field(ge=1, le=100_000)]
+    verdict: Verdict | None = Field(default=None, exclude_if=_is_none)
 
 
 class PromptArtefact(_Part):
@@ -190,12 +197,14 @@ def artefact_of(run: ReportedRun) -> PromptArtefact:
             spent=result.spent,
             leased=result.leased,
             evaluation=result.evaluation,
+            priced=result.priced,
         ),
         evaluation=ArtefactEvaluation(
             metric=result.metric,
             examples=None if after is None else len(after.targets or after.losses),
             interval=ends and (ends.low, ends.high),
             batch_size=spec.method.batch_size,
+            verdict=result.verdict,
         ),
         sdk_version=fedone_sdk.__version__,
     ).signed()

@@ -3,41 +3,29 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import fedone_sdk
-from fedone_sdk.aggregator.outcomes import Which
+from fedone_sdk.aggregator.intervals import confusion
 from fedone_sdk.budget import Usage
-from fedone_sdk.reports.intervals import Interval, confusion, difference, interval
+from fedone_sdk.messages import COMPARED, Standing
 from fedone_sdk.reports.snippets import Snippet, snippets
 from fedone_sdk.reports.source import ReportedRun
 
-__all__ = ["Client", "Contents", "Measured", "Table", "contents_of"]
+__all__ = ["Client", "Contents", "Table", "contents_of"]
 
 MOST_CLIENTS = 30
 """Clients with a line of their own."""
 
-_NAMES: dict[Which, str] = {
-    "no_prompt": "No prompt",
-    "before": "Untrained prompt",
-    "after": "Tuned prompt",
+_BIAS_NOTES: Mapping[str, str] = {
+    "training": "The label bias of no prompt was fitted on the training losses that were paid for.",
+    "dev": "The label bias of no prompt was cross-fitted: each row's on the other rows of the dev "
+    "split, in 5 folds.",
+    "model": "The label bias of each prompt was found without labels.",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """One number of the metric.
-
-    Attributes:
-        name: What was measured.
-        value: The number; None where nobody measured it.
-        ends: Of its 95 % interval; None where the examples are not known.
-    """
-
-    name: str
-    value: float | None
-    ends: Interval | None = None
+"""By `Verdict.bias_from`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,9 +66,9 @@ class Contents:
 
     Attributes:
         run: The run.
-        measured: The metric of no prompt, the untrained and the tuned one.
-        differences: What tuning has brought.
-        examples: Examples of the dev split; None where they are not known.
+        verdict: Whether tuning was worth it; empty where that is not known.
+        measured: What was measured on the dev split, by its name.
+        bias_note: Where the label bias of no prompt comes from.
         confusion: Of the tuned prompt; None where it is not known, or there are no labels.
         costs: Name, what was spent, the cap; as text.
         clients: Those that did most.
@@ -92,9 +80,9 @@ class Contents:
     """
 
     run: ReportedRun
-    measured: list[Measured]
-    differences: list[Measured]
-    examples: int | None
+    verdict: str
+    measured: list[tuple[str, Standing]]
+    bias_note: str
     confusion: Table | None
     costs: list[tuple[str, str, str]]
     clients: list[Client]
@@ -107,21 +95,18 @@ class Contents:
 
 def contents_of(run: ReportedRun) -> Contents:
     """Computes what a report of a run says."""
-    result, spec = run.result, run.spec
+    result, spec, verdict = run.result, run.spec, run.result.verdict
     after = run.outcomes.get("after")
     table = None
     if after is not None and after.targets and spec is not None:
         table = _table(confusion(after, len(spec.task.labels)), list(spec.task.labels))
     clients = _clients(run)
-    programs, note = ([], "") if spec is None else snippets(spec, result.prompt)
+    programs, note = ([], "") if spec is None else snippets(spec, result.prompt, result.model)
     return Contents(
         run=run,
-        measured=[
-            Measured(name=name, value=getattr(result.metric, which), ends=_interval(run, which))
-            for which, name in _NAMES.items()
-        ],
-        differences=_differences(run),
-        examples=None if after is None else len(after.targets or after.losses),
+        verdict="" if verdict is None else verdict.text,
+        measured=[(COMPARED[one.name], one) for one in result.standings],
+        bias_note=_BIAS_NOTES.get("" if verdict is None else verdict.bias_from or "", ""),
         confusion=table,
         costs=_costs(run),
         clients=clients[:MOST_CLIENTS],
@@ -131,27 +116,6 @@ def contents_of(run: ReportedRun) -> Contents:
         version=fedone_sdk.__version__,
         began=None if run.snapshot is None else _date(run.snapshot.record.created_at),
     )
-
-
-def _interval(run: ReportedRun, which: Which) -> Interval | None:
-    outcomes, spec = run.outcomes.get(which), run.spec
-    if outcomes is None or spec is None:
-        return None
-    return interval(spec.task.metric, outcomes, len(spec.task.labels))
-
-
-def _differences(run: ReportedRun) -> list[Measured]:
-    found, spec = run.outcomes, run.spec
-    if spec is None or "after" not in found:
-        return []
-    lines = []
-    for which in ("before", "no_prompt"):
-        if which in found:
-            ends = difference(spec.task.metric, found["after"], found[which], len(spec.task.labels))
-            if ends is not None:
-                name = f"Tuned less {_NAMES[which].lower()}"
-                lines.append(Measured(name=name, value=ends.value, ends=ends))
-    return lines
 
 
 def _table(counts: list[list[int]], labels: list[str]) -> Table:
@@ -177,7 +141,11 @@ def _costs(run: ReportedRun) -> list[tuple[str, str, str]]:
         ("Prompt tokens", f"{spent.prompt_tokens:,}", _cap(cap.prompt_tokens)),
         ("Completion tokens", f"{spent.completion_tokens:,}", _cap(cap.completion_tokens)),
         ("Tokens together", f"{tokens:,}", _cap(cap.tokens)),
-        ("US dollars", f"{spent.usd:.4f}", "-" if cap.usd is None else f"{cap.usd:.2f}"),
+        (
+            "US dollars",
+            f"{spent.usd:.4f}" if result.priced else "unknown",
+            "-" if cap.usd is None else f"{cap.usd:.2f}",
+        ),
     ]
     if result.leased != Usage():
         lines.append(

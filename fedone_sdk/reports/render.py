@@ -94,6 +94,7 @@ def _environment(*packages: str, autoescape: bool) -> Environment:
         "signed": _signed,
         "inline": _inline,
         "fenced": _fenced,
+        "capitalize_first": lambda text: text[:1].upper() + text[1:],
         "shell": shlex.quote,
     }
     return environment

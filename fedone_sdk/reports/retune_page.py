@@ -122,7 +122,8 @@ def _costs(plan: RetunePlan, result: RunResult) -> Iterator[tuple[str, str, str,
         amounts = (getattr(usage, name) for usage in (plan.expected, plan.most, spent))
         expected, most, used = map(str, amounts)
         yield name.replace("_", " "), expected, most, used
-    yield "USD", _usd(plan.expected), _usd(plan.most), _usd(spent)
+    expected, most = (_usd(one, priced=plan.run.priced) for one in (plan.expected, plan.most))
+    yield "USD", expected, most, _usd(spent, priced=result.priced)
 
 
 def _verdict(found: Retuned, result: RunResult) -> Iterator[str]:
@@ -196,5 +197,5 @@ def _numbers(values: tuple[float, ...]) -> str:
     return ",".join(f"{value:.4g}" for value in values)
 
 
-def _usd(usage: Usage) -> str:
-    return f"{usage.usd:.4f}"
+def _usd(usage: Usage, *, priced: bool) -> str:
+    return f"{usage.usd:.4f}" if priced else "unknown"

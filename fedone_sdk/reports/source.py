@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from fedone_sdk.aggregator import ServedRun
 from fedone_sdk.aggregator.archive import read_archive
-from fedone_sdk.aggregator.outcomes import OUTCOMES, Outcomes, Which
+from fedone_sdk.aggregator.outcomes import Outcomes, Which, newest_outcomes
 from fedone_sdk.aggregator.replay import machine_of
 from fedone_sdk.clock import SystemClock
 from fedone_sdk.errors import ArchiveError, SpecError
@@ -73,6 +73,9 @@ async def run_of_archive(data: bytes) -> ReportedRun:
     snapshot = read_archive(data, computes=False).snapshot
     run = await _taken_up(snapshot)
     result = run.result()
+    outcomes = _outcomes(snapshot, result)
+    if result.verdict is None and "after" in outcomes:  # Of an earlier version.
+        result = result.model_copy(update={"verdict": run.judged(outcomes)})
     words = run.spec.method.domain == "tokens"
     return ReportedRun(
         result=result,
@@ -81,7 +84,7 @@ async def run_of_archive(data: bytes) -> ReportedRun:
         snapshot=snapshot,
         alpha=run.state.method.alpha if words else None,
         untrained=run.prompt(run.machine.start()) if words else None,
-        outcomes=_outcomes(snapshot, result),
+        outcomes=outcomes,
     )
 
 
@@ -153,14 +156,5 @@ async def _no_names(indices: object) -> list[str]:
 
 def _outcomes(snapshot: RunSnapshot, result: RunResult) -> dict[Which, Outcomes]:
     """The newest measurement of each prompt, if it is the one that the result speaks of."""
-    found: dict[Which, Outcomes] = {}
-    for entry in snapshot.log:
-        if entry.kind == OUTCOMES:
-            try:
-                outcomes = Outcomes.model_validate_json(entry.body)
-            except ValidationError as exc:
-                raise ArchiveError(f"a line of the log holds no {OUTCOMES}") from exc
-            found[outcomes.which] = outcomes
-        elif entry.kind == "rollback":
-            found.pop("after", None)
+    found = newest_outcomes(snapshot.log)
     return {which: one for which, one in found.items() if getattr(result.metric, which) is not None}

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from pydantic import Field, field_serializer
+
 from fedone_sdk.aggregator.evaluation import curve_examples
 from fedone_sdk.aggregator.service import check_caps
 from fedone_sdk.algorithms import stream, stream_seed
@@ -26,6 +28,7 @@ from fedone_sdk.candidates import label_checks, no_prompt, prompt_of
 from fedone_sdk.data import draw_minibatch
 from fedone_sdk.errors import BackendBlocked, BackendError, BackendUnavailable, SpecError
 from fedone_sdk.messages import Cap, LossesAssignment, Message
+from fedone_sdk.messages.bill import Bill, bill
 from fedone_sdk.simulation.duration import Duration, by_limits, by_probe
 from fedone_sdk.simulation.federation import Federation
 from fedone_sdk.simulation.first_work import Exchange, alone, first_work, planned_machine
@@ -100,6 +103,7 @@ class RunPlan(Message):
         exchanges: Bytes in either exchange.
         sufficient: Whether the caps pay for all rounds at worst case.
         warnings: What deserves a second look.
+        priced: Whether the model's price is known; else `usd` is null in JSON.
     """
 
     name: str
@@ -123,6 +127,11 @@ class RunPlan(Message):
     exchanges: dict[Exchange, ExchangePlan]
     sufficient: bool
     warnings: tuple[str, ...]
+    priced: bool = Field(default=True, exclude=True)
+
+    @field_serializer("per_query", "worst", "most", "expected", "smallest_cap", when_used="json")
+    def _bill(self, value: Usage) -> Bill:
+        return bill(value, priced=self.priced)
 
 
 async def plan_run(
@@ -216,6 +225,7 @@ async def plan_run(
         },
         sufficient=affordable >= spec.rounds,
         warnings=(*troubles, *_warnings(federation, per_round, affordable, evaluation)),
+        priced="usd" in backend.bounds,
     )
 
 

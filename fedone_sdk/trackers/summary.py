@@ -8,7 +8,7 @@ __all__ = ["summary_of"]
 
 
 def summary_of(result: RunResult) -> dict[str, float]:
-    """Metric, cost and time by name; what nobody measured is left out."""
+    """Metric, cost and time by name; what was not measured, or has no known price, is left out."""
     metric, spent = result.metric, result.spent
     numbers = {
         f"{metric.name}_no_prompt": metric.no_prompt,
@@ -20,7 +20,7 @@ def summary_of(result: RunResult) -> dict[str, float]:
         "spent_requests": spent.requests,
         "spent_prompt_tokens": spent.prompt_tokens,
         "spent_completion_tokens": spent.completion_tokens,
-        "spent_usd": float(spent.usd),
+        "spent_usd": float(spent.usd) if result.priced else None,
         "cache_hits": result.cache.hits,
         "wall_s": result.wall_s,
     }

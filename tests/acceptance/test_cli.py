@@ -112,8 +112,8 @@ def test_quickstart_keeps_its_cap_and_compares_the_exchanges(
     mini = ("quickstart", "--model", "mini")
     code, out, err = fedone(*mini, "--cap", 60, "--json", tmp_path / "result.json")
     assert code == 0
-    assert "no prompt, with its own label bias" in out
-    assert "gain over no prompt with bias:" in out
+    assert "No prompt, with its own label bias" in out
+    assert re.search(r"verdict +[+-][\d.]+ points over no prompt with bias \(95 %", out)
     assert "answers, " in out
     assert "Next, a run of your own: fedone quickstart --write run.yaml" in out
     assert "60 of 60" in out
@@ -121,7 +121,7 @@ def test_quickstart_keeps_its_cap_and_compares_the_exchanges(
     assert "round 1/" in err
     document = json.loads((tmp_path / "result.json").read_text())
     losses = RunResult.model_validate(document.pop("losses_exchange"))
-    assert document.keys() == RunResult.model_fields.keys()
+    assert document.keys() == RunResult.model_fields.keys() - {"priced"}
     alpha = RunResult.model_validate(document)
     for run in alpha, losses:
         assert run.cap.queries == 60
@@ -193,7 +193,7 @@ def test_json_on_stdout_is_all_of_stdout(fedone: Fedone, folder: Path) -> None:
     code, out, err = fedone("tune", folder / "run.yaml", "--cap", 8, "--json", "-")
     assert code == 0
     assert RunResult.model_validate_json(out).spent.queries == 8
-    assert "accuracy on dev" in err
+    assert "accuracy on 16 dev rows" in err
 
 
 def test_the_json_file_is_replaced_whole(fedone: Fedone, folder: Path) -> None:
@@ -588,7 +588,10 @@ def test_serve_check(
     if told is None:
         assert (code, err) == (0, "")
         store = "other.db" if new == "other.db" else "fedone.db"
-        assert out == f"config.yaml: would serve 1 runs at 127.0.0.1:8080; would make {store}\n"
+        assert out == (
+            f"config.yaml: would serve 1 runs at 127.0.0.1:8080; would make {store}\n"
+            "tiny: measured on 16 rows\n"
+        )
     else:
         assert (code, out) == (2, "")
         assert err.startswith(told)
@@ -596,6 +599,49 @@ def test_serve_check(
     assert not (folder / "fedone.db").exists()
     assert "enrol-me-please" not in out + err
     assert "hunter2" not in out + err
+
+
+@pytest.mark.parametrize(
+    ("config", "run", "told"),
+    [
+        ("", "", "tiny: measured on 16 rows"),
+        ("", "dev: dev.jsonl, ", "tiny: not measured: RUN.yaml names no data.dev"),
+        ("", "dev.jsonl", "tiny: not measured: data.dev: there is no file gone.jsonl"),
+        (
+            "backend: null\n",
+            "",
+            "tiny: not measured: the server has no model to ask (backend: null)",
+        ),
+    ],
+)
+def test_serve_check_says_what_is_measured(
+    fedone: Fedone,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    config: str,
+    run: str,
+    told: str,
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("TEST_ADMIN_TOKEN", "an-admin-token")
+    (folder / "config.yaml").write_text(CONFIG + config)
+    other = "gone.jsonl" if run == "dev.jsonl" else ""
+    (folder / "run.yaml").write_text(RUN.replace(run, other) if run else RUN)
+    code, out, err = fedone("serve", "config.yaml", "--check")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[1:] == [told]
+
+
+def test_serve_refuses_dev_rows_that_do_not_fit(
+    fedone: Fedone, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("TEST_ADMIN_TOKEN", "an-admin-token")
+    (folder / "config.yaml").write_text(CONFIG)
+    (folder / "dev.jsonl").write_text('{"text": "fine", "label": "maybe"}\n')
+    code, _, err = fedone("serve", "config.yaml", "--check")
+    assert code == 2
+    assert err.startswith("run.yaml: data.dev: dev.jsonl: row 1: field 'label'")
 
 
 def test_a_counted_vocabulary_needs_public_text(

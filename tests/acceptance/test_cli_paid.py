@@ -384,6 +384,24 @@ def test_the_plan_of_a_local_model_is_within_two_percent(fedone: Fedone, folder:
     assert expected == pytest.approx(tokens, rel=0.02)
 
 
+def test_a_price_that_is_not_known_is_not_0(
+    fedone: Fedone, folder: Path, provider: Provider
+) -> None:
+    run = write_run(folder, provider.start())
+    code, out, _ = fedone("plan", run, "--json", folder / "plan.json")
+    assert code == 0
+    assert "unknown: name the model's price in backend.prices" in out
+    plan = json.loads((folder / "plan.json").read_text())
+    accounts = ("per_query", "worst", "most", "expected", "smallest_cap")
+    assert [plan[name]["usd"] for name in accounts] == [None] * 5
+    code, tuned, _ = fedone("tune", run, "--json", folder / "r.json")
+    assert code == 0
+    assert json.loads((folder / "r.json").read_text())["spent"]["usd"] is None
+    assert "prompt tokens, USD unknown" in tuned
+    assert "at an unknown price" in tuned
+    assert "0.0000" not in out + tuned
+
+
 def test_methods_are_compared_after_a_yes(fedone: Fedone, folder: Path, provider: Provider) -> None:
     """What is told to be sent is what the provider counts, and costs nothing before."""
     run = write_run(folder, provider.start(), more=", prices: {prompt: 1, completion: 1}")

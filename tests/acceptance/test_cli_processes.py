@@ -124,8 +124,8 @@ def local_run(folder: Path, *, rounds: int) -> Path:
     return path
 
 
-def served_run(folder: Path, *, rounds: int) -> str:
-    (folder / "run.yaml").write_text(RUN.format(data="", cap=4 * rounds, rounds=rounds))
+def served_run(folder: Path, *, rounds: int, data: str = "") -> str:
+    (folder / "run.yaml").write_text(RUN.format(data=data, cap=4 * rounds, rounds=rounds))
     port = free_port()
     (folder / "config.yaml").write_text(CONFIG.format(port=port))
     return f"http://127.0.0.1:{port}"
@@ -193,7 +193,8 @@ def test_the_same_command_goes_on(start: Start, folder: Path, number: signal.Sig
 
 
 def test_serve_and_clients(start: Start, folder: Path) -> None:
-    url = served_run(folder, rounds=12)
+    # The server's own rows: what it measures on them is apart from the cap on training.
+    url = served_run(folder, rounds=12, data="data: {train: none.jsonl, dev: train.jsonl}")
     server = start("serve", "config.yaml")
     server.says('"event": "serving"')
     watching = start("runs", "watch", "tiny", "--server", url, "--json", "watched.json")
@@ -206,6 +207,19 @@ def test_serve_and_clients(start: Start, folder: Path) -> None:
     assert watching.out.startswith("round 1, loss")
     found = result(folder / "watched.json")
     assert (found.status, found.rounds, found.spent.queries) == ("completed", 12, 48)
+    assert '"event": "prompts are measured"' in server.out
+
+    def judged() -> bool:
+        show = start("runs", "show", "tiny", "--server", url, "--json", "judged.json")
+        assert show.ended() == 0
+        verdict = result(folder / "judged.json").verdict
+        return verdict is not None and verdict.source == "dev" and verdict.text in show.out
+
+    until(judged, server)
+    verdict = result(folder / "judged.json").verdict
+    assert verdict is not None
+    assert (verdict.source, verdict.examples, len(verdict.standings)) == ("dev", 40, 5)
+    assert result(folder / "judged.json").evaluation.queries > 0
 
     listing = start("runs", "list", "--server", url)
     logged = start("runs", "log", "tiny", "--server", url)
@@ -214,7 +228,8 @@ def test_serve_and_clients(start: Start, folder: Path) -> None:
     assert listing.ended() == 0
     assert listing.out.split() == ["run", "status", "rounds", "tiny", "completed", "12"]
     assert logged.ended() == 0
-    assert len([json.loads(line) for line in logged.out.splitlines()]) == 12
+    kinds = [json.loads(line)["kind"] for line in logged.out.splitlines()]
+    assert (kinds.count("round"), kinds.count("outcomes")) == (12, 3)
     assert stopping.ended() == wrong.ended() == 2
     assert stopping.err == "run_conflict: the run has ended: completed\n"
     assert wrong.err == "not_found: there is no run 'nope'\n"

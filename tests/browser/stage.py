@@ -134,6 +134,7 @@ class Stage:
 
     Attributes:
         answering: Holds the model back while it is clear.
+        backend: The model.
         url: Where the aggregator listens.
         aggregator: The one that listens now.
     """
@@ -142,7 +143,7 @@ class Stage:
         self.answering = asyncio.Event()
         self.url = ""
         self.aggregator: Aggregator
-        self._backend = ScriptedBackend(opinion, gate=self._gate)
+        self.backend = ScriptedBackend(opinion, gate=self._gate)
         self._store = MemoryStore()
         self._served = AsyncExitStack()
         self._specs: list[RunSpec] = []
@@ -169,7 +170,7 @@ class Stage:
         ]
         self.aggregator = await self._served.enter_async_context(
             Aggregator(
-                backend=self._backend,
+                backend=self.backend,
                 store=self._store,
                 enrolment_tokens=[ENROLMENT],
                 admin_tokens=people,

@@ -8,6 +8,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Locator, Page, expect
 
+from tests.browser.axe import overflow
 from tests.browser.stage import (
     DESKTOP,
     OPERATOR,
@@ -73,6 +74,34 @@ async def test_a_run_starts_and_its_charts_move(chromium: Chromium, stage: Stage
         await expect(heat.get_by_role("row").nth(1)).to_contain_text(f"{share:.0f} %")
         metric = next(report.metric for report in run.history[::-1] if report.metric is not None)
         await expect(tile(page, "Metric")).to_contain_text(f"{metric:.3f}")
+
+
+async def test_an_ended_run_says_whether_it_was_worth_it(chromium: Chromium, stage: Stage) -> None:
+    stage.backend.bounds -= {"usd"}  # type: ignore[misc]
+    run = await stage.add_run(rounds=6)
+    async with chromium.watching(stage.url, size=PHONE) as watcher:
+        page = watcher.page
+        await watcher.sign_in(VIEWER, "#/runs/sentiment")
+        worth = page.get_by_role("region", name="Was it worth it?")
+        await expect(worth).to_be_hidden()
+        stage.start_devices()
+        stage.answering.set()
+        await stage.rest()
+        await stage.aggregator.wait(run)
+        verdict = run.result().verdict
+        assert verdict is not None
+        await expect(worth).to_contain_text(verdict.text[1:], timeout=15_000)
+        prompts = worth.get_by_role("region", name="Prompts on the dev rows").get_by_role("row")
+        await expect(prompts).to_have_count(1 + len(verdict.standings))
+        for place, one in enumerate(verdict.standings, 1):
+            assert one.value is not None
+            await expect(prompts.nth(place)).to_contain_text(f"{one.value:.4f}"[:4])
+        fair = next(one for one in verdict.standings if one.name == verdict.against)
+        assert fair.gain is not None
+        await expect(tile(page, "Metric")).to_contain_text("over no prompt")
+        # A price that is not known is not 0.
+        await expect(page.get_by_text("unknown: the model's price is not known")).to_be_visible()
+        assert await overflow(page) == 0
 
 
 async def test_an_operator_stops_and_resumes(chromium: Chromium, stage: Stage) -> None:

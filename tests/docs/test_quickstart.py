@@ -31,7 +31,8 @@ def test_the_commands_run(tmp_path: Path) -> None:
             outputs.append(done.stdout)
     plan, tuned, used = outputs
     assert "training queries" in plan
-    assert "tuned prompt" in tuned
+    assert "Tuned prompt" in tuned
+    assert "over no prompt" in tuned
     assert json.loads(used)["label"] in ("0", "1")
     assert {"report.html", "prompt.json"} <= {file.name for file in tmp_path.iterdir()}
     assert (tmp_path / ".fedone" / "feedback.db").is_file()

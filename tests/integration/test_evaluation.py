@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,10 +13,14 @@ import structlog
 
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import ServedRun, Service
+from fedone_sdk.aggregator.archive import export_run
 from fedone_sdk.aggregator.auth import Authority
 from fedone_sdk.backends import CachedBackend, LLMBackend, Query
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendUnavailable
+from fedone_sdk.messages import RunResult
+from fedone_sdk.reports import artefact_of, run_of_archive
+from fedone_sdk.reports.contents import contents_of
 from fedone_sdk.simulation import MemoryTransport
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore, Store
@@ -119,6 +124,93 @@ async def test_the_numbers_are_right() -> None:
 
     assert result.metric.no_prompt == accuracy("")
     assert result.metric.after == accuracy(result.prompt.text)
+
+
+async def test_the_result_says_whether_it_was_worth_it() -> None:
+    """Also where another process measured no prompt; nothing is asked for it."""
+    store, backend = MemoryStore(), ScriptedBackend()
+    async with serving(backend, store) as service:
+        run = await service.add_run(spec_of(), WORDS, dev=DEV)
+        await until(lambda: run.state.metric.before is not None)
+        assert run.result().verdict is None
+    async with serving(backend, store) as service:
+        run = await service.add_run(spec_of(), WORDS, dev=DEV)
+        await train(service, run)
+    result = run.result()
+    assert sum(map(is_dev, backend.asked)) == 13
+    verdict = result.verdict
+    assert verdict is not None
+    assert (verdict.source, verdict.examples, verdict.bias_from) == ("dev", 10, "dev")
+    values = {one.name: one.value for one in verdict.standings}
+    assert list(values) == ["chance", "no_prompt", "no_prompt_biased", "untrained", "tuned"]
+    metric = result.metric
+    assert (values["no_prompt"], values["untrained"]) == (metric.no_prompt, metric.before)
+    assert (values["chance"], values["tuned"]) == (0.5, metric.after)
+    assert verdict.text
+    # It comes back from JSON, and from the store.
+    assert RunResult.model_validate_json(result.model_dump_json()) == result
+    assert run.prompt(run.state) == result.prompt
+    async with serving(backend, store) as service:
+        again = await service.add_run(spec_of(), WORDS, dev=DEV)
+        assert again.result().verdict == verdict
+
+
+async def test_a_run_without_dev_rows_says_so() -> None:
+    async with serving(ScriptedBackend()) as service:
+        run = await service.add_run(spec_of(), WORDS)
+        await train(service, run)
+    verdict = run.result().verdict
+    assert verdict is not None
+    assert (verdict.conclusion, verdict.source) == ("not_measured", None)
+    assert verdict.text == "not measured: the server has no dev rows of this run (data.dev)"
+
+
+async def test_a_price_that_is_not_known_is_null() -> None:
+    class Unpriced(ScriptedBackend):
+        bounds = ScriptedBackend.bounds - {"usd"}
+
+    for backend, usd in (ScriptedBackend(), 0.0), (Unpriced(), None):
+        store = MemoryStore()
+        async with serving(backend, store) as service:
+            run = await service.add_run(spec_of(), WORDS, dev=DEV)
+            await train(service, run)
+            result = run.result()
+            document = json.loads(result.model_dump_json())
+            accounts = [document[name]["usd"] for name in ("spent", "leased", "evaluation")]
+            assert accounts == [usd] * 3
+            assert json.loads(run.summary.model_dump_json())["spent"]["usd"] == usd
+            assert RunResult.model_validate(document) == result
+            assert result.verdict is not None
+            assert ("unknown price" in result.verdict.text) is (usd is None)
+        # An archive says it, too, and so do a report and an artefact.
+        reported = await run_of_archive(await export_run(store, "run"))
+        assert reported.result == result
+        assert json.loads(artefact_of(reported).dump())["ledger"]["spent"]["usd"] == usd
+        costs = {name: spent for name, spent, _ in contents_of(reported).costs}
+        assert costs["US dollars"] == ("unknown" if usd is None else "0.0000")
+
+
+async def test_one_replica_measures_the_whole_dev_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Follower(MemoryStore):
+        first = False
+
+        async def lead(self) -> bool:
+            return self.first
+
+    monkeypatch.setattr("fedone_sdk.aggregator.evaluation._PATIENCE_S", 0)
+    store, backend = Follower(), ScriptedBackend()
+    async with serving(backend, store) as service:
+        run = await service.add_run(spec_of(), WORDS, dev=DEV)
+        training = asyncio.create_task(train(service, run))
+        await until(lambda: len([1 for report in run.history if report.metric is not None]) == 2)
+        assert sum(map(is_dev, backend.asked)) == 4  # the points of its own rounds
+        assert run.state.metric.no_prompt is run.state.metric.after is None
+        # The one that led is gone, with all that it had not measured yet.
+        store.first = True
+        await service.replicas.tick()
+        await training
+    assert sum(map(is_dev, backend.asked)) == 13
+    assert run.result().verdict is not None
 
 
 async def test_training_is_the_same_with_and_without() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import os
+import re
 import sys
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -92,26 +94,27 @@ async def test_a_report_says_what_the_run_found() -> None:
     for digest in (result.alpha_sha256, run.vocabulary.sha256 if run.vocabulary else ""):
         assert digest in page.text
     assert all(entry.client_id in page.text for entry in result.history)
-    headings = ["Outcome", "Prompt", "Curves", "Confusion", "Cost", "Clients", "How to use it"]
-    assert [title for title in headings if title in page.text] == headings
+    headings = ["Was it worth it?", "Prompt", "Curves", "Confusion", "Cost", "Clients",
+                "How to use it"]  # fmt: skip
+    places = [page.text.index(f"\n{title}\n") for title in headings]
+    assert places == sorted(places)
+    # The verdict comes before all numbers.
+    assert result.verdict is not None
+    assert result.verdict.text[1:] in page.text[places[0] : page.text.index("One answer for")]
 
 
 async def test_its_numbers_are_those_of_the_run() -> None:
     done = await small()
     contents = contents_of(await run_of_archive(done.archive))
     metric = done.result.metric
-    assert [line.value for line in contents.measured] == [
-        metric.no_prompt,
-        metric.before,
-        metric.after,
-    ]
-    for line in contents.measured:
-        assert line.ends is not None
-        assert line.ends.value == pytest.approx(line.value)
-    tuned_less_untrained, tuned_less_none = (line.value for line in contents.differences)
+    lines = {line.name: line for _, line in contents.measured}
+    assert list(lines) == ["chance", "no_prompt", "no_prompt_biased", "untrained", "tuned"]
     assert metric.after is not None
-    assert tuned_less_untrained == pytest.approx(metric.after - (metric.before or 0))
-    assert tuned_less_none == pytest.approx(metric.after - (metric.no_prompt or 0))
+    for name, value in {"no_prompt": metric.no_prompt, "untrained": metric.before}.items():
+        gain = lines[name].gain
+        assert gain is not None
+        assert lines[name].value == pytest.approx(value)
+        assert gain.value == pytest.approx(metric.after - (value or 0))
     assert contents.confusion is not None
     counts = [count for _, row in contents.confusion.rows for count in row]
     right = sum(row[index] for index, (_, row) in enumerate(contents.confusion.rows))
@@ -185,11 +188,14 @@ async def test_a_result_file_gives_what_it_has(tmp_path: Path) -> None:
     )
     run = await read_run(tmp_path / "result.json")
     page = Page(html_report(run))
-    assert "a result file has no single examples" in page.text
+    assert done.result.verdict is not None
+    assert done.result.verdict.text[1:] in page.text
     assert "Confusion" not in page.text
     assert done.result.prompt.text in page.text
     with_task = await read_run(tmp_path / "result.json", RunSpec.model_validate(SPEC))
-    assert "openai.OpenAI()" in Page(html_report(with_task)).text
+    # Its backend is not the model that scored, so there is no program to copy.
+    assert "does not say how to ask the model" in Page(html_report(with_task)).text
+    assert "openai" not in Page(html_report(with_task)).text
     text, _ = markdown_report(run, "x.svg")
     assert "| Tuned prompt |" in text
 
@@ -227,8 +233,8 @@ async def test_a_task_without_labels() -> None:
     run = await run_of_archive(done.archive)
     contents = contents_of(run)
     assert contents.confusion is None
-    assert contents.measured[2].value == 0.5
-    assert contents.measured[2].ends == (0.5, 0.5, 0.5)
+    name, line = contents.measured[-1]
+    assert (name, line.value, line.interval) == ("Tuned prompt", 0.5, (0.5, 0.5))
     assert "less is better" in Page(html_report(run)).text
 
 
@@ -242,11 +248,8 @@ async def test_a_metric_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
         result=run.result.model_copy(update={"metric": metric}),
         spec=run.spec.model_copy(update={"task": task}),
     )
-    page = Page(html_report(run))
-    assert "a function of your own" in page.text
-    assert "Confusion" in page.text
+    assert "Confusion" in Page(html_report(run)).text
     assert artefact_of(run).evaluation.interval is None
-    assert "a function of your own" in markdown_report(run, "x.svg")[0]
 
 
 async def test_a_metric_name_is_no_formula() -> None:
@@ -289,14 +292,14 @@ async def test_the_same_run_gives_the_same_report() -> None:
 # The programs of a report
 
 
-async def run_program(code: str, texts: list[str], url: str, folder: Path) -> list[str | None]:
+async def run_program(code: str, texts: list[str], folder: Path) -> list[str | None]:
     """Runs a report's program as its reader would: saved, and asked about some texts."""
     calls = f"import json\nprint(json.dumps([ask(text=text) for text in {texts!r}]))\n"
     (folder / "program.py").write_text(f"{code}\n{calls}", encoding="utf-8")
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "program.py"),
         cwd=folder,
-        env={"OPENAI_BASE_URL": url, "OPENAI_API_KEY": "sk-right", "PATH": ""},
+        env={"OUR_KEY": "sk-right", "PATH": "", "PYTHONPATH": os.pathsep.join(sys.path)},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
@@ -312,8 +315,9 @@ async def test_the_programs_give_the_labels_of_the_sdk(
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-right")
     async with FakeOpenAI(key="sk-right", models={"fake-1": {}}) as server:
+        # Where it is asked and which variable has the key are the run's, not OpenAI's.
         backend: dict[str, Any] = {"kind": "openai", "model": "fake-1", "api": api}
-        backend["base_url"] = server.base_url
+        backend |= {"base_url": server.base_url, "api_key_env": "OUR_KEY"}
         run = await run_of_archive((await small()).archive)
         assert run.spec is not None
         spec = RunSpec.model_validate({**SPEC, "backend": backend})
@@ -337,7 +341,7 @@ async def test_the_programs_give_the_labels_of_the_sdk(
         assert note == ""
         assert [program.title for program in programs] == ["The openai client", "Plain HTTP"]
         for number, program in enumerate(programs, 1):
-            labels = await run_program(program.code, texts, server.base_url, tmp_path)
+            labels = await run_program(program.code, texts, tmp_path)
             assert labels == list(found.labels)
             asked = server.received[before + (number - 1) * len(texts) :]
             assert sent == sorted(
@@ -360,6 +364,7 @@ async def test_the_programs_where_the_model_shows_no_log_probabilities(tmp_path:
                     "model": "fake-1",
                     "log_probs": False,
                     "base_url": server.base_url,
+                    "api_key_env": "OUR_KEY",
                 },
             }
         )
@@ -367,7 +372,7 @@ async def test_the_programs_where_the_model_shows_no_log_probabilities(tmp_path:
         assert "JSON schema" in note
         for program in programs:
             texts = ["fine", "bad", "neither"]
-            labels = await run_program(program.code, texts, server.base_url, tmp_path)
+            labels = await run_program(program.code, texts, tmp_path)
             assert labels == ["1", "0", None]
 
 
@@ -377,29 +382,71 @@ async def test_the_programs_of_a_task_that_writes(tmp_path: Path) -> None:
             {
                 **SPEC,
                 "task": {"template": "{prompt} {text}", "loss": "score", "max_tokens": 5},
-                "backend": {"kind": "openai", "model": "fake-1", "base_url": server.base_url},
+                "backend": {
+                    "kind": "openai",
+                    "model": "fake-1",
+                    "base_url": server.base_url,
+                    "api_key_env": None,
+                },
             }
         )
         programs, _ = snippets(spec, PromptReport(text="Go on:", tokens=()))
         for program in programs:
-            (written,) = await run_program(program.code, ["so"], server.base_url, tmp_path)
+            (written,) = await run_program(program.code, ["so"], tmp_path)
             assert written == server.model.write("Go on: so", 5)
 
 
 def test_where_no_such_program_can_be_written() -> None:
     prompt = PromptReport(text=" x", tokens=(" x",))
 
-    def of(**task: Any) -> tuple[int, str]:
+    def of(model: str | None = None, **task: Any) -> tuple[int, str]:
         spec = RunSpec.model_validate({**SPEC, "task": {**SPEC["task"], **task}})
-        programs, note = snippets(spec, prompt)
+        programs, note = snippets(spec, prompt, model)
         return len(programs), note
 
-    count, note = of(template="{prompt} {text} It was {mask}.")
-    assert (count, "masked model at {mask}" in note) == (2, True)
-    count, note = of(template="{prompt} {mask}, {text}")
-    assert (count, "only a masked model" in note) == (0, True)
     count, note = of(loss="nll", labels={}, metric="loss")
     assert (count, "scores a text that is given" in note) == (0, True)
+    assert of("onnx:roberta-mini:0")[0] == 1
+    count, note = of("vllm:m:512")  # A run of a server whose model is another one.
+    assert (count, "vllm:m:512" in note) == (0, True)
+
+
+@pytest.mark.parametrize("bias", [None, (0.0, 1.5)])
+async def test_the_program_of_a_local_model_asks_that_model(
+    bias: tuple[float, float] | None, tmp_path: Path
+) -> None:
+    template = "{prompt} {text} It was {mask}."
+    spec = RunSpec.model_validate({**SPEC, "task": {**SPEC["task"], "template": template}})
+    prompt = PromptReport(text=" 'Well' {so}", tokens=(), bias=bias)
+    (program,), note = snippets(spec, prompt)
+    assert (note, "openai" in program.code) == ("", False)
+    texts = [str(row["text"]) for row in ROWS[:6]] + ["{text} \\n é"]
+    artefact = artefact_of(await run_of_archive((await small()).archive)).model_copy(
+        update={"task": spec.task, "prompt": prompt, "model": None}
+    )
+    async with build_backend(spec.backend) as model:
+        found = await label_examples(
+            model, artefact, [{"text": text} for text in texts], batch_size=1
+        )
+    assert await run_program(program.code, texts, tmp_path) == list(found.labels)
+
+
+async def test_the_charts_suit_a_phone_and_the_dark() -> None:
+    page = Page(html_report(await run_of_archive((await small()).archive)))
+    (image,) = [a for name, a in page.elements if name == "img"]
+    text = base64.b64decode((image["src"] or "").partition(",")[2]).decode()
+    svg = ElementTree.fromstring(text)
+    width, height = (float(svg.attrib[key].removesuffix("pt")) for key in ("width", "height"))
+    assert width < 375 < height  # as wide as a phone, one chart below the other
+    sizes = [float(size) for size in re.findall(r"font-size: ([\d.]+)px|font: ([\d.]+)px", text)
+             for size in size if size]  # fmt: skip
+    assert min(sizes) >= 9
+    start = text.index("@media (prefers-color-scheme: dark)")
+    dark = text[start : text.index("</style>", start)]
+    named = set(re.findall(r"(?:fill|stroke): (#[0-9a-f]{6})", text.replace(dark, "")))
+    # No colour stays as it is on a dark page, and nothing is drawn in white or black.
+    assert named
+    assert all(f"stroke: {colour}" in dark for colour in named)
 
 
 def test_how_other_servers_call_the_limit() -> None:

@@ -18,7 +18,7 @@ from fedone_sdk.aggregator.curves import Curves
 from fedone_sdk.aggregator.state import RunState, Seat
 from fedone_sdk.algorithms import State
 from fedone_sdk.budget import Account, Budget, Usage
-from fedone_sdk.messages import Array, MetricReport
+from fedone_sdk.messages import Array, MetricReport, Verdict
 
 
 def plain(value: object) -> Any:
@@ -199,12 +199,18 @@ def test_damaged_arrays_are_refused(arrays: bytes) -> None:
 
 def test_every_field_is_written() -> None:
     arrays = {"method", "server_memory", "defence"}
-    later = {"proposed", "waiting", "summary", "votes"}
+    later = {"proposed", "waiting", "summary", "verdict", "votes"}
     names = {field.name for field in dataclasses.fields(RunState)} - arrays
     assert encode_document(simple()).keys() == names - later
     added = dataclasses.replace(
-        simple(), proposed=(("a", " b"),), waiting=(("a", " c"),), summary="paused", votes={3: "m"}
+        simple(),
+        proposed=(("a", " b"),),
+        waiting=(("a", " c"),),
+        summary="paused",
+        votes={3: "m"},
+        verdict=Verdict(conclusion="unclear", source="dev", bias=(0.0, 0.5), examples=7),
     )
+    assert decode(encode_document(added), encode_arrays(arrays_of(added))).verdict == added.verdict
     assert encode_document(added).keys() == names
     (seat,) = encode_document(simple())["seats"]
     # What a replica of an earlier version does not know is written only where it says something.

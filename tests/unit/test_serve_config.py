@@ -9,7 +9,7 @@ import pytest
 
 from fedone_sdk.aggregator.config import ServeConfig, StoreConfig
 from fedone_sdk.errors import SpecError
-from fedone_sdk.spec import OpenAISpec
+from fedone_sdk.spec import OnnxSpec, OpenAISpec
 from fedone_sdk.stores import SqlStore
 from tests.postgres import Cluster
 
@@ -233,3 +233,23 @@ class TestStore:
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_run_knows_the_model_of_its_server_and_its_dev_rows(tmp_path: Path) -> None:
+    """A report of it has a program for that model."""
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "dev.jsonl").write_text('{"text": "fine", "label": 1}\n')
+    (tmp_path / "runs" / "run.yaml").write_text(
+        'task: {template: "{prompt} {text}", labels: {0: " bad", 1: " good"}}\n'
+        "data: {train: none.jsonl, dev: dev.jsonl}\n"
+        "prompt: {length: 1, vocabulary: {kind: list, candidates: [a, b]}}\n"
+    )
+    backend = {"kind": "openai", "model": "m", "api_key_env": "OUR_KEY"}
+    config = ServeConfig.model_validate(
+        {"auth": {"enrolment_tokens": ["t" * 20]}, "backend": backend, "runs": ["runs/run.yaml"]}
+    )
+    (run,) = config.load_runs(tmp_path)
+    assert run.spec.backend == config.backend
+    assert (run.spec.data, run.dev, run.unmeasured) == (None, ({"text": "fine", "label": 1},), None)
+    # A stored run goes on under another backend: its fingerprint says whether it is the same model.
+    assert run.spec.is_same_run(run.spec.model_copy(update={"backend": OnnxSpec()}))

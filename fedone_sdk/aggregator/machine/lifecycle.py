@@ -97,6 +97,7 @@ def resumed(rules: Rules, event: ResumeAsked, state: RunState, now: float) -> Ou
         votes={},
         metric=state.metric.model_copy(update={"after": None}),
         bias=None,
+        verdict=None,
     )
     return state, ()
 
@@ -184,6 +185,7 @@ def rolled_back(rules: Rules, event: RolledBack, state: RunState, now: float) ->
         rollbacks=state.rollbacks + 1,
         metric=state.metric.model_copy(update={"after": None}),
         bias=None,
+        verdict=None,
     )
     if rules.remembers_clients:
         effects.extend(MemorySaved(client=c, memory=m) for c, m in event.memories.items())
@@ -202,5 +204,6 @@ def measured(rules: Rules, event: Measured, state: RunState, now: float) -> Outc
     if event.which == "after" and (state.running or event.at not in (None, here)):
         return state, ()  # The run went on meanwhile: this prompt was not its last.
     metric = state.metric.model_copy(update={event.which: event.value})
-    bias = event.bias if event.which == "after" else state.bias
-    return replace(state, metric=metric, bias=bias), ()
+    if event.which != "after":
+        return replace(state, metric=metric), ()
+    return replace(state, metric=metric, bias=event.bias, verdict=event.verdict), ()

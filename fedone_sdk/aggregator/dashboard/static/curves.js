@@ -65,7 +65,7 @@ export function metricPanel(signal) {
       const found = known.length > 0 && rounds.length > 0;
       none.hidden = found;
       none.textContent = rounds.length
-        ? "Not measured: the run has no dev split here, or it is not evaluated yet."
+        ? (result.verdict?.text.replace(/^./, (first) => first.toUpperCase()) ?? "Nothing is measured yet.")
         : before === null
           ? "Nothing is measured yet."
           : `${metric(before)} with the untrained prompt. The curve begins with the first round.`;

@@ -1,7 +1,7 @@
 // What went over the wire, what the model was asked, and what went wrong.
 
 import { h, panel } from "./dom.js";
-import { bytes, count, plural } from "./format.js";
+import { amount, bytes, count, plural } from "./format.js";
 import { name } from "./rounds.js";
 
 const LISTED = 20;
@@ -18,6 +18,7 @@ export function trafficPanel() {
         ["Gateway", gateway.messages ? traffic(gateway) : "not used"],
         ["Model", result.model ?? "not asked yet"],
         ["Asked", `${plural(result.spent.requests, "request", "requests")}, ${count(result.spent.prompt_tokens + result.spent.completion_tokens)} tokens`],
+        ["Cost", result.spent.usd === null ? "unknown: the model's price is not known" : amount("usd", result.spent.usd)],
         ["Evaluation", plural(evaluation.queries, "query", "queries")],
         ["Answers from the cache", count(cache.hits)],
       ];

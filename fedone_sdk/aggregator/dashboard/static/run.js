@@ -15,6 +15,7 @@ import { loading } from "./states.js";
 import { steering } from "./steering.js";
 import { follow, pause } from "./stream.js";
 import { summary } from "./summary.js";
+import { worthPanel } from "./worth.js";
 
 const LOOK_MS = 2_000; // Beside the events: what changes between rounds, and all that rounds change.
 const CLIENTS_MS = 10_000; // Their ledger may be long.
@@ -168,17 +169,18 @@ class View {
     );
     this.reason = h("p", { class: "reason" });
     const steer = steering(run.id, me, (result) => run.take({ ...result, history: [] }), signal);
-    const tiles = summary();
+    const [worth, tiles] = [worthPanel(), summary()];
     const [loss, metric] = [lossPanel(signal), metricPanel(signal)];
     const budget = budgetPanel(signal);
     const [prompt, rounds, clients] = [promptPanel(), roundsPanel(), clientsPanel()];
     const [traffic, trouble] = [trafficPanel(), troublePanel()];
-    this.parts = [steer, tiles, loss, metric, budget, prompt, rounds, clients, traffic, trouble];
+    this.parts = [steer, worth, tiles, loss, metric, budget, prompt, rounds, clients, traffic, trouble];
     main.replaceChildren(
       crumbs(run.id),
       h("div", { class: "headline" }, h("h1", {}, run.id, " ", this.pill), steer.node),
       this.reason,
       this.empty,
+      worth.node,
       tiles.node,
       h("div", { class: "grid" }, loss.node, metric.node, budget.node, rounds.node),
       prompt.node,

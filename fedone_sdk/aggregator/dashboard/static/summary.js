@@ -3,6 +3,7 @@
 import { h } from "./dom.js";
 import { outlook, pace, secondsLeft, smooth } from "./forecast.js";
 import { bytes, count, duration, loss, metric } from "./format.js";
+import { signed } from "./worth.js";
 
 export function summary() {
   const tiles = {
@@ -26,13 +27,7 @@ export function summary() {
     node,
     update({ rounds, result, planned }) {
       const now = result.metric.after ?? rounds.findLast((each) => each.metric !== null)?.metric ?? null;
-      const before = result.metric.before;
-      const gain = now === null || before === null ? null : now - before;
-      set(
-        "Metric",
-        now === null ? "–" : metric(now),
-        gain === null ? "not measured yet" : `${gain < 0 ? "−" : "+"}${metric(Math.abs(gain))} over untrained`,
-      );
+      set("Metric", now === null ? "–" : metric(now), gained(result, now));
       const means = smooth(rounds.map((each) => each.mean_loss));
       set("Loss", means.length ? loss(means.at(-1)) : "–", means.length ? `${loss(means[0])} at first` : "no round yet");
       set("Rounds", count(result.rounds), `of ${count(planned)} planned`);
@@ -43,6 +38,15 @@ export function summary() {
       set("Traffic", bytes(up + down), `${bytes(up)} up, ${bytes(down)} down`);
     },
   };
+}
+
+// Over the fair baseline, once that is known.
+function gained({ metric: { before, no_prompt: bare }, verdict, status }, now) {
+  const fair = verdict?.standings.find((each) => each.name === verdict.against)?.gain;
+  if (fair) return `${signed(fair.value)} over ${verdict.against === "no_prompt" ? "no prompt" : "no prompt with bias"}`;
+  if (now === null) return status === "running" ? "not measured yet" : "not measured";
+  if (bare !== null) return `${signed(now - bare)} over no prompt`;
+  return before === null ? "" : `${signed(now - before)} over untrained`;
 }
 
 function remaining(rounds, result, planned, cap) {

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from fedone_sdk.aggregator.intervals import confusion, difference, interval
 from fedone_sdk.aggregator.outcomes import Outcomes
 from fedone_sdk.metrics import METRICS, evaluate
-from fedone_sdk.reports.intervals import confusion, difference, interval
 
 
 def outcomes(predicted: Sequence[int | None], targets: Sequence[int]) -> Outcomes:

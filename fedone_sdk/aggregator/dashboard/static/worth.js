@@ -1,0 +1,48 @@
+// Whether tuning was worth it: the tuned prompt beside what would have cost nothing.
+
+import { h, panel, table } from "./dom.js";
+import { metric } from "./format.js";
+
+const NAMES = {
+  chance: "One answer for everything",
+  no_prompt: "No prompt",
+  no_prompt_biased: "No prompt, with its own label bias",
+  untrained: "Untrained prompt",
+  tuned: "Tuned prompt",
+};
+
+export function worthPanel() {
+  const verdict = h("p", { class: "verdict" });
+  const { node: list, body } = table(
+    "Prompts on the dev rows",
+    ["Prompt", "Value", "95 % interval", "Tuned gains"].map((text, at) => ({ text, number: at > 0 })),
+  );
+  const node = panel("Was it worth it?", verdict, list);
+  return {
+    node,
+    update({ result }) {
+      const found = result.verdict;
+      node.hidden = !found;
+      if (!found) return;
+      verdict.textContent = `${found.text.replace(/^./, (first) => first.toUpperCase())}.`;
+      list.hidden = !found.standings.length;
+      body.replaceChildren(...found.standings.map(row));
+    },
+  };
+}
+
+function row({ name, value, interval, gain }) {
+  const number = (text) => h("td", { class: "number" }, text);
+  return h(
+    "tr",
+    {},
+    h("th", { scope: "row" }, NAMES[name] ?? name),
+    number(value === null ? "–" : metric(value)),
+    number(interval ? `${metric(interval[0])} to ${metric(interval[1])}` : "–"),
+    number(gain ? `${signed(gain.value)} (${signed(gain.low)} to ${signed(gain.high)})` : "–"),
+  );
+}
+
+export function signed(value) {
+  return `${value < 0 ? "−" : "+"}${metric(Math.abs(value))}`;
+}

@@ -1,0 +1,243 @@
+"""The verdict: fair baselines, what the intervals say, and the sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedone_sdk.aggregator.outcomes import Outcomes, Which
+from fedone_sdk.aggregator.verdict import examples_needed, judge, no_prompt_biased, sentence
+from fedone_sdk.budget import Usage
+from fedone_sdk.messages import Spread, Verdict
+from fedone_sdk.task import LOG_ZERO, TaskSpec
+
+TARGETS = (0, 1) * 100
+
+
+def task(**changes: Any) -> TaskSpec:
+    return TaskSpec.model_validate(
+        {"template": "{prompt} {text}", "labels": {0: " no", 1: " yes"}, **changes}
+    )
+
+
+def answers(share: float, which: Which = "after", *, seed: int = 0) -> Outcomes:
+    """Predictions of which this share is right."""
+    right = np.random.default_rng(seed).random(len(TARGETS)) < share
+    predicted = [t if good else 1 - t for t, good in zip(TARGETS, right, strict=True)]
+    return Outcomes(which=which, predicted=tuple(predicted), targets=TARGETS)
+
+
+def leaning(lean: float) -> Outcomes:
+    """No prompt of a model that knows the labels, but leans towards one of them, nats."""
+    noise = np.random.default_rng(1).normal(size=len(TARGETS))
+    odds = [2.0 * (2 * t - 1) + 0.5 * e + lean for t, e in zip(TARGETS, noise, strict=True)]
+    rows = [(float(-np.logaddexp(0, o)), float(-np.logaddexp(0, -o))) for o in odds]
+    return Outcomes(
+        which="no_prompt",
+        predicted=tuple(int(no < yes) for no, yes in rows),
+        targets=TARGETS,
+        log_probs=tuple(rows),
+    )
+
+
+def values(verdict: Verdict) -> dict[str, float | None]:
+    return {one.name: one.value for one in verdict.standings}
+
+
+def said(verdict: Verdict, usd: str = "0.0045", metric: str = "accuracy") -> str:
+    return sentence(verdict, metric, Usage(queries=60, usd=Decimal(usd)), priced=True)
+
+
+def test_what_a_label_bias_alone_gains_is_no_gain_of_the_prompt() -> None:
+    """Of a model that leans, the empty prompt with a bias beats no prompt without one."""
+    bare = leaning(6.0)
+    plain = no_prompt_biased(task(), bare, (0.0, -6.0))
+    assert plain is not None
+    tuned = plain.outcomes.model_copy(update={"which": "after"})
+    verdict = judge(task(), {"no_prompt": bare, "after": tuned}, plain_bias=(0.0, -6.0), empty=True)
+    found = values(verdict)
+    assert (found["chance"], found["no_prompt"]) == (0.5, 0.5)
+    assert found["no_prompt_biased"] == found["tuned"] == 1.0
+    assert (verdict.against, verdict.bias_from, verdict.bias) == (
+        "no_prompt_biased",
+        "training",
+        (0.0, -6.0),
+    )
+    assert verdict.conclusion == "unclear"
+    assert said(verdict) == (
+        "+0.0 points over no prompt with bias (95 % +0.0 to +0.0) for USD 0.0045: the tuned "
+        "prompt is empty, and its label bias is all that was found"
+    )
+
+
+def test_a_cross_fitted_bias_does_not_see_the_row_that_it_is_for() -> None:
+    bare = leaning(6.0)
+    plain = no_prompt_biased(task(), bare, None)
+    assert plain is not None
+    assert (plain.bias, plain.bias_from) == (None, "dev")
+    assert sum(p == t for p, t in zip(plain.outcomes.predicted, TARGETS, strict=True)) == 200
+    # Of answers that say nothing of the labels, a bias can only fit the rows it was fitted on.
+    rng = np.random.default_rng(3)
+    noise = tuple((0.0, float(value)) for value in rng.normal(size=200))
+    blind = Outcomes(which="no_prompt", predicted=(0,) * 200, targets=TARGETS, log_probs=noise)
+    changed = (*noise[:50], (0.0, 40.0), *noise[51:])
+    other = blind.model_copy(update={"log_probs": changed})
+    before, after = (no_prompt_biased(task(), one, None) for one in (blind, other))
+    assert before is not None
+    assert after is not None
+    # Row 50 has another answer, so the biases of other folds move, not that of its own.
+    fold = sorted(range(200), key=lambda place: (TARGETS[place], place)).index(50) % 5
+    own = [
+        place
+        for rank, place in enumerate(sorted(range(200), key=lambda p: (TARGETS[p], p)))
+        if rank % 5 == fold and place != 50
+    ]
+    assert [before.outcomes.predicted[p] for p in own] == [after.outcomes.predicted[p] for p in own]
+
+
+@pytest.mark.parametrize(
+    ("rows", "changes"),
+    [
+        ([(-1.0, -0.5)] * 9, {}),  # too few
+        ([(0.0, LOG_ZERO)] * 20, {}),  # a model that shows only what it writes
+        ([(-1.0, -0.5)] * 20, {"bias": (0.0, 1.0)}),  # a bias of the user's
+        ([], {}),
+    ],
+)
+def test_where_no_bias_can_be_fitted(
+    rows: Sequence[tuple[float, float]], changes: dict[str, Any]
+) -> None:
+    targets = TARGETS[: len(rows)] if rows else TARGETS
+    bare = Outcomes(
+        which="no_prompt",
+        predicted=(0,) * len(targets),
+        targets=targets,
+        log_probs=tuple(rows),
+    )
+    assert no_prompt_biased(task(**changes), bare, None) is None
+
+
+def test_worth_keeping() -> None:
+    verdict = judge(
+        task(),
+        {
+            "no_prompt": answers(0.6, "no_prompt", seed=1),
+            "before": answers(0.55, "before", seed=2),
+            "after": answers(0.9),
+        },
+    )
+    assert list(values(verdict)) == ["chance", "no_prompt", "untrained", "tuned"]
+    gain = verdict.standings[1].gain
+    assert gain is not None
+    assert verdict.conclusion == "worth_keeping"
+    low, high = 100 * gain.low, 100 * gain.high
+    assert said(verdict) == (
+        f"{100 * gain.value:+.1f} points over no prompt (95 % {low:+.1f} to {high:+.1f}) "
+        "for USD 0.0045: worth keeping"
+    )
+    assert "for 60 queries: worth" in said(verdict, usd="0")
+    unknown = sentence(verdict, "accuracy", Usage(queries=1), priced=False)
+    assert "for 1 query at an unknown price: worth" in unknown
+
+
+def test_luck_says_how_many_rows_would_tell() -> None:
+    verdict = judge(
+        task(), {"no_prompt": answers(0.72, "no_prompt", seed=1), "after": answers(0.8)}
+    )
+    gain = verdict.standings[1].gain
+    assert gain is not None
+    assert gain.low < 0 < gain.value
+    assert verdict.conclusion == "unclear"
+    needed = 200 * ((gain.value - gain.low) / gain.value) ** 2
+    assert verdict.more_examples == pytest.approx(needed - 200, rel=0.1)
+    tell = f"not distinguishable from luck: about {verdict.more_examples:,} more dev rows"
+    assert tell in said(verdict)
+    # With so many rows of the same kind, the interval does leave out 0.
+    times = int(needed / 200) + 1
+    more = judge(
+        task(),
+        {
+            which: one.model_copy(
+                update={"predicted": one.predicted * times, "targets": one.targets * times}
+            )
+            for which, one in {
+                "no_prompt": answers(0.72, "no_prompt", seed=1),
+                "after": answers(0.8),
+            }.items()
+        },  # type: ignore[arg-type]
+    )
+    assert more.conclusion == "worth_keeping"
+
+
+def test_examples_needed() -> None:
+    # Half widths of 4 and 3 against a difference of 2: 4 and 2.25 times the rows.
+    assert examples_needed(100, Spread(value=2.0, low=-2.0, high=6.0)) == 400
+    assert examples_needed(100, Spread(value=-2.0, low=-8.0, high=1.0)) == 225
+    assert examples_needed(100, Spread(value=0.0, low=-1.0, high=1.0)) is None
+    assert examples_needed(100, Spread(value=2.0, low=1.0, high=3.0)) == 100
+
+
+def test_no_better_than_guessing() -> None:
+    """Better than no prompt, but one answer for everything does as well."""
+    targets = (0,) * 60 + (1,) * 40
+
+    def of(which: Which, right: int) -> Outcomes:
+        predicted = [t if at < right else 1 - t for at, t in enumerate(targets)]
+        return Outcomes(which=which, predicted=tuple(predicted), targets=targets)
+
+    verdict = judge(task(), {"no_prompt": of("no_prompt", 20), "after": of("after", 58)})
+    assert values(verdict)["chance"] == 0.6
+    assert verdict.conclusion == "guessing"
+    assert said(verdict).startswith(
+        "no better than guessing: accuracy 0.580, and 0.600 with one answer for everything; +38.0"
+    )
+
+
+def test_worse_than_no_prompt() -> None:
+    verdict = judge(task(), {"no_prompt": answers(0.9, "no_prompt", seed=1), "after": answers(0.7)})
+    assert verdict.conclusion == "worse"
+    assert said(verdict).endswith("for USD 0.0045: worse than no prompt")
+
+
+def test_the_fair_baseline_is_the_better_one() -> None:
+    bare = leaning(0.0)  # A bias of -6 ruins it.
+    verdict = judge(task(), {"no_prompt": bare, "after": answers(0.9)}, plain_bias=(0.0, -6.0))
+    assert verdict.against == "no_prompt"
+
+
+def test_less_loss_is_a_gain() -> None:
+    def of(which: Which, mean: float) -> Outcomes:
+        losses = np.random.default_rng(0).normal(mean, 0.1, size=len(TARGETS))
+        return Outcomes(
+            which=which, predicted=TARGETS, targets=TARGETS, losses=tuple(losses.tolist())
+        )
+
+    verdict = judge(
+        task(metric="loss"), {"no_prompt": of("no_prompt", 0.6), "after": of("after", 0.5)}
+    )
+    assert values(verdict)["chance"] == pytest.approx(np.log(2))
+    assert verdict.conclusion == "worth_keeping"
+    assert said(verdict, metric="loss").startswith("+0.100 less loss than no prompt (95 % +0.100")
+
+
+def test_a_metric_of_ones_own_has_no_interval() -> None:
+    verdict = judge(
+        task(metric="costs:saved"),
+        {"no_prompt": answers(0.6, "no_prompt"), "after": answers(0.9)},
+        measure=lambda true, predicted: 7.0,
+    )
+    assert (verdict.conclusion, values(verdict)) == ("unknown", {"no_prompt": 7.0, "tuned": 7.0})
+    assert said(verdict).endswith("a metric of your own has no interval")
+
+
+def test_a_bias_that_was_found_without_labels_is_that_of_no_prompt_too() -> None:
+    bare = leaning(6.0)
+    measured = bare.model_copy(update={"predicted": TARGETS})  # as with its own bias
+    verdict = judge(task(), {"no_prompt": measured, "after": answers(0.9)}, calibrated=True)
+    found = values(verdict)
+    assert (found["no_prompt"], found["no_prompt_biased"]) == (0.5, 1.0)
+    assert (verdict.against, verdict.bias_from) == ("no_prompt_biased", "model")
