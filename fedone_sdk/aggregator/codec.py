@@ -58,6 +58,7 @@ def encode_document(state: RunState) -> dict[str, Any]:
         # Left out where there are none: a replica of an earlier version does not know of them.
         **({} if state.summary is None else {"summary": state.summary}),
         **({"votes": list(state.votes.items())} if state.votes else {}),
+        **({"unfit": list(state.unfit.items())} if state.unfit else {}),
         **{
             name: [list(each) for each in found]
             for name in ("proposed", "waiting")
@@ -92,6 +93,7 @@ def decode(document: dict[str, Any], arrays: bytes) -> RunState:
                 "defence": _below(_DEFENCE, loaded),
                 "models": tuple(document["models"]),
                 "votes": dict(document.get("votes", ())),
+                "unfit": dict(document.get("unfit", ())),
                 "metric": MetricReport.model_validate(document["metric"]),
                 "bias": None if (bias := document.get("bias")) is None else tuple(bias),
                 "proposed": _load_candidates(document.get("proposed", ())),

@@ -5,7 +5,14 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from fedone_sdk.backends.asking import is_known, query_for, rows_of, score_all, want_of
+from fedone_sdk.backends.asking import (
+    check_answer,
+    is_known,
+    query_for,
+    rows_of,
+    score_all,
+    want_of,
+)
 from fedone_sdk.backends.base import (
     LOG_ZERO,
     Answer,
@@ -44,6 +51,7 @@ __all__ = [
     "TransformersBackend",
     "VllmBackend",
     "Want",
+    "check_answer",
     "is_known",
     "predict",
     "prediction_queries",

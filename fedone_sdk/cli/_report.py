@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from fedone_sdk.cli._output import Output, size
 
 if TYPE_CHECKING:
-    from fedone_sdk.messages import RunResult
+    from fedone_sdk.messages import RunDevices, RunResult
 
-__all__ = ["bias_text", "can_go_on", "exit_code", "print_exchanges", "print_result"]
+__all__ = ["bias_text", "can_go_on", "devices_text", "exit_code", "print_exchanges", "print_result"]
 
 
 def exit_code(result: RunResult) -> int:
@@ -67,6 +67,7 @@ def print_result(output: Output, result: RunResult, *, num_clients: int | None =
         "cache hits": f"{result.cache.hits}",
         "clients": f"{len(took_part)}"
         f"{'' if num_clients is None else f' of {num_clients}'} took part",
+        **({} if result.devices is None else {"devices": devices_text(result.devices)}),
         "traffic": f"{size(result.communication.upload_bytes)} up, "
         f"{size(result.communication.download_bytes)} down",
         "time": f"{result.wall_s:.1f} s",
@@ -79,6 +80,13 @@ def print_result(output: Output, result: RunResult, *, num_clients: int | None =
         )
     output.heading(f"{result.name} (run {result.run_id}, seed {result.seed})")
     output.facts(facts)
+
+
+def devices_text(devices: RunDevices) -> str:
+    """Who could be drawn, and why others cannot."""
+    reasons = "; ".join(f"{one.reason} ({one.devices})" for one in devices.unfit)
+    told = f"{devices.connected} connected, {devices.fit} fit"
+    return f"{told}: {reasons}" if reasons else told
 
 
 def bias_text(bias: Sequence[float]) -> str:

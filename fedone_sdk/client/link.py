@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
+
+import structlog
 
 from fedone_sdk.client.events import Teller
 from fedone_sdk.client.identity import Identity
@@ -17,6 +20,7 @@ from fedone_sdk.messages import (
     Decline,
     Enrol,
     Renewal,
+    RunSummary,
     RunTask,
     Score,
     Scores,
@@ -24,6 +28,8 @@ from fedone_sdk.messages import (
 )
 
 __all__ = ["Link"]
+
+_log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
@@ -68,7 +74,7 @@ class Link:
         self._sign = sign
         self._teller = teller
         self._signed_as: str | None = None
-        self._down = False
+        self._down_since: float | None = None
         self._patience = Patience(
             pause=pause, stopping=stopping, failed=self._failed, succeeded=self._succeeded
         )
@@ -122,6 +128,10 @@ class Link:
         """Asks for work."""
         return await self._call(lambda who: self.transport.claim(who, message))
 
+    async def runs(self) -> Sequence[RunSummary]:
+        """Lists the runs that the device may work for."""
+        return await self._call(self.transport.runs)
+
     async def task(self, run_id: str) -> RunTask:
         """Fetches what must be known of a run."""
         return await self._call(lambda who: self.transport.task(who, run_id))
@@ -154,8 +164,9 @@ class Link:
 
     def is_down(self, reason: Exception) -> None:
         """Says that the server cannot be reached, if it was not said yet."""
-        if not self._down:
-            self._down = True
+        if self._down_since is None:
+            self._down_since = time.time()
+            _log.warning(f"offline since {_hour(self._down_since)}", reason=str(reason))
             self._teller.tell("offline", reason=str(reason))
 
     async def _call(self, call: Callable[[str], Awaitable[T]]) -> T:
@@ -166,6 +177,12 @@ class Link:
             self.is_down(exc)
 
     def _succeeded(self) -> None:
-        if self._down:
-            self._down = False
+        if self._down_since is not None:
+            _log.info("online again", offline_since=_hour(self._down_since))
+            self._down_since = None
             self._teller.tell("online")
+
+
+def _hour(at: float) -> str:
+    """The device's own time of day."""
+    return time.strftime("%H:%M", time.localtime(at))

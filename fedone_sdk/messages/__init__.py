@@ -40,9 +40,11 @@ from fedone_sdk.messages.run import (
     PrivacyReport,
     PromptReport,
     RoundReport,
+    RunDevices,
     RunResult,
     RunStatus,
     Traffic,
+    UnfitDevices,
 )
 from fedone_sdk.messages.schema import json_schemas
 from fedone_sdk.messages.score import MAX_TEXT_CHARS, MAX_WRITTEN_CHARS, Score, Scores
@@ -124,6 +126,7 @@ __all__ = [
     "RollBack",
     "Rotated",
     "RoundReport",
+    "RunDevices",
     "RunResult",
     "RunStatus",
     "RunSummary",
@@ -141,6 +144,7 @@ __all__ = [
     "TokenProbability",
     "Traffic",
     "UPDATE",
+    "UnfitDevices",
     "Update",
     "VocabularyList",
     "check_protocol",

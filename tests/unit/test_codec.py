@@ -199,11 +199,16 @@ def test_damaged_arrays_are_refused(arrays: bytes) -> None:
 
 def test_every_field_is_written() -> None:
     arrays = {"method", "server_memory", "defence"}
-    later = {"proposed", "waiting", "summary", "votes"}
+    later = {"proposed", "waiting", "summary", "votes", "unfit"}
     names = {field.name for field in dataclasses.fields(RunState)} - arrays
     assert encode_document(simple()).keys() == names - later
     added = dataclasses.replace(
-        simple(), proposed=(("a", " b"),), waiting=(("a", " c"),), summary="paused", votes={3: "m"}
+        simple(),
+        proposed=(("a", " b"),),
+        waiting=(("a", " c"),),
+        summary="paused",
+        votes={3: "m"},
+        unfit={4: "why"},
     )
     assert encode_document(added).keys() == names
     (seat,) = encode_document(simple())["seats"]

@@ -106,10 +106,16 @@ async def run(request: web.Request) -> web.Response:
     """Where a run stands, or how it ended.
 
     With `history=false` without its rounds, which may be many. Devices get no `reason`, viewers one
-    without the words of the model's provider.
+    without the words of the model's provider. People get `devices`, and operators the reasons of
+    those that do not fit.
     """
     history = _flag(request, "history", default=True)
-    result = _told(await run_of(request))
+    asked, person = await run_of(request), EXCHANGE.get().person
+    result = _told(asked)
+    if person is not None and asked.state.running:
+        reasons = person.allows("operator")
+        devices = request.app[SERVICE].dispatcher.fit(asked, reasons=reasons)
+        result = result.model_copy(update={"devices": devices})
     return answer(result if history else result.model_copy(update={"history": ()}))
 
 
