@@ -166,6 +166,11 @@ class _ServiceFigures(Collector):
         """All figures, as they stand now."""
         yield from self._of_clients()
         yield from self._of_replicas()
+        yield GaugeMetricFamily(
+            "fedone_model_available",
+            "Whether the gateway's model is asked; 0 while its breaker is open",
+            self._service.trouble is None,
+        )
         yield from self._of_runs()
 
     def _of_clients(self) -> Iterator[Metric]:

@@ -305,6 +305,11 @@ class Service:
         """Whether this replica does what only one of them should do."""
         return self.replicas.leads
 
+    @property
+    def trouble(self) -> str | None:
+        """Why the gateway's model is not asked now; None where it is, or there is none."""
+        return None if self._backend is None else self._backend.trouble
+
     async def ready(self) -> None:
         """Raises if requests cannot be served now."""
         await self._store.ping()

@@ -103,7 +103,7 @@ class Health(Message):
     """``GET /healthz`` and ``GET /readyz``.
 
     Attributes:
-        status: ``ok``, or ``unavailable`` when a check failed.
+        status: ``ok``, or ``unavailable`` when a check failed that decides: not ``model``.
         checks: What was looked at, by name.
     """
 

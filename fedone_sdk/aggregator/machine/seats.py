@@ -41,7 +41,9 @@ def fill(rules: Rules, event: SeatsVacant, state: RunState, now: float) -> Outco
     if not state.running:
         return state, ()
     if rules.starved(state):
-        return wind_up(rules, state, "budget_exhausted", None, now)
+        return wind_up(rules, state, "budget_exhausted", _unanswered(state), now)
+    if reason := _nobody_fits(rules, state):
+        return wind_up(rules, state, "failed", reason, now)
     if event.enrolled is not None and (spent := _spent_up(rules, state, event.enrolled)):
         reason = (
             f"privacy.max_epsilon: {spent} devices have spent it, and no other is there; "
@@ -61,6 +63,21 @@ def fill(rules: Rules, event: SeatsVacant, state: RunState, now: float) -> Outco
             and may_begin(rules.releases, state.releases, client)
         }
     return _fill_vacant(rules, state, available, now)
+
+
+def _unanswered(state: RunState) -> str | None:
+    """Why a budget was used up before anything came of it."""
+    if state.round or not state.lost or any(seat.step for seat in state.seats):
+        return None
+    return f"no backend answered: {state.lost} pieces of work came to nothing"
+
+
+def _nobody_fits(rules: Rules, state: RunState) -> str | None:
+    """Why no client fits, where all that there will be have said so: a run with data of its own."""
+    data = rules.spec.data
+    if data is None or len(state.unfit) < min(data.num_clients, MOST_UNFIT):
+        return None
+    return f"no client fits; last: {list(state.unfit.values())[-1]}"
 
 
 def _spent_up(rules: Rules, state: RunState, enrolled: int) -> int:

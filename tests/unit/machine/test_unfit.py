@@ -7,6 +7,7 @@ import dataclasses
 from fedone_sdk.aggregator.events import Declined, Refitted, ResumeAsked, StopAsked
 from fedone_sdk.aggregator.state import MOST_UNFIT
 from fedone_sdk.budget import NOTHING, Usage
+from fedone_sdk.spec import RunSpec
 from tests.unit.machine.game import LOSSES, Game, spec_of
 
 WHY = "field 'label' is 'billing', not one of: low, high"
@@ -56,6 +57,31 @@ def test_other_seats_of_theirs_are_taken() -> None:
     assert work is not None
     game.apply(Declined(assignment_id=work.assignment_id, reason=WHY, unfit=True))
     assert game.state.seats == ()
+
+
+def test_a_run_whose_clients_are_all_known_fails() -> None:
+    """In a simulation there will be no others: to wait for them would be to wait for ever."""
+    data = {"train": "train.jsonl", "num_clients": 2, "shots": 1}
+    spec = spec_of(participation=LOSSES)
+    game = Game(RunSpec.model_validate({**spec.model_dump(mode="json"), "data": data}))
+    for client in (0, 1):
+        assert game.state.running
+        seated = game.seat([0, 1])
+        work = game.claim(seated[0])
+        assert work is not None
+        game.apply(Declined(assignment_id=work.assignment_id, reason=WHY, unfit=True))
+    game.seat([0, 1])
+    assert (game.state.status, game.state.reason) == ("failed", f"no client fits; last: {WHY}")
+
+
+def test_a_budget_that_bought_nothing_says_so() -> None:
+    """Devices that ask their own model, which does not answer: their leases stay spent."""
+    game = game_of(queries=8)
+    for client in (0, 1):
+        declines(game, client, unfit=False)
+    game.seat([2])
+    assert game.state.status == "budget_exhausted"
+    assert game.state.reason == "no backend answered: 2 pieces of work came to nothing"
 
 
 def test_a_resume_lets_them_be_asked_again() -> None:
