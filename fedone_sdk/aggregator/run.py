@@ -222,6 +222,7 @@ class ServedRun:
         self.checked.set()
         self.broken_off = False
         self._created_at: float | None = None
+        self._active_at: float | None = None
         self._stored = Counters()
         self._fresh = Counters()
         self._unsure: _Unsure | None = None
@@ -321,7 +322,17 @@ class ServedRun:
             spent=state.account.spent,
             created_at=self._created_at,
             ended_at=state.ended_at,
+            metric=self._newest_metric,
+            metric_name=state.metric.name,
+            active_at=self._active_at,
         )
+
+    @property
+    def _newest_metric(self) -> float | None:
+        if self._state.metric.after is not None:
+            return self._state.metric.after
+        measured = (r.metric for r in reversed(self.history) if r.metric is not None)
+        return next(measured, self._state.metric.before)
 
     async def restarted(self, alive: frozenset[str], *, down: bool) -> None:
         """Charges in full what replicas that are gone had under way; it may have been sent.
@@ -383,7 +394,10 @@ class ServedRun:
     async def _catch_up(self) -> None:
         async with self._lock:
             if self.behind:
+                before = self._state.round
                 await self._reload()
+                if self._state.round > before:  # At another replica.
+                    self._active_at = self._clock.now()
 
     async def _reload(self) -> None:
         # Cleared first: what is heard while the store reads may be newer than what it reads.
@@ -715,7 +729,9 @@ class ServedRun:
         return json.dumps(document, separators=(",", ":"))
 
     def _tell(self, effect: Effect) -> None:
-        if isinstance(effect, RunEnded):
+        if isinstance(effect, Accepted):
+            self._active_at = self._clock.now()
+        elif isinstance(effect, RunEnded):
             _log.info("run ended", run_id=self.run_id, status=effect.status)
         elif isinstance(effect, Closed):
             _log.info("assignment closed", run_id=self.run_id, **asdict(effect))

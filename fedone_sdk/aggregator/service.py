@@ -811,6 +811,14 @@ class Service:
         found += [stored.summary for stored in self.stored.values()]
         return sorted(found, key=lambda summary: summary.created_at or 0.0)
 
+    def with_devices(self, summary: RunSummary) -> RunSummary:
+        """A summary with the devices that the run could draw from, while it runs."""
+        run = self.runs.get(summary.run_id)
+        if run is None or not run.state.running:
+            return summary
+        devices = self.dispatcher.fit(run, reasons=False)
+        return summary.model_copy(update={"devices": devices})
+
     def _evaluate(self, run: ServedRun) -> None:
         evaluation = self._evaluations.get(run.run_id)
         if evaluation is not None:

@@ -72,5 +72,7 @@ class StoredRun:
                 spent=Usage.model_validate(account["spent"]),
                 created_at=head.created_at,
                 ended_at=document["ended_at"],
+                metric=document["metric"].get("after"),
+                metric_name=document["metric"].get("name"),
             ),
         )

@@ -533,7 +533,7 @@ class TestMachines:
                 assert alive.status == 200
 
     async def test_a_model_that_is_not_asked(self) -> None:
-        """Its breaker is open: people and updates are served all the same, and the answer says it."""
+        """Its breaker is open: people and updates are served, and the answer says it."""
 
         class Down(ScriptedBackend):
             async def score(self, query: Query) -> Answer:

@@ -87,8 +87,8 @@ class TestGoldenMessages:
     def test_every_message_has_a_vector(self) -> None:
         parts = {"Array", "CacheReport", "Cap", "CensoringReport", "Check", "ClientInfluence",
                  "LostWork", "Message", "MetricReport", "PositionProbabilities", "PrivacyReport",
-                 "PromptReport", "RoundReport", "RunDevices", "Scored", "SeatReport", "Step", "TokenProbability",
-                 "Traffic", "UnfitDevices"}  # fmt: skip
+                 "PromptReport", "RoundReport", "RunDevices", "Scored", "SeatReport", "Step",
+                 "TokenProbability", "Traffic", "UnfitDevices"}  # fmt: skip
         classes = {
             name
             for name in messages.__all__

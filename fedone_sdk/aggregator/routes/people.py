@@ -95,10 +95,12 @@ async def add_run(request: web.Request) -> web.Response:
 
 async def runs(request: web.Request) -> web.Response:
     """All runs that the caller may see, in the order they were added."""
-    exchange = EXCHANGE.get()
-    summaries = [
-        summary for summary in request.app[SERVICE].summaries if exchange.may_see(summary.run_id)
-    ]
+    exchange, service = EXCHANGE.get(), request.app[SERVICE]
+    summaries = [summary for summary in service.summaries if exchange.may_see(summary.run_id)]
+    if exchange.person is None:
+        summaries = [summary.for_devices for summary in summaries]
+    else:
+        summaries = [service.with_devices(summary) for summary in summaries]
     return web.Response(body=_SUMMARIES.dump_json(summaries), content_type="application/json")
 
 

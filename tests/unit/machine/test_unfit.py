@@ -64,7 +64,7 @@ def test_a_run_whose_clients_are_all_known_fails() -> None:
     data = {"train": "train.jsonl", "num_clients": 2, "shots": 1}
     spec = spec_of(participation=LOSSES)
     game = Game(RunSpec.model_validate({**spec.model_dump(mode="json"), "data": data}))
-    for client in (0, 1):
+    for _ in range(2):
         assert game.state.running
         seated = game.seat([0, 1])
         work = game.claim(seated[0])
