@@ -644,9 +644,15 @@ class ServedRun:
                 )
                 (name,) = await self._names([effect.client])
                 # The round before the event: with its last seat a round may end, too.
-                work = LostWork(round=self._state.round, client_id=name, reason=effect.reason)
+                work = LostWork(
+                    round=self._state.round,
+                    client_id=name,
+                    reason=effect.reason,
+                    at=self._clock.now(),
+                )
                 lost.append(work)
-                log.append(LogEntry(kind="lost", body=work.model_dump_json()))
+                # Replicas and archives of earlier versions know of no time.
+                log.append(LogEntry(kind="lost", body=work.model_dump_json(exclude={"at"})))
             elif isinstance(effect, RoundFinished):
                 names = ",".join(await self._names(effect.clients))
                 report = effect.report.model_copy(update={"client_id": names})
