@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 import structlog
@@ -30,6 +32,9 @@ from fedone_sdk.messages import (
 __all__ = ["Link"]
 
 _log = structlog.get_logger(__name__)
+
+_LONG_S = 4.0
+"""After so many seconds without an answer a person wants to know."""
 
 T = TypeVar("T")
 
@@ -110,9 +115,10 @@ class Link:
                 nonce=self.identity.nonce(key),
                 public_key=None if key is None else public_key_of(key),
             )
-            self.identity.enrolled(
-                await self._patience.persist(lambda: self.transport.enrol(token, message))
-            )
+            with self._impatient():
+                self.identity.enrolled(
+                    await self._patience.persist(lambda: self.transport.enrol(token, message))
+                )
             self._teller.tell("enrolled")
         key, client_id = self.identity.private_key, self.identity.client_id
         if key is not None and client_id is not None and self._signed_as != client_id:
@@ -168,6 +174,18 @@ class Link:
             self._down_since = time.time()
             _log.warning(f"offline since {_hour(self._down_since)}", reason=str(reason))
             self._teller.tell("offline", reason=str(reason))
+
+    @contextmanager
+    def _impatient(self) -> Iterator[None]:
+        """Says in the log when the first call takes long: an address may lead nowhere."""
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(
+            _LONG_S, lambda: _log.warning("no answer yet", server=self.identity.server)
+        )
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     async def _call(self, call: Callable[[str], Awaitable[T]]) -> T:
         return await self._patience.persist(lambda: call(self.credential))

@@ -219,6 +219,39 @@ class TestLog:
         assert [line["event"] for line in lines].count("online again") == 1
 
 
+class TestWrongAddress:
+    @on_virtual_time
+    async def test_one_where_nobody_answers(self) -> None:
+        """It is in the log long before the call is given up."""
+
+        class Silent(MemoryTransport):
+            async def enrol(self, token: str, message: Enrol) -> Enrolled:
+                await asyncio.sleep(60)
+                raise TransportError("http://server: cannot be reached: TimeoutError")
+
+        async with serving() as service, client_of(service, transport=Silent(service)) as client:
+            with capture_logs() as logs:
+                turn = asyncio.create_task(client.run_once())
+                await asyncio.sleep(5)
+                assert [(line["event"], line["server"]) for line in logs] == [
+                    ("no answer yet", "memory:")
+                ]
+                assert await turn == "offline"
+
+    async def test_one_where_something_else_answers(self) -> None:
+        async def answer(request: web.Request) -> web.Response:
+            return web.Response(text="a shop", status=404)
+
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", answer)
+        async with listening(app) as url, EdgeClient(url, token=TOKEN, data=DATA) as client:
+            with capture_logs() as logs:
+                assert await client.run_once() == "offline"
+        (line,) = [line for line in logs if line["log_level"] == "warning"]
+        assert line["event"].startswith("offline since ")
+        assert line["reason"] == "/v1/clients: answered 404, and not as an aggregator does"
+
+
 class TestOddRows:
     async def test_half_a_character_leaves_its_row_out(self) -> None:
         backend = ScriptedBackend()
