@@ -189,7 +189,7 @@ def client(
         network=Network(proxy=proxy, ca_file=ca, cert_file=cert, key_file=key),
     )
     if check:
-        raise typer.Exit(asyncio.run(_check(edge, server)))
+        raise typer.Exit(asyncio.run(_check(edge, own, server)))
     asyncio.run(_work(edge, own))
 
 
@@ -238,9 +238,13 @@ def _own(kind: BackendName, model: str | None, url: str | None) -> LLMBackend:
         return build_backend(validate_spec(_Own, {"backend": document}, source="arguments").backend)
 
 
-async def _check(edge: EdgeClient, server: str) -> int:
+async def _check(edge: EdgeClient, own: LLMBackend | None, server: str) -> int:
     async with edge:
-        fits = await edge.check()
+        try:
+            fits = await edge.check()
+        finally:
+            if own is not None:
+                await own.aclose()
     typer.echo(f"{server} lets this client in")
     for fit in fits:
         typer.echo(f"your rows fit {fit}")

@@ -87,7 +87,9 @@ class EdgeClient:
 
     Through the gateway (the default) the texts of a mini-batch leave the device; `before_send`
     sees each of them first. Labels never do, but for the loss ``nll``: its reference texts are
-    what the model is asked about, and pass `before_send` too.
+    what the model is asked about, and pass `before_send` too. Where no row fits a run, operators
+    are shown the most frequent label that the run does not know, if it looks like one; not with
+    `require_privacy`.
 
     It belongs to one event loop. `EdgeClientThread` runs it beside an app without one.
 
@@ -420,6 +422,7 @@ class EdgeClient:
             if exc.code == "run_ended":
                 return "ended"
             if exc.code == "model_mismatch":
+                self._changed = False
                 _log.warning("no work for this device's model", detail=exc.detail)
                 self._teller.tell("refused", run_id=self._run_id, reason=str(exc))
                 return "refused"
