@@ -20,8 +20,8 @@ _PATIENCE_S = 2.0
 class Readiness:
     """Looks at what the service needs: its store, and that it is not about to end.
 
-    How its model is, is told as well and decides nothing: without it people, updates and devices
-    with models of their own can be served, and other replicas have the same one.
+    The answer has the model's state as well, which decides nothing: without the model, people,
+    updates and devices with models of their own are served, and all replicas share the model.
 
     Args:
         service: The service.

@@ -651,7 +651,7 @@ class ServedRun:
                     at=self._clock.now(),
                 )
                 lost.append(work)
-                # Replicas and archives of earlier versions know of no time.
+                # Without the time, which earlier versions refuse.
                 log.append(LogEntry(kind="lost", body=work.model_dump_json(exclude={"at"})))
             elif isinstance(effect, RoundFinished):
                 names = ",".join(await self._names(effect.clients))

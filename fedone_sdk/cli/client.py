@@ -249,7 +249,7 @@ async def _check(edge: EdgeClient, own: LLMBackend | None, server: str) -> int:
     for fit in fits:
         typer.echo(f"your rows fit {fit}")
     if not fits:
-        typer.echo("no run goes on that this client may work for")
+        typer.echo("no run is running that this client may work for")
     return int(not any(fit.fit for fit in fits))
 
 

@@ -88,7 +88,7 @@ class EdgeClient:
     Through the gateway (the default) the texts of a mini-batch leave the device; `before_send`
     sees each of them first. Labels never do, but for the loss ``nll``: its reference texts are
     what the model is asked about, and pass `before_send` too. Where no row fits a run, operators
-    are shown the most frequent label that the run does not know, if it looks like one; not with
+    are shown the most frequent label that the run does not have, if it looks like one; not with
     `require_privacy`.
 
     It belongs to one event loop. `EdgeClientThread` runs it beside an app without one.
@@ -267,7 +267,7 @@ class EdgeClient:
             await self._link.enrol()
 
     async def check(self) -> tuple[RunFit, ...]:
-        """Looks whether this device can take part: how its rows fit each run that goes on.
+        """Looks whether this device can take part: how its rows fit each run that is running.
 
         It enrols where the device has no identity. No model is asked and no work begun.
 
@@ -317,7 +317,7 @@ class EdgeClient:
             say = _log.info if fit.reason is None else _log.warning
             say(f"your rows fit {fit}")
         if not fits:
-            _log.warning("no run goes on that this device may work for")
+            _log.warning("no run is running that this device may work for")
 
     async def rotate_credential(self) -> None:
         """Exchanges the device's credential for a new one; the old one ends with its first use.

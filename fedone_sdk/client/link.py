@@ -34,7 +34,7 @@ __all__ = ["Link"]
 _log = structlog.get_logger(__name__)
 
 _LONG_S = 4.0
-"""After so many seconds without an answer a person wants to know."""
+"""After so many seconds without an answer the log says so."""
 
 T = TypeVar("T")
 

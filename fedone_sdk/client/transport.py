@@ -180,7 +180,7 @@ class HttpTransport:
         self._skew_s = 0.0
         # Whether the server knows files of tensors; None until it has sent an alpha.
         self._tensors: bool | None = None
-        # What an older server does not know that a device may say of itself, and its default.
+        # Fields of a claim that this server refuses, as older ones do, with their defaults.
         self._unknown: dict[str, Any] = {}
         self._signer: tuple[str, Signer] | None = None
         self._session: aiohttp.ClientSession | None = None
@@ -291,7 +291,7 @@ class HttpTransport:
         except ProblemError as exc:
             if exc.code != "invalid_message" or not message.unfit:
                 raise
-            # An older server does not know that a device may not fit.
+            # An older server refuses the field.
             await self.decline(
                 credential, assignment_id, message.model_copy(update={"unfit": False})
             )

@@ -294,7 +294,7 @@ class RunResult(Message):
         models: What the provider called the models that answered.
         privacy: What devices' noise has cost; null where none is asked for.
         quarantined: Clients that get no work.
-        devices: Who could be drawn, while the run goes on; not for devices.
+        devices: Who could be drawn, while the run is running; not for devices.
         wall_s: Seconds from the first assignment to the end (or now).
         seed: The run's seed.
     """

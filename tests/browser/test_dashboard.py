@@ -339,7 +339,7 @@ async def test_a_model_that_is_not_asked_is_said(chromium: Chromium, stage: Stag
 
 
 async def test_numbers_of_rounds_agree(chromium: Chromium, stage: Stage) -> None:
-    """Rounds are heard of at once, and all else some seconds later."""
+    """Rounds arrive at once, and all else some seconds later."""
     await stage.add_run()
     stage.start_devices(2)
     await stage.reach(4)

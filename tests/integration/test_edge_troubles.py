@@ -221,7 +221,7 @@ class TestLog:
 
 class TestWrongAddress:
     @on_virtual_time
-    async def test_one_where_nobody_answers(self) -> None:
+    async def test_one_that_does_not_answer(self) -> None:
         """It is in the log long before the call is given up."""
 
         class Silent(MemoryTransport):

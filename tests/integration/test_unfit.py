@@ -223,7 +223,7 @@ class TestCheck:
 
 
 @pytest.mark.parametrize("message", ["claim", "decline"])
-async def test_an_older_server_is_told_what_it_knows(
+async def test_an_older_server_gets_only_its_fields(
     message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bodies: list[dict[str, Any]] = []

@@ -42,7 +42,7 @@ def fill(rules: Rules, event: SeatsVacant, state: RunState, now: float) -> Outco
         return state, ()
     if rules.starved(state):
         return wind_up(rules, state, "budget_exhausted", _unanswered(state), now)
-    if reason := _nobody_fits(rules, state):
+    if reason := _none_fits(rules, state):
         return wind_up(rules, state, "failed", reason, now)
     if event.enrolled is not None and (spent := _spent_up(rules, state, event.enrolled)):
         reason = (
@@ -72,7 +72,7 @@ def _unanswered(state: RunState) -> str | None:
     return f"no backend answered: {state.lost} pieces of work came to nothing"
 
 
-def _nobody_fits(rules: Rules, state: RunState) -> str | None:
+def _none_fits(rules: Rules, state: RunState) -> str | None:
     """Why no client fits, where all that there will be have said so: a run with data of its own."""
     data = rules.spec.data
     if data is None or len(state.unfit) < min(data.num_clients, MOST_UNFIT):

@@ -60,7 +60,7 @@ def test_other_seats_of_theirs_are_taken() -> None:
 
 
 def test_a_run_whose_clients_are_all_known_fails() -> None:
-    """In a simulation there will be no others: to wait for them would be to wait for ever."""
+    """A simulation has no other clients to wait for."""
     data = {"train": "train.jsonl", "num_clients": 2, "shots": 1}
     spec = spec_of(participation=LOSSES)
     game = Game(RunSpec.model_validate({**spec.model_dump(mode="json"), "data": data}))

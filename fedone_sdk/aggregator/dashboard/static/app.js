@@ -85,7 +85,7 @@ function named(part) {
   try {
     return decodeURIComponent(part);
   } catch {
-    return part; // A half of an escape: the server will not know it.
+    return part; // Half of an escape: the server has no such run.
   }
 }
 

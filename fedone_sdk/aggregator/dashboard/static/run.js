@@ -158,7 +158,7 @@ function crumbs(id) {
   );
 }
 
-// Rounds are heard of as they end, the rest is asked for now and then: the newest of them counts.
+// Rounds come as they end, the rest is polled: the highest round number of all of them is shown.
 function together({ result, seats, rounds }) {
   const done = Math.max(result.rounds, seats.round, (rounds.at(-1)?.round ?? -1) + 1);
   return {
