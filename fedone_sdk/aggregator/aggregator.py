@@ -98,7 +98,7 @@ class Aggregator:
         self._observers = observers
         self._drain_s = drain_s
         self._drain = Drain()
-        self._readiness = Readiness(self.service, backend=backend)
+        self._readiness = Readiness(self.service)
         self._stack = AsyncExitStack()
         if observers.metrics is not None:
             observers.metrics.watch(self.service)

@@ -14,6 +14,9 @@ from fedone_sdk.spec import Spec
 
 __all__ = ["AdminTokenConfig", "AuthConfig", "EnrolmentTokenConfig", "MAKE_A_TOKEN", "Token"]
 
+_FEWEST_CHARS = 20
+_FEWEST_DIFFERENT = 8
+
 MAKE_A_TOKEN = """python3 -c "import secrets; print(secrets.token_urlsafe(32))\""""
 """How a person makes one, for messages."""
 
@@ -174,6 +177,17 @@ class AuthConfig(Spec):
             raise ValueError("admin_tokens: must not be one that devices enrol with")
         return self
 
+    @property
+    def guessable(self) -> list[str]:
+        """The keys whose tokens are so short, or so even, that they can be tried out."""
+        tokens = {
+            f"enrolment_tokens.{at}": one.token for at, one in enumerate(self.enrolment_tokens)
+        }
+        if self.admin_token is not None:
+            tokens["admin_token"] = self.admin_token
+        tokens |= {f"admin_tokens.{at}": one.token for at, one in enumerate(self.admin_tokens)}
+        return [key for key, token in tokens.items() if _is_guessable(token.get_secret_value())]
+
     def arguments(self) -> dict[str, Any]:
         """What an `Authority` or an `Aggregator` is told, as keyword arguments."""
         admin = self.admin_token
@@ -184,6 +198,10 @@ class AuthConfig(Spec):
             "require_signatures": self.require_signatures,
             "signature_window_s": self.signature_window_s,
         }
+
+
+def _is_guessable(secret: str) -> bool:
+    return len(secret) < _FEWEST_CHARS or len(set(secret)) < _FEWEST_DIFFERENT
 
 
 def _distinct(secrets: Iterable[SecretStr]) -> int:

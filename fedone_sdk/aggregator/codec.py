@@ -60,6 +60,7 @@ def encode_document(state: RunState) -> dict[str, Any]:
         **({} if state.summary is None else {"summary": state.summary}),
         **({"votes": list(state.votes.items())} if state.votes else {}),
         **({} if state.verdict is None else {"verdict": state.verdict.model_dump(mode="json")}),
+        **({"unfit": list(state.unfit.items())} if state.unfit else {}),
         **{
             name: [list(each) for each in found]
             for name in ("proposed", "waiting")
@@ -94,6 +95,7 @@ def decode(document: dict[str, Any], arrays: bytes) -> RunState:
                 "defence": _below(_DEFENCE, loaded),
                 "models": tuple(document["models"]),
                 "votes": dict(document.get("votes", ())),
+                "unfit": dict(document.get("unfit", ())),
                 "metric": MetricReport.model_validate(document["metric"]),
                 "bias": None if (bias := document.get("bias")) is None else tuple(bias),
                 "verdict": _load_verdict(document.get("verdict")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -70,6 +71,13 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 Address = Annotated[str, AfterValidator(_address)]
 """``HOST:PORT``; port 0 picks a free one."""
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 class StoreConfig(Spec):
@@ -269,6 +277,18 @@ class ServeConfig(Spec):
             SpecError: One line per mistake: file or variable, key, what is allowed; never a token.
         """
         return load_settings(cls, path)
+
+    @property
+    def warnings(self) -> list[str]:
+        """What is allowed and rarely meant: tokens that can be guessed, open to a network."""
+        host, _ = self.address
+        if self.tls is not None or _is_loopback(host):
+            return []
+        return [
+            f"auth.{key}: can be guessed, and {self.listen} is open to a network without tls; "
+            f"make one with: {MAKE_A_TOKEN}"
+            for key in self.auth.guessable
+        ]
 
     @property
     def address(self) -> tuple[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,6 +15,7 @@ from fedone_sdk.aggregator.events import (
     Declined,
     Effect,
     Prolonged,
+    Refitted,
     Renewed,
     RoundFinished,
     RunEnded,
@@ -38,6 +40,8 @@ from fedone_sdk.messages import (
     LossesUpdate,
     Receipt,
     Renewal,
+    RunDevices,
+    UnfitDevices,
 )
 from fedone_sdk.stores import ClientRecord, ClosedWork, Member, Store
 
@@ -45,6 +49,9 @@ __all__ = ["Dispatcher"]
 
 _FEWEST_PLACES = 64
 _PLACES_PER_SEAT = 4
+_MOST_REASONS = 5
+_MAX_REASON_CHARS = 200
+"""The longest reason why a client does not fit a run that is kept."""
 _SOON = TurnedAway(retry_after_s=0.0)
 """Nobody else wants the place: come back at once."""
 
@@ -128,6 +135,9 @@ class Dispatcher:
                 one that has a seat for the client scores with another model.
         """
         until = asyncio.get_running_loop().time() + message.wait_s
+        if message.changed:
+            for run_id in self._barred(client.index):
+                await self._runs[run_id].apply(Refitted(client=client.index))
         with self._polling(client.index) as poll:
             while True:
                 poll.news.clear()
@@ -180,7 +190,12 @@ class Dispatcher:
     ) -> TurnedAway | None:
         """Lets a client wait for runs, and gives it a seat that nobody else was there for."""
         entered = self.pool.enter(
-            client.index, message.num_examples, message.run_id, client.runs, self._clock.now()
+            client.index,
+            message.num_examples,
+            message.run_id,
+            client.runs,
+            self._clock.now(),
+            self._barred(client.index),
         )
         if isinstance(entered, TurnedAway):
             return entered
@@ -333,7 +348,12 @@ class Dispatcher:
         """Takes work back that a client cannot do."""
         run, _ = await self.working(client, assignment_id)
         await run.apply(
-            Declined(assignment_id=assignment_id, reason=message.reason, usage=message.usage)
+            Declined(
+                assignment_id=assignment_id,
+                reason=message.reason[:_MAX_REASON_CHARS] if message.unfit else message.reason,
+                usage=message.usage,
+                unfit=message.unfit,
+            )
         )
 
     async def working(self, client: ClientRecord, assignment_id: str) -> tuple[ServedRun, Seat]:
@@ -390,14 +410,40 @@ class Dispatcher:
             for seat in other.state.seats
             if seat.phase == "working"
         }
+        self.pool.bar(run.run_id, run.state.unfit)
         waiting = self.pool.waiting(run.run_id, self._clock.now())
         if not busy:
             return waiting
         return {client: held for client, held in waiting.items() if client not in busy}
 
+    def fit(self, run: ServedRun, *, reasons: bool) -> RunDevices:
+        """How many of the clients that are here fit a run.
+
+        Args:
+            run: The run.
+            reasons: Whether to say why the others do not, in their own words.
+        """
+        state = run.state
+        here = self.pool.members(run.run_id, self._clock.now())
+        unfit = Counter(state.unfit[client] for client in here if client in state.unfit)
+        return RunDevices(
+            connected=len(here),
+            fit=len(here) - unfit.total(),
+            unfit=tuple(
+                UnfitDevices(reason=reason, devices=count)
+                for reason, count in unfit.most_common(_MOST_REASONS)
+            )
+            if reasons
+            else (),
+        )
+
+    def _barred(self, client: int) -> frozenset[str]:
+        """The runs that a client does not fit."""
+        return frozenset(run_id for run_id, run in self._runs.items() if client in run.state.unfit)
+
     def take_in(self, member: Member, client: ClientRecord) -> None:
         """Takes note of a client that waits, as the store or another replica knows."""
-        self.pool.take(member, client.runs)
+        self.pool.take(member, client.runs, self._barred(client.index))
 
     def presume(self, member: Member) -> Member:
         """A member after nobody could be reached for a while: its time begins anew."""

@@ -41,6 +41,7 @@ __all__ = [
     "Prolonged",
     "PutOut",
     "Quarantined",
+    "Refitted",
     "Refused",
     "Released",
     "Renewed",
@@ -111,11 +112,26 @@ class UpdateArrived:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declined:
-    """A client gave its work back; `usage` is what it says it spent."""
+    """A client gave its work back.
+
+    Attributes:
+        assignment_id: Which work.
+        reason: Why.
+        usage: What it says it spent.
+        unfit: Whether it fits no work of this run.
+    """
 
     assignment_id: str
     reason: str
     usage: Usage = NOTHING
+    unfit: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refitted:
+    """A client that did not fit has changed: it may be offered work again."""
+
+    client: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,6 +328,7 @@ Event = (
     | WorkAsked
     | UpdateArrived
     | Declined
+    | Refitted
     | Renewed
     | GatewayAsked
     | GatewayAnswered

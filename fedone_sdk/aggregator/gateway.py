@@ -21,6 +21,7 @@ from fedone_sdk.backends import (
     LLMBackend,
     Query,
     Show,
+    check_answer,
     query_for,
     rows_of,
     score_all,
@@ -318,8 +319,7 @@ def _scores(queries: Sequence[Query], answers: list[Answer], model: str) -> Scor
         ValueError: They do not fit the queries.
     """
     for asked, answer in zip(queries, answers, strict=True):
-        if len(rows_of(asked, answer)) != len(asked.inputs):
-            raise ValueError(f"an answer to {len(asked.inputs)} inputs is of another size")
+        check_answer(asked, answer)
     failed = tuple(
         (p, b)
         for p, answer in enumerate(answers)

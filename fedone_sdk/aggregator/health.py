@@ -7,7 +7,6 @@ import asyncio
 import structlog
 
 from fedone_sdk.aggregator.service import Service
-from fedone_sdk.backends import LLMBackend
 from fedone_sdk.messages import Check, Health
 
 __all__ = ["Readiness"]
@@ -19,11 +18,13 @@ _PATIENCE_S = 2.0
 
 
 class Readiness:
-    """Looks at what the service needs: its store, its model, and that it is not about to end.
+    """Looks at what the service needs: its store, and that it is not about to end.
+
+    The answer has the model's state as well, which decides nothing: without the model, people,
+    updates and devices with models of their own are served, and all replicas share the model.
 
     Args:
         service: The service.
-        backend: The gateway's model.
         patience_s: How long the store may take to answer, seconds.
     """
 
@@ -31,18 +32,17 @@ class Readiness:
         self,
         service: Service,
         *,
-        backend: LLMBackend | None = None,
         patience_s: float = _PATIENCE_S,
     ) -> None:
         self._service = service
-        self._backend = backend
         self._patience_s = patience_s
-        self._was_ok = True
+        self._was_ok = self._model_was_ok = True
 
     async def look(self) -> Health:
         """What works and what does not; details are in the log, anybody may read this."""
-        checks = {"serving": self._serving(), "store": await self._store(), "model": self._model()}
+        checks = {"serving": self._serving(), "store": await self._store()}
         ok = all(check.ok for check in checks.values())
+        checks["model"] = self._model()
         if ok and not self._was_ok:
             _log.info("ready again")
         self._was_ok = ok
@@ -68,8 +68,13 @@ class Readiness:
         return Check(ok=True)
 
     def _model(self) -> Check:
-        trouble = None if self._backend is None else self._backend.trouble
+        trouble = self._service.trouble
+        if (trouble is None) is not self._model_was_ok:
+            self._model_was_ok = trouble is None
+            if trouble is None:
+                _log.info("the model is asked again")
+            else:
+                _log.warning("the model is not asked", reason=trouble)
         if trouble is None:
             return Check(ok=True)
-        _log.warning("not ready: the model is not asked", reason=trouble)
         return Check(ok=False, detail="it is not asked at the moment; see the server's log")

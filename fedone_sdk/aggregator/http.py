@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import logging
 import math
 import ssl
@@ -19,6 +20,7 @@ from aiohttp.web_protocol import RequestHandler
 from pydantic import ValidationError
 
 from fedone_sdk.aggregator.aside import aside_if_large
+from fedone_sdk.aggregator.docs_page import PAGE_HEADERS
 from fedone_sdk.aggregator.documents import check_json
 from fedone_sdk.aggregator.signing import SignedRequest
 from fedone_sdk.errors import ProblemError, StoreUnavailable
@@ -61,6 +63,26 @@ _BODY: Any = web.RequestKey("body", bytes) if hasattr(web, "RequestKey") else "b
 _HEARD: WeakSet[asyncio.Transport] = WeakSet()
 """Connections over which a request has come."""
 
+_NOWHERE = """\
+<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>No such page</title>
+<link rel="stylesheet" href="{home}dashboard/style.css">
+</head>
+<body>
+<main>
+<h1>There is no such page</h1>
+<p>Nothing is at <code>{path}</code>.</p>
+<p><a href="{home}">To the dashboard</a></p>
+</main>
+</body>
+</html>
+"""
+
 T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -77,6 +99,8 @@ async def problems(request: web.Request, handler: Handler) -> web.StreamResponse
     except web.HTTPRequestEntityTooLarge:
         return problem(_too_large(request.client_max_size))
     except web.HTTPNotFound:
+        if request.method == "GET" and "text/html" in request.headers.get("Accept", ""):
+            return _nowhere(request.path)
         return problem(ProblemError("not_found", f"there is nothing at {request.path}"))
     except web.HTTPMethodNotAllowed as exc:
         allowed = exc.headers["Allow"]
@@ -97,6 +121,14 @@ async def problems(request: web.Request, handler: Handler) -> web.StreamResponse
             traceback=traceback.format_exc(),
         )
         return problem(ProblemError("internal", "see the server's log"))
+
+
+def _nowhere(path: str) -> web.Response:
+    """A page for people who mistyped an address, with the way to the dashboard."""
+    # Relative: the server may stand behind a proxy that adds a prefix.
+    home = "../" * (path.count("/") - 1) or "./"
+    text = _NOWHERE.format(path=html.escape(path), home=home)
+    return web.Response(status=404, text=text, content_type="text/html", headers=PAGE_HEADERS)
 
 
 def problem(error: ProblemError, document: Problem | None = None) -> web.Response:

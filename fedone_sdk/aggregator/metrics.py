@@ -166,6 +166,11 @@ class _ServiceFigures(Collector):
         """All figures, as they stand now."""
         yield from self._of_clients()
         yield from self._of_replicas()
+        yield GaugeMetricFamily(
+            "fedone_model_available",
+            "Whether the gateway's model is asked; 0 while its breaker is open",
+            self._service.trouble is None,
+        )
         yield from self._of_runs()
 
     def _of_clients(self) -> Iterator[Metric]:
@@ -217,14 +222,27 @@ class _ServiceFigures(Collector):
             "Devices that get no work of a run, put out by its defences or by a person",
             labels=("run",),
         )
+        connected = GaugeMetricFamily(
+            "fedone_run_devices_connected",
+            "Devices that ask for work and may work for a run",
+            labels=("run",),
+        )
+        fit = GaugeMetricFamily(
+            "fedone_run_devices_fit",
+            "Those of them that have not declined work of the run as unfit",
+            labels=("run",),
+        )
         recently = time.time() - _AN_HOUR_S
         for run in runs:
             ended_at = run.state.ended_at
             if run.state.running or run.state.paused or ended_at is None or ended_at > recently:
                 quarantined.add_metric((run.run_id,), len(run.state.quarantined))
+                devices = self._service.dispatcher.fit(run, reasons=False)
+                connected.add_metric((run.run_id,), devices.connected)
+                fit.add_metric((run.run_id,), devices.fit)
                 for name, labels, value in _figures_of(run):
                     families[name].add_metric((run.run_id, *labels), value)
-        yield quarantined
+        yield from (quarantined, connected, fit)
         yield from families.values()
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fedone_sdk.aggregator.auth import may_see
@@ -150,6 +150,21 @@ class Pool:
             if self._members[client].member.until > now
         }
 
+    def members(self, run_id: str, now: float) -> list[int]:
+        """The clients here that may work for a run, those without a place among them."""
+        return [
+            client
+            for client, one in self._members.items()
+            if one.member.until > now and one.may(run_id)
+        ]
+
+    def bar(self, run_id: str, clients: Iterable[int]) -> None:
+        """Takes the places of clients that do not fit a run, for others."""
+        places = self._places.get(run_id)
+        if places:
+            for client in places.keys() & set(clients):
+                del places[client]
+
     def enter(
         self,
         client: int,
@@ -157,6 +172,7 @@ class Pool:
         run_id: str | None,
         patterns: Sequence[str] | None,
         now: float,
+        barred: Container[str] = (),
     ) -> Member | TurnedAway | None:
         """Lets a client wait, or sends it away.
 
@@ -166,6 +182,7 @@ class Pool:
             run_id: The only run that it wants to work for; None is any.
             patterns: Of the runs that it may work for; None is all.
             now: Seconds since the epoch.
+            barred: Runs that it does not fit.
 
         Returns:
             The new member, to be kept in the store; None for a member that the store knows; or
@@ -179,7 +196,7 @@ class Pool:
         )
         waiting = _Waiting(member, patterns)
         known = self._members.get(client)
-        may = [run_id for run_id in self._places if waiting.may(run_id)]
+        may = [r for r in self._places if waiting.may(r) and r not in barred]
         if known is None:
             came_back = self._away.pop(client, None) is not None
             has_worked = client in self._served
@@ -212,15 +229,19 @@ class Pool:
         for run_id in run_ids:
             self._places[run_id][client] = waiting.member.num_examples
 
-    def take(self, member: Member, patterns: Sequence[str] | None) -> None:
+    def take(
+        self, member: Member, patterns: Sequence[str] | None, barred: Container[str] = ()
+    ) -> None:
         """Takes in a member that the store or another replica knows of.
 
         Args:
             member: Who waits.
             patterns: Of the runs that it may work for; None is all.
+            barred: Runs that it does not fit.
         """
         waiting = _Waiting(member, patterns)
-        self._take_places(waiting, [run_id for run_id in self._places if waiting.may(run_id)])
+        may = [r for r in self._places if waiting.may(r) and r not in barred]
+        self._take_places(waiting, may)
 
     def leave(self, clients: Iterable[int]) -> None:
         """Frees clients' places."""

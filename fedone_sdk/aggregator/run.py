@@ -241,6 +241,7 @@ class ServedRun:
         self.checked.set()
         self.broken_off = False
         self._created_at: float | None = None
+        self._active_at: float | None = None
         self._stored = Counters()
         self._fresh = Counters()
         self._unsure: _Unsure | None = None
@@ -342,7 +343,17 @@ class ServedRun:
             priced=not self.counters.unpriced,
             created_at=self._created_at,
             ended_at=state.ended_at,
+            metric=self._newest_metric,
+            metric_name=state.metric.name,
+            active_at=self._active_at,
         )
+
+    @property
+    def _newest_metric(self) -> float | None:
+        if self._state.metric.after is not None:
+            return self._state.metric.after
+        measured = (r.metric for r in reversed(self.history) if r.metric is not None)
+        return next(measured, self._state.metric.before)
 
     async def restarted(self, alive: frozenset[str], *, down: bool) -> None:
         """Charges in full what replicas that are gone had under way; it may have been sent.
@@ -404,7 +415,10 @@ class ServedRun:
     async def _catch_up(self) -> None:
         async with self._lock:
             if self.behind:
+                before = self._state.round
                 await self._reload()
+                if self._state.round > before:  # At another replica.
+                    self._active_at = self._clock.now()
 
     async def _reload(self) -> None:
         # Cleared first: what is heard while the store reads may be newer than what it reads.
@@ -662,9 +676,15 @@ class ServedRun:
                 )
                 (name,) = await self._names([effect.client])
                 # The round before the event: with its last seat a round may end, too.
-                work = LostWork(round=self._state.round, client_id=name, reason=effect.reason)
+                work = LostWork(
+                    round=self._state.round,
+                    client_id=name,
+                    reason=effect.reason,
+                    at=self._clock.now(),
+                )
                 lost.append(work)
-                log.append(LogEntry(kind="lost", body=work.model_dump_json()))
+                # Without the time, which earlier versions refuse.
+                log.append(LogEntry(kind="lost", body=work.model_dump_json(exclude={"at"})))
             elif isinstance(effect, RoundFinished):
                 names = ",".join(await self._names(effect.clients))
                 report = effect.report.model_copy(update={"client_id": names})
@@ -747,7 +767,9 @@ class ServedRun:
         return json.dumps(document, separators=(",", ":"))
 
     def _tell(self, effect: Effect) -> None:
-        if isinstance(effect, RunEnded):
+        if isinstance(effect, Accepted):
+            self._active_at = self._clock.now()
+        elif isinstance(effect, RunEnded):
             _log.info("run ended", run_id=self.run_id, status=effect.status)
         elif isinstance(effect, Closed):
             _log.info("assignment closed", run_id=self.run_id, **asdict(effect))

@@ -305,6 +305,11 @@ class Service:
         """Whether this replica does what only one of them should do."""
         return self.replicas.leads
 
+    @property
+    def trouble(self) -> str | None:
+        """Why the gateway's model is not asked now; None where it is, or there is none."""
+        return None if self._backend is None else self._backend.trouble
+
     async def ready(self) -> None:
         """Raises if requests cannot be served now."""
         await self._store.ping()
@@ -812,6 +817,14 @@ class Service:
         found = [run.summary for run in self.runs.values()]
         found += [stored.summary for stored in self.stored.values()]
         return sorted(found, key=lambda summary: summary.created_at or 0.0)
+
+    def with_devices(self, summary: RunSummary) -> RunSummary:
+        """A summary with the devices that the run could draw from, while it runs."""
+        run = self.runs.get(summary.run_id)
+        if run is None or not run.state.running:
+            return summary
+        devices = self.dispatcher.fit(run, reasons=False)
+        return summary.model_copy(update={"devices": devices})
 
     def _evaluate(self, run: ServedRun) -> None:
         evaluation = self._evaluations.get(run.run_id)

@@ -12,7 +12,10 @@ from fedone_sdk.budget import NOTHING, Account, Usage
 from fedone_sdk.messages import MetricReport, RunStatus, Verdict
 from fedone_sdk.task import Bias
 
-__all__ = ["RunState", "Seat"]
+__all__ = ["MOST_UNFIT", "RunState", "Seat"]
+
+MOST_UNFIT = 1000
+"""Unfit clients that a run remembers: its state is written with every event."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +89,8 @@ class RunState:
         fills: How often clients of this round were drawn; part of the draw's seed.
         rollbacks: How often the run was set back; part of the seeds of what it draws.
         quarantined: Clients that get no work.
+        unfit: Clients that fit no work of this run, by enrolment index, with the reason; the
+            newest `MOST_UNFIT`.
         defence: What the defences remember of the clients' updates.
         releases: How often each client was asked for noised numbers, by enrolment index.
         paused: Whether a stopped run waits for somebody to change something, its work kept.
@@ -115,6 +120,7 @@ class RunState:
     fills: int = 0
     rollbacks: int = 0
     quarantined: frozenset[int] = frozenset()
+    unfit: Mapping[int, str] = field(default_factory=dict)
     defence: Memory = field(default_factory=dict)
     releases: Mapping[int, int] = field(default_factory=dict)
     paused: bool = False

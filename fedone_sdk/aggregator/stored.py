@@ -73,5 +73,7 @@ class StoredRun:
                 priced=not document["counters"].get("unpriced"),
                 created_at=head.created_at,
                 ended_at=document["ended_at"],
+                metric=document["metric"].get("after"),
+                metric_name=document["metric"].get("name"),
             ),
         )

@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fedone_sdk._lazy import lazy
-from fedone_sdk.backends.asking import is_known, query_for, rows_of, score_all, want_of
+from fedone_sdk.backends.asking import (
+    check_answer,
+    is_known,
+    query_for,
+    rows_of,
+    score_all,
+    want_of,
+)
 from fedone_sdk.backends.base import (
     LOG_ZERO,
     Answer,
@@ -59,6 +66,7 @@ __all__ = [
     "TransformersBackend",
     "VllmBackend",
     "Want",
+    "check_answer",
     "is_known",
     "predict",
     "prediction_queries",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CONCURRENCY",
     "ask_each",
+    "check_answer",
     "is_known",
     "query_for",
     "rows_of",
@@ -118,6 +120,25 @@ def rows_of(query: Query, answer: Answer) -> tuple[LogProbs | str | None, ...]:
         return answer.log_probs
     # No longer than a message may carry, so that a loss does not hang on where it is computed.
     return tuple(None if text is None else text[:MAX_WRITTEN_CHARS] for text in answer.texts)
+
+
+def check_answer(query: Query, answer: Answer) -> None:
+    """Looks whether an answer is one to a query: a backend may be anybody's.
+
+    Raises:
+        ValueError: It has another size, or a number that is none.
+    """
+    rows = rows_of(query, answer)
+    if len(rows) != len(query.inputs):
+        raise ValueError(f"{len(rows)} answers were given to {len(query.inputs)} inputs")
+    num_values = len(query.label_words) or 1
+    for row in rows:
+        if row is None or isinstance(row, str):
+            continue
+        if len(row) != num_values:
+            raise ValueError(f"{len(row)} log-probabilities were given, {num_values} are asked for")
+        if not all(map(math.isfinite, row)):
+            raise ValueError(f"log-probabilities must be finite numbers, not {list(row)}")
 
 
 async def is_known(backend: LLMBackend, query: Query) -> bool:

@@ -9,9 +9,9 @@ from fedone_sdk.cli._output import Output, money, size
 from fedone_sdk.messages import COMPARED
 
 if TYPE_CHECKING:
-    from fedone_sdk.messages import RunResult, Verdict
+    from fedone_sdk.messages import RunDevices, RunResult, Verdict
 
-__all__ = ["bias_text", "can_go_on", "exit_code", "print_exchanges", "print_result"]
+__all__ = ["bias_text", "can_go_on", "devices_text", "exit_code", "print_exchanges", "print_result"]
 
 
 def exit_code(result: RunResult) -> int:
@@ -62,6 +62,7 @@ def print_result(output: Output, result: RunResult, *, num_clients: int | None =
         "cache hits": f"{result.cache.hits}",
         "clients": f"{len(took_part)}"
         f"{'' if num_clients is None else f' of {num_clients}'} took part",
+        **({} if result.devices is None else {"devices": devices_text(result.devices)}),
         "traffic": f"{size(result.communication.upload_bytes)} up, "
         f"{size(result.communication.download_bytes)} down",
         "time": f"{result.wall_s:.1f} s",
@@ -107,6 +108,13 @@ def _standings(metric: str, verdict: Verdict) -> tuple[list[str], list[list[str]
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
+
+
+def devices_text(devices: RunDevices) -> str:
+    """Who could be drawn, and why others cannot."""
+    reasons = "; ".join(f"{one.reason} ({one.devices})" for one in devices.unfit)
+    told = f"{devices.connected} connected, {devices.fit} fit"
+    return f"{told}: {reasons}" if reasons else told
 
 
 def bias_text(bias: Sequence[float]) -> str:

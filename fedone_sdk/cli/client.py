@@ -12,7 +12,7 @@ import structlog
 import typer
 
 from fedone_sdk.cli._failures import naming
-from fedone_sdk.cli._logs import json_logs
+from fedone_sdk.cli._logs import json_logs, quiet_logs
 from fedone_sdk.cli._options import header_value
 from fedone_sdk.cli._signals import stopping
 from fedone_sdk.data import load_examples
@@ -149,6 +149,12 @@ def client(
     key: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Its private key (PEM), if not in --cert.")
     ] = None,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check", help="Only say how the data fit the runs; exit 1 if they fit none of them."
+        ),
+    ] = False,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Log warnings and errors only.")
     ] = False,
@@ -158,7 +164,10 @@ def client(
     Ctrl-C or SIGTERM finishes the work under way; a second one breaks it off. Logs are JSON lines
     on standard output.
     """
-    json_logs("warning" if quiet else "info")
+    if check:
+        quiet_logs()
+    else:
+        json_logs("warning" if quiet else "info")
     if backend is None and (model is not None or base_url is not None):
         raise SpecError("--model and --base-url go with --backend", source="arguments")
     required = _required(max_epsilon, delta, min_noise_multiplier, privacy_unit)
@@ -179,6 +188,8 @@ def client(
         run_id=run_id,
         network=Network(proxy=proxy, ca_file=ca, cert_file=cert, key_file=key),
     )
+    if check:
+        raise typer.Exit(asyncio.run(_check(edge, own, server)))
     asyncio.run(_work(edge, own))
 
 
@@ -203,7 +214,13 @@ def _required(
     return validate_spec(RequiredPrivacy, document, source="arguments") if document else None
 
 
+_LOGGED = ("updated", "offline", "online")
+"""Events that have a line in the library's own log."""
+
+
 def _log_event(event: ClientEvent) -> None:
+    if event.kind in _LOGGED:
+        return
     facts = {
         item.name: value
         for item in fields(event)
@@ -219,6 +236,21 @@ def _own(kind: BackendName, model: str | None, url: str | None) -> LLMBackend:
     document = {key: value for key, value in given.items() if value is not None}
     with naming("arguments"):
         return build_backend(validate_spec(_Own, {"backend": document}, source="arguments").backend)
+
+
+async def _check(edge: EdgeClient, own: LLMBackend | None, server: str) -> int:
+    async with edge:
+        try:
+            fits = await edge.check()
+        finally:
+            if own is not None:
+                await own.aclose()
+    typer.echo(f"{server} lets this client in")
+    for fit in fits:
+        typer.echo(f"your rows fit {fit}")
+    if not fits:
+        typer.echo("no run is running that this client may work for")
+    return int(not any(fit.fit for fit in fits))
 
 
 async def _work(edge: EdgeClient, own: LLMBackend | None) -> None:

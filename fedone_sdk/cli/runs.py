@@ -53,9 +53,28 @@ def list_runs(server: Server, token: Token, json_file: JsonFile = None) -> None:
     runs = parse(_SUMMARIES.validate_json, call(server, token, "GET", "/v1/runs"))
     output.write_json([run.model_dump(mode="json") for run in runs])
     output.table(
-        ["run", "status", "rounds"],
-        ([run.run_id, run.status, str(run.round)] for run in runs),
+        ["run", "status", "rounds", "metric", "devices", "last update", "USD"],
+        (
+            [
+                run.run_id,
+                run.status,
+                f"{run.round} of {run.rounds}",
+                "-" if run.metric is None else f"{run.metric:.3f}",
+                "-" if run.devices is None else f"{run.devices.fit} of {run.devices.connected} fit",
+                "-" if run.active_at is None else _ago(run.active_at),
+                f"{run.spent.usd:.4f}",
+            ]
+            for run in runs
+        ),
     )
+
+
+def _ago(at: float) -> str:
+    seconds = max(time.time() - at, 0.0)
+    for size, unit in ((86_400, "days"), (3_600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"
 
 
 @app.command(epilog="Example: fedone runs show sst2 --server https://fedone.example")

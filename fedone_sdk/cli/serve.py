@@ -64,6 +64,8 @@ def serve(
         runs = config.load_runs(folder)
         if check:
             store = asyncio.run(_check(config, folder, runs))
+            for warning in config.warnings:
+                typer.echo(f"warning: {name}: {warning}", err=True)
             typer.echo(f"{name}: would serve {len(runs)} runs at {config.listen}; {store}")
             for run in runs:
                 dev = _dev_of(run)
@@ -115,6 +117,8 @@ async def _serve(config: ServeConfig, folder: Path, runs: list[RunToServe]) -> N
         stack.push_async_exit(aggregator)
         await aggregator.open()
         json_logs(config.log.level, replica=store.replica)
+        for warning in config.warnings:
+            _log.warning("weak token", reason=warning)
         # First: probes are answered, and people served, however long stored runs take to read.
         with _listening("listen", config.listen):
             host, port = config.address

@@ -3,6 +3,7 @@
 from fedone_sdk.client.condition import OnlyWhen
 from fedone_sdk.client.edge_client import EdgeClient, Outcome
 from fedone_sdk.client.events import ClientEvent, EventKind, OnEvent
+from fedone_sdk.client.fit import RunFit
 from fedone_sdk.client.network import Network
 from fedone_sdk.client.thread import EdgeClientThread
 from fedone_sdk.client.trainer import Trainer
@@ -21,6 +22,7 @@ __all__ = [
     "OnlyWhen",
     "Outcome",
     "RequiredPrivacy",
+    "RunFit",
     "Trainer",
     "Transport",
 ]

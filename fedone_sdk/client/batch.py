@@ -12,11 +12,12 @@ from typing import Any
 import structlog
 
 from fedone_sdk.budget import NOTHING, Usage
+from fedone_sdk.data.misfit import misfit_of
 from fedone_sdk.errors import FedOneError
 from fedone_sdk.messages import MAX_TEXT_CHARS, MIN_SCORED_SHARE, Scored
 from fedone_sdk.task import Example, TaskSpec, references_of
 
-__all__ = ["BeforeSend", "Declining", "Minibatch", "usable"]
+__all__ = ["BeforeSend", "Declining", "Minibatch", "Unfit", "usable"]
 
 _log = structlog.get_logger(__name__)
 
@@ -31,6 +32,10 @@ class Declining(FedOneError):
     def __init__(self, reason: str, usage: Usage = NOTHING) -> None:
         self.reason, self.usage = reason, usage
         super().__init__(reason)
+
+
+class Unfit(Declining):
+    """The device fits no work of the run, whichever mini-batch it would draw."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,12 +127,7 @@ async def _passed(before_send: BeforeSend, text: Any) -> str | None:
 
 def usable(task: TaskSpec, example: Mapping[str, Any]) -> bool:
     """Whether an example has the task's text fields, fit to be sent, and what its loss needs."""
-    if not all(_fits(example.get(name)) for name in task.fields):
-        return False
-    label = example.get(task.label_field)
-    if task.generates:
-        return task.loss == "score" or (_fits(label) and label != "")
-    return str(label) in task.labels
+    return misfit_of(task, example, most_chars=MAX_TEXT_CHARS) is None
 
 
 def _fits(text: object) -> bool:

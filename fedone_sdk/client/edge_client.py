@@ -14,7 +14,7 @@ import structlog
 from fedone_sdk.backends.base import LLMBackend
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.client.arguments import check_arguments, token_of
-from fedone_sdk.client.batch import BeforeSend, Declining, Minibatch, usable
+from fedone_sdk.client.batch import BeforeSend, Declining, Minibatch, Unfit, usable
 from fedone_sdk.client.condition import (
     CONDITION_POLL_S,
     Condition,
@@ -23,6 +23,7 @@ from fedone_sdk.client.condition import (
     PutOff,
 )
 from fedone_sdk.client.events import OnEvent, Teller
+from fedone_sdk.client.fit import Means, RunFit
 from fedone_sdk.client.identity import Identity, shelf_of
 from fedone_sdk.client.journal import Journal
 from fedone_sdk.client.known_runs import KnownRuns
@@ -46,14 +47,17 @@ from fedone_sdk.client.transport import (
 from fedone_sdk.client.work import Assigned, Work
 from fedone_sdk.errors import (
     FedOneError,
+    LabelWordError,
     MessageError,
+    MissingExtraError,
     ProblemError,
+    SpecError,
     TransportError,
     is_retryable,
 )
 from fedone_sdk.messages import MAX_MODEL_CHARS, Array, Claim, Decline, RunTask
 from fedone_sdk.spec.privacy import RequiredPrivacy
-from fedone_sdk.task import Example, ScoreFunction, form_of
+from fedone_sdk.task import Example, ScoreFunction, TaskSpec, form_of
 from fedone_sdk.vocabulary import Vocabulary
 
 __all__ = ["EdgeClient", "Outcome"]
@@ -62,6 +66,9 @@ _log = structlog.get_logger(__name__)
 
 Outcome = Literal["worked", "declined", "refused", "idle", "paused", "offline", "ended"]
 """What one turn came to."""
+
+_UNFIT = (Unfit, LabelWordError, MissingExtraError, SpecError)
+"""Failures that the next work of the same run would meet again."""
 
 _NOT_DECLINED = ("assignment_expired", "run_conflict", "unauthorized")
 """Refusals that leave nothing to give back: the work is gone, or kept while the run is paused."""
@@ -78,7 +85,9 @@ class EdgeClient:
 
     Through the gateway (the default) the texts of a mini-batch leave the device; `before_send`
     sees each of them first. Labels never do, but for the loss ``nll``: its reference texts are
-    what the model is asked about, and pass `before_send` too.
+    what the model is asked about, and pass `before_send` too. Where no row fits a run, operators
+    are shown the most frequent label that the run does not have, if it looks like one; not with
+    `require_privacy`.
 
     It belongs to one event loop. `EdgeClientThread` runs it beside an app without one.
 
@@ -149,6 +158,12 @@ class EdgeClient:
         self._backend = backend
         self._trainer = trainer
         self._score = score
+        # In a process that plays many clients, and has compared their rows, a look would cost.
+        self._looks = transport is None
+        # Whether the server was not yet told that this device may have changed.
+        self._changed = True
+        self._unfit: dict[str, TaskSpec] = {}
+        self._empty = False
         self._before_send = before_send
         self._teller = Teller(on_event)
         self._condition = Condition(only_when, self._teller)
@@ -160,6 +175,12 @@ class EdgeClient:
             None
             if require_privacy is None
             else PrivacyAccount(require_privacy, state_dir, own_model=backend is not None)
+        )
+        self._means = Means(
+            backend=backend is not None,
+            score=score is not None,
+            trainer=trainer is not None,
+            privacy=self._privacy,
         )
         self._link = Link(
             transport or HttpTransport(server, network=network),
@@ -243,6 +264,59 @@ class EdgeClient:
         async with self._turns:
             await self._link.enrol()
 
+    async def check(self) -> tuple[RunFit, ...]:
+        """Looks whether this device can take part: how its rows fit each run that is running.
+
+        It enrols where the device has no identity. No model is asked and no work begun.
+
+        Example:
+            ```python
+            for fit in await client.check():
+                print(fit)  # urgency 0 of 200 because field 'label' is 'billing', not one of: ...
+            ```
+
+        Raises:
+            DataError: The rows cannot be read.
+            ProblemError: The aggregator does not let this device in, or there is no such run.
+            SpecError: There is neither an identity nor a token.
+            TransportError: The aggregator cannot be reached.
+        """
+        async with self._turns:
+            await self._link.enrol()
+            return await self._fits(await self._source.held())
+
+    async def _fits(self, held: Sequence[Example]) -> tuple[RunFit, ...]:
+        listed = {run.run_id: run.status for run in await self._link.runs()}
+        if self._run_id is not None:
+            if self._run_id not in listed:
+                raise ProblemError("not_found", f"there is no run {self._run_id!r} for this device")
+            listed = {self._run_id: listed[self._run_id]}
+        found = []
+        for run_id, status in listed.items():
+            if status != "running":
+                continue
+            try:
+                run = await self._link.task(run_id)
+            except MessageError as exc:
+                reason = f"the run cannot be understood: {exc}"
+                found.append(RunFit(run_id=run_id, rows=len(held), fit=0, reason=reason))
+            else:
+                found.append(self._means.fit(run_id, run, held))
+        return tuple(found)
+
+    async def _look(self, held: Sequence[Example]) -> None:
+        """Says in the log how the rows fit the runs, once."""
+        try:
+            fits = await self._fits(held)
+        except (MessageError, ProblemError):
+            return  # What the server has against this device it says to the claim, too.
+        self._looks = False
+        for fit in fits:
+            say = _log.info if fit.reason is None else _log.warning
+            say(f"your rows fit {fit}")
+        if not fits:
+            _log.warning("no run is running that this device may work for")
+
     async def rotate_credential(self) -> None:
         """Exchanges the device's credential for a new one; the old one ends with its first use.
 
@@ -310,16 +384,34 @@ class EdgeClient:
         self._source.open()  # where the app has no `async with`
         await self._link.enrol()
         await self._hand_in_waiting()
-        held = await self._source.held()
+        try:
+            held = await self._source.held()
+        except Exception as exc:
+            # Of an app's own function only the kind: what it says may quote private text.
+            reason = str(exc) if isinstance(exc, FedOneError) else type(exc).__name__
+            _log.error("the rows cannot be read", reason=reason)
+            self.next_turn_s = self._backoff.next_s()
+            return "idle"
         if not held:
+            if not self._empty:
+                _log.warning("data: this client has no examples now; it needs at least one")
+            self._empty = True
             self.next_turn_s = self._wait_s
             return "idle"
+        self._empty = False
+        if self._looks:
+            await self._look(held)
+        for run_id, task in tuple(self._unfit.items()):
+            if any(usable(task, example) for example in held):
+                del self._unfit[run_id]
+                self._changed = True
         message = Claim(
             num_examples=len(held),
             wait_s=self._wait_s,
             run_id=self._run_id,
             own_model=self._backend is not None,
             model=self._own_model(),
+            changed=self._changed,
         )
         self._teller.tell("waiting", run_id=self._run_id)
         try:
@@ -328,12 +420,14 @@ class EdgeClient:
             if exc.code == "run_ended":
                 return "ended"
             if exc.code == "model_mismatch":
+                self._changed = False
                 _log.warning("no work for this device's model", detail=exc.detail)
                 self._teller.tell("refused", run_id=self._run_id, reason=str(exc))
                 return "refused"
             raise
         if claimed is None:
             return "idle"
+        self._changed = False
         if isinstance(claimed, Idle):
             self._backoff.reset()
             self.next_turn_s = min(claimed.retry_after_s, MAX_WAIT_S)
@@ -376,7 +470,9 @@ class EdgeClient:
                     log.warning("assignment declined", reason=str(exc))
                     # Also what it cost before a restart.
                     usage = self._shown(usage.at_least(journal.total))
-                    message = Decline(reason=reason_of(exc)[:500], usage=usage)
+                    message = Decline(
+                        reason=reason_of(exc)[:500], usage=usage, unfit=isinstance(exc, _UNFIT)
+                    )
                     await self._link.decline(assignment.assignment_id, message)
                     journal.drop()
                     self._teller.tell("declined", reason=message.reason, **facts)
@@ -406,14 +502,16 @@ class EdgeClient:
         except MessageError as exc:
             # Of a newer version, say, with a method that this one does not know: to keep the seat
             # until its deadline would hold the run up.
-            raise Declining(f"the run cannot be understood: {exc}") from exc
+            raise Unfit(f"the run cannot be understood: {exc}") from exc
+        self._means.check(run)
         if self._privacy is not None:
             self._privacy.check(run, assignment, journal)
-        if run.task.loss == "score" and self._score is None:
-            raise Declining("loss score needs a score function, and this client has none")
         examples = [example for example in held if usable(run.task, example)]
         if not examples:
-            raise Declining("none of this client's examples fits the task")
+            rows = self._means.compare(run, held)
+            _log.warning(f"your rows fit {assignment.run_id} 0 of {rows.total}", reason=rows.reason)
+            self._unfit[assignment.run_id] = run.task
+            raise Unfit(f"no row fits: {rows.told}")
         scored = 0
 
         async def score(number: int, batch: Minibatch, prompts: Array) -> Losses:
@@ -483,8 +581,6 @@ class EdgeClient:
                 backend=self._backend,
             )
             return OwnOracle(self._backend, show=show, ready=ready)
-        if not run.gateway:
-            raise Declining("this server has no gateway, and the client has no backend")
         return GatewayOracle(
             assignment.assignment_id,
             ask=self._link.score,
@@ -520,6 +616,7 @@ class EdgeClient:
         if unsent.memory:
             self._memories.keep(unsent.run_id, unsent.memory)
         self._outbox.drop(unsent.assignment_id)
+        _log.info("updated", **_facts(unsent))
         self._teller.tell("updated", **_facts(unsent))
 
     # What is known of runs

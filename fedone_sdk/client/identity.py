@@ -42,6 +42,7 @@ class Identity:
         server: The server that it is for; stands in the file for people.
 
     Attributes:
+        server: As given.
         client_id: The device's public name; None until it has enrolled.
         credential: Its secret; None until it has enrolled.
         private_key: Signs its requests; None where it does not sign.
@@ -49,7 +50,7 @@ class Identity:
 
     def __init__(self, shelf: Shelf, server: str) -> None:
         self._shelf = shelf
-        self._server = server
+        self.server = server
         self._nonce: str | None = None
         self.client_id: str | None = None
         self.credential: str | None = None
@@ -59,7 +60,7 @@ class Identity:
             self._load(content)
 
     def __repr__(self) -> str:
-        return f"Identity(server={self._server!r}, client_id={self.client_id!r})"
+        return f"Identity(server={self.server!r}, client_id={self.client_id!r})"
 
     def _load(self, content: bytes) -> None:
         try:
@@ -80,7 +81,7 @@ class Identity:
 
     def _save(self) -> None:
         document = {
-            "server": self._server,
+            "server": self.server,
             "client_id": self.client_id,
             "credential": self.credential,
             "nonce": self._nonce,

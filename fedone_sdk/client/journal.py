@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -68,7 +69,7 @@ class Journal:
                 if not line.endswith(b"\n"):
                     raise ValueError("cut off")
                 self._take(json.loads(line))
-            except (ValueError, TypeError, KeyError, RecursionError) as exc:
+            except (ValueError, TypeError, KeyError, RecursionError, ArithmeticError) as exc:
                 _log.warning("damaged journal line dropped", error=type(exc).__name__)
                 # What is added after a line that was cut off must not be lost with it.
                 shelf.write(self._name, b"".join(self._lines()))
@@ -77,6 +78,8 @@ class Journal:
     def _take(self, entry: dict[str, Any]) -> None:
         if "row" in entry:
             row = tuple(None if loss is None else float(loss) for loss in entry["row"])
+            if not all(loss is None or math.isfinite(loss) for loss in row):
+                raise ValueError("a loss is no number")
             # Only runs that calibrate by labels keep it; so do no journals of older versions.
             if (kept := entry.get("log_probs")) is not None:
                 self._answers[str(entry["key"])] = tuple(

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
+
+import structlog
 
 from fedone_sdk.client.events import Teller
 from fedone_sdk.client.identity import Identity
@@ -17,6 +22,7 @@ from fedone_sdk.messages import (
     Decline,
     Enrol,
     Renewal,
+    RunSummary,
     RunTask,
     Score,
     Scores,
@@ -24,6 +30,11 @@ from fedone_sdk.messages import (
 )
 
 __all__ = ["Link"]
+
+_log = structlog.get_logger(__name__)
+
+_LONG_S = 4.0
+"""After so many seconds without an answer the log says so."""
 
 T = TypeVar("T")
 
@@ -68,7 +79,7 @@ class Link:
         self._sign = sign
         self._teller = teller
         self._signed_as: str | None = None
-        self._down = False
+        self._down_since: float | None = None
         self._patience = Patience(
             pause=pause, stopping=stopping, failed=self._failed, succeeded=self._succeeded
         )
@@ -104,9 +115,10 @@ class Link:
                 nonce=self.identity.nonce(key),
                 public_key=None if key is None else public_key_of(key),
             )
-            self.identity.enrolled(
-                await self._patience.persist(lambda: self.transport.enrol(token, message))
-            )
+            with self._impatient():
+                self.identity.enrolled(
+                    await self._patience.persist(lambda: self.transport.enrol(token, message))
+                )
             self._teller.tell("enrolled")
         key, client_id = self.identity.private_key, self.identity.client_id
         if key is not None and client_id is not None and self._signed_as != client_id:
@@ -121,6 +133,10 @@ class Link:
     async def claim(self, message: Claim) -> Assigned | Idle:
         """Asks for work."""
         return await self._call(lambda who: self.transport.claim(who, message))
+
+    async def runs(self) -> Sequence[RunSummary]:
+        """Lists the runs that the device may work for."""
+        return await self._call(self.transport.runs)
 
     async def task(self, run_id: str) -> RunTask:
         """Fetches what must be known of a run."""
@@ -154,9 +170,22 @@ class Link:
 
     def is_down(self, reason: Exception) -> None:
         """Says that the server cannot be reached, if it was not said yet."""
-        if not self._down:
-            self._down = True
+        if self._down_since is None:
+            self._down_since = time.time()
+            _log.warning(f"offline since {_hour(self._down_since)}", reason=str(reason))
             self._teller.tell("offline", reason=str(reason))
+
+    @contextmanager
+    def _impatient(self) -> Iterator[None]:
+        """Says in the log when the first call takes long: an address may lead nowhere."""
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(
+            _LONG_S, lambda: _log.warning("no answer yet", server=self.identity.server)
+        )
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     async def _call(self, call: Callable[[str], Awaitable[T]]) -> T:
         return await self._patience.persist(lambda: call(self.credential))
@@ -166,6 +195,12 @@ class Link:
             self.is_down(exc)
 
     def _succeeded(self) -> None:
-        if self._down:
-            self._down = False
+        if self._down_since is not None:
+            _log.info("online again", offline_since=_hour(self._down_since))
+            self._down_since = None
             self._teller.tell("online")
+
+
+def _hour(at: float) -> str:
+    """The device's own time of day."""
+    return time.strftime("%H:%M", time.localtime(at))

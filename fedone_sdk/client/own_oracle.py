@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import structlog
 
-from fedone_sdk.backends.asking import query_for, rows_of, score_all
+from fedone_sdk.backends.asking import check_answer, query_for, rows_of, score_all
 from fedone_sdk.backends.base import Answer, LLMBackend, Query
 from fedone_sdk.backends.prompts import Show
 from fedone_sdk.backends.wrappers import BudgetedBackend, Wrapper
@@ -85,6 +85,10 @@ class OwnOracle:
             return sum(at_risk.values(), before + (await bill.account()).spent)
 
         async def answered(query: Query, prompt: TextPrompt | SoftPrompt, answer: Answer) -> None:
+            try:
+                check_answer(query, answer)
+            except ValueError as exc:  # Before it is kept: no restart would get rid of it.
+                raise BackendError(f"the model's answer cannot be used: {exc}") from exc
             found = rows_of(query, answer)
             at_risk.pop(prompt)
             rows = {key: found for key in places[prompt]}

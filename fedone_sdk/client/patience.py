@@ -124,7 +124,7 @@ def _wait_s(state: tenacity.RetryCallState) -> float:
 
 
 def _log_retry(state: tenacity.RetryCallState) -> None:
-    _log.info("trying again", attempt=state.attempt_number, reason=str(_failure(state)))
+    _log.debug("trying again", attempt=state.attempt_number, reason=str(_failure(state)))
 
 
 def _failure(state: tenacity.RetryCallState) -> BaseException | None:

@@ -10,7 +10,7 @@ import structlog
 
 from fedone_sdk.accountant import GaussianAccountant
 from fedone_sdk.budget import NOTHING, Usage
-from fedone_sdk.client.batch import Declining
+from fedone_sdk.client.batch import Declining, Unfit
 from fedone_sdk.client.journal import Journal
 from fedone_sdk.client.shelf import Shelf
 from fedone_sdk.client.work import Assigned
@@ -78,30 +78,38 @@ class PrivacyAccount:
             journal: Has what of it was given away before a restart.
 
         Raises:
-            Declining: It does not.
+            Unfit: It does not.
+        """
+        privacy = self.check_run(run)
+        steps = len(assignment.steps) if isinstance(assignment, AlphaAssignment) else 1
+        if not self._own_model and privacy.target == "alpha" and steps > 1:
+            # The prompts of a later step show the alpha of the step before, without noise.
+            raise Unfit("the client's labels are private: one local step at most")
+        releases = max(steps - journal.releases, 0) if privacy.target == "losses" else 1
+        self._afford(privacy, releases, NOTHING)
+
+    def check_run(self, run: RunTask) -> PrivacySpec:
+        """Looks whether a run's privacy is what the device requires, and returns it.
+
+        Raises:
+            Unfit: It is not.
         """
         required, privacy = self.required, run.privacy
         if privacy is None:
-            raise Declining("the client requires noise, and the run asks for none")
+            raise Unfit("the client requires noise, and the run asks for none")
         least = required.min_noise_multiplier
         if least is not None and privacy.noise_multiplier < least:
-            raise Declining(
+            raise Unfit(
                 f"the client requires a noise multiplier of at least {least:g}, and the run's is "
                 f"{privacy.noise_multiplier:g}"
             )
         if required.unit == "device" and privacy.target != "alpha":
-            raise Declining("the client requires target alpha, which protects all that it holds")
+            raise Unfit("the client requires target alpha, which protects all that it holds")
         if isinstance(run.method, TrainedSpec):
-            raise Declining("the client requires noise, and training adds none")
-        steps = len(assignment.steps) if isinstance(assignment, AlphaAssignment) else 1
-        if not self._own_model:
-            if run.task.loss == "nll":
-                raise Declining("the client's labels are private, and loss nll sends them")
-            if privacy.target == "alpha" and steps > 1:
-                # The prompts of a later step show the alpha of the step before, without noise.
-                raise Declining("the client's labels are private: one local step at most")
-        releases = max(steps - journal.releases, 0) if privacy.target == "losses" else 1
-        self._afford(privacy, releases, NOTHING)
+            raise Unfit("the client requires noise, and training adds none")
+        if not self._own_model and run.task.loss == "nll":
+            raise Unfit("the client's labels are private, and loss nll sends them")
+        return privacy
 
     def spend(self, privacy: PrivacySpec, usage: Usage) -> None:
         """Counts one release, which may be drawn then.
@@ -111,7 +119,8 @@ class PrivacyAccount:
             usage: What the work has cost, for the refusal.
 
         Raises:
-            Declining: It would pass the most that the device gives away, or cannot be counted.
+            Declining: It cannot be counted.
+            Unfit: It would pass the most that the device gives away.
         """
         given = self._afford(privacy, 1, usage)
         if not self._shelf.write(_FILE, json.dumps(given).encode()):
@@ -131,7 +140,7 @@ class PrivacyAccount:
         given = {**self._given, target: precision}
         epsilon, most = self._epsilon(given), self.required.max_epsilon
         if epsilon > most:
-            raise Declining(
+            raise Unfit(
                 f"the client gives away an epsilon of at most {most:g} at delta "
                 f"{self.required.delta:g}: {self.epsilon:.4g} is spent, {epsilon:.4g} it would be",
                 usage,

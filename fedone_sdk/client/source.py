@@ -5,7 +5,15 @@ from __future__ import annotations
 import asyncio
 import inspect
 import itertools
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from typing import Any
 
 from fedone_sdk.errors import DataError
@@ -30,7 +38,7 @@ class Source:
         data: An iterable; an async iterable, read as it yields; or a callable, plain or async.
 
     Raises:
-        DataError: An iterable without examples.
+        DataError: An iterable without examples, or something else than examples.
     """
 
     def __init__(self, data: Data) -> None:
@@ -38,7 +46,7 @@ class Source:
         self._examples: list[Example] = []
         self._reader: asyncio.Task[None] | None = None
         if not callable(data) and not isinstance(data, AsyncIterable):
-            self._examples = list(itertools.islice(data, _MOST))
+            self._examples = _examples(data)
             if not self._examples:
                 raise DataError("data: this client has no examples; it needs at least one")
 
@@ -71,10 +79,27 @@ class Source:
         found: Any = self._data()
         if inspect.isawaitable(found):
             found = await found
-        return list(itertools.islice(found, _MOST))
+        return _examples(found)
 
     async def _read(self, examples: AsyncIterator[Example]) -> None:
         async for example in examples:
-            self._examples.append(example)
+            self._examples.append(_example(example, len(self._examples)))
             # A stream that never ends must not fill a device's memory.
             del self._examples[:-_MOST]
+
+
+def _examples(data: Any) -> list[Example]:
+    if isinstance(data, (str, bytes, Mapping)) or not isinstance(data, Iterable):
+        hint = "; load_examples reads a file" if isinstance(data, str) else ""
+        raise DataError(f"data: is {type(data).__name__}; it must be an iterable of rows{hint}")
+    rows = enumerate(itertools.islice(data, _MOST), 1)
+    return [_example(row, number) for number, row in rows]
+
+
+def _example(row: Any, number: int) -> Example:
+    if not isinstance(row, Mapping):
+        raise DataError(
+            f"data: row {number} is {type(row).__name__}; it must map fields to values, such as "
+            "{'text': ..., 'label': ...}"
+        )
+    return row

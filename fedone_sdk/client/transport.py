@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import email.utils
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import aiohttp
 import structlog
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 from yarl import URL
 
 from fedone_sdk.client.network import Network
@@ -42,6 +42,7 @@ from fedone_sdk.messages import (
     Receipt,
     Renewal,
     Rotated,
+    RunSummary,
     RunTask,
     Score,
     Scores,
@@ -58,6 +59,8 @@ __all__ = ["HttpTransport", "Idle", "Transport", "new_private_key", "public_key_
 
 _log = structlog.get_logger(__name__)
 
+_RUNS: TypeAdapter[tuple[RunSummary, ...]] = TypeAdapter(tuple[RunSummary, ...])
+
 T = TypeVar("T")
 _Secret = TypeVar("_Secret", Enrolled, Rotated)
 
@@ -66,6 +69,8 @@ _MAX_ANSWER_BYTES = 32 * 1024 * 1024
 _MAX_SHORT_BYTES = 1024 * 1024
 _MAX_PROBLEM_BYTES = 64 * 1024
 _MAX_RETRY_AFTER_S = 3600.0
+_NEWER = ("changed", "model")
+"""Fields of a `Claim` that older servers refuse, the newest first."""
 _EITHER_FORM = f"{TENSORS}, {JSON}"
 
 
@@ -103,6 +108,10 @@ class Transport(Protocol):
         self, credential: str, message: Claim
     ) -> AlphaAssignment | LossesAssignment | Idle:
         """Asks for work."""
+        ...
+
+    async def runs(self, credential: str) -> Sequence[RunSummary]:
+        """Lists the runs that the client may work for."""
         ...
 
     async def task(self, credential: str, run_id: str) -> RunTask:
@@ -171,7 +180,8 @@ class HttpTransport:
         self._skew_s = 0.0
         # Whether the server knows files of tensors; None until it has sent an alpha.
         self._tensors: bool | None = None
-        self._takes_model = True  # An older server does not know that a device may name its model.
+        # Fields of a claim that this server refuses, as older ones do, with their defaults.
+        self._unknown: dict[str, Any] = {}
         self._signer: tuple[str, Signer] | None = None
         self._session: aiohttp.ClientSession | None = None
 
@@ -198,8 +208,7 @@ class HttpTransport:
         self, credential: str, message: Claim
     ) -> AlphaAssignment | LossesAssignment | Idle:
         """Asks for work."""
-        if not self._takes_model:
-            message = message.model_copy(update={"model": None})
+        message = message.model_copy(update=self._unknown)
         try:
             status, headers, content = await self._request(
                 "POST",
@@ -211,9 +220,10 @@ class HttpTransport:
                 accept=_EITHER_FORM,
             )
         except ProblemError as exc:
-            if exc.code != "invalid_message" or message.model is None:
+            newest = next((name for name in _NEWER if getattr(message, name)), None)
+            if exc.code != "invalid_message" or newest is None:
                 raise
-            self._takes_model = False
+            self._unknown[newest] = Claim.model_fields[newest].default
             return await self.claim(credential, message)
         if status == 204:
             return Idle(retry_after_s=_retry_after_s(headers))
@@ -224,6 +234,11 @@ class HttpTransport:
             # The update is as large as this: where it pays, a server that can has sent tensors.
             self._tensors = False
         return assignment
+
+    async def runs(self, credential: str) -> Sequence[RunSummary]:
+        """Lists the runs that the client may work for."""
+        _, _, content = await self._request("GET", "/v1/runs", credential)
+        return _parse(_RUNS.validate_json, content)
 
     async def task(self, credential: str, run_id: str) -> RunTask:
         """Fetches what must be known of a run."""
@@ -271,7 +286,15 @@ class HttpTransport:
     async def decline(self, credential: str, assignment_id: str, message: Decline) -> None:
         """Gives work back."""
         path = f"/v1/assignments/{assignment_id}/decline"
-        await self._request("POST", path, credential, encode(message))
+        try:
+            await self._request("POST", path, credential, encode(message))
+        except ProblemError as exc:
+            if exc.code != "invalid_message" or not message.unfit:
+                raise
+            # An older server refuses the field.
+            await self.decline(
+                credential, assignment_id, message.model_copy(update={"unfit": False})
+            )
 
     async def aclose(self) -> None:
         """Closes the connections; the next call opens new ones."""

@@ -13,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from fedone_sdk.data.misfit import misfit_of
 from fedone_sdk.errors import DataError, MissingExtraError
 from fedone_sdk.task import Example, TaskSpec
 
@@ -68,29 +69,8 @@ def check_examples(task: TaskSpec, examples: Iterable[Example], source: str | Pa
             row (from 1), the field and what is allowed.
     """
     for number, example in enumerate(examples, 1):
-        # A score function of the user's own takes what it likes.
-        label = () if task.loss == "score" else (task.label_field,)
-        for field in (*task.fields, *label):
-            if problem := _problem(task, example, field):
-                raise DataError(f"{source}: row {number}: field {field!r} {problem}")
-
-
-def _problem(task: TaskSpec, example: Example, field: str) -> str | None:
-    if field not in example:
-        return f"is missing (the row has: {', '.join(map(str, example)) or 'nothing'})"
-    value = example[field]
-    if field == task.label_field and not task.generates:
-        allowed = ", ".join(task.labels)
-        return None if str(value) in task.labels else f"is {value!r:.80}, not one of: {allowed}"
-    if not isinstance(value, str):
-        return f"is {type(value).__name__}; it must be text"
-    if field == task.label_field and not value:
-        return "is empty; a reference text has at least one character"
-    try:
-        value.encode()
-    except UnicodeEncodeError:  # JSON can spell it, no tokenizer can take it
-        return "has half of a surrogate pair; it must be valid Unicode text"
-    return None
+        if misfit := misfit_of(task, example):
+            raise DataError(f"{source}: row {number}: {misfit}")
 
 
 def _file_rows(path: Path) -> _Rows:

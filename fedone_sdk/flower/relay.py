@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fedone_sdk.client import EdgeClient, Idle
@@ -26,6 +26,7 @@ from fedone_sdk.messages import (
     Receipt,
     Renewal,
     Rotated,
+    RunSummary,
     RunTask,
     Score,
     Scores,
@@ -80,6 +81,10 @@ class Relay:
     ) -> AlphaAssignment | LossesAssignment | Idle:
         """Asks for work."""
         return parse(ASSIGNMENT.validate_json, await self._call("claim", "", message))
+
+    async def runs(self, credential: str) -> Sequence[RunSummary]:
+        """None: a node learns of a run with its work."""
+        return ()
 
     async def task(self, credential: str, run_id: str) -> RunTask:
         """Asks what must be known of a run."""

@@ -48,9 +48,11 @@ if TYPE_CHECKING:
         PrivacyReport,
         PromptReport,
         RoundReport,
+        RunDevices,
         RunResult,
         RunStatus,
         Traffic,
+        UnfitDevices,
     )
     from fedone_sdk.messages.schema import json_schemas
     from fedone_sdk.messages.score import MAX_TEXT_CHARS, MAX_WRITTEN_CHARS, Score, Scores
@@ -102,7 +104,7 @@ else:
             ),
             "run": (
                 "CacheReport Cap CensoringReport ClientInfluence MetricReport PrivacyReport "
-                "PromptReport RoundReport RunResult RunStatus Traffic"
+                "PromptReport RoundReport RunDevices RunResult RunStatus Traffic UnfitDevices"
             ),
             "schema": "json_schemas",
             "score": "MAX_TEXT_CHARS MAX_WRITTEN_CHARS Score Scores",
@@ -169,6 +171,7 @@ __all__ = [
     "RollBack",
     "Rotated",
     "RoundReport",
+    "RunDevices",
     "RunResult",
     "RunStatus",
     "RunSummary",
@@ -188,6 +191,7 @@ __all__ = [
     "TokenProbability",
     "Traffic",
     "UPDATE",
+    "UnfitDevices",
     "Update",
     "Verdict",
     "VocabularyList",

@@ -37,6 +37,8 @@ class Claim(Message):
             that spends the server does not see.
         model: Fingerprint of that model, where it is known. A run that scores with another one
             refuses the client before anything is spent.
+        changed: Whether the client's data or settings may have changed since it last declined
+            work as unfit: it may be offered such work again.
     """
 
     num_examples: Annotated[int, Field(ge=1, le=2**31)]
@@ -46,6 +48,7 @@ class Claim(Message):
     model: Annotated[
         str | None, Field(min_length=1, max_length=MAX_MODEL_CHARS, exclude_if=operator.not_)
     ] = None
+    changed: Annotated[bool, Field(exclude_if=operator.not_)] = False
 
 
 class Step(Message):

@@ -24,9 +24,11 @@ __all__ = [
     "PrivacyReport",
     "PromptReport",
     "RoundReport",
+    "RunDevices",
     "RunResult",
     "RunStatus",
     "Traffic",
+    "UnfitDevices",
 ]
 
 RunStatus = Literal[
@@ -242,6 +244,32 @@ class ClientInfluence(Message):
     epsilon: float | None = None
 
 
+class UnfitDevices(Message):
+    """Devices that do not fit a run for the same reason.
+
+    Attributes:
+        reason: Why, in the devices' words.
+        devices: How many of those that are connected.
+    """
+
+    reason: str
+    devices: int
+
+
+class RunDevices(Message):
+    """The devices that a run could draw from.
+
+    Attributes:
+        connected: Devices that ask for work and may work for the run, with those that are at work.
+        fit: How many of them have not said that they do not fit.
+        unfit: Why the others do not, most frequent first; for operators only.
+    """
+
+    connected: int
+    fit: int
+    unfit: tuple[UnfitDevices, ...] = ()
+
+
 class RunResult(Billed):
     """Where a run stands, or how it ended.
 
@@ -270,6 +298,7 @@ class RunResult(Billed):
         models: What the provider called the models that answered.
         privacy: What devices' noise has cost; null where none is asked for.
         quarantined: Clients that get no work.
+        devices: Who could be drawn, while the run is running; not for devices.
         wall_s: Seconds from the first assignment to the end (or now).
         seed: The run's seed.
     """
@@ -296,6 +325,7 @@ class RunResult(Billed):
     models: tuple[str, ...] = ()
     privacy: PrivacyReport | None = None
     quarantined: int = 0
+    devices: RunDevices | None = Field(default=None, exclude_if=_is_none)
     wall_s: float
     seed: int
 

@@ -9,10 +9,15 @@ from pydantic import Field
 from fedone_sdk.budget import Usage
 from fedone_sdk.messages.base import ONE_LINE, Message
 from fedone_sdk.messages.bill import Billed
-from fedone_sdk.messages.run import Cap, RunStatus
+from fedone_sdk.messages.run import Cap, RunDevices, RunStatus
 from fedone_sdk.spec import RunName
 
 __all__ = ["About", "Check", "Health", "Quarantine", "Removal", "RollBack", "RunSummary"]
+
+
+def _is_none(value: object) -> bool:
+    return value is None
+
 
 Reason = Annotated[str, Field(min_length=1, max_length=500), ONE_LINE]
 """Why, for the log and for other people."""
@@ -52,6 +57,13 @@ class RunSummary(Billed):
         spent: What was spent, training and evaluation (`queries`: training only).
         created_at: When the run was added, seconds since the epoch.
         ended_at: When it ended or paused, seconds since the epoch; None while it runs.
+        metric: The newest value of the metric on the dev split; None where nothing is measured.
+        metric_name: What that is.
+        active_at: When a device last sent an update, seconds since the epoch; None where none did
+            since the server started.
+        devices: Who could be drawn, while it runs, without reasons.
+
+    The last four are for people.
     """
 
     run_id: RunName
@@ -62,6 +74,17 @@ class RunSummary(Billed):
     spent: Usage
     created_at: float | None = None
     ended_at: float | None = None
+    metric: float | None = Field(default=None, exclude_if=_is_none)
+    metric_name: str | None = Field(default=None, exclude_if=_is_none)
+    active_at: float | None = Field(default=None, exclude_if=_is_none)
+    devices: RunDevices | None = Field(default=None, exclude_if=_is_none)
+
+    @property
+    def for_devices(self) -> RunSummary:
+        """As devices get it."""
+        return self.model_copy(
+            update=dict.fromkeys(("metric", "metric_name", "active_at", "devices"))
+        )
 
 
 class Removal(Message):
@@ -104,7 +127,7 @@ class Health(Message):
     """``GET /healthz`` and ``GET /readyz``.
 
     Attributes:
-        status: ``ok``, or ``unavailable`` when a check failed.
+        status: ``ok``, or ``unavailable`` when a check failed that decides: not ``model``.
         checks: What was looked at, by name.
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, ConfigDict, FailFast, Field, TypeAdapter
@@ -138,7 +139,10 @@ class Decline(Message):
     Attributes:
         reason: Why, for the run's log.
         usage: What the client's own backend spent on it; zero through the gateway.
+        unfit: Whether the client fits no work of this run: its data, its settings or what is
+            installed there do not. It is offered no more, until it says that it has changed.
     """
 
     reason: Annotated[str, Field(max_length=500), ONE_LINE]
     usage: _Reported = Usage()
+    unfit: Annotated[bool, Field(exclude_if=operator.not_)] = False

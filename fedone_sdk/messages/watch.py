@@ -58,11 +58,13 @@ class LostWork(Message):
         round: In which round.
         client_id: Whose it was.
         reason: Why: a deadline, or what the client said.
+        at: When, seconds since the epoch; None where that was before the server started.
     """
 
     round: Annotated[int, Field(ge=0)]
     client_id: str
     reason: str
+    at: float | None = Field(default=None, exclude_if=lambda at: at is None)
 
 
 class Seats(Message):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import TypeVar
 
+from fedone_sdk.aggregator.auth import may_see
 from fedone_sdk.aggregator.pool import TurnedAway
 from fedone_sdk.aggregator.run import ServedRun
 from fedone_sdk.aggregator.service import Service
@@ -31,6 +32,7 @@ from fedone_sdk.messages import (
     Receipt,
     Renewal,
     Rotated,
+    RunSummary,
     RunTask,
     Score,
     Scores,
@@ -85,6 +87,11 @@ class MemoryTransport:
         answer = encode(claimed, TENSORS)
         _count(self._service.traffic_run(run_id=claimed.run_id), encode(message), answer)
         return _decoded(ASSIGNMENT.validate_json, answer)
+
+    async def runs(self, credential: str) -> Sequence[RunSummary]:
+        """Lists the runs that the client may work for."""
+        client = await self._service.client(credential)
+        return [s.for_devices for s in self._service.summaries if may_see(client.runs, s.run_id)]
 
     async def task(self, credential: str, run_id: str) -> RunTask:
         """Fetches what must be known of a run."""

@@ -71,12 +71,15 @@ async def test_a_run_without_noise_is_declined_and_one_with_noise_is_not(tmp_pat
     ):
         plain = await served.add_run(spec_of(2, max_lost=1), words)
         url = await served.listen()
+        declined = "the client requires noise, and the run asks for none"
         async with fedone_client(tmp_path, url, *options, FEDONE_MAX_EPSILON="1.5") as process:
+            while not plain.state.unfit:
+                await asyncio.sleep(0.05)
+            assert plain.state.unfit == {0: declined}
+            assert plain.state.running  # It waits for others.
+            await served.service.stop_run(plain)
             out, err = await process.communicate()
         assert (process.returncode, err) == (0, b"")
-        assert plain.state.status == "failed"
-        declined = "the client requires noise, and the run asks for none"
-        assert declined in (plain.state.reason or "")
         assert declined in out.decode()
         private = await served.add_run(noisy.model_copy(update={"name": "private"}), words)
         arguments = (*options, "--max-epsilon", "1.5", "--run", "private")
@@ -86,6 +89,32 @@ async def test_a_run_without_noise_is_declined_and_one_with_noise_is_not(tmp_pat
         assert private.state.status == "completed"
         spent = [json.loads(line) for line in out.splitlines() if b"privacy spent" in line]
         assert [line["epsilon"] < 1.5 for line in spent] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("labels", "code", "line"),
+    [
+        ({0: " no", 1: " yes"}, 0, "your rows fit run 6 of 6"),
+        (
+            {"low": " low", "high": " high"},
+            1,
+            "your rows fit run 0 of 6 because field 'label' is 0, not one of: low, high",
+        ),
+    ],
+)
+async def test_check(tmp_path: Path, labels: dict[Any, str], code: int, line: str) -> None:
+    spec = spec_of(2).model_dump(mode="json")
+    spec["task"]["labels"] = labels
+    async with (
+        asyncio.timeout(60),
+        Aggregator(backend=ScriptedBackend(), enrolment_tokens=[TOKEN]) as served,
+    ):
+        await served.add_run(RunSpec.model_validate(spec), Vocabulary(candidates=("x", "y")))
+        url = await served.listen()
+        async with fedone_client(tmp_path, url, "--check") as process:
+            out, err = await process.communicate()
+    assert (process.returncode, err) == (code, b"")
+    assert out.decode().splitlines() == [f"{url} lets this client in", line]
 
 
 @pytest.mark.parametrize(
@@ -128,7 +157,16 @@ async def test_through_a_proxy_with_a_private_authority_and_a_certificate(tmp_pa
         assert proxy.seen
     events = [json.loads(line)["event"] for line in out.decode().splitlines()]
     work = ["waiting", "assigned", "scored", "updated"]
-    assert events == ["working", "enrolled", *work, *work, "waiting", "ended", "done"]
+    assert events == [
+        "working",
+        "enrolled",
+        "your rows fit run 6 of 6",
+        *work,
+        *work,
+        "waiting",
+        "ended",
+        "done",
+    ]
     assert SECRET.encode() not in out
     assert TOKEN.encode() not in out
 

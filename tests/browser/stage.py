@@ -20,6 +20,7 @@ from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Aggregator, ServedRun
 from fedone_sdk.aggregator.auth import AdminToken, digest
 from fedone_sdk.backends import Query
+from fedone_sdk.backends.wrappers import Wrapper
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore
 from fedone_sdk.task import Rendered
@@ -129,21 +130,35 @@ def _bearer(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
+class _Troubled(Wrapper):
+    """The model of a stage, with the trouble that it has."""
+
+    def __init__(self, stage: Stage, inner: ScriptedBackend) -> None:
+        super().__init__(inner)
+        self._stage = stage
+
+    @property
+    def trouble(self) -> str | None:
+        return self._stage.trouble
+
+
 class Stage:
     """An aggregator on loopback, and devices; the model answers while `answering` is set.
 
     Attributes:
         answering: Holds the model back while it is clear.
         backend: The model.
+        trouble: Why the model is not asked, if it is not.
         url: Where the aggregator listens.
         aggregator: The one that listens now.
     """
 
     def __init__(self) -> None:
         self.answering = asyncio.Event()
+        self.trouble: str | None = None
         self.url = ""
         self.aggregator: Aggregator
-        self.backend = ScriptedBackend(opinion, gate=self._gate)
+        self.backend = _Troubled(self, ScriptedBackend(opinion, gate=self._gate))
         self._store = MemoryStore()
         self._served = AsyncExitStack()
         self._specs: list[RunSpec] = []

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Locator, Page, expect
+from playwright.async_api import FloatRect, Locator, Page, expect
 
 from tests.browser.axe import overflow
 from tests.browser.stage import (
@@ -30,6 +31,13 @@ async def stage() -> AsyncIterator[Stage]:
 
 def tile(page: Page, name: str) -> Locator:
     return page.locator(".tiles > div").filter(has=page.get_by_text(name, exact=True))
+
+
+async def box(found: Locator) -> FloatRect:
+    """Where an element is."""
+    rectangle = await found.bounding_box()
+    assert rectangle is not None
+    return rectangle
 
 
 async def painted(page: Page, chart: str) -> str:
@@ -250,7 +258,9 @@ async def test_who_lost_a_seat_is_seen(chromium: Chromium, stage: Stage) -> None
         )
         await expect(line.locator("td:not([hidden])").last).to_have_text(str(len(run.lost)))
         errors = page.get_by_role("region", name="Errors")
-        await expect(errors.get_by_role("listitem")).to_have_count(len(run.lost))
+        await expect(errors.get_by_role("listitem")).to_have_count(1)
+        times = "Once" if len(run.lost) == 1 else f"{len(run.lost)} times"
+        await expect(errors).to_contain_text(f"{times}, last in round {run.lost[-1].round + 1} at ")
         await expect(errors).to_contain_text("the battery is low")
         assert await page.locator("rect.cell.lost").count() == len(run.lost)
 
@@ -305,6 +315,125 @@ async def test_the_forecast(chromium: Chromium, stage: Stage) -> None:
         "seconds": [35, None],
         "smooth": [1, 1.5, 1.25],
     }
+
+
+async def test_devices_that_do_not_fit(chromium: Chromium, stage: Stage) -> None:
+    labels = {"low": " terrible", "high": " great"}
+    task = {"template": "{prompt} {text} It was {mask}.", "labels": labels}
+    await stage.add_run(task=task)
+    stage.start_devices(2)
+    why = "no row fits: field 'label' is 0, not one of: low, high (2)"
+    for token, told in ((OPERATOR, f"0 fit: {why}"), (VIEWER, "0 fit.")):
+        async with chromium.watching(stage.url) as watcher:
+            page = watcher.page
+            await watcher.sign_in(token)
+            row = page.get_by_role("row").filter(has_text="sentiment")
+            await expect(row).to_contain_text("2 devices0 fit")
+            await page.get_by_role("link", name="sentiment").click()
+            line = page.get_by_text(f"2 devices connected, {told}", exact=True)
+            await expect(line).to_be_visible()
+            await expect(page.get_by_text("Waiting for the first client")).to_be_hidden()
+
+
+async def test_the_list_says_what_people_look_for(chromium: Chromium, stage: Stage) -> None:
+    run = await stage.add_run()
+    stage.start_devices(3)
+    await stage.reach(10)
+    async with chromium.watching(stage.url) as watcher:
+        page = watcher.page
+        await watcher.sign_in(VIEWER)
+        cells = page.get_by_role("row").filter(has_text="sentiment").locator("td[data-title]")
+        await expect(cells.nth(1)).to_have_text("3 devices")
+        await expect(cells.nth(2)).to_have_text("just now")
+        await expect(cells.nth(3)).to_contain_text("requests")
+        metric = run.summary.metric
+        assert metric is not None
+        await expect(cells.nth(0)).to_have_text(f"{metric:.3f}accuracy")
+
+
+async def test_a_model_that_is_not_asked_is_said(chromium: Chromium, stage: Stage) -> None:
+    await stage.add_run()
+    async with chromium.watching(stage.url) as watcher:
+        page = watcher.page
+        await watcher.sign_in(VIEWER)
+        notice = page.get_by_text("The model is not asked at the moment.")
+        await expect(page.get_by_role("link", name="sentiment")).to_be_visible()
+        await expect(notice).to_be_hidden()
+        stage.trouble = "the key is not accepted"
+        await expect(notice).to_be_visible()
+        await page.get_by_role("link", name="sentiment").click()
+        await expect(notice).to_be_visible()
+        stage.trouble = None
+        await expect(notice).to_be_hidden()
+
+
+async def test_numbers_of_rounds_agree(chromium: Chromium, stage: Stage) -> None:
+    """Rounds arrive at once, and all else some seconds later."""
+    await stage.add_run()
+    stage.start_devices(2)
+    await stage.reach(4)
+    async with chromium.watching(stage.url) as watcher:
+        page = watcher.page
+        await watcher.sign_in(VIEWER, "#/runs/sentiment")
+        await expect(tile(page, "Rounds")).to_contain_text("4of 60")
+        await page.route(re.compile("history=false|/seats"), lambda route: None)  # No answer.
+        await stage.reach(7)
+        rounds = page.get_by_role("region", name="Rounds, newest first").get_by_role("listitem")
+        await expect(rounds.nth(1)).to_contain_text("Round 7")
+        await expect(rounds.nth(0)).to_contain_text("Round 8 under way")
+        await expect(tile(page, "Rounds")).to_contain_text("7of 60")
+
+
+async def test_axes_have_titles(chromium: Chromium, stage: Stage) -> None:
+    await stage.add_run()
+    stage.start_devices(2)
+    await stage.reach(6)
+    async with chromium.watching(stage.url) as watcher:
+        await watcher.page.add_init_script(
+            """window.drawn = new Set();
+            const plain = CanvasRenderingContext2D.prototype.fillText;
+            CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {
+                window.drawn.add(text);
+                return plain.call(this, text, ...rest);
+            };"""
+        )
+        await watcher.sign_in(VIEWER, "#/runs/sentiment")
+        titles = ("Queries", "Mean loss", "Metric on the dev split", "Rounds done", "Queries left")
+        for title in titles:
+            await watcher.page.wait_for_function(f"window.drawn.has({title!r})")
+
+
+async def test_a_phone_has_room_for_header_and_dialog(chromium: Chromium, stage: Stage) -> None:
+    await stage.add_run()
+    async with chromium.watching(stage.url, size=(320, 640)) as watcher:
+        page = watcher.page
+        await watcher.sign_in(OPERATOR, "#/runs/sentiment")
+        brand = await box(page.locator(".brand"))
+        out = await box(page.get_by_role("button", name="Sign out"))
+        assert out["y"] < brand["y"] + brand["height"]  # One line,
+        assert out["x"] + out["width"] <= 320  # whole.
+        await page.get_by_role("button", name="Stop", exact=True).click()
+        dialog = await box(page.get_by_role("dialog"))
+        assert dialog["x"] >= 0
+        assert dialog["x"] + dialog["width"] <= 320
+        for name in ("Keep running", "Stop the run"):
+            button = await box(page.get_by_role("button", name=name))
+            assert button["height"] >= 44
+            assert button["width"] > 0.8 * dialog["width"]
+
+
+async def test_a_page_that_is_not_there(chromium: Chromium, stage: Stage) -> None:
+    await stage.add_run()
+    async with chromium.watching(stage.url) as watcher:
+        page = watcher.page
+        await watcher.sign_in(VIEWER, "#/nothing/here")
+        await expect(page.get_by_role("heading", name="There is no such page")).to_be_visible()
+        await page.get_by_role("link", name="All runs").click()
+        await expect(page.get_by_role("link", name="sentiment")).to_be_visible()
+        await watcher.visit("runs/sentiment")
+        await expect(page.get_by_text("Nothing is at /runs/sentiment.")).to_be_visible()
+        await page.get_by_role("link", name="To the dashboard").click()
+        await expect(page.get_by_role("link", name="sentiment")).to_be_visible()
 
 
 async def test_a_run_that_is_not_there(chromium: Chromium, stage: Stage) -> None:

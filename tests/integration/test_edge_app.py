@@ -125,7 +125,7 @@ class TestEvents:
             async with client:
                 assert await client.run_once() == "declined"
         assert told[-1].kind == "declined"
-        assert told[-1].reason == "none of this client's examples fits the task"
+        assert told[-1].reason == "no row fits: field 'label' is missing"
 
 
 class Flaky(MemoryTransport):

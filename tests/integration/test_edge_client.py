@@ -548,10 +548,14 @@ class TestOwnBackend:
                     await worked(client)
             assert run_of(service).state.status == "completed"
         (decline,) = declines
-        kind = "ValueError" if where == "rows" else "ZeroDivisionError"
-        assert decline.reason == f"the client failed with {kind}"
+        if where == "rows":  # One line says what is wrong.
+            assert decline.reason == "the client's model failed"
+            (line,) = [entry for entry in logs if entry["event"] == "the device's model failed"]
+            assert "answers were given to" in line["reason"]
+            return
+        assert decline.reason == "the client failed with ZeroDivisionError"
         (told,) = [entry for entry in logs if entry["event"] == "the work failed"]
-        assert told["traceback"].rstrip().splitlines()[-1].startswith(kind)
+        assert told["traceback"].rstrip().splitlines()[-1].startswith("ZeroDivisionError")
 
     async def test_what_a_bug_has_cost_is_told(self) -> None:
         spec = spec_of(participation={"trusted_clients": True})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -238,11 +239,16 @@ def _wrong(content: bytes) -> bytes:
     return content.replace(b'"row"', b'"raw"', 1)
 
 
+def _nan(content: bytes) -> bytes:
+    """As an older version kept the answer of a model that has gone wrong."""
+    return re.sub(rb'("row": \[)[^,]+', rb"\1NaN", content, count=1)
+
+
 def _deep(content: bytes) -> bytes:
     return b"[" * 100_000 + b"\n" + content
 
 
-@pytest.mark.parametrize("damage", [_cut, _foreign, _wrong, _deep, lambda content: b""])
+@pytest.mark.parametrize("damage", [_cut, _foreign, _wrong, _nan, _deep, lambda content: b""])
 async def test_a_damaged_journal(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     """It costs requests, never the device's life; the server knows them and counts them once."""
     spec, backend = spec_of("losses"), ScriptedBackend()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -26,6 +28,7 @@ from fedone_sdk.errors import (
     BackendError,
     BackendUnavailable,
     BudgetExhausted,
+    DataError,
     LabelWordError,
     MessageError,
     SpecError,
@@ -114,6 +117,139 @@ def itself() -> dict[Any, Any]:
     row: dict[Any, Any] = {"text": "fine", "label": 1}
     row["me"] = row
     return row
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ((math.nan, -1.0), "must be finite numbers, not [nan, -1.0]"),
+        ((-1.0, -math.inf), "must be finite numbers, not [-1.0, -inf]"),
+        ((-1.0,), "1 log-probabilities were given, 2 are asked for"),
+    ],
+)
+async def test_a_model_that_has_gone_wrong(
+    tmp_path: Path, row: tuple[float, ...], told: str
+) -> None:
+    """One line says it; what is no number is not kept, and the next model finds all in order."""
+    wrong = ScriptedBackend(lambda inputs, words: row)
+    async with serving() as service:
+        with capture_logs() as logs:
+            async with client_of(service, backend=wrong, state_dir=tmp_path) as client:
+                assert await client.run_once() == "declined"
+        (line,) = [line for line in logs if line["event"] == "the device's model failed"]
+        assert told in line["reason"]
+        assert not any("traceback" in line for line in logs)
+        async with client_of(service, backend=ScriptedBackend(), state_dir=tmp_path) as client:
+            assert await client.run_once() == "worked"
+
+
+class TestOddData:
+    @pytest.mark.parametrize(
+        ("data", "told"),
+        [
+            ("rows.jsonl", "is str; it must be an iterable of rows; load_examples reads a file"),
+            ({"text": "a", "label": 0}, "is dict; it must be an iterable of rows"),
+            ([("a", 0)], "row 1 is tuple; it must map fields to values"),
+            (7, "is int; it must be an iterable of rows"),
+        ],
+    )
+    async def test_another_shape(self, data: Any, told: str) -> None:
+        with pytest.raises(DataError, match=re.escape(told)):
+            EdgeClient("http://x", token=TOKEN, data=data)
+        async with serving() as service, client_of(service, lambda: data) as client:
+            with capture_logs() as logs:
+                assert await client.run_once() == "idle"
+            assert client.next_turn_s > 0
+        (line,) = [line for line in logs if line["event"] == "the rows cannot be read"]
+        assert told in line["reason"]
+
+    async def test_a_function_that_raises(self) -> None:
+        rows: list[Any] = []
+
+        def current() -> Any:
+            if not rows:
+                raise RuntimeError(JANE)
+            return rows
+
+        async with serving() as service, client_of(service, current) as client:
+            with capture_logs() as logs:
+                assert await client.run_once() == "idle"
+            assert JANE not in str(logs)
+            assert "RuntimeError" in str(logs)
+            rows = DATA
+            assert await client.run_once() == "worked"
+
+    async def test_none_at_all_is_said_once(self) -> None:
+        async with serving() as service, client_of(service, list, wait_s=0.0) as client:
+            with capture_logs() as logs:
+                assert [await client.run_once() for _ in range(3)] == ["idle"] * 3
+        assert [line["event"] for line in logs].count(
+            "data: this client has no examples now; it needs at least one"
+        ) == 1
+
+
+class TestLog:
+    async def test_one_line_for_an_update(self) -> None:
+        async with serving() as service, client_of(service) as client:
+            with capture_logs() as logs:
+                assert await client.run_once() == "worked"
+        infos = [line for line in logs if line["log_level"] == "info" and "client" not in line]
+        assert [line["event"] for line in infos].count("updated") == 1
+
+    async def test_one_line_while_it_is_offline(self) -> None:
+        class Away(MemoryTransport):
+            away = True
+
+            async def claim(self, credential: str, message: Claim) -> Any:
+                if self.away:
+                    raise TransportError("http://server: cannot be reached: refused")
+                return await super().claim(credential, message)
+
+        async with serving() as service:
+            transport = Away(service)
+            async with client_of(service, transport=transport) as client:
+                with capture_logs() as logs:
+                    assert [await client.run_once() for _ in range(3)] == ["offline"] * 3
+                    transport.away = False
+                    assert await client.run_once() == "worked"
+        lines = [line for line in logs if line["log_level"] != "debug"]
+        offline = [line for line in lines if "offline since" in line["event"]]
+        assert [line["reason"] for line in offline] == ["http://server: cannot be reached: refused"]
+        assert re.fullmatch(r"offline since \d\d:\d\d", offline[0]["event"])
+        assert [line["event"] for line in lines].count("online again") == 1
+
+
+class TestWrongAddress:
+    @on_virtual_time
+    async def test_one_that_does_not_answer(self) -> None:
+        """It is in the log long before the call is given up."""
+
+        class Silent(MemoryTransport):
+            async def enrol(self, token: str, message: Enrol) -> Enrolled:
+                await asyncio.sleep(60)
+                raise TransportError("http://server: cannot be reached: TimeoutError")
+
+        async with serving() as service, client_of(service, transport=Silent(service)) as client:
+            with capture_logs() as logs:
+                turn = asyncio.create_task(client.run_once())
+                await asyncio.sleep(5)
+                assert [(line["event"], line["server"]) for line in logs] == [
+                    ("no answer yet", "memory:")
+                ]
+                assert await turn == "offline"
+
+    async def test_one_where_something_else_answers(self) -> None:
+        async def answer(request: web.Request) -> web.Response:
+            return web.Response(text="a shop", status=404)
+
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", answer)
+        async with listening(app) as url, EdgeClient(url, token=TOKEN, data=DATA) as client:
+            with capture_logs() as logs:
+                assert await client.run_once() == "offline"
+        (line,) = [line for line in logs if line["log_level"] == "warning"]
+        assert line["event"].startswith("offline since ")
+        assert line["reason"] == "/v1/clients: answered 404, and not as an aggregator does"
 
 
 class TestOddRows:

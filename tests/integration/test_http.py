@@ -533,7 +533,7 @@ class TestMachines:
                 assert alive.status == 200
 
     async def test_a_model_that_is_not_asked(self) -> None:
-        """Its breaker is open: the server is not ready, until the model may be tried again."""
+        """Its breaker is open: people and updates are served, and the answer says it."""
 
         class Down(ScriptedBackend):
             async def score(self, query: Query) -> Answer:
@@ -545,14 +545,26 @@ class TestMachines:
             with pytest.raises(BackendBlocked):
                 await backend.score(Query(inputs=(), label_words=(" a",)))
             async with session.get(f"{url}/readyz") as response:
-                assert response.status == 503
+                assert response.status == 200
                 text = await response.text()
             assert "sk-123" not in text
+            assert json.loads(text)["status"] == "ok"
             checks = json.loads(text)["checks"]
             assert [name for name in checks if not checks[name]["ok"]] == ["model"]
             backend.reset()
             async with session.get(f"{url}/readyz") as response:
-                assert response.status == 200
+                assert json.loads(await response.text())["checks"]["model"]["ok"] is True
+
+    async def test_a_browser_that_is_lost(self, server: Server) -> None:
+        """A person gets a page with a way back, a program a problem."""
+        page = {"Accept": "text/html,*/*"}
+        async with server.session.get(f"{server.url}/a/<b>", headers=page) as response:
+            text = await response.text()
+        assert (response.status, response.content_type) == (404, "text/html")
+        assert "Nothing is at <code>/a/&lt;b&gt;</code>" in text
+        assert '<a href="../">' in text
+        _, _, response = await server.call("GET", "/a/b")
+        assert (response.status, response.content_type) == (404, "application/problem+json")
 
     async def test_request_ids(self, server: Server) -> None:
         """A plain id is taken over; anything else is replaced, and never sent back."""

@@ -291,6 +291,15 @@ class Bench:
             await client.run_forever()
         return self.run.result()
 
+    async def unfit(self, data: Sequence[Example] | None = None, **options: Any) -> str:
+        """Why a client fits no work of the run, which waits for others."""
+        given = {"data": rows(6) if data is None else data, "transport": self.transport, **options}
+        async with EdgeClient("memory:", token=TOKEN, **given) as client:
+            assert await client.run_once() == "declined"
+        assert self.run.state.running
+        assert self.run.state.account.held == Usage()
+        return self.run.state.unfit[0]
+
 
 class TestPrivacy:
     @pytest.mark.parametrize("exchange", ["alpha", "losses"])
@@ -350,11 +359,8 @@ class TestBrokenClients:
     async def test_without_a_score_function_nothing_is_asked(self) -> None:
         model = ScriptedBackend()
         async with Bench(spec_of("score"), model) as bench:
-            result = await bench.work()
-        assert result.status == "failed"
-        assert "this client has none" in str(result.reason)
+            assert "this client has none" in await bench.unfit()
         assert model.asked == []
-        assert result.spent == Usage()
 
     @pytest.mark.parametrize("value", [1.5, -0.1, float("nan")])
     async def test_a_score_outside_of_its_range(self, value: float) -> None:
@@ -377,11 +383,8 @@ class TestBrokenClients:
     async def test_a_model_that_cannot_answer(self) -> None:
         model = ScriptedBackend(answers=["labels"])
         async with Bench(spec_of("nll"), None) as bench:
-            result = await bench.work(backend=model)
-        assert result.status == "failed"
-        assert "needs a backend that answers 'reference'; this one answers labels" in str(
-            result.reason
-        )
+            told = await bench.unfit(backend=model)
+        assert "needs a backend that answers 'reference'; this one answers labels" in told
 
     @pytest.mark.parametrize("answer", [None, 3, "", "x" * 20_001])
     async def test_examples_without_a_fit_reference_are_left_out(self, answer: object) -> None:
@@ -392,8 +395,7 @@ class TestBrokenClients:
         assert result.status == "completed"
         assert not any("9" in text_of(i) for query in model.asked for i in query.inputs)
         async with Bench(spec_of("nll"), ScriptedBackend()) as bench:
-            result = await bench.work(data[3:])
-        assert "none of this client's examples fits the task" in str(result.reason)
+            assert "no row fits: field 'answer' " in await bench.unfit(data[3:])
 
     async def test_a_score_function_needs_no_label(self) -> None:
         async with Bench(spec_of("score"), ScriptedBackend()) as bench:

@@ -199,7 +199,7 @@ def test_damaged_arrays_are_refused(arrays: bytes) -> None:
 
 def test_every_field_is_written() -> None:
     arrays = {"method", "server_memory", "defence"}
-    later = {"proposed", "waiting", "summary", "verdict", "votes"}
+    later = {"proposed", "waiting", "summary", "verdict", "votes", "unfit"}
     names = {field.name for field in dataclasses.fields(RunState)} - arrays
     assert encode_document(simple()).keys() == names - later
     added = dataclasses.replace(
@@ -209,6 +209,7 @@ def test_every_field_is_written() -> None:
         summary="paused",
         votes={3: "m"},
         verdict=Verdict(conclusion="unclear", source="dev", bias=(0.0, 0.5), examples=7),
+        unfit={4: "why"},
     )
     assert decode(encode_document(added), encode_arrays(arrays_of(added))).verdict == added.verdict
     assert encode_document(added).keys() == names

@@ -87,8 +87,9 @@ class TestGoldenMessages:
     def test_every_message_has_a_vector(self) -> None:
         parts = {"Array", "CacheReport", "Cap", "CensoringReport", "Check", "ClientInfluence",
                  "LostWork", "Message", "MetricReport", "PositionProbabilities", "PrivacyReport",
-                 "PromptReport", "RoundReport", "Scored", "SeatReport", "Spread", "Standing",
-                 "Step", "TokenProbability", "Traffic", "Verdict"}  # fmt: skip
+                 "PromptReport", "RoundReport", "RunDevices", "Scored", "SeatReport", "Spread",
+                 "Standing", "Step", "TokenProbability", "Traffic", "UnfitDevices",
+                 "Verdict"}  # fmt: skip
         classes = {
             name
             for name in messages.__all__

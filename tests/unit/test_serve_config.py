@@ -32,6 +32,28 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.parametrize(
+    ("listen", "more", "warned"),
+    [
+        ("0.0.0.0:80", "", ["auth.enrolment_tokens.0", "auth.admin_token"]),
+        ("fedone.example:80", "", ["auth.enrolment_tokens.0", "auth.admin_token"]),
+        ("127.0.0.1:80", "", []),
+        ("[::1]:80", "", []),
+        ("0.0.0.0:80", "tls: {certificate: c.pem, key: k.pem}", []),
+    ],
+)
+def test_tokens_that_can_be_guessed(
+    tmp_path: Path, listen: str, more: str, warned: list[str]
+) -> None:
+    strong = "oPq4-zK81vTtX0aLw9Yc"
+    tokens = f"enrolment_tokens: [enrol-me, {strong}], admin_token: {'ab' * 20}"
+    path = tmp_path / "config.yaml"
+    path.write_text(f"listen: '{listen}'\nauth: {{{tokens}}}\n{more}\n")
+    found = ServeConfig.load(path).warnings
+    assert [line.partition(":")[0] for line in found] == warned
+    assert not any(secret in str(found) for secret in ("enrol-me", "abab"))
+
+
 class TestPrecedence:
     def test_the_file_alone(self, file: Path) -> None:
         config = ServeConfig.load(file)

@@ -95,6 +95,7 @@ def resumed(rules: Rules, event: ResumeAsked, state: RunState, now: float) -> Ou
         # Whoever resumes a run accepts the model that there is now.
         model=_model_from_now(rules, state),
         votes={},
+        unfit={},
         metric=state.metric.model_copy(update={"after": None}),
         bias=None,
         verdict=None,

@@ -31,6 +31,7 @@ _HANDLERS: dict[type[Any], Callable[[Rules, Any, RunState, float], Outcome]] = {
     events.WorkAsked: work.asked,
     events.Renewed: work.renewed,
     events.Declined: work.declined,
+    events.Refitted: seats.refitted,
     events.UpdateArrived: updates.arrived,
     events.GatewayAsked: spending.asked,
     events.GatewayAnswered: spending.answered,

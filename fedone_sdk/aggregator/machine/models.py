@@ -46,7 +46,12 @@ def heard(rules: Rules, state: RunState, client: int, model: str, now: float) ->
             state,
             now,
         )
-    return replace(state, model=chosen, votes={} if most >= AGREEING else votes), effects
+    return replace(
+        state,
+        model=chosen,
+        votes={} if most >= AGREEING else votes,
+        unfit=state.unfit if before in (None, chosen) else {},  # Some of them have this model.
+    ), effects
 
 
 def mismatch(rules: Rules, state: RunState, model: str) -> str | None:

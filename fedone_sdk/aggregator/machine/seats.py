@@ -8,6 +8,7 @@ from dataclasses import replace
 from fedone_sdk.aggregator.events import (
     Effect,
     Quarantined,
+    Refitted,
     Released,
     SeatOffered,
     SeatsVacant,
@@ -19,11 +20,20 @@ from fedone_sdk.aggregator.machine.rounds import close
 from fedone_sdk.aggregator.machine.rules import Rules
 from fedone_sdk.aggregator.machine.spending import release
 from fedone_sdk.aggregator.privacy import may_begin
-from fedone_sdk.aggregator.state import RunState, Seat
+from fedone_sdk.aggregator.state import MOST_UNFIT, RunState, Seat
 from fedone_sdk.algorithms import select, stream
 from fedone_sdk.budget import Usage
 
-__all__ = ["fill", "lose", "quarantined", "recall", "released", "time_passed", "timed"]
+__all__ = [
+    "fill",
+    "lose",
+    "quarantined",
+    "recall",
+    "refitted",
+    "released",
+    "time_passed",
+    "timed",
+]
 
 
 def fill(rules: Rules, event: SeatsVacant, state: RunState, now: float) -> Outcome:
@@ -31,7 +41,9 @@ def fill(rules: Rules, event: SeatsVacant, state: RunState, now: float) -> Outco
     if not state.running:
         return state, ()
     if rules.starved(state):
-        return wind_up(rules, state, "budget_exhausted", None, now)
+        return wind_up(rules, state, "budget_exhausted", _unanswered(state), now)
+    if reason := _none_fits(rules, state):
+        return wind_up(rules, state, "failed", reason, now)
     if event.enrolled is not None and (spent := _spent_up(rules, state, event.enrolled)):
         reason = (
             f"privacy.max_epsilon: {spent} devices have spent it, and no other is there; "
@@ -42,13 +54,30 @@ def fill(rules: Rules, event: SeatsVacant, state: RunState, now: float) -> Outco
     # Thousands may be there: nobody is looked at for nothing.
     if rules.spec.participation.max_weight is not None:
         available = {client: rules.weight(held) for client, held in available.items()}
-    if state.quarantined or rules.releases is not None:
+    if state.quarantined or state.unfit or rules.releases is not None:
         available = {
             client: held
             for client, held in available.items()
-            if client not in state.quarantined and may_begin(rules.releases, state.releases, client)
+            if client not in state.quarantined
+            and client not in state.unfit
+            and may_begin(rules.releases, state.releases, client)
         }
     return _fill_vacant(rules, state, available, now)
+
+
+def _unanswered(state: RunState) -> str | None:
+    """Why a budget was used up before anything came of it."""
+    if state.round or not state.lost or any(seat.step for seat in state.seats):
+        return None
+    return f"no backend answered: {state.lost} pieces of work came to nothing"
+
+
+def _none_fits(rules: Rules, state: RunState) -> str | None:
+    """Why no client fits, where all that there will be have said so: a run with data of its own."""
+    data = rules.spec.data
+    if data is None or len(state.unfit) < min(data.num_clients, MOST_UNFIT):
+        return None
+    return f"no client fits; last: {list(state.unfit.values())[-1]}"
 
 
 def _spent_up(rules: Rules, state: RunState, enrolled: int) -> int:
@@ -106,13 +135,26 @@ def time_passed(rules: Rules, event: TimePassed, state: RunState, now: float) ->
 
 
 def lose(
-    rules: Rules, state: RunState, seat: Seat, reason: str, reported: Usage | None, now: float
+    rules: Rules,
+    state: RunState,
+    seat: Seat,
+    reason: str,
+    reported: Usage | None,
+    now: float,
+    *,
+    unfit: str | None = None,
 ) -> Outcome:
-    """Takes a seat from its client; what the client may have spent is spent."""
-    was_working = seat.phase == "working"
-    state, seat, effects = release(rules, state, seat, reason, reported)
+    """Takes a seat from its client; what the client may have spent is spent.
+
+    A client that fits no work of the run, `unfit` says why, gets no other seat. It found that out
+    before it asked its model, so that this costs nothing, and it is no failure of the run.
+    """
+    was_working = seat.phase == "working" and unfit is None
+    state, seat, effects = release(rules, state, seat, reason, reported, unasked=unfit is not None)
     state = recall(rules, state, seat.client, now)
     state = replace(state, lost=state.lost + was_working, passed=state.passed | {seat.client})
+    if unfit is not None:
+        state = _without_unfit(state, seat, unfit)
     more: tuple[Effect, ...] = ()
     if state.lost > rules.spec.participation.max_lost:
         state, more = wind_up(rules, state, "failed", f"last: {reason}", now)
@@ -122,6 +164,24 @@ def lose(
     else:
         state = without_seat(state, seat)
     return state, effects + more
+
+
+def _without_unfit(state: RunState, seat: Seat, reason: str) -> RunState:
+    """Remembers that a client does not fit, and takes the other seats that it was offered."""
+    others = {client: why for client, why in state.unfit.items() if client != seat.client}
+    newest = list(others.items())[-(MOST_UNFIT - 1) :]
+    for other in state.seats:
+        begun = other.step or other.phase != "offered" or other.slot == seat.slot
+        if other.client == seat.client and not begun:
+            state = without_seat(state, other)
+    return replace(state, unfit={**dict(newest), seat.client: reason})
+
+
+def refitted(rules: Rules, event: Refitted, state: RunState, now: float) -> Outcome:
+    """Lets a client be drawn again that did not fit."""
+    if event.client not in state.unfit:
+        return state, ()
+    return replace(state, unfit={c: why for c, why in state.unfit.items() if c != event.client}), ()
 
 
 def timed(state: RunState) -> tuple[Seat, ...]:

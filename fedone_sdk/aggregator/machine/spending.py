@@ -34,13 +34,32 @@ __all__ = [
 
 
 def release(
-    rules: Rules, state: RunState, seat: Seat, reason: str, reported: Usage | None
+    rules: Rules,
+    state: RunState,
+    seat: Seat,
+    reason: str,
+    reported: Usage | None,
+    *,
+    unasked: bool = False,
 ) -> tuple[RunState, Seat, tuple[Effect, ...]]:
-    """Ends the work of a seat without an update, if it has any, and settles its lease."""
+    """Ends the work of a seat without an update, if it has any, and settles its lease.
+
+    Args:
+        rules: The run's.
+        state: The run.
+        seat: The seat.
+        reason: Why it ends.
+        reported: What the client says it spent.
+        unasked: Whether the client says that it has asked no model: then only what the server
+            saw is spent.
+    """
     if seat.phase != "working" or seat.assignment_id is None:
         return state, seat, ()
     closed = Closed(assignment_id=seat.assignment_id, client=seat.client, reason=reason)
-    spent = used(rules, state, seat, reported)
+    if unasked and reported == NOTHING:
+        spent = seat.used + seat.under_way
+    else:
+        spent = used(rules, state, seat, reported)
     state = replace(state, account=state.account.settle(seat.assignment_id, spent))
     seat = replace(
         seat,

@@ -37,7 +37,7 @@ def asked(rules: Rules, event: WorkAsked, state: RunState, now: float) -> Outcom
                 return state, begun_again
             detail = mismatch(rules, state, event.model)
             if detail is not None:  # No lease is open yet, so it costs nothing.
-                state, effects = lose(rules, state, seat, detail, None, now)
+                state, effects = lose(rules, state, seat, detail, None, now, unfit=detail)
                 return state, (*effects, Refused(code="model_mismatch", detail=detail))
         affordable = rules.affordable_work(state, seat.local)
         if affordable is None:
@@ -99,4 +99,6 @@ def declined(rules: Rules, event: Declined, state: RunState, now: float) -> Outc
     if not state.running:
         told = "paused" if state.paused else state.status
         raise ProblemError("run_conflict", f"the run is {told}; the work is kept")
-    return lose(rules, state, seat, f"the client declined: {event.reason}", event.usage, now)
+    reason = f"the client declined: {event.reason}"
+    unfit = event.reason if event.unfit else None
+    return lose(rules, state, seat, reason, event.usage, now, unfit=unfit)

@@ -61,7 +61,10 @@ async def healthz(request: web.Request) -> web.Response:
 
 
 async def readyz(request: web.Request) -> web.Response:
-    """Whether requests can be served: the store answers, the model is asked, no end is near."""
+    """Whether requests can be served: the store answers, and no end is near.
+
+    `checks.model` says whether the gateway's model is asked, and decides nothing.
+    """
     health = await request.app[READINESS].look()
     return answer(health, status=200 if health.status == "ok" else 503)
 

@@ -95,10 +95,12 @@ async def add_run(request: web.Request) -> web.Response:
 
 async def runs(request: web.Request) -> web.Response:
     """All runs that the caller may see, in the order they were added."""
-    exchange = EXCHANGE.get()
-    summaries = [
-        summary for summary in request.app[SERVICE].summaries if exchange.may_see(summary.run_id)
-    ]
+    exchange, service = EXCHANGE.get(), request.app[SERVICE]
+    summaries = [summary for summary in service.summaries if exchange.may_see(summary.run_id)]
+    if exchange.person is None:
+        summaries = [summary.for_devices for summary in summaries]
+    else:
+        summaries = [service.with_devices(summary) for summary in summaries]
     return web.Response(body=_SUMMARIES.dump_json(summaries), content_type="application/json")
 
 
@@ -106,10 +108,16 @@ async def run(request: web.Request) -> web.Response:
     """Where a run stands, or how it ended.
 
     With `history=false` without its rounds, which may be many. Devices get no `reason`, viewers one
-    without the words of the model's provider.
+    without the words of the model's provider. People get `devices`, and operators the reasons of
+    those that do not fit.
     """
     history = _flag(request, "history", default=True)
-    result = _told(await run_of(request))
+    asked, person = await run_of(request), EXCHANGE.get().person
+    result = _told(asked)
+    if person is not None and asked.state.running:
+        reasons = person.allows("operator")
+        devices = request.app[SERVICE].dispatcher.fit(asked, reasons=reasons)
+        result = result.model_copy(update={"devices": devices})
     return answer(result if history else result.model_copy(update={"history": ()}))
 
 

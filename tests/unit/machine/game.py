@@ -155,6 +155,7 @@ class Game:
         if participation.selection == "uniform":
             assert len({seat.client for seat in state.seats}) == len(state.seats)
         assert state.quarantined.isdisjoint(seat.client for seat in state.seats)
+        assert state.unfit.keys().isdisjoint(s.client for s in state.seats if s.phase != "done")
         leased = {lease for lease in state.account.leases if "evaluation" not in lease}
         assert _working(state) == leased
         # A pause, and a stop that keeps the open work, leave seats for a resume.

@@ -9,6 +9,7 @@ import pytest
 from fedone_sdk.aggregator.events import (
     Assigned,
     MemorySaved,
+    Refitted,
     Refused,
     ResumeAsked,
     StopAsked,
@@ -97,6 +98,8 @@ class TestAsked:
         works(game, 0, MODEL)
         for _ in range(4):
             assert isinstance(asked(game, 1, ODD), Refused)
+            assert game.seat([1]) == []  # It does not fit,
+            game.apply(Refitted(client=1))  # and says that it has changed.
         assert isinstance(asked(game, 0, ODD), Refused)
         assert (game.state.model, game.state.votes) == (MODEL, {0: MODEL, 1: ODD})
 

@@ -6,7 +6,7 @@ import { h } from "./dom.js";
 import { login } from "./login.js";
 import { showRun } from "./run.js";
 import { showRuns } from "./runs.js";
-import { loading, trouble } from "./states.js";
+import { loading, nowhere, trouble } from "./states.js";
 
 const main = document.getElementById("main");
 let me = null;
@@ -71,10 +71,22 @@ function route() {
     },
   };
   const run = /^#\/runs\/([^/]+)$/.exec(location.hash);
-  if (run) showRun(page, decodeURIComponent(run[1]));
-  else showRuns(page);
+  if (run) showRun(page, named(run[1]));
+  else if (["", "#", "#/"].includes(location.hash)) showRuns(page);
+  else {
+    document.title = "No such page · FedOne";
+    main.replaceChildren(nowhere(location.hash));
+  }
   if (shown) main.focus(); // Not at the first page: the reader starts at its top.
   shown = true;
+}
+
+function named(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part; // Half of an escape: the server has no such run.
+  }
 }
 
 document.getElementById("skip").addEventListener("click", (event) => {

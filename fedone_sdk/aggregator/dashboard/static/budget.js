@@ -9,7 +9,8 @@ import { caps, meter } from "./runs.js";
 export function budgetPanel(signal) {
   const chart = lineChart({
     title: "Queries left over rounds",
-    x: { label: "Round", format: count },
+    x: { label: "Rounds done", format: count },
+    y: "Queries left",
     format: count,
     series: [
       { label: "Queries left", tone: 1 },

@@ -4,7 +4,7 @@ import { h } from "./dom.js";
 
 /* global uPlot */
 
-const HEIGHT = 220;
+const HEIGHT = 240;
 const ROWS = 100; // Of the table; screen readers have no use for thousands.
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -12,9 +12,9 @@ const schemes = matchMedia("(prefers-color-scheme: dark)");
 
 // A chart of series over numbers.
 //
-// `x` is {label, format}, `format` writes values, and a series is {label, tone, faint, dash, dots,
+// `x` is {label, format}, `y` is the title of the values, `format` writes them, and a series is {label, tone, faint, dash, dots,
 // mark}: tone is the number of a colour, and `mark` leaves a series out of the table.
-export function lineChart({ title, x, format, series, signal }) {
+export function lineChart({ title, x, y, format, series, signal }) {
   const keys = series.map((each) => h("b", {}));
   const legend = h(
     "ul",
@@ -76,6 +76,8 @@ export function lineChart({ title, x, format, series, signal }) {
       grid: { stroke: () => colour("--grid"), width: 1 },
       ticks: { show: false },
       font: "12px system-ui, sans-serif",
+      labelFont: "12px system-ui, sans-serif",
+      labelSize: 18,
     };
     return {
       width,
@@ -85,8 +87,8 @@ export function lineChart({ title, x, format, series, signal }) {
       cursor: { y: false, drag: { x: false, y: false }, points: { size: 7 } },
       scales: { x: { time: false } },
       axes: [
-        { ...axis, size: 30, values: (_, splits) => splits.map(x.format) },
-        { ...axis, size: 58, values: (_, splits) => splits.map(format) },
+        { ...axis, label: x.label, size: 30, values: (_, splits) => splits.map(x.format) },
+        { ...axis, label: y, size: 58, values: (_, splits) => splits.map(format) },
       ],
       series: [
         {},

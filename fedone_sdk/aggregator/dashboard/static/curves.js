@@ -11,6 +11,7 @@ export function lossPanel(signal) {
   const chart = lineChart({
     title: "Loss over queries",
     x: QUERIES,
+    y: "Mean loss",
     format: loss,
     series: [
       { label: "Round", tone: 1, faint: true },
@@ -42,6 +43,7 @@ export function metricPanel(signal) {
   const chart = lineChart({
     title: "Metric over queries",
     x: QUERIES,
+    y: "Metric on the dev split",
     format: metric,
     series: [
       { label: "Tuned prompt", tone: 2, dots: true },

@@ -1,10 +1,11 @@
 // What went over the wire, what the model was asked, and what went wrong.
 
 import { h, panel } from "./dom.js";
-import { amount, bytes, count, plural } from "./format.js";
+import { amount, bytes, count, moment, plural } from "./format.js";
 import { name } from "./rounds.js";
 
 const LISTED = 20;
+const NAMED = 3;
 const BROKEN_OFF = ["stopped", "failed"];
 
 export function trafficPanel() {
@@ -38,6 +39,36 @@ function traffic({ upload_bytes: up, download_bytes: down, messages }) {
   return `${bytes(up)} up, ${bytes(down)} down in ${plural(messages, "message", "messages")}`;
 }
 
+// Lost work by its reason, the newest reason first.
+export function grouped(works) {
+  const found = new Map();
+  for (const work of works) {
+    const group = found.get(work.reason) ?? { reason: work.reason, clients: new Set(), count: 0 };
+    found.delete(work.reason); // Set again, it is the last.
+    found.set(work.reason, group);
+    group.count += 1;
+    group.clients.add(work.client_id);
+    group.round = work.round;
+    group.at = work.at ?? null;
+  }
+  return [...found.values()].reverse();
+}
+
+function lost({ reason, clients, count: times, round, at }) {
+  const names = [...clients];
+  const few = names.slice(-NAMED).flatMap((id, index) => (index ? [", ", name(id)] : [name(id)]));
+  if (names.length > NAMED) few.push(` and ${plural(names.length - NAMED, "other", "others")}`);
+  const when = at === null ? "" : ` at ${moment(at)}`;
+  return h(
+    "li",
+    {},
+    h("strong", {}, times === 1 ? "Once" : `${count(times)} times`),
+    `, last in round ${count(round + 1)}${when}: ${reason} (`,
+    ...few,
+    ")",
+  );
+}
+
 export function troublePanel() {
   const list = h("ul", { class: "troubles" });
   const none = h("p", { class: "none" }, "Nothing went wrong so far.");
@@ -49,11 +80,7 @@ export function troublePanel() {
       if (result.quarantined) {
         items.push(h("li", {}, h("strong", {}, plural(result.quarantined, "client", "clients")), " in quarantine."));
       }
-      for (const work of seats.lost.slice(-LISTED).reverse()) {
-        items.push(
-          h("li", {}, h("strong", {}, `Round ${count(work.round + 1)}: `), name(work.client_id), ` lost its work: ${work.reason}`),
-        );
-      }
+      for (const group of grouped(seats.lost).slice(0, LISTED)) items.push(lost(group));
       none.hidden = items.length > 0;
       list.hidden = !items.length;
       list.replaceChildren(...items);

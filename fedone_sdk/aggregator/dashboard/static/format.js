@@ -40,6 +40,18 @@ export function duration(seconds) {
   return hours < 48 ? `${hours.toFixed(1)} h` : `${(hours / 24).toFixed(1)} days`;
 }
 
+// A moment as the reader's clock has it; the day where it is another one.
+export function moment(seconds) {
+  const at = new Date(1000 * seconds);
+  const today = at.toDateString() === new Date().toDateString();
+  return at.toLocaleString([], { ...(today ? {} : { month: "short", day: "numeric" }), hour: "2-digit", minute: "2-digit" });
+}
+
+export function ago(seconds) {
+  const past = Math.max(Date.now() / 1000 - seconds, 0);
+  return past < 90 ? "just now" : `${duration(past)} ago`;
+}
+
 // Client ids are long; their ends tell them apart.
 export function shortName(id) {
   return id.length <= 15 ? id : `${id.slice(0, 9)}…${id.slice(-4)}`;

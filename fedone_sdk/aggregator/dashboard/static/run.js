@@ -7,7 +7,8 @@ import { clientsPanel } from "./clients.js";
 import { lossPanel, metricPanel } from "./curves.js";
 import { trafficPanel, troublePanel } from "./details.js";
 import { h, say } from "./dom.js";
-import { status } from "./format.js";
+import { count, plural, status } from "./format.js";
+import { modelNotice } from "./health.js";
 import { promptPanel, TOP } from "./prompt.js";
 import { roundsPanel } from "./rounds.js";
 import { seen } from "./runs.js";
@@ -78,6 +79,7 @@ class Run {
     this.heardAt = new Map();
     this.clientsAt = -CLIENTS_MS;
     this.tookAt = -1;
+    this.model = modelNotice();
     this.changed = () => {};
     this.wake = () => {};
   }
@@ -91,6 +93,7 @@ class Run {
       get(path("/seats"), this.signal),
       old ? get(path("/clients"), this.signal) : this.clients,
       this.planned === undefined ? get("v1/runs", this.signal) : null,
+      this.model.look(this.signal),
     ]);
     if (old) this.clientsAt = began;
     if (runs) this.planned = runs.find((each) => each.run_id === this.id)?.rounds ?? result.rounds;
@@ -156,6 +159,22 @@ function crumbs(id) {
   );
 }
 
+// Rounds come as they end, the rest is polled: the highest round number of all of them is shown.
+function together({ result, seats, rounds }) {
+  const done = Math.max(result.rounds, seats.round, (rounds.at(-1)?.round ?? -1) + 1);
+  return {
+    result: done > result.rounds ? { ...result, rounds: done } : result,
+    seats: done > seats.round ? { ...seats, round: done, seats: [] } : seats,
+  };
+}
+
+function fit(devices) {
+  if (!devices || devices.fit === devices.connected) return "";
+  const reasons = devices.unfit.map(({ reason, devices: number }) => `${reason} (${count(number)})`);
+  const told = `${plural(devices.connected, "device", "devices")} connected, ${count(devices.fit)} fit`;
+  return reasons.length ? `${told}: ${reasons.join("; ")}` : `${told}.`;
+}
+
 class View {
   constructor(main, me, run, signal) {
     this.run = run;
@@ -168,6 +187,7 @@ class View {
       h("pre", {}, h("code", {}, "fedone client --server URL --token TOKEN --data my.jsonl")),
     );
     this.reason = h("p", { class: "reason" });
+    this.devices = h("p", { class: "reason" });
     const steer = steering(run.id, me, (result) => run.take({ ...result, history: [] }), signal);
     const [worth, tiles] = [worthPanel(), summary()];
     const [loss, metric] = [lossPanel(signal), metricPanel(signal)];
@@ -178,7 +198,9 @@ class View {
     main.replaceChildren(
       crumbs(run.id),
       h("div", { class: "headline" }, h("h1", {}, run.id, " ", this.pill), steer.node),
+      run.model.node,
       this.reason,
+      this.devices,
       this.empty,
       worth.node,
       tiles.node,
@@ -198,12 +220,14 @@ class View {
     requestAnimationFrame(() => {
       if (this.run.signal.aborted) return;
       this.drawing = false;
-      const { result, seats, clients, tokens, planned, rounds } = this.run;
+      const { clients, tokens, planned, rounds } = this.run;
+      const { result, seats } = together(this.run);
       const [label, tone] = status(result.status);
       this.pill.className = `pill ${tone}`;
       this.pill.textContent = label;
       this.reason.textContent = result.reason ?? "";
-      this.empty.hidden = rounds.length > 0 || seats.seats.length > 0 || result.status !== "running";
+      this.devices.textContent = fit(result.devices);
+      this.empty.hidden = result.devices?.connected > 0 || rounds.length > 0 || seats.seats.length > 0 || result.status !== "running";
       for (const part of this.parts) part.update({ result, seats, clients, tokens, planned, rounds });
     });
   }

@@ -3,7 +3,8 @@
 import { get, Problem } from "./api.js";
 import * as banner from "./banner.js";
 import { h, say, table } from "./dom.js";
-import { amount, count, plural, status, UNITS } from "./format.js";
+import { ago, amount, count, metric, plural, status, UNITS } from "./format.js";
+import { modelNotice } from "./health.js";
 import { empty, loading } from "./states.js";
 import { pause } from "./stream.js";
 
@@ -12,13 +13,14 @@ const EVERY_MS = 3_000;
 export async function showRuns({ main, signal, fail }) {
   document.title = "Runs · FedOne";
   const list = h("div", {}, loading("Loading the runs …"));
-  main.replaceChildren(h("h1", {}, "Runs"), list);
+  const model = modelNotice();
+  main.replaceChildren(h("h1", {}, "Runs"), model.node, list);
   let known = null;
   while (!signal.aborted) {
     try {
-      const runs = await get("v1/runs", signal);
+      const [runs] = await Promise.all([get("v1/runs", signal), model.look(signal)]);
       banner.found();
-      const now = JSON.stringify(runs);
+      const now = JSON.stringify([runs, runs.map(active)]);
       if (now !== known) show(list, runs);
       if (known === null) say(plural(runs.length, "run", "runs"));
       known = now;
@@ -60,7 +62,7 @@ function show(list, runs) {
   const focused = document.activeElement?.getAttribute?.("href");
   let shown = list.querySelector("tbody");
   if (!shown) {
-    const { node, body } = table("Runs", ["Run", "State", "Rounds", "Budget"].map((text) => ({ text })));
+    const { node, body } = table("Runs", ["Run", "State", "Rounds", "Budget", "Metric", "Devices", "Last update", "Cost"].map((text) => ({ text })));
     node.classList.add("runs");
     list.replaceChildren(node);
     shown = body;
@@ -78,7 +80,28 @@ function row(run) {
     h("td", {}, h("span", { class: `pill ${tone}` }, label)),
     h("td", {}, meter(`Rounds of ${run.run_id}`, run.round, run.rounds), `${count(run.round)} of ${count(run.rounds)} rounds`),
     h("td", {}, ...budget(run)),
+    fact("Metric", run.metric === undefined ? "–" : metric(run.metric), run.metric === undefined ? "" : words(run.metric_name)),
+    fact("Devices", devices(run), run.devices && run.devices.fit < run.devices.connected ? `${count(run.devices.fit)} fit` : ""),
+    fact("Last update", active(run)),
+    fact("Cost", amount("usd", Number(run.spent.usd)), `${count(run.spent.requests)} requests`),
   );
+}
+
+// On a phone the cells have no heads: each says what it is.
+function fact(title, text, note = "") {
+  return h("td", { "data-title": title }, text, note && h("div", { class: "muted" }, note));
+}
+
+function devices(run) {
+  return run.devices ? plural(run.devices.connected, "device", "devices") : "–";
+}
+
+function active(run) {
+  return run.active_at === undefined ? "–" : ago(run.active_at);
+}
+
+function words(text) {
+  return (text ?? "").replaceAll("_", " ");
 }
 
 export function spent(usage, unit) {

@@ -28,6 +28,22 @@ export function trouble(error, retry) {
     { class: "notice bad", role: "alert" },
     h("h2", {}, title),
     h("p", {}, error.message),
-    retry && h("p", {}, h("button", { type: "button", on: { click: retry } }, "Try again")),
+    h(
+      "p",
+      { class: "ways" },
+      retry && h("button", { type: "button", on: { click: retry } }, "Try again"),
+      h("a", { href: "#/" }, "All runs"),
+    ),
+  );
+}
+
+// An address that leads nowhere.
+export function nowhere(address) {
+  return h(
+    "div",
+    { class: "notice", role: "alert" },
+    h("h1", {}, "There is no such page"),
+    h("p", {}, `Nothing is at ${address}.`),
+    h("p", { class: "ways" }, h("a", { href: "#/" }, "All runs")),
   );
 }

@@ -1,0 +1,20 @@
+// Whether the server's model is asked. Anybody may read it, and it counts against no limit.
+
+import { h } from "./dom.js";
+
+export function modelNotice() {
+  const node = h("p", { class: "notice warn", role: "status", hidden: true });
+  return {
+    node,
+    async look(signal) {
+      try {
+        const response = await fetch("readyz", { signal, cache: "no-store", credentials: "omit" });
+        const { checks } = await response.json();
+        node.hidden = checks.model?.ok !== false;
+      } catch {
+        return; // Others say that the server cannot be reached.
+      }
+      node.textContent = node.hidden ? "" : "The model is not asked at the moment. Runs that need it wait or are paused; the server's log says why.";
+    },
+  };
+}

@@ -1,0 +1,154 @@
+"""Whether a task can be put to a row, and why not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fedone_sdk.task import Example, TaskSpec
+
+__all__ = ["Misfit", "Rows", "misfit_of"]
+
+_MAX_LABEL_CHARS = 40
+_MAX_LABELS = 20
+"""A field with more values than this holds something else than labels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """What keeps a task from being put to a row.
+
+    Attributes:
+        field: The field that does not fit.
+        problem: What is wrong with it, without anything of the row.
+        shown: What is wrong with it, for those whose row it is.
+        label: The row's label, where no such label is allowed.
+    """
+
+    field: str
+    problem: str
+    shown: str
+    label: object = None
+
+    def __str__(self) -> str:
+        return f"field {self.field!r} {self.shown}"
+
+
+def misfit_of(task: TaskSpec, row: Example, *, most_chars: int | None = None) -> Misfit | None:
+    """The first reason why a task cannot be put to a row; None where it can.
+
+    A label is compared as text, so that a CSV's ``"1"`` is the label 1.
+
+    Args:
+        task: The task.
+        row: The row.
+        most_chars: The longest text that is allowed; None is any.
+    """
+    for field in task.fields:
+        if found := _text_misfit(row, field, most_chars):
+            return found
+    if task.loss == "score":  # A score function of the user's own takes what it likes.
+        return None
+    field = task.label_field
+    if task.generates:
+        found = _text_misfit(row, field, most_chars)
+        if found or row[field]:
+            return found
+        return _same(field, "is empty; a reference text has at least one character")
+    if field not in row:
+        return _missing(row, field)
+    label = row[field]
+    if str(label) in task.labels:
+        return None
+    allowed = ", ".join(task.labels)
+    return Misfit(
+        field, f"is none of: {allowed}", f"is {label!r:.80}, not one of: {allowed}", label
+    )
+
+
+def _text_misfit(row: Example, field: str, most_chars: int | None) -> Misfit | None:
+    if field not in row:
+        return _missing(row, field)
+    value = row[field]
+    if not isinstance(value, str):
+        return _same(field, f"is {type(value).__name__}; it must be text")
+    if most_chars is not None and len(value) > most_chars:
+        return _same(field, f"has more than {most_chars} characters")
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # JSON can spell it, no tokenizer can take it
+        return _same(field, "has half of a surrogate pair; it must be valid Unicode text")
+    return None
+
+
+def _same(field: str, problem: str) -> Misfit:
+    return Misfit(field, problem, problem)
+
+
+def _missing(row: Example, field: str) -> Misfit:
+    has = ", ".join(map(str, row)) or "nothing"
+    return Misfit(field, "is missing", f"is missing (the row has: {has})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """How many rows fit a task.
+
+    Attributes:
+        total: Rows.
+        fit: Those that a task can be put to.
+        reason: Why most of the others do not fit, for those whose rows they are; None where all do.
+        told: The same for others: it quotes nothing of a row but a label that stands in several
+            of them and looks like one.
+    """
+
+    total: int
+    fit: int
+    reason: str | None
+    told: str | None
+
+    @classmethod
+    def of(
+        cls,
+        task: TaskSpec,
+        rows: Iterable[Example],
+        *,
+        most_chars: int | None = None,
+        quotes: bool = True,
+    ) -> Rows:
+        """Compares rows with a task.
+
+        Args:
+            task: The task.
+            rows: The rows.
+            most_chars: The longest text that is allowed; None is any.
+            quotes: Whether `told` may quote a label at all.
+        """
+        total, problems, labels = 0, Counter[tuple[str, str]](), Counter[str]()
+        first: dict[tuple[str, str], Misfit] = {}
+        shown: dict[str, Misfit] = {}
+        for row in rows:
+            total += 1
+            found = misfit_of(task, row, most_chars=most_chars)
+            if found is None:
+                continue
+            kind = found.field, found.problem
+            problems[kind] += 1
+            first.setdefault(kind, found)
+            if found.label is not None:
+                text = str(found.label)
+                labels[text] += 1
+                shown.setdefault(text, found)
+        if not problems:
+            return cls(total=total, fit=total, reason=None, told=None)
+        ((kind, _),) = problems.most_common(1)
+        misfit, told = first[kind], f"field {kind[0]!r} {kind[1]}"
+        if misfit.label is not None:
+            ((text, count),) = labels.most_common(1)
+            misfit = shown[text]
+            looks_like_one = len(text) <= _MAX_LABEL_CHARS and len(labels) <= _MAX_LABELS
+            if quotes and count > 1 and looks_like_one:
+                told = str(misfit)
+        fit = total - problems.total()
+        return cls(total=total, fit=fit, reason=str(misfit), told=told)

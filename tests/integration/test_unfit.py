@@ -1,0 +1,244 @@
+"""Devices that do not fit a run: they do not end it, others take their places, people see why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+from structlog.testing import capture_logs
+
+from fedone_sdk import Aggregator, EdgeClient
+from fedone_sdk.aggregator.auth import ROLES, AdminToken, digest
+from fedone_sdk.backends import LLMBackend
+from fedone_sdk.client import HttpTransport
+from fedone_sdk.data.misfit import Rows
+from fedone_sdk.errors import ProblemError
+from fedone_sdk.messages import Claim, Decline
+from fedone_sdk.simulation import MemoryTransport
+from fedone_sdk.spec import RunSpec
+from fedone_sdk.testing import ScriptedBackend
+from fedone_sdk.vocabulary import Vocabulary
+
+TOKEN = "enrolment-token"
+WORDS = Vocabulary(candidates=("x", "y"))
+TICKETS = [{"text": f"text {n}", "label": ("billing", "login")[n % 2]} for n in range(8)]
+BACKEND = ScriptedBackend()
+WHY = "field 'label' is 'billing', not one of: low, high"
+
+
+def spec_of(name: str, labels: tuple[str, ...], *, rounds: int = 4) -> RunSpec:
+    words = {label: f" {label}" for label in labels}
+    return RunSpec.model_validate(
+        {
+            "name": name,
+            "task": {"template": "{prompt} {text} {mask}", "labels": words},
+            "prompt": {"length": 2, "vocabulary": {"kind": "list", "candidates": ["x", "y"]}},
+            "method": {"name": "gs-bdpl", "num_samples": 2, "batch_size": 2, "tau": 1.0},
+            "participation": {"exchange": "losses", "deadline_s": 100, "max_lost": 3},
+            "rounds": rounds,
+            "evaluation": {"every": 0},
+        }
+    )
+
+
+def secret_of(role: str) -> str:
+    return f"{role}-token-of-the-server"
+
+
+@asynccontextmanager
+async def serving(
+    *specs: RunSpec, backend: LLMBackend | None = BACKEND
+) -> AsyncIterator[Aggregator]:
+    aggregator = Aggregator(
+        backend=backend,
+        enrolment_tokens=[TOKEN],
+        admin_tokens=[
+            AdminToken(token_sha256=digest(secret_of(role)), name=role, role=role) for role in ROLES
+        ],
+    )
+    async with aggregator:
+        for spec in specs:
+            await aggregator.add_run(spec, WORDS)
+        yield aggregator
+
+
+def client_of(aggregator: Aggregator, data: Any = TICKETS, **more: Any) -> EdgeClient:
+    options = {"transport": MemoryTransport(aggregator.service), "wait_s": 0.0, **more}
+    return EdgeClient("memory:", token=TOKEN, data=data, **options)
+
+
+async def result_of(url: str, role: str, run: str) -> dict[str, Any]:
+    headers = {"Authorization": f"Bearer {secret_of(role)}"}
+    async with (
+        aiohttp.ClientSession(headers=headers) as session,
+        session.get(f"{url}/v1/runs/{run}") as response,
+    ):
+        found: dict[str, Any] = json.loads(await response.text())
+        return found
+
+
+async def test_devices_of_another_run_do_not_end_this_one() -> None:
+    tickets, urgency = spec_of("tickets", ("billing", "login")), spec_of("urgency", ("low", "high"))
+    async with serving(tickets, urgency) as aggregator, AsyncExitStack() as stack:
+        url = await aggregator.listen()
+        devices = [await stack.enter_async_context(client_of(aggregator)) for _ in range(6)]
+        outcomes = [await device.run_once() for _ in range(12) for device in devices]
+        runs = aggregator.service.runs
+        assert runs["tickets"].state.status == "completed"
+        assert runs["urgency"].state.status == "running"
+        assert outcomes.count("declined") == 6  # each of them once
+        assert runs["urgency"].state.account.held.queries == 0
+        told = (await result_of(url, "operator", "urgency"))["devices"]
+        assert told == {
+            "connected": 6,
+            "fit": 0,
+            "unfit": [{"reason": f"no row fits: {WHY}", "devices": 6}],
+        }
+        assert (await result_of(url, "viewer", "urgency"))["devices"]["unfit"] == []
+        assert "devices" not in await result_of(url, "viewer", "tickets")  # it is over
+        rows = [{"text": "a", "label": "low"}, {"text": "b", "label": "high"}]
+        async with client_of(aggregator, rows) as other:  # the run has waited for it
+            assert await other.run_once() == "worked"
+
+
+async def test_new_data_is_offered_work_again() -> None:
+    rows = TICKETS
+    async with (
+        serving(spec_of("urgency", ("low", "high"))) as aggregator,
+        client_of(aggregator, lambda: rows) as client,
+    ):
+        assert await client.run_once() == "declined"
+        assert await client.run_once() == "idle"
+        rows = [{"text": "a", "label": "low"}, {"text": "b", "label": "high"}]
+        assert await client.run_once() == "worked"
+
+
+async def test_a_device_that_starts_again_is_asked_again(tmp_path: Any) -> None:
+    async with serving(spec_of("urgency", ("low", "high"))) as aggregator:
+        async with client_of(aggregator, state_dir=tmp_path) as client:
+            assert await client.run_once() == "declined"
+        async with client_of(aggregator, state_dir=tmp_path) as client:
+            assert await client.run_once() == "declined"
+            assert await client.run_once() == "idle"
+
+
+async def test_unfit_devices_leave_their_places_to_others() -> None:
+    """More of them than a run has places for."""
+    async with (
+        serving(spec_of("urgency", ("low", "high"))) as aggregator,
+        AsyncExitStack() as stack,
+    ):
+        for _ in range(70):
+            device = await stack.enter_async_context(client_of(aggregator))
+            await device.run_once()
+        rows = [{"text": "a", "label": "low"}, {"text": "b", "label": "high"}]
+        async with client_of(aggregator, rows) as other:
+            assert await other.run_once() == "worked"
+
+
+async def test_a_run_without_any_backend_waits_and_spends_nothing() -> None:
+    async with (
+        serving(spec_of("tickets", ("billing", "login")), backend=None) as aggregator,
+        client_of(aggregator) as client,
+    ):
+        for _ in range(6):
+            await client.run_once()
+        run = aggregator.service.runs["tickets"]
+        assert (run.state.status, run.state.account.held.queries) == ("running", 0)
+        found = aggregator.service.dispatcher.fit(run, reasons=True)
+        assert found.unfit[0].reason.startswith("no backend: ")
+
+
+async def test_a_device_of_another_model_is_refused_once() -> None:
+    spec = spec_of("tickets", ("billing", "login")).model_dump(mode="json")
+    spec["participation"]["model"] = "this"
+    async with serving(RunSpec.model_validate(spec), backend=None) as aggregator:
+        other = ScriptedBackend(fingerprint="other")
+        async with client_of(aggregator, backend=other) as client:
+            assert [await client.run_once() for _ in range(3)] == ["refused", "idle", "idle"]
+        run = aggregator.service.runs["tickets"]
+        (found,) = aggregator.service.dispatcher.fit(run, reasons=True).unfit
+        assert found.reason == "the run scores with 'this', the device with 'other'"
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        (TICKETS, WHY),
+        ([{"text": "a", "label": "I am Jane Roe"}], "field 'label' is none of: low, high"),
+        (
+            [{"text": "a", "label": "a letter that goes on for more than a label " * 2}] * 2,
+            "field 'label' is none of: low, high",
+        ),
+        (
+            [{"text": "a", "label": f"note {n // 2}"} for n in range(60)],
+            "field 'label' is none of: low, high",
+        ),
+        ([{"Jane": "a", "label": "low"}], "field 'text' is missing"),
+    ],
+)
+def test_what_others_learn_of_rows(rows: list[dict[str, str]], told: str) -> None:
+    task = spec_of("urgency", ("low", "high")).task
+    assert Rows.of(task, rows).told == told
+    assert Rows.of(task, rows, quotes=False).told == told.replace(
+        "is 'billing', not one of", "is none of"
+    )
+
+
+class TestCheck:
+    async def test_how_rows_fit(self) -> None:
+        specs = spec_of("tickets", ("billing", "login")), spec_of("urgency", ("low", "high"))
+        backend = ScriptedBackend()
+        async with (
+            serving(*specs, backend=backend) as aggregator,
+            client_of(aggregator, [*TICKETS, {"text": "c"}]) as client,
+        ):
+            assert [str(fit) for fit in await client.check()] == [
+                "tickets 8 of 9 because field 'label' is missing (the row has: text)",
+                f"urgency 0 of 9 because {WHY}",
+            ]
+        assert backend.asked == []
+
+    async def test_a_run_that_is_not_there(self) -> None:
+        async with (
+            serving(spec_of("tickets", ("billing", "login"))) as aggregator,
+            client_of(aggregator, run_id="tockets") as client,
+        ):
+            with pytest.raises(ProblemError, match="tockets"):
+                await client.check()
+
+    async def test_the_log_says_it_when_a_client_begins(self) -> None:
+        async with serving(spec_of("urgency", ("low", "high"))) as aggregator:
+            url = await aggregator.listen()
+            async with EdgeClient(url, token=TOKEN, data=TICKETS, wait_s=0.0) as client:
+                with capture_logs() as logs:
+                    await client.run_once()
+                    await client.run_once()
+        lines = [line["event"] for line in logs if line["log_level"] == "warning"]
+        assert lines.count(f"your rows fit urgency 0 of 8 because {WHY}") == 1
+
+
+@pytest.mark.parametrize("message", ["claim", "decline"])
+async def test_an_older_server_gets_only_its_fields(
+    message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bodies: list[dict[str, Any]] = []
+    transport = HttpTransport("http://server")
+
+    async def request(method: str, path: str, credential: str, body: Any, **more: Any) -> Any:
+        bodies.append(json.loads(body.content))
+        if {"changed", "unfit"} & bodies[-1].keys():
+            raise ProblemError("invalid_message", "no such key")
+        return 204, {}, b""
+
+    monkeypatch.setattr(transport, "_request", request)
+    calls: dict[str, Callable[[], Any]] = {
+        "claim": lambda: transport.claim("c", Claim(num_examples=3, changed=True)),
+        "decline": lambda: transport.decline("c", "a", Decline(reason="why", unfit=True)),
+    }
+    await calls[message]()
+    assert len(bodies) == 2
