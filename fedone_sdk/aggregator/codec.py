@@ -57,6 +57,7 @@ def encode_document(state: RunState) -> dict[str, Any]:
         "bias": state.bias,
         # Left out where there are none: a replica of an earlier version does not know of them.
         **({} if state.summary is None else {"summary": state.summary}),
+        **({} if state.planned is None else {"planned": state.planned}),
         **({"votes": list(state.votes.items())} if state.votes else {}),
         **{
             name: [list(each) for each in found]

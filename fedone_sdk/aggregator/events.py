@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 from fedone_sdk.algorithms import Memory, State
-from fedone_sdk.budget import NOTHING, Usage
+from fedone_sdk.budget import NOTHING, Budget, Usage
 from fedone_sdk.errors import BackendError, SpecError, one_line
 from fedone_sdk.messages import (
     AlphaAssignment,
@@ -24,6 +24,7 @@ __all__ = [
     "Accepted",
     "Assigned",
     "CandidatesProposed",
+    "CapsRaised",
     "Closed",
     "Declined",
     "Effect",
@@ -40,6 +41,7 @@ __all__ = [
     "Prolonged",
     "PutOut",
     "Quarantined",
+    "RaiseAsked",
     "Refused",
     "Released",
     "Renewed",
@@ -304,6 +306,17 @@ class ResumeAsked:
     """A stopped, paused or failed run is to go on, with the model that there is now."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaiseAsked:
+    """Caps are to be raised; a run that they have ended is to go on.
+
+    Attributes:
+        caps: The new caps; those that are None stay as they are.
+    """
+
+    caps: Budget
+
+
 Event = (
     SeatsVacant
     | WorkAsked
@@ -325,6 +338,7 @@ Event = (
     | TimePassed
     | StopAsked
     | ResumeAsked
+    | RaiseAsked
 )
 
 
@@ -429,6 +443,17 @@ class WentBack:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CapsRaised:
+    """The run has higher caps.
+
+    Attributes:
+        record: For the log.
+    """
+
+    record: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MetricKnown:
     """The deployable prompt after a round has been measured.
 
@@ -459,6 +484,7 @@ Effect = (
     | RoundFinished
     | PutOut
     | WentBack
+    | CapsRaised
     | MetricKnown
     | RunEnded
 )

@@ -98,6 +98,8 @@ class RunState:
         bias: The label bias that the measurement of the final prompt found without labels.
         proposed: Candidates that were added since the run began, each with its slot.
         waiting: Those that come in when the round ends.
+        planned: The queries that the method plans with since caps were raised; None are those of
+            the run's description.
     """
 
     status: RunStatus = "running"
@@ -126,6 +128,7 @@ class RunState:
     bias: Bias | None = None
     proposed: tuple[tuple[str, str], ...] = ()
     waiting: tuple[tuple[str, str], ...] = ()
+    planned: int | None = None
 
     @property
     def running(self) -> bool:

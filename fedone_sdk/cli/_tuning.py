@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from fedone_sdk.cli._failures import naming
 from fedone_sdk.cli._report import can_go_on
 from fedone_sdk.cli._signals import stopping
-from fedone_sdk.cli._state import RunState
+from fedone_sdk.cli._state import KnownRun, RunState
 from fedone_sdk.cli.archives import stored_run
 from fedone_sdk.cli.progress import progress
 
@@ -101,7 +101,7 @@ async def run_here(
 
 
 def what_is_next(
-    spec: RunSpec, result: RunResult, state: RunState | None, ended: str | None
+    spec: RunSpec, result: RunResult, state: RunState | None, known: KnownRun | None
 ) -> Iterator[str]:
     """The lines below a result: where the run is kept, and the command that goes on."""
     if state is None:
@@ -111,8 +111,13 @@ def what_is_next(
             yield f"{result.reason}; {kept} is kept because of --no-store"
         return
     place = shlex.quote(str(state.store))
-    if ended is not None:
-        yield f"the run had ended before ({ended}); --fresh starts over, with the answers kept"
+    if known is not None and known.ended is None:
+        free = result.cache.hits - known.cache_hits
+        yield f"went on after round {known.round}; {free} answers were free, paid for before"
+    if known is not None and known.ended is not None:
+        yield (
+            f"the run had ended before ({known.ended}); --fresh starts over, with the answers kept"
+        )
     elif can_go_on(result):
         yield f"{result.reason}; goes on with: {same_command()}"
     yield f"kept in {state.store}; a report: fedone report {result.run_id} --store {place}"

@@ -85,7 +85,7 @@ class Progress:
         return False
 
     def _line(self, run: ServedRun) -> str:
-        state, budget = run.state, run.spec.budget
+        state, budget = run.state, run.state.account.cap
         cap = "" if budget is None or budget.queries is None else f"/{budget.queries}"
         traffic = run.counters.communication
         loss = "" if self._loss is None else f", loss {self._loss:.3f}"
@@ -108,7 +108,7 @@ class Progress:
 
 def _share(run: ServedRun) -> float:
     """How much of the run is done: the rounds or the budget, whichever ends it first."""
-    budget = run.spec.budget
+    budget = run.state.account.cap
     shares = [run.state.round / run.spec.rounds]
     if budget is not None:
         shares += [

@@ -11,6 +11,7 @@ import aiohttp
 import typer
 from pydantic import TypeAdapter, ValidationError
 
+from fedone_sdk.budget import Budget
 from fedone_sdk.cli import archives
 from fedone_sdk.cli._http import Server, Token, call, parse, request
 from fedone_sdk.cli._logs import quiet_logs
@@ -28,6 +29,7 @@ from fedone_sdk.messages import (
     RunResult,
     RunSummary,
 )
+from fedone_sdk.spec import validate_spec
 from fedone_sdk.trackers import TrackedRun, Tracking
 
 __all__ = ["app"]
@@ -103,6 +105,42 @@ def stop(run_id: RunId, server: Server, token: Token, json_file: JsonFile = None
 def resume(run_id: RunId, server: Server, token: Token, json_file: JsonFile = None) -> None:
     """Let a stopped or failed run go on."""
     _show(Output(json_file), call(server, token, "POST", f"/v1/runs/{run_id}/resume"))
+
+
+@app.command(
+    "raise", epilog="Example: fedone runs raise sst2 --queries 600 --server https://fedone.example"
+)
+def raise_caps(
+    run_id: RunId,
+    server: Server,
+    token: Token,
+    queries: Annotated[
+        int | None, typer.Option(metavar="N", show_default=False, help="Training queries.")
+    ] = None,
+    requests: Annotated[
+        int | None, typer.Option(metavar="N", show_default=False, help="Requests to the model.")
+    ] = None,
+    tokens: Annotated[
+        int | None, typer.Option(metavar="N", show_default=False, help="Tokens of all kinds.")
+    ] = None,
+    usd: Annotated[
+        float | None, typer.Option(metavar="X", show_default=False, help="US dollars.")
+    ] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Raise caps of a run; one that its budget has ended goes on from where it stands.
+
+    What is given is the new cap, not what is added to it.
+    """
+    output = Output(json_file)
+    given = {"queries": queries, "requests": requests, "tokens": tokens, "usd": usd}
+    caps = validate_spec(
+        Budget,
+        {unit: cap for unit, cap in given.items() if cap is not None},
+        source="arguments",
+    )
+    body = caps.model_dump_json(exclude_none=True).encode()
+    _show(output, call(server, token, "POST", f"/v1/runs/{run_id}/budget", body=body))
 
 
 @app.command(

@@ -47,7 +47,7 @@ COMMANDS = [
     ["reproduce"],
     ["report"],
     *(["prompt", *name] for name in ([], ["use"], ["verify"])),
-    *(["runs", name] for name in ("resume", "rollback", "show", "stop", "watch")),
+    *(["runs", name] for name in ("raise", "resume", "rollback", "show", "stop", "watch")),
     *(["tokens", name] for name in ("create", "list", "revoke")),
 ]
 
