@@ -47,6 +47,7 @@ from fedone_sdk.backends import (
     usable_vocabulary,
     want_of,
 )
+from fedone_sdk.backends.label_words import check_label_words
 from fedone_sdk.backends.wrappers import BudgetedBackend
 from fedone_sdk.budget import Budget
 from fedone_sdk.candidates import label_checks
@@ -510,7 +511,7 @@ class Service:
             return
         # First: some models say only then what they can do.
         for words, form in label_checks(spec.task, vocabulary):
-            await backend.check(words, form)
+            await check_label_words(backend, words, form)
         check_caps(spec, backend.bounds)
         want = want_of(spec.task, backend.answers)
         if want == "text" and not spec.gateway.generated_text:

@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedone_sdk.cli._output import size, terminal
+from fedone_sdk.cli._output import plural, size, terminal
 
 if TYPE_CHECKING:
     from fedone_sdk.aggregator import ServedRun
@@ -51,8 +51,9 @@ class Progress:
         if self._began is None:
             self._began = time.monotonic(), _share(run)
             self.text = (
-                f"starting, up to {run.spec.rounds} rounds of {run.spec.method.name}, "
-                f"{run.spec.prompt.length} positions, {len(run.vocabulary)} candidates"
+                f"starting, up to {plural(run.spec.rounds, 'round')} of {run.spec.method.name}, "
+                f"{plural(run.spec.prompt.length, 'position')}, "
+                f"{plural(len(run.vocabulary), 'candidate')}"
             )
             self.show(end=True)
         if isinstance(effect, RoundFinished):

@@ -19,7 +19,7 @@ from fedone_sdk.cli._output import Output
 from fedone_sdk.cli._report import exit_code
 from fedone_sdk.cli._run_file import RunFile
 from fedone_sdk.cli._state import KnownRun, RunState
-from fedone_sdk.cli._tuning import KeptRun, run_here, what_is_next
+from fedone_sdk.cli._tuning import KeptRun, abortable, run_here, what_is_next
 from fedone_sdk.cli.report import check_page
 from fedone_sdk.data import load_examples
 from fedone_sdk.errors import SpecError
@@ -156,9 +156,10 @@ def retune(
         return
     state = RunState.beside(path, name) if store is None else RunState.at(store)
     kept = KeptRun(state.store)
-    known, result, found = asyncio.run(
-        _retune(model, move, estimate, state, kept, transport, fresh)
-    )
+    with abortable(state):
+        known, result, found = asyncio.run(
+            _retune(model, move, estimate, state, kept, transport, fresh)
+        )
     page = _page(artefact, found, estimate, result)
     final = exit_code(result) == 0
     document = {

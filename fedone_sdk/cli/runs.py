@@ -16,7 +16,7 @@ from fedone_sdk.cli import archives
 from fedone_sdk.cli._http import Server, Token, call, parse, request
 from fedone_sdk.cli._logs import quiet_logs
 from fedone_sdk.cli._options import JsonFile, Trackers
-from fedone_sdk.cli._output import Output
+from fedone_sdk.cli._output import Output, plural
 from fedone_sdk.cli._report import print_result
 from fedone_sdk.cli._signals import stopping
 from fedone_sdk.cli._tracking import tracking_of
@@ -194,7 +194,8 @@ def delete(
             continue
         removed.append(parse(Removal.model_validate_json, body))
     output.write_json([removal.model_dump(mode="json") for removal in removed])
-    output.heading(f"{len(removed)} runs {'would be' if dry_run else 'are'} deleted")
+    are = "would be" if dry_run else "is" if len(removed) == 1 else "are"
+    output.heading(f"{plural(len(removed), 'run')} {are} deleted")
     output.table(
         ["run", "status", "queries", "log lines", "closed work", "memories"],
         (

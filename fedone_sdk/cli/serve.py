@@ -15,6 +15,7 @@ import typer
 
 from fedone_sdk.cli._failures import naming
 from fedone_sdk.cli._logs import json_logs, quiet_logs
+from fedone_sdk.cli._output import plural
 from fedone_sdk.cli._signals import stopping
 from fedone_sdk.errors import SpecError
 
@@ -62,7 +63,9 @@ def serve(
         runs = config.load_runs(folder)
         if check:
             store = asyncio.run(_check(config, folder, runs))
-            typer.echo(f"{name}: would serve {len(runs)} runs at {config.listen}; {store}")
+            typer.echo(
+                f"{name}: would serve {plural(len(runs), 'run')} at {config.listen}; {store}"
+            )
         else:
             asyncio.run(_serve(config, folder, runs))
 

@@ -28,7 +28,7 @@ from fedone_sdk.cli._report import exit_code, print_result
 from fedone_sdk.cli._run_file import RunFile
 from fedone_sdk.cli._state import KnownRun, RunState
 from fedone_sdk.cli._tracking import tracking_of
-from fedone_sdk.cli._tuning import KeptRun, run_here, what_is_next
+from fedone_sdk.cli._tuning import KeptRun, abortable, run_here, what_is_next
 from fedone_sdk.cli.report import check_report, write_report
 from fedone_sdk.errors import SpecError
 
@@ -138,7 +138,7 @@ def tune(
             f"raised {', '.join(known.raised)}; goes on after round {known.round}", file=sys.stderr
         )
     kept = KeptRun(None if state is None else state.store)
-    with tracking:
+    with tracking, abortable(state):
         result = asyncio.run(_tune(run, federation, transport, state, kept, tracking))
     # What was paid for: that one cannot be written, or nobody reads it, costs none of the others.
     with ExitStack() as last_first:

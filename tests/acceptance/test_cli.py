@@ -36,8 +36,8 @@ runs: [run.yaml]
 
 COMMANDS = [
     [],
-    *([name] for name in ("client", "compare", "plan", "quickstart", "retune", "score")),
-    *([name] for name in ("serve", "tune")),
+    *([name] for name in ("client", "compare", "init", "plan", "quickstart", "retune")),
+    *([name] for name in ("score", "serve", "tune")),
     *([name] for name in ("budget", "clients", "db", "models", "runs", "tokens")),
     *(["budget", name] for name in ("release", "show")),
     *(["clients", name] for name in ("list", "revoke")),

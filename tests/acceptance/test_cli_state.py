@@ -145,7 +145,7 @@ def test_a_raised_cap_lets_the_run_go_on(
     assert code == 0
     assert "raised queries 8 -> 12; goes on after round 2" in err
     # The run called "whole" has asked it all before.
-    assert "went on after round 2; 4 answers were free, paid for before" in err
+    assert "went on after round 2; 4 answers free, paid for before" in err
     assert "12 of 12" in out
     assert (result().cap.queries, result().spent.queries) == (12, 12)
     assert result().spent.requests == 0
@@ -187,6 +187,13 @@ def test_a_cap_that_cannot_be_raised_is_one_line(
 ) -> None:
     assert the_line(tune("--raise", given)).startswith(f"arguments: {said}")
     assert not (folder / ".fedone").exists()
+
+
+def test_a_cap_that_pays_for_no_round_is_no_success(tune: Fedone, folder: Path) -> None:
+    code, out, err = tune("--cap", 1)
+    assert code == 1
+    assert "budget_exhausted, 0 rounds" in out
+    assert "no round was done: the caps pay for none" in err
 
 
 def test_another_name_goes_on_from_the_same_answers(tune: Fedone, folder: Path) -> None:
