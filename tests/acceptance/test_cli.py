@@ -588,7 +588,7 @@ def test_serve_check(
     if told is None:
         assert (code, err) == (0, "")
         store = "other.db" if new == "other.db" else "fedone.db"
-        assert out == f"config.yaml: would serve 1 runs at 127.0.0.1:8080; would make {store}\n"
+        assert out == f"config.yaml: would serve 1 run at 127.0.0.1:8080; would make {store}\n"
     else:
         assert (code, out) == (2, "")
         assert err.startswith(told)
