@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
@@ -24,7 +25,8 @@ CALLS = []
 
 class Liking(ScriptedBackend):
     def __init__(self, word):
-        super().__init__(lambda inputs, words: (-0.1, -2.0) if word in str(inputs) else (-2.0, -0.1))
+        likes, not_so = (-0.1, -2.0), (-2.0, -0.1)
+        super().__init__(lambda inputs, words: likes if word in str(inputs) else not_so)
 
 
 def openings(*, task, texts, endings):
@@ -37,7 +39,8 @@ task: {template: "{opening} {text} It was {mask}.", labels: {0: " bad", 1: " goo
 data: {train: rows.jsonl, num_clients: 2}
 prompt:
   slots:
-    - {name: opening, candidates: {kind: own, object: "fedone_test_own:openings", options: {endings: [":", "."]}}}
+    - name: opening
+      candidates: {kind: own, object: "fedone_test_own:openings", options: {endings: [":", "."]}}
 method: {name: random, num_samples: 3, batch_size: 2}
 budget: {queries: 6}
 rounds: 2
@@ -81,14 +84,10 @@ def test_entry_points_are_names(
 
     monkeypatch.setattr(objects, "entry_points", entry_points)
     monkeypatch.syspath_prepend(folder)
-    named = RUN.replace("fedone_test_own:Liking", "mine").replace(
-        "fedone_test_own:openings", "mine"
-    )
+    named = re.sub(r"fedone_test_own:\w+", "mine", RUN)
     Path("run.yaml").write_text(named)
     assert tuned(fedone).status == "completed"
-    Path("run.yaml").write_text(
-        named.replace('own, object: "mine", options: {w', 'own, object: "no", options: {w')
-    )
+    Path("run.yaml").write_text(RUN.replace("fedone_test_own:Liking", "no"))
     err = fedone("tune", "run.yaml", "--fresh").err
     assert err == "run.yaml: backend.object: 'no' must be package.module:object or one of mine\n"
 
