@@ -106,6 +106,10 @@ VLLM = {"enabled": True, "model": "m"}
             "aggregator.apiKeySecret: with vllm.enabled the key is vllm.apiKeySecret",
         ),
         (
+            {"aggregator": {"backend": {"kind": "openai", "model": "gpt-6-luna"}}},
+            "aggregator.apiKeySecret: OpenAI asks for a key",
+        ),
+        (
             {"vllm": {**VLLM, "replicas": 2}},
             "vllm.cache.accessModes: several replicas share the cache",
         ),
