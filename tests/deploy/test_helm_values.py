@@ -181,6 +181,18 @@ def _key_is_there(backend: dict[str, Any], container: dict[str, Any]) -> None:
     assert backend.get("api_key_env") is None or backend["api_key_env"] in names
 
 
+def test_pods_are_spread_unless_values_say_how() -> None:
+    constraints = render({}).pod("aggregator")["topologySpreadConstraints"]
+    keys = [constraint["topologyKey"] for constraint in constraints]
+    assert keys == ["kubernetes.io/hostname", "topology.kubernetes.io/zone"]
+    for constraint in constraints:
+        labels = constraint["labelSelector"]["matchLabels"]
+        assert labels["app.kubernetes.io/component"] == "aggregator"
+    own = [{"maxSkew": 2, "topologyKey": "rack", "whenUnsatisfiable": "DoNotSchedule"}]
+    given = render({"aggregator": {"topologySpreadConstraints": own}})
+    assert given.pod("aggregator")["topologySpreadConstraints"] == own
+
+
 def test_the_database_url_is_quoted() -> None:
     manifests = render(CASES["replicas on a database of one's own"])
     config = yaml.safe_load(manifests.get("ConfigMap", "fedone-aggregator")["data"]["server.yaml"])
