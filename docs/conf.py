@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from textwrap import indent
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,9 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx_external_toc",
 ]
+if find_spec("sphinx_copybutton"):  # in the extra docs; the site is whole without it
+    extensions.append("sphinx_copybutton")
+copybutton_exclude = ".linenos, .gp, .go"
 root_doc = "docs/index"
 include_patterns = [
     *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/**.md", "docs/**.rst"),
@@ -50,6 +54,8 @@ html_theme_options = {
     "light_css_variables": {"color-code-background": "#f3f4f6"},  # it is white otherwise
 }
 html_extra_path = ["_extra"]
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_copy_source = False
 html_show_search_summary = False  # it would fetch pages, which browsers refuse from a disk
 html_math_renderer = "mathml"
@@ -94,6 +100,20 @@ def _skip_aliases(
     return True if str(member.__doc__).startswith("Alias for field number") else None
 
 
+def _pair_with_dark(app: Sphinx, doctree: nodes.document) -> None:
+    """Shows ``NAME-dark`` in the place of an image ``NAME`` while the page is dark."""
+    folder = Path(app.srcdir, app.env.docname).parent
+    for image in [*doctree.findall(nodes.image)]:
+        light = Path(image["uri"])
+        dark = light.with_name(f"{light.stem}-dark{light.suffix}")
+        if (folder / dark).is_file():
+            twin = image.copy()
+            twin["uri"] = dark.as_posix()
+            twin["classes"] = [*image["classes"], "only-dark"]
+            image["classes"] = [*image["classes"], "only-light"]
+            image.parent.insert(image.parent.index(image) + 1, twin)
+
+
 def _open_to_all(
     _app: Sphinx, _page: str, _template: str, context: dict[str, Any], _doctree: object
 ) -> None:
@@ -121,5 +141,6 @@ def setup(app: Sphinx) -> None:
     """Adds what is ours."""
     app.connect("autodoc-process-docstring", _highlight_fences)
     app.connect("autodoc-skip-member", _skip_aliases)
+    app.connect("doctree-read", _pair_with_dark, priority=400)  # before images are collected
     app.connect("html-page-context", _open_to_all, priority=900)  # after furo
     app.add_html_math_renderer("mathml", (_visit_math, None), (_visit_math, None))

@@ -21,6 +21,7 @@ FedOneError
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -211,15 +212,43 @@ class LabelWordError(BackendError):
         word: The label word.
         tokens: The tokens that the model makes of it.
         way_out: What else would help, for the message.
+        suggested: Words that are one token.
+        also: The task's other label words that are not one token.
     """
 
-    def __init__(self, word: str, tokens: list[str], way_out: str = "") -> None:
-        self.word, self.tokens, self.way_out = word, tokens, way_out
-        hint = "" if word.startswith(" ") else f" (did you mean {' ' + word!r}?)"
-        super().__init__(
+    def __init__(
+        self,
+        word: str,
+        tokens: list[str],
+        way_out: str = "",
+        *,
+        suggested: Sequence[str] | None = None,
+        also: Sequence[LabelWordError] = (),
+    ) -> None:
+        self.word, self.tokens, self.way_out, self.also = word, tokens, way_out, (*also,)
+        if suggested is None:
+            suggested = () if word.startswith(" ") else (f" {word}",)
+        self.suggested = (*suggested,)
+        hint = f" (did you mean {' or '.join(map(repr, suggested))}?)" if suggested else ""
+        self._own = (
             f"label word {word!r} is {len(tokens)} tokens {tokens} for this model, "
             f"it must be exactly one{hint}{way_out and '; or '}{way_out}"
         )
+        super().__init__("; ".join(self.problems))
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """One line for each word that does not fit."""
+        return (self._own, *(line for other in self.also for line in other.problems))
+
+    def suggesting(self, words: Sequence[str]) -> LabelWordError:
+        """The same error with words that are one token."""
+        return LabelWordError(self.word, self.tokens, self.way_out, suggested=words, also=self.also)
+
+    def with_others(self, also: Sequence[LabelWordError]) -> LabelWordError:
+        """The same error with those of the task's other label words."""
+        own = self.suggested
+        return LabelWordError(self.word, self.tokens, self.way_out, suggested=own, also=also)
 
 
 class MessageError(FedOneError):

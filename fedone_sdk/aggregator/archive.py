@@ -206,7 +206,8 @@ def _check_run(snapshot: RunSnapshot) -> RunState:
         if key not in known or known[key] != value:
             raise ValueError(f"{key}: is no part of a run's state, or not as it should be")
     _check_types(state)
-    if state.account.cap != spec.budget:
+    cap = state.account.cap  # Whether it was raised so, a replay of the log says.
+    if cap != spec.budget and (not (cap and spec.budget) or spec.budget.raised(cap) != cap):
         raise ValueError("the caps are not those of the run's budget")
     if not 0 <= state.round <= spec.rounds:
         raise ValueError(f"round {state.round} is not one of {spec.rounds}")

@@ -58,6 +58,7 @@ def encode_document(state: RunState) -> dict[str, Any]:
         "bias": state.bias,
         # Left out where there are none: a replica of an earlier version does not know of them.
         **({} if state.summary is None else {"summary": state.summary}),
+        **({} if state.planned is None else {"planned": state.planned}),
         **({"votes": list(state.votes.items())} if state.votes else {}),
         **({} if state.verdict is None else {"verdict": state.verdict.model_dump(mode="json")}),
         **({"unfit": list(state.unfit.items())} if state.unfit else {}),

@@ -404,7 +404,7 @@ def _public_text(spec: RunSpec, path: Path) -> list[str]:
 
 def _resolved(backend: BackendSpec, folder: Path) -> dict[str, Any]:
     """What says which model it is, however its path was written."""
-    names = {"kind", "model", "base_url", "url", "revision"}
+    names = {"kind", "model", "base_url", "url", "revision", "object", "options"}
     document = backend.model_dump(include=names)
     if isinstance(backend, OnnxSpec) and backend.model is not None:
         document["model"] = (folder / backend.model).expanduser().resolve()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 from fedone_sdk.algorithms import Memory, State
-from fedone_sdk.budget import NOTHING, Usage
+from fedone_sdk.budget import NOTHING, Budget, Usage
 from fedone_sdk.errors import BackendError, SpecError, one_line
 from fedone_sdk.messages import (
     AlphaAssignment,
@@ -25,6 +25,7 @@ __all__ = [
     "Accepted",
     "Assigned",
     "CandidatesProposed",
+    "CapsRaised",
     "Closed",
     "Declined",
     "Effect",
@@ -41,6 +42,7 @@ __all__ = [
     "Prolonged",
     "PutOut",
     "Quarantined",
+    "RaiseAsked",
     "Refitted",
     "Refused",
     "Released",
@@ -323,6 +325,17 @@ class ResumeAsked:
     """A stopped, paused or failed run is to go on, with the model that there is now."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaiseAsked:
+    """Caps are to be raised; a run that they have ended is to go on.
+
+    Attributes:
+        caps: The new caps; those that are None stay as they are.
+    """
+
+    caps: Budget
+
+
 Event = (
     SeatsVacant
     | WorkAsked
@@ -345,6 +358,7 @@ Event = (
     | TimePassed
     | StopAsked
     | ResumeAsked
+    | RaiseAsked
 )
 
 
@@ -449,6 +463,17 @@ class WentBack:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CapsRaised:
+    """The run has higher caps.
+
+    Attributes:
+        record: For the log.
+    """
+
+    record: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MetricKnown:
     """The deployable prompt after a round has been measured.
 
@@ -479,6 +504,7 @@ Effect = (
     | RoundFinished
     | PutOut
     | WentBack
+    | CapsRaised
     | MetricKnown
     | RunEnded
 )

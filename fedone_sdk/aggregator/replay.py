@@ -13,10 +13,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fedone_sdk.aggregator.codec import decode
 from fedone_sdk.aggregator.curves import Curves, check_curves
-from fedone_sdk.aggregator.events import Refused, RolledBack
+from fedone_sdk.aggregator.events import Event, RaiseAsked, Refused, RolledBack
 from fedone_sdk.aggregator.machine import RoundMachine
 from fedone_sdk.aggregator.state import RunState, Seat
 from fedone_sdk.algorithms import Memory, State, alpha_sha256, dump_memory, load_memory
+from fedone_sdk.budget import Budget
 from fedone_sdk.errors import FedOneError
 from fedone_sdk.messages import Array
 from fedone_sdk.messages.ndarray import from_wire
@@ -77,7 +78,15 @@ class _RoundRecord(BaseModel):
     round: _Index
     seats: Annotated[tuple[_SeatRecord, ...], Field(min_length=1)]
     candidates: tuple[tuple[str, str], ...] = ()
+    plan: Annotated[int, Field(ge=0, lt=2**53)] | None = None
     alpha_sha256: str
+
+
+class _BudgetRecord(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    round: _Index
+    cap: Budget
 
 
 class _RollbackRecord(BaseModel):
@@ -168,6 +177,8 @@ def _rollbacks(entries: Iterable[LogEntry]) -> set[int]:
 class _Replay:
     """Computes a run again, page by page of its log.
 
+    What raised the caps moves no alpha, and is no line of its own in what comes out.
+
     Args:
         machine: Of the run.
         kept: Rounds that the log will go back to.
@@ -186,10 +197,13 @@ class _Replay:
         """The next lines of the log."""
         for entry in entries:
             self._number += 1
-            if entry.kind not in ("round", "rollback"):
+            if entry.kind not in _RECORDS:
                 continue
             line = _parse(entry, self._number)
             try:
+                if isinstance(line, _BudgetRecord):
+                    self._state = _stepped(self._machine, self._state, RaiseAsked(caps=line.cap))
+                    continue
                 logged = self._take(line)
             except ValueError as exc:
                 raise ValueError(f"line {self._number} of the log: {exc}") from exc
@@ -287,6 +301,10 @@ def _rolled_back(machine: RoundMachine, state: RunState, back: RunState) -> RunS
         to_round=back.round,
         reason="",
     )
+    return _stepped(machine, state, event)
+
+
+def _stepped(machine: RoundMachine, state: RunState, event: Event) -> RunState:
     state, effects = machine.step(state, event, 0.0)
     for effect in effects:
         if isinstance(effect, Refused):
@@ -294,10 +312,16 @@ def _rolled_back(machine: RoundMachine, state: RunState, back: RunState) -> RunS
     return state
 
 
-def _parse(entry: LogEntry, number: int) -> _RoundRecord | _RollbackRecord:
-    model = _RoundRecord if entry.kind == "round" else _RollbackRecord
+_RECORDS: Mapping[str, type[_RoundRecord | _RollbackRecord | _BudgetRecord]] = {
+    "round": _RoundRecord,
+    "rollback": _RollbackRecord,
+    "budget": _BudgetRecord,
+}
+
+
+def _parse(entry: LogEntry, number: int) -> _RoundRecord | _RollbackRecord | _BudgetRecord:
     try:
-        return model.model_validate_json(entry.body)
+        return _RECORDS[entry.kind].model_validate_json(entry.body)
     except ValueError as exc:
         raise ValueError(f"line {number} of the log is no {entry.kind}: {exc}") from exc
 
@@ -307,7 +331,7 @@ def _round(
 ) -> tuple[RunState, dict[int, Memory]]:
     """A round, from what its clients returned."""
     memories = dict(memories)
-    state = replace(state, waiting=record.candidates)
+    state = machine.with_plan(replace(state, waiting=record.candidates), record.plan)
     machine = machine.at(state)
     seats: list[Seat] = []
     # In the order in which they were finished: a client may have had two of them.
@@ -450,10 +474,12 @@ def compare(snapshot: RunSnapshot) -> ReplayReport:
             break
     else:
         kept = {client: load_memory(value) for client, value in snapshot.memories}
+        state = machine.with_plan(state, stored.planned)  # The round under way may have another.
         if not machine.repeats_exactly:
             state = _unless_close(state, stored)
             memories = kept if _are_close(_flat(kept), _flat(memories)) else memories
         for what, theirs, ours in (
+            ("the cap", str(stored.account.cap), str(state.account.cap)),
             ("the number of rounds", str(stored.round), str(state.round)),
             ("alpha", alpha_sha256(stored.method.alpha), alpha_sha256(state.method.alpha)),
             ("the method's memory", _sha256(stored.method.memory), _sha256(state.method.memory)),

@@ -15,6 +15,7 @@ from fedone_sdk.aggregator.aside import aside, aside_if_large
 from fedone_sdk.aggregator.codec import arrays_of, decode, encode_arrays, encode_document
 from fedone_sdk.aggregator.events import (
     Accepted,
+    CapsRaised,
     Closed,
     Effect,
     Event,
@@ -338,7 +339,7 @@ class ServedRun:
             status=state.status,
             round=state.round,
             rounds=self.spec.rounds,
-            cap=Cap.of(self.spec.budget),
+            cap=Cap.of(state.account.cap),
             spent=state.account.spent,
             priced=not self.counters.unpriced,
             created_at=self._created_at,
@@ -694,6 +695,8 @@ class ServedRun:
                 log.append(LogEntry(kind="round", body=text))
             elif isinstance(effect, WentBack):
                 log.append(LogEntry(kind="rollback", body=json.dumps(effect.record)))
+            elif isinstance(effect, CapsRaised):
+                log.append(LogEntry(kind="budget", body=json.dumps(effect.record)))
             elif isinstance(effect, MemorySaved):
                 memories.append((effect.client, dump_memory(effect.memory)))
         await self._store_commit(
@@ -773,6 +776,8 @@ class ServedRun:
             _log.info("run ended", run_id=self.run_id, status=effect.status)
         elif isinstance(effect, Closed):
             _log.info("assignment closed", run_id=self.run_id, **asdict(effect))
+        elif isinstance(effect, CapsRaised):
+            _log.info("caps raised", run_id=self.run_id, **effect.record)
         elif isinstance(effect, PutOut):
             _log.warning("client quarantined", run_id=self.run_id, **asdict(effect))
         self._listener(self, effect)
@@ -898,7 +903,7 @@ class ServedRun:
             status=state.status,
             reason=state.reason,
             rounds=state.round,
-            cap=Cap.of(self.spec.budget),
+            cap=Cap.of(state.account.cap),
             spent=state.account.spent,
             leased=state.account.leased,
             cache=CacheReport(hits=counters.cache_hits),

@@ -20,6 +20,7 @@ from fedone_sdk.aggregator.events import (
     Effect,
     PauseAsked,
     Quarantined,
+    RaiseAsked,
     Released,
     ResumeAsked,
     RolledBack,
@@ -46,7 +47,9 @@ from fedone_sdk.backends import (
     usable_vocabulary,
     want_of,
 )
+from fedone_sdk.backends.label_words import check_label_words
 from fedone_sdk.backends.wrappers import BudgetedBackend
+from fedone_sdk.budget import Budget
 from fedone_sdk.candidates import label_checks
 from fedone_sdk.clock import Clock
 from fedone_sdk.errors import (
@@ -328,6 +331,8 @@ class Service:
     ) -> ServedRun:
         """Adds a run under its spec's name; a stored run with the same spec is taken up again.
 
+        Where the spec's caps are higher than those of the stored run, these are raised.
+
         Args:
             spec: The run.
             vocabulary: Its candidates.
@@ -369,6 +374,11 @@ class Service:
                     f"name: {spec.name!r} is taken by a run with another description "
                     f"(changed: {changed})"
                 )
+        if spec.budget not in (run.spec.budget, run.state.account.cap, None):
+            try:
+                await self.raise_caps(run, spec.budget)
+            except ProblemError as exc:
+                raise SpecError(f"budget: {exc.detail}") from exc
         if dev and self._backend is not None and run.run_id not in self._evaluations:
             self._evaluations[run.run_id] = Evaluation(
                 run,
@@ -513,7 +523,7 @@ class Service:
             return
         # First: some models say only then what they can do.
         for words, form in label_checks(spec.task, vocabulary):
-            await backend.check(words, form)
+            await check_label_words(backend, words, form)
         check_caps(spec, backend.bounds)
         want = want_of(spec.task, backend.answers)
         if want == "text" and not spec.gateway.generated_text:
@@ -610,12 +620,7 @@ class Service:
             self._backend.reset()
         await run.catch_up()
         if run.machine.can_resume(run.state):  # else the machine says why not
-            try:
-                await self._look_at_model(run.base, run.vocabulary)
-            except (BackendError, SpecError) as exc:
-                passes = isinstance(exc, BackendUnavailable)
-                code = "backend_unavailable" if passes else "backend_blocked"
-                raise ProblemError(code, PauseAsked.because(exc).reason) from exc
+            await self._ask_for_model(run)
         model = run.state.model
         await run.apply(ResumeAsked())
         if model is not None and run.state.model != model:
@@ -625,6 +630,57 @@ class Service:
                 before=model,
                 now=run.state.model,
             )
+        self._goes_on(run)
+
+    async def raise_caps(self, run: ServedRun, caps: Budget) -> None:
+        """Raises caps of a run; one that its budget has ended goes on from where it stands.
+
+        Args:
+            run: Which.
+            caps: The new caps; those that are None stay as they are.
+
+        Raises:
+            ProblemError: ``run_conflict`` when a cap would not be higher, or the run could not go
+                on with it; ``backend_blocked`` or ``backend_unavailable`` when it would go on and
+                the model cannot be asked.
+        """
+        await run.catch_up()
+        ended = not (run.state.running or run.machine.can_resume(run.state))
+        if ended:
+            await self._check_going_on(run)
+        await run.apply(RaiseAsked(caps=caps))
+        if ended:
+            self._goes_on(run)
+
+    async def _check_going_on(self, run: ServedRun) -> None:
+        """Refuses to let an ended run go on that lacks something of its own by now."""
+        if len(run.history) < run.state.round:
+            raise ProblemError("run_conflict", "the log of the run was removed: it cannot go on")
+        for name in run.history[-1].client_id.split(",") if run.history else ():
+            if await self._store.client_named(name) is None:
+                raise ProblemError("run_conflict", "the clients of the run are in another store")
+        await self._ask_for_model(run)
+        before, now = run.state.model, run.base.gateway_model
+        if before and now and before != now:
+            raise ProblemError(
+                "run_conflict", f"the server's model is {now!r}, the run was scored by {before!r}"
+            )
+
+    async def _ask_for_model(self, run: ServedRun) -> None:
+        """Looks at the model of a run that people want to go on.
+
+        Raises:
+            ProblemError: ``backend_blocked`` or ``backend_unavailable``.
+        """
+        try:
+            await self._look_at_model(run.base, run.vocabulary)
+        except (BackendError, SpecError) as exc:
+            passes = isinstance(exc, BackendUnavailable)
+            code = "backend_unavailable" if passes else "backend_blocked"
+            raise ProblemError(code, PauseAsked.because(exc).reason) from exc
+
+    def _goes_on(self, run: ServedRun) -> None:
+        """What follows when an ended run runs again."""
         self._evaluate(run)
         self.dispatcher.look_at(run)
         self.replicas.notice()  # Its seats have new deadlines.

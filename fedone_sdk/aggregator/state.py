@@ -104,6 +104,8 @@ class RunState:
         verdict: Whether tuning was worth it, once the final prompt was measured.
         proposed: Candidates that were added since the run began, each with its slot.
         waiting: Those that come in when the round ends.
+        planned: The queries that the method plans with since caps were raised; None are those of
+            the run's description.
     """
 
     status: RunStatus = "running"
@@ -134,6 +136,7 @@ class RunState:
     verdict: Verdict | None = None
     proposed: tuple[tuple[str, str], ...] = ()
     waiting: tuple[tuple[str, str], ...] = ()
+    planned: int | None = None
 
     @property
     def running(self) -> bool:

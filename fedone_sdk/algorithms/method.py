@@ -136,6 +136,10 @@ class Method(Protocol):
         """Return whether the method has ended by itself: more rounds would not change it."""
         ...
 
+    def search_on(self, state: State) -> State:
+        """Return the state to go on from when more asks are planned than before."""
+        ...
+
 
 class PlainMethod:
     """What holds for a method that neither calibrates nor ends by itself."""
@@ -153,6 +157,10 @@ class PlainMethod:
     def finished(self, state: State) -> bool:
         """Return False: the run's rounds and budget end it."""
         return False
+
+    def search_on(self, state: State) -> State:
+        """Return the state as it is: what the method does next is planned by no number of asks."""
+        return state
 
 
 class PlainAlgorithm(PlainMethod):

@@ -236,6 +236,13 @@ class PromptSearch(ABC):
         told, _, began = self._progress(state)
         return bool(began >= 0 and told - began >= self.race)
 
+    def search_on(self, state: State) -> State:
+        """Return the state with a race called off, so that new prompts are made again."""
+        if not self._racing(state):
+            return state
+        told = self._progress(state)[_TOLD]
+        return state.evolve(memory={**state.memory, "progress": np.array([told, told, -1.0])})
+
     # What methods add
 
     @abstractmethod

@@ -19,12 +19,14 @@ from fedone_sdk.backends.wrappers import (
     WatchedBackend,
 )
 from fedone_sdk.budget import FREE, BudgetGuard, Price, known_price
-from fedone_sdk.errors import SpecError
+from fedone_sdk.errors import BackendError, MissingExtraError, SpecError
+from fedone_sdk.objects import load_object
 from fedone_sdk.spec import (
     BackendSpec,
     LlamaCppSpec,
     OnnxSpec,
     OpenAISpec,
+    OwnSpec,
     RemoteSpec,
     RunSpec,
     TransformersSpec,
@@ -151,6 +153,8 @@ def build_adapter(spec: BackendSpec, folder: Path) -> LLMBackend:
     for name in ("tokenizer", "embeddings"):
         if options.get(name) is not None:
             options[name] = _path(folder, options[name])
+    if isinstance(spec, OwnSpec):
+        return _own(spec, folder)
     if isinstance(spec, OnnxSpec):
         from fedone_sdk.backends.onnx import OnnxBackend
 
@@ -173,6 +177,25 @@ def build_adapter(spec: BackendSpec, folder: Path) -> LLMBackend:
     from fedone_sdk.backends.openai import OpenAIBackend
 
     return OpenAIBackend(**options)
+
+
+def _own(spec: OwnSpec, folder: Path) -> LLMBackend:
+    """A backend of the user's own."""
+    try:
+        make = load_object("object", spec.object, folder, group="fedone.backends")
+    except SpecError as exc:
+        raise SpecError(exc.problems, source="backend") from exc
+    try:
+        found = make(**spec.options)
+    except (BackendError, MissingExtraError):
+        raise
+    except Exception as exc:  # The user's code can raise anything.
+        problem = f"options: {spec.object} raises {type(exc).__name__}: {exc}"
+        raise SpecError(problem, source="backend") from exc
+    if not isinstance(found, LLMBackend):
+        problem = f"object: {spec.object} makes a {type(found).__name__}, no LLMBackend"
+        raise SpecError(problem, source="backend")
+    return found
 
 
 def _gguf(model: str, folder: Path) -> Path:

@@ -126,6 +126,21 @@ class Budget(BaseModel):
             raise ValueError("needs at least one cap")
         return self
 
+    def raised(self, caps: Budget) -> Budget:
+        """These caps with those that `caps` names put higher.
+
+        Raises:
+            ValueError: One of them is lower, or there is no cap in its unit.
+        """
+        wanted = caps.model_dump(exclude_none=True)
+        for unit, cap in wanted.items():
+            now = getattr(self, unit)
+            if now is None:
+                raise ValueError(f"{unit}: has no cap; one would lower what may be spent")
+            if cap < now:
+                raise ValueError(f"{unit}: the cap is {now}, and a cap can only be raised")
+        return self.model_copy(update=wanted)
+
     def pairs(self, usage: Usage) -> list[tuple[str, int | Decimal, int | Decimal]]:
         """The capped units as (unit, cap, the amount of `usage` in that unit)."""
         amounts: dict[str, int | Decimal] = {

@@ -27,6 +27,7 @@ from fedone_sdk.candidates.sources import (
     InstructionsSource,
     LabelSet,
     LabelsSource,
+    OwnSource,
 )
 from fedone_sdk.description import PRESET_DESCRIPTIONS, Description
 
@@ -36,6 +37,7 @@ __all__ = [
     "InstructionsSource",
     "LabelSet",
     "LabelsSource",
+    "OwnSource",
     "PRESET_DESCRIPTIONS",
     "PRESET_LABEL_SETS",
     "ScoredCandidate",

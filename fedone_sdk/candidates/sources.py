@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 
-__all__ = ["DemonstrationsSource", "InstructionsSource", "LabelSet", "LabelsSource"]
+__all__ = ["DemonstrationsSource", "InstructionsSource", "LabelSet", "LabelsSource", "OwnSource"]
 
 
 class _Frozen(BaseModel):
@@ -57,6 +57,21 @@ class DemonstrationsSource(_Frozen):
     blocks: Annotated[int, Field(ge=1, le=1024)] = 4
     seed: Annotated[int, Field(ge=0, lt=2**53)] = 0
     max_chars: Annotated[int, Field(ge=1, le=4000)] = 300
+
+
+class OwnSource(_Frozen):
+    """A function of your own, which returns the candidates.
+
+    Attributes:
+        object: ``package.module:function``, also from a module next to the run file, or the name
+            of an entry point of the group ``fedone.candidates``. It is called with ``task``, with
+            ``texts`` (the training texts, where they are at hand) and the options.
+        options: Its other keyword arguments.
+    """
+
+    kind: Literal["own"] = "own"
+    object: Annotated[str, Field(min_length=1, max_length=200)]
+    options: dict[str, JsonValue] = Field(default_factory=dict)
 
 
 def _label_key(value: object) -> object:

@@ -78,6 +78,7 @@ def naming(source: str) -> Iterator[None]:
             raise
         raise SpecError(exc.problems, source=source) from exc
     except LabelWordError as exc:
-        raise SpecError(f"task.labels: {exc}", source=source) from exc
+        problems = [f"task.labels: {problem}" for problem in exc.problems]
+        raise SpecError(problems, source=source) from exc
     except (BackendError, DataError) as exc:
         raise SpecError(str(exc), source=source) from exc

@@ -106,6 +106,13 @@ def size(num_bytes: int) -> str:
     return f"{value:.1f} {unit}"
 
 
+def plural(count: int, noun: str) -> str:
+    """A number of things: ``1 round``, ``2 rounds``; "query" has "queries"."""
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count} {noun[:-1]}ies" if noun.endswith("y") else f"{count} {noun}s"
+
+
 def moment(seconds: float) -> str:
     """A time since the epoch for people, in UTC."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")

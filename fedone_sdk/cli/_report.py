@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from fedone_sdk.cli._output import Output, money, size
+from fedone_sdk.cli._output import Output, money, plural, size
 from fedone_sdk.messages import COMPARED
 
 if TYPE_CHECKING:
@@ -15,10 +15,13 @@ __all__ = ["bias_text", "can_go_on", "devices_text", "exit_code", "print_exchang
 
 
 def exit_code(result: RunResult) -> int:
-    """1 for a run that failed or is paused, 130 for one that Ctrl-C stopped; 0 for a success."""
+    """0 for a success, 130 for a run that Ctrl-C stopped.
+
+    1 for one that failed or is paused, or whose caps did not pay for a round.
+    """
     if result.status == "stopped":
         return 1 if _paused(result) else 130
-    return int(result.status == "failed")
+    return int(result.status == "failed" or not result.rounds)
 
 
 def can_go_on(result: RunResult) -> bool:
@@ -38,7 +41,7 @@ def print_result(output: Output, result: RunResult, *, num_clients: int | None =
     reason = f" ({result.reason})" if result.reason else ""
     took_part = {name for entry in result.history for name in entry.client_id.split(",")}
     facts = {
-        "status": f"{result.status}{reason}, {result.rounds} rounds",
+        "status": f"{result.status}{reason}, {plural(result.rounds, 'round')}",
         **({} if result.verdict is None else {"verdict": result.verdict.text}),
         "prompt so far" if result.status == "stopped" else "prompt": repr(result.prompt.text)
         if result.prompt.tokens

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from fedone_sdk.cli._failures import naming
+from fedone_sdk.errors import SpecError
 from fedone_sdk.spec import RunSpec, validate_spec
 
 if TYPE_CHECKING:
     from fedone_sdk.backends import LLMBackend
-    from fedone_sdk.budget import BudgetGuard
+    from fedone_sdk.budget import Budget, BudgetGuard
     from fedone_sdk.simulation import Federation
 
 __all__ = ["RunFile"]
@@ -38,6 +39,7 @@ class RunFile:
         seed: int | None = None,
         cap: int | None = None,
         exchange: str | None = None,
+        raised: Mapping[str, Any] | None = None,
         start: Sequence[Mapping[str, float]] | None = None,
     ) -> Self:
         """Reads a RUN.yaml; what is not None replaces what the file says.
@@ -52,11 +54,16 @@ class RunFile:
             given["seed"] = seed
         if cap is not None:
             given["budget"] = {**(given.get("budget") or {}), "queries": cap}
+        if raised:
+            given["budget"] = {**(given.get("budget") or {}), **raised}
         if exchange is not None:
             given["participation"] = {**given.get("participation", {}), "exchange": exchange}
         if start is not None:
             given["prompt"]["start"] = start
-        return cls(path=path, spec=validate_spec(RunSpec, given, source="arguments"))
+        changed = validate_spec(RunSpec, given, source="arguments")
+        if raised and changed.budget is not None:
+            _check_raised(spec.budget, changed.budget)
+        return cls(path=path, spec=changed)
 
     @property
     def folder(self) -> Path:
@@ -84,3 +91,12 @@ class RunFile:
             spec = spec.model_copy(update={"cache": str(cache.absolute())})
         with naming(str(self.path)):
             return build_backend(spec, self.folder, guard=guard)
+
+
+def _check_raised(caps: Budget | None, higher: Budget) -> None:
+    try:
+        if caps is None:
+            raise ValueError("the run has no caps")
+        caps.raised(higher)
+    except ValueError as exc:
+        raise SpecError(f"--raise: {exc}", source="arguments") from exc

@@ -7,7 +7,7 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from fedone_sdk.errors import SpecError
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fedone_sdk.stores import RunRecord, SqlStore
     from fedone_sdk.vocabulary import Vocabulary
 
-__all__ = ["FOLDER", "RunState", "default_store"]
+__all__ = ["FOLDER", "KnownRun", "RunState", "default_store"]
 
 FOLDER = ".fedone"
 """The folder next to a RUN.yaml that holds the state of its run."""
@@ -27,6 +27,23 @@ _FINAL = {"completed", "budget_exhausted", "target_reached"}
 def default_store(run_id: str, folder: Path = Path()) -> Path:
     """The store of a run that was tuned from a RUN.yaml in this folder."""
     return folder / FOLDER / f"{run_id}.db"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownRun:
+    """What a store holds of a run before the command goes on with it.
+
+    Attributes:
+        ended: How it ended for good; None where it can go on.
+        raised: The caps that are raised now, each as ``queries 300 -> 600``.
+        round: Rounds done.
+        cache_hits: Answers that cost nothing so far.
+    """
+
+    ended: str | None
+    raised: tuple[str, ...]
+    round: int
+    cache_hits: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +112,7 @@ class RunState:
         *,
         fresh: bool,
         model: str | None = None,
-    ) -> str | None:
+    ) -> KnownRun | None:
         """Looks for the run in the store, and makes sure that it can go on.
 
         Args:
@@ -105,7 +122,7 @@ class RunState:
             model: Fingerprint that the stored run's model must have; None takes any.
 
         Returns:
-            How the stored run ended for good; None where there is none, or it can go on.
+            What the store holds; None where there is no such run.
 
         Raises:
             SpecError: The store holds another run of this name, one of another model, or ``fresh``
@@ -130,15 +147,20 @@ class RunState:
         known = runs.get(spec.name)
         if known is None:
             return None
-        self._compare(known, spec, vocabulary)
         document = json.loads(known.document)
+        raised = self._compare(known, document["account"]["cap"], spec, vocabulary)
         status: str = document["status"]
         if model is not None and document["model"] not in (None, model):
             raise SpecError(
                 f"backend: is {model!r}, the run {spec.name!r} in {self.store} was scored by "
                 f"{document['model']!r}: start over with --fresh, or rename the backend's file"
             )
-        return status if status in _FINAL else None
+        return KnownRun(
+            ended=status if status in _FINAL and not raised else None,
+            raised=raised,
+            round=document["round"],
+            cache_hits=document["counters"]["cache_hits"],
+        )
 
     async def _clear(self, store: SqlStore, name: str) -> None:
         others = sorted(record.run_id for record in await store.runs() if record.run_id != name)
@@ -154,17 +176,27 @@ class RunState:
         """Removes the clients of a store that is gone: a new one would not know them."""
         shutil.rmtree(self.clients, ignore_errors=True)
 
-    def _compare(self, known: RunRecord, spec: RunSpec, vocabulary: Vocabulary) -> None:
+    def _compare(
+        self, known: RunRecord, cap: Any, spec: RunSpec, vocabulary: Vocabulary
+    ) -> tuple[str, ...]:
+        """Makes sure that it is the same run; the caps that are higher than the stored run's."""
+        from fedone_sdk.budget import Budget
         from fedone_sdk.spec import RunSpec
         from fedone_sdk.vocabulary import Vocabulary
 
         stored = RunSpec.stored(known.spec)
+        # Caps may have been raised since it was stored; a file that says less would not hold.
+        caps = None if cap is None else Budget.model_validate(cap)
+        stored = stored.model_copy(update={"budget": caps})
+        differences = tuple(stored.differences(spec))
         if not stored.is_same_run(spec):
-            changed = ", ".join(stored.differences(spec))
+            changed = ", ".join(differences)
+            if all(name.startswith("budget.") for name in differences):
+                changed += "; a cap can only be raised"
         elif not Vocabulary.parse(known.candidates).comes_from(vocabulary):
             changed = "the candidates, by prompt or by the data"
         else:
-            return
+            return tuple(name.removeprefix("budget.") for name in differences)
         raise SpecError(
             f"name: {spec.name!r} is taken by a run with another description in {self.store} "
             f"(changed: {changed}): write another name, or start over with --fresh, which keeps "

@@ -6,13 +6,15 @@ import asyncio
 import shlex
 import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from fedone_sdk.cli._failures import naming
+from fedone_sdk.cli._output import plural
 from fedone_sdk.cli._report import can_go_on
-from fedone_sdk.cli._signals import stopping
-from fedone_sdk.cli._state import RunState
+from fedone_sdk.cli._signals import interruptible, stopping
+from fedone_sdk.cli._state import KnownRun, RunState
 from fedone_sdk.cli.archives import stored_run
 from fedone_sdk.cli.progress import progress
 
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from fedone_sdk.stores import Store
     from fedone_sdk.trackers import Tracking
 
-__all__ = ["KeptRun", "run_here", "same_command", "what_is_next"]
+__all__ = ["KeptRun", "abortable", "run_here", "same_command", "what_is_next"]
 
 
 async def run_here(
@@ -94,7 +96,7 @@ async def run_here(
 
 
 def what_is_next(
-    spec: RunSpec, result: RunResult, state: RunState | None, ended: str | None
+    spec: RunSpec, result: RunResult, state: RunState | None, known: KnownRun | None
 ) -> Iterator[str]:
     """The lines below a result: where the run is kept, and the command that goes on."""
     if state is None:
@@ -104,11 +106,30 @@ def what_is_next(
             yield f"{result.reason}; {kept} is kept because of --no-store"
         return
     place = shlex.quote(str(state.store))
-    if ended is not None:
-        yield f"the run had ended before ({ended}); --fresh starts over, with the answers kept"
+    if not result.rounds and result.status == "budget_exhausted":
+        yield (
+            "no round was done: the caps pay for none; "
+            "`fedone plan` says the smallest useful cap, and a raised cap lets the run go on"
+        )
+    if known is not None and known.ended is None:
+        free = result.cache.hits - known.cache_hits
+        yield f"went on after round {known.round}; {plural(free, 'answer')} free, paid for before"
+    if known is not None and known.ended is not None:
+        yield (
+            f"the run had ended before ({known.ended}); --fresh starts over, with the answers kept"
+        )
     elif can_go_on(result):
         yield f"{result.reason}; goes on with: {same_command()}"
     yield f"kept in {state.store}; a report: fedone report {result.run_id} --store {place}"
+
+
+def abortable(state: RunState | None) -> AbstractContextManager[None]:
+    """Ends the command at a second Ctrl-C with the line that says how the run goes on."""
+    if state is None:
+        return interruptible("aborted; nothing is kept because of --no-store")
+    return interruptible(
+        "aborted; what was under way counts as spent. The run goes on with: " + same_command()
+    )
 
 
 def same_command() -> str:

@@ -14,6 +14,7 @@ from fedone_sdk.cli import (
     clients,
     compare,
     db,
+    init,
     models,
     plan,
     prompt,
@@ -72,6 +73,7 @@ def _root(
 
 
 app.command(epilog="Example: fedone quickstart --json result.json")(quickstart.quickstart)
+app.command(epilog="Example: fedone init tickets.csv --model smollm2-135m-instruct")(init.init)
 app.command(epilog="Example: fedone tune run.yaml --cap 500 --report run.html")(tune.tune)
 app.command(epilog="Example: fedone plan run.yaml")(plan.plan)
 app.command(

@@ -16,7 +16,7 @@ from fedone_sdk.cli._failures import naming
 from fedone_sdk.cli._files import check_target, write_file
 from fedone_sdk.cli._http import call, parse
 from fedone_sdk.cli._options import JsonFile, header_value
-from fedone_sdk.cli._output import Output, size
+from fedone_sdk.cli._output import Output, plural, size
 from fedone_sdk.cli._state import default_store
 from fedone_sdk.errors import ArchiveError, SpecError
 
@@ -113,7 +113,8 @@ def replay(
     facts = {"rounds": str(report.rounds), "rollbacks": str(report.rollbacks)}
     if report.difference is not None:
         facts |= {
-            "first difference": f"{report.difference.what}, {report.difference.round} rounds done",
+            "first difference": f"{report.difference.what}, "
+            f"{plural(report.difference.round, 'round')} done",
             "stored": report.difference.stored,
             "replayed": report.difference.replayed,
         }
@@ -162,7 +163,7 @@ def export_run(
         check_target("--output", target)
         run = stored_run(run_id, server, token, store)
         write_file("--output", target, artefact_of(run).dump())
-        typer.echo(f"{target}: prompt of run {run_id}, {run.result.rounds} rounds")
+        typer.echo(f"{target}: prompt of run {run_id}, {plural(run.result.rounds, 'round')}")
         return
     target = target or Path(f"{run_id}.fedone")
     check_target("--output", target)
@@ -214,7 +215,7 @@ def import_run(
             content_type="application/gzip",
         )
         result = parse(RunResult.model_validate_json, body)
-        typer.echo(f"run {result.run_id}: {result.status}, {result.rounds} rounds")
+        typer.echo(f"run {result.run_id}: {result.status}, {plural(result.rounds, 'round')}")
         return
     # As a server: none may serve a SQLite file meanwhile, for it would not see the run.
     record = _in_store(

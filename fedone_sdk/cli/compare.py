@@ -243,6 +243,7 @@ async def _run(
     yes: bool,
 ) -> _Records:
     """Runs what is missing and affordable; all records that are there then."""
+    from fedone_sdk.backends.label_words import check_label_words
     from fedone_sdk.comparison import affordable, costs_of, is_free
     from fedone_sdk.task import form_of
 
@@ -252,7 +253,7 @@ async def _run(
             run.backend(cache=place.state.answers, guard=guard)
         )
         with naming(str(run.path)):
-            await backend.check(run.spec.task.label_words, form_of(run.spec.task))
+            await check_label_words(backend, run.spec.task.label_words, form_of(run.spec.task))
             _check_caps(caps, backend)
             records = comparison.known(trials, place.file, backend.fingerprint)
             missing = [one for one in trials if (one.entrant.name, one.seed) not in records]

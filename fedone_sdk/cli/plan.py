@@ -11,7 +11,7 @@ import typer
 from fedone_sdk.cli._failures import naming
 from fedone_sdk.cli._logs import quiet_logs
 from fedone_sdk.cli._options import Cap, JsonFile, RunPath, Seed, Transport, TransportName
-from fedone_sdk.cli._output import Output, money, size
+from fedone_sdk.cli._output import Output, money, plural, size
 from fedone_sdk.cli._run_file import RunFile
 
 if TYPE_CHECKING:
@@ -66,14 +66,15 @@ async def _plan(run: RunFile, probe: bool, transport: TransportName) -> tuple[Ru
 
 def _print(output: Output, plan: RunPlan, time_taken: str) -> None:
     cap, evaluation = plan.cap.queries, plan.evaluation
-    verdict = "yes" if plan.sufficient else "no"
-    output.heading(f"{plan.name}: {plan.clients} clients, {plan.vocab_size} candidates")
+    likely = plan.rounds_expected >= plan.rounds
+    verdict = "yes" if plan.sufficient else "probably" if likely else "no"
+    output.heading(f"{plan.name}: {plural(plan.clients, 'client')}, {plan.vocab_size} candidates")
     output.facts(
         {
             "training queries": f"{plan.training_queries} at most"
             f"{'' if cap is None else f', cap {cap}'} ({plan.queries_per_round} per round)",
-            "cap suffices": f"{verdict}: pays about {plan.rounds_expected} of {plan.rounds} "
-            f"rounds, {plan.rounds_affordable} at worst",
+            "cap suffices": f"{verdict}: pays about {plan.rounds_expected} of "
+            f"{plural(plan.rounds, 'round')}, {plan.rounds_affordable} at worst",
             "evaluation queries": f"{evaluation.queries} (no prompt {evaluation.no_prompt}, "
             f"untrained {evaluation.before}, curve {evaluation.curve}, tuned {evaluation.after})",
             "requests": f"about {plan.expected.requests} ({plan.distinct_share:.0%} of prompts "

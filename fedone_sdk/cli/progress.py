@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedone_sdk.cli._output import size, terminal
+from fedone_sdk.cli._output import plural, size, terminal
 
 if TYPE_CHECKING:
     from fedone_sdk.aggregator import ServedRun
@@ -51,8 +51,9 @@ class Progress:
         if self._began is None:
             self._began = time.monotonic(), _share(run)
             self.text = (
-                f"starting, up to {run.spec.rounds} rounds of {run.spec.method.name}, "
-                f"{run.spec.prompt.length} positions, {len(run.vocabulary)} candidates"
+                f"starting, up to {plural(run.spec.rounds, 'round')} of {run.spec.method.name}, "
+                f"{plural(run.spec.prompt.length, 'position')}, "
+                f"{plural(len(run.vocabulary), 'candidate')}"
             )
             self.show(end=True)
         if isinstance(effect, RoundFinished):
@@ -85,7 +86,7 @@ class Progress:
         return False
 
     def _line(self, run: ServedRun) -> str:
-        state, budget = run.state, run.spec.budget
+        state, budget = run.state, run.state.account.cap
         cap = "" if budget is None or budget.queries is None else f"/{budget.queries}"
         traffic = run.counters.communication
         loss = "" if self._loss is None else f", loss {self._loss:.3f}"
@@ -108,7 +109,7 @@ class Progress:
 
 def _share(run: ServedRun) -> float:
     """How much of the run is done: the rounds or the budget, whichever ends it first."""
-    budget = run.spec.budget
+    budget = run.state.account.cap
     shares = [run.state.round / run.spec.rounds]
     if budget is not None:
         shares += [

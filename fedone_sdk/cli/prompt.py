@@ -17,7 +17,7 @@ from fedone_sdk.cli._failures import naming
 from fedone_sdk.cli._files import check_target, write_file
 from fedone_sdk.cli._logs import quiet_logs
 from fedone_sdk.cli._options import JsonFile
-from fedone_sdk.cli._output import Output, money, say, terminal
+from fedone_sdk.cli._output import Output, money, plural, say, terminal
 from fedone_sdk.cli._run_file import RunFile
 from fedone_sdk.cli.archives import stored_run
 from fedone_sdk.data import load_examples
@@ -185,8 +185,8 @@ def use(
     _say("".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in _rows(found)), target)
     usage = found.usage
     terminal(stderr=True).print(
-        f"{len(examples)} labelled, {usage.requests} requests, {usage.prompt_tokens} prompt "
-        f"tokens, USD {money(usage, priced='usd' in backend.bounds)}"
+        f"{len(examples)} labelled, {plural(usage.requests, 'request')}, "
+        f"{usage.prompt_tokens} prompt tokens, USD {money(usage, priced='usd' in backend.bounds)}"
     )
 
 

@@ -12,6 +12,7 @@ import typer
 
 from fedone_sdk.cli._failures import naming
 from fedone_sdk.cli._files import check_target, write_file
+from fedone_sdk.cli._output import plural
 from fedone_sdk.cli._run_file import RunFile
 from fedone_sdk.cli._state import default_store
 from fedone_sdk.cli.archives import RunStore, Server, Token, stored_run
@@ -77,7 +78,7 @@ def report(
     check_report("--output", target)
     run = stored_run(source, server, token, store) if stored else _of_file(Path(source), run_path)
     for file in write_report("--output", target, run):
-        typer.echo(f"{file}: run {run.result.run_id}, {run.result.rounds} rounds")
+        typer.echo(f"{file}: run {run.result.run_id}, {plural(run.result.rounds, 'round')}")
 
 
 def _of_file(source: Path, run_path: Path | None) -> ReportedRun:

@@ -18,8 +18,8 @@ from fedone_sdk.cli._options import JsonFile, Seed, Transport, TransportName
 from fedone_sdk.cli._output import Output, money
 from fedone_sdk.cli._report import exit_code
 from fedone_sdk.cli._run_file import RunFile
-from fedone_sdk.cli._state import RunState
-from fedone_sdk.cli._tuning import KeptRun, run_here, what_is_next
+from fedone_sdk.cli._state import KnownRun, RunState
+from fedone_sdk.cli._tuning import KeptRun, abortable, run_here, what_is_next
 from fedone_sdk.cli.report import check_page
 from fedone_sdk.data import load_examples
 from fedone_sdk.errors import SpecError
@@ -156,9 +156,10 @@ def retune(
         return
     state = RunState.beside(path, name) if store is None else RunState.at(store)
     kept = KeptRun(state.store)
-    ended, result, found = asyncio.run(
-        _retune(model, move, estimate, state, kept, transport, fresh)
-    )
+    with abortable(state):
+        known, result, found = asyncio.run(
+            _retune(model, move, estimate, state, kept, transport, fresh)
+        )
     page = _page(artefact, found, estimate, result)
     final = exit_code(result) == 0
     document = {
@@ -178,7 +179,7 @@ def retune(
         last_first.callback(output.write_json, document)
     if final:
         print(f"{target}: the new prompt", file=sys.stderr)
-    for line in what_is_next(spec, result, state, ended):
+    for line in what_is_next(spec, result, state, known):
         print(line, file=sys.stderr)
     raise typer.Exit(exit_code(result))
 
@@ -262,14 +263,14 @@ async def _retune(
     kept: KeptRun,
     transport: TransportName,
     fresh: bool,
-) -> tuple[str | None, RunResult, Retuned]:
+) -> tuple[KnownRun | None, RunResult, Retuned]:
     from fedone_sdk.reports.retuned import measure_retuned
 
     federation = move.federation
     state.make()
     async with model.backend(cache=state.answers) as backend:
         with naming(str(model.path)):
-            ended = await state.find(
+            known = await state.find(
                 federation.spec,
                 federation.vocabulary,
                 fresh=fresh,
@@ -298,7 +299,7 @@ async def _retune(
             score=federation.score,
             measure=federation.measure,
         )
-    return ended, result, found
+    return known, result, found
 
 
 def _page(

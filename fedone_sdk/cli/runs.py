@@ -11,11 +11,12 @@ import aiohttp
 import typer
 from pydantic import TypeAdapter, ValidationError
 
+from fedone_sdk.budget import Budget
 from fedone_sdk.cli import archives
 from fedone_sdk.cli._http import Server, Token, call, parse, request
 from fedone_sdk.cli._logs import quiet_logs
 from fedone_sdk.cli._options import JsonFile, Trackers
-from fedone_sdk.cli._output import Output
+from fedone_sdk.cli._output import Output, plural
 from fedone_sdk.cli._report import print_result
 from fedone_sdk.cli._signals import stopping
 from fedone_sdk.cli._tracking import tracking_of
@@ -28,6 +29,7 @@ from fedone_sdk.messages import (
     RunResult,
     RunSummary,
 )
+from fedone_sdk.spec import validate_spec
 from fedone_sdk.trackers import TrackedRun, Tracking
 
 __all__ = ["app"]
@@ -125,6 +127,42 @@ def resume(run_id: RunId, server: Server, token: Token, json_file: JsonFile = No
 
 
 @app.command(
+    "raise", epilog="Example: fedone runs raise sst2 --queries 600 --server https://fedone.example"
+)
+def raise_caps(
+    run_id: RunId,
+    server: Server,
+    token: Token,
+    queries: Annotated[
+        int | None, typer.Option(metavar="N", show_default=False, help="Training queries.")
+    ] = None,
+    requests: Annotated[
+        int | None, typer.Option(metavar="N", show_default=False, help="Requests to the model.")
+    ] = None,
+    tokens: Annotated[
+        int | None, typer.Option(metavar="N", show_default=False, help="Tokens of all kinds.")
+    ] = None,
+    usd: Annotated[
+        float | None, typer.Option(metavar="X", show_default=False, help="US dollars.")
+    ] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Raise caps of a run; one that its budget has ended goes on from where it stands.
+
+    What is given is the new cap, not what is added to it.
+    """
+    output = Output(json_file)
+    given = {"queries": queries, "requests": requests, "tokens": tokens, "usd": usd}
+    caps = validate_spec(
+        Budget,
+        {unit: cap for unit, cap in given.items() if cap is not None},
+        source="arguments",
+    )
+    body = caps.model_dump_json(exclude_none=True).encode()
+    _show(output, call(server, token, "POST", f"/v1/runs/{run_id}/budget", body=body))
+
+
+@app.command(
     epilog="Example: fedone runs delete --older-than-days 90 --dry-run "
     "--server https://fedone.example"
 )
@@ -175,7 +213,8 @@ def delete(
             continue
         removed.append(parse(Removal.model_validate_json, body))
     output.write_json([removal.model_dump(mode="json") for removal in removed])
-    output.heading(f"{len(removed)} runs {'would be' if dry_run else 'are'} deleted")
+    are = "would be" if dry_run else "is" if len(removed) == 1 else "are"
+    output.heading(f"{plural(len(removed), 'run')} {are} deleted")
     output.table(
         ["run", "status", "queries", "log lines", "closed work", "memories"],
         (

@@ -11,7 +11,7 @@ import typer
 from fedone_sdk.cli._failures import naming
 from fedone_sdk.cli._logs import quiet_logs
 from fedone_sdk.cli._options import Calibration, JsonFile
-from fedone_sdk.cli._output import Output, money
+from fedone_sdk.cli._output import Output, money, plural
 from fedone_sdk.cli._report import bias_text
 from fedone_sdk.cli._run_file import RunFile
 from fedone_sdk.data import check_examples, load_examples
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fedone_sdk.backends import LLMBackend, Prediction
     from fedone_sdk.calibration import LabelFree
     from fedone_sdk.metrics import MetricFunction
+    from fedone_sdk.reports import PromptArtefact
     from fedone_sdk.task import Example, ScoreFunction
 
 __all__ = ["score"]
@@ -50,6 +51,16 @@ def score(
             show_default=False,
             help="What a slot of the task holds, once for each; others are empty. labels=bad,good "
             "takes these label words, in the order of the task's.",
+        ),
+    ] = None,
+    artefact_path: Annotated[
+        Path | None,
+        typer.Option(
+            "--artefact",
+            metavar="FILE",
+            show_default=False,
+            help="The prompt, its task and label bias, as `tune --artefact` wrote them; RUN.yaml "
+            "then only says which model is asked, and its dev data.",
         ),
     ] = None,
     task_name: Annotated[
@@ -83,11 +94,12 @@ def score(
     output = Output(json_file)
     quiet_logs()
     run = None if run_path is None else RunFile.load(run_path)
-    task = _task(run, task_name)
-    label_free = _label_free(run, bias, calibration)
+    artefact = None if artefact_path is None else _artefact(artefact_path, task_name, prompt, slot)
+    task = _task(run, task_name) if artefact is None else artefact.asked
+    label_free = _label_free(run if artefact is None else None, bias, calibration)
     if bias is not None:
         task = _with_bias(task, bias)
-    asked = _asked(task, prompt, slot or [])
+    asked = _asked(task, prompt, slot or []) if artefact is None else artefact.prompt.prompt
     source, examples = _examples(run, data, task)
     backend = _backend(run, model)
     size = batch_size or (run.spec.method.batch_size if run else _BATCH_SIZE)
@@ -116,7 +128,7 @@ def score(
         "mean loss": f"{_number(mean_loss)} ({task.loss})",
         **({} if found.task.bias is None else {"label bias": bias_text(found.task.bias)}),
         "examples": f"{report['examples']} ({report['failed']} failed)",
-        "queries": f"{found.usage.queries} ({found.usage.requests} requests, "
+        "queries": f"{found.usage.queries} ({plural(found.usage.requests, 'request')}, "
         f"{found.usage.prompt_tokens} prompt tokens, USD {money(found.usage, priced=priced)})",
     }
     try:
@@ -124,6 +136,17 @@ def score(
     finally:  # paid for: shown even where it cannot be written
         output.heading(f"{report['prompt']!r} on {source}")
         output.facts(facts)
+
+
+def _artefact(
+    path: Path, task_name: str | None, prompt: str, slot: list[str] | None
+) -> PromptArtefact:
+    from fedone_sdk.reports import read_artefact
+
+    given = {"--task": task_name, "--prompt": prompt, "--slot": slot}
+    for option in (option for option, value in given.items() if value):
+        raise SpecError(f"{option}: does not go with --artefact", source="arguments")
+    return read_artefact(path)
 
 
 def _task(run: RunFile | None, name: str | None) -> TaskSpec:
@@ -210,9 +233,10 @@ async def _predict(
     label_free: LabelFree | None,
 ) -> Prediction:
     from fedone_sdk.backends import predict
+    from fedone_sdk.backends.label_words import check_label_words
 
     async with backend:
-        await backend.check(words_of(task, prompt), form_of(task))
+        await check_label_words(backend, words_of(task, prompt), form_of(task))
         return await predict(
             backend,
             task,

@@ -15,6 +15,7 @@ import typer
 
 from fedone_sdk.cli._failures import naming
 from fedone_sdk.cli._logs import json_logs, quiet_logs
+from fedone_sdk.cli._output import plural
 from fedone_sdk.cli._signals import stopping
 from fedone_sdk.errors import SpecError
 
@@ -66,7 +67,8 @@ def serve(
             store = asyncio.run(_check(config, folder, runs))
             for warning in config.warnings:
                 typer.echo(f"warning: {name}: {warning}", err=True)
-            typer.echo(f"{name}: would serve {len(runs)} runs at {config.listen}; {store}")
+            would = f"would serve {plural(len(runs), 'run')} at {config.listen}"
+            typer.echo(f"{name}: {would}; {store}")
             for run in runs:
                 dev = _dev_of(run)
                 measured = f"measured on {len(dev.rows)} rows" if dev.rows else "not measured"

@@ -26,9 +26,9 @@ from fedone_sdk.cli._options import (
 from fedone_sdk.cli._output import Output
 from fedone_sdk.cli._report import exit_code, print_result
 from fedone_sdk.cli._run_file import RunFile
-from fedone_sdk.cli._state import RunState
+from fedone_sdk.cli._state import KnownRun, RunState
 from fedone_sdk.cli._tracking import tracking_of
-from fedone_sdk.cli._tuning import KeptRun, run_here, what_is_next
+from fedone_sdk.cli._tuning import KeptRun, abortable, run_here, what_is_next
 from fedone_sdk.cli.report import check_report, write_report
 from fedone_sdk.errors import SpecError
 
@@ -46,6 +46,16 @@ def tune(
     exchange: Exchange = None,
     seed: Seed = None,
     cap: Cap = None,
+    raised: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--raise",
+            metavar="UNIT=N",
+            show_default=False,
+            help="Raise a cap of the kept run, which goes on with what it has paid for, as if "
+            "RUN.yaml had the higher number: queries=600, usd=5; repeatable.",
+        ),
+    ] = None,
     start: Annotated[
         Path | None,
         typer.Option(
@@ -100,7 +110,7 @@ def tune(
     """
     output = Output(json_file)
     quiet_logs()
-    _check_options(store=store, no_store=no_store, fresh=fresh)
+    _check_options(store=store, no_store=no_store, fresh=fresh, raised=raised)
     if store is not None:
         check_target("--store", store)
     if artefact is not None:
@@ -108,16 +118,27 @@ def tune(
     if report is not None:
         check_report("--report", report)
     tracking = tracking_of(trackers)
-    run = RunFile.load(run_path, seed=seed, cap=cap, exchange=exchange, start=_begun(start))
+    run = RunFile.load(
+        run_path,
+        seed=seed,
+        cap=cap,
+        exchange=exchange,
+        raised=_caps(raised or []),
+        start=_begun(start),
+    )
     if artefact is not None and run.spec.method.domain != "tokens":
         raise SpecError(
             f"--artefact: {run.spec.method.name} tunes vectors, no words", source="arguments"
         )
     federation = run.federation()
     state = None if no_store else _state(run, store)
-    ended = None if state is None else _find(run, federation, state, fresh=fresh)
+    known = None if state is None else _find(run, federation, state, fresh=fresh)
+    if known is not None and known.raised:
+        print(
+            f"raised {', '.join(known.raised)}; goes on after round {known.round}", file=sys.stderr
+        )
     kept = KeptRun(None if state is None else state.store)
-    with tracking:
+    with tracking, abortable(state):
         result = asyncio.run(_tune(run, federation, transport, state, kept, tracking))
     # What was paid for: that one cannot be written, or nobody reads it, costs none of the others.
     with ExitStack() as last_first:
@@ -125,22 +146,33 @@ def tune(
         if artefact is not None or report is not None:
             last_first.callback(_write, kept, result.run_id, artefact, report)
         last_first.callback(output.write_json, result.model_dump(mode="json"))
-    for line in what_is_next(run.spec, result, state, ended):
+    for line in what_is_next(run.spec, result, state, known):
         print(line, file=sys.stderr)
     raise typer.Exit(exit_code(result))
 
 
-def _check_options(*, store: Path | None, no_store: bool, fresh: bool) -> None:
-    given = {"--store": store is not None, "--fresh": fresh}
+def _check_options(
+    *, store: Path | None, no_store: bool, fresh: bool, raised: list[str] | None
+) -> None:
+    given = {"--store": store is not None, "--fresh": fresh, "--raise": bool(raised)}
     for name in (name for name, is_given in given.items() if is_given and no_store):
         raise SpecError(f"{name}: does not go with --no-store", source="arguments")
+
+
+def _caps(raised: list[str]) -> dict[str, str]:
+    """What ``--raise`` says, by unit; the run's own rules judge the values."""
+    pairs = [text.partition("=") for text in raised]
+    for unit, mark, _ in pairs:
+        if not (unit and mark):
+            raise SpecError(f"--raise: {unit!r} must be UNIT=N, as queries=600", source="arguments")
+    return {unit: value for unit, _, value in pairs}
 
 
 def _state(run: RunFile, store: Path | None) -> RunState:
     return RunState.beside(run.path, run.spec.name) if store is None else RunState.at(store)
 
 
-def _find(run: RunFile, federation: Federation, state: RunState, *, fresh: bool) -> str | None:
+def _find(run: RunFile, federation: Federation, state: RunState, *, fresh: bool) -> KnownRun | None:
     with naming(str(run.path)):
         return asyncio.run(state.find(run.spec, federation.vocabulary, fresh=fresh))
 

@@ -1,5 +1,6 @@
 """Examples: reading them, spreading them over clients, drawing mini-batches."""
 
+from fedone_sdk.data.columns import label_columns, split_dev, text_columns
 from fedone_sdk.data.loaders import check_examples, load_examples
 from fedone_sdk.data.minibatch import draw_minibatch
 from fedone_sdk.data.partition import Partition, dirichlet, iid, k_shot, partition_clients
@@ -13,6 +14,9 @@ __all__ = [
     "draw_minibatch",
     "iid",
     "k_shot",
+    "label_columns",
     "load_examples",
     "partition_clients",
+    "split_dev",
+    "text_columns",
 ]

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import structlog
 
@@ -24,6 +22,7 @@ from fedone_sdk.data import Partition, check_examples, load_examples, partition_
 from fedone_sdk.errors import DataError, SpecError
 from fedone_sdk.messages import RunResult
 from fedone_sdk.metrics import MetricFunction
+from fedone_sdk.objects import load_object
 from fedone_sdk.simulation.devices import Between, Devices
 from fedone_sdk.simulation.population import Population
 from fedone_sdk.spec import DirichletSpec, RunSpec
@@ -144,7 +143,7 @@ def load_score(task: TaskSpec, base_dir: str | Path = ".") -> ScoreFunction | No
         return None
     if task.score is None:
         raise SpecError("task.score: is required for loss score: package.module:function")
-    found: ScoreFunction = _imported("task.score", task.score, base_dir)
+    found: ScoreFunction = load_object("task.score", task.score, base_dir)
     return found
 
 
@@ -163,23 +162,8 @@ def load_measure(task: TaskSpec, base_dir: str | Path = ".") -> MetricFunction |
     """
     if ":" not in task.metric:
         return None
-    found: MetricFunction = _imported("task.metric", task.metric, base_dir)
+    found: MetricFunction = load_object("task.metric", task.metric, base_dir)
     return found
-
-
-def _imported(key: str, path: str, base_dir: str | Path) -> Any:
-    """The function at ``package.module:function``."""
-    folder = str(Path(base_dir).resolve())
-    if folder not in sys.path:
-        sys.path.append(folder)
-    module, _, name = path.partition(":")
-    try:
-        function = getattr(import_module(module), name)
-    except Exception as exc:  # A module of the user's can raise anything.
-        raise SpecError(f"{key}: cannot import {path!r}: {type(exc).__name__}: {exc}") from exc
-    if not callable(function):
-        raise SpecError(f"{key}: {path!r} is no function")
-    return function
 
 
 @contextmanager

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         LlamaCppSpec,
         OnnxSpec,
         OpenAISpec,
+        OwnSpec,
         PriceSpec,
         RemoteSpec,
         RetrySpec,
@@ -56,8 +57,8 @@ else:
         {
             "backend_file": "load_backend",
             "backends": (
-                "BackendSpec LimitsSpec LlamaCppSpec OnnxSpec OpenAISpec PriceSpec RemoteSpec "
-                "RetrySpec TransformersSpec VllmSpec"
+                "BackendSpec LimitsSpec LlamaCppSpec OnnxSpec OpenAISpec OwnSpec PriceSpec "
+                "RemoteSpec RetrySpec TransformersSpec VllmSpec"
             ),
             "base": "RunName Spec load_yaml validate_spec",
             "calibration": "CalibrationSpec",
@@ -94,6 +95,7 @@ __all__ = [
     "MethodSpec",
     "OnnxSpec",
     "OpenAISpec",
+    "OwnSpec",
     "PTuningV2Spec",
     "ParticipationSpec",
     "PoolSpec",

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    JsonValue,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from fedone_sdk.budget import Price
 from fedone_sdk.spec.base import STORED, Spec
@@ -15,6 +22,7 @@ __all__ = [
     "LlamaCppSpec",
     "OnnxSpec",
     "OpenAISpec",
+    "OwnSpec",
     "PriceSpec",
     "RemoteSpec",
     "RetrySpec",
@@ -239,8 +247,28 @@ def _refuse_removed(value: object, info: ValidationInfo) -> object:
     raise ValueError(f"kind {kind} was removed: use kind openai with base_url of a LiteLLM proxy")
 
 
+class OwnSpec(RemoteSpec):
+    """A backend of your own (`LLMBackend`), with the SDK's wrappers around it.
+
+    Attributes:
+        object: The class or function that makes it: ``package.module:object``, also from a module
+            next to the file, or the name of an entry point of the group ``fedone.backends``.
+        options: Its keyword arguments.
+        timeout_s: Of no effect: the backend has its own.
+        retry: When a request is sent again.
+        limits: How fast it is asked.
+        prices: What it costs; null is not known.
+        cache: As for all kinds.
+        record: As for all kinds.
+    """
+
+    kind: Literal["own"]
+    object: Annotated[str, Field(min_length=1, max_length=200)]
+    options: dict[str, JsonValue] = Field(default_factory=dict)
+
+
 BackendSpec = Annotated[
-    OnnxSpec | LlamaCppSpec | TransformersSpec | VllmSpec | OpenAISpec,
+    OnnxSpec | LlamaCppSpec | TransformersSpec | VllmSpec | OpenAISpec | OwnSpec,
     Field(discriminator="kind"),
     BeforeValidator(_refuse_removed),
 ]

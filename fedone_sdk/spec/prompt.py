@@ -13,6 +13,7 @@ from fedone_sdk.candidates import (
     DemonstrationsSource,
     InstructionsSource,
     LabelsSource,
+    OwnSource,
     demonstration_candidates,
     instruction_candidates,
     label_candidates,
@@ -20,6 +21,7 @@ from fedone_sdk.candidates import (
 from fedone_sdk.data import load_examples
 from fedone_sdk.description import Description
 from fedone_sdk.errors import DataError, SpecError
+from fedone_sdk.objects import load_object
 from fedone_sdk.spec.backends import BackendSpec
 from fedone_sdk.spec.base import Spec
 from fedone_sdk.task import TaskSpec
@@ -57,7 +59,7 @@ def _written_short(value: object) -> object:
 
 CandidatesSpec = Annotated[
     Annotated[
-        VocabularySpec | InstructionsSource | DemonstrationsSource | LabelsSource,
+        VocabularySpec | InstructionsSource | DemonstrationsSource | LabelsSource | OwnSource,
         Field(discriminator="kind"),
     ],
     BeforeValidator(_written_short),
@@ -317,6 +319,8 @@ def _candidates(
         )
     elif isinstance(source, LabelsSource):
         found = label_candidates(task.labels, source.sets)
+    elif isinstance(source, OwnSource):
+        found = _own_candidates(source, task, texts, base_dir)
     elif isinstance(source, DemonstrationsSource):
         path = source.file if source.file.startswith("hf:") else base_dir / source.file
         found = demonstration_candidates(
@@ -334,3 +338,20 @@ def _candidates(
     else:
         return build_vocabulary(source, texts, base_dir, wanted=wanted).candidates
     return tuple(dict.fromkeys((*found, *wanted)))
+
+
+def _own_candidates(
+    source: OwnSource, task: TaskSpec, texts: Sequence[str], base_dir: Path
+) -> tuple[str, ...]:
+    """What the user's function returns."""
+    make = load_object("candidates.object", source.object, base_dir, group="fedone.candidates")
+    try:
+        found = tuple(make(task=task, texts=texts, **source.options))
+    except (DataError, SpecError):
+        raise
+    except Exception as exc:  # The user's code can raise anything.
+        reason = f"{type(exc).__name__}: {exc}"
+        raise DataError(f"candidates.object: {source.object} failed: {reason}") from exc
+    if not all(isinstance(text, str) for text in found):
+        raise DataError(f"candidates.object: {source.object} returns what is no text")
+    return found

@@ -358,10 +358,14 @@ class RunSpec(Spec):
         """Whether a stored run can go on under the other description.
 
         Its model may be asked elsewhere or otherwise: that it is the same one, the fingerprint
-        says. ``participation.aggregation`` is the stored run's where the other description leaves
-        it open, so that a run whose default was ``examples`` goes on with it.
+        says. Its caps may be higher (`Budget.raised`). ``participation.aggregation`` is the stored
+        run's where the other description leaves it open, so that a run whose default was
+        ``examples`` goes on with it.
         """
-        return self == self._completed(other).model_copy(update={"backend": self.backend})
+        same: dict[str, Any] = {"backend": self.backend}
+        if self.budget and other.budget and _are_raised(self.budget, other.budget):
+            same["budget"] = self.budget
+        return self == self._completed(other).model_copy(update=same)
 
     def differences(self, other: RunSpec) -> Iterator[str]:
         """What keeps a stored run from going on under the other description.
@@ -398,6 +402,13 @@ class RunSpec(Spec):
             SpecError: One line per mistake: file, key, what is allowed.
         """
         return validate_spec(cls, load_yaml(path), source=str(path))
+
+
+def _are_raised(caps: Budget, other: Budget) -> bool:
+    try:
+        return caps.raised(other) == other
+    except ValueError:
+        return False
 
 
 _MOST_SHOWN = 64

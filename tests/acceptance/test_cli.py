@@ -36,8 +36,8 @@ runs: [run.yaml]
 
 COMMANDS = [
     [],
-    *([name] for name in ("client", "compare", "plan", "quickstart", "retune", "score")),
-    *([name] for name in ("serve", "tune")),
+    *([name] for name in ("client", "compare", "init", "plan", "quickstart", "retune")),
+    *([name] for name in ("score", "serve", "tune")),
     *([name] for name in ("budget", "clients", "db", "models", "runs", "tokens")),
     *(["budget", name] for name in ("release", "show")),
     *(["clients", name] for name in ("list", "revoke")),
@@ -47,7 +47,7 @@ COMMANDS = [
     ["reproduce"],
     ["report"],
     *(["prompt", *name] for name in ([], ["use"], ["verify"])),
-    *(["runs", name] for name in ("resume", "rollback", "show", "stop", "watch")),
+    *(["runs", name] for name in ("raise", "resume", "rollback", "show", "stop", "watch")),
     *(["tokens", name] for name in ("create", "list", "revoke")),
 ]
 
@@ -590,7 +590,7 @@ def test_serve_check(
         assert (code, err) == (0, "")
         store = "other.db" if new == "other.db" else "fedone.db"
         assert out == (
-            f"config.yaml: would serve 1 runs at 127.0.0.1:8080; would make {store}\n"
+            f"config.yaml: would serve 1 run at 127.0.0.1:8080; would make {store}\n"
             "tiny: measured on 16 rows\n"
         )
     else:

@@ -164,6 +164,7 @@ def test_ctrl_c_twice_aborts(start: Start, folder: Path) -> None:
     run.popen.send_signal(signal.SIGINT)
     assert run.ended() == 130
     assert "Traceback" not in run.err
+    assert f"The run goes on with: fedone tune {run_file} --json r.json\n" in run.err
     assert run.out == ""
     assert not (folder / "r.json").exists()
 

@@ -119,6 +119,19 @@ def test_tune_begins_with_an_earlier_run(fedone: Fedone, folder: Path, name: str
     assert again.metric.no_prompt == earlier.metric.no_prompt
 
 
+def test_score_measures_an_artefact(fedone: Fedone, folder: Path) -> None:
+    made = artefact(folder)
+    code, _, err = fedone(
+        *("score", "run.yaml", "--artefact", "prompt.json", "--json", "score.json")
+    )
+    assert (code, err) == (0, "")
+    found = json.loads((folder / "score.json").read_text())
+    assert found["prompt"] == made.prompt.text
+    assert found["metric"]["value"] == pytest.approx(result(folder).metric.after)
+    code, _, err = fedone("score", "run.yaml", "--artefact", "prompt.json", "--prompt", "x")
+    assert (code, err) == (2, "arguments: --prompt: does not go with --artefact\n")
+
+
 def test_export_gives_the_same_artefact(fedone: Fedone, folder: Path) -> None:
     code, out, err = fedone("runs", "export", "tiny", "--as", "prompt", "--store", "run.db")
     assert (code, out) == (0, "tiny.prompt.json: prompt of run tiny, 4 rounds\n"), err

@@ -94,7 +94,7 @@ def test_another_description_is_one_line_and_loses_nothing(
     first = result()
     line = the_line(tune(*arguments))
     assert line.startswith("run.yaml: name: 'tiny' is taken by a run with another description")
-    assert f"(changed: {changed})" in line
+    assert f"(changed: {changed}" in line
     assert "--fresh" in line
     assert tune().code == 0
     assert result().alpha_sha256 == first.alpha_sha256
@@ -127,6 +127,75 @@ def test_the_line_names_what_a_file_has_changed(tune: Fedone, folder: Path) -> N
     assert 'task.labels.1 " great" -> " good"' in line
 
 
+@pytest.mark.parametrize("how", ["the file", "--raise"])
+def test_a_raised_cap_lets_the_run_go_on(
+    tune: Fedone, fedone: Fedone, folder: Path, how: str
+) -> None:
+    low, high = RUN.replace("queries: 16", "queries: 8"), RUN.replace("queries: 16", "queries: 12")
+    Path("run.yaml").write_text(high.replace("name: tiny", "name: whole"))
+    tune()
+    whole = result()
+    Path("run.yaml").write_text(low)
+    assert tune("--fresh").code == 0
+    assert (result().status, result().spent.queries) == ("budget_exhausted", 8)
+    if how == "the file":
+        Path("run.yaml").write_text(high)
+    raised = ["--raise", "queries=12"] if how == "--raise" else []
+    code, out, err = tune(*raised)
+    assert code == 0
+    assert "raised queries 8 -> 12; goes on after round 2" in err
+    # The run called "whole" has asked it all before.
+    assert "went on after round 2; 4 answers free, paid for before" in err
+    assert "12 of 12" in out
+    assert (result().cap.queries, result().spent.queries) == (12, 12)
+    assert result().spent.requests == 0
+    assert result().alpha_sha256 == whole.alpha_sha256
+    assert fedone("runs", "replay", "tiny").code == 0
+    # The same command again changes nothing, and a lower number is refused.
+    assert "the run had ended before (budget_exhausted)" in tune(*raised).err
+    Path("run.yaml").write_text(low)
+    assert "budget.queries 12 -> 8; a cap can only be raised" in the_line(tune())
+
+
+def test_a_search_whose_cap_is_raised_can_be_computed_again(
+    tune: Fedone, fedone: Fedone, folder: Path
+) -> None:
+    method = "method: {name: evolution, num_samples: 4, batch_size: 4, race: 0.5, patience: null}"
+    search = RUN[: RUN.index("method:")] + method + "\nparticipation: {exchange: losses}\n"
+    Path("run.yaml").write_text(f"{search}budget: {{queries: 24}}\nrounds: 40\n")
+    tune()
+    assert (result().status, result().rounds) == ("completed", 6)
+    assert tune("--raise", "queries=48").code == 0
+    assert result().status == "completed"
+    assert result().rounds > 6
+    assert fedone("runs", "replay", "tiny", "--store", ".fedone/tiny.db").code == 0
+    assert fedone("runs", "export", "tiny", "-o", "tiny.fedone").code == 0
+    assert fedone("runs", "import", "tiny.fedone", "--store", "other.db").code == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("queries", "--raise: 'queries' must be UNIT=N, as queries=600"),
+        ("queries=9", "--raise: queries: the cap is 16, and a cap can only be raised"),
+        ("usd=9", "--raise: usd: has no cap; one would lower what may be spent"),
+        ("dollars=9", "budget.dollars: unknown key"),
+    ],
+)
+def test_a_cap_that_cannot_be_raised_is_one_line(
+    tune: Fedone, folder: Path, given: str, said: str
+) -> None:
+    assert the_line(tune("--raise", given)).startswith(f"arguments: {said}")
+    assert not (folder / ".fedone").exists()
+
+
+def test_a_cap_that_pays_for_no_round_is_no_success(tune: Fedone, folder: Path) -> None:
+    code, out, err = tune("--cap", 1)
+    assert code == 1
+    assert "budget_exhausted, 0 rounds" in out
+    assert "no round was done: the caps pay for none" in err
+
+
 def test_another_name_goes_on_from_the_same_answers(tune: Fedone, folder: Path) -> None:
     tune()
     first = result()
@@ -143,9 +212,9 @@ def test_no_store_keeps_nothing(tune: Fedone, folder: Path) -> None:
     assert not (folder / ".fedone").exists()
 
 
-@pytest.mark.parametrize("option", ["--fresh", "--store"])
-def test_no_store_goes_with_neither(tune: Fedone, folder: Path, option: str) -> None:
-    given = [option] if option == "--fresh" else [option, "run.db"]
+@pytest.mark.parametrize("option", ["--fresh", "--store", "--raise"])
+def test_no_store_goes_with_none_of_them(tune: Fedone, folder: Path, option: str) -> None:
+    given = {"--fresh": [option], "--raise": [option, "queries=99"]}.get(option, [option, "run.db"])
     line = the_line(tune("--no-store", *given))
     assert line == f"arguments: {option}: does not go with --no-store"
 

@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import FloatRect, Locator, Page, expect
 
+from fedone_sdk.budget import Budget
 from tests.browser.axe import overflow
 from tests.browser.stage import (
     DESKTOP,
@@ -131,6 +132,11 @@ async def test_an_operator_stops_and_resumes(chromium: Chromium, stage: Stage) -
         await stage.reach(6)
         # The stream is followed again.
         await expect(tile(page, "Rounds")).to_contain_text("6of 60")
+        await page.get_by_role("button", name="Raise caps").click()
+        await page.get_by_role("spinbutton", name="queries").fill("480")
+        await page.get_by_role("button", name="Raise", exact=True).click()
+        await expect(tile(page, "Queries")).to_contain_text("of 480")
+        assert run.state.account.cap == Budget(queries=480, requests=1500)
 
 
 async def test_the_keyboard_is_enough(chromium: Chromium, stage: Stage) -> None:
@@ -161,7 +167,9 @@ async def test_a_viewer_cannot_stop(chromium: Chromium, stage: Stage) -> None:
     async with chromium.watching(stage.url) as watcher:
         page = watcher.page
         await watcher.sign_in(VIEWER, "#/runs/sentiment")
-        await expect(page.get_by_text("operators stop and resume runs")).to_be_visible()
+        await expect(
+            page.get_by_text("operators stop and resume runs, and raise their caps")
+        ).to_be_visible()
         for name in ("Stop", "Resume"):
             await expect(page.get_by_role("button", name=name)).to_have_count(0)
         # Nor by asking for what the page does not offer.

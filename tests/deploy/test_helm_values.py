@@ -107,6 +107,10 @@ VLLM = {"enabled": True, "model": "m"}
             "aggregator.apiKeySecret: with vllm.enabled the key is vllm.apiKeySecret",
         ),
         (
+            {"aggregator": {"backend": {"kind": "openai", "model": "gpt-6-luna"}}},
+            "aggregator.apiKeySecret: OpenAI asks for a key",
+        ),
+        (
             {"vllm": {**VLLM, "replicas": 2}},
             "vllm.cache.accessModes: several replicas share the cache",
         ),
@@ -176,6 +180,18 @@ def _port(container: dict[str, Any], name: str) -> int:
 def _key_is_there(backend: dict[str, Any], container: dict[str, Any]) -> None:
     names = {variable["name"] for variable in container["env"]}
     assert backend.get("api_key_env") is None or backend["api_key_env"] in names
+
+
+def test_pods_are_spread_unless_values_say_how() -> None:
+    constraints = render({}).pod("aggregator")["topologySpreadConstraints"]
+    keys = [constraint["topologyKey"] for constraint in constraints]
+    assert keys == ["kubernetes.io/hostname", "topology.kubernetes.io/zone"]
+    for constraint in constraints:
+        labels = constraint["labelSelector"]["matchLabels"]
+        assert labels["app.kubernetes.io/component"] == "aggregator"
+    own = [{"maxSkew": 2, "topologyKey": "rack", "whenUnsatisfiable": "DoNotSchedule"}]
+    given = render({"aggregator": {"topologySpreadConstraints": own}})
+    assert given.pod("aggregator")["topologySpreadConstraints"] == own
 
 
 def test_the_database_url_is_quoted() -> None:

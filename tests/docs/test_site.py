@@ -74,6 +74,21 @@ def test_links_and_anchors_lead_somewhere(site: Path, pages: dict[Path, Page]) -
     assert broken == []
 
 
+def test_pictures_have_a_form_for_the_dark(site: Path) -> None:
+    page = (site / "docs/index.html").read_text()
+    for name in ("overview", "run"):
+        for scheme, file in (("light", f"{name}."), ("dark", f"{name}-dark.")):
+            tag = next(one for one in re.findall(r"<img[^>]*>", page) if f"/{file}" in one)
+            assert f"only-{scheme}" in tag
+            (source,) = re.findall(r'src="([^"]+)"', tag)
+            assert (site / "docs" / source).resolve().is_file()
+
+
+def test_code_has_a_button_that_copies_it(site: Path) -> None:
+    pytest.importorskip("sphinx_copybutton")
+    assert "copybutton.js" in (site / "docs/quickstart.html").read_text()
+
+
 def test_formulas_are_written_out(site: Path, pages: dict[Path, Page]) -> None:
     page = pages[site / "docs" / "explanation" / "algorithm.html"]
     assert page.tags.count("math") >= 3

@@ -47,6 +47,16 @@ async def test_axe_finds_nothing_serious_and_the_page_fits(
     assert found == []
 
 
+async def test_run_yaml_fits_a_phone(chromium: Chromium, site: Path) -> None:
+    async with chromium.watching(site.as_uri()) as watcher:
+        page = watcher.page
+        await page.set_viewport_size({"width": 360, "height": 740})
+        await watcher.visit("docs/reference/run-yaml.html")
+        beyond = "(all) => all.filter((one) => one.scrollWidth > one.clientWidth + 1).length"
+        assert await page.locator("pre").count() > 10
+        assert await page.locator("pre").evaluate_all(beyond) == 0
+
+
 async def test_search_finds_a_page_without_a_server(chromium: Chromium, site: Path) -> None:
     async with chromium.watching(site.as_uri()) as watcher:
         await watcher.visit("docs/index.html")

@@ -708,6 +708,7 @@ class _Strangers:
                 ("POST", "/v1/runs", json.dumps(_run_document()).encode()),
                 ("POST", "/v1/runs/losses/stop", None),
                 ("POST", "/v1/runs/alpha/resume", None),
+                ("POST", "/v1/runs/alpha/budget", b'{"queries":1000000}'),
                 ("POST", "/v1/runs/alpha/rollback", b'{"to_round":0,"reason":"x"}'),
                 ("GET", "/v1/runs/losses/log", None),
                 ("GET", "/v1/runs/losses", None),

@@ -128,6 +128,14 @@ def _check_calls(code: str) -> int:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_what_is_installed_is_the_checkout(page: Path) -> None:
+    """The package is not on PyPI; an error may name it, for where it is installed already."""
+    for line in page.read_text(encoding="utf-8").splitlines():
+        named = re.search(r"pip install [^`]*\bfedone-sdk\b", line)
+        assert named is None or "needs an extra" in line, line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_and_their_options_exist(page: Path) -> None:
     code = "\n".join(re.findall(_CODES, page.read_text(encoding="utf-8")))
     for line in re.sub(r"\\\n", " ", code).splitlines():

@@ -27,6 +27,7 @@ from fedone_sdk.messages import RunStatus
 
 __all__ = [
     "can_resume",
+    "going_on",
     "measured",
     "model_seen",
     "paused",
@@ -83,7 +84,12 @@ def resumed(rules: Rules, event: ResumeAsked, state: RunState, now: float) -> Ou
     """Lets a run go on that was broken off."""
     if not can_resume(state):
         raise ProblemError("run_conflict", f"a run that is {state.status} cannot be resumed")
-    state = replace(
+    return going_on(rules, state, now), ()
+
+
+def going_on(rules: Rules, state: RunState, now: float) -> RunState:
+    """The state of a run that had ended and runs again."""
+    return replace(
         state,
         status="running",
         reason=None,
@@ -100,7 +106,6 @@ def resumed(rules: Rules, event: ResumeAsked, state: RunState, now: float) -> Ou
         bias=None,
         verdict=None,
     )
-    return state, ()
 
 
 def _model_from_now(rules: Rules, state: RunState) -> str | None:
@@ -184,6 +189,7 @@ def rolled_back(rules: Rules, event: RolledBack, state: RunState, now: float) ->
         model=state.model if event.to_round else _model_from_now(rules, state),
         votes=state.votes if event.to_round else {},
         rollbacks=state.rollbacks + 1,
+        planned=None,  # The next work is planned for the caps that there are then.
         metric=state.metric.model_copy(update={"after": None}),
         bias=None,
         verdict=None,

@@ -8,6 +8,7 @@ from typing import Any
 from fedone_sdk.aggregator import events
 from fedone_sdk.aggregator.events import Event, Refused, SeatOffered
 from fedone_sdk.aggregator.machine import (
+    caps,
     growth,
     lifecycle,
     rounds,
@@ -41,6 +42,7 @@ _HANDLERS: dict[type[Any], Callable[[Rules, Any, RunState, float], Outcome]] = {
     events.Measured: lifecycle.measured,
     events.ModelSeen: lifecycle.model_seen,
     events.PauseAsked: lifecycle.paused,
+    events.RaiseAsked: caps.raised,
     events.Restarted: lifecycle.restarted,
     events.ResumeAsked: lifecycle.resumed,
     events.RolledBack: lifecycle.rolled_back,
@@ -70,8 +72,9 @@ class RoundMachine(Rules):
             after, effects = _HANDLERS[type(event)](self.at(state), event, state, now)
         except ProblemError as refusal:
             return state, (Refused(code=refusal.code, detail=refusal.detail),)
-        if len(after.account.leases) < len(state.account.leases):
-            # What a lease gave back may pay for a seat that waits for it.
+        was, account = state.account, after.account
+        if len(account.leases) < len(was.leases) or account.cap is not was.cap:
+            # What a lease gave back, or a higher cap, may pay for a seat that waits for it.
             offers = [SeatOffered(client=s.client) for s in after.seats if s.phase == "offered"]
             effects += tuple(offer for offer in offers if offer not in effects)
         return after, effects

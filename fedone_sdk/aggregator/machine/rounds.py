@@ -65,6 +65,8 @@ def finish(rules: Rules, state: RunState, now: float) -> Outcome:
         "fills": state.fills,
         "seats": [_record(rules, seat) for seat in state.seats if seat.phase == "done"],
     }
+    if state.planned is not None:
+        record["plan"] = state.planned
     if state.waiting:
         record["candidates"] = [list(each) for each in state.waiting]
     banned: tuple[PutOut, ...] = ()

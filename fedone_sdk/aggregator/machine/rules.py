@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -69,6 +70,7 @@ class Rules:
         blank: Index of the blank candidate, if all positions share one.
         layout: The slots of the prompt (`Vocabulary.layout`); empty where positions are all alike.
         start: What the search begins with, in the vocabulary's indices (`PromptSpec.begun`).
+        planned: The queries that the method plans with; None are those of the description.
         worst_query: The most that one query may spend.
         gateway_model: Fingerprint of the gateway's model, empty while that is not known; None when
             clients score themselves.
@@ -87,16 +89,19 @@ class Rules:
         blank: int | None = None,
         layout: Layout = (),
         start: Start | None = None,
+        planned: int | None = None,
         worst_query: Usage = ONE_QUERY,
         gateway_model: str | None = None,
     ) -> None:
         self.run_id = run_id
         self.spec = spec
         self.layout = layout
+        self._blank = blank
         self._start = start
+        self._planned = planned
         self._grown: tuple[tuple[str, str], ...] = ()
         self._base: Any = self  # A type checker takes no Self here.
-        self._later: dict[int, Self] = {}
+        self._later: dict[tuple[int, int | None], Self] = {}
         self.vocab_size = vocab_size
         self.worst_query = worst_query
         self.gateway_model = gateway_model
@@ -161,13 +166,14 @@ class Rules:
         )
 
     def at(self, state: RunState) -> Self:
-        """The rules with the candidates that a state has."""
-        if state.proposed == self._grown:
+        """The rules with the candidates and the plan that a state has."""
+        if state.proposed == self._grown and state.planned == self._planned:
             return self
         if self is not self._base:
             base: Self = self._base
             return base.at(state)
-        known = self._later.get(len(state.proposed))
+        key = len(state.proposed), state.planned
+        known = self._later.get(key)
         if known is None or known._grown != state.proposed:
             counts = Counter(slot for slot, _ in state.proposed)
             names = [slot.name for slot in self.spec.prompt.slots]
@@ -179,11 +185,14 @@ class Rules:
                 self.run_id,
                 self.spec,
                 vocab_size=self.vocab_size,
+                # With new candidates the layout says which one is blank.
+                blank=None if state.proposed else self._blank,
                 layout=layout,
                 start=self._start,
+                planned=state.planned,
             )
             known._base, known._grown = self, state.proposed
-            self._later[len(state.proposed)] = known
+            self._later[key] = known
         known.worst_query, known.gateway_model = self.worst_query, self.gateway_model
         found: Self = known
         return found
@@ -240,12 +249,37 @@ class Rules:
 
     @property
     def planned_queries(self) -> int:
-        """The queries that the run's rounds and its cap leave to training."""
+        """The queries that the method plans with: its cap may be higher by now."""
+        return self.planned_under(self.spec.budget) if self._planned is None else self._planned
+
+    def planned_under(self, budget: Budget | None) -> int:
+        """The queries that the run's rounds and a cap leave to training."""
         spec = self.spec
         per_round = spec.participation.clients_per_round * spec.method.local_steps
         planned = spec.rounds * per_round * spec.method.num_samples
-        cap = None if spec.budget is None else spec.budget.queries
+        cap = None if budget is None else budget.queries
         return planned if cap is None else min(planned, cap)
+
+    def more_asks(self, budget: Budget | None) -> bool:
+        """Whether a cap leaves room for more asks than the method plans with."""
+        return self.planned_under(budget) // self.spec.method.num_samples > self.planned_asks
+
+    def replanned(self, state: RunState) -> RunState:
+        """The state with a plan for the caps that there are now.
+
+        A plan changes what is drawn, so it changes before any work of a round is given out.
+        """
+        begun = any(seat.phase != "offered" or seat.step for seat in state.seats)
+        if begun or not (self.losses_exchange and self.spec.method.pools):
+            return state
+        cap = state.account.cap
+        return self.with_plan(state, self.planned_under(cap)) if self.more_asks(cap) else state
+
+    def with_plan(self, state: RunState, planned: int | None) -> RunState:
+        """The state with another plan; a race that the old plan has begun is called off."""
+        if planned == state.planned:
+            return state
+        return replace(state, planned=planned, method=self.method.search_on(state.method))
 
     @property
     def min_clients(self) -> int:

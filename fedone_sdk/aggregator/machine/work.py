@@ -39,6 +39,8 @@ def asked(rules: Rules, event: WorkAsked, state: RunState, now: float) -> Outcom
             if detail is not None:  # No lease is open yet, so it costs nothing.
                 state, effects = lose(rules, state, seat, detail, None, now, unfit=detail)
                 return state, (*effects, Refused(code="model_mismatch", detail=detail))
+        state = rules.replanned(state)
+        rules = rules.at(state)
         affordable = rules.affordable_work(state, seat.local)
         if affordable is None:
             # Somebody else's lease may give something back; the seat waits for that.

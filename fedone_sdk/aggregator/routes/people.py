@@ -23,6 +23,7 @@ from fedone_sdk.aggregator.routes.exchange import (
 from fedone_sdk.aggregator.routes.route import MAX_BODY_BYTES, Route
 from fedone_sdk.aggregator.run import CaughtUp, ServedRun
 from fedone_sdk.aggregator.service import Service
+from fedone_sdk.budget import Budget
 from fedone_sdk.candidates import InstructionsSource, LabelsSource
 from fedone_sdk.errors import (
     BackendError,
@@ -230,6 +231,18 @@ async def resume(request: web.Request) -> web.Response:
     return answer(resumed.result())
 
 
+async def raise_caps(request: web.Request) -> web.Response:
+    """Raises caps of a run; one that its budget has ended goes on from where it stands.
+
+    Caps that are left out stay as they are. A cap can only be raised, so the same body again
+    changes nothing.
+    """
+    raised = await run_of(request)
+    caps, _ = await message_of(request, Budget.model_validate_json)
+    await request.app[SERVICE].raise_caps(raised, caps)
+    return answer(raised.result())
+
+
 async def delete_run(request: web.Request) -> web.Response:
     """Deletes a run that has ended, with its log and all that belongs to it, for good.
 
@@ -375,6 +388,17 @@ PEOPLE = (
         access="operator",
         tag="runs",
         summary="Let a stopped run go on",
+        answers={200: RunResult},
+        problems=("run_conflict", "backend_blocked", "backend_unavailable"),
+    ),
+    Route(
+        method="POST",
+        path="/v1/runs/{run_id}/budget",
+        handler=raise_caps,
+        access="operator",
+        tag="runs",
+        summary="Raise caps of a run",
+        request=Budget,
         answers={200: RunResult},
         problems=("run_conflict", "backend_blocked", "backend_unavailable"),
     ),

@@ -168,7 +168,7 @@ class Game:
             for unit in Usage.model_fields:
                 assert getattr(state.account.spent, unit) >= getattr(before.account.spent, unit)
         if state.status == "completed":
-            finished = self.machine.method.finished(state.method)
+            finished = self.machine.at(state).method.finished(state.method)
             assert state.round == self.spec.rounds or finished
         assert np.isfinite(state.method.alpha).all()
         assert (state.method.alpha >= 0).all()
@@ -247,7 +247,7 @@ class Game:
             if not self.state.running:
                 return
             self.advance(11)
-            if self.machine.wants_seating(self.state):
+            if self.machine.at(self.state).wants_seating(self.state):
                 self.seat(clients)
             offered = [seat.client for seat in self.state.seats if seat.phase == "offered"]
             for client in offered:

@@ -22,6 +22,8 @@ from fedone_sdk.aggregator.events import (
     ModelSeen,
     PauseAsked,
     Quarantined,
+    RaiseAsked,
+    Refused,
     Released,
     Renewed,
     Restarted,
@@ -35,7 +37,7 @@ from fedone_sdk.aggregator.events import (
     WorkAsked,
 )
 from fedone_sdk.aggregator.state import RunState
-from fedone_sdk.budget import NOTHING, Usage
+from fedone_sdk.budget import NOTHING, Budget, Usage
 from fedone_sdk.messages import LossesAssignment, Scored
 from tests.unit.machine.game import GATEWAY_QUERY, HERE, MODEL, Game, answer_to, answered, spec_of
 
@@ -284,6 +286,22 @@ class AnyOrder(RuleBasedStateMachine):
     @rule()
     def resume(self) -> None:
         self.apply(ResumeAsked())
+
+    @rule(unit=st.sampled_from(["queries", "requests", "usd"]), cap=st.integers(0, 90))
+    def raise_caps(self, unit: str, cap: int) -> None:
+        before, account = self.state, self.state.account
+        held = getattr(account.held, unit)
+        now = None if account.cap is None else getattr(account.cap, unit)
+        effects = self.apply(RaiseAsked(caps=Budget(**{unit: cap})))
+        assert self.state.account.held == account.held
+        if any(isinstance(effect, Refused) for effect in effects):
+            assert now is None or cap < max(now, held) or before.status == "completed"
+        elif cap != now:
+            assert account.cap is not None
+            assert self.state.account.cap == account.cap.model_copy(update={unit: cap})
+            assert cap > now
+            goes_on = ("running", "budget_exhausted", "completed")
+            assert self.state.running is (before.status in goes_on)
 
     @rule(value=st.floats(0, 1))
     def measured(self, value: float) -> None:

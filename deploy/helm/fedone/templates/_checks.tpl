@@ -32,6 +32,10 @@
 {{- if and .vllm.enabled (gt (int .vllm.replicas) 1) (has "ReadWriteOnce" .vllm.cache.accessModes) -}}
 {{- fail "vllm.cache.accessModes: several replicas share the cache; it must be ReadWriteMany or ReadOnlyMany" -}}
 {{- end -}}
+{{- $own := default dict .aggregator.backend -}}
+{{- if and (eq "openai" (default "" $own.kind)) (not $own.base_url) (not .aggregator.apiKeySecret) (not .aggregator.extraEnv) -}}
+{{- fail "aggregator.apiKeySecret: OpenAI asks for a key; name its Secret, as {name: fedone, key: openai-key}" -}}
+{{- end -}}
 {{- range $name := list "cache" "record" -}}
 {{- if not (hasPrefix "/" (default "/" (default dict $.Values.aggregator.backend | dig $name "/"))) -}}
 {{- fail (printf "aggregator.backend.%s: must begin with /, such as /var/lib/fedone/answers.db; the config's folder cannot be written" $name) -}}

@@ -22,13 +22,14 @@ export class Problem extends Error {
 // Nobody answered, or something that is not an aggregator.
 export class Unreachable extends Error {}
 
-export async function open(method, path, signal) {
+export async function open(method, path, signal, body) {
   let response;
   try {
     response = await fetch(path, {
       method,
       signal,
-      headers: { Authorization: `Bearer ${token.get()}` },
+      headers: { Authorization: `Bearer ${token.get()}`, ...(body && { "Content-Type": "application/json" }) },
+      body: body && JSON.stringify(body),
       cache: "no-store",
       credentials: "omit",
     });
@@ -37,24 +38,24 @@ export async function open(method, path, signal) {
     throw new Unreachable("The server cannot be reached.");
   }
   if (response.ok) return response;
-  let body = null;
+  let problem = null;
   try {
-    body = await response.json();
+    problem = await response.json();
   } catch {
     signal?.throwIfAborted();
   }
-  if (body === null || response.status >= 500) {
-    throw new Unreachable(body?.detail ?? `The server answered HTTP ${response.status}.`);
+  if (problem === null || response.status >= 500) {
+    throw new Unreachable(problem?.detail ?? `The server answered HTTP ${response.status}.`);
   }
-  throw new Problem(response.status, body, Number(response.headers.get("Retry-After")) || 0);
+  throw new Problem(response.status, problem, Number(response.headers.get("Retry-After")) || 0);
 }
 
 const PATIENCE_MS = 20_000;
 
-export async function call(method, path, signal) {
+export async function call(method, path, signal, body) {
   const late = AbortSignal.timeout(PATIENCE_MS);
   try {
-    const response = await open(method, path, signal ? AbortSignal.any([signal, late]) : late);
+    const response = await open(method, path, signal ? AbortSignal.any([signal, late]) : late, body);
     return await response.json();
   } catch (error) {
     if (signal?.aborted || error instanceof Problem || error instanceof Unreachable) throw error;
@@ -63,5 +64,5 @@ export async function call(method, path, signal) {
 }
 
 export const get = (path, signal) => call("GET", path, signal);
-export const post = (path, signal) => call("POST", path, signal);
+export const post = (path, signal, body) => call("POST", path, signal, body);
 export const runPath = (id, rest = "") => `v1/runs/${encodeURIComponent(id)}${rest}`;

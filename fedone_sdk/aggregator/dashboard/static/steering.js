@@ -1,4 +1,4 @@
-// Stop and resume, for those who may.
+// Stop, resume and higher caps, for those who may.
 
 import { post, runPath } from "./api.js";
 import { h, say } from "./dom.js";
@@ -10,7 +10,7 @@ const RESUMABLE = ["stopped", "failed"];
 export function steering(id, me, changed, signal) {
   const refusal = h("p", { class: "refusal", role: "alert" });
   if (!STEERS.includes(me.role)) {
-    const note = h("p", { class: "muted" }, "You can look: operators stop and resume runs.");
+    const note = h("p", { class: "muted" }, "You can look: operators stop and resume runs, and raise their caps.");
     return { node: h("div", { class: "steering" }, note), update: () => {} };
   }
   const stop = h("button", { type: "button", class: "danger" }, "Stop");
@@ -18,14 +18,17 @@ export function steering(id, me, changed, signal) {
   const dialog = confirmation(id, () => ask("stop", "stopped"));
   stop.addEventListener("click", () => dialog.showModal());
   resume.addEventListener("click", () => ask("resume", "running again"));
+  const higher = h("button", { type: "button" }, "Raise caps");
+  const caps = raising(id, (wanted) => ask("budget", "under higher caps", wanted));
+  higher.addEventListener("click", () => caps.open());
   let busy = false;
 
-  async function ask(verb, outcome) {
+  async function ask(verb, outcome, body) {
     if (busy) return; // Not disabled: the button would lose the focus.
     busy = true;
     refusal.textContent = "";
     try {
-      changed(await post(runPath(id, `/${verb}`), signal));
+      changed(await post(runPath(id, `/${verb}`), signal, body));
       say(`The run is ${outcome}.`);
     } catch (error) {
       if (!signal.aborted) refusal.textContent = error.message;
@@ -35,11 +38,12 @@ export function steering(id, me, changed, signal) {
   }
 
   return {
-    node: h("div", { class: "steering" }, stop, resume, refusal, dialog),
+    node: h("div", { class: "steering" }, stop, resume, higher, refusal, dialog, caps.node),
     update({ result }) {
       const focused = [stop, resume].includes(document.activeElement);
       stop.hidden = result.status !== "running";
       resume.hidden = !RESUMABLE.includes(result.status);
+      higher.hidden = result.status === "completed" || !caps.update(result.cap);
       if (focused) (stop.hidden ? resume : stop).focus();
     },
   };
@@ -72,4 +76,49 @@ function confirmation(id, confirmed) {
     ),
   );
   return dialog;
+}
+
+// Asks for higher caps; `confirmed` is called with those that were changed.
+function raising(id, confirmed) {
+  const fields = h("div", { class: "caps" });
+  const node = h(
+    "dialog",
+    { "aria-labelledby": "caps-title" },
+    h("h2", { id: "caps-title" }, `Raise the caps of ${id}`),
+    h("p", {}, "A cap can only be raised. A run that its budget has ended goes on."),
+    h(
+      "form",
+      { method: "dialog", on: { submit: () => confirmed(changed()) } },
+      fields,
+      h(
+        "div",
+        { class: "choices" },
+        h("button", { type: "button", on: { click: () => node.close() } }, "Leave them"),
+        h("button", { class: "primary" }, "Raise"),
+      ),
+    ),
+  );
+  let known = {};
+
+  function changed() {
+    const wanted = [...fields.querySelectorAll("input")].map((input) => [input.name, input.valueAsNumber]);
+    return Object.fromEntries(wanted.filter(([unit, value]) => value !== known[unit]));
+  }
+
+  return {
+    node,
+    update(cap) {
+      known = Object.fromEntries(Object.entries(cap).filter(([, value]) => value !== null));
+      return Object.keys(known).length > 0;
+    },
+    open() {
+      fields.replaceChildren(
+        ...Object.entries(known).map(([unit, value]) => {
+          const step = unit === "usd" ? "any" : "1";
+          return h("label", {}, `${unit.replace("_", " ")} `, h("input", { type: "number", name: unit, min: value, value, step, required: true }));
+        }),
+      );
+      node.showModal();
+    },
+  };
 }

@@ -1,0 +1,82 @@
+"""Label words of a model: all wrong ones of a task at once, and words that it takes instead."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from fedone_sdk.backends.base import LLMBackend
+from fedone_sdk.candidates import shipped_label_sets
+from fedone_sdk.errors import LabelWordError
+from fedone_sdk.task import Rendered
+
+__all__ = ["check_label_words", "spellings_of", "taken_words"]
+
+_SUGGESTED = 3
+
+
+async def check_label_words(
+    backend: LLMBackend, label_words: tuple[str, ...], form: Rendered = ()
+) -> None:
+    """Checks label words and form, as `LLMBackend.check`, and names all words that do not fit.
+
+    Raises:
+        LabelWordError: The first label word that is not one token of the model; its `also` are the
+            others, and each suggests words that are.
+        BackendError: The model cannot be asked, or takes no such form.
+    """
+    try:
+        await backend.check(label_words, form)
+    except LabelWordError:
+        wrong = []
+        for position, word in enumerate(label_words):
+            try:
+                await backend.check((word,), form)
+            except LabelWordError as exc:
+                others = [*label_words[:position], *label_words[position + 1 :]]
+                likely = _alike(word, position, label_words)
+                found = await taken_words(backend, likely, form, apart_from=others)
+                wrong.append(exc.suggesting(found[:_SUGGESTED]))
+        if not wrong:  # They do not fit together.
+            raise
+        raise wrong[0].with_others(wrong[1:]) from None
+
+
+async def taken_words(
+    backend: LLMBackend,
+    words: Sequence[str],
+    form: Rendered = (),
+    *,
+    apart_from: Sequence[str] = (),
+) -> list[str]:
+    """The words that a model takes as label words, without those of other labels.
+
+    Raises:
+        BackendError: The model cannot be asked, or takes no such form.
+    """
+    taken = {word.strip().casefold() for word in apart_from}
+    found = []
+    for word in dict.fromkeys(words):
+        if word.strip().casefold() in taken:
+            continue
+        try:
+            await backend.check((word,), form)
+        except LabelWordError:
+            continue
+        found.append(word)
+    return found
+
+
+def _alike(word: str, position: int, label_words: Sequence[str]) -> list[str]:
+    """Words that may stand for the same: other spellings, its parts, and those of known sets."""
+    sets = shipped_label_sets({str(at): one for at, one in enumerate(label_words)})
+    return [*spellings_of(word), *(words[position] for words in sets)]
+
+
+def spellings_of(text: str) -> Iterator[str]:
+    """A text as label words: whole and in parts, with a leading space and without a capital."""
+    whole = " ".join(re.split(r"[\W_]+", text)).strip()
+    for part in (whole, *whole.split(), text.strip()):
+        if part:
+            yield f" {part.lower()}"
+            yield f" {part}"

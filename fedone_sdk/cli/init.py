@@ -1,0 +1,288 @@
+"""`fedone init`: a RUN.yaml for a file of labelled texts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedone_sdk.backends.local_models import LOCAL_MODELS, is_present
+from fedone_sdk.cli._failures import naming
+from fedone_sdk.cli._files import check_target, write_file
+from fedone_sdk.cli._logs import quiet_logs
+from fedone_sdk.cli._output import Output, plural
+from fedone_sdk.data import label_columns, load_examples, split_dev, text_columns
+from fedone_sdk.errors import BackendError, MissingExtraError, SpecError
+
+__all__ = ["init"]
+
+_DEV_SHARE = 0.2
+_SAMPLES = 6
+_SMALL = "smollm2-135m-instruct"
+
+
+def init(
+    data: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DATA", show_default=False, help="Labelled texts: CSV, TSV, JSONL or JSON."
+        ),
+    ],
+    text: Annotated[
+        str | None, typer.Option(metavar="COLUMN", show_default=False, help="Holds the texts.")
+    ] = None,
+    label: Annotated[
+        str | None, typer.Option(metavar="COLUMN", show_default=False, help="Holds the labels.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            show_default=False,
+            help="A name of `fedone models list`, a GGUF file, a model folder, or the name of a "
+            "model behind an OpenAI-compatible API.",
+        ),
+    ] = None,
+    queries: Annotated[
+        int, typer.Option(metavar="N", min=_SAMPLES, help="The cap on training queries.")
+    ] = 300,
+    target: Annotated[
+        Path, typer.Option("--output", "-o", metavar="RUN.yaml", help="Write there.")
+    ] = Path("run.yaml"),
+) -> None:
+    """Write a RUN.yaml for a file of labelled texts, with a dev set split off.
+
+    On a terminal the columns and the model are asked for, unless they are given. Nothing that is
+    there is overwritten.
+    """
+    output = Output(None)
+    quiet_logs()
+    name = "".join(c if c.isalnum() and c.isascii() else "-" for c in data.stem).strip("-") or "run"
+    train_path, dev_path = (target.parent / f"{name}.{part}.jsonl" for part in ("train", "dev"))
+    for file in (target, train_path, dev_path):
+        check_target("--output", file)
+        if file.exists():
+            raise SpecError(f"{file} is there, and is not overwritten", source="arguments")
+    with naming(str(data)):
+        rows = load_examples(data)
+        label = _chosen("--label", label, label_columns(rows), list(rows[0]))
+        text = _chosen("--text", text, text_columns(rows, label), list(rows[0]))
+        train, dev = split_dev(rows, label, share=_DEV_SHARE)
+    backend = _backend_of(_model(model), target.parent)
+    values = sorted({str(row[label]) for row in rows})
+    words = asyncio.run(_label_words(backend, target.parent, values))
+    draft = _Draft(
+        name=name[:64],
+        text=text,
+        label=label,
+        backend=backend,
+        words=words,
+        train=train_path.name,
+        dev=dev_path.name,
+        clients=max(1, min(20, len(train) // 16)),
+        queries=queries,
+    )
+    run_yaml = draft.text_of()
+    for file, part in ((train_path, train), (dev_path, dev)):
+        lines = (json.dumps({"text": row[text], "label": row[label]}) for row in part)
+        write_file("--output", file, "".join(f"{line}\n" for line in lines))
+    write_file("--output", target, run_yaml)
+    output.heading(f"{target}: texts of {text!r}, labels of {label!r}")
+    output.facts(
+        {
+            "model": backend.get("model", "roberta-mini"),
+            "label words": ", ".join(
+                f"{value}: {word.text!r}{word.note}" for value, word in words.items()
+            ),
+            str(train_path): f"{plural(len(train), 'row')}, on {plural(draft.clients, 'device')}",
+            str(dev_path): f"{plural(len(dev), 'row')}, which only measure the prompt",
+        }
+    )
+    output.console.print(f"\nNext: fedone plan {target}, then fedone tune {target}")
+
+
+def _interactive() -> bool:
+    return sys.stdin is not None and sys.stdin.isatty()
+
+
+def _chosen(option: str, given: str | None, likely: Sequence[str], known: Sequence[str]) -> str:
+    """A column: as given, as answered, or the likeliest."""
+    if given is None and _interactive():
+        others = ", ".join(likely[1:])
+        question = f"Column of the {option[2:]}s{f' (or {others})' if others else ''}"
+        given = typer.prompt(question, default=likely[0])
+    if given is not None and given not in likely:
+        why = "does not hold one in every row" if given in known else "is no column"
+        raise SpecError(f"{option}: {given!r} {why}; likely: {', '.join(likely)}", source="data")
+    return given or likely[0]
+
+
+def _model(given: str | None) -> str:
+    from importlib.util import find_spec
+
+    if given is not None:
+        return given
+    local = is_present(LOCAL_MODELS[_SMALL]) and find_spec("llama_cpp") is not None
+    default = _SMALL if local else "roberta-mini"
+    return str(typer.prompt("Model", default=default)) if _interactive() else default
+
+
+def _backend_of(model: str, folder: Path) -> dict[str, Any]:
+    """What RUN.yaml says of a model."""
+    if model in LOCAL_MODELS:
+        known = LOCAL_MODELS[model]
+        return {"kind": "onnx"} if known.wheel is None else {"kind": known.backend, "model": model}
+    path = Path(model)
+    if path.suffix == ".gguf":
+        return {"kind": "llama_cpp", "model": str(path.absolute())}
+    if path.is_dir():
+        kind = "onnx" if any(path.glob("*.onnx")) else "transformers"
+        return {"kind": kind, "model": str(path.absolute())}
+    return {"kind": "openai", "model": model}
+
+
+@dataclass(frozen=True, slots=True)
+class _Word:
+    text: str
+    note: str
+
+
+async def _label_words(
+    backend: Mapping[str, Any], folder: Path, values: Sequence[str]
+) -> dict[str, _Word]:
+    """A word for each label: one that the model takes, else a guess that says so."""
+    from pydantic import TypeAdapter
+
+    from fedone_sdk.backends.build import build_backend
+    from fedone_sdk.backends.label_words import spellings_of, taken_words
+    from fedone_sdk.spec import BackendSpec
+
+    chosen: dict[str, _Word] = {}
+    try:
+        async with build_backend(
+            TypeAdapter[Any](BackendSpec).validate_python(dict(backend)), folder
+        ) as model:
+            for value in values:
+                taken = [word.text for word in chosen.values()]
+                found = await taken_words(model, [*spellings_of(value)], apart_from=taken)
+                if found:
+                    chosen[value] = _Word(found[0], "")
+                else:
+                    chosen[value] = _Word(
+                        f" {value}", " (not one token of the model: choose another)"
+                    )
+    except (BackendError, MissingExtraError, SpecError) as exc:
+        reason = str(exc).splitlines()[0]
+        return {value: _Word(f" {value}", f" (not checked: {reason})") for value in values}
+    return chosen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Draft:
+    """What a RUN.yaml is made of."""
+
+    name: str
+    text: str
+    label: str
+    backend: Mapping[str, Any]
+    words: Mapping[str, _Word]
+    train: str
+    dev: str
+    clients: int
+    queries: int
+
+    def text_of(self) -> str:
+        """The file, which is a valid run."""
+        import yaml
+
+        from fedone_sdk.spec import RunSpec, validate_spec
+
+        masked = self.backend["kind"] == "onnx"
+        labels = "\n".join(
+            f"    {_yaml(value)}: {_yaml(word.text)}{f'  #{word.note}' if word.note else ''}"
+            for value, word in self.words.items()
+        )
+        form = (
+            _MASKED.format(aspect=_plain(self.label).capitalize())
+            if masked
+            else _CHAT.format(text=_yaml(_plain(self.text)), aspect=_yaml(_plain(self.label)))
+        )
+        document = _RUN.format(
+            name=_yaml(self.name),
+            form=form,
+            labels=labels,
+            train=_yaml(self.train),
+            dev=_yaml(self.dev),
+            clients=self.clients,
+            prompt=_WORDS if masked else _SLOTS,
+            samples=_SAMPLES,
+            queries=self.queries,
+            rounds=max(1, self.queries // _SAMPLES),
+            backend=_yaml(dict(self.backend)),
+        )
+        validate_spec(RunSpec, yaml.safe_load(document), source="the new run")
+        return document
+
+
+def _plain(name: str) -> str:
+    """A column's name as words of a template."""
+    kept = "".join(c if c.isalnum() else " " for c in name)
+    return " ".join(kept.split())[:100] or "text"
+
+
+def _yaml(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+_MASKED = """\
+  # The model answers at {{mask}}; {{prompt}} is what is tuned.
+  template: "{{prompt}} {{text}} {aspect}:{{mask}}"
+"""
+_CHAT = """\
+  # Sent through the model's own chat template; {{instruction}} is what is tuned.
+  chat: {{user: "{{instruction}}{{text}}"}}
+  # The words in which the instructions speak of the task.
+  description: {{text: {text}, aspect: {aspect}}}
+"""
+_WORDS = """\
+# Eight words, chosen from the texts; a blank one is allowed.
+prompt: {length: 8, vocabulary: {kind: pmi, size: 100}}
+"""
+_SLOTS = """\
+# Which instruction stands there: some that ship with the SDK. Add your own sentences as a list.
+prompt:
+  slots:
+    - {name: instruction, candidates: {kind: instructions, size: 12}}
+"""
+_RUN = """\
+# Written by `fedone init`. All keys: docs/reference/run-yaml.md
+name: {name}
+task:
+{form}  # What the model answers for each label: words that are one token of it, each with its
+  # leading space. Words that say what the label means work best.
+  labels:
+{labels}
+  metric: accuracy
+data:
+  train: {train}
+  # Only measures the prompt; no device has it.
+  dev: {dev}
+  # The rows are spread over so many simulated devices.
+  num_clients: {clients}
+{prompt}# Thompson sampling over whole prompts. A query is one prompt on one mini-batch.
+method: {{name: thompson, num_samples: {samples}, batch_size: 16}}
+participation: {{exchange: losses}}
+# Never overshot. A higher number lets the same run go on.
+budget: {{queries: {queries}}}
+rounds: {rounds}
+# 0 measures the ends only.
+evaluation: {{every: 0}}
+backend: {backend}
+seed: 0
+"""

@@ -1,0 +1,103 @@
+"""`fedone init`: from a table to a run that works."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import typer
+
+from fedone_sdk import assets
+from fedone_sdk.cli import init
+from fedone_sdk.spec import RunSpec
+from tests.console import Fedone
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    lines = (assets.path("companion_feedback") / "train.jsonl").read_text().splitlines()[:80]
+    with (tmp_path / "my tickets.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["id", "device", "body", "Sentiment"])
+        for number, row in enumerate(map(json.loads, lines)):
+            label = ("unsatisfactory_service", "Good")[row["label"]]
+            table.writerow([number, row["domain"], row["text"], label])
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_table_becomes_a_run(fedone: Fedone, folder: Path) -> None:
+    code, out, err = fedone("init", "my tickets.csv", "--model", "roberta-mini", "--queries", 12)
+    assert (code, err) == (0, "")
+    assert "texts of 'body', labels of 'Sentiment'" in out
+    spec = RunSpec.load("run.yaml")
+    # Words of the labels that are one token of the model.
+    assert spec.task.labels == {"Good": " good", "unsatisfactory_service": " service"}
+    assert (spec.budget and spec.budget.queries, spec.rounds) == (12, 2)
+    rows = [json.loads(line) for line in Path("my-tickets.dev.jsonl").read_text().splitlines()]
+    assert len(rows) == 16
+    assert {row["label"] for row in rows} == set(spec.task.labels)
+    train = Path("my-tickets.train.jsonl").read_text().splitlines()
+    assert len(train) == 64
+    assert not {json.loads(line)["text"] for line in train} & {row["text"] for row in rows}
+    assert fedone("tune", "run.yaml", "--transport", "memory").code == 0
+    # Nothing is overwritten.
+    before = Path("run.yaml").read_bytes()
+    outcome = fedone("init", "my tickets.csv", "--model", "roberta-mini")
+    assert outcome.code == 2
+    assert outcome.err == "arguments: run.yaml is there, and is not overwritten\n"
+    assert Path("run.yaml").read_bytes() == before
+
+
+def test_a_model_that_cannot_be_looked_at_is_said(
+    fedone: Fedone, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    code, out, _ = fedone("init", "my tickets.csv", "--model", "gpt-6-luna")
+    assert code == 0
+    assert "not checked:" in out
+    backend = RunSpec.load("run.yaml").backend
+    assert (backend.kind, getattr(backend, "model", None)) == ("openai", "gpt-6-luna")
+
+
+def test_three_questions_at_most(
+    fedone: Fedone, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def prompt(question: str, default: str) -> str:
+        asked.append(question)
+        return default
+
+    monkeypatch.setattr(init, "_interactive", lambda: True)
+    monkeypatch.setattr(typer, "prompt", prompt)
+    assert fedone("init", "my tickets.csv").code == 0
+    assert asked == [
+        "Column of the labels (or device)",
+        "Column of the texts (or device, id)",
+        "Model",
+    ]
+    asked.clear()
+    given = ("--label", "Sentiment", "--text", "body", "--model", "roberta-mini")
+    assert fedone("init", "my tickets.csv", *given, "-o", "run.yaml").code == 2
+    assert asked == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--label", "kind"], "--label: 'kind' is no column; likely: Sentiment, device"),
+        (["--text", "Sentiment"], "--text: 'Sentiment' does not hold one in every row"),
+        (["-o", "nowhere/run.yaml"], "--output: there is no folder nowhere"),
+    ],
+)
+def test_a_wrong_argument_is_one_line(
+    fedone: Fedone, folder: Path, arguments: list[str], said: str
+) -> None:
+    outcome = fedone("init", "my tickets.csv", *arguments)
+    assert outcome.code == 2
+    assert said in outcome.err
+    assert len(outcome.err.splitlines()) == 1
+    assert [file.name for file in folder.iterdir()] == ["my tickets.csv"]
