@@ -8,7 +8,7 @@ import pytest
 from fedone_sdk.algorithms import ClassLosses
 from fedone_sdk.algorithms.calibration import BiasGrid
 from fedone_sdk.algorithms.draws import Draws
-from fedone_sdk.algorithms.evaluator import Evaluator, Judged, updated
+from fedone_sdk.algorithms.evaluator import Estimates, Evaluator, updated
 from fedone_sdk.algorithms.hyperparameters import PRIOR, Hyperparameters
 from fedone_sdk.algorithms.kernel import Features
 from fedone_sdk.algorithms.observations import Observations
@@ -81,11 +81,11 @@ def test_prompts_are_ranked_as_if_all_had_met_all_clients(kind: str, lie: str | 
     curves = np.mean(by_class, axis=0)
     order = observed.prompts[:, 0]
     truth = GRID.lowest(curves)[0][order]
-    judged = evaluator.judged()
-    assert np.corrcoef(judged.value, truth)[0, 1] > 0.85
+    estimates = evaluator.estimates()
+    assert np.corrcoef(estimates.value, truth)[0, 1] > 0.85
     # What is not known is about as much as it says.
-    error = judged.value - truth
-    assert 0.2 < np.median(np.abs(error - np.median(error)) / judged.spread) < 1.5
+    error = estimates.value - truth
+    assert 0.2 < np.median(np.abs(error - np.median(error)) / estimates.spread) < 1.5
     best = GRID.bests(curves)[order, 1]
     assert np.abs(observed.biases[:, 1] - best).mean() < 0.4
     assert np.median(observed.trust[~lies]) > 0.9
@@ -102,7 +102,7 @@ def test_what_one_client_says_makes_no_incumbent() -> None:
         observed = evaluator.observed
     observed = observed.with_batch(np.array([[0], [2]]), plain(np.array([1.0, -3.0])))
     evaluator = Evaluator.of(observed, space, None, values)
-    assert observed.prompts[evaluator.incumbent(evaluator.judged())].tolist() == [1]
+    assert observed.prompts[evaluator.incumbent(evaluator.estimates())].tolist() == [1]
 
 
 def test_draws_have_the_posterior_as_their_mean_and_spread() -> None:
@@ -165,7 +165,7 @@ def test_who_may_be_the_incumbent(mixed: int) -> None:
 
     def incumbent(*pessimistic: float) -> int:
         values = np.array(pessimistic)
-        return evaluator.incumbent(Judged(values, np.zeros(3), values))
+        return evaluator.incumbent(Estimates(values, np.zeros(3), values))
 
     assert incumbent(0.0, 3.0, 3.0) == 0
     assert incumbent(0.0, -1.0, 3.0) == (1 if mixed == 3 else 0)
