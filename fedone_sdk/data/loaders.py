@@ -1,4 +1,4 @@
-"""Reading labelled rows: JSONL, JSON, CSV, TSV, Parquet, the Hugging Face hub."""
+"""Loaders of labelled rows: JSONL, JSON, CSV, TSV, Parquet, the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ _Rows = Generator[_Row]
 def load_examples(
     source: str | Path, *, split: str = "train", limit: int | None = None
 ) -> list[dict[str, Any]]:
-    """Reads labelled rows.
+    """Read labelled rows.
 
     Args:
         source: A UTF-8 file (``.jsonl``, ``.ndjson``, ``.json``, ``.csv``, ``.tsv``) or a
             ``.parquet`` file; or ``hf:glue/TASK``, or ``hf:ORG/NAME`` with an optional ``/CONFIG``.
         split: The split of a hub data set; a file has only one.
-        limit: Read no more than this many rows.
+        limit: The largest number of rows to read.
 
     Returns:
         One dictionary per row. CSV and TSV values are text; a TSV has no quoting, as in GLUE.
 
     Raises:
-        DataError: There is nothing to read, or it is malformed; names the file and the line.
+        DataError: The source is empty or malformed; names the file and the line.
         MissingExtraError: Parquet or the hub needs a package that is not installed.
         ValueError: The limit is less than 1.
     """
@@ -59,16 +59,16 @@ def load_examples(
 
 
 def check_examples(task: TaskSpec, examples: Iterable[Example], source: str | Path) -> None:
-    """Checks that a task can be put to every row.
+    """Check that every row has the fields of a task.
 
     A label is compared as text, so that a CSV's ``"1"`` is the label 1.
 
     Raises:
-        DataError: A text field is missing or no text, or a label is unknown; names the source, the
-            row (from 1), the field and what is allowed.
+        DataError: A text field is missing or not text, or a label is unknown; names the source, the
+            row (from 1), the field and the allowed values.
     """
     for number, example in enumerate(examples, 1):
-        # A score function of the user's own takes what it likes.
+        # A user's score function accepts any row.
         label = () if task.loss == "score" else (task.label_field,)
         for field in (*task.fields, *label):
             if problem := _problem(task, example, field):
@@ -88,7 +88,7 @@ def _problem(task: TaskSpec, example: Example, field: str) -> str | None:
         return "is empty; a reference text has at least one character"
     try:
         value.encode()
-    except UnicodeEncodeError:  # JSON can spell it, no tokenizer can take it
+    except UnicodeEncodeError:  # JSON can contain one, tokenizers reject it
         return "has half of a surrogate pair; it must be valid Unicode text"
     return None
 
@@ -102,7 +102,7 @@ def _file_rows(path: Path) -> _Rows:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """The lines with their line ends; only a line feed ends one (text may hold U+2028)."""
+    """Yield lines with their line ends; only a line feed ends one (text may contain U+2028)."""
     with path.open("rb") as file:
         number = 0
         while line := file.readline(_MAX_LINE_BYTES + 1):
@@ -125,7 +125,7 @@ def _jsonl(path: Path) -> _Rows:
 
 
 def _json(path: Path) -> _Rows:
-    # The whole array may stand on one line, so the bound on lines does not hold here.
+    # The whole array may be on one line, so the limit on lines does not apply.
     data = path.read_bytes().removeprefix(codecs.BOM_UTF8)
     try:
         text = data.decode()
@@ -148,7 +148,7 @@ def _parse_json(text: str, path: Path, first_line: int) -> Any:
         hint = " (one object per line? name it .jsonl)" if path.suffix.lower() == ".json" else ""
         where = f"{path}:{first_line + exc.lineno - 1}"
         raise DataError(f"{where}: bad JSON: {exc.msg} at column {exc.colno}{hint}") from exc
-    except (ValueError, RecursionError) as exc:  # a number or a nesting beyond Python's limits
+    except (ValueError, RecursionError) as exc:  # a number or nesting beyond Python's limits
         raise DataError(f"{path}:{first_line}: bad JSON: {exc}") from exc
 
 
@@ -177,7 +177,7 @@ def _csv(path: Path) -> _Rows:
 
 
 def _tsv(path: Path) -> _Rows:
-    # Not csv.QUOTE_NONE: that one still stumbles over a carriage return inside a field.
+    # Not csv.QUOTE_NONE, which fails on a carriage return inside a field.
     lines = enumerate(_lines(path), 1)
     return _table(path, ((number, line.rstrip("\r\n").split("\t")) for number, line in lines))
 
@@ -218,7 +218,7 @@ def _hub_rows(source: str, split: str) -> _Rows:
         rows = datasets.load_dataset(f"{owner}/{name}", config, split=split)
         for row in rows:
             yield dict(row)
-    except Exception as exc:  # it raises those of half a dozen libraries beneath it
+    except Exception as exc:  # it raises the exceptions of several libraries
         raise DataError(f"{source} (split {split!r}): {exc}") from exc
 
 
