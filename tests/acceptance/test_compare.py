@@ -275,7 +275,7 @@ def test_one_process_at_a_time(compare: Fedone, folder: Path) -> None:
     ("arguments", "message"),
     [
         (["--methods", "magic"], "arguments: --methods: 'magic' is not known; allowed: gs-bdpl, "),
-        (["--methods", "random,random"], "arguments: --methods: each must stand once"),
+        (["--methods", "random,random"], "arguments: --methods: each name may occur only once"),
         (["--methods", "bbt"], "run.yaml: method: bbt needs a backend that takes embeddings"),
         (["--html", "c.pdf"], "arguments: --html: c.pdf must end in .html"),
         (["--html", "absent/c.html"], "arguments: --html: there is no folder absent"),
@@ -294,13 +294,13 @@ def test_mistakes_are_one_line(compare: Fedone, arguments: list[object], message
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (", dev: dev.jsonl", "", "run.yaml: data.dev: is required, and must hold rows"),
+        (", dev: dev.jsonl", "", "run.yaml: data.dev: is required, with rows"),
         ("name: thompson", "name: magic", "run.yaml: method.name: 'magic' is not one of"),
         ("train.jsonl", "absent.jsonl", "run.yaml: data.train: absent.jsonl"),
         (
             "examples: 8",
             "examples: 8, queries: 3",
-            "thompson, seed 0: its caps leave nothing to measure the tuned prompt with",
+            "thompson, seed 0: its caps leave nothing to measure the tuned prompt",
         ),
     ],
 )
