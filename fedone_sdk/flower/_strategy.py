@@ -27,24 +27,24 @@ from fedone_sdk.vocabulary import Vocabulary
 __all__ = ["FedOneStrategy"]
 
 _SHORTEST_S, _LONGEST_S = 0.02, 0.5
-"""How long it is waited between two looks for replies, seconds."""
+"""Interval of polling for replies, seconds."""
 
 _LOOK_S = 2.0
-"""How often it is looked for nodes that have come, seconds."""
+"""Interval of polling for new nodes, seconds."""
 
 _HUNG_S = 60.0
-"""How long it is waited for the last nodes to say that they can work, seconds."""
+"""Longest wait for the last nodes' readiness, seconds."""
 
 _AGAIN_S = 60.0
-"""After how long a node that could not work is asked again, seconds."""
+"""Delay before a node that could not work is asked again, seconds."""
 
 
 class FedOneStrategy(Strategy):
     """FedOne's rounds over a Flower `Grid`.
 
-    The aggregator's own service decides: who is drawn, what is leased, what an update teaches,
-    when the budget is spent. The strategy takes its messages to the nodes, whose ClientApp is
-    `client_app`, and their replies back.
+    The aggregator's service makes the decisions: client selection, leases, aggregation, the end of
+    the budget. The strategy carries its messages to the nodes, whose ClientApp is `client_app`, and
+    the replies back.
 
     Example:
         ```python
@@ -62,16 +62,16 @@ class FedOneStrategy(Strategy):
     Args:
         spec: The run.
         vocabulary: Its candidates.
-        backend: The model that scores for the nodes; None where they have models of their own.
-            Stays the caller's.
-        dev: Held-out examples, to measure prompts on.
+        backend: The model that scores for the nodes; None if nodes have their own models. The
+            caller closes it.
+        dev: Held-out examples for evaluation.
         score: The user's function, for loss ``score``.
-        measure: The user's function, for a metric of their own.
-        store: Keeps run and ledger; with one that lasts, a ServerApp that starts again goes on
-            where the last one was. In memory by default. One store belongs to one ServerApp.
+        measure: The user's function, for a custom metric.
+        store: Stores run and ledger; with a durable one, a restarted ServerApp resumes the run. In
+            memory by default. One store belongs to one ServerApp.
 
     Raises:
-        SpecError: The run needs something that is not given.
+        SpecError: An argument that the run needs is missing.
     """
 
     def __init__(
@@ -98,29 +98,29 @@ class FedOneStrategy(Strategy):
         self._result: RunResult | None = None
         self._background: Background | None = None
         self._desk: Desk | None = None
-        # Message id -> the node that has to reply.
+        # Message id -> the node that must reply.
         self._open: dict[str, int] = {}
-        # Node id -> the name that it has here.
+        # Node id -> the node's name in the run.
         self._names: dict[int, str] = {}
-        # Node id -> why it cannot work, and when it is asked again.
+        # Node id -> why it cannot work, and when to ask again.
         self._unable: dict[int, tuple[str, float]] = {}
-        # The nodes that SuperLink said are connected, and when it was asked.
+        # The nodes connected according to SuperLink, and the time of that query.
         self._online: set[int] = set()
         self._looked = 0.0
 
     @property
     def run_result(self) -> RunResult:
-        """How the run ended, as ``fedone tune`` tells it.
+        """The result of the run, as in ``fedone tune``.
 
         Raises:
-            RuntimeError: It has not ended.
+            RuntimeError: The run has not ended.
         """
         if self._result is None:
             raise RuntimeError("there is no result before start() has returned")
         return self._result
 
     def summary(self) -> None:
-        """Logs what will be done."""
+        """Log the run's settings."""
         spec = self._tuning.spec
         log(INFO, "\t├──> run: %s, method: %s", spec.name, spec.method.name)
         log(INFO, "\t├──> rounds: %d, seed: %d", spec.rounds, spec.seed)
@@ -130,21 +130,21 @@ class FedOneStrategy(Strategy):
         log(INFO, "\t└──> caps: %s", caps or "none")
 
     def start(self, grid: Grid, *, timeout: float = 3600.0) -> Result:
-        """Runs to the end of the run's rounds or of its budget.
+        """Run until the run's rounds or its budget end.
 
-        What a Flower strategy is told here otherwise, the run says: rounds, how long a node may
-        work (``participation.deadline_s``), and when it is measured.
+        Settings that other Flower strategies take here come from the run: the number of rounds, the
+        deadline of a node (``participation.deadline_s``), and the rounds of evaluation.
 
         Args:
             grid: Flower's.
-            timeout: Seconds to wait while there are not the nodes that the run needs.
+            timeout: Longest wait for the number of nodes that the run needs, seconds.
 
         Returns:
-            The final alpha; and per round, from 1, the mean loss and the queries, and the metric
-            on the dev split where it was measured.
+            The final alpha; and per round, from 1, the mean loss, the queries and, where evaluated,
+            the metric on the dev split.
 
         Raises:
-            SpecError: The run cannot work as described, or too few nodes can work for it.
+            SpecError: The run is not possible as described, or has too few working nodes.
             LabelWordError: A label word is not one token of the model.
         """
         log(INFO, "Starting %s:", type(self).__name__)
@@ -169,7 +169,7 @@ class FedOneStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Messages for the nodes that have a seat, each with its work and the answers so far.
+        """Return messages for the selected nodes, with their work and the answers so far.
 
         Their queries are reserved in the run's ledger before they are returned.
         """
@@ -184,10 +184,10 @@ class FedOneStrategy(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Takes replies in, whenever and however often they come.
+        """Process replies, in any number and at any time.
 
         Returns:
-            Alpha, and the newest round's loss and queries, where a round has ended; else None.
+            Alpha, and the last round's loss and queries, if a round has ended; else None.
         """
         background, desk = self._hosted()
         rounds = len(desk.run.history)
@@ -202,13 +202,13 @@ class FedOneStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Nothing: prompts are measured on the server's dev split, beside training."""
+        """Return no messages: evaluation runs on the server's dev split, concurrently."""
         return ()
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Nothing, as nothing was sent."""
+        """Return None: no messages were sent."""
         return None
 
     # Lifetime
@@ -261,7 +261,7 @@ class FedOneStrategy(Strategy):
 
     def _send(self, grid: Grid, message: Message) -> bool:
         node_id = message.metadata.dst_node_id
-        # One by one: of several it is not told which was refused.
+        # One at a time: for a batch, SuperLink does not report which message it refused.
         for message_id in grid.push_messages([message]):
             if message_id is not None:
                 self._open[message_id] = node_id
@@ -270,7 +270,7 @@ class FedOneStrategy(Strategy):
         return False
 
     def _node_of(self, reply: Message) -> int:
-        """Whose reply it is; where there is none, SuperLink itself is the sender."""
+        """Return the node of a reply; SuperLink is the sender of a missing one."""
         sender = int(reply.metadata.src_node_id)
         return self._open.pop(reply.metadata.reply_to_message_id, sender)
 
@@ -282,7 +282,7 @@ class FedOneStrategy(Strategy):
     def _wait_for_nodes(
         self, grid: Grid, desk: Desk, background: Background, timeout: float
     ) -> None:
-        """Lets in the nodes that the first round needs, in the order of their partitions."""
+        """Admit the nodes that the first round needs, in the order of their partitions."""
         needed, until = desk.num_needed, time.monotonic() + timeout
         told = -1
         while desk.num_nodes < needed and not desk.run.ended.is_set():
@@ -303,7 +303,7 @@ class FedOneStrategy(Strategy):
         log(INFO, "%d nodes can work", desk.num_nodes)
 
     def _admit_first(self, grid: Grid, desk: Desk, background: Background, until: float) -> None:
-        """Waits for what the nodes say that were asked, before it lets any of them in."""
+        """Wait for the readiness of all nodes that were asked, before the first is admitted."""
         arrivals: list[tuple[int, Message]] = []
         heard = time.monotonic()
         while self._open:
@@ -313,7 +313,7 @@ class FedOneStrategy(Strategy):
             if replies:
                 heard = now
             elif hung or now > until:
-                break  # Who still says nothing comes later.
+                break  # Nodes without a reply are admitted later.
             else:
                 time.sleep(_SHORTEST_S)
         self._arrived(desk, background, arrivals)
@@ -321,7 +321,7 @@ class FedOneStrategy(Strategy):
     def _look_for_nodes(
         self, grid: Grid, desk: Desk, timeout: float, *, at_once: bool = False
     ) -> None:
-        """Asks nodes that have come whether they can work."""
+        """Ask new nodes whether they can work."""
         now = time.monotonic()
         if not at_once and now < self._looked + _LOOK_S:
             return
@@ -334,7 +334,7 @@ class FedOneStrategy(Strategy):
                 self._send(grid, _message(node_id, "query", [], timeout))
 
     def _take(self, desk: Desk, background: Background, node_id: int, reply: Message) -> None:
-        """Takes one reply in."""
+        """Process one reply."""
         if not desk.knows(node_id):
             self._arrived(desk, background, [(node_id, reply)])
             return
@@ -351,7 +351,7 @@ class FedOneStrategy(Strategy):
     def _arrived(
         self, desk: Desk, background: Background, replies: Iterable[tuple[int, Message]]
     ) -> None:
-        """Lets nodes in, in the order of their partitions, or else of their ids."""
+        """Admit nodes, in the order of their partitions, or else of their ids."""
         coming: dict[str, tuple[int, int, Item]] = {}
         for node_id, reply in sorted(replies, key=lambda arrival: arrival[0]):
             try:
@@ -369,7 +369,7 @@ class FedOneStrategy(Strategy):
                 reason = f"its partition-id, {partition}, is node {holder}'s already"
                 self._shut_out(node_id, reason)
                 continue
-            self._names.pop(holder, None)  # It has gone, and this is its successor.
+            self._names.pop(holder, None)  # The holder is gone; this node replaces it.
             coming[name] = (place, node_id, call)
         ordered = sorted((place, node, name) for name, (place, node, _) in coming.items())
         arrivals = [(node, name, coming[name][2]) for _, node, name in ordered]
@@ -405,11 +405,11 @@ def _message(node_id: int, kind: str, letter: list[Item], ttl_s: float) -> Messa
 
 
 def _call(reply: Message) -> Item:
-    """What a node's reply calls for.
+    """Return the call in a node's reply.
 
     Raises:
-        MessageError: Flower has no reply of it, or it is none of `client_app`'s.
-        ProblemError: It is of another version of the protocol.
+        MessageError: Flower has no reply from it, or the reply is not from `client_app`.
+        ProblemError: It has another protocol version.
     """
     if reply.has_error():
         raise MessageError(f"no reply, Flower says: {reply.error.reason}")
