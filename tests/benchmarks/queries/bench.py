@@ -15,7 +15,7 @@ from tests.benchmarks.queries.contestants import (
     DEFAULT,
     STANDALONE,
     Contestant,
-    can_lie,
+    can_be_attacked,
     chosen_methods,
     takes_part,
 )
@@ -142,7 +142,7 @@ class _Plan:
             for name in self.methods
             if name in CONTESTANTS
             and (self._all_named or takes_part(name, variant))
-            and (variant.lie is None or can_lie(CONTESTANTS[name]))
+            and (variant.attack is None or can_be_attacked(CONTESTANTS[name]))
         ]
 
     # Rows beside the runs

@@ -14,11 +14,11 @@ from fedone_sdk.experiments.experiment import Result, Trial, Workspace
 from fedone_sdk.experiments.federated import Tuning, run_document, trial_backend, tuning_federation
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.spec import RunSpec, validate_spec
-from tests.benchmarks.queries.contestants import Contestant, can_lie
+from tests.benchmarks.queries.attacks import attacked
+from tests.benchmarks.queries.contestants import Contestant, can_be_attacked
 from tests.benchmarks.queries.label_rows import BATCH_SIZE, LabelRows
-from tests.benchmarks.queries.lies import lying
 from tests.benchmarks.queries.meter import Bill, Meter
-from tests.benchmarks.queries.variants import LIARS, Variant
+from tests.benchmarks.queries.variants import ATTACKER_SHARE, Variant
 
 if TYPE_CHECKING:
     from fedone_sdk.aggregator import ServedRun
@@ -111,9 +111,9 @@ def contest_trial(
         SpecError: There is no data for the task, or no such run.
     """
     run = contest_document(settings, scale, variant, contestant, seed)
-    if variant.lie is not None and not can_lie(contestant):
+    if variant.attack is not None and not can_be_attacked(contestant):
         raise SpecError(
-            f"--set methods: {key}: liars are those of the losses exchange", source="arguments"
+            f"--set methods: {key}: attacks need the losses exchange", source="arguments"
         )
     return Trial(
         key=key,
@@ -122,10 +122,10 @@ def contest_trial(
         options={
             "run": run,
             "seed": seed,
-            "held_out": None,  # Of the trials that are kept beside the docs.
+            "held_out": None,  # Of the trials that are kept with the docs.
             "marks": list(scale.marks),
-            "lie": variant.lie,
-            "liars": 0.0 if variant.lie is None else LIARS,
+            "lie": variant.attack,
+            "liars": 0.0 if variant.attack is None else ATTACKER_SHARE,
             "bias_rows": scale.bias_rows,
         },
         inputs=settings.inputs(variant.task),
@@ -210,7 +210,7 @@ async def _run(
     spec = federation.spec
     between = None
     if options["lie"] is not None:
-        between = lying(
+        between = attacked(
             options["lie"],
             options["liars"],
             num_clients=len(federation.shards),

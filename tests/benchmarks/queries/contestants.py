@@ -17,7 +17,7 @@ __all__ = [
     "Contestant",
     "DEFAULT",
     "STANDALONE",
-    "can_lie",
+    "can_be_attacked",
     "chosen_methods",
     "takes_part",
 ]
@@ -163,8 +163,8 @@ def chosen_methods(settings: Settings) -> tuple[list[str], bool]:
     return list(dict.fromkeys(asked.split(","))), True
 
 
-def can_lie(contestant: Contestant) -> bool:
-    """Whether there are liars for a method: those of the losses exchange."""
+def can_be_attacked(contestant: Contestant) -> bool:
+    """Whether a method can be attacked: attacks need the losses exchange."""
     return contestant.participation.get("exchange") == "losses"
 
 

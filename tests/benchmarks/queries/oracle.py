@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fedone_sdk.task import TaskSpec
     from fedone_sdk.vocabulary import Vocabulary
 
-__all__ = ["Effort", "Jury", "neighbours", "oracle_trial", "run_oracle", "search"]
+__all__ = ["Effort", "Evaluator", "neighbours", "oracle_trial", "run_oracle", "search"]
 
 Tokens = tuple[int, ...]
 """A prompt without its blanks."""
@@ -96,7 +96,7 @@ def run_oracle(options: dict[str, Any], workspace: Workspace) -> Result:
     return asyncio.run(_found(federation, options, workspace))
 
 
-class Jury:
+class Evaluator:
     """Losses of prompts on the first so many of the rows, calibrated there.
 
     Args:
@@ -131,7 +131,7 @@ class Jury:
         """How many prompts were looked at."""
         return len(self._known)
 
-    def knows(self, prompt: Tokens) -> bool:
+    def has_evaluated(self, prompt: Tokens) -> bool:
         """Whether a prompt was looked at before, on any number of rows."""
         return prompt in self._known
 
@@ -180,12 +180,12 @@ def neighbours(prompt: Tokens, tokens: Sequence[int], longest: int) -> list[Toke
 
 
 async def search(
-    jury: Jury, *, tokens: Sequence[int], longest: int, effort: Effort, seed: int
+    evaluator: Evaluator, *, tokens: Sequence[int], longest: int, effort: Effort, seed: int
 ) -> tuple[Tokens, int, bool]:
     """Greedy coordinate search beside an evolution, its candidates raced over more and more rows.
 
     Args:
-        jury: Judges prompts.
+        evaluator: Evaluates prompts.
         tokens: The candidates, without the blank.
         longest: n.
         effort: How long.
@@ -196,24 +196,28 @@ async def search(
         itself.
     """
     rng = np.random.Generator(np.random.Philox(seed))
-    everything = len(jury)
+    everything = len(evaluator)
     elite: list[Tokens] = [()]
-    lowest = await jury.loss((), everything)
+    lowest = await evaluator.loss((), everything)
     still = 0
     for generation in range(effort.generations):
-        untried = [one for one in neighbours(elite[0], tokens, longest) if not jury.knows(one)]
+        untried = [
+            one for one in neighbours(elite[0], tokens, longest) if not evaluator.has_evaluated(one)
+        ]
         if still >= effort.patience and not untried:
             return elite[0], generation, True
         order = rng.permutation(len(untried))[: effort.width]
         children = [_child(elite, tokens, longest, rng) for _ in range(effort.children)]
-        field = {untried[row] for row in order} | {one for one in children if not jury.knows(one)}
+        field = {untried[row] for row in order} | {
+            one for one in children if not evaluator.has_evaluated(one)
+        }
         for rows in effort.rows:
             keep = max(effort.finalists, len(field) // 4)
-            field = set(await jury.best(sorted(field), min(rows, everything), keep))
+            field = set(await evaluator.best(sorted(field), min(rows, everything), keep))
         last = min(effort.rows[-1], everything)
-        finalists = await jury.best(sorted(field), last, effort.finalists)
-        elite = await jury.best({*elite, *finalists}, everything, effort.elite)
-        now = await jury.loss(elite[0], everything)
+        finalists = await evaluator.best(sorted(field), last, effort.finalists)
+        elite = await evaluator.best({*elite, *finalists}, everything, effort.elite)
+        now = await evaluator.loss(elite[0], everything)
         still = 0 if now < lowest - _BETTER else still + 1
         lowest = min(lowest, now)
     return elite[0], effort.generations, False
@@ -244,27 +248,27 @@ async def _found(
     effort = Effort(**{**options["effort"], **_rows_of(options["effort"])})
     async with trial_backend(options["run"]["backend"], workspace, keep=False) as backend:
         await backend.check(spec.task.label_words, form_of(spec.task))
-        jury = Jury(backend, spec.task, vocabulary, pooled_rows(federation))
+        evaluator = Evaluator(backend, spec.task, vocabulary, pooled_rows(federation))
         tokens = [token for token in range(len(vocabulary)) if token != vocabulary.blank]
         prompt, generations, converged = await search(
-            jury, tokens=tokens, longest=spec.prompt.length, effort=effort, seed=spec.seed
+            evaluator, tokens=tokens, longest=spec.prompt.length, effort=effort, seed=spec.seed
         )
-        bias = await jury.bias(prompt)
-        rows = await LabelRows.ask(backend, spec.task, jury.text(prompt), federation.dev)
+        bias = await evaluator.bias(prompt)
+        rows = await LabelRows.ask(backend, spec.task, evaluator.text(prompt), federation.dev)
         model = backend.fingerprint
     return {
         "seed": spec.seed,
-        "prompt": jury.text(prompt),
+        "prompt": evaluator.text(prompt),
         "bias": bias.tolist(),
-        "train_loss": await jury.loss(prompt, len(jury)),
-        "no_prompt_train_loss": await jury.loss((), len(jury)),
+        "train_loss": await evaluator.loss(prompt, len(evaluator)),
+        "no_prompt_train_loss": await evaluator.loss((), len(evaluator)),
         "loss": rows.loss(bias),
         "metric": rows.metric(bias),
         "accuracy": rows.accuracy(bias),
         "generations": generations,
         "converged": converged,
-        "tried": jury.tried,
-        "rows_asked": jury.asked,
+        "tried": evaluator.tried,
+        "rows_asked": evaluator.asked,
         "model": model,
         "wall_s": time.monotonic() - began,
     }

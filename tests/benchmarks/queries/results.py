@@ -230,7 +230,7 @@ class BenchResults:
     skipped: Mapping[str, Result]
 
     def twin(self, found: VariantResults) -> VariantResults | None:
-        """The same variant with one client per round and nobody lying; None is not run."""
+        """The same variant with one client per round and no attack; None if it was not run."""
         name = found.variant.twin
         return next((one for one in self.variants if one.variant.name == name), None)
 
@@ -243,10 +243,10 @@ class BenchResults:
         return Passage.of(own, other, self.marks)
 
     def cost_of_lies(self, found: VariantResults, name: str) -> Difference | None:
-        """Accuracy with liars minus without, at the cap, in points, paired by seed."""
+        """Accuracy with attackers minus without, at the cap, in points, paired by seed."""
         twin, lied = self.twin(found), found.runs.get(name)
         honest = None if twin is None else twin.runs.get(name)
-        if found.variant.lie is None or lied is None or honest is None:
+        if found.variant.attack is None or lied is None or honest is None:
             return None
         seeds = sorted(lied.by_seed.keys() & honest.by_seed.keys())
         if not seeds:

@@ -1,4 +1,4 @@
-"""The tasks of the bench of queries: label words, templates, partitions, K*, liars."""
+"""The tasks of the bench of queries: label words, templates, partitions, K*, attacks."""
 
 from __future__ import annotations
 
@@ -11,10 +11,17 @@ from fedone_sdk.errors import SpecError
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.glue import GLUE_TASKS, glue_task
 
-__all__ = ["GLUE_VARIANTS", "LIARS", "SST2_VARIANTS", "VARIANTS", "Variant", "chosen_variants"]
+__all__ = [
+    "GLUE_VARIANTS",
+    "ATTACKER_SHARE",
+    "SST2_VARIANTS",
+    "VARIANTS",
+    "Variant",
+    "chosen_variants",
+]
 
-LIARS = 0.2
-"""Share of the clients that lie where some do."""
+ATTACKER_SHARE = 0.2
+"""Share of attackers among the clients of a variant with an attack."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,15 +31,16 @@ class Variant:
     Attributes:
         name: In keys and JSON.
         base: The variant with the same task, label words and template, IID, one client per round
-            and nobody lying: whose oracle row counts here too.
-        twin: The variant with the same clients, one per round and nobody lying: whose no-prompt
+            and no attack: whose oracle row counts here too.
+        twin: The variant with the same clients, one per round and no attack: whose no-prompt
             rows count here too.
         task: One of GLUE's: whose rows.
         template: In the place of the task's own; None keeps that.
         words: Label words in label order, in the place of the task's own; None keeps those.
         dirichlet: Concentration of the partition; None is IID.
         clients_per_round: K*.
-        lie: What a share of `LIARS` of the clients does, of `lies.LIES`; None is nothing.
+        attack: The attack of a share `ATTACKER_SHARE` of the clients, of `attacks.ATTACKS`; None is
+            no attack.
         for_whom: Which methods are run where nobody names any: ``all``; ``ours``; or only the
             ``default``.
     """
@@ -45,7 +53,7 @@ class Variant:
     words: tuple[str, ...] | None = None
     dirichlet: float | None = None
     clients_per_round: int = 1
-    lie: str | None = None
+    attack: str | None = None
     for_whom: Literal["all", "ours", "default"] = "all"
 
     @property
@@ -58,8 +66,8 @@ class Variant:
         parts.append("IID" if self.dirichlet is None else f"Dirichlet {self.dirichlet:g}")
         if self.clients_per_round > 1:
             parts.append(f"K* = {self.clients_per_round}")
-        if self.lie is not None:
-            parts.append(f"{LIARS:.0%} liars ({self.lie})")
+        if self.attack is not None:
+            parts.append(f"{ATTACKER_SHARE:.0%} liars ({self.attack})")
         return ", ".join(parts)
 
     def task_document(self) -> dict[str, Any]:
@@ -128,19 +136,19 @@ _PARALLEL = tuple(
     for clients in (3, 10)
 )
 
-_LYING = tuple(
-    replace(variant, name=f"{variant.name}-{lie}", lie=lie, for_whom="default")
-    for lie in ("inverted", "amplified", "random")
+_ATTACKED = tuple(
+    replace(variant, name=f"{variant.name}-{attack}", attack=attack, for_whom="default")
+    for attack in ("inverted", "amplified", "random")
     for variant in SST2_VARIANTS
 )
 
 VARIANTS: Mapping[str, Variant] = {
-    variant.name: variant for variant in (*SST2_VARIANTS, *_PARALLEL, *_LYING, *GLUE_VARIANTS)
+    variant.name: variant for variant in (*SST2_VARIANTS, *_PARALLEL, *_ATTACKED, *GLUE_VARIANTS)
 }
 """All by their names."""
 
-_USUAL = (*SST2_VARIANTS, *_PARALLEL, *(one for one in _LYING if one.lie == "inverted"))
-_QUICK = (SST2_VARIANTS[0], _LYING[0])
+_USUAL = (*SST2_VARIANTS, *_PARALLEL, *(one for one in _ATTACKED if one.attack == "inverted"))
+_QUICK = (SST2_VARIANTS[0], _ATTACKED[0])
 
 
 def chosen_variants(settings: Settings) -> tuple[list[Variant], bool]:
