@@ -72,7 +72,9 @@ def test_shipped_sets_are_sound(name: str) -> None:
 
 
 def test_unknown_words_need_sets() -> None:
-    with pytest.raises(SpecError, match=r"sets: needs sets of label words, .* \(a, b\), in addition"):
+    with pytest.raises(
+        SpecError, match=r"sets: needs sets of label words, .* \(a, b\), in addition"
+    ):
         label_candidates({"a": " spam", "b": " ham"})
     with pytest.raises(SpecError, match="needs sets"):
         label_candidates(SST2, [(" terrible", " great")])
