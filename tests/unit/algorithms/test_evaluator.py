@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.benchmarks.queries.lies import LIES
 
 from fedone_sdk.algorithms import ClassLosses
 from fedone_sdk.algorithms.calibration import BiasGrid
@@ -13,7 +14,6 @@ from fedone_sdk.algorithms.hyperparameters import PRIOR, Hyperparameters
 from fedone_sdk.algorithms.kernel import Features
 from fedone_sdk.algorithms.observations import Observations
 from fedone_sdk.algorithms.space import Space
-from tests.benchmarks.queries.lies import LIES
 
 BIASES = tuple((0.0, float(offset)) for offset in range(-4, 5))
 GRID = BiasGrid(BIASES)
