@@ -125,7 +125,7 @@ _FUNCTION = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 def _known_metric(name: str) -> str:
     if name not in (*METRICS, "loss") and not re.fullmatch(_FUNCTION, name):
         known = ", ".join(METRICS)
-        raise ValueError(f"{name!r} is none of {known}, loss, and no package.module:function")
+        raise ValueError(f"{name!r} is not one of {known}, loss, or a package.module:function")
     return name
 
 
@@ -244,8 +244,8 @@ class TaskSpec(BaseModel):
         if names.count("mask") > 1:
             raise ValueError("template: takes {mask} at most once")
         if not self.fields:
-            besides = "{prompt}" if self.chat is not None else "{prompt} and {mask}"
-            raise ValueError(f"{self._form}: needs at least one text field besides {besides}")
+            others = "{prompt}" if self.chat is not None else "{prompt} and {mask}"
+            raise ValueError(f"{self._form}: needs at least one text field in addition to {others}")
         return self
 
     @model_validator(mode="after")

@@ -93,7 +93,7 @@ def _check_unique(candidates: tuple[str, ...]) -> tuple[str, ...]:
     first: dict[str, int] = {}
     for index, text in enumerate(candidates):
         if first.setdefault(text, index) != index:
-            raise ValueError(f"{text!r} stands twice, as number {first[text]} and {index}")
+            raise ValueError(f"{text!r} is repeated, as number {first[text]} and {index}")
     return candidates
 
 

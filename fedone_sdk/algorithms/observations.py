@@ -120,21 +120,21 @@ class Observations:
         if not all(np.isfinite(array).all() for array in own.values()):
             raise ValueError("the memory's numbers must be finite")
         if not (_all_there(own["rows"], size) and _all_there(own["batches"], clients)):
-            raise ValueError("every prompt and mini-batch of a memory has a loss")
+            raise ValueError("every prompt and mini-batch of a memory must have a loss")
         if (np.diff(own["batches"]) < 0).any():
-            raise ValueError("a memory's mini-batches stand in their order")
+            raise ValueError("a memory's mini-batches must be in ascending order")
         if not space.holds(own["prompts"]):
             raise ValueError("the memory's tokens must be candidates of their positions")
         if len(np.unique(own["prompts"], axis=0)) != size:
-            raise ValueError("the prompts of a memory differ")
+            raise ValueError("the prompts of a memory must differ")
         if len(np.unique(own["batches"] * size + own["rows"])) != evaluations:
-            raise ValueError("a mini-batch of a memory has one loss of a prompt")
+            raise ValueError("a mini-batch of a memory must have one loss per prompt")
         if own["examples"].min(initial=0) < 0 or own["shares"].min() < 0:
-            raise ValueError("a memory's counts are not negative")
+            raise ValueError("a memory's counts must not be negative")
         if not own["examples"].any(axis=1).all():
-            raise ValueError("every mini-batch of a memory has examples")
+            raise ValueError("every mini-batch of a memory must have examples")
         if own["trust"].min(initial=1.0) <= 0.0 or own["trust"].max(initial=1.0) > 1.0:
-            raise ValueError("a memory's trust lies in (0, 1]")
+            raise ValueError("a memory's trust must lie in (0, 1]")
         return cls(**own)
 
     def memory(self) -> dict[str, NDArray[np.generic]]:

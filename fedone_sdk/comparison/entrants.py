@@ -66,7 +66,7 @@ class Entrant:
 
     @property
     def label(self) -> str:
-        """For people."""
+        """The display name."""
         if self.name == INSTRUCTION:
             return "Instruction alone"
         return BASELINES.get(self.name, self.name)

@@ -178,7 +178,7 @@ class Results:
         if self.judged != "loss":
             text += self._by_loss(sides["open"])
         if pairs == 1:
-            text += " One seed says nothing of other seeds."
+            text += " One seed gives no interval over seeds."
         return text
 
     def document(self) -> dict[str, Any]:

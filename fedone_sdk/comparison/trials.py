@@ -54,7 +54,7 @@ class Trial:
 
     @property
     def key(self) -> str:
-        """For people."""
+        """The display name."""
         return f"{self.entrant.name}, seed {self.seed}"
 
     @property

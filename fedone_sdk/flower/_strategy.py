@@ -412,7 +412,7 @@ def _call(reply: Message) -> Item:
         ProblemError: It has another protocol version.
     """
     if reply.has_error():
-        raise MessageError(f"no reply, Flower says: {reply.error.reason}")
+        raise MessageError(f"no reply; Flower reports: {reply.error.reason}")
     calls = unpack(reply.content.config_records.get(RECORD))
     if len(calls) != 1:
         raise MessageError(f"{RECORD}: a reply holds one call, not {len(calls)}")

@@ -223,7 +223,7 @@ def _evaluation(federation: Federation, *, rounds: int) -> EvaluationPlan:
     spec, size = federation.spec, federation.spec.method.batch_size
     if not federation.dev:
         return EvaluationPlan(no_prompt=0, before=0, curve=0, after=0, queries=0)
-    # A query without content is a query of its own.
+    # The content-free inputs of a query form a separate query.
     more = int(spec.calibration.kind == "contextual")
     whole = math.ceil(len(federation.dev) / size) + more
     every, examples = spec.evaluation.every, min(spec.evaluation.examples, len(federation.dev))

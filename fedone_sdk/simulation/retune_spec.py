@@ -66,8 +66,7 @@ def retune_spec(
         raise SpecError("prompt: its tokens do not make its text")
     if slots and run is None:
         raise SpecError(
-            "--run: is needed, as the prompt is made of slots, whose candidates stand in its "
-            "RUN.yaml",
+            "--run: is required for a prompt with slots, whose candidates are in its RUN.yaml",
             source="arguments",
         )
     if run is None:

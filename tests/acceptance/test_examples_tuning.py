@@ -179,7 +179,7 @@ async def test_a_metric_of_scikit_learn(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("metric", "told"),
     [
-        ("auc", "'auc' is none of accuracy, f1, matthews, loss, and no package.module:function"),
+        ("auc", "'auc' is not one of accuracy, f1, matthews, loss, or a package.module:function"),
         ("no_such:metric", "cannot import 'no_such:metric': ModuleNotFoundError"),
         ("costs:MISSED_COMPLAINT", "'costs:MISSED_COMPLAINT' is not a function"),
     ],

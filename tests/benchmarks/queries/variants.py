@@ -26,22 +26,22 @@ ATTACKER_SHARE = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """A task as all methods get it.
+    """A task of the bench, equal for all methods.
 
     Attributes:
         name: In keys and JSON.
         base: The variant with the same task, label words and template, IID, one client per round
-            and no attack: whose oracle row counts here too.
-        twin: The variant with the same clients, one per round and no attack: whose no-prompt
-            rows count here too.
-        task: One of GLUE's: whose rows.
-        template: In the place of the task's own; None keeps that.
-        words: Label words in label order, in the place of the task's own; None keeps those.
+            and no attack, whose oracle applies here too.
+        twin: The variant with the same clients, one per round and no attack, whose no-prompt
+            baselines apply here too.
+        task: The GLUE task of the rows.
+        template: Replaces the task's own; None keeps that.
+        words: Label words in label order, replacing the task's own; None keeps those.
         dirichlet: Concentration of the partition; None is IID.
         clients_per_round: K*.
-        attack: The attack of a share `ATTACKER_SHARE` of the clients, of `attacks.ATTACKS`; None is
-            no attack.
-        for_whom: Which methods are run where nobody names any: ``all``; ``ours``; or only the
+        attack: The attack by a share `ATTACKER_SHARE` of the clients, of `attacks.ATTACKS`; None
+            is no attack.
+        for_whom: Methods that are run by default: ``all``; ``ours``; or only the
             ``default``.
     """
 
@@ -58,7 +58,7 @@ class Variant:
 
     @property
     def title(self) -> str:
-        """For people."""
+        """The display name."""
         words = " / ".join(word.strip() for word in self.task_document()["labels"].values())
         parts = ["SST-2" if self.task == "sst2" else self.task.upper(), words]
         if self.template is not None:
@@ -71,7 +71,7 @@ class Variant:
         return ", ".join(parts)
 
     def task_document(self) -> dict[str, Any]:
-        """The task as a run describes it."""
+        """Return the task as a run describes it."""
         plain = glue_task(self.task).model_dump(mode="json", exclude_defaults=True)
         labels = dict(plain["labels"])
         if self.words is not None:
@@ -80,7 +80,7 @@ class Variant:
         return {**plain, "template": template, "labels": labels}
 
     def partition_document(self) -> dict[str, Any]:
-        """The partition as a run describes it."""
+        """Return the partition as a run describes it."""
         if self.dirichlet is None:
             return {"kind": "iid"}
         return {"kind": "dirichlet", "alpha": self.dirichlet}
@@ -117,14 +117,14 @@ def _sst2() -> list[Variant]:
 
 
 SST2_VARIANTS: tuple[Variant, ...] = tuple(_sst2())
-"""What the bench's promises are about."""
+"""The variants that the bench's goals are about."""
 
 GLUE_VARIANTS: tuple[Variant, ...] = tuple(
     Variant(name=f"{task}-iid", base=f"{task}-iid", twin=f"{task}-iid", task=task)
     for task in GLUE_TASKS
     if task != "sst2"
 )
-"""The other tasks: run where the model is above chance."""
+"""The other tasks, run if the model is above chance."""
 
 _PARALLEL = tuple(
     replace(
@@ -145,20 +145,20 @@ _ATTACKED = tuple(
 VARIANTS: Mapping[str, Variant] = {
     variant.name: variant for variant in (*SST2_VARIANTS, *_PARALLEL, *_ATTACKED, *GLUE_VARIANTS)
 }
-"""All by their names."""
+"""All variants by name."""
 
 _USUAL = (*SST2_VARIANTS, *_PARALLEL, *(one for one in _ATTACKED if one.attack == "inverted"))
 _QUICK = (SST2_VARIANTS[0], _ATTACKED[0])
 
 
 def chosen_variants(settings: Settings) -> tuple[list[Variant], bool]:
-    """The variants that the user wants, in the order given, each behind its twin.
+    """Return the selected variants, in the order given, each after its twin.
 
     Returns:
         The variants, and whether the user named them.
 
     Raises:
-        SpecError: There is none of such a name.
+        SpecError: There is no variant of such a name.
     """
     asked = settings.options.get("variants")
     if asked is None:
@@ -172,6 +172,6 @@ def chosen_variants(settings: Settings) -> tuple[list[Variant], bool]:
                 source="arguments",
             )
         for one in matching:
-            # Without its twin there is nothing to compare it with.
+            # A variant is compared with its twin.
             found |= {one.twin: VARIANTS[one.twin], one.name: one}
     return list(found.values()), True

@@ -150,7 +150,7 @@ class TestTrials:
             ({"methods": "magic"}, "--set methods: there is no 'magic'; no-prompt, "),
             ({"variants": "sst3-*"}, "--set variants: there is no 'sst3-\\*'; sst2-"),
             ({"marks": "100,50"}, "--set marks: 100,50 must rise"),
-            ({"marks": "few"}, "--set marks: 'few' is no whole number of at least 1"),
+            ({"marks": "few"}, "--set marks: 'few' is not a whole number of at least 1"),
             ({"methods": "oracle", "generations": "0"}, "--set generations: '0' is no whole"),
         ],
     )
