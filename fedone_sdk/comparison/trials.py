@@ -83,12 +83,14 @@ async def run_trial(trial: Trial, backend: LLMBackend) -> TrialRecord:
 
 async def _tuned(trial: Trial, backend: LLMBackend) -> TrialRecord:
     federation, spec = trial.federation, trial.federation.spec
-    recorder, moments = AnswerRecorder(backend), _Moments()
-    result = await simulate(federation, backend=recorder, transport="memory", watch=moments.watch)
+    recorder, checkpoints = AnswerRecorder(backend), _Checkpoints()
+    result = await simulate(
+        federation, backend=recorder, transport="memory", watch=checkpoints.watch
+    )
     if result.status not in ("completed", "budget_exhausted"):
         raise FedOneError(f"{trial.key}: {result.reason or result.status}")
-    measuring = _Measuring(federation, recorder, moments.run)
-    last = await measuring.of(moments.last, federation.dev)
+    measurements = _Measurements(federation, recorder, checkpoints.run)
+    last = await measurements.of(checkpoints.last, federation.dev)
     if last is None or result.metric.after is None:
         raise FedOneError(
             f"{trial.key}: its caps leave nothing to measure the tuned prompt: raise "
@@ -96,8 +98,8 @@ async def _tuned(trial: Trial, backend: LLMBackend) -> TrialRecord:
         )
     part = curve_examples(spec, federation.dev)
     curve = [
-        (0, await measuring.of(moments.first, federation.dev, biased=False)),
-        *[(queries, await measuring.of(state, part)) for queries, state in moments.along],
+        (0, await measurements.of(checkpoints.first, federation.dev, biased=False)),
+        *[(queries, await measurements.of(state, part)) for queries, state in checkpoints.points],
         (result.spent.queries, last),
     ]
     return _record(
@@ -116,15 +118,15 @@ async def _tuned(trial: Trial, backend: LLMBackend) -> TrialRecord:
     )
 
 
-class _Moments:
+class _Checkpoints:
     """The states of a run whose prompts are points of its curve.
 
     Attributes:
-        along: Training queries so far, and the state.
+        points: Training queries so far, and the state.
     """
 
     def __init__(self) -> None:
-        self.along: list[tuple[int, RunState]] = []
+        self.points: list[tuple[int, RunState]] = []
         self._run: ServedRun | None = None
         self._queries = 0
 
@@ -150,10 +152,10 @@ class _Moments:
         if isinstance(effect, RoundFinished):
             self._queries += effect.report.queries
             if every and (effect.report.round + 1) % every == 0:
-                self.along.append((self._queries, run.state))
+                self.points.append((self._queries, run.state))
 
 
-class _Measuring:
+class _Measurements:
     """Measurements from the answers of the run's own evaluation."""
 
     def __init__(self, federation: Federation, recorder: AnswerRecorder, run: ServedRun) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedone_sdk.client import EdgeClient, Idle
 from fedone_sdk.errors import ProblemError, is_retryable
-from fedone_sdk.flower.letters import PROBLEM, Item, Kind, item_of, parse
+from fedone_sdk.flower.wire import PROBLEM, Item, Kind, item_of, parse
 from fedone_sdk.messages import (
     ASSIGNMENT,
     AlphaAssignment,

@@ -28,7 +28,7 @@ _BATCH = 128
 
 
 @dataclass(slots=True)
-class _Place:
+class _Member:
     """One client.
 
     Attributes:
@@ -46,20 +46,20 @@ class _Place:
     awake: bool = False
 
 
-class _Line(MemoryTransport):
+class _MemberTransport(MemoryTransport):
     """A client's transport to the service; it reports the client's identity."""
 
-    def __init__(self, population: Population, place: _Place) -> None:
+    def __init__(self, population: Population, member: _Member) -> None:
         super().__init__(population.service)
         self._population = population
-        self._place = place
+        self._member = member
 
     async def enrol(self, token: str, message: Enrol) -> Enrolled:
         """Enrol the client, or return the response of the joint enrolment."""
-        answer, self._place.enrolled = self._place.enrolled, None
+        answer, self._member.enrolled = self._member.enrolled, None
         if answer is None:
             answer = await super().enrol(token, message)
-            await self._population.record_identity(self._place, answer.credential)
+            await self._population.record_identity(self._member, answer.credential)
         return answer
 
 
@@ -82,9 +82,9 @@ class Population:
     def __init__(self, service: Service, devices: Devices) -> None:
         self.service = service
         self._devices = devices
-        self._places = [_Place(number) for number in range(len(devices))]
+        self._members = [_Member(number) for number in range(len(devices))]
         self._nonces = devices.nonces()
-        self._by_index: dict[int, _Place] = {}
+        self._by_index: dict[int, _Member] = {}
         self._made = AsyncExitStack()
         self._group: asyncio.TaskGroup | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -110,40 +110,40 @@ class Population:
         """
         devices = self._devices
         if devices.between is not None:
-            for place in self._places:
-                await self._enrol_client(place)
+            for member in self._members:
+                await self._enrol_client(member)
             return
         plain = MemoryTransport(self.service)
-        for places in _batches(self._places):
+        for members in _batches(self._members):
             # Clients with a stored identity enrol themselves; the others share one write of the
             # store, whose queue keeps their order.
-            kept = [place for place in places if devices.credential(place.number) is not None]
-            new = [place for place in places if place not in kept]
+            kept = [member for member in members if devices.credential(member.number) is not None]
+            new = [member for member in members if member not in kept]
             answers = await asyncio.gather(
                 *(
-                    plain.enrol(devices.token, Enrol(nonce=self._nonces[place.number]))
-                    for place in new
+                    plain.enrol(devices.token, Enrol(nonce=self._nonces[member.number]))
+                    for member in new
                 )
             )
-            for place, answer in zip(new, answers, strict=True):
-                place.enrolled = answer
-                await self.record_identity(place, answer.credential)
-            for place in kept:
-                await self._enrol_client(place)
+            for member, answer in zip(new, answers, strict=True):
+                member.enrolled = answer
+                await self.record_identity(member, answer.credential)
+            for member in kept:
+                await self._enrol_client(member)
 
-    async def _enrol_client(self, place: _Place) -> None:
-        await (await self._client(place)).enrol()
-        if place.index is None:
-            await self.record_identity(place, self._devices.credential(place.number))
+    async def _enrol_client(self, member: _Member) -> None:
+        await (await self._client(member)).enrol()
+        if member.index is None:
+            await self.record_identity(member, self._devices.credential(member.number))
 
-    async def record_identity(self, place: _Place, credential: str | None) -> None:
+    async def record_identity(self, member: _Member, credential: str | None) -> None:
         """Record a client's identity; do nothing if the aggregator does not have it."""
         try:
             record = await self.service.client(credential)
         except ProblemError:
             return  # Its next claim fails, and the client enrols again.
-        place.index = record.index
-        self._by_index[record.index] = place
+        member.index = record.index
+        self._by_index[record.index] = member
 
     @asynccontextmanager
     async def working(self) -> AsyncIterator[None]:
@@ -159,9 +159,9 @@ class Population:
                 await self._gather(self._by_index)
                 for run in self.service.runs.values():
                     self._wake_seated(run)  # Seats from before a restart.
-                for place in self._places:
-                    if place.index is None:
-                        self._wake(place)
+                for member in self._members:
+                    if member.index is None:
+                        self._wake(member)
                 yield
             finally:
                 self.service.listeners.remove(self._on_effect)
@@ -182,42 +182,42 @@ class Population:
                 self._offer(seat.client)
 
     def _offer(self, index: int) -> None:
-        place = self._by_index.get(index)
-        if place is not None:  # otherwise another process's client
-            self._wake(place)
+        member = self._by_index.get(index)
+        if member is not None:  # otherwise another process's client
+            self._wake(member)
 
-    def _wake(self, place: _Place) -> None:
-        if not place.awake and self._group is not None:
-            place.awake = True
-            task = self._group.create_task(self._work(place), name=f"client {place.number}")
+    def _wake(self, member: _Member) -> None:
+        if not member.awake and self._group is not None:
+            member.awake = True
+            task = self._group.create_task(self._work(member), name=f"client {member.number}")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    def _has_seat(self, place: _Place) -> bool:
+    def _has_seat(self, member: _Member) -> bool:
         return any(
-            seat.client == place.index and seat.phase != "done"
+            seat.client == member.index and seat.phase != "done"
             for run in self.service.runs.values()
             for seat in run.state.seats
         )
 
-    async def _work(self, place: _Place) -> None:
+    async def _work(self, member: _Member) -> None:
         """Work until the client has no seat; if offline, retry, because an update may be due."""
-        client = await self._client(place)
+        client = await self._client(member)
         while True:
             outcome = await client.run_once()
-            served = outcome != "offline" and place.index is not None
-            if outcome == "ended" or (served and not self._has_seat(place)):
+            served = outcome != "offline" and member.index is not None
+            if outcome == "ended" or (served and not self._has_seat(member)):
                 # No await between the check and here, so a new offer wakes the client again.
-                place.awake = False
+                member.awake = False
                 return
             await asyncio.sleep(client.next_turn_s)
 
-    async def _client(self, place: _Place) -> EdgeClient:
-        if place.client is None:
-            line = _Line(self, place)
-            client = self._devices.client(place.number, line, self._nonces[place.number])
-            place.client = await self._made.enter_async_context(client)
-        return place.client
+    async def _client(self, member: _Member) -> EdgeClient:
+        if member.client is None:
+            line = _MemberTransport(self, member)
+            client = self._devices.client(member.number, line, self._nonces[member.number])
+            member.client = await self._made.enter_async_context(client)
+        return member.client
 
     # Waiting clients
 
@@ -236,7 +236,7 @@ class Population:
             await self._gather([index for index in self._by_index if index in pool])
 
 
-def _batches(places: Iterable[_Place]) -> Iterator[list[_Place]]:
-    ahead = iter(places)
+def _batches(members: Iterable[_Member]) -> Iterator[list[_Member]]:
+    ahead = iter(members)
     while batch := [*islice(ahead, _BATCH)]:
         yield batch

@@ -18,7 +18,7 @@ from fedone_sdk.aggregator.pool import STAY_S, TurnedAway
 from fedone_sdk.backends import LLMBackend
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import MessageError, ProblemError, SpecError
-from fedone_sdk.flower.letters import PROBLEM, Item, item_of, parse, refusal
+from fedone_sdk.flower.wire import PROBLEM, Item, item_of, parse, refusal
 from fedone_sdk.messages import (
     UPDATE,
     AlphaAssignment,
@@ -35,7 +35,7 @@ from fedone_sdk.stores import ClientRecord, Store
 from fedone_sdk.task import Example, ScoreFunction
 from fedone_sdk.vocabulary import Vocabulary
 
-__all__ = ["Desk", "Tuning"]
+__all__ = ["NodeServer", "Tuning"]
 
 _log = structlog.get_logger(__name__)
 
@@ -81,7 +81,7 @@ class Tuning:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Errand:
+class _Assigned:
     """A node's current work.
 
     Attributes:
@@ -110,18 +110,18 @@ class _Node:
         node_id: Flower's.
         client: The aggregator's.
         held: Number of its examples.
-        errand: Its current work.
+        assigned: Its current work.
         settled: Receipts of earlier updates, which are sent with its next work.
     """
 
     node_id: int
     client: ClientRecord
     held: int
-    errand: _Errand | None = None
+    assigned: _Assigned | None = None
     settled: dict[str, Item] = field(default_factory=dict)
 
 
-class Desk:
+class NodeServer:
     """A run and its nodes.
 
     Args:
@@ -211,11 +211,11 @@ class Desk:
                 self._nodes.pop(before.node_id, None)
             node = _Node(node_id=node_id, client=client, held=held)
             self._nodes[node_id] = self._by_index[client.index] = node
-            await self.take(node_id, call)
+            await self.receive(node_id, call)
         await self._gather()
         return refused
 
-    def knows(self, node_id: int) -> bool:
+    def is_enrolled(self, node_id: int) -> bool:
         """Return whether a node is enrolled and available."""
         return node_id in self._nodes
 
@@ -236,7 +236,7 @@ class Desk:
         nodes = sorted(self._nodes.values(), key=lambda node: node.client.index)
         await self._service.gather({node.client.index: node.held for node in nodes})
 
-    async def lose(self, node_id: int, reason: str) -> None:
+    async def drop(self, node_id: int, reason: str) -> None:
         """Give up a node's work, and assign it none until it is admitted again.
 
         The whole lease counts as spent, because the node's actual usage is unknown.
@@ -254,16 +254,16 @@ class Desk:
         await self._give_up(node, reason)
 
     async def _give_up(self, node: _Node, reason: str) -> None:
-        errand, node.errand = node.errand, None
-        if errand is not None:
-            spent = Usage(queries=errand.work.leased_queries)
+        assigned, node.assigned = node.assigned, None
+        if assigned is not None:
+            spent = Usage(queries=assigned.work.leased_queries)
             message = Decline(reason=reason[:500], usage=spent)
             with suppress(ProblemError):  # the assignment or the run has already ended
-                await self._service.decline(node.client, errand.work.assignment_id, message)
+                await self._service.decline(node.client, assigned.work.assignment_id, message)
 
     # Work
 
-    async def letters(self, idle: Collection[int]) -> dict[int, list[Item]]:
+    async def outgoing(self, idle: Collection[int]) -> dict[int, list[Item]]:
         """Return what to send, by node: its work, and the answers to its calls.
 
         Args:
@@ -271,24 +271,24 @@ class Desk:
         """
         if asyncio.get_running_loop().time() > self._gathered + STAY_S / 3:
             await self._gather()
-        letters: dict[int, list[Item]] = {}
+        outgoing: dict[int, list[Item]] = {}
         seats = [seat for seat in self.run.state.seats if seat.phase != "done"]
         open_work = {seat.assignment_id for seat in seats}
         for seat in seats:
             node = self._by_index.get(seat.client)
-            if node is None or node.node_id not in idle or node.node_id in letters:
+            if node is None or node.node_id not in idle or node.node_id in outgoing:
                 continue  # A node with two seats works on one at a time.
-            errand = node.errand
-            if errand is None or errand.work.assignment_id not in open_work:
-                errand = node.errand = await self._assign(node)
-            if errand is not None:
-                letters[node.node_id] = [*node.settled.values(), *errand.answers]
-        for letter in letters.values():
-            for item in letter:
+            assigned = node.assigned
+            if assigned is None or assigned.work.assignment_id not in open_work:
+                assigned = node.assigned = await self._assign(node)
+            if assigned is not None:
+                outgoing[node.node_id] = [*node.settled.values(), *assigned.answers]
+        for items in outgoing.values():
+            for item in items:
                 self._count(item, to_node=True)
-        return letters
+        return outgoing
 
-    async def _assign(self, node: _Node) -> _Errand | None:
+    async def _assign(self, node: _Node) -> _Assigned | None:
         run = self.run
         claim = Claim(num_examples=node.held, wait_s=0, run_id=run.run_id)
         try:
@@ -302,13 +302,13 @@ class Desk:
         answers = [item_of("claim", "", work), item_of("task", run.run_id, run.task)]
         if self._tuning.backend is None:  # A node with its own model would request this next.
             answers.append(item_of("vocabulary", run.run_id, self._vocabulary))
-        return _Errand(work=work, answers=answers)
+        return _Assigned(work=work, answers=answers)
 
     @property
     def _vocabulary(self) -> VocabularyList:
         return self.run.vocabulary_list()
 
-    async def take(self, node_id: int, call: Item) -> str | None:
+    async def receive(self, node_id: int, call: Item) -> str | None:
         """Process a node's call, and keep the answer for its next message.
 
         Args:
@@ -320,29 +320,29 @@ class Desk:
         """
         node = self._nodes[node_id]
         self._count(call)
-        errand, refused = node.errand, None
-        if call.kind == "claim" and errand is None:
+        assigned, refused = node.assigned, None
+        if call.kind == "claim" and assigned is None:
             return None  # It waits for work.
-        if errand is not None and errand.has_answer(call):
+        if assigned is not None and assigned.has_answer(call):
             return None  # A repeated call would be charged twice.
         try:
             answer = await self._answer(node, call)
         except ProblemError as exc:
             answer, refused = refusal(call, exc), exc
         except MessageError as exc:
-            await self.lose(node_id, str(exc))
+            await self.drop(node_id, str(exc))
             return str(exc)
         if call.kind == "update":
             node.settled[call.subject] = answer
             while len(node.settled) > _MOST_SETTLED:
                 del node.settled[next(iter(node.settled))]
-        if errand is None:
+        if assigned is None:
             return None
         if call.kind not in ("update", "decline"):
-            errand.answers.append(answer)
-        elif call.subject == errand.work.assignment_id:
+            assigned.answers.append(answer)
+        elif call.subject == assigned.work.assignment_id:
             if refused is None:
-                node.errand = None
+                node.assigned = None
             else:  # It has lost its seat, or loses it now.
                 await self._give_up(node, f"its {call.kind} was refused: {refused.detail}")
         return None
