@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.benchmarks.queries.lies import LIES
 
 from fedone_sdk.algorithms import ClassLosses
 from fedone_sdk.algorithms.calibration import BiasGrid
@@ -14,6 +13,7 @@ from fedone_sdk.algorithms.hyperparameters import PRIOR, Hyperparameters
 from fedone_sdk.algorithms.kernel import Features
 from fedone_sdk.algorithms.observations import Observations
 from fedone_sdk.algorithms.space import Space
+from tests.benchmarks.queries.attacks import ATTACKS
 
 BIASES = tuple((0.0, float(offset)) for offset in range(-4, 5))
 GRID = BiasGrid(BIASES)
@@ -52,7 +52,7 @@ def clients(kind: str, rng: np.random.Generator, count: int) -> list[Client]:
     return [Client(rng, positive=share) for share in shares]
 
 
-@pytest.mark.parametrize("lie", [None, *LIES])
+@pytest.mark.parametrize("lie", [None, *ATTACKS])
 @pytest.mark.parametrize("kind", ["iid", "dirichlet"])
 def test_prompts_are_ranked_as_if_all_had_met_all_clients(kind: str, lie: str | None) -> None:
     """12 prompts, three at a time and one of them always, each on 10 clients of 60.
@@ -68,7 +68,7 @@ def test_prompts_are_ranked_as_if_all_had_met_all_clients(kind: str, lie: str | 
         tokens = np.array([[0], [1 + (2 * number) % 11], [1 + (2 * number + 1) % 11]])
         told = client.losses(shifts[tokens[:, 0]], scales[tokens[:, 0]])
         if lies[number]:
-            told = replace(told, means=LIES[str(lie)](told.means, rng))
+            told = replace(told, means=ATTACKS[str(lie)](told.means, rng))
         observed = observed.with_batch(tokens, told)
         evaluator, values = updated(observed, TWELVE, GRID, values)
         observed = evaluator.observed
