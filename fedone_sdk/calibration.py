@@ -1,4 +1,4 @@
-"""Label bias: what a task's losses would be under other biases, and what a bias is found from.
+"""Label bias: a task's losses over a grid of biases, and label-free estimates of a bias.
 
 Pure Python: devices without NumPy report these numbers.
 """
@@ -23,31 +23,31 @@ __all__ = [
 ]
 
 LabelFree = Literal["contextual", "batch"]
-"""Ways to a bias without labels: from what a model says of content-free inputs (Zhao et al. 2021),
-or of the examples that are predicted together (Zhou et al. 2023)."""
+"""Label-free estimates of a bias: from content-free inputs (Zhao et al. 2021), or from the batch of
+predicted examples (Zhou et al. 2023)."""
 
 CONTENT_FREE = ("N/A", "", "[MASK]")
-"""The texts without content of Zhao et al. (2021); each stands in all text fields of an input."""
+"""The content-free texts of Zhao et al. (2021); each fills all text fields of an input."""
 
 _OFFSETS: dict[int, tuple[float, ...]] = {
     2: (-4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0),
     3: (-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0),
     4: (-2.0, -1.0, 0.0, 1.0, 2.0),
 }
-# What a label after the first may get, nats, by the number of labels. Between points further apart
-# than 1 a paraboloid is no good guess any more; the more labels, the nearer ends the grid, so that
-# an update stays some kilobytes.
+# Biases of a label after the first, nats, by the number of labels. A paraboloid fits badly if they
+# are more than 1 apart. Grids of more labels have a smaller range, so that an update stays within
+# some kilobytes.
 
 MAX_LABELS = max(_OFFSETS)
-"""The most labels that there is a grid for."""
+"""The largest number of labels with a grid."""
 
 
 class ByClass(NamedTuple):
-    """One prompt's losses on a mini-batch by class and bias.
+    """One prompt's losses on a mini-batch, per class and bias.
 
     Attributes:
         means: Shape (C, G): the mean loss over the examples of a class at a grid point; 0.0 for a
-            class of which there is none.
+            class without examples.
         counts: Shape (C,): examples of each class.
     """
 
@@ -56,10 +56,10 @@ class ByClass(NamedTuple):
 
 
 def bias_grid(num_labels: int) -> tuple[Bias, ...]:
-    """The biases that losses are reported at, G of them.
+    """Return the G biases at which losses are reported.
 
-    A bias that adds the same to all labels changes nothing, so the first label's is always 0. The
-    others' run through all combinations of a few offsets, the last label's fastest:
+    A constant added to all labels has no effect, so the first label's bias is always 0. The
+    others run through all combinations of a few offsets; the last label's varies fastest:
 
     >>> len(bias_grid(2)), bias_grid(2)[0], bias_grid(3)[1]
     (9, (0.0, -4.0), (0.0, -3.0, -2.0))
@@ -71,24 +71,24 @@ def bias_grid(num_labels: int) -> tuple[Bias, ...]:
         Shape (G, C), nats: G is 9 for 2 labels, 49 for 3, 125 for 4. The middle one is zero.
 
     Raises:
-        ValueError: There is no grid for so many labels.
+        ValueError: There is no grid for this number of labels.
     """
     if num_labels not in _OFFSETS:
-        raise ValueError(f"there are biases for 2 to {MAX_LABELS} labels, not for {num_labels}")
+        raise ValueError(f"biases exist for 2 to {MAX_LABELS} labels, not for {num_labels}")
     offsets = _OFFSETS[num_labels]
     return tuple((0.0, *others) for others in itertools.product(offsets, repeat=num_labels - 1))
 
 
 def class_losses(task: TaskSpec, rows: Sequence[LogProbs], targets: Sequence[int]) -> ByClass:
-    """One prompt's mean losses by class, at each bias of the grid.
+    """Return one prompt's mean losses per class, at each bias of the grid.
 
     Args:
-        task: The task; the grid takes the place of its own bias.
+        task: The task; the grid replaces its own bias.
         rows: The label log-probabilities of each example, nats.
         targets: The index of each example's label.
 
     Raises:
-        ValueError: The task has too many labels, or there are not as many targets as rows.
+        ValueError: The task has too many labels, or the numbers of targets and rows differ.
     """
     num_labels = len(task.labels)
     tasks = [task.with_bias(bias) for bias in bias_grid(num_labels)]
@@ -108,10 +108,10 @@ def class_losses(task: TaskSpec, rows: Sequence[LogProbs], targets: Sequence[int
 
 
 def neutral_bias(rows: Sequence[LogProbs]) -> Bias:
-    """The bias under which a model prefers no label on average over some inputs.
+    """Return the bias under which the mean preference of a model over some inputs is uniform.
 
-    That is minus the mean log-probability of each label, less the first label's: to add the same
-    to all changes nothing. What a label got that was not written does not count.
+    It is minus the mean log-probability of each label, relative to the first label. Labels that the
+    model did not write are skipped.
 
     Args:
         rows: Label log-probabilities of each input, at least one, nats.

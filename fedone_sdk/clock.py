@@ -1,4 +1,4 @@
-"""Time as an argument, so that deadlines can be tested without waiting."""
+"""The clock protocol: time as an argument, so that tests of deadlines do not wait."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ __all__ = ["Clock", "SystemClock"]
 
 
 class Clock(Protocol):
-    """Tells the time."""
+    """A source of the current time."""
 
     def now(self) -> float:
-        """Seconds since the Unix epoch."""
+        """Return seconds since the Unix epoch."""
         ...
 
 
 class SystemClock:
-    """The machine's own clock."""
+    """The machine's clock."""
 
     def now(self) -> float:
-        """Seconds since the Unix epoch."""
+        """Return seconds since the Unix epoch."""
         return time.time()

@@ -1,4 +1,4 @@
-"""What a task is about, in words that instructions and a proposer are made of."""
+"""The description of a task, used in shipped instructions and by a proposer."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _Phrase = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_ph
 
 
 class Description(BaseModel):
-    """What is classified, and by what: the words in which shipped instructions speak of a task.
+    """What is classified, and by what, in the words of the shipped instructions.
 
     Attributes:
-        text: What one example is, a singular noun without an article: ``movie review``.
-        aspect: What its label says of it, a noun without an article: ``sentiment``.
+        text: An example's kind, a singular noun without an article: ``movie review``.
+        aspect: What its label describes, a noun without an article: ``sentiment``.
         question: The question that the label answers; null asks for the aspect of the text.
     """
 
@@ -40,7 +40,7 @@ class Description(BaseModel):
 
     @property
     def asked(self) -> str:
-        """The question in words, with its question mark."""
+        """The question, with its question mark."""
         return self.question or f"What is the {self.aspect} of the {self.text}?"
 
 

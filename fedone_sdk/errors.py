@@ -1,21 +1,21 @@
 """Every exception of the SDK, in one tree.
 
 FedOneError
-├── SpecError              a RUN.yaml, config or argument says something impossible
+├── SpecError              a RUN.yaml, config or argument is invalid
 ├── DataError              a data file or example cannot be used
-├── ArchiveError           a run's archive cannot be used, or not here
+├── ArchiveError           a run's archive is damaged, or cannot be imported here
 ├── MissingExtraError      an optional dependency is not installed
 ├── BudgetError
-│   ├── BudgetExhausted    a reservation does not fit under the cap
+│   ├── BudgetExhausted    a reservation exceeds the cap
 │   └── UnknownLease       a settlement names a lease that is not open
 ├── BackendError
-│   ├── BackendUnavailable the model cannot be asked now; asking again may help
-│   ├── BackendBlocked     it cannot be asked until somebody changes something
-│   │   └── LabelsNotShown its answers rarely show the label words
+│   ├── BackendUnavailable the model is temporarily unavailable; a retry may succeed
+│   ├── BackendBlocked     the model is unavailable until a key, quota or setting changes
+│   │   └── LabelsNotShown its answers rarely include the label words
 │   └── LabelWordError     a label word is not one token of the model
-├── StoreUnavailable       the aggregator's store does not do its work now
+├── StoreUnavailable       the aggregator's store is unavailable
 ├── MessageError           a wire message is malformed
-├── TransportError         the aggregator cannot be reached; trying again may help
+├── TransportError         the aggregator is unreachable; a retry may succeed
 └── ProblemError           the aggregator refused, with an RFC 9457 problem and a stable code
 """
 
@@ -52,15 +52,15 @@ __all__ = [
 
 
 class FedOneError(Exception):
-    """Base of all errors that the SDK raises on purpose."""
+    """Base of all errors that the SDK raises deliberately."""
 
 
 class SpecError(FedOneError):
-    """A run or service description is wrong.
+    """A run or service description is invalid.
 
     Attributes:
-        source: The file (or "arguments") that holds the mistake.
-        problems: One ``key: what is wrong and what is allowed`` line each.
+        source: The file (or "arguments") with the error.
+        problems: One line per problem: the key, what is wrong and what is allowed.
     """
 
     def __init__(self, problems: list[str] | str, *, source: str = "spec") -> None:
@@ -74,14 +74,14 @@ class DataError(FedOneError):
 
 
 class ArchiveError(FedOneError):
-    """A run's archive is damaged, or its run cannot be taken in here."""
+    """A run's archive is damaged, or cannot be imported here."""
 
 
 class MissingExtraError(FedOneError, ImportError):
     """An optional dependency is not installed.
 
     Attributes:
-        extra: The extra of ``fedone-sdk`` that brings it.
+        extra: The extra of ``fedone-sdk`` that installs it.
     """
 
     def __init__(self, feature: str, *, extra: str) -> None:
@@ -90,21 +90,21 @@ class MissingExtraError(FedOneError, ImportError):
 
 
 class BudgetError(FedOneError):
-    """Base of the budget's errors."""
+    """Base of budget errors."""
 
 
 class BudgetExhausted(BudgetError):
-    """A reservation does not fit under the cap.
+    """A reservation exceeds the cap.
 
-    `unit`, `cap`, `held` and `asked` are None where somebody else keeps the account.
+    `unit`, `cap`, `held` and `asked` are None if the account is on a server.
 
     Attributes:
-        usage: What was spent all the same, where somebody else asked the model before: None is
+        usage: What was spent before the refusal, if a server queried the model; None for
             nothing.
-        unit: The capped unit that is short (``queries``, ``usd`` ...).
+        unit: The capped unit that is exhausted (``queries``, ``usd`` ...).
         cap: The cap in that unit.
-        held: What is spent or leased already.
-        asked: What the reservation asked for on top.
+        held: Spent and leased so far.
+        asked: The additional amount of the reservation.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class BudgetExhausted(BudgetError):
 
 
 class UnknownLease(BudgetError):
-    """A lease is not open: never reserved, or settled already."""
+    """A lease is not open: never reserved, or already settled."""
 
     def __init__(self, lease_id: str) -> None:
         self.lease_id = lease_id
@@ -133,18 +133,18 @@ class UnknownLease(BudgetError):
 
 
 class BackendError(FedOneError):
-    """The language model could not answer.
+    """The language model failed to answer.
 
-    As a text it says everything, for those who run the model. Devices and callers get `summary`,
-    which leaves `url`, `key_env` and `said` out.
+    The error's text has all details, for the operator of the model. Devices and callers get
+    `summary`, which omits `url`, `key_env` and `said`.
 
     Attributes:
-        summary: What happened, and what would help.
-        url: Where the model was asked.
-        key_env: The environment variable that holds the key, where the key is at fault.
-        said: The words of the provider or of the network; they may quote what was sent. Empty for
-            none.
-        usage: What the failed call cost; None where that is unknown, and then it is charged in
+        summary: What happened, and how to fix it.
+        url: The model's URL.
+        key_env: The environment variable of the key, if the key is the problem.
+        said: The text of the provider or of the network; it may quote the request. May be
+            empty.
+        usage: The cost of the failed call; None if unknown, in which case the call is charged in
             full.
     """
 
@@ -166,15 +166,15 @@ class BackendError(FedOneError):
 
     @property
     def private(self) -> dict[str, Any]:
-        """What `summary` leaves out, as arguments of another error."""
+        """The fields that `summary` omits, as keyword arguments of another error."""
         return {"url": self.url, "key_env": self.key_env, "said": self.said}
 
 
 class BackendUnavailable(BackendError):
-    """The model cannot be asked at the moment; the same call may work later.
+    """The model is temporarily unavailable; the same call may succeed later.
 
     Attributes:
-        retry_after_s: How long the provider asks to wait, seconds.
+        retry_after_s: The wait that the provider requests, seconds.
     """
 
     def __init__(
@@ -192,16 +192,16 @@ class BackendUnavailable(BackendError):
 
 
 class BackendBlocked(BackendError):
-    """The model cannot be asked until somebody changes something: a key, a quota, a setting.
+    """The model is unavailable until a key, a quota or a setting is changed.
 
-    The message says what to change. A run that meets it pauses, and can be resumed.
+    The message says what to change. The run pauses, and can be resumed.
     """
 
 
 class LabelsNotShown(BackendBlocked):
-    """Most answers of a model show none of the label words.
+    """Most answers of a model do not include the label words.
 
-    Only queries with these label words are refused; the model can be asked about others.
+    Only queries with these label words are refused; others are still possible.
     """
 
 
@@ -210,8 +210,8 @@ class LabelWordError(BackendError):
 
     Attributes:
         word: The label word.
-        tokens: The tokens that the model makes of it.
-        way_out: What else would help, for the message.
+        tokens: The model's tokens of the word.
+        way_out: An alternative fix, for the message.
         suggested: Words that are one token.
         also: The task's other label words that are not one token.
     """
@@ -256,14 +256,14 @@ class MessageError(FedOneError):
 
 
 class StoreUnavailable(FedOneError):
-    """A store does not do its work now: it is away, full, locked or damaged."""
+    """A store is unavailable: unreachable, full, locked or damaged."""
 
 
 class TransportError(FedOneError):
-    """The aggregator cannot be reached; the same call may work later.
+    """The aggregator is unreachable; the same call may succeed later.
 
     Attributes:
-        retry_after_s: How long it is asked to wait, seconds; None where nobody says.
+        retry_after_s: The requested wait, seconds; None if there is none.
     """
 
     def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
@@ -312,8 +312,8 @@ class ProblemError(FedOneError):
     Attributes:
         code: One of `PROBLEMS`; callers branch on this.
         status: The HTTP status that goes with the code.
-        detail: What happened, for a person.
-        retry_after_s: How long to wait before the same call, seconds; None does not say.
+        detail: What happened, as text for people.
+        retry_after_s: The wait before the same call, seconds; None if unspecified.
     """
 
     def __init__(self, code: str, detail: str, *, retry_after_s: float | None = None) -> None:
@@ -323,7 +323,7 @@ class ProblemError(FedOneError):
 
 
 def is_retryable(error: BaseException) -> bool:
-    """Whether the same call, sent again later, may succeed."""
+    """Return whether the same call may succeed later."""
     if isinstance(error, ProblemError):
         passes = error.status >= 500 and error.code != "backend_failed"
         return passes or error.status in (408, 429)

@@ -1,4 +1,4 @@
-"""Files that survive a crash: whole or not at all, and on the disk when a call returns."""
+"""Durable files: replaced atomically, and on disk when a call returns."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ _NOT_OFFERED = {errno.EACCES, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}
 
 
 def replace_file(path: Path, content: bytes, *, mode: int = 0o666) -> None:
-    """Writes a file in the place of what is there.
+    """Replace a file atomically and durably.
 
-    After a crash, also of the machine, the file has its old content or the new one. On return it
-    has the new one.
+    After a crash, also of the machine, the file has either its old or its new content. On return
+    the new content is on disk.
 
     Args:
-        path: The file; its folder is there.
-        content: What goes in.
-        mode: Of the file, less the process's umask.
+        path: The file; its folder must exist.
+        content: The new content.
+        mode: Of the file, before the process's umask.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The write fails.
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        draft.unlink(missing_ok=True)  # of a process of this id that was killed
-        # Never open to more readers than the file itself, not even for a moment.
+        draft.unlink(missing_ok=True)  # from a killed process with the same id
+        # Created with the final mode, so that it is never readable by more users.
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
@@ -42,13 +42,13 @@ def replace_file(path: Path, content: bytes, *, mode: int = 0o666) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Brings the names in a folder to the disk: files that were made, renamed or removed there.
+    """Flush a folder's entries to disk: files that were created, renamed or removed there.
 
-    Does nothing where that cannot be asked for: on Windows, on some network file systems, and in a
-    folder that may be written to and not read.
+    Does nothing where this is not supported: on Windows, on some network file systems, and in a
+    folder that is writable but not readable.
 
     Raises:
-        OSError: The disk fails.
+        OSError: The flush fails.
     """
     if os.name == "nt":
         return

@@ -62,19 +62,19 @@ _GLUE: dict[str, tuple[str, str, dict[str, str], Literal["accuracy", "f1", "matt
 GLUE_TASKS: tuple[str, ...] = tuple(_GLUE)
 """The seven GLUE tasks of the paper."""
 
-# The paper's code gives entailment " no" and contradiction " yes": offered to compare with it.
+# The paper's code maps entailment to " no" and contradiction to " yes"; kept for comparison.
 _QUIRKS = {"mnli-reversed": ("mnli", {"0": " no", "1": " maybe", "2": " yes"})}
 
 
 def glue_task(name: str, style: Literal["roberta", "chat"] = "roberta") -> TaskSpec:
-    """A GLUE task with its template and label words.
+    """Return a GLUE task with its template and label words.
 
     Args:
-        name: One of `GLUE_TASKS`, with or without its style (``sst2/chat``); or ``mnli-reversed``,
+        name: One of `GLUE_TASKS`, optionally with its style (``sst2/chat``); or ``mnli-reversed``,
             with the label words in the order of the paper's code.
-        style: ``roberta`` asks at a mask; ``chat`` puts a question into one user message. The
-            paper prints that of QQP (section 4.4); the others follow it. Its code asks to
-            "Reply me with one word", and names the label words.
+        style: ``roberta`` uses a mask; ``chat`` puts a question into one user message. The paper
+            prints that of QQP (section 4.4); the others follow it. The paper's code adds "Reply me
+            with one word" and the label words.
 
     Raises:
         ValueError: There is no such task or style.

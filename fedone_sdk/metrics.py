@@ -1,4 +1,4 @@
-"""What evaluation reports: numbers over predicted and true label indices."""
+"""Metrics over predicted and true label indices."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from fedone_sdk.errors import SpecError
 __all__ = ["METRICS", "MetricFunction", "accuracy", "evaluate", "f1", "matthews"]
 
 MetricFunction = Callable[[Sequence[int], Sequence[int]], float]
-"""A user's own ``metric(true, predicted)`` over label indices, in scikit-learn's order.
+"""A user's ``metric(true, predicted)`` over label indices, in scikit-learn's order.
 
-The indices are in the task's label order; -1 is predicted where the model wrote no label.
+Indices are in the task's label order; a prediction is -1 if the model wrote no label.
 """
 
 
 def accuracy(predictions: Sequence[int], targets: Sequence[int]) -> float:
-    """The share of predictions that are right, in [0, 1]; 0.0 without any."""
+    """Return the share of correct predictions, in [0, 1]; 0.0 without any."""
     return _num_right(predictions, targets) / len(targets) if len(targets) else 0.0
 
 
 def f1(predictions: Sequence[int], targets: Sequence[int]) -> float:
-    """F1 of the positive class, the second label (index 1), in [0, 1].
+    """Return F1 of the positive class, the second label (index 1), in [0, 1].
 
-    ``2 TP / (2 TP + FP + FN)``; 0.0 where nothing is positive, predicted or true.
+    ``2 TP / (2 TP + FP + FN)``; 0.0 if there are no positives, predicted or true.
     """
     hits = sum(p == t == 1 for p, t in zip(predictions, targets, strict=True))
     positives = Counter(predictions)[1] + Counter(targets)[1]  # 2 TP + FP + FN
@@ -33,10 +33,10 @@ def f1(predictions: Sequence[int], targets: Sequence[int]) -> float:
 
 
 def matthews(predictions: Sequence[int], targets: Sequence[int]) -> float:
-    """The Matthews correlation, in [-1, 1]; 0.0 where predictions or targets do not vary.
+    """Return the Matthews correlation, in [-1, 1]; 0.0 if predictions or targets do not vary.
 
-    Gorodkin's form (2004), which for two labels is the well-known one: with N rows, c of them
-    right, ``p_k`` predicted as and ``t_k`` truly of label k,
+    Gorodkin's form (2004), which for two labels is the usual one: with N rows, c of them
+    correct, ``p_k`` predicted as and ``t_k`` truly of label k,
     ``(c N - sum p_k t_k) / sqrt((N^2 - sum p_k^2) (N^2 - sum t_k^2))``.
     """
     right, n = _num_right(predictions, targets), len(targets)
@@ -55,7 +55,7 @@ METRICS: Mapping[str, Callable[[Sequence[int], Sequence[int]], float]] = {
     "f1": f1,
     "matthews": matthews,
 }
-"""The metrics by the name that a task gives them."""
+"""The metrics by their names in a task."""
 
 
 def evaluate(
@@ -64,17 +64,17 @@ def evaluate(
     targets: Sequence[int],
     measure: MetricFunction | None = None,
 ) -> float:
-    """A metric by its name.
+    """Return a metric by its name.
 
     Args:
-        name: One of `METRICS`, or ``package.module:function`` for a user's own.
+        name: One of `METRICS`, or ``package.module:function`` for a user's function.
         predictions: Predicted label indices.
         targets: True label indices, as many.
-        measure: The user's own function.
+        measure: The user's function.
 
     Raises:
-        SpecError: The user's function is missing, raised something (its cause), or gave no finite
-            number.
+        SpecError: The user's function is missing, raised an exception (its cause), or returned a
+            number that is not finite.
         ValueError: There is no such metric, or the lengths differ.
     """
     if ":" in name:
@@ -95,5 +95,5 @@ def _measured(
         reason = f"{type(exc).__name__}: {exc}"
         raise SpecError(f"task.metric: {name} failed with {reason}") from exc
     if not math.isfinite(value):
-        raise SpecError(f"task.metric: {name} gave {value!r}; it must be a finite number")
+        raise SpecError(f"task.metric: {name} returned {value!r}; it must be a finite number")
     return value

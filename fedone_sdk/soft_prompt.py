@@ -1,4 +1,4 @@
-"""A prompt of vectors instead of words: what white-box methods train, and BBT searches."""
+"""A prompt of vectors instead of text: trained by white-box methods, searched by BBT."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ if TYPE_CHECKING:
 __all__ = ["MAX_ELEMENTS", "SoftPrompt", "SoftPromptKind"]
 
 SoftPromptKind = Literal["embeddings", "key_values"]
-"""Where the vectors act: at the prompt's place in the input, or as keys and values that every
-layer's attention sees before the input's own."""
+"""Where the vectors act: at the prompt's place in the input, or as keys and values before the
+input's own in every layer's attention."""
 
 MAX_ELEMENTS = 2**24
-"""The most numbers of a soft prompt: 64 MiB."""
+"""The largest number of elements of a soft prompt: 64 MiB."""
 
 _ITEM_SIZE = 4
 
 
 @dataclass(frozen=True, slots=True)
 class SoftPrompt:
-    """Vectors that a model takes as its prompt; hashable, so that it can name a cached answer.
+    """Vectors that a model takes as its prompt; hashable, for use in cache keys.
 
     Attributes:
         kind: Where they act.
         shape: ``(n, H)`` for ``embeddings``: n vectors of the model's width H. For ``key_values``
-            ``(2 * L * n, H)``: the n keys of layer l are the rows from ``2 * l * n`` on, its n
+            ``(2 * L * n, H)``: the n keys of layer l are the rows from ``2 * l * n`` on, followed
+            by its n values; a row holds all heads of a layer, one after another.
             values the next n rows; a row holds all heads of a layer, one after another.
         data: The numbers: little-endian float32 in C order.
 
@@ -50,7 +51,7 @@ class SoftPrompt:
         if len(self.shape) != 2 or min(self.shape) < 1:
             raise ValueError(f"a soft prompt has rows and columns, not shape {self.shape}")
         if self.kind == "key_values" and self.shape[0] % 2:
-            raise ValueError(f"{self.shape[0]} rows cannot be as many keys as values")
+            raise ValueError(f"{self.shape[0]} rows are not as many keys as values")
         size = math.prod(self.shape)
         if size > MAX_ELEMENTS:
             raise ValueError(f"a soft prompt of {size} numbers; at most {MAX_ELEMENTS}")
@@ -63,25 +64,25 @@ class SoftPrompt:
 
     @classmethod
     def of(cls, kind: SoftPromptKind, vectors: ArrayLike) -> SoftPrompt:
-        """A soft prompt of a matrix.
+        """Return the soft prompt of a matrix.
 
         Args:
             kind: Where the vectors act.
             vectors: Two-dimensional; rounded to float32.
 
         Raises:
-            ValueError: As of the class, or it is no matrix of numbers.
+            ValueError: As of the class, or it is not a matrix of numbers.
         """
         import numpy as np
 
-        with np.errstate(over="ignore"):  # Infinity is refused with the rest that is not finite.
+        with np.errstate(over="ignore"):  # Infinity is refused below.
             matrix = np.ascontiguousarray(vectors, dtype="<f4")
         if matrix.ndim != 2:
             raise ValueError(f"a soft prompt is a matrix, not of shape {matrix.shape}")
         return cls(kind, (matrix.shape[0], matrix.shape[1]), matrix.tobytes())
 
     def array(self) -> NDArray[np.float32]:
-        """The vectors as a float32 matrix of its own, in `shape`. Needs NumPy."""
+        """Return the vectors as a new float32 matrix, in `shape`. Requires NumPy."""
         import numpy as np
 
         return np.frombuffer(self.data, dtype="<f4").reshape(self.shape).astype(np.float32)

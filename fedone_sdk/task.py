@@ -1,4 +1,4 @@
-"""The task: how an example becomes a question for the model, and its answer a number."""
+"""The task: rendering of examples as model inputs, losses and predictions from model answers."""
 
 from __future__ import annotations
 
@@ -58,35 +58,35 @@ LogProbs = Sequence[float]
 """Log-probabilities in nats, one per label word, in the task's label order."""
 
 Bias = tuple[float, ...]
-"""What is added to the label words' log-probabilities, nats, in the task's label order."""
+"""Added to the label words' log-probabilities, nats, in the task's label order."""
 
 MAX_BIAS = 100.0
-"""The largest bias of a label, nats: far beyond what any model's preference for a word takes."""
+"""Bound on a label's bias, nats: far above any model's preference for a word."""
 
 Loss = Literal["cross_entropy", "hinge", "zero_one", "nll", "score"]
 
 LOG_ZERO = -1000.0
-"""Stands for the logarithm of probability zero: a label that the model did not write."""
+"""Represents the logarithm of 0: a label that the model did not write."""
 
 ScoreFunction = Callable[[str, Example], float]
-"""A user's own ``score(generated, example)``, from 0 (useless) to 1 (perfect)."""
+"""A user's ``score(generated, example)``, from 0 (useless) to 1 (perfect)."""
 
 
 Role = Literal["system", "user", "assistant"]
-"""Who speaks in a message of a chat."""
+"""The role of a chat message."""
 
 
 PartKind = Literal["text", "prompt", "field", "mask", "role", "special"]
 
 
 class Part(NamedTuple):
-    """A stretch of a rendered input.
+    """A part of a rendered input.
 
-    Only ``field`` parts may be shortened to fit the model: the prompt and the mask must survive.
-    A ``role`` part opens a message of a chat and names its `Role`; the parts up to the next one
-    are the message's content. A chat ends with the message ``assistant``, which the model goes on
-    with. No task renders a ``special`` part: it is one of the model's own special tokens, which
-    backends take from the model's chat template.
+    Only ``field`` parts may be truncated to fit the model: prompt and mask must be kept. A ``role``
+    part opens a chat message and holds its `Role`; the parts up to the next one are the message's
+    content. A chat ends with the message ``assistant``, which the model continues. Tasks do not
+    render ``special`` parts: these are the model's special tokens, which backends take from its
+    chat template.
     """
 
     kind: PartKind
@@ -98,11 +98,11 @@ Rendered = tuple[Part, ...]
 
 
 class Filling(NamedTuple):
-    """What a prompt puts into its slots.
+    """A prompt's slot texts and label words.
 
     Attributes:
         texts: The text of each slot, in the order of the prompt.
-        labels: The label words that it chooses, in the task's label order; empty for the task's
+        labels: The chosen label words, in the task's label order; empty for the task's
             own.
     """
 
@@ -116,7 +116,7 @@ class Filling(NamedTuple):
 
 
 TextPrompt = str | Filling
-"""A prompt of tokens: one text, or what its slots hold."""
+"""A text prompt: one text, or the contents of its slots."""
 
 
 _FUNCTION = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
@@ -125,7 +125,7 @@ _FUNCTION = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 def _known_metric(name: str) -> str:
     if name not in (*METRICS, "loss") and not re.fullmatch(_FUNCTION, name):
         known = ", ".join(METRICS)
-        raise ValueError(f"{name!r} is none of {known}, loss, and no package.module:function")
+        raise ValueError(f"{name!r} is not one of {known}, loss, or a package.module:function")
     return name
 
 
@@ -137,7 +137,7 @@ _Template = Annotated[str, Field(max_length=4000), AfterValidator(lambda text: _
 
 
 def _parsed(template: str) -> str:
-    """Checks a template by itself."""
+    """Check a template's syntax."""
     try:
         found = list(string.Formatter().parse(template))
     except ValueError as exc:
@@ -150,14 +150,13 @@ def _parsed(template: str) -> str:
 
 
 class ChatSpec(BaseModel):
-    """The messages that put a task to an instruct model, each a template.
+    """The messages of a task for an instruct model; each is a template.
 
     Attributes:
-        system: The system message. Null, or a message that comes out empty, leaves the place to
-            the default of the model's chat template.
+        system: The system message. If null or empty, the model's chat template uses its default.
         user: The user's message.
-        assistant: The beginning of the answer, which the model goes on with; null lets the model
-            begin.
+        assistant: The prefix of the answer, which the model continues; null for no
+            prefix.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
@@ -172,41 +171,40 @@ def _is_none(value: object) -> bool:
 
 
 class TaskSpec(BaseModel):
-    """A task put to a language model as a cloze, a question, a beginning to go on with, or a chat.
+    """A task for a language model, as a cloze, a question, a text to continue, or a chat.
 
     Attributes:
         template: Text with ``{prompt}``, one ``{field}`` per text column, and (for masked models)
-            one ``{mask}``; a causal model answers at the end. Null where there is a `chat`.
-        chat: In the place of a template: messages for an instruct model, which is asked through
-            its own chat template. Together they have ``{prompt}`` once, and no ``{mask}``.
-        slots: The slots of the prompt that the template or the messages name, each once, in the
-            place of ``{prompt}``; empty where ``{prompt}`` stands for all of them. A run fills it
-            in by itself.
-        description: What is labelled, for shipped instructions and for a proposer.
+            one ``{mask}``; a causal model answers at the end. Null if there is a `chat`.
+        chat: Alternative to a template: messages for an instruct model, rendered through its own
+            chat template. Together they have ``{prompt}`` once, and no ``{mask}``.
+        slots: The prompt's slots that the template or the messages name, each once, instead of
+            ``{prompt}``; empty if ``{prompt}`` represents all of them. A run sets it.
+        description: The task's description, for shipped instructions and for a proposer.
         labels: The verbaliser: label value -> label word, a single token of the model. Empty for
-            generation (the losses ``nll`` and ``score``). In a chat the space in front of a label
-            word is `answer_word`'s to choose.
-        metric: What evaluation reports: ``accuracy``, ``f1``, ``matthews``; ``loss``, the mean
-            loss, where less is better, and the only one for generation; or a function of one's
-            own, ``package.module:function``, called with the true and the predicted label indices
-            (`MetricFunction`) and imported as `score` is.
-        loss: What training minimises: ``cross_entropy`` over the label words, a multi-class
-            ``hinge`` with margin 1 on their log-probabilities, ``zero_one`` for a wrong label (for
-            models that show no log-probabilities), ``nll``, the negative log-likelihood of the
-            reference text in nats, or ``score``, 1 minus a user's own score of what was generated.
-        label_field: The column that holds the label, or the reference text. For ``score`` it is
-            not looked at: the function gets the whole example.
-        max_tokens: The longest text that is generated for ``score``, tokens.
+            generation (the losses ``nll`` and ``score``). In a chat, `answer_word` decides on the
+            leading space of a label word.
+        metric: The metric of evaluation: ``accuracy``, ``f1``, ``matthews``; ``loss``, the mean
+            loss, where lower is better, and the only one for generation; or a user's function,
+            ``package.module:function``, called with the true and the predicted label indices
+            (`MetricFunction`) and imported like `score`.
+        loss: The training loss: ``cross_entropy`` over the label words, a multi-class ``hinge``
+            with margin 1 on their log-probabilities, ``zero_one`` for a wrong label (for models
+            without log-probabilities), ``nll``, the negative log-likelihood of the reference text
+            in nats, or ``score``, 1 minus a user's score of the generated text.
+        label_field: The column with the label or the reference text. Unused by ``score``, whose
+            function gets the whole example.
+        max_tokens: The longest text to generate for ``score``, tokens.
         score: ``package.module:function`` for ``score``: imported by `fedone tune` and
-            `fedone score`, never because a message says so.
-        bias: What is added to the label words' log-probabilities before anything else, one number
-            per label, nats: it is in every loss and in what is predicted. A label that the model
-            did not write stays impossible. Null is none.
+            `fedone score`, never because of a message.
+        bias: Added to the label words' log-probabilities before losses and predictions, one number
+            per label, nats. A label that the model did not write stays impossible. Null for
+            none.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
-    # Left out where they are null, so that what was written before there were chats stays the same.
+    # Omitted if null, so that descriptions without chats keep their old form.
     template: _Template | None = Field(default=None, exclude_if=_is_none)
     chat: ChatSpec | None = Field(default=None, exclude_if=_is_none)
     slots: tuple[str, ...] = Field(default=(), max_length=64, exclude_if=operator.not_)
@@ -246,8 +244,8 @@ class TaskSpec(BaseModel):
         if names.count("mask") > 1:
             raise ValueError("template: takes {mask} at most once")
         if not self.fields:
-            besides = "{prompt}" if self.chat is not None else "{prompt} and {mask}"
-            raise ValueError(f"{self._form}: needs at least one text field besides {besides}")
+            others = "{prompt}" if self.chat is not None else "{prompt} and {mask}"
+            raise ValueError(f"{self._form}: needs at least one text field in addition to {others}")
         return self
 
     @model_validator(mode="after")
@@ -282,7 +280,7 @@ class TaskSpec(BaseModel):
         return self
 
     def with_bias(self, bias: Sequence[float] | None) -> TaskSpec:
-        """The same task with this bias in place of its own.
+        """Return the task with this bias instead of its own.
 
         Args:
             bias: One number per label, nats; None for none.
@@ -294,7 +292,7 @@ class TaskSpec(BaseModel):
         return TaskSpec.model_validate({**self.model_dump(), "bias": given})
 
     def with_labels(self, labels: Mapping[str, str]) -> TaskSpec:
-        """The same task with these label words in place of its own.
+        """Return the task with these label words instead of its own.
 
         Raises:
             ValueError: They are not one word for each label.
@@ -306,22 +304,22 @@ class TaskSpec(BaseModel):
 
     @property
     def generates(self) -> bool:
-        """Whether the model continues the text, instead of choosing among labels."""
+        """Whether the model continues the text instead of choosing a label."""
         return self.loss in ("nll", "score")
 
     @property
     def max_written(self) -> int:
-        """The longest text that is generated per input, tokens; 0 where none is."""
+        """The longest text that is generated per input, tokens; 0 for none."""
         return self.max_tokens if self.loss == "score" else 0
 
     @property
     def _form(self) -> str:
-        """The key that says how the task is put."""
+        """The key of the task's form."""
         return "template" if self.chat is None else "chat"
 
     @property
     def messages(self) -> tuple[tuple[Role | None, str], ...]:
-        """The templates that make an input, each with its role; one without a role is no chat."""
+        """The templates of an input, each with its role, which is None outside a chat."""
         if self.chat is None:
             return ((None, self.template or ""),)
         chat: ChatSpec = self.chat
@@ -348,9 +346,9 @@ class TaskSpec(BaseModel):
 
 
 def placed(task: TaskSpec, prompt: TextPrompt) -> dict[str, str]:
-    """The texts of a prompt by the names that the task's templates have for them.
+    """Return a prompt's texts by their names in the task's templates.
 
-    An empty text leaves every slot empty.
+    An empty text makes every slot empty.
     """
     if not task.slots:
         return {"prompt": prompt if isinstance(prompt, str) else prompt.text}
@@ -362,16 +360,16 @@ def placed(task: TaskSpec, prompt: TextPrompt) -> dict[str, str]:
 
 
 def words_of(task: TaskSpec, prompt: TextPrompt) -> tuple[str, ...]:
-    """The label words under a prompt: those that it chooses, else the task's."""
+    """Return the label words of a prompt: those that it chooses, or else the task's."""
     chosen = prompt.labels if isinstance(prompt, Filling) else ()
     return chosen or task.label_words
 
 
 def render(task: TaskSpec, prompt: TextPrompt, example: Example) -> Rendered:
-    """Puts a prompt and an example into the task's template, or into the messages of its chat.
+    """Fill the task's template, or the messages of its chat, with a prompt and an example.
 
     Raises:
-        DataError: A text field is missing or is no text.
+        DataError: A text field is missing or is not text.
     """
     texts = placed(task, prompt)
     parts: list[Part] = []
@@ -388,25 +386,25 @@ def render(task: TaskSpec, prompt: TextPrompt, example: Example) -> Rendered:
             elif name is not None:
                 parts.append(Part("field", _field(example, name)))
         if role in ("system", "user") and parts[-1].kind == "prompt":
-            # The line feed after an instruction is for what follows; here nothing does.
+            # The line feed after an instruction separates it from text; here none follows.
             parts[-1] = Part("prompt", parts[-1].text.rstrip("\n"))
     return tuple(parts)
 
 
 def form_of(task: TaskSpec) -> Rendered:
-    """An input of the task without content: what a backend needs to see how it will be asked."""
+    """Return an input of the task without content, for a backend's checks."""
     return render(task, "", dict.fromkeys(task.fields, ""))
 
 
 def answer_word(word: str, before: str) -> str:
-    """A label word as a chat model writes it.
+    """Return a label word as a chat model writes it.
 
-    The one place that decides the space in front of it: none at the beginning of an answer and
-    after white space, one after anything else (``Sentiment:``).
+    This function alone decides on its leading space: none at the beginning of an answer and after
+    white space, one after any other text (``Sentiment:``).
 
     Args:
-        word: The label word; its own leading white space does not count.
-        before: The text that the answer follows; empty behind a special token.
+        word: The label word; its own leading white space is ignored.
+        before: The text that the answer follows; empty after a special token.
     """
     bare = word.lstrip()
     return bare if not before or before[-1].isspace() else f" {bare}"
@@ -421,7 +419,7 @@ def _field(example: Example, name: str) -> str:
 
 
 def target_of(task: TaskSpec, example: Example) -> int | str:
-    """The index of an example's label among the task's labels, or its reference text.
+    """Return the index of an example's label among the task's labels, or its reference text.
 
     Raises:
         DataError: The label is missing or unknown to the task.
@@ -441,7 +439,7 @@ def target_of(task: TaskSpec, example: Example) -> int | str:
 
 
 def references_of(task: TaskSpec, examples: Iterable[Example]) -> tuple[str, ...]:
-    """The reference texts that a model must be shown for loss ``nll``; none for another loss.
+    """Return the reference texts of loss ``nll``; empty for another loss.
 
     Raises:
         DataError: An example has no reference text.
@@ -452,7 +450,7 @@ def references_of(task: TaskSpec, examples: Iterable[Example]) -> tuple[str, ...
 
 
 def biased(task: TaskSpec, log_probs: LogProbs) -> LogProbs:
-    """Label log-probabilities with the task's bias; a label that was not written stays so."""
+    """Return label log-probabilities with the task's bias; unwritten labels are unchanged."""
     if task.bias is None:
         return log_probs
     return tuple(
@@ -462,10 +460,10 @@ def biased(task: TaskSpec, log_probs: LogProbs) -> LogProbs:
 
 
 def predicted(task: TaskSpec, log_probs: LogProbs) -> int:
-    """The index of the likeliest label under the task's bias, the first of several.
+    """Return the index of the likeliest label with the task's bias, the first of several.
 
     Returns:
-        The index; -1 where the model wrote none.
+        The index; -1 if the model wrote no label.
     """
     written = [index for index, value in enumerate(log_probs) if value > LOG_ZERO]
     values = biased(task, log_probs)
@@ -473,11 +471,11 @@ def predicted(task: TaskSpec, log_probs: LogProbs) -> int:
 
 
 def label_loss(task: TaskSpec, log_probs: LogProbs, target: int) -> float:
-    """The training loss of one example.
+    """Return the training loss of one example.
 
     Args:
-        task: Names the loss, and the bias that the log-probabilities get.
-        log_probs: Label log-probabilities, nats, as the model gave them.
+        task: Specifies the loss and the bias.
+        log_probs: Label log-probabilities from the model, nats.
         target: Index of the true label.
 
     Returns:
@@ -501,12 +499,12 @@ def label_loss(task: TaskSpec, log_probs: LogProbs, target: int) -> float:
 def example_loss(
     task: TaskSpec, row: LogProbs | str, example: Example, score: ScoreFunction | None = None
 ) -> float:
-    """The training loss of one example, whatever the task's loss is.
+    """Return the training loss of one example, for any loss of a task.
 
     Args:
-        task: Names the loss.
-        row: What the model answered: label log-probabilities, the log-probability of the reference
-            text, or (``score``) the text that it wrote.
+        task: Specifies the loss.
+        row: The model's answer: label log-probabilities, the log-probability of the reference
+            text, or (``score``) the generated text.
         example: The example, with its label.
         score: The user's function, for ``score``.
 
@@ -515,8 +513,8 @@ def example_loss(
 
     Raises:
         DataError: The label is missing or unknown to the task.
-        SpecError: The score function is missing, raised something (its cause), or gave something
-            outside [0, 1].
+        SpecError: The score function is missing, raised an exception (its cause), or returned a
+            value outside [0, 1].
     """
     if isinstance(row, str):
         return 1.0 - _score(row, example, score)
@@ -535,6 +533,6 @@ def _score(written: str, example: Example, score: ScoreFunction | None) -> float
     except Exception as exc:
         reason = f"{type(exc).__name__}: {exc}"
         raise SpecError(f"task.score: the score function failed with {reason}") from exc
-    if not 0.0 <= value <= 1.0:  # NaN is refused too.
-        raise SpecError(f"task.score: the score function gave {value!r}; it must be from 0 to 1")
+    if not 0.0 <= value <= 1.0:  # Also refuses NaN.
+        raise SpecError(f"task.score: the score function returned {value!r}; it must be in [0, 1]")
     return value

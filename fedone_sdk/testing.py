@@ -1,4 +1,4 @@
-"""Doubles for tests of programs that use the SDK: real protocols, no model, no waiting."""
+"""Test doubles for programs that use the SDK: real protocols, no model, no waiting."""
 
 from __future__ import annotations
 
@@ -24,36 +24,36 @@ __all__ = ["LoopbackFederation", "ManualClock", "ScriptedBackend"]
 
 
 class ManualClock:
-    """A clock that stands still until it is moved."""
+    """A clock that advances only on request."""
 
     def __init__(self, now: float = 1_000_000.0) -> None:
         self._now = now
 
     def now(self) -> float:
-        """Seconds since the Unix epoch."""
+        """Return seconds since the Unix epoch."""
         return self._now
 
     def advance(self, seconds: float) -> None:
-        """Moves the clock forward."""
+        """Move the clock forward."""
         self._now += seconds
 
 
 def pseudo_log_probs(inputs: Rendered, label_words: Sequence[str]) -> tuple[float, ...]:
-    """Label log-probabilities that depend on nothing but the text."""
+    """Return label log-probabilities that depend only on the text."""
     weights = [_weight(inputs, word) for word in label_words]
     return tuple(math.log(weight / (2 * sum(weights))) for weight in weights)
 
 
 def pseudo_reference_log_prob(inputs: Rendered, reference: str) -> float:
-    """A log-probability that depends on nothing but the texts, from -64 to 0 nats.
+    """Return a log-probability that depends only on the texts, from -64 to 0 nats.
 
-    A float32 holds it, so that the wire does not change it.
+    It is exact in float32, so that the wire does not change it.
     """
     return -((_weight(inputs, reference) - 1) >> 16) / 1024
 
 
 def pseudo_text(inputs: Rendered, max_tokens: int) -> str:
-    """A generated text that depends on nothing but the input: the first tokens of its hash."""
+    """Return a text that depends only on the input: the first tokens of its hash."""
     digits = f"{_weight(inputs, 'text'):08x}"
     return " ".join(digits[:max_tokens])
 
@@ -68,19 +68,19 @@ def _weight(inputs: Rendered, word: str) -> int:
 
 
 class ScriptedBackend(LLMBackend):
-    """A backend that answers from a function and counts what it is really asked.
+    """A backend that answers from functions and records the queries that reach it.
 
     Args:
         answer: Label log-probabilities of an input, or None for a failed one; a hash of the text
-            by default. The likeliest label is also what the model chooses (``choice``).
+            by default. The likeliest label is also the model's choice (``choice``).
         reference: Log-probability of an input's reference text, or None; a hash by default.
-        write: What the model writes after an input, in at most so many tokens, or None; a hash by
-            default.
-        answers: What may be asked of it.
-        fingerprint: What it calls its model.
-        space: Where its input embeddings lie, for methods that tune soft prompts: the functions
-            see the digest of one as the prompt's text.
-        gate: Awaited before each answer, to hold answers back or to raise.
+        write: The text that the model writes after an input, within the given number of tokens, or
+            None; a hash by default.
+        answers: The kinds of query that it supports.
+        fingerprint: Its model's fingerprint.
+        space: Its embedding space, for methods that tune soft prompts: the functions get the
+            digest of a soft prompt as the prompt's text.
+        gate: Awaited before each answer, to delay it or to raise.
 
     Attributes:
         asked: Queries that reached it.
@@ -111,18 +111,18 @@ class ScriptedBackend(LLMBackend):
 
     @property
     def fingerprint(self) -> str:
-        """The name given."""
+        """The given fingerprint."""
         return self._fingerprint
 
     async def embedding_space(self) -> EmbeddingSpace:
-        """The one given."""
+        """Return the given space."""
         return await super().embedding_space() if self._space is None else self._space
 
     async def score(self, query: Query) -> Answer:
-        """Answers from the functions; one request, one token per input, whatever is written.
+        """Answer from the functions; usage is one request, and one token per input.
 
         Raises:
-            ValueError: It does not answer what is asked.
+            ValueError: The kind of query is not supported.
         """
         if query.want not in self.answers:
             raise ValueError(f"this backend answers {sorted(self.answers)}, not {query.want!r}")
@@ -155,12 +155,12 @@ class ScriptedBackend(LLMBackend):
             yield row
 
     def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
-        """One request, one token per input."""
+        """Return one request, one token per input."""
         return Usage(queries=1, requests=1, prompt_tokens=batch_size)
 
 
 class LoopbackFederation:
-    """A real aggregator on loopback HTTP, and edge clients to go with it.
+    """A real aggregator on loopback HTTP, and a factory of edge clients.
 
     Example:
         ```python
@@ -173,8 +173,8 @@ class LoopbackFederation:
     Args:
         spec: The run.
         vocabulary: Its candidates.
-        backend: The gateway's model; None when clients bring their own.
-        store: Where the aggregator keeps the run.
+        backend: The gateway's model; None if clients bring their own.
+        store: The aggregator's store.
     """
 
     token = "loopback-enrolment-token"
@@ -216,7 +216,7 @@ class LoopbackFederation:
         trainer: Trainer | None = None,
         score: ScoreFunction | None = None,
     ) -> EdgeClient:
-        """An edge client of this federation, to be used with ``async with``."""
+        """Create an edge client of this federation, for use with ``async with``."""
         return EdgeClient(
             self.url,
             token=self.token,

@@ -44,9 +44,9 @@ __all__ = [
 
 _MAX_CANDIDATES = 65_536
 MAX_CANDIDATE_CHARS = 4000
-"""The longest text of a candidate."""
+"""The longest candidate, characters."""
 
-_MAX_COUNTED_CHARS = 200  # Of a candidate that is found by counting.
+_MAX_COUNTED_CHARS = 200  # Of a candidate from PMI or token counts.
 _MAX_SLOTS = 64
 
 LABELS = "labels"
@@ -64,14 +64,14 @@ Token = Annotated[str, Field(max_length=MAX_CANDIDATE_CHARS)]
 
 
 SlotName = Annotated[str, Field(pattern=r"^[^\W\d]\w{0,63}$")]
-"""What a slot is called, in specs and in the task's templates."""
+"""A slot's name, in specs and in the task's templates."""
 
 Layout = tuple[tuple[int, int, int | None], ...]
-"""Of each slot how often it is repeated, its number of candidates, and the index of its blank."""
+"""For each slot: its number of positions, its number of candidates, and the index of its blank."""
 
 
 def are_prompts(rows: Iterable[Sequence[float]], layout: Layout) -> bool:
-    """Return whether each row has one index for each position, of a candidate that exists.
+    """Return whether each row has one valid candidate index per position.
 
     Args:
         rows: Indices of candidates.
@@ -93,7 +93,7 @@ def _check_unique(candidates: tuple[str, ...]) -> tuple[str, ...]:
     first: dict[str, int] = {}
     for index, text in enumerate(candidates):
         if first.setdefault(text, index) != index:
-            raise ValueError(f"{text!r} stands twice, as number {first[text]} and {index}")
+            raise ValueError(f"{text!r} is repeated, as number {first[text]} and {index}")
     return candidates
 
 
@@ -103,12 +103,12 @@ _Candidates = Annotated[
 
 
 class Slot(_Frozen):
-    """A place of the prompt with candidates of its own.
+    """A part of the prompt with its own candidates.
 
     Attributes:
         name: Its name. The candidates of `LABELS` are sets of label words, each a JSON array.
-        candidates: Unique texts, in index order. One may be blank (``""``): nothing.
-        repeat: How many positions it has. Their candidates are concatenated.
+        candidates: Unique texts, in index order. One may be blank (``""``).
+        repeat: Its number of positions. Their candidates are concatenated.
     """
 
     name: SlotName
@@ -122,15 +122,15 @@ class Slot(_Frozen):
 
 
 class Vocabulary(_Frozen):
-    """The candidates of a prompt's positions: the same for all of them, or slot by slot.
+    """The candidates of a prompt's positions: common to all positions, or per slot.
 
-    It only ever grows: candidates are appended, so an index means the same for ever.
+    Candidates are only appended during a run, so that indices keep their meaning.
 
     Attributes:
-        candidates: Unique texts, in index order, for every position; a prompt is their
-            concatenation, so a word brings its leading space along. One of them may be blank
-            (``""``): a position without a token. None at all for methods that need no vocabulary
-            and where there are slots; never a single one.
+        candidates: Unique texts, in index order, for every position. A prompt is their
+            concatenation, so a word includes its leading space. One may be blank (``""``): a
+            position without a token. Empty for methods without a vocabulary and with slots;
+            otherwise at least two.
         slots: Slots in the order of the prompt.
     """
 
@@ -156,18 +156,18 @@ class Vocabulary(_Frozen):
         return self
 
     def __len__(self) -> int:
-        """N: the candidates of a position, of the slot that has most."""
+        """N: the largest number of candidates of a position."""
         return max((len(slot.candidates) for slot in self.slots), default=len(self.candidates))
 
     @property
     def blank(self) -> int | None:
-        """Index of the blank candidate that all positions share, if there is one."""
+        """Index of the common blank candidate of all positions, if there is one."""
         return _blank(self.candidates)
 
     def comes_from(self, described: Vocabulary) -> bool:
-        """Whether a run that was described with other candidates has these.
+        """Return whether this vocabulary is `described`, possibly with fewer label word sets.
 
-        It keeps only those sets of label words that its model takes; all else is the same.
+        A run drops the label word sets that its model does not support; all else must be equal.
         """
         if len(self.slots) != len(described.slots):
             return False
@@ -175,11 +175,11 @@ class Vocabulary(_Frozen):
         return self == described.without(LABELS, dropped)
 
     def candidates_of(self, name: str) -> tuple[str, ...]:
-        """The candidates of the slot of this name; none where there is no such slot."""
+        """Return the candidates of the slot with this name; empty if there is no such slot."""
         return next((slot.candidates for slot in self.slots if slot.name == name), ())
 
     def without(self, name: str, dropped: Collection[str]) -> Vocabulary:
-        """The same candidates, less these of the slot of this name."""
+        """Return the vocabulary without the given candidates of the slot with this name."""
         slots = [
             slot.model_copy(
                 update={"candidates": tuple(c for c in slot.candidates if c not in dropped)}
@@ -191,13 +191,13 @@ class Vocabulary(_Frozen):
         return Vocabulary(candidates=self.candidates, slots=tuple(slots))
 
     def with_candidates(self, appended: Iterable[tuple[str, str]]) -> Vocabulary:
-        """The same candidates, and more at the end of some slots.
+        """Return the vocabulary with candidates appended to some slots.
 
         Args:
             appended: The slot and the text of each, in order.
 
         Raises:
-            ValueError: There is no such slot, or the text stands there already.
+            ValueError: There is no such slot, or the slot has the text already.
         """
         more: dict[str, list[str]] = {slot.name: [] for slot in self.slots}
         for name, text in appended:
@@ -211,13 +211,13 @@ class Vocabulary(_Frozen):
         return Vocabulary.model_validate({"slots": slots}) if self.slots else self
 
     def layout(self, prompt_len: int) -> Layout:
-        """How the candidates lie along the n positions of a prompt."""
+        """Return the layout of the candidates over the n positions of a prompt."""
         if not self.slots:
             return ((prompt_len, len(self), self.blank),)
         return tuple((slot.repeat, len(slot.candidates), slot.blank) for slot in self.slots)
 
     def of_position(self, position: int) -> tuple[str, ...]:
-        """The candidates of a position, in index order.
+        """Return the candidates of a position, in index order.
 
         Raises:
             IndexError: There are slots, and no such position.
@@ -228,7 +228,7 @@ class Vocabulary(_Frozen):
         return rows[position]
 
     def tokens(self, indices: Iterable[int]) -> list[str]:
-        """The candidates at these indices, position by position.
+        """Return the candidates at these indices, one per position.
 
         Raises:
             IndexError: An index is not one of its position's candidates.
@@ -236,14 +236,14 @@ class Vocabulary(_Frozen):
         chosen = []
         for position, index in enumerate(indices):
             candidates = self.of_position(position)
-            # Python would take -1 for the last candidate and hide the mistake.
+            # Python would accept -1 as the last candidate and hide the error.
             if not 0 <= index < len(candidates):
                 raise IndexError(f"candidate {index} is not in [0, {len(candidates)})")
             chosen.append(candidates[index])
         return chosen
 
     def text(self, indices: Iterable[int]) -> str:
-        """The candidates at these indices, put together.
+        """Return the concatenated candidates at these indices.
 
         Raises:
             IndexError: An index is not one of its position's candidates.
@@ -251,7 +251,7 @@ class Vocabulary(_Frozen):
         return "".join(self.tokens(indices))
 
     def by_slot(self, indices: Iterable[int]) -> dict[str, str]:
-        """What each slot holds, by its name; nothing where there are no slots.
+        """Return the text of each slot by its name; empty if there are no slots.
 
         Raises:
             IndexError: An index is not one of its position's candidates.
@@ -260,16 +260,16 @@ class Vocabulary(_Frozen):
         return {slot.name: "".join(islice(tokens, slot.repeat)) for slot in self.slots}
 
     def dump(self) -> str:
-        """As canonical JSON, which `parse` reads: an array of texts, or of slots."""
+        """Return canonical JSON, which `parse` reads: an array of texts, or of slots."""
         value = [slot.model_dump() for slot in self.slots] or self.candidates
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
     @classmethod
     def parse(cls, text: str | bytes) -> Self:
-        """The vocabulary that `dump` wrote.
+        """Return the vocabulary that `dump` wrote.
 
         Raises:
-            ValueError: It is none.
+            ValueError: The text is not a vocabulary.
         """
         value = json.loads(text)
         if not isinstance(value, list):
@@ -279,23 +279,24 @@ class Vocabulary(_Frozen):
 
     @cached_property
     def sha256(self) -> str:
-        """Hex digest of `dump`, in UTF-8."""
+        """Hex digest of `dump` in UTF-8."""
         return hashlib.sha256(self.dump().encode()).hexdigest()
 
 
 class PmiVocabulary(_Frozen):
-    """N-grams whose words attract each other, found in the training text.
+    """N-grams of words with high pointwise mutual information in the training text.
 
-    Adjacent words a, b have ``PMI = log(p(ab) / (p(a) p(b)))``, nats. The text is cut wherever it
+    Adjacent words a, b have ``PMI = log(p(ab) / (p(a) p(b)))``, nats. The text is split where it
     is below the threshold, and the most frequent segments become candidates (Diao et al. 2022,
     "Black-Box Prompt Learning for Pre-trained Language Models").
 
     Attributes:
-        size: N, the blank included; fewer where the text does not have as many.
-        max_ngram: Words per candidate at most.
-        min_count: A pair seen less often is cut: rare pairs have a high PMI by chance.
-        threshold: PMI at which two words stay together, nats.
-        blank: Add the blank candidate, as index 0.
+        size: N, including the blank; fewer if the text does not have as many.
+        max_ngram: Largest number of words per candidate.
+        min_count: Pairs with fewer occurrences are split, because rare pairs have a high PMI by
+            chance.
+        threshold: Least PMI at which two words stay together, nats.
+        blank: Whether to add the blank candidate, as index 0.
     """
 
     kind: Literal["pmi"] = "pmi"
@@ -310,8 +311,8 @@ class TopVocabulary(_Frozen):
     """The most frequent tokens of the training text.
 
     Attributes:
-        size: N, the blank included; fewer where the text does not have as many.
-        blank: Add the blank candidate, as index 0.
+        size: N, including the blank; fewer if the text does not have as many.
+        blank: Whether to add the blank candidate, as index 0.
     """
 
     kind: Literal["top"] = "top"
@@ -323,11 +324,11 @@ class FileVocabulary(_Frozen):
     """Candidates from a file.
 
     Attributes:
-        path: A text file with one candidate per line, taken verbatim; or a ``.json`` file with an
+        path: A text file with one candidate per line, used verbatim; or a ``.json`` file with an
             array of texts, or with an object whose ``vocab`` is an array of texts or of objects
-            with a ``text``. A relative path starts at the run file's folder.
-        size: Use no more than the first N (the blank included); null uses all.
-        blank: Have the blank candidate, as index 0.
+            with a ``text``. A relative path is relative to the run file's folder.
+        size: The largest number of candidates, including the blank; null uses all.
+        blank: Whether to include the blank candidate, as index 0.
     """
 
     kind: Literal["file"] = "file"
@@ -337,12 +338,12 @@ class FileVocabulary(_Frozen):
 
 
 class ListVocabulary(_Frozen):
-    """Candidates written out.
+    """Candidates given in the run file.
 
     Attributes:
-        candidates: The texts, taken verbatim.
-        size: Use no more than the first N (the blank included); null uses all.
-        blank: Have the blank candidate, as index 0.
+        candidates: The texts, used verbatim.
+        size: The largest number of candidates, including the blank; null uses all.
+        blank: Whether to include the blank candidate, as index 0.
     """
 
     kind: Literal["list"] = "list"
@@ -363,16 +364,16 @@ def build_vocabulary(
     *,
     wanted: Iterable[str] = (),
 ) -> Vocabulary:
-    """Makes the vocabulary that a run asks for.
+    """Build a run's vocabulary.
 
     Args:
-        spec: Where candidates come from; None gives a vocabulary without any.
+        spec: The source of candidates; None gives an empty vocabulary.
         texts: Training text; a file vocabulary does not read it.
-        base_dir: Where a relative path starts.
-        wanted: Candidates that must be there; those that were not are the last.
+        base_dir: Base of a relative path.
+        wanted: Required candidates; missing ones are appended.
 
     Returns:
-        Most frequent candidates first (equal ones in text order); may be smaller than
+        Most frequent candidates first (ties in text order); may be smaller than
         ``spec.size``.
 
     Raises:
@@ -409,7 +410,7 @@ def build_vocabulary(
 
 
 def _with(wanted: Iterable[str], candidates: Sequence[str], size: int | None) -> list[str]:
-    """At most `size` candidates, the wanted ones among them."""
+    """Return at most `size` candidates, including the wanted ones."""
     chosen = list(candidates[:size])
     missing = [text for text in dict.fromkeys(wanted) if text not in chosen]
     if size is not None and len(missing) > size - 2:
@@ -418,8 +419,8 @@ def _with(wanted: Iterable[str], candidates: Sequence[str], size: int | None) ->
     return [*kept, *missing]
 
 
-# A word with its inner apostrophes, hyphens and digit groups; a clitic as treebanks split it off;
-# else a run of one punctuation mark.
+# A word with its inner apostrophes, hyphens and digit groups; a clitic as treebanks split it; or
+# a run of one punctuation mark.
 _TOKEN = re.compile(
     r"(?P<word>\w+(?:['\u2019-]\w+|(?<=\d)[.,]\d\w*)*|['\u2019](?:s|re|ve|ll|d|m|t)\b)"
     r"|(?P<mark>[^\w\s])(?P=mark)*",
@@ -428,12 +429,11 @@ _TOKEN = re.compile(
 
 
 def _runs(text: str) -> Iterator[list[str]]:
-    """Cuts a text at its punctuation.
+    """Split a text at its punctuation.
 
     Yields:
-        Words that follow each other with only white space between them, each with a leading space
-        (also at the start of a text: the same word in the middle is the same candidate), or one
-        punctuation mark alone.
+        Words with only white space between them, each with a leading space (also at the start of a
+        text, so that a word is the same candidate everywhere), or one punctuation mark.
     """
     run: list[str] = []
     for match in _TOKEN.finditer(text):
@@ -479,7 +479,7 @@ def _segments(run: list[str], bound: set[tuple[str, str]], max_ngram: int) -> It
 
 
 def _ranked(counts: Counter[str]) -> list[str]:
-    """Most frequent first, ties in text order; without what is too long to be a candidate."""
+    """Return texts by frequency, ties in text order, without those that are too long."""
     usable = (text for text in counts if len(text) <= _MAX_COUNTED_CHARS)
     return sorted(usable, key=lambda text: (-counts[text], text))
 
@@ -492,7 +492,7 @@ def _read_candidates(path: Path) -> list[str]:
     except UnicodeDecodeError as exc:
         raise DataError(f"{path}: is not UTF-8 text") from exc
     if path.suffix.lower() != ".json":
-        # Not splitlines: a candidate may hold any other character that Unicode calls a line end.
+        # Not splitlines: a candidate may contain other Unicode line ends.
         return text.replace("\r\n", "\n").removesuffix("\n").split("\n")
     try:
         value = json.loads(text)

@@ -1,4 +1,4 @@
-"""Black-box prompt search in pure NumPy: methods behind `ask` and `tell`, and what rounds need."""
+"""Black-box prompt search in pure NumPy: `ask`/`tell` methods and the aggregation of results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every method demands of its arguments, as one-line `ValueError`s."""
+"""Argument checks shared by all methods; each failure is a one-line `ValueError`."""
 
 from __future__ import annotations
 
@@ -42,22 +42,22 @@ def fraction(name: str, value: object) -> float:
 
 
 def choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
-    """Refuse a `value` that is not one of `allowed`."""
+    """Raise unless `value` is one of `allowed`."""
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
 
 
 def sizes(*, prompt_len: object, vocab_size: object, num_samples: object, seed: object) -> None:
-    """Check what all methods are built from."""
+    """Check the arguments that all methods share."""
     integer("prompt_len", prompt_len, minimum=1)
     integer("vocab_size", vocab_size, minimum=2)
-    # One loss has no mean to compare itself with, so no method can learn from it.
+    # The gradient compares each loss with their mean, which needs at least two.
     integer("num_samples", num_samples, minimum=2)
     integer("seed", seed)
 
 
 def count(num_samples: int | None, *, default: int) -> int:
-    """Return how many prompts an ask shall answer with."""
+    """Return the number of prompts that an ask returns."""
     return default if num_samples is None else integer("num_samples", num_samples, minimum=1)
 
 
@@ -77,9 +77,9 @@ def matrix(name: str, value: ArrayLike, *, shape: tuple[int, int]) -> NDArray[np
 def positive_alpha(
     value: ArrayLike, *, shape: tuple[int, int], mask: NDArray[np.bool_] | None = None
 ) -> NDArray[np.float64]:
-    """Return `alpha` in float64, refusing weights without a logarithm or an inverse.
+    """Return `alpha` in float64; raise if a weight has no logarithm or inverse.
 
-    Off the mask, where there is no candidate, it must be 0.
+    Entries off the mask, where there is no candidate, must be 0.
     """
     alpha = matrix("alpha", value, shape=shape)
     if (alpha if mask is None else alpha[mask]).min() <= 0.0:
@@ -92,16 +92,16 @@ def positive_alpha(
 def space(
     found: Space | None, *, prompt_len: int, vocab_size: int, blank: int | None = None
 ) -> Space:
-    """Return the space of a method, by default that of one slot."""
+    """Return the space of a method; by default, one slot repeated `prompt_len` times."""
     if found is None:
         return Space.repeated(prompt_len, vocab_size, blank)
     if found.shape != (prompt_len, vocab_size):
-        raise ValueError(f"space must be of shape {(prompt_len, vocab_size)}, not {found.shape}")
+        raise ValueError(f"space must have shape {(prompt_len, vocab_size)}, not {found.shape}")
     return found
 
 
 def probabilities(candidates: Candidates) -> NDArray[np.float64]:
-    """Return what tokens were drawn from."""
+    """Return the probabilities that the tokens were drawn from."""
     if candidates.probabilities is None:
         raise ValueError("candidates must be tokens drawn from probabilities, not vectors")
     return candidates.probabilities
@@ -110,7 +110,7 @@ def probabilities(candidates: Candidates) -> NDArray[np.float64]:
 def losses(
     value: ArrayLike, candidates: Candidates, *, shape: tuple[int, int]
 ) -> NDArray[np.float64]:
-    """Return the losses in float64 after checking them and drawn tokens against `shape`."""
+    """Return the losses in float64, checked together with the drawn tokens' `shape`."""
     found = probabilities(candidates).shape
     if found != shape:
         raise ValueError(
@@ -120,7 +120,7 @@ def losses(
 
 
 def finite_losses(value: ArrayLike, candidates: Candidates) -> NDArray[np.float64]:
-    """Return the losses in float64: one for each of at least two candidates."""
+    """Return the losses in float64: one per candidate, at least two candidates."""
     num_samples = len(candidates.prompts)
     if num_samples < 2:
         raise ValueError("tell needs at least 2 candidates to compare")
@@ -136,7 +136,7 @@ def finite_losses(value: ArrayLike, candidates: Candidates) -> NDArray[np.float6
 
 
 def known_options(what: str, options: dict[str, Any], allowed: tuple[str, ...]) -> None:
-    """Refuse options outside `allowed`, naming both."""
+    """Raise for options outside `allowed`; the message names both."""
     unknown = sorted(options.keys() - set(allowed))
     if unknown:
         listed = ", ".join(allowed) or "no options"

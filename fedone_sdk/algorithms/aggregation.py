@@ -1,4 +1,4 @@
-"""Many clients' alphas into one: FedAvg, and two aggregates that a few liars cannot move far."""
+"""Aggregation of client alphas: FedAvg, and two aggregates robust to Byzantine clients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def aggregate(
 ) -> NDArray[np.float32]:
     """Return the mean of the clients' alphas, computed in float64 (FedOne, Algorithm 1, line 11).
 
-    Sums depend on their order in the last bit: pass clients by enrolment index.
+    The last bit of a sum depends on the order: pass clients by enrolment index.
 
     Args:
         alphas: One matrix per client, of equal shapes, finite.
@@ -43,15 +43,15 @@ def aggregate(
 
 
 def trimmed_mean(alphas: Sequence[NDArray[np.float32]], trim: float) -> NDArray[np.float32]:
-    """Return the mean of each entry without its largest and smallest values.
+    """Return the mean of each entry, without its largest and smallest values.
 
     Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML
-    2018. Clients count alike: how many examples one holds is its own word.
+    2018. Clients have equal weights, because a client's example count is unverified.
 
     Args:
         alphas: One matrix per client, of equal shapes, finite, in any order.
-        trim: Share of the clients that is left out at each end, in [0, 0.5); rounded up, and at
-            least one value stays.
+        trim: Share of the clients left out at each end, in [0, 0.5); rounded up. At least one
+            value is kept.
 
     Returns:
         Float32; a single client's alpha comes back bit for bit.
@@ -60,17 +60,17 @@ def trimmed_mean(alphas: Sequence[NDArray[np.float32]], trim: float) -> NDArray[
         raise ValueError(f"trim must lie in [0, 0.5), not {trim!r}")
     stacked = np.sort(np.stack(_checked(alphas)).astype(np.float64), axis=0)
     count = len(stacked)
-    # Rounded first: 0.07 * 100 is a little over 7.
+    # Rounded first: in floating point, 0.07 * 100 is slightly more than 7.
     cut = min(math.ceil(round(trim * count, 9)), (count - 1) // 2)
     mean: NDArray[np.float32] = stacked[cut : count - cut].mean(axis=0).astype(np.float32)
     return mean
 
 
 def median(alphas: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
-    """Return the median of each entry (Yin et al. 2018), between the middle two of an even number.
+    """Return the median of each entry (Yin et al. 2018), the midpoint for an even number.
 
-    An entry that fewer than half of the clients moved stays where it was. With prompts drawn at
-    random that is most of them while there are fewer prompts than tokens.
+    An entry that fewer than half of the clients moved does not change. With randomly drawn prompts,
+    most entries are unchanged as long as there are fewer prompts than tokens.
 
     Args:
         alphas: One matrix per client, of equal shapes, finite, in any order.

@@ -23,22 +23,22 @@ MEMORIES = ("client", "run")
 class BBT(PlainAlgorithm):
     """Black-box tuning: alpha is the mean of CMA-ES, one row of d numbers.
 
-    A candidate is a vector z of R^d in float32. What is scored is the soft prompt that a fixed
-    random projection makes of `bounded(z)` (`projection.projected`). The step takes exactly the
-    float32 numbers that travelled, and the mean from alpha, which a server may have averaged; the
-    rest comes from the memory.
+    A candidate is a vector z of R^d in float32. A fixed random projection turns `bounded(z)` into
+    the soft prompt that is scored (`projection.projected`). The step uses the float32 numbers that
+    were sent, and the mean from alpha, which a server may have averaged. The rest of the CMA-ES
+    state is in the memory.
 
-    Fewer candidates than the population, at the end of a budget, are a step of CMA-ES with that
-    population. Equal losses rank in the order of the draws, so that a constant loss moves the
-    mean by chance, as any ranking would.
+    At the end of a budget there may be fewer candidates than the population; the step then uses
+    that smaller population. Ties rank in the order of the draws, so a constant loss moves the mean
+    at random.
 
     Attributes:
         intrinsic_dim: d.
-        num_samples: I, the population, at least 2; from 4 on, its spread teaches the covariance.
+        num_samples: I, the population, at least 2; from 4 on, its spread updates the covariance.
         sigma: The first step size.
-        bound: No number that is scored leaves [-bound, bound].
-        memory: Who keeps what CMA-ES knows beside its mean: each "client", or the "run", whose
-            clients then go on from each other's.
+        bound: Scored numbers lie in [-bound, bound].
+        memory: Where the CMA-ES state other than the mean is kept: per "client", or in the "run",
+            whose clients then share it.
     """
 
     intrinsic_dim: int
@@ -50,7 +50,7 @@ class BBT(PlainAlgorithm):
     def __post_init__(self) -> None:
         """Refuse impossible options."""
         _checks.integer("intrinsic_dim", self.intrinsic_dim, minimum=2)
-        # One loss has nothing to be ranked against.
+        # A ranking needs two losses.
         _checks.integer("num_samples", self.num_samples, minimum=2)
         _checks.number("sigma", self.sigma)
         if _checks.number("bound", self.bound) > MAX_BOUND:
@@ -72,7 +72,7 @@ class BBT(PlainAlgorithm):
         return State(alpha=np.zeros(self.shape, dtype=np.float32))
 
     def check(self, state: State) -> None:
-        """Refuse what no CMA-ES of this size can go on from."""
+        """Raise unless a CMA-ES of this size can continue from the state."""
         self._mean(state)
         self._cma_es(state)
 
@@ -86,7 +86,7 @@ class BBT(PlainAlgorithm):
         return Candidates(prompts=vectors.astype(np.float32))
 
     def tell(self, state: State, candidates: Candidates, losses: ArrayLike) -> State:
-        """Take one step of CMA-ES with as many candidates as there are."""
+        """Take one step of CMA-ES with the given candidates as its population."""
         values = _checks.finite_losses(losses, candidates)
         vectors = candidates.prompts
         if candidates.probabilities is not None or vectors.shape[1] != self.intrinsic_dim:
@@ -97,13 +97,13 @@ class BBT(PlainAlgorithm):
         return State(alpha=self.project(mean[None, :]), memory=after.memory())
 
     def project(self, alpha: ArrayLike) -> NDArray[np.float32]:
-        """Cut every number where `bounded` reaches the bound; beyond, the same would come again."""
+        """Clip every number to `reach(bound)`; beyond it, `bounded` mirrors."""
         checked = _checks.matrix("alpha", alpha, shape=self.shape)
         limit = reach(self.bound)
         return np.clip(checked, -limit, limit).astype(np.float32)
 
     def prompt(self, state: State) -> NDArray[np.float32]:
-        """Return the mean, shape (d,); like a candidate it is shown through `bounded`."""
+        """Return the mean, shape (d,); models score it through `bounded`, like a candidate."""
         return np.array(state.alpha[0])
 
     def _mean(self, state: State) -> NDArray[np.float64]:

@@ -14,7 +14,7 @@ from .optimizers import OPTIMIZERS, Optimizer, make_optimizer
 from .sampling import argmax_prompt, draw_prompts
 from .simplex import nearest_capped, nearest_probabilities
 from .space import Space
-from .start import Start, begun
+from .start import Start, warm_start
 from .state import State
 
 __all__ = ["BDPL", "score_function"]
@@ -33,16 +33,17 @@ class BDPL(PlainAlgorithm):
         num_samples: I, at least 2.
         learning_rate: Of the optimiser.
         optimizer: "adamw" or "sgd".
-        estimator: "negative", "zero" or "normalize", see `score_function`. Against the mean
-            baseline they differ only by the factors 2, 1 and 1 + 1/N: with AdamW, hardly at all.
-        alpha_min: The least probability of a token, kept as a float32, below 1/N. The simplex
-            alone would let p reach 0, where 1/p is infinite and a token never comes back.
-        projection: Where each row of alpha is kept: on the "simplex"; or "capped", as in Diao et
-            al.'s code, whose bisection leaves rows that sum below 1 as they are: entries in
-            [alpha_min, 1] that sum to at most 1. Prompts are drawn from the row over its sum.
+        estimator: "negative", "zero" or "normalize", see `score_function`. With the mean baseline
+            they differ only by the factors 2, 1 and 1 + 1/N, which AdamW nearly cancels.
+        alpha_min: The least probability of a token, a float32 below 1/N. At p = 0, 1/p is infinite
+            and a token is never drawn again.
+        projection: The feasible set of each row of alpha. "simplex" is the probability simplex.
+            "capped" allows entries in [alpha_min, 1] that sum to at most 1, as in Diao et al.'s
+            code, whose bisection does not change rows that sum below 1. Prompts are drawn from the
+            normalised row.
         weight_decay: AdamW's, 0.01 by default; not for SGD.
-        space: Which candidates each position has; None is all N for every position.
-        start: What alpha begins with (`begun`); None begins uniform.
+        space: Which candidates each position has; None gives every position all N.
+        start: The warm start of alpha (`warm_start`); None starts uniform.
         seed: Breaks ties of the deployable prompt.
     """
 
@@ -85,15 +86,15 @@ class BDPL(PlainAlgorithm):
 
     @property
     def shares_memory(self) -> bool:
-        """No: the optimiser's moments are the client's."""
+        """No: each client keeps its optimiser's moments."""
         return False
 
     def init(self) -> State:
-        """Return the uniform state, or what was begun with."""
-        return State(alpha=self.project(begun(self.shape, self.start, self._mask)))
+        """Return the uniform state, or the warm start."""
+        return State(alpha=self.project(warm_start(self.shape, self.start, self._mask)))
 
     def check(self, state: State) -> None:
-        """Refuse an alpha without logarithms, and another optimiser's memory."""
+        """Raise for an alpha without logarithms, or another optimiser's memory."""
         alpha = _checks.positive_alpha(state.alpha, shape=self.shape, mask=self._mask)
         self._optimizer().update(alpha, np.zeros(self.shape), state.memory)
 
@@ -116,17 +117,17 @@ class BDPL(PlainAlgorithm):
         p = _checks.positive_alpha(drawn_from, shape=self.shape, mask=self._mask)
         if self.projection == "capped":
             # log(alpha_ij / sum of row i) has the slope 1/alpha_ij - 1/sum at the drawn token and
-            # -1/sum elsewhere. What all tokens share, the mean baseline cancels.
+            # -1/sum elsewhere. The mean baseline cancels the term that all tokens share.
             p = alpha
-        p = np.where(self._mask, p, 1.0)  # No candidate, no advantage: any number will do.
-        # What score_function's two branches are apart.
+        p = np.where(self._mask, p, 1.0)  # Off the mask the advantage is 0: any p works.
+        # The difference between score_function's two branches.
         apart = 1.0 / p - _score_of_others(p, self.estimator)
         gradient = drawn_advantage(candidates, values) * apart
         alpha, memory = self._optimizer().update(alpha, gradient, state.memory)
         return State(alpha=self.project(alpha), memory=memory)
 
     def project(self, alpha: ArrayLike) -> NDArray[np.float32]:
-        """Project each row on the simplex, or on what lies under it, above the floor."""
+        """Project each row on the feasible set of `projection`, above the floor."""
         checked = _checks.matrix("alpha", alpha, shape=self.shape)
         nearest = nearest_capped if self.projection == "capped" else nearest_probabilities
         return nearest(checked, floor=self.alpha_min, mask=self._mask)

@@ -1,4 +1,4 @@
-"""The best label bias: read off losses on a grid of biases, or fitted to log-probabilities."""
+"""The best label bias: the minimum of losses over a bias grid, or a fit to log-probabilities."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from numpy.typing import NDArray
 __all__ = ["BiasGrid", "fitted_bias"]
 
 _LARGEST = 20.0
-"""No fitted bias is larger, nats: where a class is absent, the likelihood has no maximum."""
+"""Upper bound of a fitted bias, nats: if a class is absent, the likelihood has no maximum."""
 
 
 class BiasGrid:
     """A regular grid of label biases.
 
     Args:
-        biases: G of them, C numbers each, 0 for the first class: every combination of the same
-            evenly spaced numbers for the others, the last class's running fastest.
+        biases: G rows of C numbers, the first 0. The other columns hold every combination of the
+            same evenly spaced numbers; the last class varies fastest.
 
     Attributes:
         biases: Shape (G, C).
 
     Raises:
-        ValueError: They are no such grid.
+        ValueError: The biases are not such a grid.
     """
 
     def __init__(self, biases: Sequence[Sequence[float]]) -> None:
@@ -47,10 +47,10 @@ class BiasGrid:
         self._shape = (len(offsets),) * axes
 
     def lowest(self, curves: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Return the least value of each curve between the grid's points, and the nearest point.
+        """Return the interpolated minimum of each curve, and the nearest grid point.
 
-        Through the least point and its neighbours goes a paraboloid, as the loss is smooth and
-        convex in the bias; at the grid's edge the point itself counts.
+        The interpolation is a paraboloid through the least point and its neighbours, because the
+        loss is smooth and convex in the bias. At the grid's edge it is the point itself.
 
         Args:
             curves: Shape (P, G).
@@ -74,9 +74,9 @@ class BiasGrid:
         return biases
 
     def weights(self, biases: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return how a smooth curve at some biases is a sum of the grid's values, shape (P, G).
+        """Return the weights that interpolate a curve at some biases, shape (P, G).
 
-        Through the three nearest points of each axis goes a parabola (Lagrange).
+        Interpolates with a parabola through the three nearest points of each axis (Lagrange).
 
         Args:
             biases: Shape (P, C); 0 for the first class.
@@ -98,7 +98,7 @@ class BiasGrid:
     def _fitted(
         self, curves: NDArray[np.float64]
     ) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.float64]]:
-        """The least values, the nearest points, and how far beside them along each axis."""
+        """The least values, the nearest points, and the offset from them along each axis."""
         places = curves.argmin(axis=1)
         rows, axes = np.arange(len(curves)), len(self._shape)
         least = curves[rows, places]
@@ -107,7 +107,7 @@ class BiasGrid:
         inside = (at > 0) & (at < size - 1)
         strides = np.where(inside, size ** np.arange(axes - 1, -1, -1), 0)
 
-        def beside(
+        def neighbour(
             axis: int, sign: int, other: int = 0, other_sign: int = 0
         ) -> NDArray[np.float64]:
             step = sign * strides[:, axis] + other_sign * strides[:, other]
@@ -117,21 +117,21 @@ class BiasGrid:
         slope = np.zeros((len(curves), axes))
         bend = np.zeros((len(curves), axes, axes))
         for one in range(axes):
-            after, before = beside(one, 1), beside(one, -1)
+            after, before = neighbour(one, 1), neighbour(one, -1)
             slope[:, one] = (after - before) / 2.0
             bend[:, one, one] = after + before - 2.0 * least
             for two in range(one):
-                mixed = beside(one, 1, two, 1) + beside(one, -1, two, -1)
-                mixed = mixed - beside(one, 1, two, -1) - beside(one, -1, two, 1)
+                mixed = neighbour(one, 1, two, 1) + neighbour(one, -1, two, -1)
+                mixed = mixed - neighbour(one, 1, two, -1) - neighbour(one, -1, two, 1)
                 both = inside[:, one] & inside[:, two]
                 bend[:, one, two] = bend[:, two, one] = np.where(both, mixed / 4.0, 0.0)
-        # Axes at an edge, or without any bend, stay where they are.
+        # An axis at an edge, or without curvature, gets no offset.
         flat = np.diagonal(bend, axis1=1, axis2=2) <= 0.0
         slope[flat] = 0.0
         bend += np.where(flat, 1.0, 0.0)[:, :, None] * np.eye(axes)
         solved = np.linalg.solve(bend, slope[:, :, None])[:, :, 0]
         shifts: NDArray[np.float64] = -np.asarray(solved, dtype=np.float64)
-        # The least point's neighbours are no lower: what a fit finds beyond half way is an error.
+        # The least point's neighbours are no lower, so an offset beyond half a step is an error.
         shifts = np.clip(shifts, -0.5, 0.5)
         values: NDArray[np.float64] = least + 0.5 * (slope * shifts).sum(axis=1)
         return values, places, shifts * self._step
@@ -142,14 +142,14 @@ def fitted_bias(
     targets: NDArray[np.int64],
     weights: NDArray[np.float64] | None = None,
 ) -> NDArray[np.float64]:
-    """The label bias of the least cross-entropy: a regression with nothing but intercepts.
+    """Return the label bias of the least cross-entropy: a regression with intercepts only.
 
     Newton's method; the loss is convex. The first label's bias is 0.
 
     Args:
         log_probs: Shape (R, C), nats.
         targets: Indices of the true labels, shape (R,).
-        weights: How much each row counts, shape (R,); None is all alike.
+        weights: Weight of each row, shape (R,); None weighs all equally.
     """
     num_labels = log_probs.shape[1]
     parts = np.ones(len(targets)) if weights is None else weights

@@ -1,4 +1,4 @@
-"""CMA-ES between two generations, as arrays: what `BBT` remembers, and its step by `cmaes`."""
+"""The CMA-ES state between two generations as arrays, and its step by the library `cmaes`."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 __all__ = ["CmaEs", "check_library"]
 
-# Below the least step no float32 moves any more, and zero could not be divided by. Above the
-# greatest, and above the largest number of a matrix or path, a draw could overflow.
+# Below the least step a float32 no longer changes, and a step of 0 could not be divided by. Above
+# the greatest step, or the greatest number of a matrix or path, a draw could overflow.
 _SIGMA_MIN, _SIGMA_MAX = 1e-12, 1e12
 _LARGEST = 1e32
-_EPS = 1e-8  # keeps the norm of a candidate at the mean apart from 0, as in `cmaes`
+_EPS = 1e-8  # keeps the norm of a candidate at the mean above 0, as in `cmaes`
 
 
 def check_library() -> None:
-    """Look whether `cmaes` is installed, without the second that importing it takes.
+    """Raise unless `cmaes` is installed; does not import it, which takes a second.
 
     Raises:
-        MissingExtraError: It is not.
+        MissingExtraError: `cmaes` is not installed.
     """
     if find_spec("cmaes") is None:
         raise MissingExtraError("BBT", extra="bbt")
@@ -37,14 +37,14 @@ def check_library() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CmaEs:
-    """All that CMA-ES knows beside its mean (Hansen 2016, arXiv:1604.00772; its equation numbers).
+    """The state of CMA-ES except its mean (Hansen 2016, arXiv:1604.00772; its equation numbers).
 
     Attributes:
         sigma: Step size.
         covariance: C, shape (d, d), symmetric.
         sigma_path: p_sigma, shape (d,).
         covariance_path: p_c, shape (d,).
-        generation: How many there were.
+        generation: Generations so far.
     """
 
     sigma: float
@@ -55,15 +55,15 @@ class CmaEs:
 
     @classmethod
     def remembered(cls, memory: Memory, *, size: int, sigma: float) -> CmaEs:
-        """Return what `memory` wrote.
+        """Return the state that `memory` wrote.
 
         Args:
-            memory: As written; an empty one starts afresh.
+            memory: The arrays; an empty memory gives the initial state.
             size: d.
             sigma: The first step size.
 
         Raises:
-            ValueError: If it is not the memory of a CMA-ES of this size.
+            ValueError: `memory` is not that of a CMA-ES of this size.
         """
         if not memory:
             return cls(
@@ -95,7 +95,7 @@ class CmaEs:
         return result._checked()
 
     def memory(self) -> Memory:
-        """Return it as arrays; of the covariance, the upper triangle by rows."""
+        """Return the state as arrays; of the covariance, the upper triangle by rows."""
         return {
             "covariance": self.covariance[np.triu_indices(len(self.covariance))],
             "covariance_path": self.covariance_path,
@@ -109,8 +109,8 @@ class CmaEs:
     ) -> NDArray[np.float64]:
         """Draw `count` points from N(mean, sigma^2 C), shape (count, d).
 
-        Through the symmetric root of C: eigenvectors differ between LAPACKs in sign and, where
-        eigenvalues meet (at first all of them do), altogether. The root does not.
+        Uses the symmetric root of C. Eigenvectors differ between LAPACK builds in sign and, for
+        equal eigenvalues (all of them at first), in direction; the root does not.
         """
         B, D = self._library(mean)._eigen_decomposition()
         draws = rng.standard_normal((count, len(mean)))
@@ -125,28 +125,28 @@ class CmaEs:
         *,
         reach: float,
     ) -> tuple[NDArray[np.float64], CmaEs]:
-        """Return the mean and the rest after a generation.
+        """Return the mean and the state after a generation.
 
-        It is the library's step for a population of so many points, but for the sum of the
-        rank-mu update: the library forms all I outer products at once, which at I = 200 and
-        d = 500 takes 800 MB and two seconds. The library gets one point, the recombination of the
-        better half, and that sum is done here as one product.
+        The step is the library's for a population of this size, except for the sum of the rank-mu
+        update. The library forms all I outer products at once, which takes 800 MB and two seconds
+        at I = 200 and d = 500. Here the library gets one point, the recombination of the better
+        half, and the sum is one matrix product.
 
         Args:
             mean: m, shape (d,); may differ from the last one returned.
             points: Shape (I, d), at least 2.
             losses: Shape (I,). Ties rank in the order of the points, which are exchangeable.
-            reach: The mean stays in [-reach, reach]; the paths take the step that it took.
+            reach: The mean stays in [-reach, reach]; the paths use the clipped step.
 
         Raises:
-            ValueError: If the numbers overflow.
+            ValueError: The numbers overflow.
         """
-        with np.errstate(all="ignore"):  # what comes out is checked
+        with np.errstate(all="ignore"):  # the result is checked below
             library = self._library(mean, population=len(points))
             B, D = library._eigen_decomposition()
             old, weights, mu = library._C, library._weights, library._mu
             steps = (points[np.argsort(losses, kind="stable")] - mean) / self.sigma  # y_k
-            # (eq. 46) Candidates that count against C do so at the length of a usual draw.
+            # (eq. 46) Candidates with negative weights are scaled to the length of a typical draw.
             squares = ((steps @ B / D) ** 2).sum(axis=1)
             signed = np.where(weights >= 0, weights, weights * len(mean) / (squares + _EPS))
             rank_mu = (steps.T * signed) @ steps - weights.sum() * old
@@ -166,13 +166,13 @@ class CmaEs:
         return library._mean, result._checked()
 
     def _library(self, mean: NDArray[np.float64], population: int | None = None) -> CMA:
-        """Return the library's optimiser in this state; it has no public way to be put there."""
+        """Return the library's optimiser in this state; it has no public way to set it."""
         try:
             from cmaes import CMA
         except ImportError as exc:
             raise MissingExtraError("BBT", extra="bbt") from exc
-        # Of 2 or 3 points one is the better half: the rate of the rank-mu update is then 0, and
-        # the library divides by it before it takes a minimum.
+        # With 2 or 3 points the better half is one point. The rate of the rank-mu update is then 0,
+        # and the library divides by it before it takes a minimum.
         with np.errstate(divide="ignore"):
             library = CMA(
                 mean=mean, sigma=self.sigma, cov=self.covariance, population_size=population
@@ -189,5 +189,5 @@ class CmaEs:
             and all(np.abs(array).max() <= _LARGEST for array in arrays)
             and np.diagonal(self.covariance).min() > 0.0
         ):
-            raise ValueError("the memory of CMA-ES holds numbers that it cannot go on from")
+            raise ValueError("the memory of CMA-ES holds numbers out of range")
         return self

@@ -1,4 +1,4 @@
-"""Differences between the prompts of a mini-batch, free of the mini-batch's own level."""
+"""Differences between the prompts of a mini-batch, independent of the mini-batch's level."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Contrasts", "MiniBatches"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MiniBatches:
-    """Which prompts each mini-batch met.
+    """The prompts that each mini-batch scored.
 
     Attributes:
         members: Rows of prompts, shape (J, I), padded by 0.
@@ -27,7 +27,7 @@ class MiniBatches:
 
     @classmethod
     def of(cls, rows: NDArray[np.int64], batches: NDArray[np.int64], num_prompts: int) -> Self:
-        """Return the mini-batches of losses.
+        """Return the mini-batches of some losses.
 
         Args:
             rows: The prompt of each, shape (E,).
@@ -41,15 +41,15 @@ class MiniBatches:
         return cls(members=members, present=present, num_prompts=num_prompts)
 
     def padded(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return values of losses by mini-batch: (E, ...) becomes (J, I, ...), padded by 0."""
+        """Return values grouped by mini-batch: (E, ...) becomes (J, I, ...), padded by 0."""
         result = np.zeros((*self.present.shape, *values.shape[1:]))
         result[self.present] = values
         return result
 
     def centred(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return `padded` values less the mean of their mini-batch.
+        """Return `padded` values minus the mean of their mini-batch.
 
-        The posterior does not depend on the mean; without it a large one costs no precision.
+        The posterior does not depend on the mean; subtracting it avoids a loss of precision.
         """
         padded = self.padded(values)
         sizes = self.present.sum(axis=1).reshape(-1, *[1] * (padded.ndim - 1))
@@ -59,25 +59,25 @@ class MiniBatches:
         return result
 
     def totals(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return sums over each prompt's losses: (J, I, ...) becomes (P, ...)."""
+        """Return the sum of each prompt's values: (J, I, ...) becomes (P, ...)."""
         result = np.zeros((self.num_prompts, *values.shape[2:]))
         np.add.at(result, self.members[self.present], values[self.present])
         return result
 
     def matrix(self, blocks: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the sum of matrices of each mini-batch's prompts: (J, I, I) becomes (P, P)."""
+        """Return the sum of the mini-batches' matrices: (J, I, I) becomes (P, P)."""
         size = self.num_prompts
         places = self.members[:, :, None] * size + self.members[:, None, :]
         flat = np.bincount(places.ravel(), blocks.ravel(), minlength=size * size)
         return flat.astype(np.float64, copy=False).reshape(size, size)
 
     def blocks(self, matrix: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the part of a matrix of prompts, (P, P), that each mini-batch met, (J, I, I)."""
+        """Return the part of a (P, P) matrix that each mini-batch scored, shape (J, I, I)."""
         return matrix[self.members[:, :, None], self.members[:, None, :]]
 
 
 class Contrasts(NamedTuple):
-    """The noise of a mini-batch of one example, once its random intercept is integrated out.
+    """The noise of a mini-batch of one example, after its random intercept is integrated out.
 
     With the noise covariance R of the prompts' losses and a flat prior for the intercept, their
     precision is R^-1 - R^-1 1 1' R^-1 / (1' R^-1 1). Only differences between prompts count.
@@ -95,20 +95,22 @@ class Contrasts(NamedTuple):
     degrees: NDArray[np.float64]
 
     @classmethod
-    def of(cls, batches: MiniBatches, alike: NDArray[np.float64], shared_noise: float) -> Contrasts:
+    def of(
+        cls, batches: MiniBatches, unit_covariance: NDArray[np.float64], shared_noise: float
+    ) -> Contrasts:
         """Return the contrasts of mini-batches.
 
-        The effect of a prompt varies from example to example, and prompts that are alike vary
-        together. So a part of the noise has the covariance of the values.
+        The effect of a prompt varies between examples, and similar prompts vary together. A part of
+        the noise therefore has the covariance of the values.
 
         Args:
             batches: The prompts of each mini-batch.
-            alike: Covariances of the prompts in units of their mean variance, shape (P, P).
-            shared_noise: That part, in [0, 1).
+            unit_covariance: Covariances of the prompts divided by their mean variance, (P, P).
+            shared_noise: That part of the noise, in [0, 1).
         """
         present = batches.present
         both = present[:, :, None] & present[:, None, :]
-        noise = np.where(both, shared_noise * batches.blocks(alike), 0.0)
+        noise = np.where(both, shared_noise * batches.blocks(unit_covariance), 0.0)
         diagonal = np.arange(present.shape[1])
         noise[:, diagonal, diagonal] += np.where(present, 1.0 - shared_noise, 1.0)
         inverse = np.linalg.inv(noise)

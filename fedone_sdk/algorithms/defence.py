@@ -1,12 +1,12 @@
-"""Defences against lying clients, for rounds of one client as well as of many.
+"""Defences against Byzantine clients, for rounds of one client as well as of many.
 
-With one client per round there is nobody to compare an update with, so it is compared with what
-the run has seen from other clients before:
+A round of one client has no other update to compare with, so an update is compared with earlier
+updates of the run:
 
-- its *size* with the sizes of the run's last updates;
-- its *direction* with the effect that each token has had so far.
+- its *size* with the sizes of recent updates;
+- its *direction* with the accumulated effect of each token.
 
-What is found bounds its step, or holds it back; what each client did is kept in a ledger.
+The result limits or rejects the update's step. A ledger records each client's contributions.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from .state import Memory
 __all__ = ["Admitted", "Contribution", "Defence", "Influence", "ledger"]
 
 WINDOW = 64
-"""How many of the last updates say what is usual: sizes and agreement change as a run learns."""
+"""Recent updates that define what is typical: sizes and agreement change during a run."""
 
 WARM_UP = 5
-"""Updates before anything is an outlier."""
+"""Updates before outliers are detected."""
 
 PRIOR = 2.0
-"""A token's effect is shrunk as if so many more updates had found none."""
+"""Shrinkage of a token's effect, as a number of updates that observed no effect."""
 
 _MOST_VOTE = 3.0
-"""No update moves a token's effect by more than this many times its own typical entry."""
+"""Clip of an update's vote per token, as a multiple of its root mean square entry."""
 
 _FEW = 3
-"""A liar among fewer updates than this could set the measure of what is usual."""
+"""With fewer updates than this, one Byzantine client could set what is typical."""
 
 _FIRST_STEP = 0.02
-"""Until then, the longest step as a part of alpha's norm."""
+"""Until then, the longest step as a fraction of alpha's norm."""
 
 _GROWTH = 2.0
-"""A step counts in what is usual with at most so many times the length that was allowed."""
+"""Upper bound of a recorded step length, as a multiple of the allowed length."""
 
 _SIZE_FLOOR = 0.25
-"""Spreads that differ by a factor of e^0.25 differ by chance."""
+"""Spreads that differ by less than a factor of e^0.25 are not outliers."""
 
 _MAD_TO_STD = 1.4826
 _MOST_SCORE = 10.0
@@ -55,15 +55,15 @@ _COLUMNS = _ROUNDS, _MOVEMENT, _SCALED, _OUTLIERS, _SCORES, _RESIDUALS = range(6
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Contribution:
-    """What one client's work would do.
+    """The result of one client's work.
 
     Attributes:
         client: Its enrolment index.
         alpha: Alpha after its local steps, float32, shape (n, N), feasible.
-        mean_loss: Over its scored prompts, as it says.
-        advantage: Per token how much worse than the others it looked, shape (n, N), 0 where no
-            prompt drew it; None reads it from the step of alpha.
-        spread: Standard deviation of the losses as they were sent; None takes the step's norm.
+        mean_loss: Reported mean loss over its scored prompts.
+        advantage: How much worse than average each token's prompts scored, shape (n, N), 0 where
+            no prompt drew it; None derives it from the step of alpha.
+        spread: Standard deviation of the reported losses; None takes the step's norm.
     """
 
     client: int
@@ -75,16 +75,16 @@ class Contribution:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Admitted:
-    """What of a contribution counts.
+    """The part of a contribution that is applied.
 
     Attributes:
-        client: Whose.
+        client: Its enrolment index.
         alpha: Float32, shape (n, N): bit for bit the client's where `scale` is 1, and the round's
             where it is 0.
-        scale: The part of the step that counts, from 0 to 1.
-        outlier: Whether it was held back.
-        agreement: Cosine with what other updates said of the same tokens; None while that is
-            not known.
+        scale: The applied fraction of the step, from 0 to 1.
+        outlier: Whether the update was rejected as an outlier.
+        agreement: Cosine with the accumulated effects of the same tokens; None while there are
+            none.
     """
 
     client: int
@@ -96,14 +96,14 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Influence:
-    """What one client has done to a run.
+    """The accumulated influence of one client on a run.
 
     Attributes:
         client: Its enrolment index.
         rounds: Its accepted updates.
-        movement: The sum of its steps' L2 norms, as far as they counted.
+        movement: The sum of the L2 norms of its applied steps.
         scaled: Steps that were scaled down.
-        outliers: Updates that were held back.
+        outliers: Updates that were rejected.
         score: Its mean outlier score in robust standard deviations; negative disagrees.
         loss_residual: Mean difference of its mean losses from the run's median at that time.
     """
@@ -119,18 +119,18 @@ class Influence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defence:
-    """Decides what of the clients' steps counts. Pure: what it remembers is passed in and out.
+    """Limits or rejects the clients' steps. Pure: the memory is passed in and returned.
 
     Attributes:
-        num_samples: I. A correlation over I prompts is off by about 1/sqrt(I - 1) by chance, and
-            no honest client is an outlier for less.
-        trust_region: The longest step, in medians of the run's last steps; None bounds none.
-        outliers: Robust standard deviations (1.48 MAD) below the usual agreement, or above the
-            usual spread, from which on an update is held back; None holds none back.
+        num_samples: I. A correlation over I prompts has a sampling error of about 1/sqrt(I - 1);
+            no update is an outlier for less.
+        trust_region: The longest step, in medians of recent steps; None is no limit.
+        outliers: Threshold of an outlier, in robust standard deviations (1.48 MAD) below the
+            typical agreement or above the typical spread. Outliers are rejected; None disables.
         quarantine: A client is quarantined when at least this many of its updates, and more than
-            half of them, were outliers; None quarantines none.
-        max_influence: The largest share of the run's movement that one client may have, once
-            2 / `max_influence` updates are in; None is no limit.
+            half of them, were outliers; None disables.
+        max_influence: The largest share of the run's movement that one client may have, enforced
+            after 2 / `max_influence` updates; None is no limit.
     """
 
     num_samples: int
@@ -153,27 +153,30 @@ class Defence:
     def admit(
         self, alpha: NDArray[np.float32], contributions: Sequence[Contribution], memory: Memory
     ) -> tuple[list[Admitted], Memory]:
-        """Judge a round's contributions by what was known before it.
+        """Return the verdicts on a round's contributions, from the memory before the round.
 
         Args:
-            alpha: What the round started from, shape (n, N).
+            alpha: The round's initial alpha, shape (n, N).
             contributions: By enrolment index and seat.
             memory: This class's own, empty at the start.
 
         Returns:
             One verdict per contribution, in order, and the next memory.
         """
-        known = _Known(memory, alpha.shape)
-        looks = [_Look.at(one, alpha, known) for one in contributions]
-        # Two that came together cannot say which of them is too long; three can.
-        usual = [*known.steps, *(look.norm for look in looks if len(looks) > 2 and look.norm)]
-        verdicts = [self._judge(alpha, look, known, usual) for look in looks]
-        for look, verdict in zip(looks, verdicts, strict=True):
-            known.add(look, verdict)
-        return [verdict.admitted for verdict in verdicts], known.memory()
+        history = _History(memory, alpha.shape)
+        updates = [_Update.at(one, alpha, history) for one in contributions]
+        # Two updates of one round cannot show which of them is too long; three can.
+        usual = [
+            *history.steps,
+            *(update.norm for update in updates if len(updates) > 2 and update.norm),
+        ]
+        verdicts = [self._judge(alpha, update, history, usual) for update in updates]
+        for update, verdict in zip(updates, verdicts, strict=True):
+            history.add(update, verdict)
+        return [verdict.admitted for verdict in verdicts], history.memory()
 
     def quarantined(self, memory: Memory) -> frozenset[int]:
-        """Return the clients whose updates shall not count any more."""
+        """Return the quarantined clients, whose updates no longer count."""
         if self.quarantine is None:
             return frozenset()
         return frozenset(
@@ -183,40 +186,46 @@ class Defence:
         )
 
     def _judge(
-        self, alpha: NDArray[np.float32], look: _Look, known: _Known, usual: Sequence[float]
+        self,
+        alpha: NDArray[np.float32],
+        update: _Update,
+        history: _History,
+        usual: Sequence[float],
     ) -> _Verdict:
-        score = self._score(look, known)
+        score = self._score(update, history)
         outlier = self.outliers is not None and score < -self.outliers
         first = _FIRST_STEP * float(np.linalg.norm(alpha))
-        longest = self._longest(look.client, known, usual, first)
-        scale = 0.0 if outlier else 1.0 if look.norm <= longest else longest / look.norm
-        moved = look.alpha
+        longest = self._longest(update.client, history, usual, first)
+        scale = 0.0 if outlier else 1.0 if update.norm <= longest else longest / update.norm
+        moved = update.alpha
         if scale < 1.0:
-            moved = (alpha.astype(np.float64) + scale * look.step).astype(np.float32)
+            moved = (alpha.astype(np.float64) + scale * update.step).astype(np.float32)
         admitted = Admitted(
-            client=look.client,
+            client=update.client,
             alpha=moved,
             scale=scale,
             outlier=outlier,
-            agreement=look.agreement,
+            agreement=update.agreement,
         )
-        # A long step may say that steps grow, but by no more than this.
-        measure = min(look.norm, _GROWTH * max(longest, first))
+        # A long step may raise the typical length, but only by this factor.
+        measure = min(update.norm, _GROWTH * max(longest, first))
         return _Verdict(admitted=admitted, score=score, measure=measure)
 
-    def _score(self, look: _Look, known: _Known) -> float:
-        """The worse of the two comparisons, in robust standard deviations; negative is worse."""
+    def _score(self, update: _Update, history: _History) -> float:
+        """The lower of the two scores, in robust standard deviations; negative is worse."""
         score = 0.0
-        if look.agreement is not None and len(known.agreements) >= WARM_UP:
+        if update.agreement is not None and len(history.agreements) >= WARM_UP:
             chance = 1.0 / math.sqrt(self.num_samples - 1)
-            score = _robust_score(look.agreement, known.agreements, chance)
-        if look.size is not None and len(known.sizes) >= WARM_UP:
-            # Only what is too large: losses that hardly differ move nothing.
-            too_large = _robust_score(look.size, known.sizes, _SIZE_FLOOR)
+            score = _robust_score(update.agreement, history.agreements, chance)
+        if update.size is not None and len(history.sizes) >= WARM_UP:
+            # One-sided: losses with a small spread hardly move alpha.
+            too_large = _robust_score(update.size, history.sizes, _SIZE_FLOOR)
             score = min(score, -too_large)
         return min(max(score, -_MOST_SCORE), _MOST_SCORE)
 
-    def _longest(self, client: int, known: _Known, usual: Sequence[float], first: float) -> float:
+    def _longest(
+        self, client: int, history: _History, usual: Sequence[float], first: float
+    ) -> float:
         longest = math.inf
         if self.trust_region is not None:
             if usual:
@@ -224,16 +233,16 @@ class Defence:
             if len(usual) < _FEW:
                 longest = min(longest, first)
         share = self.max_influence
-        if share is not None and share < 1.0 and known.rounds * share >= 2.0:
+        if share is not None and share < 1.0 and history.rounds * share >= 2.0:
             # own + x <= share (total + x)
-            room = share * known.movement - known.entry(client)[_MOVEMENT]
+            room = share * history.movement - history.entry(client)[_MOVEMENT]
             longest = min(longest, max(room, 0.0) / (1.0 - share))
         return longest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Look:
-    """A contribution with what can be read from it."""
+class _Update:
+    """A contribution with the measurements derived from it."""
 
     client: int
     alpha: NDArray[np.float32]
@@ -245,7 +254,7 @@ class _Look:
     mean_loss: float
 
     @classmethod
-    def at(cls, one: Contribution, alpha: NDArray[np.float32], known: _Known) -> _Look:
+    def at(cls, one: Contribution, alpha: NDArray[np.float32], history: _History) -> _Update:
         start = alpha.astype(np.float64)
         step = one.alpha.astype(np.float64) - start
         norm = float(np.linalg.norm(step))
@@ -258,22 +267,22 @@ class _Look:
             norm=norm,
             evidence=evidence,
             size=math.log(spread) if spread else None,
-            agreement=known.agreement(evidence),
+            agreement=history.agreement(evidence),
             mean_loss=one.mean_loss,
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Verdict:
-    """What becomes of a contribution, and the length that it counts with in what is usual."""
+    """The result for a contribution, and the step length that is recorded."""
 
     admitted: Admitted
     score: float
     measure: float
 
 
-class _Known:
-    """What a run has seen: arrays in and out, plain numbers between."""
+class _History:
+    """The run's history: arrays in memory, plain numbers in between."""
 
     def __init__(self, memory: Memory, shape: tuple[int, ...]) -> None:
         self.votes = np.array(memory.get("votes", np.zeros(shape)))
@@ -308,39 +317,46 @@ class _Known:
         return self.entries.get(client, [0.0] * len(_COLUMNS))
 
     def agreement(self, evidence: NDArray[np.float64]) -> float | None:
-        """Cosine of an update's evidence with the effects known of the same tokens."""
+        """Cosine of an update's evidence with the accumulated effects of the same tokens."""
         effects = np.where(evidence != 0.0, self.votes / (self.seen + PRIOR), 0.0)
         length = float(np.linalg.norm(effects) * np.linalg.norm(evidence))
         return None if length < 1e-30 else float((effects * evidence).sum() / length)
 
-    def add(self, look: _Look, verdict: _Verdict) -> None:
+    def add(self, update: _Update, verdict: _Verdict) -> None:
         admitted = verdict.admitted
-        touched = look.evidence != 0.0
+        touched = update.evidence != 0.0
         if touched.any():
-            # Each update has one vote, however loud it is.
-            typical = math.sqrt(float((look.evidence[touched] ** 2).mean()))
+            # Each update has one vote, independent of its scale.
+            typical = math.sqrt(float((update.evidence[touched] ** 2).mean()))
             if typical > 0.0:
-                self.votes += np.clip(look.evidence / typical, -_MOST_VOTE, _MOST_VOTE)
+                self.votes += np.clip(update.evidence / typical, -_MOST_VOTE, _MOST_VOTE)
                 self.seen += touched
-        residual = look.mean_loss - _median([*self.losses, look.mean_loss])
+        residual = update.mean_loss - _median([*self.losses, update.mean_loss])
         scaled = admitted.scale < 1.0 and not admitted.outlier
-        changes = (1, admitted.scale * look.norm, scaled, admitted.outlier, verdict.score, residual)
-        self.entries[look.client] = [
-            float(old + new) for old, new in zip(self.entry(look.client), changes, strict=True)
+        changes = (
+            1,
+            admitted.scale * update.norm,
+            scaled,
+            admitted.outlier,
+            verdict.score,
+            residual,
+        )
+        self.entries[update.client] = [
+            float(old + new) for old, new in zip(self.entry(update.client), changes, strict=True)
         ]
-        self.losses.append(look.mean_loss)
-        # What moves nothing says nothing of how far others may go: once most prompts of a step
-        # are the same, the usual step would be none.
-        if look.norm:
+        self.losses.append(update.mean_loss)
+        # Zero steps are not recorded. Once most prompts of a step are equal, the typical step would
+        # otherwise be 0.
+        if update.norm:
             self.steps.append(verdict.measure)
-        if look.size is not None:
-            self.sizes.append(look.size)
-        if look.agreement is not None:
-            self.agreements.append(look.agreement)
+        if update.size is not None:
+            self.sizes.append(update.size)
+        if update.agreement is not None:
+            self.agreements.append(update.agreement)
 
 
 def ledger(memory: Memory) -> list[Influence]:
-    """Return what each client has done, by enrolment index."""
+    """Return the influence of each client, by enrolment index."""
     return [
         Influence(
             client=int(client),

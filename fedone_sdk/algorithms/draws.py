@@ -1,4 +1,4 @@
-"""Draws of the posterior as functions of any prompt, and the prompts where they are lowest."""
+"""Posterior draws as functions of any prompt, and the prompts that minimise them."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from .space import Space
 __all__ = ["Draws"]
 
 _ACTIVE = 256
-"""Features that take part in a draw, at most: those that were met, and a random part of others."""
+"""Most features in a draw: those that were observed, and a random part of the others."""
 
 _RESTARTS = 4
-"""Prompts that the search for a draw's lowest point begins with."""
+"""Initial prompts of the search for a draw's minimum."""
 
 _SWEEPS = 3
-"""Times that it passes through all positions, at most."""
+"""Most passes of that search over all positions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Draws:
-    """Functions drawn from the posterior: sums of what features and their pairs add (D of them).
+    """D functions drawn from the posterior: sums of the effects of features and their pairs.
 
-    Drawn by Matheron's rule (Wilson et al. 2021): a draw from the prior, corrected by what the
-    losses say of it.
+    Drawn by Matheron's rule (Wilson et al. 2021): a draw from the prior, corrected by the
+    observed losses.
 
     Attributes:
-        space: What prompts are made of.
+        space: The space of prompts.
         columns: The active feature of each candidate of each position, shape (n, N): -1 where
-            there is none (it adds nothing), -2 where it takes no part.
-        single: What each feature adds, shape (D, F).
-        pairs: What each pair adds, symmetric with a diagonal of 0, shape (D, F, F).
-        observed: Values of the prompts that were met, with their own parts, shape (D, P).
-        own: Standard deviation of the own part of a prompt that was not met, shape (D,).
-        prompts: The prompts that were met, shape (P, n).
+            there is no feature (effect 0), -2 where the candidate is excluded.
+        single: Effect of each feature, shape (D, F).
+        pairs: Effect of each pair, symmetric with a diagonal of 0, shape (D, F, F).
+        observed: Values of the observed prompts, with their own parts, shape (D, P).
+        own: Standard deviation of the own part of an unobserved prompt, shape (D,).
+        prompts: The observed prompts, shape (P, n).
     """
 
     space: Space
@@ -51,7 +51,7 @@ class Draws:
 
     @classmethod
     def of(cls, evaluator: Evaluator, count: int, rng: np.random.Generator) -> Draws:
-        """Return draws of the value: of each class, put together by their share.
+        """Return draws of the value: the sum over classes, weighted by their share.
 
         Args:
             evaluator: The posterior.
@@ -88,13 +88,15 @@ class Draws:
             prior = w @ present.T
             prior += np.where(have.present, both[:, have.places], 0.0).sum(axis=2)
             prior += rng.normal(0.0, np.sqrt(evaluator.kernel.same), (count, size))
-            # The weighted losses in the unit of the noise, and a draw of their noise.
+            # The weighted losses in units of the noise, and a draw of their noise.
             weights = evaluator.observed.trust * evaluator.observed.examples[:, c]
             weighted = own.weighted / np.sqrt(own.noise)
             noise = _noise(evaluator, roots, weights, count, rng)
-            said = evaluator.batches.matrix(weights[:, None, None] * evaluator.contrasts.precision)
-            right = weighted + noise - prior @ said
-            # (1 + said K)^-1 right = K^-1 (K^-1 + said)^-1 right
+            data_precision = evaluator.batches.matrix(
+                weights[:, None, None] * evaluator.contrasts.precision
+            )
+            right = weighted + noise - prior @ data_precision
+            # (1 + precision K)^-1 right = K^-1 (K^-1 + precision)^-1 right
             dual = (right @ own.unit) @ evaluator.inverse
             w += one * dual @ present
             single += scale * (w + common * (dual @ present.sum(axis=1))[:, None])
@@ -114,13 +116,13 @@ class Draws:
     def lowest(
         self, starts: NDArray[np.int64], lengths: NDArray[np.int64] | None, rng: np.random.Generator
     ) -> NDArray[np.int64]:
-        """Return the prompt where each draw is lowest, as far as a coordinate search finds it.
+        """Return the minimum of each draw, found by coordinate descent from several prompts.
 
         Args:
-            starts: Prompts to begin with, shape (S, n); others are random.
+            starts: Initial prompts, shape (S, n); further ones are random.
             lengths: Of each draw, how many positions of a repeated slot with a blank may have a
                 token, shape (D,); None for all.
-            rng: Draws the others, and own parts of prompts that were not met.
+            rng: Draws the random initial prompts, and the own parts of unobserved prompts.
         """
         count, space = len(self.single), self.space
         others = space.random(count * _RESTARTS, rng).reshape(count, _RESTARTS, -1)
@@ -170,8 +172,8 @@ class Draws:
                     there = rest[:, :, other]
                     added = self.pairs[draw, np.maximum(there, 0)][:, :, of]
                     values[:, :, takes] += np.where(there[:, :, None] >= 0, added, 0.0)
-                    # A candidate that is there already adds nothing more. Where a blank can
-                    # stand in its place, or other candidates are left, it is not taken twice.
+                    # A repeated candidate adds no effect. If a blank can replace it, or other
+                    # candidates are left, it is not used twice.
                     twice = (there[:, :, None] == columns) & (columns >= 0)
                     values[twice] = np.nan
                 values = np.where(np.isnan(values), again, values)
@@ -183,7 +185,7 @@ class Draws:
         return prompts, self._values(prompts)
 
     def _rest(self, prompts: NDArray[np.int64], at: int) -> NDArray[np.int64]:
-        """The features of all other positions, each once, shape (D, S, n - 1)."""
+        """The features of all other positions, without repetitions, shape (D, S, n - 1)."""
         columns = self.columns[np.arange(self.space.prompt_len), prompts]
         rest = np.delete(columns, at, axis=2)
         rest = np.where(rest == -2, -1, rest)
@@ -193,7 +195,7 @@ class Draws:
         return np.where(again, -1, rest)
 
     def _values(self, prompts: NDArray[np.int64]) -> NDArray[np.float64]:
-        """What features add, shape (D, S)."""
+        """The sum of effects of features and pairs, shape (D, S)."""
         columns = self.columns[np.arange(self.space.prompt_len), prompts]
         present = np.zeros((*prompts.shape[:2], self.single.shape[1] + 2))
         np.put_along_axis(present, columns, 1.0, axis=2)
@@ -208,8 +210,8 @@ class _Pairs(NamedTuple):
     """The pairs of features that prompts have.
 
     Attributes:
-        places: In a flat matrix (F, F) above its diagonal, shape (P, pairs), 0 for none.
-        present: Where there is one, shape (P, pairs).
+        places: Index into a flat (F, F) matrix above its diagonal, shape (P, pairs), 0 for none.
+        present: Whether there is a pair, shape (P, pairs).
     """
 
     places: NDArray[np.int64]
@@ -217,18 +219,18 @@ class _Pairs(NamedTuple):
 
     @classmethod
     def of(cls, present: NDArray[np.float64]) -> _Pairs:
-        """Return the pairs of prompts with features, 0 or 1, (P, F)."""
+        """Return the pairs of prompts with the given 0/1 features, (P, F)."""
         width = present.shape[1]
         counts = present.sum(axis=1).astype(np.int64)
         most = int(counts.max())
         own = np.full((len(present), most), width)
         own[np.arange(most) < counts[:, None]] = np.nonzero(present)[1]
         first, second = np.triu_indices(most, 1)
-        there = own[:, second] < width  # the features of a prompt rise
+        there = own[:, second] < width  # the features of a prompt are ascending
         return cls(np.where(there, own[:, first] * width + own[:, second], 0), there)
 
     def totals(self, values: NDArray[np.float64], size: int) -> NDArray[np.float64]:
-        """Return sums of the values of prompts, (D, P), over those that have a pair, (D, size)."""
+        """Return the values of prompts, (D, P), summed over those with each pair, (D, size)."""
         rows = np.nonzero(self.present)[0]
         places = self.places[self.present]
         totals = [np.bincount(places, one[rows], minlength=size) for one in values]
@@ -236,7 +238,7 @@ class _Pairs(NamedTuple):
 
 
 def _active(evaluator: Evaluator, rng: np.random.Generator) -> NDArray[np.int64]:
-    """The features that take part, rising."""
+    """The features in the draws, ascending."""
     counts = evaluator.present.sum(axis=0)
     met = counts > 0
     known = np.flatnonzero(met)
@@ -249,7 +251,7 @@ def _active(evaluator: Evaluator, rng: np.random.Generator) -> NDArray[np.int64]
 
 
 def _renumbered(columns: NDArray[np.int64], active: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Columns among the active ones; -1 stays, -2 is any other."""
+    """The columns renumbered among the active features; -1 stays, all others become -2."""
     place = np.full(columns.max() + 2, -2, dtype=np.int64)
     place[active] = np.arange(len(active))
     place[-1] = -1
@@ -258,7 +260,7 @@ def _renumbered(columns: NDArray[np.int64], active: NDArray[np.int64]) -> NDArra
 
 
 def _noise_roots(evaluator: Evaluator) -> NDArray[np.float64]:
-    """Roots of the contrasts' precisions, shape (J, I, I)."""
+    """Square roots of the contrasts' precisions, shape (J, I, I)."""
     values, vectors = np.linalg.eigh(evaluator.contrasts.precision)
     roots: NDArray[np.float64] = vectors * np.sqrt(np.maximum(values, 0.0))[:, None, :]
     return roots
@@ -271,7 +273,7 @@ def _noise(
     count: int,
     rng: np.random.Generator,
 ) -> NDArray[np.float64]:
-    """Draw noise whose covariance is the precision of the losses, shape (D, P)."""
+    """Return noise with the precision of the losses as its covariance, shape (D, P)."""
     drawn = rng.normal(size=(*roots.shape[:2], count))
     noise = (roots @ drawn) * np.sqrt(weights)[:, None, None]
     return evaluator.batches.totals(noise).T

@@ -16,10 +16,10 @@ __all__ = ["drawn_advantage", "variance_reduced_gradient"]
 def variance_reduced_gradient(
     losses: NDArray[np.float64], scores: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return 1/(I-1) sum_r (l_r - mean l) score_r, the estimator as it is written (FedOne, eq. 6).
+    """Return 1/(I-1) sum_r (l_r - mean l) score_r, the estimator of FedOne, eq. 6.
 
-    The mean is a baseline: for prompts drawn independently the estimate is unbiased, and adding
-    a constant to all losses (an easy or hard mini-batch) changes nothing.
+    The mean is a baseline. For independently drawn prompts the estimate is unbiased, and it does
+    not change when a constant is added to all losses (an easy or hard mini-batch).
 
     Args:
         losses: Shape (I,).
@@ -35,9 +35,9 @@ def drawn_advantage(candidates: Candidates, losses: NDArray[np.float64]) -> NDAr
 
     All score functions here have the form `other_ij + (drawn_ij - other_ij) [token drawn]`. The
     centred losses sum to zero, so `other` cancels and `variance_reduced_gradient` equals
-    `(drawn - other) * drawn_advantage`. That needs no (I, n, N) array, leaves a token that no
-    prompt drew exactly alone (AdamW would amplify rounding noise there), and uses only correctly
-    rounded operations in a fixed order: a phone and a server compute the same bits.
+    `(drawn - other) * drawn_advantage`. This needs no (I, n, N) array. Tokens that no prompt drew
+    get exactly 0, where AdamW would amplify rounding noise. All operations are correctly rounded
+    and in a fixed order, so a phone and a server compute the same bits.
     """
     advantage = np.zeros_like(_checks.probabilities(candidates))
     positions = np.arange(len(advantage))

@@ -1,19 +1,19 @@
-"""The one evaluator of searches: what every prompt is worth, given everything that was paid for.
+"""The evaluator of searches: the posterior value of every prompt, given all observed losses.
 
 The model of a mini-batch is, for each class,
 
     loss of a prompt = random intercept of the mini-batch + value of the prompt + noise,
 
-each prompt at its own best label bias. Values are a Gaussian process whose kernel knows what
-prompts have in common (`kernel`); intercepts have a flat prior, so that prompts are compared where
-the same mini-batch met both, or over prompts that link them; the noise of a mean over b examples
-has the variance sigma^2 / b, and a part of it is common to prompts that are alike. Variances are
-those of the largest marginal likelihood (`hyperparameters`). The best biases are read off the same
-process over whole curves of losses, which vary more.
+each prompt at its own best label bias. Values are a Gaussian process whose kernel encodes shared
+candidates (`kernel`). Intercepts have a flat prior, so prompts are compared within a mini-batch, or
+through prompts that link mini-batches. The noise of a mean over b examples has the variance
+sigma^2 / b; a part of it is correlated between similar prompts. Variances maximise the marginal
+likelihood (`hyperparameters`). The best biases come from the same process over whole loss curves,
+with a larger prior variance.
 
-Clients may lie. A mini-batch whose losses disagree with the others by more than noise explains
-counts less, by as much: noise is from a t distribution with a scale of its own for each mini-batch
-(Lange, Little and Taylor 1989).
+Clients may be Byzantine. A mini-batch whose losses disagree with the others by more than the noise
+explains is down-weighted: the noise has a t distribution with one scale per mini-batch (Lange,
+Little and Taylor 1989).
 """
 
 from __future__ import annotations
@@ -29,41 +29,41 @@ from numpy.typing import NDArray
 from .calibration import BiasGrid
 from .contrasts import Contrasts, MiniBatches
 from .gaussian_process import Comparisons, Posterior, inverted, posterior
-from .hyperparameters import Hyperparameters, Likelihood, alike
-from .kernel import Features, Kernel, usual_length
+from .hyperparameters import Hyperparameters, Likelihood, unit_covariance
+from .kernel import Features, Kernel, typical_length
 from .observations import Observations
 
-__all__ = ["Evaluator", "Judged", "updated"]
+__all__ = ["Estimates", "Evaluator", "updated"]
 
-_TAILS = 4.0
-"""Degrees of freedom of the t distribution that noise is from: the usual choice."""
+_DEGREES_OF_FREEDOM = 4.0
+"""Degrees of freedom of the noise's t distribution: the usual choice."""
 
-_DOUBT = 1.0
-"""Standard deviations that an incumbent must be better than the reference by.
+_MARGIN = 1.0
+"""Standard deviations by which an incumbent must beat the reference.
 
-Values are shrunk by the prior, so that the best of many is not the luckiest. Part of the gap that
-is closed at 100 / 300 queries (40 runs as in `thompson`, honest; a fifth of liars): 83 / 94 % and
-63 / 91 % with 0, where a run under liars lost twice the gap; 85 / 93 and 70 / 92 % with 1; 83 / 96
-and 59 / 89 % with 1.5; 81 / 93 and 40 / 90 % with 2. Among 200 words of little effect (24 runs of
-tests/benchmarks/searches.py) 0.0076 nats are gained after 500 queries with 1 and 0.0056 with 2, and
-the worst run loses 0.0001 with either."""
+The prior shrinks values, which already corrects for choosing the best of many. Measured with 40
+runs as in `thompson`, the part of the gap closed at 100 / 300 queries, honest clients; a fifth of
+them Byzantine: 0: 83 / 94 %; 63 / 91 % (one run lost twice the gap). 1: 85 / 93 %; 70 / 92 %. 1.5:
+83 / 96 %; 59 / 89 %. 2: 81 / 93 %; 40 / 90 %. On 200 words of small effect (24 runs of
+tests/benchmarks/searches.py) 1 gains 0.0076 nats after 500 queries, 2 gains 0.0056; the worst run
+loses 0.0001 with either."""
 
 _CONFIRMED = 2.5
-"""Sum of the trust of the mini-batches that an incumbent must have met in each class: three agree.
+"""Trusted mini-batches that an incumbent needs in each class (sum of their trust): three of them.
 
-With 1.5, two agree, and 2 of 400 runs on the tables of docs/benchmarks/slots.md deployed a prompt
-that was 0.3 nats or more worse than no prompt; with 2.5 the worst was 0.13 nats worse."""
+With 1.5 (two mini-batches), 2 of 400 runs on the tables of docs/benchmarks/slots.md deployed a
+prompt at least 0.3 nats worse than no prompt; with 2.5 the worst was 0.13 nats worse."""
 
 _FITTED = 128
-"""Prompts whose losses hyperparameters are fitted to: those of the last mini-batches. The cost
-grows with the cube, and five numbers are known well by then."""
+"""Prompts, of the last mini-batches, that hyperparameters are fitted to. The cost grows with the
+cube, and this many determine five numbers well."""
 
 _ALL_AT_ONCE = 64
-"""Prompts up to which each mini-batch moves all hyperparameters; then it moves one, in turn."""
+"""Up to this many prompts each mini-batch updates all hyperparameters; above, one in turn."""
 
 
-class Judged(NamedTuple):
-    """The judgement of each prompt.
+class Estimates(NamedTuple):
+    """The posterior summary of each prompt.
 
     Attributes:
         value: Expected loss at the prompt's best bias, relative to the average prompt, shape (P,).
@@ -77,25 +77,25 @@ class Judged(NamedTuple):
 
     @property
     def optimistic(self) -> NDArray[np.float64]:
-        """The lower confidence bound: the best prompt by this deserves another evaluation."""
+        """The lower confidence bound; the search evaluates the prompts that minimise it."""
         return self.value - self.spread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Evaluator:
-    """The posterior of all prompts that are remembered.
+    """The posterior of all remembered prompts.
 
     Attributes:
-        observed: What was paid for.
-        features: What prompts may have in common.
-        present: Which features they have, shape (P, F).
+        observed: The observed losses.
+        features: The features of prompts.
+        present: Features of each prompt, 0 or 1, shape (P, F).
         kernel: In units of one example's noise.
         inverse: Of the prior covariance, shape (P, P).
         batches: The prompts of each mini-batch.
         contrasts: The noise of one example.
         losses: Of each class at their prompts' best biases, shape (E, C), nats.
-        classes: The posterior of each class; None where it was never seen.
-        reference: The row of "no prompt", which the others are compared with; None without.
+        classes: The posterior of each class; None if no example of it was observed.
+        reference: The row of "no prompt", which the others are compared with; None if absent.
     """
 
     observed: Observations
@@ -117,7 +117,7 @@ class Evaluator:
         grid: BiasGrid | None,
         values: Hyperparameters,
     ) -> Self:
-        """Return the posterior of what was observed."""
+        """Return the posterior given the observations."""
         return cls._of(observed, features, grid, _Parts.of(observed, features, values))
 
     @classmethod
@@ -138,7 +138,7 @@ class Evaluator:
             reference=observed.row(features.space.reference),
         )
 
-    def judged(self) -> Judged:
+    def estimates(self) -> Estimates:
         """Return the value of each prompt and its uncertainty."""
         size = len(self.observed.prompts)
         value, variance = np.zeros(size), np.zeros(size)
@@ -156,28 +156,28 @@ class Evaluator:
             value += share * own.mean
             variance += share**2 * own.noise * unit
         spread = np.sqrt(np.maximum(variance, 0.0))
-        held = value - against @ value
-        return Judged(value=value, spread=spread, pessimistic=held + _DOUBT * spread)
+        difference = value - against @ value
+        return Estimates(value=value, spread=spread, pessimistic=difference + _MARGIN * spread)
 
-    def incumbent(self, judged: Judged) -> int:
-        """Return the row with the best pessimistic value of those that three mini-batches agree on.
+    def incumbent(self, estimates: Estimates) -> int:
+        """Return the row with the best pessimistic value among confirmed prompts.
 
-        What one client says alone, of a prompt or of a class, makes no incumbent: where clients
-        hold single classes, a prompt that met one of them often and another once would get a bias
-        that fits the first alone. The reference needs no such looks, as the others are held to it;
-        without one, and without such rows, it is whatever looks best.
+        A prompt is confirmed when three mini-batches agree on it in each class. One client alone
+        does not suffice: where clients hold single classes, a prompt could get a bias that fits one
+        class. The reference needs no confirmation. Without a reference and without confirmed
+        prompts, the best pessimistic value of all wins.
         """
-        looks = self.observed.trusted_looks[:, self.observed.seen]
-        confirmed: NDArray[np.bool_] = np.all(looks >= _CONFIRMED, axis=1)
+        evaluations = self.observed.trusted_evaluations[:, self.observed.seen]
+        confirmed: NDArray[np.bool_] = np.all(evaluations >= _CONFIRMED, axis=1)
         if self.reference is not None:
             confirmed[self.reference] = True
         if not confirmed.any():
-            return int(judged.pessimistic.argmin())
-        return int(np.where(confirmed, judged.pessimistic, np.inf).argmin())
+            return int(estimates.pessimistic.argmin())
+        return int(np.where(confirmed, estimates.pessimistic, np.inf).argmin())
 
 
 class _Parts(NamedTuple):
-    """What follows from the mini-batches and the hyperparameters."""
+    """What the mini-batches and the hyperparameters determine."""
 
     present: NDArray[np.float32]
     kernel: Kernel
@@ -188,10 +188,10 @@ class _Parts(NamedTuple):
     @classmethod
     def of(cls, observed: Observations, features: Features, values: Hyperparameters) -> _Parts:
         present = features.present(observed.prompts)
-        kernel = values.kernel(_usual(observed), usual_length(present))
+        kernel = values.kernel(_typical_examples(observed), typical_length(present))
         covariance = kernel.matrix(present)
         batches = MiniBatches.of(observed.rows, observed.batches, len(observed.prompts))
-        contrasts = Contrasts.of(batches, alike(covariance), values.part)
+        contrasts = Contrasts.of(batches, unit_covariance(covariance), values.part)
         return cls(present, kernel, inverted(covariance), batches, contrasts)
 
     def posteriors(
@@ -216,32 +216,32 @@ def updated(
     grid: BiasGrid | None,
     values: Hyperparameters,
 ) -> tuple[Evaluator, Hyperparameters]:
-    """Return the posterior after a new mini-batch: with new biases, variances and trust.
+    """Return the posterior after a new mini-batch, with updated biases, variances and trust.
 
-    Trust goes on from the last estimate, one turn with each mini-batch.
+    Trust is updated once per mini-batch, from its last estimate.
 
     Args:
         observed: With the new mini-batch.
-        features: What prompts may have in common.
+        features: The features of prompts.
         grid: The label biases; None without calibration.
-        values: The variances so far.
+        values: The hyperparameters so far.
     """
     if grid is not None and observed.seen.all():
         observed = replace(observed, biases=_best_biases(observed, features, grid, values))
-    few = observed.latest(_FITTED)
+    recent = observed.latest(_FITTED)
     coordinates: Sequence[int] = range(len(values))
     if len(observed.prompts) > _ALL_AT_ONCE:
-        coordinates = [observed.num_told % len(values)]
-    values = _likelihood(few, features, grid).improved(values, coordinates)
+        coordinates = [observed.num_batches % len(values)]
+    values = _likelihood(recent, features, grid).improved(values, coordinates)
     parts = _Parts.of(observed, features, values)
     losses = parts.batches.centred(_at_best(observed, grid))
-    trust = _deserved(observed, parts, losses, parts.posteriors(observed, losses))
+    trust = _trust_of(observed, parts, losses, parts.posteriors(observed, losses))
     observed = replace(observed, trust=trust)
     return Evaluator._of(observed, features, grid, parts), values
 
 
-def _usual(observed: Observations) -> float:
-    """Examples of a class in a usual mini-batch."""
+def _typical_examples(observed: Observations) -> float:
+    """Mean number of examples of a class in a mini-batch."""
     return float(observed.examples[observed.examples > 0].mean())
 
 
@@ -257,7 +257,7 @@ def _at_best(observed: Observations, grid: BiasGrid | None) -> NDArray[np.float6
 def _best_biases(
     observed: Observations, features: Features, grid: BiasGrid, values: Hyperparameters
 ) -> NDArray[np.float64]:
-    """The label bias that suits each prompt best, shape (P, C)."""
+    """The best label bias of each prompt, shape (P, C)."""
     parts = _Parts.of(observed, features, values)
     prior = parts.inverse / math.exp(values.curves)
     curves = np.zeros((len(observed.prompts), len(grid.biases)))
@@ -276,7 +276,7 @@ def _likelihood(observed: Observations, features: Features, grid: BiasGrid | Non
     batches = MiniBatches.of(observed.rows, observed.batches, len(observed.prompts))
     unbiased = None
     if grid is not None and observed.seen.all():
-        # At the bias that suits most prompts.
+        # At the best common bias.
         weights = observed.class_share[:, None]
         place = int((weights * observed.means.mean(axis=0)).sum(axis=0).argmin())
         unbiased = batches.centred(observed.means[:, :, place].astype(np.float64))
@@ -286,17 +286,17 @@ def _likelihood(observed: Observations, features: Features, grid: BiasGrid | Non
         losses=batches.centred(_at_best(observed, grid)),
         unbiased=unbiased,
         weights=observed.trust[:, None] * observed.examples,
-        examples=_usual(observed),
+        examples=_typical_examples(observed),
     )
 
 
-def _deserved(
+def _trust_of(
     observed: Observations,
     parts: _Parts,
     losses: NDArray[np.float64],
     found: tuple[Posterior | None, ...],
 ) -> NDArray[np.float64]:
-    """The trust that mini-batches deserve by how far they agree with the others, shape (J,)."""
+    """The trust in each mini-batch, from its agreement with the others, shape (J,)."""
     batches, contrasts = parts.batches, parts.contrasts
     squares = np.zeros(len(observed.examples))
     degrees = np.zeros(len(observed.examples))
@@ -307,9 +307,9 @@ def _deserved(
         residuals = np.where(batches.present, losses[:, :, c] - own.mean[batches.members], 0.0)
         square = np.einsum("ji,jik,jk->j", residuals, contrasts.precision, residuals)
         squares += examples * square / own.noise
-        # The posterior is fitted to these losses, which uses up some of the degrees of freedom.
-        followed = np.einsum("jik,jik->j", contrasts.precision, batches.blocks(own.unit))
-        followed *= observed.trust * examples
-        degrees += np.where(examples > 0, np.maximum(contrasts.degrees - followed, 0.0), 0.0)
-    deserved: NDArray[np.float64] = (_TAILS + degrees) / (_TAILS + squares)
-    return np.minimum(deserved, 1.0)
+        # The posterior is fitted to these losses, which uses some of the degrees of freedom.
+        fitted = np.einsum("jik,jik->j", contrasts.precision, batches.blocks(own.unit))
+        fitted *= observed.trust * examples
+        degrees += np.where(examples > 0, np.maximum(contrasts.degrees - fitted, 0.0), 0.0)
+    trust: NDArray[np.float64] = (_DEGREES_OF_FREEDOM + degrees) / (_DEGREES_OF_FREEDOM + squares)
+    return np.minimum(trust, 1.0)

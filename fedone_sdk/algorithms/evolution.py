@@ -13,16 +13,16 @@ from .search import Known, PromptSearch
 __all__ = ["Evolution"]
 
 BLANK_MUTATIONS = 0.25
-"""The part of mutations that blank a position, where there is a blank: prompts may shorten."""
+"""The part of mutations that insert the blank, if there is one, so that prompts can shorten."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evolution(PromptSearch):
-    """A population of prompts: new ones are children of two of the elite, mutated.
+    """An evolutionary search: new prompts are mutated crossovers of two elite prompts.
 
     Attributes:
-        mutation_rate: Per position, 1/n by default. The others: see `PromptSearch`; the elite
-            has the children.
+        mutation_rate: Per position, 1/n by default. For the others see `PromptSearch`; parents are
+            drawn from the elite.
     """
 
     mutation_rate: float | None = None

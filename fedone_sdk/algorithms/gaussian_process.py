@@ -1,4 +1,4 @@
-"""The posterior of prompts' values, given losses of several mini-batches."""
+"""The posterior of prompts' values, given the losses of several mini-batches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Comparisons(NamedTuple):
         batches: The prompts of each mini-batch.
         contrasts: The noise of one example.
         losses: Shape (J, I) or (J, I, G), nats, 0 where there is no prompt.
-        weights: Examples of the class, as trusted, shape (J,).
+        weights: Examples of the class times the mini-batch's trust, shape (J,).
     """
 
     batches: MiniBatches
@@ -34,7 +34,7 @@ class Comparisons(NamedTuple):
         return self.batches.matrix(self.weights[:, None, None] * self.contrasts.precision)
 
     def weighted(self) -> NDArray[np.float64]:
-        """The losses times that precision, summed for each prompt, shape (P,) or (P, G)."""
+        """The losses times that precision, summed per prompt, shape (P,) or (P, G)."""
         return self.batches.totals(self._weighted())
 
     def square(self) -> float:
@@ -42,7 +42,7 @@ class Comparisons(NamedTuple):
         return float((self.losses * self._weighted()).sum())
 
     def degrees(self) -> float:
-        """Return the number of independent differences, as if all mini-batches were trusted."""
+        """Return the number of independent differences, with full trust in all mini-batches."""
         present = self.weights > 0.0
         return float(self.contrasts.degrees[present].sum())
 
@@ -53,13 +53,13 @@ class Comparisons(NamedTuple):
 
 
 class Posterior(NamedTuple):
-    """A Gaussian process at the prompts that were met, for one class.
+    """A Gaussian process at the observed prompts, for one class.
 
     Attributes:
         mean: Values relative to the average prompt, nats, shape (P,).
         unit: Their covariance in units of the noise variance, shape (P, P).
         noise: The variance of one example's noise, nats^2.
-        weighted: The losses times their precision, in the unit of `unit`, shape (P,).
+        weighted: The losses times their precision, in units of `unit`, shape (P,).
     """
 
     mean: NDArray[np.float64]
@@ -78,10 +78,10 @@ def posterior(
     Args:
         comparisons: Losses (J, I).
         prior: The inverse of the prior covariance, in units of the noise variance, (P, P).
-        precision: `Comparisons.precision`, where it is computed already.
+        precision: `Comparisons.precision`, if already computed.
     """
-    said = comparisons.precision() if precision is None else precision
-    unit = inverted(prior + said)
+    data_precision = comparisons.precision() if precision is None else precision
+    unit = inverted(prior + data_precision)
     weighted = comparisons.weighted()
     mean = unit @ weighted
     square = comparisons.square() - float(weighted @ mean)

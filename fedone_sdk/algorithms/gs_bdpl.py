@@ -13,7 +13,7 @@ from .method import Candidates, PlainAlgorithm
 from .optimizers import OPTIMIZERS, Optimizer, make_optimizer
 from .sampling import argmax_prompt, draw_prompts, softmax
 from .space import Space
-from .start import Start, begun
+from .start import Start, warm_start
 from .state import State
 
 __all__ = ["GumbelSoftmaxBDPL", "score_function"]
@@ -25,7 +25,7 @@ class GumbelSoftmaxBDPL(PlainAlgorithm):
 
     A step draws one Gumbel noise g (n x N), which fixes the categoricals
     p_ij = softmax_j((log alpha_ij + g_ij) / tau) (eq. 2), and then I prompts from them. At a
-    small tau the noise decides most positions, so prompts of one step resemble each other: at
+    small tau the noise decides most positions, so prompts of one step are similar: at
     tau = 0.1 about 4, 11 and 19 of 20 differ for n = 6, 20 and 50.
 
     Attributes:
@@ -36,11 +36,11 @@ class GumbelSoftmaxBDPL(PlainAlgorithm):
         learning_rate: Of the optimiser.
         optimizer: "adamw" or "sgd".
         alpha_min: The floor of alpha (the nu > 0 of Theorem 3.4), kept as a float32. A token at the
-            floor moves by 1/(tau alpha_min) when it is drawn: SGD wants a higher one.
+            floor moves by 1/(tau alpha_min) when it is drawn, so SGD needs a higher floor.
         alpha_init: The first value of every alpha, 1/N by default.
         weight_decay: AdamW's, 0.01 by default; not for SGD.
-        space: Which candidates each position has; None is all N for every position.
-        start: What alpha begins with (`begun`); None begins uniform.
+        space: Which candidates each position has; None gives every position all N.
+        start: The warm start of alpha (`warm_start`); None starts uniform.
         seed: Breaks ties of the deployable prompt.
     """
 
@@ -66,7 +66,7 @@ class GumbelSoftmaxBDPL(PlainAlgorithm):
             seed=self.seed,
         )
         _checks.number("tau", self.tau)
-        # As a float32, so that the floor and the alphas on it compare equal.
+        # Rounded to float32, so that the floor and the alphas on it compare equal.
         floor = float(np.float32(_checks.number("alpha_min", self.alpha_min)))
         object.__setattr__(self, "alpha_min", floor)
         if self.alpha_init is not None:
@@ -87,19 +87,19 @@ class GumbelSoftmaxBDPL(PlainAlgorithm):
 
     @property
     def shares_memory(self) -> bool:
-        """No: the optimiser's moments are the client's."""
+        """No: each client keeps its optimiser's moments."""
         return False
 
     def init(self) -> State:
-        """Return the uniform state, or what was begun with."""
+        """Return the uniform state, or the warm start."""
         # A row's mean is alpha_init; by default rows sum to 1.
-        weights = begun(self.shape, self.start, self._mask)
+        weights = warm_start(self.shape, self.start, self._mask)
         if self.alpha_init is not None:
             weights *= self._mask.sum(axis=1, keepdims=True) * self.alpha_init
         return State(alpha=self.project(weights))
 
     def check(self, state: State) -> None:
-        """Refuse an alpha without logarithms, and another optimiser's memory."""
+        """Raise for an alpha without logarithms, or another optimiser's memory."""
         alpha = _checks.positive_alpha(state.alpha, shape=self.shape, mask=self._mask)
         self._optimizer().update(alpha, np.zeros(self.shape), state.memory)
 
@@ -120,7 +120,7 @@ class GumbelSoftmaxBDPL(PlainAlgorithm):
         """Take one optimiser step against the variance-reduced gradient (eqs. 6 and 7)."""
         values = _checks.losses(losses, candidates, shape=self.shape)
         alpha = _checks.positive_alpha(state.alpha, shape=self.shape, mask=self._mask)
-        # score_function's two branches are 1/(tau alpha) apart, whatever p was.
+        # score_function's two branches differ by 1/(tau alpha), whatever p was.
         gradient = np.zeros(self.shape)
         np.divide(
             drawn_advantage(candidates, values),
@@ -137,7 +137,7 @@ class GumbelSoftmaxBDPL(PlainAlgorithm):
         return np.where(self._mask, np.maximum(checked, self.alpha_min), 0.0).astype(np.float32)
 
     def prompt(self, state: State) -> NDArray[np.int64]:
-        """Return the argmax of alpha at each position: the mode, over the noise too."""
+        """Return the argmax of alpha at each position, which is also the mode over the noise."""
         return argmax_prompt(state.alpha, self.seed)
 
     @property

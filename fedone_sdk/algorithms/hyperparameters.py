@@ -1,4 +1,4 @@
-"""The variances of the model, by their marginal likelihood."""
+"""The variances of the model, fitted by marginal likelihood."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from numpy.typing import NDArray
 
 from .contrasts import Contrasts, MiniBatches
 from .gaussian_process import Comparisons, inverted
-from .kernel import Kernel, usual_length
+from .kernel import Kernel, typical_length
 
-__all__ = ["Hyperparameters", "LARGEST", "Likelihood", "PRIOR", "alike"]
+__all__ = ["Hyperparameters", "LARGEST", "Likelihood", "PRIOR", "unit_covariance"]
 
 _STEP = math.log(2.0)
-"""How far a step of one variance goes at most, on a log scale."""
+"""Largest step of a hyperparameter, on a log scale."""
 
 _LEAST_OWN = 1e-3
-"""Part of the other variances that a prompt's own part has at least: the covariance of prompts
-stays well conditioned."""
+"""Least variance of a prompt's own part, relative to the other parts: keeps the covariance of
+prompts well conditioned."""
 
 _LEAST_VARIANCE = 1e-12
 
 LARGEST = 12.0
-"""Hyperparameters stay within this of 0."""
+"""Bound on the absolute value of hyperparameters."""
 
 
 class Hyperparameters(NamedTuple):
-    """Logarithms, and a log-odds; variances are in units of a usual mini-batch's noise.
+    """Log variances and a log-odds; variances are in units of a typical mini-batch's noise.
 
     Attributes:
-        additive: Of the kernel's variance.
+        additive: The kernel's variance of the same name.
         pairs: Likewise.
         same: Likewise.
         shared_noise: Log-odds of the part of the noise that has the kernel's covariance.
-        curves: How much more losses vary at a given label bias than at each prompt's best one.
+        curves: Prior variance at a fixed label bias, relative to that at each prompt's best bias.
     """
 
     additive: float
@@ -55,18 +55,18 @@ class Hyperparameters(NamedTuple):
         """Return the kernel in units of one example's noise.
 
         Args:
-            examples: Of a usual mini-batch.
-            length: Features of a usual prompt.
+            examples: Of a typical mini-batch.
+            length: Features of a typical prompt.
         """
         one, pairs, same = (math.exp(value) / examples for value in self[:3])
         return Kernel(one, pairs, same + _LEAST_OWN * (one + pairs), length)
 
 
 PRIOR = Hyperparameters(math.log(0.5), math.log(0.25), math.log(0.25), 0.0, math.log(4.0))
-"""Where each is thought to be: half of what tells prompts apart at first is noise."""
+"""Prior means: at first, half of the differences between prompts are noise."""
 
-_CURVES = 4
-"""The place of `curves`, which has a likelihood of its own."""
+_CURVES_INDEX = 4
+"""The index of `curves`, which has its own likelihood."""
 
 _SPREAD = 1.5
 """Standard deviation of that prior: a factor of 4.5 either way."""
@@ -74,15 +74,15 @@ _SPREAD = 1.5
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Likelihood:
-    """The restricted marginal likelihood of losses: intercepts are integrated out, noise is not.
+    """The restricted marginal likelihood of losses: the intercepts are integrated out.
 
     Attributes:
         batches: The prompts of each mini-batch.
-        present: Which features prompts have, shape (P, F).
+        present: Features of each prompt, 0 or 1, shape (P, F).
         losses: Of each class at each prompt's best bias, shape (J, I, C).
         unbiased: The same at one bias for all prompts; None without calibration.
-        weights: Examples of each class, as trusted, shape (J, C).
-        examples: Of a usual mini-batch.
+        weights: Examples of each class times the mini-batch's trust, shape (J, C).
+        examples: Of a typical mini-batch.
     """
 
     batches: MiniBatches
@@ -95,33 +95,35 @@ class Likelihood:
     def improved(
         self, values: Hyperparameters, coordinates: Sequence[int] = range(len(PRIOR))
     ) -> Hyperparameters:
-        """Return better hyperparameters: a step along some coordinates, one after the other."""
-        found = _descended(self._loss, list(values), [at for at in coordinates if at < _CURVES])
-        if self.unbiased is not None and _CURVES in coordinates:
+        """Return better hyperparameters: one step along each coordinate in turn."""
+        found = _coordinate_step(
+            self._loss, list(values), [at for at in coordinates if at < _CURVES_INDEX]
+        )
+        if self.unbiased is not None and _CURVES_INDEX in coordinates:
             inverse, contrasts = self._of(Hyperparameters(*found))
 
             def loss(tried: list[float]) -> float:
-                wide = math.exp(tried[_CURVES])
+                wide = math.exp(tried[_CURVES_INDEX])
                 assert self.unbiased is not None
                 deviance = self._deviance(self.unbiased, inverse / wide, contrasts)
-                return deviance + _far(Hyperparameters(*tried))
+                return deviance + _prior_deviance(Hyperparameters(*tried))
 
-            found = _descended(loss, found, [_CURVES])
+            found = _coordinate_step(loss, found, [_CURVES_INDEX])
         return Hyperparameters(*found)
 
     def loss(self, values: Hyperparameters) -> float:
-        """Return -2 log of likelihood and prior, but for a constant."""
+        """Return -2 log of likelihood times prior, up to a constant."""
         inverse, contrasts = self._of(values)
-        return self._deviance(self.losses, inverse, contrasts) + _far(values)
+        return self._deviance(self.losses, inverse, contrasts) + _prior_deviance(values)
 
     def _loss(self, values: list[float]) -> float:
         return self.loss(Hyperparameters(*values))
 
     def _of(self, values: Hyperparameters) -> tuple[NDArray[np.float64], Contrasts]:
-        """The inverse of the prior covariance, and what noise leaves."""
-        length = usual_length(self.present)
+        """The inverse of the prior covariance, and the contrasts."""
+        length = typical_length(self.present)
         covariance = values.kernel(self.examples, length).matrix(self.present)
-        contrasts = Contrasts.of(self.batches, alike(covariance), values.part)
+        contrasts = Contrasts.of(self.batches, unit_covariance(covariance), values.part)
         return inverted(covariance), contrasts
 
     def _deviance(
@@ -144,21 +146,21 @@ class Likelihood:
         return total
 
 
-def alike(covariance: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return a covariance in units of its mean variance."""
+def unit_covariance(covariance: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return a covariance divided by its mean variance."""
     result: NDArray[np.float64] = covariance / np.diagonal(covariance).mean()
     return result
 
 
-def _far(values: Hyperparameters) -> float:
+def _prior_deviance(values: Hyperparameters) -> float:
     """-2 log of the prior."""
     return sum(((one - usual) / _SPREAD) ** 2 for one, usual in zip(values, PRIOR, strict=True))
 
 
-def _descended(
+def _coordinate_step(
     loss: Callable[[list[float]], float], values: list[float], coordinates: Sequence[int]
 ) -> list[float]:
-    """A step along each coordinate: to the lowest of both sides and of the parabola through."""
+    """One step along each coordinate: to the best of both sides and the parabola's minimum."""
     if not coordinates:
         return values
     found, best = values, loss(values)

@@ -1,4 +1,4 @@
-"""How alike prompts are: the covariance of their values."""
+"""The similarity of prompts: the prior covariance of their values."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from numpy.typing import NDArray
 
 from .space import Space
 
-__all__ = ["Features", "Kernel", "usual_length"]
+__all__ = ["Features", "Kernel", "typical_length"]
 
 
-# No slots: the columns are kept with the space.
+# No slots: cached_property needs a __dict__.
 @dataclass(frozen=True)
 class Features:
-    """The candidates that prompts have in common, wherever they stand in a slot.
+    """Features that prompts share, independent of the position within a slot.
 
     A feature is one candidate of one slot; a prompt has it or not. The blank of a repeated slot is
-    no feature: prompts are not alike by what neither has. Where a slot has a single position,
-    leaving it out is a choice like another.
+    no feature, because a missing candidate does not make prompts similar. In a slot of one position
+    the blank is a candidate like any other.
 
     Attributes:
-        space: What prompts are made of.
+        space: The space of prompts.
     """
 
     space: Space
@@ -49,29 +49,29 @@ class Features:
         return sum(self.space.sizes[positions[0]] for positions in self.space.groups())
 
     def present(self, prompts: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return which features prompts have, 0 or 1, shape (P, F)."""
+        """Return the features of each prompt, 0 or 1, shape (P, F)."""
         present = np.zeros((len(prompts), self.count + 1), dtype=np.float32)
         found = self.columns[np.arange(self.space.prompt_len), prompts]
-        np.put_along_axis(present, found, 1.0, axis=1)  # -1 is the column beyond
+        np.put_along_axis(present, found, 1.0, axis=1)  # -1 is the extra last column
         return present[:, :-1]
 
 
 class Kernel(NamedTuple):
-    """The prior covariance of prompts' values, in any unit.
+    """The prior covariance of prompts' values, in arbitrary units.
 
-    A value is a sum of independent normal parts: one of each feature, one of each pair of features
-    and one of the whole prompt. What features add has a mean of its own: most words do harm, say.
-    Prompts of a and b features that share m of them have the covariance
+    A value is a sum of independent normal parts: one per feature, one per pair of features and one
+    for the whole prompt. Feature effects have a common random mean; for example, most words do
+    harm. Prompts of a and b features that share m of them have the covariance
 
         additive (m / L + a b / L^2) + pairs m (m - 1) / (L (L - 1)) + same [equal prompts].
 
-    Where each prompt has as many features, their mean is in the mini-batches' intercepts.
+    If all prompts have the same number of features, the mean is part of the intercepts.
 
     Attributes:
         additive: Variance of the first part of a prompt of L features.
         pairs: Variance of the second.
         same: Variance of the third.
-        length: L, the features of a usual prompt, at least 2.
+        length: L, the number of features of a typical prompt, at least 2.
     """
 
     additive: float
@@ -81,24 +81,24 @@ class Kernel(NamedTuple):
 
     @property
     def one(self) -> float:
-        """The variance of one feature's part about the mean."""
+        """The variance of one feature's effect about the common mean."""
         return self.additive / self.length
 
     @property
     def common(self) -> float:
-        """The variance of that mean."""
+        """The variance of the common mean."""
         return self.additive / self.length**2
 
     @property
     def pair(self) -> float:
-        """The variance of one pair's part."""
+        """The variance of one pair's effect."""
         return 2.0 * self.pairs / (self.length * (self.length - 1.0))
 
     def matrix(self, present: NDArray[np.float32]) -> NDArray[np.float64]:
-        """Return the covariances of distinct prompts, shape (P, P).
+        """Return the covariance matrix of distinct prompts, shape (P, P).
 
         Args:
-            present: Which features they have, 0 or 1, shape (P, F).
+            present: Features of each prompt, 0 or 1, shape (P, F).
         """
         both = (present @ present.T).astype(np.float64)
         counts = np.diagonal(both)
@@ -108,6 +108,6 @@ class Kernel(NamedTuple):
         return matrix
 
 
-def usual_length(present: NDArray[np.float32]) -> float:
-    """Return the features of a usual prompt, at least 2, from those that prompts have, (P, F)."""
+def typical_length(present: NDArray[np.float32]) -> float:
+    """Return the mean number of features per prompt, at least 2; `present` has shape (P, F)."""
     return max(2.0, float(present.sum(axis=1).mean()))

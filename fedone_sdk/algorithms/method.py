@@ -1,4 +1,4 @@
-"""The one protocol of black-box prompt search: `ask` for candidates, `tell` their losses."""
+"""The protocol of black-box prompt search: `ask` for candidates, `tell` their losses."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Candidates:
     """Prompts to be scored. Both arrays are read-only.
 
     Attributes:
-        prompts: Token indices, int64, shape (I, n); or vectors of a latent space, float32, shape
-            (I, d): exactly the numbers that travel.
+        prompts: Token indices, int64, shape (I, n); or latent vectors, float32, shape (I, d), with
+            the exact numbers that are sent.
         probabilities: The categoricals that tokens were drawn from, float64, shape (n, N); None
             for vectors.
     """
@@ -52,12 +52,12 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ClassLosses:
-    """Losses of one mini-batch apart by class, for a grid of label biases. Read-only arrays.
+    """Losses of one mini-batch per class, for a grid of label biases. Read-only arrays.
 
     Attributes:
-        means: Mean loss of each prompt over the examples of a class, were that bias added to the
+        means: Mean loss of each prompt over the examples of a class, with the bias added to the
             label log-probabilities; float64, shape (I, C, G), 0 for a class without an example.
-        counts: Examples of each class, int64, shape (C,), at least one in all.
+        counts: Examples of each class, int64, shape (C,); their sum is at least 1.
     """
 
     means: NDArray[np.float64]
@@ -72,21 +72,21 @@ class ClassLosses:
         if not np.issubdtype(counts.dtype, np.integer) or counts.shape != means.shape[1:2]:
             raise ValueError(f"counts must be {means.shape[1]} integers, one per class")
         if counts.min(initial=0) < 0 or not counts.any():
-            raise ValueError("counts must be those of at least one example")
+            raise ValueError("counts must not be negative, and sum to at least 1")
         counts = counts.astype(np.int64)
         for name, array in (("means", means), ("counts", counts)):
             array.setflags(write=False)
             object.__setattr__(self, name, array)
 
     def clipped(self, highest: float | None) -> ClassLosses:
-        """Return the losses clipped to [0, `highest`]; None clips none."""
+        """Return the losses clipped to [0, `highest`]; None does not clip."""
         if highest is None:
             return self
         return ClassLosses(means=np.clip(self.means, 0.0, highest), counts=self.counts)
 
 
 class Method(Protocol):
-    """What is tuned: where its parameters start, and which of them are allowed."""
+    """The tuned parameters: their initial values and their feasible set."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -95,9 +95,9 @@ class Method(Protocol):
 
     @property
     def shares_memory(self) -> bool:
-        """Whether what it remembers belongs to the run (a pool of prompts).
+        """Whether the memory belongs to the run (a pool of prompts).
 
-        Otherwise it belongs to each client (the moments of its optimiser).
+        Otherwise each client has its own (the moments of its optimiser).
         """
         ...
 
@@ -106,10 +106,10 @@ class Method(Protocol):
         ...
 
     def check(self, state: State) -> None:
-        """Refuse a state that the method cannot go on from: its memory may be anybody's.
+        """Raise unless the method can continue from a state, whose memory may be untrusted.
 
         Raises:
-            ValueError: Alpha has another shape, or the memory is not one of this method.
+            ValueError: Alpha has another shape, or the memory is not that of this method.
         """
         ...
 
@@ -118,22 +118,22 @@ class Method(Protocol):
         ...
 
     def prompt(self, state: State) -> NDArray[Any]:
-        """Return the prompt to deploy if the run stopped now, in one dimension.
+        """Return the prompt to deploy if the run stopped now, as one row.
 
-        That is n token indices, a vector of the latent space, or the parameters themselves.
+        It is n token indices, a latent vector, or the parameters themselves.
         """
         ...
 
     def bias(self, state: State) -> NDArray[np.float64] | None:
-        """Return what the prompt wants added to the label log-probabilities, shape (C,)."""
+        """Return the deployable prompt's label bias, shape (C,); None without calibration."""
         ...
 
     def plain_bias(self, state: State) -> NDArray[np.float64] | None:
-        """Return the same for no prompt at all, from losses that were paid for; None without."""
+        """Return the label bias of "no prompt", fitted to observed losses; None without them."""
         ...
 
     def finished(self, state: State) -> bool:
-        """Return whether the method has ended by itself: more rounds would not change it."""
+        """Return whether the method has converged: further rounds would not change it."""
         ...
 
     def search_on(self, state: State) -> State:
@@ -142,20 +142,20 @@ class Method(Protocol):
 
 
 class PlainMethod:
-    """What holds for a method that neither calibrates nor ends by itself."""
+    """Defaults for a method without calibration that never finishes by itself."""
 
     __slots__ = ()
 
     def bias(self, state: State) -> NDArray[np.float64] | None:
-        """Return None: nothing is added."""
+        """Return None: there is no calibration."""
         return None
 
     def plain_bias(self, state: State) -> NDArray[np.float64] | None:
-        """Return None: nothing is known of no prompt."""
+        """Return None: there is no calibration."""
         return None
 
     def finished(self, state: State) -> bool:
-        """Return False: the run's rounds and budget end it."""
+        """Return False: only the run's rounds and budget end it."""
         return False
 
     def search_on(self, state: State) -> State:
@@ -164,7 +164,7 @@ class PlainMethod:
 
 
 class PlainAlgorithm(PlainMethod):
-    """The same, of a black-box method, which always asks for I prompts."""
+    """The same for a black-box method, which always asks for I prompts."""
 
     __slots__ = ()
 
@@ -176,7 +176,7 @@ class PlainAlgorithm(PlainMethod):
 
 
 class Algorithm(Method, Protocol):
-    """A black-box method: pure functions of an immutable state; the randomness is passed in.
+    """A black-box method: pure functions of an immutable state; the generator is passed in.
 
     Example::
 
@@ -187,11 +187,11 @@ class Algorithm(Method, Protocol):
 
     @property
     def num_samples(self) -> int:
-        """The most prompts asked at a time, I."""
+        """The largest number of prompts per ask, I."""
         ...
 
     def wanted(self, state: State) -> int:
-        """Return how many prompts the next ask had best be for: at most I."""
+        """Return the preferred number of prompts of the next ask, at most I."""
         ...
 
     def ask(
@@ -204,12 +204,12 @@ class Algorithm(Method, Protocol):
         """Return the next state.
 
         Args:
-            state: The state that was asked.
-            candidates: What it answered, at least 2 prompts.
-            losses: Shape (I,), finite; lower is better. For a method that calibrates, by class
-                and bias.
+            state: The state that was passed to `ask`.
+            candidates: The result of `ask`, at least 2 prompts.
+            losses: Shape (I,), finite; lower is better. A method with calibration takes
+                `ClassLosses`.
 
         Raises:
-            ValueError: If the arguments do not fit each other or the method.
+            ValueError: The arguments do not fit each other or the method.
         """
         ...

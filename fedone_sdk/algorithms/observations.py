@@ -1,4 +1,4 @@
-"""What was paid for: prompts and their losses, mini-batch by mini-batch."""
+"""Observed losses: prompts and their losses, per mini-batch."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from .method import ClassLosses
 from .space import Space
 from .state import Memory
 
-__all__ = ["LOOKS", "Observations"]
+__all__ = ["EVALUATIONS_PER_PROMPT", "Observations"]
 
-LOOKS = 4
-"""Losses that are remembered, for each prompt that is: leaders have more, most others one."""
+EVALUATIONS_PER_PROMPT = 4
+"""Remembered losses per prompt, on average: the best prompts have more, most others one."""
 
 _SHARE_SPREAD = 0.1
-"""Prior standard deviation of a class's share about equal shares."""
+"""Prior standard deviation of a class's share around equal shares."""
 
 _CLIENTS_AHEAD = 50
-"""Clients that the prompt is for, in addition to those that were met: where clients differ,
-their classes will be shared out otherwise."""
+"""Future clients, in addition to those observed: where clients differ, the class shares of
+future clients are uncertain."""
 
 
-# No slots: what follows from the arrays is kept with them.
+# No slots: cached_property needs a __dict__.
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Observations:
-    """Distinct prompts with the losses that are remembered of them.
+    """Distinct prompts with their remembered losses.
 
-    Classes are put together by their share among all clients seen so far, not by those that a
-    prompt happened to meet: a prompt that was only tried on positive reviews is no better for it.
-    Where each client holds other classes, a few of them say little of all: the share is shrunk to
-    equal ones.
+    Classes are weighted by their share among all clients so far, not by the classes that a prompt
+    was evaluated on: evaluations on positive reviews alone do not make a prompt better. If each
+    client holds different classes, a few clients are a poor estimate of all, so the share is shrunk
+    to equal shares.
 
     Attributes:
         prompts: Shape (P, n), int64.
-        rows: Which prompt a loss is of, shape (E,), int64.
-        batches: Which mini-batch it is from, shape (E,), int64, rising.
-        means: Mean losses over the examples of a class, were a bias added, shape (E, C, G),
-            float32; C and G are 1 where losses come neither by class nor by bias.
+        rows: The prompt of each loss, shape (E,), int64.
+        batches: The mini-batch of each loss, shape (E,), int64, ascending.
+        means: Mean losses over the examples of a class, with a bias added, shape (E, C, G),
+            float32; C and G are 1 for losses that are not per class and bias.
         examples: Examples of each class in those mini-batches, shape (J, C), int64.
         trust: The weight of each mini-batch, in (0, 1], shape (J,), float64.
         biases: The best label bias of each prompt so far, nats, shape (P, C), float64.
@@ -59,7 +59,7 @@ class Observations:
 
     @classmethod
     def empty(cls, prompt_len: int, classes: int = 1, points: int = 1) -> Self:
-        """Return observations of no prompts.
+        """Return observations without prompts.
 
         Args:
             prompt_len: n.
@@ -79,16 +79,16 @@ class Observations:
 
     @classmethod
     def remembered(cls, memory: Memory, space: Space, classes: int = 1, points: int = 1) -> Self:
-        """Return the observations that `memory` holds; an empty memory holds none.
+        """Return the observations in `memory`; an empty memory has none.
 
         Args:
-            memory: Of a state; it may come from a client.
-            space: What prompts are made of.
+            memory: Of a state; it may come from a client and is checked.
+            space: The space of prompts.
             classes: C.
             points: G.
 
         Raises:
-            ValueError: It is not such a memory.
+            ValueError: `memory` is not that of a search.
         """
         prompt_len = space.prompt_len
         empty = cls.empty(prompt_len, classes, points)
@@ -98,14 +98,14 @@ class Observations:
         if missing := sorted(names - memory.keys()):
             raise ValueError(f"not the memory of a search: {', '.join(missing)} missing")
         own = {name: memory[name] for name in names}
-        # By their numbers, as it may come from a client: what has no rows at all has no length.
-        size, looks = own["prompts"].size // prompt_len, own["rows"].size
+        # By size, because an array from a client may have no first axis.
+        size, evaluations = own["prompts"].size // prompt_len, own["rows"].size
         clients = own["examples"].size // classes
         shapes = {
             "prompts": (size, prompt_len),
-            "rows": (looks,),
-            "batches": (looks,),
-            "means": (looks, classes, points),
+            "rows": (evaluations,),
+            "batches": (evaluations,),
+            "means": (evaluations, classes, points),
             "examples": (clients, classes),
             "trust": (clients,),
             "biases": (size, classes),
@@ -120,25 +120,25 @@ class Observations:
         if not all(np.isfinite(array).all() for array in own.values()):
             raise ValueError("the memory's numbers must be finite")
         if not (_all_there(own["rows"], size) and _all_there(own["batches"], clients)):
-            raise ValueError("every prompt and mini-batch of a memory has a loss")
+            raise ValueError("every prompt and mini-batch of a memory must have a loss")
         if (np.diff(own["batches"]) < 0).any():
-            raise ValueError("a memory's mini-batches stand in their order")
+            raise ValueError("a memory's mini-batches must be in ascending order")
         if not space.holds(own["prompts"]):
             raise ValueError("the memory's tokens must be candidates of their positions")
         if len(np.unique(own["prompts"], axis=0)) != size:
-            raise ValueError("the prompts of a memory differ")
-        if len(np.unique(own["batches"] * size + own["rows"])) != looks:
-            raise ValueError("a mini-batch of a memory has one loss of a prompt")
+            raise ValueError("the prompts of a memory must differ")
+        if len(np.unique(own["batches"] * size + own["rows"])) != evaluations:
+            raise ValueError("a mini-batch of a memory must have one loss per prompt")
         if own["examples"].min(initial=0) < 0 or own["shares"].min() < 0:
-            raise ValueError("a memory's counts are not negative")
+            raise ValueError("a memory's counts must not be negative")
         if not own["examples"].any(axis=1).all():
-            raise ValueError("every mini-batch of a memory has examples")
+            raise ValueError("every mini-batch of a memory must have examples")
         if own["trust"].min(initial=1.0) <= 0.0 or own["trust"].max(initial=1.0) > 1.0:
-            raise ValueError("a memory's trust lies in (0, 1]")
+            raise ValueError("a memory's trust must lie in (0, 1]")
         return cls(**own)
 
     def memory(self) -> dict[str, NDArray[np.generic]]:
-        """Return the observations as a part of a state's memory."""
+        """Return the observations as entries of a state's memory."""
         return {
             "prompts": self.prompts,
             "rows": self.rows,
@@ -154,7 +154,7 @@ class Observations:
         """Return the observations with one mini-batch's losses added.
 
         Args:
-            prompts: Shape (I, n). Equal ones have equal losses there, and count once.
+            prompts: Shape (I, n). Repeated prompts have equal losses there, and count once.
             losses: Of these prompts, in their order.
 
         Raises:
@@ -184,79 +184,79 @@ class Observations:
             shares=self.shares + np.stack([share, share**2]),
         )
 
-    def of(self, prompts: NDArray[np.int64], looks: NDArray[np.int64]) -> Self:
-        """Return some of the losses, of some prompts in a new order.
+    def of(self, prompts: NDArray[np.int64], evaluations: NDArray[np.int64]) -> Self:
+        """Return a part of the losses, with the prompts in a new order.
 
-        Prompts and mini-batches without a loss among them are left out.
+        Prompts and mini-batches without any of these losses are dropped.
 
         Args:
             prompts: Rows of `prompts`.
-            looks: Places in `rows`, rising, of these prompts.
+            evaluations: Indices into `rows`, ascending, of these prompts.
         """
-        prompts = prompts[np.isin(prompts, self.rows[looks])]
+        prompts = prompts[np.isin(prompts, self.rows[evaluations])]
         place = np.zeros(len(self.prompts), dtype=np.int64)
         place[prompts] = np.arange(len(prompts))
-        batches, renumbered = np.unique(self.batches[looks], return_inverse=True)
+        batches, renumbered = np.unique(self.batches[evaluations], return_inverse=True)
         return replace(
             self,
             prompts=self.prompts[prompts],
-            rows=place[self.rows[looks]],
+            rows=place[self.rows[evaluations]],
             batches=renumbered.astype(np.int64),
-            means=self.means[looks],
+            means=self.means[evaluations],
             examples=self.examples[batches],
             trust=self.trust[batches],
             biases=self.biases[prompts],
         )
 
     def latest(self, size: int) -> Self:
-        """Return the last mini-batches that together met at most `size` prompts."""
+        """Return the last mini-batches, with at most `size` distinct prompts together."""
         if len(self.prompts) <= size:
             return self
-        # The first time that a prompt is met, from the end.
+        # The first occurrence of each prompt, counted from the end.
         met = np.unique(self.rows[::-1], return_index=True)[1]
-        known = np.cumsum(np.bincount(met, minlength=len(self.rows)))
+        distinct = np.cumsum(np.bincount(met, minlength=len(self.rows)))
         backwards = self.batches[::-1]
-        inside = np.flatnonzero(known <= size)
+        inside = np.flatnonzero(distinct <= size)
         oldest = backwards[inside[-1]]
-        # A mini-batch stays whole.
+        # A mini-batch is kept whole or not at all.
         if inside[-1] + 1 < len(backwards) and backwards[inside[-1] + 1] == oldest:
             oldest += 1
-        looks = np.flatnonzero(self.batches >= min(oldest, self.batches[-1]))
-        return self.of(np.unique(self.rows[looks]), looks)
+        evaluations = np.flatnonzero(self.batches >= min(oldest, self.batches[-1]))
+        return self.of(np.unique(self.rows[evaluations]), evaluations)
 
     def remembering(self, prompts: NDArray[np.int64], size: int) -> Self:
         """Return some prompts in a new order, with their last `size` losses.
 
-        Prompts that have none of these are forgotten.
+        Prompts without any of these losses are dropped.
 
         Args:
-            prompts: Their rows.
-            size: How many losses, at most.
+            prompts: Rows of `prompts`.
+            size: The largest number of losses.
         """
-        looks = np.flatnonzero(np.isin(self.rows, prompts))[-size:]
-        return self.of(prompts, looks)
+        evaluations = np.flatnonzero(np.isin(self.rows, prompts))[-size:]
+        return self.of(prompts, evaluations)
 
     @property
-    def num_told(self) -> int:
-        """Mini-batches so far, those that are forgotten too."""
-        return round(float(self.shares[0].sum()))  # the shares of each sum to 1
+    def num_batches(self) -> int:
+        """Mini-batches so far, including those dropped."""
+        return round(float(self.shares[0].sum()))  # the shares of one mini-batch sum to 1
 
     @property
     def seen(self) -> NDArray[np.bool_]:
-        """Which classes any client has shown, shape (C,)."""
+        """Which classes any client has examples of, shape (C,)."""
         seen: NDArray[np.bool_] = self.shares[0] > 0.0
         return seen
 
     @cached_property
     def class_share(self) -> NDArray[np.float64]:
-        """The part of all examples that each class has, shape (C,)."""
+        """The estimated share of each class in all examples, shape (C,)."""
         equal = 1.0 / len(self.seen)
-        batches = self.shares[0].sum()  # each has shares that sum to 1
+        batches = self.shares[0].sum()  # the shares of one mini-batch sum to 1
         if not batches:
             return np.full(self.seen.shape, equal)
         mean, square = self.shares / batches
-        # A few clients that are alike by chance do not show how clients differ, so the variance of
-        # their mean is taken about equal shares.
+        # The variance of the mean is taken about equal shares: a few clients that are similar by
+        # chance would underestimate it.
         from_equal = square - 2.0 * equal * mean + equal**2
         varies = float((from_equal / batches + (square - mean**2) / _CLIENTS_AHEAD).max())
         believed = _SHARE_SPREAD**2 / (_SHARE_SPREAD**2 + varies)
@@ -264,21 +264,21 @@ class Observations:
         return result
 
     @cached_property
-    def trusted_looks(self) -> NDArray[np.float64]:
-        """Mini-batches, as trusted, in which each prompt met each class; shape (P, C)."""
+    def trusted_evaluations(self) -> NDArray[np.float64]:
+        """Trust-weighted mini-batches in which each prompt met each class; shape (P, C)."""
         met = self.trust[:, None] * (self.examples > 0)
-        looks = np.zeros((len(self.prompts), met.shape[1]))
-        np.add.at(looks, self.rows, met[self.batches])
-        return looks
+        evaluations = np.zeros((len(self.prompts), met.shape[1]))
+        np.add.at(evaluations, self.rows, met[self.batches])
+        return evaluations
 
     def last_met(self) -> NDArray[np.int64]:
         """The last mini-batch of each prompt, shape (P,)."""
         last = np.zeros(len(self.prompts), dtype=np.int64)
-        last[self.rows] = self.batches  # rising, so that the last one stays
+        last[self.rows] = self.batches  # ascending, so the last one wins
         return last
 
     def row(self, prompt: NDArray[np.int64] | None) -> int | None:
-        """The row of a prompt; None where it was not met, or there is none."""
+        """The row of a prompt; None if it was not observed."""
         if prompt is None:
             return None
         rows = np.flatnonzero((self.prompts == prompt).all(axis=1))
@@ -286,8 +286,8 @@ class Observations:
 
 
 def _all_there(numbers: NDArray[np.int64], count: int) -> bool:
-    """Whether these are the numbers from 0 to below `count`, and none is missing."""
+    """Whether the numbers are exactly those of range(count), each at least once."""
     if not numbers.size:
         return count == 0
-    known = numbers.min() >= 0 and numbers.max() < count
-    return bool(known and np.bincount(numbers, minlength=count).all())
+    in_range = numbers.min() >= 0 and numbers.max() < count
+    return bool(in_range and np.bincount(numbers, minlength=count).all())

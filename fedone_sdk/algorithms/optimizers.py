@@ -21,7 +21,7 @@ class Optimizer(Protocol):
     def update(
         self, params: NDArray[np.float64], gradient: NDArray[np.float64], memory: Memory
     ) -> tuple[NDArray[np.float64], Memory]:
-        """Return the next parameters and memory; an empty memory starts afresh."""
+        """Return the next parameters and memory; an empty memory is the initial one."""
         ...
 
 
@@ -92,7 +92,7 @@ def make_optimizer(name: str, **options: Any) -> Optimizer:
     """Return the optimiser called `name` ("adamw" or "sgd").
 
     Raises:
-        ValueError: If the name, an option or a value is not one it takes.
+        ValueError: The name, an option or a value is invalid.
     """
     _checks.choice("optimizer", name, OPTIMIZERS)
     kind = AdamW if name == "adamw" else SGD
@@ -111,5 +111,5 @@ def _moments(
     except (KeyError, TypeError) as exc:
         raise ValueError("not a memory of adamw: it holds m, v and t") from exc
     if m.shape != shape or v.shape != shape:
-        raise ValueError(f"adamw remembers shape {m.shape}, the parameters have {shape}")
+        raise ValueError(f"adamw's moments have shape {m.shape}, the parameters {shape}")
     return m, v, t

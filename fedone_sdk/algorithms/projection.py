@@ -1,4 +1,4 @@
-"""What a model is shown of BBT's vectors: first within bounds, then projected to embeddings."""
+"""The soft prompt of a BBT vector: bounded, then projected to embeddings."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from .streams import stream, stream_seed
 __all__ = ["bounded", "check_size", "projected", "reach"]
 
 _MAX_ELEMENTS = 2**29
-"""The largest projection that a run may ask of a device (2 GiB)."""
+"""The largest projection that a run may require of a device (2 GiB)."""
 
 
 def bounded(vectors: ArrayLike, bound: float) -> NDArray[np.float32]:
-    """Return the vectors with every number brought into [-bound, bound].
+    """Return the vectors with every number mapped into [-bound, bound].
 
-    It is the boundary transform of Hansen's `cma` 3, which the authors of BBT used: the identity
-    up to `bound - a`, a parabola from there to the bound, which it meets at `bound + a` with
-    slope 0, and that curve mirrored beyond; a = (1 + bound) / 20, or bound if that is less.
-    CMA-ES searches the numbers before the transform. Cutting them off instead pushes it back
-    from a bound at every step, and its step size grows without end when the optimum lies there.
+    This is the boundary transform of Hansen's `cma` 3, which the authors of BBT used. It is the
+    identity up to `bound - a`, then a parabola that reaches the bound at `bound + a` with slope 0,
+    then that curve mirrored; a = (1 + bound) / 20, or bound if that is less. CMA-ES searches the
+    numbers before the transform. Clipping would push them back from the bound at every step, and
+    the step size would grow without limit when the optimum is at the bound.
 
     Args:
         vectors: Finite, of any shape.
@@ -43,7 +43,7 @@ def bounded(vectors: ArrayLike, bound: float) -> NDArray[np.float32]:
 
 
 def reach(bound: float) -> float:
-    """Return the number that `bounded` takes to the bound."""
+    """Return the number that `bounded` maps to the bound."""
     return bound + _margin(bound)
 
 
@@ -54,8 +54,8 @@ def projected(
 
     The entries of A are normal with mean 0 and standard deviation scale / sqrt(d) (Sun et al.
     2022, section 3.2, and their code). They are drawn from the seed, row by row in float32, and
-    never sent: everybody who scores derives the same ones. A longer prompt begins with the rows
-    of a shorter one. The product is taken in float32, one vector at a time: its last bits depend
+    never sent: every scorer derives the same ones. A longer prompt starts with the rows of a
+    shorter one. The product is computed in float32, one vector at a time: its last bits depend
     on the machine, but not on which vectors are projected together.
 
     Args:
@@ -64,11 +64,11 @@ def projected(
         size: H, the width of the model's embeddings.
         scale: Standard deviation of the soft prompt's entries for z ~ N(0, I). With
             std / sigma, a first draw of CMA-ES looks like embeddings of standard deviation std.
-        bound: Of the numbers, see `bounded`.
+        bound: See `bounded`.
         seed: Of the projection.
 
     Raises:
-        ValueError: If the arguments do not fit, or the projection would not fit in 2 GiB.
+        ValueError: The arguments do not fit, or the projection exceeds 2 GiB.
     """
     z = np.array(vector, dtype=np.float32)
     if z.ndim != 1 or z.size == 0 or not np.isfinite(z).all():
@@ -89,7 +89,7 @@ def check_size(*, prompt_len: int, size: int, dimension: int) -> int:
         dimension: d.
 
     Raises:
-        ValueError: If it would not fit in 2 GiB.
+        ValueError: It exceeds 2 GiB.
     """
     rows = _checks.integer("prompt_len", prompt_len, minimum=1)
     rows *= _checks.integer("size", size, minimum=1)
@@ -102,7 +102,7 @@ def _margin(bound: float) -> float:
     return min(_checks.number("bound", bound), (1.0 + bound) / 20.0)
 
 
-# 41 MB for n = 20, H = 1024, d = 500. Two, so that two runs of one process do not fight for it.
+# 41 MB for n = 20, H = 1024, d = 500. Two entries, so that two runs of a process both stay cached.
 @lru_cache(maxsize=2)
 def _normals(seed: int, rows: int, columns: int) -> NDArray[np.float32]:
     rng = stream(stream_seed(seed, "projection", 0))

@@ -1,4 +1,4 @@
-"""Random search whose leaders are looked at again: what any cleverer method has to beat."""
+"""Random search that re-evaluates its best prompts: the baseline of all searches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["RandomSearch"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomSearch(PromptSearch):
-    """New prompts are drawn without regard to what is known (attributes: see `PromptSearch`)."""
+    """New prompts are drawn uniformly, whatever is known (attributes: see `PromptSearch`)."""
 
     def _new(self, known: Known, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
         return self._random(count, rng)

@@ -41,7 +41,7 @@ METHODS = tuple(_TYPES)
 
 
 def method_options(name: str) -> tuple[str, ...]:
-    """Return the options that the method called `name` takes beside the common ones."""
+    """Return the options of the method called `name`, without the common ones."""
     return tuple(field for field in _fields(name) if field not in _COMMON)
 
 
@@ -59,13 +59,13 @@ def make_method(
     Args:
         name: One of `METHODS`.
         prompt_len: n.
-        vocab_size: N; of no interest to a method without a vocabulary.
+        vocab_size: N; ignored by a method without a vocabulary.
         num_samples: I.
         seed: The run's seed.
-        options: Its own options (`method_options`). Those left out are as in RUN.yaml.
+        options: The method's own options (`method_options`); the others default as in RUN.yaml.
 
     Raises:
-        ValueError: If the name, an option or a value is not one it takes.
+        ValueError: The name, an option or a value is invalid.
     """
     _checks.known_options(f"method {name}", options, method_options(name))
     common: dict[str, Any] = {
@@ -97,16 +97,16 @@ def method_from_spec(
     Args:
         spec: The settings.
         prompt_len: n.
-        vocab_size: N; of no interest to a method without a vocabulary.
+        vocab_size: N; ignored by a method without a vocabulary.
         blank: Index of the blank candidate, if all positions share one.
-        space: Which candidates each position has, where that is not all N.
+        space: Which candidates each position has, if not all N.
         seed: The run's seed.
-        biases: Label biases whose losses are told, shape (G, C), for a method that keeps a pool.
-        asks: How many the run has for it, so that a race can be its end; None is no race.
-        start: What the search begins with (`begun`), for a method that tunes tokens.
+        biases: Label biases that losses are reported for, shape (G, C), for a pool method.
+        asks: The run's number of asks, of which a race takes the last; None disables the race.
+        start: The warm start of the search (`warm_start`), for a method that tunes tokens.
 
     Raises:
-        ValueError: If its settings do not fit each other.
+        ValueError: The settings do not fit each other.
     """
     if spec.name == "prompt-tuning" or spec.name == "p-tuning-v2":
         rows, columns = spec.shape(prompt_len, vocab_size)
@@ -135,14 +135,14 @@ def method_from_spec(
         vocab_size=vocab_size,
         num_samples=spec.num_samples,
         seed=seed,
-        # The projection is the model's side of it.
+        # `scale` belongs to the projection, which the model applies.
         **{key: value for key, value in options.items() if key in allowed},
     )
 
 
 @cache
 def _defaults(name: str) -> Mapping[str, Any]:
-    """What a run's description gives the options without which there is no method."""
+    """The defaults that RUN.yaml gives to required options."""
     from pydantic import TypeAdapter
 
     from fedone_sdk.spec.methods import MethodSpec

@@ -1,4 +1,4 @@
-"""Drawing prompts from per-position categoricals, and reading one off a matrix."""
+"""Draws of prompts from per-position categoricals, and the argmax prompt of a matrix."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def draw_prompts(
         Token indices, shape (I, n).
     """
     cumulative = np.cumsum(probabilities, axis=1)
-    # Rounding may leave the last sum below a uniform. Divided by itself it is exactly 1, above
-    # all of them, and a token of probability 0 cannot be hit.
+    # Rounding may leave the last sum below a uniform. Divided by itself it is exactly 1, which is
+    # above all uniforms, and a token of probability 0 is never drawn.
     cumulative /= cumulative[:, -1:]
     uniforms = rng.random((num_samples, len(cumulative)))
     indices = np.empty(uniforms.shape, dtype=np.int64)
@@ -44,8 +44,8 @@ def draw_prompts(
 def argmax_prompt(alpha: NDArray[np.float32], seed: int) -> NDArray[np.int64]:
     """Return the likeliest token of each position, shape (n,).
 
-    Exact ties go to a draw fixed by `seed`: the untrained, uniform matrix gives one random
-    prompt and not n copies of token 0.
+    Exact ties are broken by a draw fixed by `seed`: the untrained, uniform matrix gives one random
+    prompt rather than n copies of token 0.
     """
     priority = stream(stream_seed(seed, "ties", 0)).random(alpha.shape)
     tied = alpha == alpha.max(axis=1, keepdims=True)

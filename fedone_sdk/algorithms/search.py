@@ -1,4 +1,4 @@
-"""What searches over whole prompts share: one evaluator, known prompts asked again, a race."""
+"""Base of searches over whole prompts: one evaluator, re-evaluation of known prompts, a race."""
 
 from __future__ import annotations
 
@@ -13,96 +13,97 @@ from numpy.typing import ArrayLike, NDArray
 from . import _checks
 from .calibration import BiasGrid
 from .draws import Draws
-from .evaluator import Evaluator, Judged, updated
+from .evaluator import Estimates, Evaluator, updated
 from .hyperparameters import LARGEST, PRIOR, Hyperparameters
 from .kernel import Features
 from .method import Candidates, ClassLosses
-from .observations import LOOKS, Observations
+from .observations import EVALUATIONS_PER_PROMPT, Observations
 from .sampling import argmax_prompt, draw_prompts
 from .simplex import nearest_probabilities
 from .space import Space
-from .start import Start, begun, is_begun
+from .start import Start, is_warm_started, warm_start
 from .state import State
 from .streams import stream, stream_seed
 
 __all__ = ["Known", "PromptSearch"]
 
-AGAIN = 0.3
-"""The part of an ask that known prompts have."""
+REVISITED = 0.3
+"""The fraction of an ask that re-evaluates known prompts."""
 
 LENGTH = 2.0
-"""Tokens that repeated slots with a blank begin with, on average.
+"""Mean number of tokens of new prompts in repeated slots with a blank.
 
-A few hundred queries tell single tokens and pairs apart; longer prompts are tried, but rarely."""
+A few hundred queries distinguish single tokens and pairs; longer prompts are rarely tried."""
 
 RACERS = 8
-"""Prompts that begin a race, at most."""
+"""The largest number of prompts that enter a race."""
 
 BETTER = 0.002
-"""What an incumbent must gain for the search not to stand still, nats."""
+"""The least gain of an incumbent that resets `patience`, nats."""
 
 DRAWS = 16
-"""Posterior draws that alpha is made of."""
+"""Posterior draws that determine alpha."""
 
 _REDRAWS = 8
-"""How often repetitions within an ask are drawn again; a tiny vocabulary has no other prompts."""
+"""Redraws of repeated prompts within an ask; a tiny vocabulary may have no other prompts."""
 
-# The names of what `progress` holds.
-_TOLD, _MOVED, _RACE = range(3)
+# Indices into `progress`.
+_ASKS, _LAST_MOVE, _RACE_START = range(3)
 
 
 class Known(NamedTuple):
-    """What is known when new prompts are made.
+    """The posterior that new prompts are made from.
 
     Attributes:
-        evaluator: The posterior, of prompts with the incumbent first.
-        judged: What they are worth.
+        evaluator: The posterior, with the incumbent as its first prompt.
+        estimates: The values of its prompts.
     """
 
     evaluator: Evaluator
-    judged: Judged
+    estimates: Estimates
 
     @property
     def prompts(self) -> NDArray[np.int64]:
-        """The prompts that were met, shape (P, n): the incumbent, others by pessimistic value."""
+        """The observed prompts, shape (P, n): the incumbent, then by pessimistic value."""
         return self.evaluator.observed.prompts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptSearch(ABC):
-    """A search that keeps what it found of every prompt; methods differ in how they make new ones.
+    """A search that remembers its observations; methods differ in how they make new prompts.
 
-    An ask holds known prompts, to be looked at again on another client: the reference (no prompt,
-    where it can be said), then half leaders and half prompts that may be better than they look. The
-    others are new. `Evaluator` says how losses of different clients are compared.
+    An ask re-evaluates known prompts on another client: the reference (no prompt, if the space
+    has it), then in equal parts the best prompts and those with the best optimistic values. The
+    rest of the ask are new prompts. `Evaluator` compares losses of different clients.
 
-    The deployable prompt is the incumbent, the best by its pessimistic value, together with its
-    best bias; after the first ask, the reference.
+    The deployable prompt is the incumbent, the prompt with the best pessimistic value, together
+    with its best bias. After the first ask it is the reference.
 
-    **Race.** After `search` asks, or once the incumbent has stood still for `patience` of them, no
-    new prompts are made: the best ones race for `race` asks, fewer and fewer of them (successive
-    halving), always against the reference. Then the method has finished.
+    **Race.** After `search` asks, or `patience` asks without a better incumbent, no new prompts are
+    made. The best prompts and the reference race for `race` asks by successive halving. Then the
+    method has finished.
 
-    alpha is the probability of each candidate to be in the best prompt: how often it is in the best
-    of `DRAWS` functions from the posterior, smoothed. What was observed is the search, and it
-    travels with alpha.
+    alpha is the probability of each candidate to be in the best prompt: its frequency in the
+    minima of `DRAWS` posterior draws, smoothed. The search depends on the observations, which are
+    sent with alpha.
 
     Attributes:
         prompt_len: n.
         vocab_size: N.
         num_samples: I, at least 2.
-        elite: How many of the best prompts are never forgotten.
-        pool_size: How many prompts are remembered, with `LOOKS` times as many losses.
+        elite: How many of the best prompts are always remembered.
+        pool_size: How many prompts are remembered, with `EVALUATIONS_PER_PROMPT` losses each on
+            average.
         search: Asks before the race; None never ends the search.
         race: Asks of the race.
-        patience: Asks without a better incumbent after which the race begins; None waits.
+        patience: Asks without a better incumbent that start the race; None disables.
         blank: The index of the blank token, if the vocabulary has one. "No prompt" is then among
-            the first candidates, and the reference. With a space, it says so itself.
-        space: Which candidates each position has; n times the same N by default.
-        biases: Label biases whose losses are told, shape (G, C) (see `BiasGrid`); None without
-            calibration.
-        start: What the first ask begins with (`begun`); None begins with nothing.
-        seed: Breaks ties of the untrained prompt, and draws what alpha is made of.
+            the first candidates, and the reference. A `space` has its own blanks.
+        space: Which candidates each position has; by default, the same N for all n.
+        biases: Label biases that losses are reported for, shape (G, C) (see `BiasGrid`); None
+            disables calibration.
+        start: The warm start of the first ask (`warm_start`); None disables.
+        seed: Breaks ties of the untrained prompt, and seeds the draws behind alpha.
     """
 
     prompt_len: int
@@ -131,7 +132,7 @@ class PromptSearch(ABC):
         )
         _checks.integer("elite", self.elite, minimum=1)
         if _checks.integer("pool_size", self.pool_size) < max(self.elite, 2):
-            raise ValueError(f"pool_size must be at least 2, and hold the elite of {self.elite}")
+            raise ValueError(f"pool_size must be at least 2 and at least elite = {self.elite}")
         if self.search is not None:
             _checks.integer("search", self.search)
         _checks.integer("race", self.race)
@@ -153,22 +154,22 @@ class PromptSearch(ABC):
 
     @property
     def shares_memory(self) -> bool:
-        """Yes: what was observed is the search."""
+        """Yes: the observations are the run's."""
         return True
 
     def init(self) -> State:
-        """Return the uniform alpha, or what was begun with, and an empty memory."""
-        return State(alpha=self.project(begun(self.shape, self.start, self._space.mask)))
+        """Return the uniform alpha or the warm start, with an empty memory."""
+        return State(alpha=self.project(warm_start(self.shape, self.start, self._space.mask)))
 
     def check(self, state: State) -> None:
-        """Refuse an alpha without logarithms, and a malformed memory."""
+        """Raise for an alpha without logarithms, or a malformed memory."""
         self._alpha_of(state)
         self._observed(state)
         self._values(state)
         self._progress(state)
 
     def wanted(self, state: State) -> int:
-        """Return I; in a race, as many as still run, and the reference."""
+        """Return I; in a race, the number of prompts left, including the reference."""
         if not self._racing(state):
             return self.num_samples
         return len(self._racers(state, self._observed(state)))
@@ -176,7 +177,7 @@ class PromptSearch(ABC):
     def ask(
         self, state: State, rng: np.random.Generator, num_samples: int | None = None
     ) -> Candidates:
-        """Return known prompts to be scored again, then new ones; in a race, those that run."""
+        """Return known prompts to re-evaluate, then new ones; in a race, the prompts left."""
         alpha = self._alpha_of(state)
         count = _checks.count(num_samples, default=self.wanted(state))
         observed = self._observed(state)
@@ -189,33 +190,35 @@ class PromptSearch(ABC):
         return Candidates(prompts=indices, probabilities=alpha / alpha.sum(axis=1, keepdims=True))
 
     def tell(self, state: State, candidates: Candidates, losses: ArrayLike | ClassLosses) -> State:
-        """Add what the prompts did to what was observed, and judge all prompts."""
-        told = self._told(candidates, losses)
-        observed = self._observed(state).with_batch(candidates.prompts, told)
-        evaluator, values = updated(observed, self._features, self._grid, self._values(state))
-        known = Known(evaluator, evaluator.judged())
-        leader = self._leader(known)
-        # The incumbent so far has row 0, but for the first ask.
-        worth = known.judged.value
-        moved = not state.memory or worth[0] - worth[leader] > BETTER
+        """Add the losses to the observations, and update the posterior and the incumbent."""
+        observed_losses = self._as_losses(candidates, losses)
+        observed = self._observed(state).with_batch(candidates.prompts, observed_losses)
+        evaluator, variances = updated(observed, self._features, self._grid, self._values(state))
+        known = Known(evaluator, evaluator.estimates())
+        incumbent = self._incumbent(known)
+        # The last incumbent is row 0, except after the first ask.
+        values = known.estimates.value
+        moved = not state.memory or values[0] - values[incumbent] > BETTER
         progress = self._further(state, moved=bool(moved))
-        kept = self._kept(known, leader)
+        kept = self._kept(known, incumbent)
         memory = {
-            **evaluator.observed.remembering(kept, LOOKS * self.pool_size).memory(),
-            "hyperparameters": np.array(values),
+            **evaluator.observed.remembering(
+                kept, EVALUATIONS_PER_PROMPT * self.pool_size
+            ).memory(),
+            "hyperparameters": np.array(variances),
             "progress": progress,
         }
-        alpha = self._alpha(known, int(progress[_TOLD]))
+        alpha = self._alpha(known, int(progress[_ASKS]))
         return State(alpha=self.project(alpha), memory=memory)
 
     def project(self, alpha: ArrayLike) -> NDArray[np.float32]:
-        """Project each row on the simplex above what smoothing leaves to an unseen candidate."""
+        """Project each row on the simplex, above the smoothed probability of an unseen one."""
         checked = _checks.matrix("alpha", alpha, shape=self.shape)
         floor = float(np.float32(1.0 / self.vocab_size / (DRAWS + 1)))
         return nearest_probabilities(checked, floor=floor, mask=self._space.mask)
 
     def prompt(self, state: State) -> NDArray[np.int64]:
-        """Return the incumbent; before any loss, a random prompt."""
+        """Return the incumbent; before any losses, a random prompt."""
         prompts = self._observed(state).prompts
         return prompts[0].copy() if len(prompts) else argmax_prompt(state.alpha, self.seed)
 
@@ -226,37 +229,37 @@ class PromptSearch(ABC):
         return observed.biases[0].copy() if known else None
 
     def plain_bias(self, state: State) -> NDArray[np.float64] | None:
-        """Return no prompt's best label bias, shape (C,); None where it was never asked about."""
+        """Return the best label bias of "no prompt", shape (C,); None if it was not evaluated."""
         observed = self._observed(state)
         row = observed.row(self._space.reference)
         return None if row is None or self._grid is None else observed.biases[row].copy()
 
     def finished(self, state: State) -> bool:
         """Return whether the race is over."""
-        told, _, began = self._progress(state)
-        return bool(began >= 0 and told - began >= self.race)
+        asks, _, race_start = self._progress(state)
+        return bool(race_start >= 0 and asks - race_start >= self.race)
 
     def search_on(self, state: State) -> State:
-        """Return the state with a race called off, so that new prompts are made again."""
+        """Return the state without its race, so that the search proposes new prompts again."""
         if not self._racing(state):
             return state
-        told = self._progress(state)[_TOLD]
-        return state.evolve(memory={**state.memory, "progress": np.array([told, told, -1.0])})
+        asks = self._progress(state)[_ASKS]
+        return state.evolve(memory={**state.memory, "progress": np.array([asks, asks, -1.0])})
 
-    # What methods add
+    # Hooks of the methods
 
     @abstractmethod
     def _new(self, known: Known, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
         """Return prompts to try, shape (count, n)."""
 
     def _next(self, known: Known, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
-        """Return known prompts to be looked at again, and new ones, shape (count, n)."""
-        again = known.prompts[self._again(known, count)]
+        """Return known prompts to re-evaluate and new ones, shape (count, n)."""
+        again = known.prompts[self._revisited(known, count)]
         return np.concatenate([again, self._new(known, count - len(again), rng)])
 
-    def _leader(self, known: Known) -> int:
+    def _incumbent(self, known: Known) -> int:
         """Return the row of the prompt to deploy."""
-        return known.evaluator.incumbent(known.judged)
+        return known.evaluator.incumbent(known.estimates)
 
     # Making prompts
 
@@ -265,9 +268,9 @@ class PromptSearch(ABC):
         return self._features.space
 
     def _first(self, state: State, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
-        """The first ask: no prompt, random prompts, what was begun with and its like."""
+        """The first ask: "no prompt", random prompts, the warm start and draws from it."""
         indices = self._random(count, rng)
-        if is_begun(state.alpha):
+        if is_warm_started(state.alpha):
             known = draw_prompts(state.alpha.astype(np.float64), (count + 1) // 2, rng)
             known[0] = argmax_prompt(state.alpha, self.seed)
             indices[-len(known) :] = self._space.compact(known)
@@ -276,7 +279,7 @@ class PromptSearch(ABC):
         return indices
 
     def _random(self, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
-        """Random prompts, with few tokens in repeated slots that have a blank."""
+        """Return random prompts, with few tokens in repeated slots that have a blank."""
         prompts = self._space.random(count, rng)
         for positions in self._space.groups():
             blank = self._space.blanks[positions[0]]
@@ -287,7 +290,7 @@ class PromptSearch(ABC):
         return self._space.compact(prompts)
 
     def _distinct(self, prompts: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
-        """The same with random prompts instead of repetitions, which would tell nothing."""
+        """Return the prompts with repetitions, which add no information, replaced at random."""
         for _ in range(_REDRAWS):
             first = np.unique(prompts, axis=0, return_index=True)[1]
             repeated = np.setdiff1d(np.arange(len(prompts)), first)
@@ -297,39 +300,39 @@ class PromptSearch(ABC):
         return prompts
 
     def _lengths(self, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
-        """Numbers of tokens that new prompts have at most: 1, and more with falling chances."""
+        """Return the largest number of tokens of each new prompt, geometrically distributed."""
         return np.minimum(rng.geometric(1.0 / LENGTH, size=count), self.prompt_len)
 
-    def _again(self, known: Known, count: int) -> NDArray[np.int64]:
-        """Rows to be looked at again: the reference, leaders, then challengers."""
-        wanted = min(max(2, round(AGAIN * count)), count - 1) if count > 1 else count
+    def _revisited(self, known: Known, count: int) -> NDArray[np.int64]:
+        """Rows to re-evaluate: the reference, the best prompts, then the challengers."""
+        wanted = min(max(2, round(REVISITED * count)), count - 1) if count > 1 else count
         number = min(wanted, len(known.prompts))
         reference = known.evaluator.reference
         first = [] if reference is None else [reference]
         others = [row for row in range(len(known.prompts)) if row not in first]
-        leaders = others[: (number - len(first) + 1) // 2]
-        rest = np.array(others[len(leaders) :], dtype=np.int64)
-        by_hope = rest[np.argsort(known.judged.optimistic[rest], kind="stable")]
-        rows = [*first, *leaders, *by_hope.tolist()]
+        best = others[: (number - len(first) + 1) // 2]
+        rest = np.array(others[len(best) :], dtype=np.int64)
+        challengers = rest[np.argsort(known.estimates.optimistic[rest], kind="stable")]
+        rows = [*first, *best, *challengers.tolist()]
         return np.array(rows[:number], dtype=np.int64)
 
-    # What is known
+    # Memory
 
     def _known(self, state: State) -> Known:
         evaluator = Evaluator.of(
             self._observed(state), self._features, self._grid, self._values(state)
         )
-        return Known(evaluator, evaluator.judged())
+        return Known(evaluator, evaluator.estimates())
 
-    def _kept(self, known: Known, leader: int) -> NDArray[np.int64]:
-        """Rows of what is to be remembered: the incumbent, then by pessimistic value."""
-        order = np.argsort(known.judged.pessimistic, kind="stable")
-        first = np.array([leader], dtype=np.int64)
-        ranked: NDArray[np.int64] = np.concatenate([first, order[order != leader]])
+    def _kept(self, known: Known, incumbent: int) -> NDArray[np.int64]:
+        """Rows to remember: the incumbent, then by pessimistic value."""
+        order = np.argsort(known.estimates.pessimistic, kind="stable")
+        first = np.array([incumbent], dtype=np.int64)
+        ranked: NDArray[np.int64] = np.concatenate([first, order[order != incumbent]])
         if len(ranked) <= self.pool_size:
             return ranked
-        # The elite and the reference stay; of others, those that were met last. By their losses
-        # would not do: of a poor candidate, prompts with lucky losses would be left.
+        # The elite and the reference stay, then the most recently evaluated. Ranking by loss would
+        # keep only the lucky losses of a poor candidate.
         reference = known.evaluator.reference
         stays = np.zeros(len(ranked), dtype=bool)
         stays[ranked[: self.elite - (self.elite == self.pool_size)]] = True
@@ -340,26 +343,28 @@ class PromptSearch(ABC):
         remembered: NDArray[np.int64] = ranked[np.isin(ranked, kept)]
         return remembered
 
-    def _alpha(self, known: Known, told: int) -> NDArray[np.float64]:
+    def _alpha(self, known: Known, asks: int) -> NDArray[np.float64]:
         """Return alpha, shape (n, N)."""
-        rng = stream(stream_seed(self.seed, "alpha", told))
+        rng = stream(stream_seed(self.seed, "alpha", asks))
         best = self._lowest(known, DRAWS, rng)
         frequency = (best[:, :, None] == np.arange(self.vocab_size)).sum(axis=0)
         alpha: NDArray[np.float64] = (frequency + self._space.uniform) / (DRAWS + 1)
         return alpha
 
     def _lowest(self, known: Known, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
-        """The best prompts of draws from the posterior, shape (count, n)."""
+        """Return the minima of posterior draws, shape (count, n)."""
         draws = Draws.of(known.evaluator, count, rng)
         return draws.lowest(known.prompts[:1], self._lengths(count, rng), rng)
 
     def _observed(self, state: State) -> Observations:
         points, classes = (1, 1) if self._grid is None else self._grid.biases.shape
         observed = Observations.remembered(state.memory, self._space, classes, points)
-        # It may come from a client, and what it costs to judge grows faster than what it holds.
+        # The memory may come from a client, and the cost of a posterior grows faster than its size.
         size = self.pool_size
-        if len(observed.prompts) > size or len(observed.rows) > LOOKS * size:
-            raise ValueError(f"a memory holds {size} prompts and {LOOKS * size} losses at most")
+        if len(observed.prompts) > size or len(observed.rows) > EVALUATIONS_PER_PROMPT * size:
+            raise ValueError(
+                f"a memory holds {size} prompts and {EVALUATIONS_PER_PROMPT * size} losses at most"
+            )
         return observed
 
     def _values(self, state: State) -> Hyperparameters:
@@ -373,7 +378,7 @@ class PromptSearch(ABC):
     def _alpha_of(self, state: State) -> NDArray[np.float64]:
         return _checks.positive_alpha(state.alpha, shape=self.shape, mask=self._space.mask)
 
-    def _told(self, candidates: Candidates, losses: ArrayLike | ClassLosses) -> ClassLosses:
+    def _as_losses(self, candidates: Candidates, losses: ArrayLike | ClassLosses) -> ClassLosses:
         if isinstance(losses, ClassLosses):
             if len(losses.means) != len(candidates.prompts):
                 raise ValueError(
@@ -387,35 +392,37 @@ class PromptSearch(ABC):
     # The race
 
     def _progress(self, state: State) -> NDArray[np.float64]:
-        """Asks told; of these when another incumbent came; when the race began, -1 before that."""
+        """Asks so far; the ask of the last incumbent change; the race's first ask, or -1."""
         progress: Any = state.memory.get("progress")
         if progress is None:
             return np.array([0.0, 0.0, -1.0])
-        if progress.shape != (3,) or np.isnan(progress).any() or progress[_TOLD] < 0:
+        if progress.shape != (3,) or np.isnan(progress).any() or progress[_ASKS] < 0:
             raise ValueError("progress must be three numbers")
         return np.array(progress, dtype=np.float64)
 
     def _further(self, state: State, *, moved: bool) -> NDArray[np.float64]:
-        """The progress with one ask more, after which there may be a better incumbent."""
+        """Return the progress after one more ask; `moved` says that the incumbent changed."""
         progress = self._progress(state)
-        progress[_TOLD] += 1
+        progress[_ASKS] += 1
         if moved:
-            progress[_MOVED] = progress[_TOLD]
-        enough = self.search is not None and progress[_TOLD] >= self.search
-        still = self.patience is not None and progress[_TOLD] - progress[_MOVED] >= self.patience
-        if progress[_RACE] < 0 and (enough or still):
-            progress[_RACE] = progress[_TOLD]
+            progress[_LAST_MOVE] = progress[_ASKS]
+        exhausted = self.search is not None and progress[_ASKS] >= self.search
+        stalled = (
+            self.patience is not None and progress[_ASKS] - progress[_LAST_MOVE] >= self.patience
+        )
+        if progress[_RACE_START] < 0 and (exhausted or stalled):
+            progress[_RACE_START] = progress[_ASKS]
         return progress
 
     def _racing(self, state: State) -> bool:
-        return bool(self._progress(state)[_RACE] >= 0)
+        return bool(self._progress(state)[_RACE_START] >= 0)
 
     def _racers(self, state: State, observed: Observations) -> NDArray[np.int64]:
-        """The prompts that still run: half as many in each of log2(RACERS) equal stages."""
-        told, _, began = self._progress(state)
+        """The prompts left in the race: half as many in each of log2(RACERS) equal stages."""
+        asks, _, race_start = self._progress(state)
         entered = min(RACERS, self.num_samples)
         stages = max(1, math.ceil(math.log2(entered)))
-        stage = int((told - began) * stages / self.race) if self.race else 0
+        stage = int((asks - race_start) * stages / self.race) if self.race else 0
         running = max(2, entered >> min(stage, stages - 1))
         rows = list(range(min(running, len(observed.prompts))))
         reference = observed.row(self._space.reference)

@@ -1,4 +1,4 @@
-"""Which clients take part in a round."""
+"""Selection of the clients of a round."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SELECTIONS = ("proportional", "uniform")
 def select(
     available: Mapping[int, int], count: int, *, rng: np.random.Generator, kind: str = "uniform"
 ) -> list[int]:
-    """Choose clients. Who arrived first does not matter: only the indices do.
+    """Choose clients. The result depends on the indices, not on the order of arrival.
 
     Args:
         available: Examples held, by enrolment index.
@@ -31,12 +31,12 @@ def select(
     _checks.integer("count", count, minimum=1)
     _checks.choice("selection", kind, SELECTIONS)
     clients = sorted(available)
-    # Both draws use nothing but `random`: NumPy may change `choice` between versions.
+    # Both kinds use only `random`: NumPy may change `choice` between versions.
     if kind == "uniform":
         if count > len(clients):
             raise ValueError(f"cannot select {count} of {len(clients)} clients")
         drawn = rng.random(len(clients))
-        # Only the smallest are sorted: of many clients few are chosen. Equal ones as they stand.
+        # Only the smallest draws are sorted, as few of many clients are chosen. Ties are stable.
         least = np.flatnonzero(drawn <= np.partition(drawn, count - 1)[count - 1])
         order = least[np.argsort(drawn[least], kind="stable")]
         return [clients[k] for k in order[:count]]

@@ -18,11 +18,11 @@ SERVER_OPTIMIZERS = ("adamw", "none")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptimizer:
-    """How the server moves alpha towards the clients' mean.
+    """The server's update of alpha from the clients' mean.
 
     Attributes:
-        name: "none" takes the mean as it is; "adamw" takes an AdamW step with the
-            pseudo-gradient alpha - mean(alpha_k) (FedAdam).
+        name: "none" returns the mean; "adamw" takes an AdamW step with the pseudo-gradient
+            alpha - mean(alpha_k) (FedAdam).
         learning_rate: AdamW's.
         weight_decay: AdamW's.
     """
@@ -42,9 +42,9 @@ class ServerOptimizer:
         """Return the server's next alpha and memory; the caller projects alpha afterwards.
 
         Args:
-            alpha: What the round started from, shape (n, N).
+            alpha: The round's initial alpha, shape (n, N).
             mean_alpha: The clients' aggregate, shape (n, N).
-            memory: The server's own, empty at the start; not a method's.
+            memory: The optimiser's, empty at the start; not the method's.
         """
         if alpha.shape != mean_alpha.shape:
             raise ValueError(f"alpha has shape {alpha.shape}, the mean {mean_alpha.shape}")

@@ -1,4 +1,4 @@
-"""The Euclidean projection on the probability simplex, and on what lies under it."""
+"""Euclidean projections on the probability simplex, and on rows that sum to at most 1."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 __all__ = ["project_to_simplex"]
 
-# Each entry of a float32 row carries at most 2**-24 of itself in rounding; a sum of 1 at most 6e-8.
+# A float32 entry has a relative rounding error of at most 2**-24; a sum of 1, at most 6e-8.
 _ROUNDING = 1e-6
 
 
@@ -17,8 +17,8 @@ def project_to_simplex(rows: ArrayLike, *, floor: float = 0.0) -> NDArray[np.flo
     """Return the nearest rows that sum to 1 with every entry at least `floor`.
 
     Sort-based and exact (Duchi et al. 2008, figure 1): the projection subtracts one threshold
-    from a row and cuts at zero. Rows that sum below 1 are lifted the same way. A floor shifts
-    the simplex and shrinks its mass to 1 - N floor.
+    from a row and clips at zero. Rows that sum below 1 are raised the same way. A floor shifts
+    the simplex and reduces its mass to 1 - N floor.
 
     Args:
         rows: Shape (..., N), finite.
@@ -31,7 +31,7 @@ def project_to_simplex(rows: ArrayLike, *, floor: float = 0.0) -> NDArray[np.flo
     if not 0.0 <= floor < 1.0 / size:
         raise ValueError(f"floor must lie in [0, 1/{size}), not {floor!r}")
     mass = 1.0 - size * floor
-    # Adding a constant to a row does not move its projection; this one keeps the sums small.
+    # A constant added to a row does not change its projection; this one keeps the sums small.
     values = values - values.max(axis=-1, keepdims=True)
     descending = np.flip(np.sort(values, axis=-1), axis=-1)
     excess = np.cumsum(descending, axis=-1) - mass
@@ -44,15 +44,15 @@ def project_to_simplex(rows: ArrayLike, *, floor: float = 0.0) -> NDArray[np.flo
 def nearest_probabilities(
     alpha: NDArray[np.float64], *, floor: float, mask: NDArray[np.bool_] | None = None
 ) -> NDArray[np.float32]:
-    """Return `alpha` projected in float32; one that is there already, bit for bit.
+    """Return `alpha` projected in float32; a feasible one is returned bit for bit.
 
-    Float32 rows miss a sum of 1 by rounding, so projecting twice would stir their last bits and
+    Float32 rows sum to 1 only up to rounding. A second projection would change their last bits and
     with them `alpha_sha256`.
 
     Args:
         alpha: Shape (n, N).
         floor: The least probability of a candidate.
-        mask: Which candidates there are, shape (n, N); the others have probability 0. All by
+        mask: Which candidates exist, shape (n, N); the others have probability 0. All by
             default.
     """
     if mask is None or mask.all():
@@ -69,9 +69,9 @@ def nearest_capped(
 ) -> NDArray[np.float32]:
     """Return the nearest rows with entries in [floor, 1] that sum to at most 1, in float32.
 
-    A row whose entries, cut to [floor, 1], sum to at most 1 becomes just that. Any other meets
-    the bound on its sum, and its projection is the one on the simplex. What is feasible already,
-    to float32, comes back bit for bit. `mask` as for `nearest_probabilities`.
+    A row whose clipped entries sum to at most 1 is only clipped. Any other row is at the bound on
+    its sum, so its projection is that on the simplex. Rows that are feasible up to float32 rounding
+    are returned bit for bit. `mask` is as in `nearest_probabilities`.
     """
     if mask is not None and not mask.all():
         return _masked(alpha, mask, lambda row: nearest_capped(row, floor=floor))
@@ -86,7 +86,7 @@ def _masked(
     mask: NDArray[np.bool_],
     project: Callable[[NDArray[np.float64]], NDArray[np.floating]],
 ) -> NDArray[np.float32]:
-    """Each row projected over the entries that exist, with 0 elsewhere."""
+    """Project each row over the candidates that exist; the rest is 0."""
     result = np.zeros(alpha.shape, dtype=np.float32)
     for row, exists, values in zip(result, mask, alpha, strict=True):
         row[exists] = project(values[None, exists])[0]

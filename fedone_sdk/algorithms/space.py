@@ -1,4 +1,4 @@
-"""Which candidates each position of a prompt has."""
+"""The space of prompts: which candidates each position has."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from numpy.typing import NDArray
 __all__ = ["Space"]
 
 
-# No slots: the mask is kept with the space.
+# No slots: cached_property needs a __dict__.
 @dataclass(frozen=True, kw_only=True)
 class Space:
-    """The prompts that a search may try: one candidate for each position.
+    """The prompts of a search: one candidate per position.
 
     A prompt is n indices, one per position; index j of position i is candidate j of that position's
-    slot. Positions of one slot are neighbours and share its candidates: the paper's prompt is a
-    single slot repeated n times. Arrays of shape (n, N) are as wide as the largest slot, and hold 0
+    slot. Positions of one slot are adjacent and share its candidates: the paper's prompt is a
+    single slot repeated n times. Arrays of shape (n, N) are as wide as the largest slot, and are 0
     where a position has no such candidate (`mask`).
 
     Attributes:
         sizes: Candidates of each position, at least 1 each, shape (n,).
         blanks: For each position the index of its blank candidate (no text), or None.
-        slots: For each position the number of its slot, from 0 and rising.
-        width: N where it is more than the largest slot has: candidates may come in later.
+        slots: For each position the number of its slot, from 0 and ascending.
+        width: N, if it exceeds the largest slot's size, to leave room for new candidates.
     """
 
     sizes: tuple[int, ...]
@@ -35,7 +35,7 @@ class Space:
     width: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse positions that do not fit each other."""
+        """Raise unless the positions are consistent."""
         if not self.sizes or not len(self.sizes) == len(self.blanks) == len(self.slots):
             raise ValueError("a space needs sizes, blanks and slots of the same positions")
         if min(self.sizes) < 1 or max(self.sizes) < 2:
@@ -59,10 +59,10 @@ class Space:
 
     @classmethod
     def of(cls, slots: Sequence[tuple[int, int, int | None]], width: int | None = None) -> Space:
-        """Return the space of some slots.
+        """Return the space of several slots.
 
         Args:
-            slots: Of each slot how often it is repeated, its number of candidates, and the index of
+            slots: Per slot, its number of positions, its number of candidates, and the index of
                 its blank candidate.
             width: N; None for the candidates of the largest slot.
         """
@@ -106,9 +106,9 @@ class Space:
         return uniform
 
     def admitted(self, alpha: NDArray[np.float32]) -> NDArray[np.float64]:
-        """Return an alpha of fewer candidates with weights for those that are new, shape (n, N).
+        """Return alpha extended by weights for new candidates, shape (n, N).
 
-        A new candidate gets the mean weight of the others of its position.
+        A new candidate gets the mean weight of the others at its position.
         """
         weights = alpha.astype(np.float64)
         known = weights > 0.0
@@ -117,7 +117,7 @@ class Space:
 
     @property
     def reference(self) -> NDArray[np.int64] | None:
-        """The prompt that is blank wherever it can be, or candidate 0; shape (n,).
+        """The prompt with every optional position blank and candidate 0 elsewhere, shape (n,).
 
         None where no position has a blank.
         """
@@ -139,9 +139,9 @@ class Space:
         return rng.integers(np.array(self.sizes), size=(count, self.prompt_len))
 
     def compact(self, prompts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the same texts with the blanks of each slot at its end, shape (P, n).
+        """Return the prompts with the blanks of each slot moved to its end, shape (P, n).
 
-        Equal texts of repeated slots are equal prompts then.
+        The texts do not change, and equal texts of repeated slots become equal prompts.
         """
         result = prompts.copy()
         for positions in self.groups():

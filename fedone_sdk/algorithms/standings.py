@@ -1,4 +1,4 @@
-"""What the losses that a search remembers say of single candidates."""
+"""Mean losses of single candidates, from the losses that a search remembers."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Standings(NamedTuple):
     """Mean losses of the candidates of one position.
 
     Attributes:
-        examples: Example calls behind each, float64, shape (N_i,); 0 where a candidate was not
-            tried.
-        losses: Mean loss at the label bias that suits the candidate best, classes counting alike;
-            shape (N_i,), NaN where it was not tried.
+        examples: Example calls per candidate, float64, shape (N_i,); 0 for a candidate that was
+            not evaluated.
+        losses: Mean loss at the candidate's best label bias, with equal class weights; shape
+            (N_i,), NaN for a candidate that was not evaluated.
         by_class: The same of each class alone, shape (N_i, C).
     """
 
@@ -29,10 +29,10 @@ class Standings(NamedTuple):
 
 
 def standings(memory: Memory, position: int, size: int) -> Standings:
-    """Return what is known of the candidates of a position, whatever stood at the others.
+    """Return the standings of one position's candidates, over all other positions.
 
     Args:
-        memory: What a method that keeps a pool of prompts remembers.
+        memory: The memory of a method that keeps a pool of prompts.
         position: Which position.
         size: Its candidates, N_i.
     """

@@ -1,4 +1,4 @@
-"""What a search begins with: a known prompt, or what an earlier run came to."""
+"""The warm start of a search: a known prompt, or the result of an earlier run."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Start", "begun", "is_begun"]
+__all__ = ["Start", "is_warm_started", "warm_start"]
 
 Start = Sequence[Sequence[tuple[int, float]]]
-"""For each position, tokens and their shares of its probability."""
+"""For each position, tokens and their share of the probability."""
 
 
-def begun(
+def warm_start(
     shape: tuple[int, int], start: Start | None, mask: NDArray[np.bool_] | None = None
 ) -> NDArray[np.float64]:
-    """Return probabilities that begin with known shares, shape (n, N).
+    """Return initial probabilities with the given shares, shape (n, N).
 
-    What a position's shares leave over goes to all tokens alike; without any it is uniform.
+    The rest of a position's probability is uniform over all tokens.
 
     Args:
         shape: Positions and tokens, (n, N).
-        start: Of each position; None for none.
-        mask: Which candidates there are, shape (n, N); all by default.
+        start: Shares of each position; None for none.
+        mask: Which candidates exist, shape (n, N); all by default.
 
     Raises:
-        ValueError: It has other positions or tokens, or shares that are none.
+        ValueError: The positions, tokens or shares of `start` are invalid.
     """
     rows, _ = shape
     mask = np.ones(shape, dtype=bool) if mask is None else mask
@@ -51,7 +51,7 @@ def begun(
     return probabilities
 
 
-def is_begun(alpha: NDArray[np.float32]) -> bool:
-    """Whether an alpha that nothing was learnt for yet began with something."""
+def is_warm_started(alpha: NDArray[np.float32]) -> bool:
+    """Whether an untrained alpha has a warm start."""
     there = np.where(alpha > 0.0, alpha, np.nan)
     return bool((np.nanmax(there, axis=1) > np.nanmin(there, axis=1)).any())

@@ -1,4 +1,4 @@
-"""What a method knows between two steps: immutable, and saved bit for bit."""
+"""A method's state between two steps: immutable, with an exact binary form."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class State:
 
     Attributes:
         alpha: Shape (n, N), C-order little-endian float32, finite.
-        memory: What the method remembers beside `alpha` (optimiser moments, a pool of prompts):
+        memory: The method's other state (optimiser moments, a pool of prompts):
             float32, float64 or int64 arrays by name; empty for plain SGD.
     """
 
@@ -58,7 +58,7 @@ class State:
         """Return a copy with some fields replaced."""
         return replace(self, **changes)
 
-    # A mapping proxy does not pickle; our own bytes do, so states can cross processes.
+    # A mapping proxy does not pickle; these bytes let states cross processes.
     def __reduce__(self) -> tuple[Callable[[bytes], State], tuple[bytes]]:
         """Pickle as the bytes of `dump_state`."""
         return load_state, (dump_state(self),)
@@ -70,7 +70,7 @@ def alpha_sha256(alpha: ArrayLike) -> str:
 
 
 def dump_state(state: State) -> bytes:
-    """Return the state as bytes that `load_state` turns back bit for bit; equal states agree."""
+    """Return the state as bytes, which `load_state` restores bit for bit; equal states agree."""
     return _pack({_ALPHA: state.alpha, **_prefixed(state.memory)})
 
 
@@ -78,7 +78,7 @@ def load_state(data: bytes) -> State:
     """Return the state that `dump_state` wrote.
 
     Raises:
-        ValueError: If these are not the bytes of a state.
+        ValueError: `data` is not a saved state.
     """
     arrays = _unpack(data, what="state")
     if _ALPHA not in arrays or arrays[_ALPHA].dtype != np.dtype("<f4"):
@@ -96,13 +96,13 @@ def load_memory(data: bytes) -> Memory:
     """Return the memory that `dump_memory` wrote.
 
     Raises:
-        ValueError: If these are not the bytes of a memory.
+        ValueError: `data` is not a saved memory.
     """
     return _own_memory(_unprefixed(_unpack(data, what="memory"), what="memory"))
 
 
 def _own(value: ArrayLike, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return a read-only C-order copy: what the caller still holds cannot change a state."""
+    """Return a read-only C-order copy, so that the caller's array cannot change a state."""
     try:
         result = np.array(value, dtype=dtype, order="C", copy=True)
     except (TypeError, ValueError) as exc:
@@ -136,7 +136,7 @@ def _pack(arrays: dict[str, NDArray[Any]]) -> bytes:
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)  # type: ignore[arg-type]  # the stub mistakes ** for allow_pickle
     payload = buffer.getvalue()
-    # zip guards its members but not its directory: a flipped bit there can lose an array.
+    # zip checksums its members but not its directory: a flipped bit there can lose an array.
     return hashlib.sha256(payload).digest() + payload
 
 
@@ -147,9 +147,9 @@ def _unpack(data: bytes, *, what: str) -> dict[str, NDArray[Any]]:
     try:
         with zipfile.ZipFile(io.BytesIO(payload)) as members:
             if any(each.compress_type != zipfile.ZIP_STORED for each in members.infolist()):
-                raise ValueError("compressed arrays could unpack to anything")
+                raise ValueError("compressed arrays are refused: their size is unbounded")
         with np.load(io.BytesIO(payload), allow_pickle=False) as archive:
             return {key: archive[key] for key in archive.files}
-    # zipfile and NumPy's header parser answer damaged bytes with a dozen exception types.
+    # zipfile and NumPy's header parser raise a dozen exception types for damaged bytes.
     except Exception as exc:
         raise ValueError(f"not a saved {what}") from exc

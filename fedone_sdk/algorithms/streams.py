@@ -1,4 +1,4 @@
-"""Every random draw of a run, derived from its seed and never from the order of arrivals."""
+"""Random streams of a run, derived from its seed and never from the order of arrival."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def stream_seed(
 
     Args:
         run_seed: The run's seed, in [0, 2**64) like every number here.
-        purpose: What the draws are for ("prompts", "selection", ...).
+        purpose: The use of the draws ("prompts", "selection", ...).
         round_number: The round.
         client_index: The client's enrolment index.
         step: The local step.
@@ -40,8 +40,8 @@ def stream_seed(
         high, low = divmod(_checks.integer(name, value), _WORD)
         if high >= _WORD:
             raise ValueError(f"{name} must be below 2**64, not {value}")
-        # Two words each, always: SeedSequence joins words of numbers of any length, so that
-        # (2**32, 0) and (0, 1) would otherwise meet.
+        # Always two words: SeedSequence concatenates numbers of any length, so that (2**32, 0) and
+        # (0, 1) would otherwise collide.
         words += [low, high]
     state = np.random.SeedSequence(words).generate_state(1, np.uint64)
     return int(state[0]) >> 11

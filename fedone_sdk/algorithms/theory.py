@@ -1,4 +1,4 @@
-"""The query analysis of FedOne, formula by formula as it is printed.
+"""The query analysis of FedOne, formula by formula.
 
 Wang et al., "FedOne: Query-Efficient Federated Learning for Black-box Discrete Prompt Learning",
 ICML 2025 (arXiv:2506.14929). Equation numbers are the paper's.
@@ -6,8 +6,8 @@ ICML 2025 (arXiv:2506.14929). Equation numbers are the paper's.
 Symbols: n positions, N tokens, tau the temperature, nu the floor of alpha, G a bound on the loss,
 I prompts and B examples per step, E local steps, K* clients per round, T local steps in all,
 eta the learning rate, sigma_psi^2 the variance over examples (eq. 9) and sigma_alpha^2 that over
-prompts (eq. 22). "The algorithm" in the documentation says what follows from the formulas, and what
-they leave out.
+prompts (eq. 22). docs/explanation/algorithm.md discusses the consequences and the limits of these
+formulas.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def query_constants(
     c2 = 2 (E + 1) n (sigma_psi^2 + sigma_alpha^2) / eps^2
 
     Args:
-        epsilon: The mean squared gradient norm shall be at most its square (eq. 43).
+        epsilon: Target gradient norm; its square bounds the mean squared gradient norm (eq. 43).
         E: Local steps of a round.
         n: Positions of the prompt.
         G: Bound on the loss.
@@ -109,7 +109,7 @@ def queries_to_epsilon(*, c: float, c1: float, c2: float, clients_per_round: flo
 
 
 def optimal_clients_per_round(*, c1: float, c2: float) -> float:
-    """Return c2 / c1, the K* of fewest queries (proof of Corollary 3.6).
+    """Return c2 / c1, the K* with the fewest queries (proof of Corollary 3.6).
 
     With the constants of `query_constants` it is below (E + 1) / (E + 2), so below 1.
     """

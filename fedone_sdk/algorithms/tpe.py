@@ -1,4 +1,4 @@
-"""The Tree-structured Parzen Estimator of Optuna, the engine of MIPROv2: a peer to measure by."""
+"""The Tree-structured Parzen Estimator of Optuna, the engine of MIPROv2, for comparison."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["TPE"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TPE(PromptSearch):
-    """New prompts are what Optuna's TPE suggests, multivariate, with a category per candidate.
+    """New prompts are suggested by Optuna's multivariate TPE, with one category per candidate.
 
-    It needs the extra `optuna`. A trial is a prompt on a mini-batch, and its value the loss there
-    at the prompt's best bias so far. The level of a mini-batch is noise to TPE. Each ask builds the
-    study from what was observed, and seeds it from the generator.
+    Requires the extra `optuna`. A trial is a prompt on a mini-batch; its value is the loss there at
+    the prompt's best bias so far. TPE treats the level of a mini-batch as noise. Each ask builds a
+    study from the observations, and seeds it from the generator.
 
     With a race, `Evaluator` chooses the deployable prompt. Without one (`race` 0) this is plain
     TPE: the prompt with the least mean loss is deployed.
@@ -56,15 +56,15 @@ class TPE(PromptSearch):
         prompts = np.array([list(params.values()) for params in asked], dtype=np.int64)
         return self._space.compact(prompts)
 
-    def _leader(self, known: Known) -> int:
+    def _incumbent(self, known: Known) -> int:
         if self.race:
-            return super(TPE, self)._leader(known)
+            return super(TPE, self)._incumbent(known)
         rows = known.evaluator.observed.rows
         means = np.bincount(rows, self._losses(known)) / np.bincount(rows)
         return int(means.argmin())
 
     def _losses(self, known: Known) -> NDArray[np.float64]:
-        """The loss of each look at its prompt's bias, classes by their share, shape (E,)."""
+        """The loss of each evaluation at its prompt's bias, weighted by class share, shape (E,)."""
         observed, losses = known.evaluator.observed, known.evaluator.losses
         weights = observed.class_share * (observed.examples[observed.batches] > 0)
         values: NDArray[np.float64] = (weights * losses).sum(axis=1) / weights.sum(axis=1)
@@ -72,10 +72,10 @@ class TPE(PromptSearch):
 
 
 def _optuna() -> Any:
-    """Optuna, quiet.
+    """Import Optuna and reduce its logging to warnings.
 
     Raises:
-        ImportError: It is not installed.
+        ImportError: Optuna is not installed.
     """
     try:
         import optuna

@@ -1,4 +1,4 @@
-"""Parameters that clients train with the model's own gradients: white-box baselines."""
+"""Parameters that clients train with the model's gradients: the white-box baselines."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .streams import stream, stream_seed
 __all__ = ["LARGEST", "Trained"]
 
 LARGEST = 1e6
-"""No parameter of a model comes near it."""
+"""Bound on the absolute value of a parameter, far above any trained value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained(PlainMethod):
-    """A soft prompt whose numbers are averaged, and neither asked nor told here.
+    """A soft prompt that clients train and the server averages; there is no `ask` or `tell`.
 
     Attributes:
         rows: Rows of alpha.
@@ -48,7 +48,7 @@ class Trained(PlainMethod):
 
     @property
     def shares_memory(self) -> bool:
-        """No: there is none."""
+        """No: there is no memory."""
         return False
 
     def init(self) -> State:
@@ -57,16 +57,16 @@ class Trained(PlainMethod):
         return State(alpha=rng.normal(scale=self.init_std, size=self.shape).astype(np.float32))
 
     def check(self, state: State) -> None:
-        """Refuse another shape, and any memory."""
+        """Raise for another shape, or any memory."""
         _checks.matrix("alpha", state.alpha, shape=self.shape)
         if state.memory:
             raise ValueError("parameters that clients train have no memory")
 
     def project(self, alpha: ArrayLike) -> NDArray[np.float32]:
-        """Cut what no training leads to: one client could otherwise end it for all."""
+        """Clip the parameters, so that one client cannot make the average overflow."""
         checked = _checks.matrix("alpha", alpha, shape=self.shape)
         return np.clip(checked, -LARGEST, LARGEST).astype(np.float32)
 
     def prompt(self, state: State) -> NDArray[np.float32]:
-        """Return the parameters, row after row."""
+        """Return the parameters as one row."""
         return state.alpha.ravel()

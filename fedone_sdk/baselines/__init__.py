@@ -1,4 +1,4 @@
-"""White-box methods that the paper compares with: they need the model's weights (extra `torch`)."""
+"""White-box baselines of the paper; they need the model's weights (extra `torch`)."""
 
 from __future__ import annotations
 

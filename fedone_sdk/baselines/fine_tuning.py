@@ -1,4 +1,4 @@
-"""Fine-tuning: all weights of a copy of the model are trained, on data in one place."""
+"""Fine-tuning: training of all weights of a copy of the model, on data in one place."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ __all__ = ["FineTuned", "FineTuning"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FineTuned:
-    """A model of its own for a task.
+    """A model fine-tuned for a task.
 
     Attributes:
-        backend: Asks the trained weights, as any other model is asked. Whoever has it closes it.
-        losses: Per epoch the mean loss on the rows trained on, while they were trained on, nats.
-        held_out_losses: Per epoch the mean loss on the rows held out, after it, nats.
-        best_epoch: The one whose weights were kept, counted from 1.
+        backend: Scores with the trained weights. The caller closes it.
+        losses: Mean training loss of each epoch, nats.
+        held_out_losses: Mean loss on the held-out rows after each epoch, nats.
+        best_epoch: The epoch of the kept weights, from 1.
     """
 
     backend: TransformersBackend
@@ -42,15 +42,15 @@ class FineTuned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FineTuning:
-    """How to fine-tune: AdamW at one learning rate, until held-out rows gain nothing more.
+    """Fine-tuning by AdamW at a constant learning rate, with early stopping on held-out rows.
 
     Attributes:
         learning_rate: AdamW's.
         weight_decay: AdamW's.
         batch_size: Examples per step.
-        max_epochs: The most passes over the rows.
-        patience: Epochs in a row without a lower held-out loss, after which it ends.
-        held_out: The share of the rows of each label that is held out; at least one of each.
+        max_epochs: The largest number of epochs.
+        patience: Consecutive epochs without a lower held-out loss after which training ends.
+        held_out: The held-out share of the rows of each label; at least one row of each.
     """
 
     learning_rate: float = 5e-5
@@ -77,21 +77,21 @@ class FineTuning:
         prompt: str = "",
         seed: int = 0,
     ) -> FineTuned:
-        """Trains a copy of the backend's model, which stays as it is.
+        """Train a copy of the backend's model; the original does not change.
 
         Args:
             backend: The model, without wrappers around it.
             task: The task; its loss must be ``cross_entropy`` or ``hinge``.
             examples: The rows, at least two of each label that occurs.
-            prompt: The prompt's text, in training and to be asked with later.
-            seed: Of the rows held out, the order of the others, and dropout.
+            prompt: The prompt's text, for training and for later queries.
+            seed: Of the held-out rows, the order of the others, and dropout.
 
         Returns:
-            The model with the weights of the epoch whose held-out loss is lowest. On a CPU the
+            The model with the weights of the epoch with the lowest held-out loss. On a CPU the
             same seed gives the same weights.
 
         Raises:
-            BackendError: The model cannot be run, or training diverged.
+            BackendError: The model failed, or training diverged.
             DataError: An example does not fit the task, or a label has one row only.
             SpecError: The task's loss has no gradients.
         """
@@ -116,7 +116,7 @@ class FineTuning:
                     steps.append(len(batch) * await trainee.with_model(step))
                 losses.append(sum(steps) / len(kept))
                 measured = await predict(trainee, task, prompt, held_out, self.batch_size)
-                assert measured.mean_loss is not None  # There are rows held out.
+                assert measured.mean_loss is not None  # There are held-out rows.
                 held_out_losses.append(measured.mean_loss)
                 if best_epoch == 0 or held_out_losses[-1] < held_out_losses[best_epoch - 1]:
                     best_epoch, best = epoch, [weight.detach().clone() for weight in parameters]
@@ -141,7 +141,7 @@ class FineTuning:
         held_out: list[Example] = []
         for label, rows in sorted(by_label.items(), key=str):
             if len(rows) < 2:
-                raise DataError(f"label {label!r} has one row, and one is needed to hold out")
+                raise DataError(f"label {label!r} has one row; holding out takes at least two")
             order = rng.permutation(len(rows))
             border = min(max(1, round(self.held_out * len(rows))), len(rows) - 1)
             held_out += [rows[index] for index in order[:border]]
@@ -166,7 +166,7 @@ def _step(
     seed: int,
     model: TorchModel,
 ) -> float:
-    """One step with dropout, drawn by `seed`; the generators of others stay as they are."""
+    """Take one step with dropout seeded by `seed`; global generators keep their state."""
     torch = import_module("torch")
     device = model.module.device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -180,13 +180,13 @@ def _step(
 
 def _copy(model: TorchModel) -> TorchModel:
     copied = model.copy()
-    # In half precision small steps would be rounded away.
+    # Half precision would round small steps to 0.
     copied.module.float().requires_grad_(True)
     return copied
 
 
 def _put_back(weights: Sequence[Any], model: TorchModel) -> str:
-    """Gives the model its best weights, and a version that names them."""
+    """Restore the best weights, and return a version that identifies them."""
     torch = import_module("torch")
     digest = sha256()
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Soft prompts that clients train by gradients: prompt tuning and P-tuning v2."""
+"""Soft prompts that clients train by gradient descent: prompt tuning and P-tuning v2."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ __all__ = ["PTuningV2", "PromptTuning", "SoftPromptTrainer"]
 
 
 class SoftPromptTrainer(ABC):
-    """Trains a soft prompt, and nothing else of the model; a `fedone_sdk.client.Trainer`.
+    """Trains a soft prompt with frozen model weights; a `fedone_sdk.client.Trainer`.
 
-    It works on the backend's own copy of the weights, in its worker thread, step by step between
-    the queries that the backend answers. The gradients are those of the loss that asking would
-    give, without dropout, so that a training is the same however often it is done; nothing is
-    drawn at random. AdamW starts afresh with each call, as each visit to a client does.
+    It uses the backend's weights in the backend's worker thread, alternating with its queries. The
+    gradients are those of the loss of a query, without dropout. Training has no randomness, so
+    repetitions give the same result. AdamW's state is reset at each call, that is, at each visit to
+    a client.
 
     Attributes:
         method: The method's name.
-        kind: Where its soft prompt acts.
+        kind: The place of its soft prompt in the model.
 
     Args:
-        backend: The model, without wrappers around it.
+        backend: The model, without wrappers.
     """
 
     method: ClassVar[str]
@@ -60,20 +60,20 @@ class SoftPromptTrainer(ABC):
         batches: Sequence[Sequence[Example]],
         seed: int,
     ) -> tuple[NDArray[np.float32], tuple[float, ...]]:
-        """Trains the soft prompt, one step of AdamW per mini-batch.
+        """Train the soft prompt, one step of AdamW per mini-batch.
 
         Args:
             task: The task; its loss must be ``cross_entropy`` or ``hinge``.
             method: The method: learning rate, weight decay, patience.
-            parameters: Where to start, in the shape of the method's soft prompt.
+            parameters: Initial values, in the shape of the method's soft prompt.
             batches: The examples of each step.
-            seed: Not needed: see above.
+            seed: Unused, because training has no randomness.
 
         Returns:
-            The trained parameters, and for each step the mean loss before it, nats.
+            The trained parameters, and the mean loss before each step, nats.
 
         Raises:
-            BackendError: The model cannot be run, or training diverged.
+            BackendError: The model failed, or training diverged.
             DataError: An example does not fit the task.
             SpecError: The task, the method or its numbers do not fit this trainer or the model.
         """

@@ -1,4 +1,4 @@
-"""One step of gradient descent on a task's loss, as white-box methods take it."""
+"""One gradient step on a task's loss, for white-box methods."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _LOSSES = {"cross_entropy": "cross_entropy", "hinge": "multi_margin_loss"}
 
 
 def check_task(task: TaskSpec) -> None:
-    """Checks that the task's loss has gradients.
+    """Raise unless the task's loss has gradients.
 
     Raises:
-        SpecError: It has none.
+        SpecError: The loss has no gradients.
     """
     if task.loss not in _LOSSES:
         raise SpecError(
@@ -38,31 +38,31 @@ def train_step(
     prompt: str = "",
     vectors: Callable[[], Vectors | None] = lambda: None,
 ) -> float:
-    """Moves the optimiser's parameters once against the gradient of the mean loss.
+    """Update the optimiser's parameters with the gradient of the mean loss.
 
-    The loss is what asking the model would have given: `fedone_sdk.task.label_loss` of the label
-    words' log-probabilities over the whole vocabulary.
+    The loss is that of a query: `fedone_sdk.task.label_loss` of the label words' log-probabilities
+    over the whole vocabulary.
 
     Args:
         model: The model.
         task: The task.
-        examples: The mini-batch. More of them than the model takes rows at once are run in parts.
+        examples: The mini-batch, split into parts if it exceeds the model's batch limit.
         optimizer: torch's.
-        prompt: The prompt's text; empty beside vectors.
-        vectors: Makes the soft prompt of the parameters, anew for each part.
+        prompt: The prompt's text; empty if there are vectors.
+        vectors: Creates the soft prompt from the parameters, once per part.
 
     Returns:
         The mean loss before the step, nats.
 
     Raises:
-        BackendError: The model failed, or the loss is no finite number.
+        BackendError: The model failed, or the loss is not finite.
         DataError: An example does not fit the task.
         SpecError: The task's loss has no gradients.
     """
     check_task(task)
     functional = import_module("torch").nn.functional
     labels = model.label_ids(task.label_words, form_of(task))
-    # Label words of several tokens are a row each.
+    # Label words of several tokens take one row each.
     rows_per_example = 1 if max(map(len, labels)) == 1 else len(labels)
     size = max(1, model.max_batch // rows_per_example)
     optimizer.zero_grad()
@@ -78,6 +78,6 @@ def train_step(
         with model.failing_clearly():
             loss.backward()
     if not math.isfinite(total):
-        raise BackendError("training diverged: its loss is no finite number; lower learning_rate")
+        raise BackendError("training diverged: its loss is not finite; lower learning_rate")
     optimizer.step()
     return total

@@ -1,4 +1,4 @@
-"""From a run's method and model to who trains."""
+"""The trainer of a run's method and model."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["bare_model", "trainer_of"]
 
 
 def trainer_of(method: MethodSpec, backend: LLMBackend) -> SoftPromptTrainer | None:
-    """Who trains a method's soft prompt on a backend's weights; None for black-box methods.
+    """Return the trainer of a method's soft prompt; None for black-box methods.
 
     Raises:
-        SpecError: The backend's weights are not at hand.
+        SpecError: The backend does not have the model's weights.
     """
     if isinstance(method, PromptTuningSpec):
         return PromptTuning(bare_model(backend))
@@ -30,7 +30,7 @@ def trainer_of(method: MethodSpec, backend: LLMBackend) -> SoftPromptTrainer | N
 
 
 def bare_model(backend: LLMBackend) -> TransformersBackend:
-    """The model of the transformers library inside its wrappers.
+    """Return the transformers model inside its wrappers.
 
     Raises:
         SpecError: It is another kind of model.

@@ -1,6 +1,6 @@
-"""Where the candidates of a slot come from, and what stands in them.
+"""Candidates of a slot: their sources, and the placeholders in them.
 
-Pure functions: files are read, and models asked, by others.
+The functions here are pure: callers read files and query models.
 """
 
 from __future__ import annotations

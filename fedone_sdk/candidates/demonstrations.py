@@ -1,4 +1,4 @@
-"""Blocks of solved examples, written as the task's template writes its question."""
+"""Demonstrations: blocks of solved examples in the form of the task's template."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["demonstration_candidates"]
 _TRIES = 50
 
 _Pieces = list[tuple[str, str | None]]
-"""A template that was parsed: stretches of text, each with the name that follows it."""
+"""A parsed template: pieces of text, each with the name that follows it."""
 
 
 def demonstration_candidates(
@@ -32,37 +32,37 @@ def demonstration_candidates(
     seed: int = 0,
     max_chars: int = 300,
 ) -> tuple[str, ...]:
-    """Blocks of solved examples from public rows.
+    """Return blocks of solved examples from public rows.
 
-    A shot is what the task's template has behind ``{slot_name}`` (or ``{prompt}``), with the
-    example's texts in it, and the placeholder of its label word in the place of ``{mask}`` or at
-    the end. In a chat the messages that follow are part of it, each on a line of its own. Names of
-    other slots stay as placeholders too; see `fill`. A shot that has one line ends with a line
-    feed, in a block with longer shots each ends with a blank line.
+    A shot is the part of the task's template after ``{slot_name}`` (or ``{prompt}``), filled with
+    an example's texts; the placeholder of its label word replaces ``{mask}`` or is appended. In a
+    chat, the following messages are part of it, each on its own line. Names of other slots stay as
+    placeholders; see `fill`. A one-line shot ends with a line feed. In a block with longer shots,
+    each ends with a blank line.
 
-    Classes take turns within a block, in an order that is drawn; the second block of each two has
-    the reverse order. Rows that hold a placeholder themselves are not used.
+    Classes alternate within a block, in a drawn order; every second block has the reverse order.
+    Rows that contain a placeholder are skipped.
 
     Args:
-        task: Gives the template and the label values.
-        slot_name: The slot that the candidates are for.
+        task: Supplies the template and the label values.
+        slot_name: The slot of the candidates.
         examples: Public labelled rows.
-        slots: Names of the slots in the task's template; they are no columns.
-        shots: How many examples a block has; 0 is the blank candidate.
-        blocks: How many blocks are made for each number of shots; fewer where the rows do not give
-            as many different ones.
-        seed: Fixes which rows are drawn, ``0 <= seed < 2**53``. The blocks of one number of shots
-            do not depend on the others.
-        max_chars: Longer shots are used only where a class has not enough shorter ones.
+        slots: Names of the slots in the task's template, which are not columns.
+        shots: Examples per block; 0 is the blank candidate.
+        blocks: Blocks for each number of shots; fewer if there are not enough rows for that many
+            different blocks.
+        seed: Seeds the draw of rows, ``0 <= seed < 2**53``. The blocks of one number of shots do
+            not depend on the others.
+        max_chars: Longer shots are used only if a class has too few shorter ones.
 
     Returns:
-        Unique blocks of at most `MAX_CANDIDATE_CHARS`, the blank one first, then in the order of
+        Unique blocks of at most `MAX_CANDIDATE_CHARS`: the blank one, then in the order of
         `shots`.
 
     Raises:
-        SpecError: The template has no place for demonstrations, or a text field in front of it, or
+        SpecError: The template has no place for demonstrations, or has a text field before it, or
             the task has no labels.
-        DataError: A row cannot be used, a class has too few rows, or no block is short enough.
+        DataError: A row is invalid, a class has too few rows, or all blocks are too long.
     """
     if task.generates:
         raise SpecError(f"{slot_name}: loss {task.loss} has no label words for demonstrations")
@@ -77,7 +77,7 @@ def demonstration_candidates(
         )
     candidates = [""] if 0 in shots else []
     for count in filter(None, shots):
-        # A stream of its own for each number of shots.
+        # A separate stream for each number of shots.
         stream = SplitMix64((SplitMix64(seed).next_u64() + count) % 2**53)
         fitting = {
             label: _preferred(pool, -(-count // len(pools)), max_chars)
@@ -88,10 +88,10 @@ def demonstration_candidates(
 
 
 class _Form(NamedTuple):
-    """How a shot is written.
+    """The form of a shot.
 
     Attributes:
-        pieces: Text, and the name that follows it: a field, a slot, ``mask``.
+        pieces: Text and the name that follows it: a field, a slot, ``mask``.
         fields: The names that are columns of the data.
         slots: The names that are other slots.
     """
@@ -110,7 +110,7 @@ class _Form(NamedTuple):
             raise SpecError(f"task: has neither {{{slot_name}}} nor {{prompt}}")
         begin = next(i for i, (_, name) in enumerate(messages[at]) if name == mark) + 1
         rest = [messages[at][begin:], *messages[at + 1 :]]
-        # Also an answer without a beginning is on a line of its own.
+        # An answer without a prefix is on its own line too.
         rest = [*filter(_is_there, rest[:-1]), rest[-1]]
         pieces = [piece for message in rest for piece in [("\n", None), *message]][1:]
         no_fields = {None, mark, "prompt", "mask", *slots}
@@ -121,8 +121,8 @@ class _Form(NamedTuple):
         if missing or not fields:
             which = ", ".join(f"{{{name}}}" for name in sorted(filter(None, missing)))
             raise SpecError(
-                f"task: {which or 'a text field'} must stand behind {{{mark}}}, "
-                "where demonstrations are put"
+                f"task: {which or 'a text field'} must follow {{{mark}}}, "
+                "the place of the demonstrations"
             )
         return cls(pieces, fields, slots - {slot_name})
 
@@ -152,7 +152,7 @@ def _is_there(pieces: _Pieces) -> bool:
 
 
 def _pools(task: TaskSpec, form: _Form, examples: Iterable[Example]) -> dict[str, list[str]]:
-    """The different shots of each class, in the order of the rows."""
+    """The distinct shots of each class, in the order of the rows."""
     found: dict[str, dict[str, None]] = {label: {} for label in task.labels}
     reserved = [f"{{{name}}}" for name in form.slots]
     reserved += map(label_placeholder, task.labels)
@@ -179,13 +179,13 @@ def _problem(example: Example, field: str) -> str | None:
         return "is missing" if field not in example else f"is {type(value).__name__}, not text"
     try:
         value.encode()
-    except UnicodeEncodeError:  # JSON can spell it, no tokenizer can take it
+    except UnicodeEncodeError:  # JSON can contain one, tokenizers reject it
         return "has half of a surrogate pair; it must be valid Unicode text"
     return None
 
 
 def _preferred(pool: Sequence[str], need: int, max_chars: int) -> list[str]:
-    """The shots that are short enough, or else the shortest that are needed."""
+    """The shots of at most `max_chars`, or the shortest `need` of them."""
     short = [shot for shot in pool if len(shot) <= max_chars]
     return short if len(short) >= need else sorted(pool, key=len)[:need]
 
@@ -193,7 +193,7 @@ def _preferred(pool: Sequence[str], need: int, max_chars: int) -> list[str]:
 def _blocks(
     slot_name: str, pools: dict[str, list[str]], count: int, blocks: int, stream: SplitMix64
 ) -> list[str]:
-    """Different blocks of `count` shots, as many as `blocks` where the rows suffice."""
+    """Return different blocks of `count` shots: `blocks` of them, if the rows suffice."""
     found: dict[str, None] = {}
     shortest = 0
     decks = {label: _endless(pool, stream) for label, pool in pools.items()}
@@ -216,13 +216,13 @@ def _blocks(
 
 
 def _endless(pool: Sequence[str], stream: SplitMix64) -> Iterator[str]:
-    """All shots of a class in random order, again and again."""
+    """Yield all shots of a class in random order, repeatedly."""
     while True:
         yield from stream.shuffle(pool)
 
 
 def _drawn(decks: dict[str, Iterator[str]], labels: Sequence[str]) -> list[str]:
-    """The next shot of each label, no shot twice."""
+    """Return the next shot of each label, without repetitions."""
     drawn: list[str] = []
     for label in labels:
         drawn.append(next(shot for shot in decks[label] if shot not in drawn))

@@ -1,4 +1,4 @@
-"""Instructions that ship with the SDK, in the words of a task."""
+"""The instructions that ship with the SDK, filled from a task's description."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _WORDS = re.compile(r"\{(\w+)\}")
 def instruction_candidates(
     *, description: Description, labels: Iterable[str], size: int | None = None
 ) -> tuple[str, ...]:
-    """The instructions that ship with the SDK, filled with what a task is about.
+    """Return the shipped instructions, filled with a task's description.
 
-    Label words stand in them as placeholders, which `fill` replaces by the words that were chosen.
+    Label words are placeholders, which `fill` replaces by the chosen words.
 
     Args:
         description: What is classified, and by what.
-        labels: The label values in the task's order. Without any, instructions that list the
-            labels are left out.
-        size: Give no more than the first N, the blank included; null gives all.
+        labels: The label values in the task's order. If empty, instructions that list labels are
+            omitted.
+        size: The largest number of candidates, including the blank; None returns all.
 
     Returns:
-        The blank candidate, then unique instructions, those of different styles in turn. Each is
-        one line and ends with its line feed, so that text or demonstrations can follow it.
+        The blank candidate, then unique instructions with alternating styles. Each is one line
+        with its line feed, so that text or demonstrations can follow it.
     """
     placeholders = [label_placeholder(label) for label in labels]
     words = {
@@ -55,14 +55,14 @@ def instruction_candidates(
 
 @cache
 def _phrasings() -> tuple[str, ...]:
-    """All phrasings, the first of each style, then the second ..."""
+    """All phrasings: the first of each style, then the second ..."""
     styles = tomllib.loads(assets.path("instructions.toml").read_text(encoding="utf-8"))
     in_turn = chain.from_iterable(zip_longest(*styles.values()))
     return tuple(phrasing for phrasing in in_turn if phrasing is not None)
 
 
 def _listed(words: Sequence[str], conjunction: str) -> str:
-    """Words as a list in English: ``a, b or c``."""
+    """Return words as an English list: ``a, b or c``."""
     *others, last = words
     return f"{', '.join(others)} {conjunction} {last}" if others else last
 

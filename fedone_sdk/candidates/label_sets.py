@@ -57,13 +57,13 @@ PRESET_LABEL_SETS: dict[str, tuple[tuple[str, ...], ...]] = {
     "sentiment-3": _SENTIMENT_3,
     "topic": _TOPIC,
 }
-"""Sets that ship with the SDK, without leading spaces, by built-in task or by what is classified.
+"""Shipped label sets, without leading spaces, by built-in task or by what is classified.
 
-The words of a set are in the task's label order; ``sentiment`` begins with the worst, and ``topic``
+The words of a set are in the task's label order; ``sentiment`` starts with the worst, and ``topic``
 has the order of AG News.
 """
 
-# Each for one meaning of its words, so that words alone say which it is.
+# Words are unique per meaning, so that the words alone identify the set.
 _FAMILIES = (_SENTIMENT, _SENTIMENT_3, _NO_YES, _NLI, _TOPIC)
 
 _MAX_WORD_CHARS = 200
@@ -72,17 +72,17 @@ _MAX_WORD_CHARS = 200
 def label_candidates(
     task_labels: Mapping[str, str], sets: Iterable[LabelSet] = (), *, name: str | None = None
 ) -> tuple[str, ...]:
-    """The candidates of the slot ``labels``.
+    """Return the candidates of the slot ``labels``.
 
     Args:
         task_labels: The task's own label words, by label value.
-        sets: Other sets; their words are taken verbatim, so one for a raw template brings its
-            leading space along.
-        name: A key of `PRESET_LABEL_SETS`: where its sets come from if there are no others. Null
-            looks for the task's own words, see `shipped_label_sets`.
+        sets: Other sets; their words are used verbatim, with the leading space that a raw template
+            needs.
+        name: A key of `PRESET_LABEL_SETS`, used if `sets` is empty. None infers it from the task's
+            own words, see `shipped_label_sets`.
 
     Returns:
-        Each set as a JSON array of words in the task's label order, the task's own first, without
+        Each set as a JSON array of words in the task's label order: the task's own first, without
         duplicates.
 
     Raises:
@@ -105,7 +105,7 @@ def label_candidates(
         own = ", ".join(map(repr, task_labels.values()))
         raise SpecError(
             "sets: needs sets of label words, one word per label "
-            f"({', '.join(task_labels)}), besides the task's own {own}"
+            f"({', '.join(task_labels)}), in addition to the task's own {own}"
         )
     return unique
 
@@ -113,19 +113,19 @@ def label_candidates(
 def shipped_label_sets(
     task_labels: Mapping[str, str], name: str | None = None
 ) -> tuple[tuple[str, ...], ...]:
-    """The sets that ship with the SDK for a task, written as the task's own words are.
+    """Return the shipped sets for a task, in the spelling of the task's own words.
 
     Args:
-        task_labels: The task's own label words, by label value. Whether they have a leading space
-            and a capital is taken over.
-        name: A key of `PRESET_LABEL_SETS`. Null takes the sets that contain the task's words, in
-            any order; yes and no, say, come with false and true.
+        task_labels: The task's own label words, by label value. They determine leading spaces and
+            capitals.
+        name: A key of `PRESET_LABEL_SETS`. None uses the sets that contain the task's words, in
+            any order; for example, yes and no select false and true.
 
     Returns:
-        The words of each set in the task's label order; nothing where none are known.
+        The words of each set in the task's label order; empty if none fit.
 
     Raises:
-        ValueError: There are no sets of this name, or not for as many labels.
+        ValueError: There are no sets of this name, or not for this number of labels.
     """
     own = [word.strip().casefold() for word in task_labels.values()]
     if name is None:
@@ -156,17 +156,17 @@ def _known(own: Sequence[str]) -> tuple[tuple[str, ...], ...]:
 
 
 def label_words(candidate: str, count: int | None = None) -> tuple[str, ...]:
-    """The label words that a candidate of the slot ``labels`` stands for.
+    """Return the label words of a candidate of the slot ``labels``.
 
     Args:
         candidate: A JSON array of words.
-        count: How many labels the task has; null takes any number from 2.
+        count: Number of labels of the task; None accepts any number from 2.
 
     Returns:
         The words in the task's label order.
 
     Raises:
-        ValueError: The candidate is no such array, or its words do not fit.
+        ValueError: The candidate is not such an array, or its words do not fit.
     """
     try:
         words = json.loads(candidate)
@@ -199,7 +199,7 @@ def _check(words: Sequence[str], count: int | None) -> None:
         if len(word) > _MAX_WORD_CHARS:
             raise ValueError(f"label word {word:.20}... has more than {_MAX_WORD_CHARS} characters")
         if not word.isprintable():
-            raise ValueError(f"label word {word!r} has a character that cannot be printed")
-    # A chat decides on the leading space itself, so words must differ without it.
+            raise ValueError(f"label word {word!r} has an unprintable character")
+    # A chat sets the leading space itself, so words must differ without it.
     if len({word.strip() for word in words}) < len(words):
         raise ValueError(f"two labels share one label word: {', '.join(map(repr, words))}")

@@ -1,4 +1,4 @@
-"""From the candidates that were chosen to the prompt that a task is asked with."""
+"""The prompt that chosen candidates make."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["forms_of", "label_checks", "label_sets", "no_prompt", "prompt_of"]
 
 
 def prompt_of(task: TaskSpec, vocabulary: Vocabulary, indices: Iterable[int]) -> TextPrompt:
-    """The prompt that these candidates make, one index for each position.
+    """Return the prompt of these candidates, one index per position.
 
     Args:
         task: The task.
@@ -22,12 +22,12 @@ def prompt_of(task: TaskSpec, vocabulary: Vocabulary, indices: Iterable[int]) ->
         indices: Shape (n,).
 
     Returns:
-        Their concatenation; with slots, what each slot holds, with label words and the texts of
-        other slots in the place of their placeholders (`fill`).
+        Their concatenation; with slots, the text of each slot, with placeholders of label words
+        and other slots replaced (`fill`).
 
     Raises:
         IndexError: An index is not one of its position's candidates.
-        ValueError: The candidate of the slot ``labels`` is no set of label words of the task.
+        ValueError: The candidate of the slot ``labels`` is not a set of the task's label words.
     """
     if not vocabulary.slots:
         return vocabulary.text(indices)
@@ -35,17 +35,17 @@ def prompt_of(task: TaskSpec, vocabulary: Vocabulary, indices: Iterable[int]) ->
     chosen = texts.pop(LABELS, None)
     words = () if chosen is None else label_words(chosen, len(task.labels))
     spelled = words or task.label_words
-    if task.chat is not None:  # As `answer_word` spells them behind text.
+    if task.chat is not None:  # Spelled as `answer_word` spells them after text.
         spelled = tuple(f" {word.lstrip()}" for word in spelled)
     filled = fill(texts, dict(zip(task.labels, spelled, strict=True)))
     return Filling(tuple(filled.values()), words)
 
 
 def no_prompt(task: TaskSpec, vocabulary: Vocabulary) -> TextPrompt:
-    """The prompt that is left where nothing was tuned.
+    """Return "no prompt": the prompt without any tuning.
 
-    Without slots an empty text. A slot is blank where it can be, and has its first candidate
-    otherwise: what a person would write without tuning.
+    It is an empty text. With slots, each slot is blank if possible, or else has its first
+    candidate, which is what a user would write without tuning.
     """
     if not vocabulary.slots:
         return ""
@@ -57,10 +57,10 @@ def no_prompt(task: TaskSpec, vocabulary: Vocabulary) -> TextPrompt:
 
 
 def label_sets(task: TaskSpec, vocabulary: Vocabulary) -> tuple[tuple[str, ...], ...]:
-    """All label words that a prompt may choose: those of the slot ``labels``, or the task's.
+    """Return all sets of label words of a prompt: those of the slot ``labels``, or the task's.
 
     Raises:
-        ValueError: A candidate of the slot is no set of label words of the task.
+        ValueError: A candidate of the slot is not a set of the task's label words.
     """
     for slot in vocabulary.slots:
         if slot.name == LABELS:
@@ -69,11 +69,11 @@ def label_sets(task: TaskSpec, vocabulary: Vocabulary) -> tuple[tuple[str, ...],
 
 
 def forms_of(task: TaskSpec, vocabulary: Vocabulary) -> tuple[Rendered, ...]:
-    """Inputs of the task without content, for a look at how label words are written behind them.
+    """Return the task's inputs without content, to check the label words that follow them.
 
-    Behind text a label word may have a space in front of it, at the beginning of an answer it has
-    none (`answer_word`). So there is one form for a last slot that is empty or ends in white space,
-    and one for a last slot that ends in text, as far as it has such candidates.
+    After text a label word may have a leading space; at the beginning of an answer it has none
+    (`answer_word`). There is one form for a last slot that is empty or ends in white space, and one
+    for a last slot that ends in text, if there are such candidates.
     """
     if not task.slots:
         return (form_of(task),)
@@ -89,9 +89,9 @@ def forms_of(task: TaskSpec, vocabulary: Vocabulary) -> tuple[Rendered, ...]:
 def label_checks(
     task: TaskSpec, vocabulary: Vocabulary
 ) -> tuple[tuple[tuple[str, ...], Rendered], ...]:
-    """Return each set of label words with each form of the task: what a model has to take.
+    """Return each set of label words with each form of the task, for a check against a model.
 
     Raises:
-        ValueError: A candidate of the slot ``labels`` is no set of label words of the task.
+        ValueError: A candidate of the slot ``labels`` is not a set of the task's label words.
     """
     return tuple(product(label_sets(task, vocabulary), forms_of(task, vocabulary)))

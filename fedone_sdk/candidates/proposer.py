@@ -1,7 +1,7 @@
-"""The text side of a proposer: what a language model is told, and what its answer gives.
+"""The text of a proposer: the messages to a language model, and the parser of its answer.
 
-The model sees aggregates only: candidates and their mean losses, never an example of a device. Its
-answer is untrusted text that becomes candidates, and nothing else. The form of the question, scored
+The model gets aggregates only: candidates and their mean losses, never an example of a device. Its
+answer is untrusted text and is used only as candidates. The format of the messages, scored
 candidates in ascending order of merit, is that of OPRO (Yang et al. 2024, "Large Language Models as
 Optimizers").
 """
@@ -24,12 +24,12 @@ __all__ = ["ScoredCandidate", "proposal_messages", "read_proposals"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredCandidate:
-    """A candidate and what it was measured at.
+    """A candidate and its measured losses.
 
     Attributes:
         text: The candidate.
         mean_loss: Mean over all queries with it, nats.
-        class_losses: The same for the examples of each class alone, by label value.
+        class_losses: The same for the examples of each class, by label value.
     """
 
     text: str
@@ -55,17 +55,17 @@ def proposal_messages(
     count: int = 4,
     max_chars: int = 400,
 ) -> list[tuple[Role, str]]:
-    """Asks a model for new candidates of a slot.
+    """Return the messages that ask a model for new candidates of a slot.
 
     Args:
         description: What is classified, and by what.
         labels: The label words, by label value.
-        slot_name: The slot to write for.
-        form: How prompt and example are put together, as `TaskSpec.messages` has it.
-        best: The candidates with the lowest losses; one without a finite loss is left out.
+        slot_name: The slot.
+        form: The combined form of prompt and example, from `TaskSpec.messages`.
+        best: The candidates with the lowest losses; those without a finite loss are omitted.
         worst: Those with the highest.
-        count: How many are asked for.
-        max_chars: The longest candidate that is asked for, characters.
+        count: Number of candidates to request.
+        max_chars: Maximum length to request, characters.
 
     Returns:
         The messages, each with its role.
@@ -97,7 +97,7 @@ def proposal_messages(
 
 
 def _ascending(candidates: Iterable[ScoredCandidate]) -> list[ScoredCandidate]:
-    """The different candidates, the highest loss first."""
+    """The distinct candidates, the highest loss first."""
     unique = {one.text: one for one in candidates if math.isfinite(one.mean_loss)}
     return sorted(unique.values(), key=lambda one: (-one.mean_loss, one.text))
 
@@ -119,7 +119,7 @@ def _quoted(text: str) -> str:
 _MAX_ANSWER_CHARS = 100_000
 _MAX_ARRAYS = 50
 
-_DECODER = json.JSONDecoder(strict=False)  # a line feed within a string is a usual mistake
+_DECODER = json.JSONDecoder(strict=False)  # models often write line feeds within a string
 _ITEM = re.compile(r'\s*("(?:[^"\\]|\\.)*")\s*(?:,|\]|$)', re.DOTALL)
 _MARKED = re.compile(r"[ \t]*(?:\d{1,3}[.):]|[-*\u2022])[ \t]+(\S.*)")
 _QUOTES = ('""', "''", "``", "\u201c\u201d", "\u2018\u2019")
@@ -135,21 +135,21 @@ def read_proposals(
     max_chars: int,
     labels: Iterable[str] = (),
 ) -> tuple[str, ...]:
-    """The new candidates in a model's answer.
+    """Return the new candidates in a model's answer.
 
     Args:
-        text: The answer: a JSON array of strings, also within other text or cut off; or a
-            numbered or bulleted list. What is none of these gives no candidates.
-        known: The slot's candidates. What differs from one of them only in case and white space is
-            not new. White space that all of them begin or end with is given to the new ones.
-        count: Give no more than so many.
-        max_chars: A longer one is dropped.
-        labels: The label values whose placeholders may stand in a candidate; one with anything
-            else in braces is dropped.
+        text: The answer: a JSON array of strings, possibly truncated or within other text; or a
+            numbered or bulleted list. Any other text gives no candidates.
+        known: The slot's candidates. A text that differs from one only in case and white space is
+            not new. New candidates get the white space that all of these start or end with.
+        count: The largest number to return.
+        max_chars: Longer candidates are dropped.
+        labels: The label values whose placeholders are allowed; a candidate with anything else in
+            braces is dropped.
 
     Returns:
-        The candidates in the answer's order, unique and not blank. One with control characters,
-        or characters that are not seen, is dropped.
+        The candidates in the answer's order, unique and not blank. Candidates with control or
+        invisible characters are dropped.
     """
     begin, end = _margins(known)
     allowed = set(map(label_placeholder, labels))
@@ -171,7 +171,7 @@ def read_proposals(
 
 
 def _margins(known: Collection[str]) -> tuple[str, str]:
-    """The white space in front of all known candidates, and behind them."""
+    """The common leading and trailing white space of all known candidates."""
     texts = [candidate for candidate in known if candidate.strip()]
     begins = {text[: len(text) - len(text.lstrip())] for text in texts}
     ends = {text[len(text.rstrip()) :] for text in texts}
@@ -186,7 +186,7 @@ def _folded(text: str) -> str:
 
 
 def _is_plain(text: str) -> bool:
-    """Whether a person sees all of a text."""
+    """Whether all characters of a text are visible."""
     return not any(
         unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
         for character in text
@@ -219,7 +219,7 @@ def _arrays(text: str) -> Iterator[list[str]]:
 
 
 def _strings(item: object) -> Iterator[str]:
-    """An item of an array, or the first text in it where it is an object."""
+    """Yield an array's item, or the first text in it if it is an object."""
     if isinstance(item, str):
         yield item
     elif isinstance(item, dict):
@@ -227,7 +227,7 @@ def _strings(item: object) -> Iterator[str]:
 
 
 def _cut_off(text: str, at: int) -> list[str]:
-    """The whole strings at the beginning of an array that does not end."""
+    """The complete strings at the beginning of a truncated array."""
     found = []
     while match := _ITEM.match(text, at):
         try:

@@ -1,4 +1,4 @@
-"""Where the candidates of a slot come from: what a run file says of the sources here."""
+"""Sources of a slot's candidates, as sections of a run file."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class _Frozen(BaseModel):
 
 
 class InstructionsSource(_Frozen):
-    """Instructions that ship with the SDK, in the words of the task's description.
+    """The instructions that ship with the SDK, filled from the task's description.
 
     Attributes:
-        size: Use no more than the first N, the blank included; null uses all. The first ones
+        size: The largest number of candidates, including the blank; null uses all. The first ones
             differ most from each other.
     """
 
@@ -27,24 +27,24 @@ class InstructionsSource(_Frozen):
 
 def _unique(shots: tuple[int, ...]) -> tuple[int, ...]:
     if len(set(shots)) < len(shots):
-        raise ValueError("a number of shots stands twice")
+        raise ValueError("a number of shots is repeated")
     return shots
 
 
 class DemonstrationsSource(_Frozen):
     """Blocks of solved examples from a public labelled file.
 
-    The examples are shown to the model on every device, and travel there as part of the prompt.
+    The examples are sent to every device and shown to the model as part of the prompt.
 
     Attributes:
         file: A labelled file in one of the formats that `fedone_sdk.data.load_examples` reads. A
-            relative path starts at the run file's folder.
-        shots: How many examples a block has; 0 is the blank candidate.
-        blocks: How many different blocks are made for each number of shots; fewer where the file
-            has not as many.
-        seed: Fixes which examples are drawn.
-        max_chars: Examples that take more characters as a shot are used only where a class has
-            not enough shorter ones.
+            relative path is relative to the run file's folder.
+        shots: Examples per block; 0 is the blank candidate.
+        blocks: Different blocks for each number of shots; fewer if the file does not have enough
+            rows.
+        seed: Seeds the draw of examples.
+        max_chars: Examples that are longer as a shot are used only if a class has too few shorter
+            ones.
     """
 
     kind: Literal["demonstrations"] = "demonstrations"
@@ -83,11 +83,11 @@ LabelSet = dict[Annotated[str, BeforeValidator(_label_key)], str] | tuple[str, .
 
 
 class LabelsSource(_Frozen):
-    """Sets of label words, the task's own among them; for the reserved slot ``labels``.
+    """Sets of label words, including the task's own; for the reserved slot ``labels``.
 
     Attributes:
-        sets: The other sets, their words taken verbatim. None at all takes those that ship with
-            the SDK for words like the task's own.
+        sets: The other sets, used verbatim. If empty, the shipped sets for the task's own words are
+            used.
     """
 
     kind: Literal["labels"] = "labels"

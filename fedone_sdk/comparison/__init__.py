@@ -1,4 +1,4 @@
-"""Methods and seeds on a task and model of one's own: paired trials, kept on the disk."""
+"""Comparison of methods over seeds on the user's task and model: paired trials, stored on disk."""
 
 from fedone_sdk.comparison.comparison import Comparison, affordable, run_trials
 from fedone_sdk.comparison.costs import Costs, TotalGuard, costs_of, is_free

@@ -1,4 +1,4 @@
-"""Methods and seeds on one run: which trials there are, and what is missing of them."""
+"""A comparison: entrants times seeds, and the trials that are still missing."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _DIGITS = 32
 class Comparison:
     """A table of entrants and seeds.
 
-    Trials of one seed have the same clients, the same rows on each, the same candidates, and, as
-    far as their settings are the same, the same clients per round and the same mini-batches: all
-    of these are drawn from the run's seed, and from nothing that a method does.
+    Trials of one seed have the same clients, rows and candidates. As far as their settings agree,
+    they also have the same clients per round and the same mini-batches. All of these are drawn from
+    the run's seed, independent of the method.
 
     Attributes:
         name: Of the run.
-        folder: Where relative paths start: the folder of RUN.yaml.
+        folder: Base of relative paths: the folder of RUN.yaml.
         entrants: In the order of the table; the others are compared with the first.
         seeds: Of the runs.
     """
@@ -44,7 +44,7 @@ class Comparison:
     seeds: tuple[int, ...]
 
     def trials(self) -> list[Trial]:
-        """All trials, seed by seed.
+        """Return all trials, seed by seed.
 
         Raises:
             SpecError: The run names no data, or no dev split.
@@ -59,12 +59,12 @@ class Comparison:
     def known(
         self, trials: Sequence[Trial], file: TrialFile, model: str | None = None
     ) -> dict[tuple[str, int], TrialRecord]:
-        """The records of these very trials, by entrant and seed.
+        """Return the records of these trials, by entrant and seed.
 
         Args:
             trials: All of the comparison.
-            file: Where records are kept.
-            model: Fingerprint of the model; None is the one that answered last.
+            file: The file of records.
+            model: Fingerprint of the model; None uses the latest in the file.
         """
         records = file.read()
         wanted = {trial.identity for trial in trials}
@@ -79,7 +79,7 @@ class Comparison:
         *,
         target: float | None = None,
     ) -> Results:
-        """What the records say; arguments as of `results_of`."""
+        """Return the results of the records; for the arguments see `results_of`."""
         federation = trials[0].federation
         return results_of(
             name=self.name,
@@ -92,7 +92,7 @@ class Comparison:
         )
 
     def _federations(self, seed: int) -> Iterator[tuple[Entrant, Federation]]:
-        """The runs of a seed; data that is the same is read once."""
+        """Yield the runs of a seed; equal data is read once."""
         read: dict[str, Federation] = {}
         for entrant in self.entrants:
             spec = entrant.seeded(seed)
@@ -101,7 +101,7 @@ class Comparison:
                 read[key] = Federation.load(spec, self.folder)
             federation = replace(read[key], spec=spec)
             if not federation.dev:
-                raise SpecError("data.dev: is required, and must hold rows, to compare methods")
+                raise SpecError("data.dev: is required, with rows, to compare methods")
             yield entrant, federation
 
 
@@ -111,16 +111,16 @@ def affordable(
     total: int | None,
     spent: int,
 ) -> list[Trial]:
-    """The missing trials that a cap on training queries pays for.
+    """Return the missing trials that a cap on training queries covers.
 
-    A seed is run with all its entrants or not at all, since single trials have no pair. What a
-    trial may take at most is held back for it.
+    A seed is included with all its entrants or not at all, because an unpaired trial is of no use.
+    Each trial counts with its upper bound.
 
     Args:
         trials: All of the comparison.
-        records: Those that are there.
-        total: The cap; None is none.
-        spent: Training queries that count as spent already.
+        records: The existing records.
+        total: The cap; None for no cap.
+        spent: Training queries already spent.
     """
     held, found = spent, list[Trial]()
     for seed in dict.fromkeys(trial.seed for trial in trials):
@@ -140,10 +140,10 @@ def affordable(
 async def run_trials(
     trials: Sequence[Trial], backend: LLMBackend, file: TrialFile
 ) -> AsyncIterator[tuple[Trial, TrialRecord]]:
-    """Runs trials one after the other; each is on the disk before it is given out.
+    """Run trials in sequence; each is stored before it is yielded.
 
     Raises:
-        FedOneError: One could not go on.
+        FedOneError: A trial failed.
     """
     for trial in trials:
         record = await run_trial(trial, backend)
@@ -152,7 +152,7 @@ async def run_trials(
 
 
 def _identity(entrant: Entrant, federation: Federation) -> str:
-    """What the result hangs on, but for the model."""
+    """Return a digest of everything that determines the result, except the model."""
     spec = federation.spec
     document = [
         entrant.name,
@@ -163,13 +163,13 @@ def _identity(entrant: Entrant, federation: Federation) -> str:
 
 
 _NO_PART = ("backend", "gateway", "name")
-"""Fields of a run that change no result: whether the model is the same, its fingerprint says."""
+"""Fields of a run that do not affect results; the fingerprint identifies the model."""
 
 
 def _document(spec: RunSpec, *names: str) -> dict[str, Any]:
     document = spec.model_dump(mode="json", include=set(names))
     if spec.participation.clients_per_round == 1 and "participation" in document:
-        # Any mean of one alpha is that alpha: how clients count has no part in a result.
+        # With one client per round, aggregation does not affect the result.
         document["participation"]["aggregation"] = "examples"
     return document
 

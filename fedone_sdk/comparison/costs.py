@@ -1,4 +1,4 @@
-"""What the trials of a comparison may cost, found without asking the model anything."""
+"""The cost of a comparison's trials, computed without queries to the model."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _UNEQUAL = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """The cost of some trials together.
+    """The total cost of some trials.
 
     Attributes:
-        trials: How many.
-        training_queries: At most.
-        evaluation_queries: At most.
-        expected: What each trial by itself is expected to send, summed up. Answers that trials
-            share are sent once, so it may be less.
-        most: What all of them may send.
-        warnings: What stands in the way of a trial, or makes it incomparable.
+        trials: Number of trials.
+        training_queries: Upper bound.
+        evaluation_queries: Upper bound.
+        expected: Sum of the trials' expected usage. Answers that trials share are sent once, so the
+            actual usage may be less.
+        most: Upper bound of the total usage.
+        warnings: What prevents a trial, or makes it incomparable.
         priced: Whether the model's price is known.
     """
 
@@ -46,22 +46,22 @@ class Costs:
 
 
 def is_free(backend: LLMBackend, batch_size: int) -> bool:
-    """Whether a model is known to cost no money."""
+    """Return whether a model costs no money."""
     return "usd" in backend.bounds and backend.worst_case(batch_size).usd == 0
 
 
 class TotalGuard(BudgetGuard):
-    """Pays for all trials, and remembers what it has refused.
+    """A guard for all trials that records the first refusal.
 
     Attributes:
-        refusal: The first reservation that did not fit.
+        refusal: The first reservation that exceeded the budget.
     """
 
     refusal: BudgetExhausted | None = None
 
     @asynccontextmanager
     async def reserve(self, worst: Usage) -> AsyncIterator[Lease]:
-        """As every guard does."""
+        """Reserve like `BudgetGuard.reserve`, and record a refusal."""
         try:
             async with super().reserve(worst) as lease:
                 yield lease
@@ -71,7 +71,7 @@ class TotalGuard(BudgetGuard):
 
 
 async def costs_of(trials: Sequence[Trial], backend: LLMBackend) -> Costs:
-    """Plans the first trial of each method, and counts it once for each seed.
+    """Plan the first trial of each method, and multiply by the number of seeds.
 
     Raises:
         BackendError: The model cannot be used as described.
@@ -94,7 +94,7 @@ async def costs_of(trials: Sequence[Trial], backend: LLMBackend) -> Costs:
             measured = plan.evaluation.queries
             expected += plan.expected.without_queries() * count
             most += plan.most.without_queries() * count
-            # A cap that ends a run before its last round is what is compared by.
+            # A cap that ends a run early is part of the comparison.
             warnings |= dict.fromkeys(
                 f"{name}: {warning}"
                 for warning in plan.warnings

@@ -1,4 +1,4 @@
-"""What is compared: methods with their settings, and baselines that tune nothing."""
+"""Entrants of a comparison: methods with their settings, and baselines without tuning."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ BASELINES: Mapping[str, str] = {
     "no-prompt": "No prompt",
     "no-prompt-bias": "No prompt, fitted label bias",
 }
-"""What tunes nothing, by name, and its label."""
+"""Baselines, by name, and their labels."""
 
 INSTRUCTION = "instruction"
-"""RUN.yaml's own method, with the instructions that ship with the SDK as its only choice."""
+"""RUN.yaml's own method, with the shipped instructions as its only slot choice."""
 
 BIAS_QUERIES = 10
-"""Queries that the label bias of ``no-prompt-bias`` is fitted on."""
+"""Queries to fit the label bias of ``no-prompt-bias``."""
 
 _PEERS = ("random", "gs-bdpl")
-"""What RUN.yaml's own method is compared with where the user names nothing."""
+"""Default opponents of RUN.yaml's own method."""
 
 _MODELS: Mapping[str, Any] = {
     name: model
@@ -45,7 +45,7 @@ _GIVES_WAY: tuple[tuple[str, ...], ...] = (
     ("participation", "server_optimizer"),
     ("evaluation", "prompt"),
 )
-"""Keys of RUN.yaml that may be right for its own method alone."""
+"""Keys of RUN.yaml that may be valid for its own method only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +53,10 @@ class Entrant:
     """One row of a comparison.
 
     Attributes:
-        name: As the user names it.
+        name: As given by the user.
         kind: A ``method`` is tuned; a ``baseline`` is only measured.
-        spec: Its run; the seed is that of RUN.yaml. A baseline has the run of RUN.yaml.
-        notes: What differs from RUN.yaml apart from the method itself.
+        spec: Its run, with the seed of RUN.yaml. A baseline has the run of RUN.yaml.
+        notes: Differences from RUN.yaml other than the method itself.
     """
 
     name: str
@@ -66,18 +66,18 @@ class Entrant:
 
     @property
     def label(self) -> str:
-        """For people."""
+        """The display name."""
         if self.name == INSTRUCTION:
             return "Instruction alone"
         return BASELINES.get(self.name, self.name)
 
     def seeded(self, seed: int) -> RunSpec:
-        """The run under another seed."""
+        """Return the run with another seed."""
         return self.spec.model_copy(update={"seed": seed})
 
     @property
     def training_queries(self) -> int:
-        """Training queries that one trial takes at most."""
+        """Upper bound of the training queries of one trial."""
         most = training_queries(self.spec)
         if self.kind == "method":
             return most
@@ -85,14 +85,14 @@ class Entrant:
 
 
 def training_queries(spec: RunSpec) -> int:
-    """Training queries that a run takes at most."""
+    """Return the upper bound of a run's training queries."""
     method, cap = spec.method, None if spec.budget is None else spec.budget.queries
     per_round = spec.participation.clients_per_round * method.num_samples * method.local_steps
     return spec.rounds * per_round if cap is None else min(cap, spec.rounds * per_round)
 
 
 def default_names(spec: RunSpec) -> tuple[str, ...]:
-    """RUN.yaml's own method, its peers, and the baselines that the task allows."""
+    """Return RUN.yaml's own method, its peers, and the baselines that the task allows."""
     names = [spec.method.name, *(name for name in _PEERS if name in METHODS), *BASELINES]
     if _against_bias(spec):
         names.remove("no-prompt-bias")
@@ -100,22 +100,22 @@ def default_names(spec: RunSpec) -> tuple[str, ...]:
 
 
 def entrants_of(document: Mapping[str, Any], base: RunSpec, names: Sequence[str]) -> list[Entrant]:
-    """Puts each method in the place of RUN.yaml's own.
+    """Return one entrant per method or baseline.
 
-    A method takes over the settings of RUN.yaml's method that it knows. Where ``calibration``, the
-    server's optimiser or ``evaluation.prompt`` do not go with it, the SDK's default takes their
-    place, and a note says so.
+    A method takes the settings of RUN.yaml's method that it has in common. If ``calibration``, the
+    server's optimiser or ``evaluation.prompt`` are not valid with it, the SDK's default is used,
+    and noted.
 
     Args:
-        document: RUN.yaml as it was read.
-        base: The same, validated, with what the command line changes.
+        document: RUN.yaml as parsed.
+        base: The same, validated, with the changes of the command line.
         names: Of methods and baselines, in the order of the table.
 
     Raises:
-        SpecError: There is no such method, or it cannot run what RUN.yaml describes.
+        SpecError: There is no such method, or it cannot run RUN.yaml.
     """
     if not names or len(set(names)) < len(names):
-        raise SpecError("--methods: each must stand once", source="arguments")
+        raise SpecError("--methods: each name may occur only once", source="arguments")
     return [_entrant(document, base, name) for name in names]
 
 
@@ -151,7 +151,7 @@ def _entrant(document: Mapping[str, Any], base: RunSpec, name: str) -> Entrant:
 
 
 def _instruction(document: Mapping[str, Any], base: RunSpec) -> Entrant:
-    """The run with a choice of shipped instructions, and the plainest candidate of other slots."""
+    """The run with the shipped instructions as choices, and other slots fixed to `_plain`."""
     slots = [slot for slot in base.prompt.slots if slot.name != LABELS]
     chosen = next((s for s in slots if isinstance(s.candidates, InstructionsSource)), None)
     chosen = chosen or (slots[0] if slots else None)
@@ -165,13 +165,13 @@ def _instruction(document: Mapping[str, Any], base: RunSpec) -> Entrant:
 
 
 def _plain(slot: SlotSpec) -> dict[str, Any]:
-    """A slot with one candidate: blank, or the first where blank is none of those listed."""
+    """A slot with one candidate: blank, or its first if blank is not listed."""
     listed = getattr(slot.candidates, "candidates", ("",))
     return {"name": slot.name, "candidates": ["" if "" in listed else listed[0]]}
 
 
 def _settings(own: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The settings of RUN.yaml's method that another one has too, where their values are valid."""
+    """The settings that another method shares with RUN.yaml's, if their values are valid."""
     model = _MODELS[name]
     kept = {key: own[key] for key in model.model_fields.keys() & own.keys() if key != "name"}
     try:
@@ -183,10 +183,10 @@ def _settings(own: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _valid(document: Mapping[str, Any], name: str) -> RunSpec:
-    """The run with as few keys left to the SDK's defaults as it takes.
+    """Return the run with the fewest keys reset to the SDK's defaults.
 
     Raises:
-        SpecError: It is impossible even so.
+        SpecError: No such run is valid.
     """
     first: SpecError | None = None
     for form in _forms(document):
@@ -194,16 +194,16 @@ def _valid(document: Mapping[str, Any], name: str) -> RunSpec:
             return validate_spec(RunSpec, form, source="arguments")
         except SpecError as exc:
             first = first or exc
-    assert first is not None  # there is at least the form as it stands
+    assert first is not None  # the document itself is always tried
     problem = "; ".join(first.problems)
     raise SpecError(
-        f"--methods: {name} cannot run what RUN.yaml says ({problem}); leave it out",
+        f"--methods: {name} cannot run RUN.yaml ({problem}); leave it out",
         source="arguments",
     )
 
 
 def _forms(document: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The document as it stands, then with more and more keys left out."""
+    """Yield the document, then versions with more and more keys removed."""
     for count in range(len(_GIVES_WAY) + 1):
         for paths in combinations(_GIVES_WAY, count):
             form = dict(document)
@@ -221,9 +221,9 @@ def _without(document: Mapping[str, Any], path: tuple[str, ...]) -> dict[str, An
 
 
 def _against_bias(spec: RunSpec) -> str | None:
-    """Why no label bias can be fitted for a task; None where one can."""
+    """Return why no label bias can be fitted for a task; None if it can."""
     if spec.task.generates:
         return "needs a task with label words"
     if spec.task.loss != "cross_entropy":
         return f"needs task.loss cross_entropy, not {spec.task.loss}"
-    return "needs a task without a bias of its own" if spec.task.bias is not None else None
+    return "needs a task without its own bias" if spec.task.bias is not None else None

@@ -1,4 +1,4 @@
-"""The curves of a comparison, as SVG: metric and loss against training queries."""
+"""The curves of a comparison as SVG: metric and loss against training queries."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _MARKERS = "osD^vPX*"
 
 
 def comparison_svg(results: Results) -> str:
-    """Means over the seeds, and each seed as a thin line; the same results give the same bytes."""
-    # Text stays text: it is smaller, and a screen reader finds it.
+    """Plot the mean over seeds, and each seed as a thin line; equal results give equal bytes."""
+    # Text is kept as text, which is smaller and readable by screen readers.
     with matplotlib.rc_context({"svg.hashsalt": "fedone", "svg.fonttype": "none"}):
         measures: list[Literal["metric", "loss"]] = ["metric", "loss"]
         if results.task.metric == "loss":
@@ -35,7 +35,7 @@ def comparison_svg(results: Results) -> str:
         ):
             for place, standing in enumerate(results.standings):
                 _draw(axes, standing, measure, place)
-            # A function of the user's may be called anything: no formulas, nothing unprintable.
+            # A user's metric may have any name: no formulas, nothing unprintable.
             name = results.task.metric if measure == "metric" else "mean loss"
             name = "".join(char if char.isprintable() else " " for char in name)
             axes.set_title(f"{name} on dev", parse_math=False)
@@ -89,7 +89,7 @@ def _curve(trial: TrialRecord, measure: Literal["metric", "loss"]) -> tuple[list
 def _mean_curve(
     trials: Sequence[TrialRecord], measure: Literal["metric", "loss"]
 ) -> tuple[list[int], list[float]]:
-    """Straight lines between the points of each seed, as far as all seeds have gone."""
+    """Interpolate each seed linearly, over the range that all seeds cover."""
     curves = [_curve(trial, measure) for trial in trials]
     end = min(queries[-1] for queries, _ in curves)
     grid = sorted({point for queries, _ in curves for point in queries if point <= end})

@@ -14,15 +14,15 @@ __all__ = ["comparison_html"]
 
 
 def comparison_html(results: Results, command: str | None = None) -> str:
-    """One page that needs nothing else: no network, no script.
+    """Return one page without external resources or scripts.
 
     Args:
-        results: What the trials say.
-        command: The way to make it again.
+        results: The results.
+        command: The command that reproduces it.
     """
     figure = None
     if any(standing.trials for standing in results.standings):
-        # An image of its own: what stands in it cannot reach the page.
+        # Embedded as an image, so that the SVG's content cannot affect the page.
         figure = base64.b64encode(comparison_svg(results).encode()).decode()
     return _HTML.get_template("comparison.html.j2").render(
         results=results,

@@ -1,4 +1,4 @@
-"""What trials found, one JSON line each: a trial is in the file as a whole, or not at all."""
+"""Trial records, one JSON line each; a line is written atomically."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["Point", "TrialFile", "TrialRecord"]
 
 
 class Point(BaseModel):
-    """A deployable prompt along the way.
+    """A deployable prompt during training.
 
     Attributes:
-        queries: Training queries by then.
-        metric: On the dev split, or on the part of it that ``evaluation.examples`` names.
+        queries: Training queries so far.
+        metric: On the dev split, or the part of it that ``evaluation.examples`` selects.
         loss: The task's mean loss there.
     """
 
@@ -32,7 +32,7 @@ class Point(BaseModel):
 
 
 class TrialRecord(BaseModel):
-    """One entrant under one seed. No text of an example stands in it.
+    """One entrant with one seed. It contains no text of examples.
 
     Attributes:
         entrant: The method or baseline.
@@ -45,16 +45,16 @@ class TrialRecord(BaseModel):
         queries: Training queries.
         example_calls: Training queries times the examples of a query.
         evaluation_queries: Queries on the dev split.
-        spent: What was sent for all of it; answers that were known cost nothing.
+        spent: Usage of the trial; cached answers cost nothing.
         prompt: The deployable prompt; empty for vectors.
-        bias: The label bias that belongs to it.
+        bias: Its label bias.
         metric: On the dev split.
         loss: The task's mean loss there, with the bias.
-        predicted: Index of the predicted label per example of the dev split: -1 for none of them,
+        predicted: Index of the predicted label per example of the dev split: -1 for no label,
             null where the model failed. Empty for tasks without labels.
         targets: Index of the true label per example. Empty for tasks without labels.
         losses: The task's loss per example, null where the model failed.
-        curve: The untrained prompt, points along the way, and the end.
+        curve: The untrained prompt, points during training, and the final prompt.
         wall_s: Seconds.
     """
 
@@ -83,20 +83,20 @@ class TrialRecord(BaseModel):
 
 
 class TrialFile:
-    """The file of all trials of a comparison; lines are appended and never changed.
+    """The file of a comparison's trials; append-only.
 
     Args:
-        path: The file. Its folder exists where anything is appended.
+        path: The file. Its folder must exist before an append.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def read(self) -> list[TrialRecord]:
-        """All records. A last line that a killed process cut short is none.
+        """Return all records. A last line truncated by a killed process is skipped.
 
         Raises:
-            SpecError: The file cannot be read, or another line is no record.
+            SpecError: The file cannot be read, or another line is invalid.
         """
         try:
             *lines, rest = self._path.read_bytes().split(b"\n")
@@ -104,20 +104,20 @@ class TrialFile:
             return []
         except OSError as exc:
             raise SpecError(f"cannot be read: {exc.strerror}", source=str(self._path)) from exc
-        del rest  # what follows the last end of a line is cut short
+        del rest  # an incomplete last line
         records = []
         for number, line in enumerate(lines, start=1):
             try:
                 records.append(TrialRecord.model_validate_json(line))
             except ValidationError as exc:
                 raise SpecError(
-                    f"line {number} is no trial of this version; move the file away",
+                    f"line {number} is not a trial of this version; move the file away",
                     source=str(self._path),
                 ) from exc
         return records
 
     def append(self, record: TrialRecord) -> None:
-        """Writes a record; on return it is on the disk."""
+        """Write a record; it is on disk when this returns."""
         document = record.model_dump(mode="json")
         document["spent"] = record.spent.exact()
         line = json.dumps(document, ensure_ascii=False, allow_nan=False).encode() + b"\n"
@@ -127,7 +127,7 @@ class TrialFile:
             data = file.read()
             whole = data.rfind(b"\n") + 1
             file.seek(whole)
-            file.truncate()  # what a killed process cut short
+            file.truncate()  # an incomplete last line
             file.write(line)
             file.flush()
             os.fsync(file.fileno())

@@ -1,4 +1,4 @@
-"""What the trials say: one line per entrant, and a conclusion."""
+"""The results of a comparison: one line per entrant, and a conclusion."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ __all__ = ["Results", "Standing", "results_of"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """One entrant.
+    """One entrant's results.
 
     Attributes:
-        entrant: Which.
+        entrant: The entrant.
         trials: By seed.
         metric: Mean over the seeds; None without trials.
         loss: Mean over the seeds; None without trials.
-        difference: Its metric less the first entrant's, paired; None for the first, without pairs,
-            or for a metric that cannot be resampled.
-        loss_difference: The same of the loss.
-        reached: Training queries to the target by seed; None where it was never reached.
+        difference: Its metric minus the first entrant's, paired; None for the first, without
+            pairs, or for a metric that cannot be resampled.
+        loss_difference: The same for the loss.
+        reached: Training queries to the target by seed; None if it was not reached.
     """
 
     entrant: Entrant
@@ -47,17 +47,17 @@ class Standing:
 
     @property
     def queries_to_target(self) -> float | None:
-        """The lower median over the seeds, infinite where most never came there; None: no trial."""
+        """The lower median over the seeds, infinite if most did not reach it; None: no trial."""
         found = sorted(math.inf if one is None else one for one in self.reached.values())
         return found[(len(found) - 1) // 2] if found else None
 
     @property
     def spent(self) -> Usage:
-        """What was sent for all trials."""
+        """Usage of all trials."""
         return sum((one.spent for one in self.trials.values()), NOTHING)
 
     def mean(self, name: str) -> float | None:
-        """The mean of a number over the seeds; None without trials."""
+        """Return the mean of a number over the seeds; None without trials."""
         found = [float(getattr(one, name)) for one in self.trials.values()]
         return math.fsum(found) / len(found) if found else None
 
@@ -105,18 +105,17 @@ class Standing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """All of a comparison.
+    """The results of a comparison.
 
     Attributes:
         name: Of the run.
-        task: What is asked.
-        seeds: All that were asked for.
-        standings: In the order of the table; the first is what the others are compared with.
-        target: The metric that is to be reached; None is what the first one has at its end, seed
-            by seed.
-        models: Fingerprints of the models that answered.
+        task: The task.
+        seeds: All requested seeds.
+        standings: In the order of the table; the others are compared with the first.
+        target: The metric to reach; None is the first entrant's final metric, seed by seed.
+        models: Fingerprints of the models.
         num_examples: Examples of the dev split.
-        missing: Trials that are not there.
+        missing: Trials without a record.
     """
 
     name: str
@@ -130,17 +129,17 @@ class Results:
 
     @property
     def spent(self) -> Usage:
-        """What was sent for all trials."""
+        """Usage of all trials."""
         return sum((one.spent for one in self.standings), NOTHING)
 
     @property
     def judged(self) -> str:
-        """The measure that the conclusion goes by: a metric without an interval decides nothing."""
+        """The measure behind the conclusion: the loss if the metric has no interval."""
         return self.task.metric if self.task.metric in RESAMPLED else "loss"
 
     @property
     def target_text(self) -> str:
-        """The target for people."""
+        """The target as text."""
         first = self.standings[0].entrant.name
         metric = self.task.metric
         return (
@@ -151,7 +150,7 @@ class Results:
 
     @property
     def conclusion(self) -> str:
-        """Which entrant is better, in one sentence or two."""
+        """Return which entrant is better, in one or two sentences."""
         first, *others = self.standings
         compared = [(one, self._judged(one)) for one in others]
         sides: dict[str, list[str]] = {"better": [], "worse": [], "open": []}
@@ -179,7 +178,7 @@ class Results:
         if self.judged != "loss":
             text += self._by_loss(sides["open"])
         if pairs == 1:
-            text += " One seed says nothing of other seeds."
+            text += " One seed gives no interval over seeds."
         return text
 
     def document(self) -> dict[str, Any]:
@@ -199,7 +198,7 @@ class Results:
         }
 
     def _by_loss(self, names: Sequence[str]) -> str:
-        """What the losses tell of entrants whose metric tells no difference."""
+        """Return a sentence on the losses of entrants whose metrics do not differ."""
         parts = []
         for verdict, word in ("less", "lower"), ("more", "higher"):
             found = [
@@ -217,7 +216,7 @@ class Results:
         return one.loss_difference if self.judged == "loss" else one.difference
 
     def _side(self, estimate: Estimate) -> str:
-        """Whether an entrant is better or worse than the first."""
+        """Return whether an entrant is better or worse than the first."""
         if estimate.verdict == "open":
             return "open"
         more_is_better = self.judged != "loss"
@@ -234,16 +233,16 @@ def results_of(
     num_examples: int,
     target: float | None = None,
 ) -> Results:
-    """Computes what trials say.
+    """Compute the results of trials.
 
     Args:
         name: Of the run.
-        task: What is asked.
+        task: The task.
         entrants: In the order of the table.
-        seeds: All that were asked for.
-        records: What is there, by entrant and seed.
+        seeds: All requested seeds.
+        records: The existing records, by entrant and seed.
         num_examples: Examples of the dev split.
-        target: The metric that is to be reached; None is what the first one has at its end.
+        target: The metric to reach; None is the first entrant's final metric.
     """
     by_name = {
         entrant.name: {
@@ -299,7 +298,7 @@ def _bar(first: TrialRecord | None, target: float | None) -> float | None:
 
 
 def _reached(record: TrialRecord, bar: float, *, lower: bool) -> int | None:
-    """Training queries at the first point of a curve that is as good as a bar."""
+    """Return the training queries at the first point of a curve that reaches the target."""
     for point in record.curve:
         if (point.metric <= bar) if lower else (point.metric >= bar):
             return point.queries

@@ -1,4 +1,4 @@
-"""Labelled rows of the clients, together."""
+"""The labelled rows of all clients."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ __all__ = ["pooled_rows"]
 
 
 def pooled_rows(federation: Federation, count: int | None = None) -> list[Example]:
-    """Rows of all clients together, in an order that the run's seed draws.
+    """Return rows of all clients, in an order drawn from the run's seed.
 
     Args:
-        federation: Whose clients.
-        count: How many at most; None is all.
+        federation: The federation.
+        count: The largest number of rows; None for all.
     """
     held = [row for shard in federation.shards for row in shard]
     wanted = len(held) if count is None else count

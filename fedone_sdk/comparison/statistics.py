@@ -17,7 +17,7 @@ __all__ = ["Estimate", "RESAMPLED", "difference", "loss_difference"]
 
 _DRAWS = 4_000
 _CHUNK = 2**22
-"""Numbers that are drawn at once."""
+"""Numbers drawn at a time."""
 
 _NORMAL = 1.959964
 _STUDENT = (
@@ -30,7 +30,7 @@ _Floats = NDArray[np.float64]
 _Ints = NDArray[np.int64]
 
 RESAMPLED = ("accuracy", "f1", "matthews", "loss")
-"""Metrics that have an interval: those that are known from counts of answers, or from losses."""
+"""Metrics with an interval: functions of answer counts, or of losses."""
 
 
 class Estimate(NamedTuple):
@@ -50,13 +50,13 @@ class Estimate(NamedTuple):
 
     @property
     def verdict(self) -> Literal["more", "less", "open"]:
-        """Whether the interval leaves out 0, and on which side."""
+        """Whether the interval excludes 0, and on which side."""
         return "more" if self.low > 0 else "less" if self.high < 0 else "open"
 
 
 @dataclass(frozen=True, slots=True)
 class _Draw:
-    """Some draws: how often each seed and each example is in them.
+    """Some draws: the multiplicity of each seed and each example.
 
     Attributes:
         seeds: Shape (draws, S).
@@ -71,7 +71,7 @@ class _Drawn(NamedTuple):
     """A mean difference and draws of it.
 
     Attributes:
-        mean: As it is.
+        mean: On the original seeds and examples.
         drawn: With drawn seeds and examples, shape (draws,).
         of_seeds: With the same seeds and all examples, shape (draws,).
     """
@@ -82,22 +82,22 @@ class _Drawn(NamedTuple):
 
 
 def loss_difference(first: Sequence[TrialRecord], second: Sequence[TrialRecord]) -> Estimate | None:
-    """The mean loss of one entrant less that of another; arguments as for `difference`."""
+    """Return the mean loss of one entrant minus another's; arguments as for `difference`."""
     return difference("loss", first, second, 0)
 
 
 def difference(
     metric: str, first: Sequence[TrialRecord], second: Sequence[TrialRecord], num_labels: int
 ) -> Estimate | None:
-    """The metric of one entrant less that of another, on the same seeds and examples.
+    """Return the metric of one entrant minus another's, on the same seeds and examples.
 
-    Seeds and examples are drawn again with replacement, independently of each other, both entrants
-    with the same draws (Owen 2007, "The pigeonhole bootstrap"): the interval says what other seeds
-    and other examples of the same kind might have given. The part of the spread that comes from the
-    seeds is stretched by ``sqrt(S / (S - 1)) t / z``, with the 0.975 quantiles of Student's t with
-    S - 1 degrees of freedom and of the normal distribution: the interval of few repeats is too
-    narrow otherwise (Hesterberg 2015, "expanded percentile interval"). One seed has no spread: its
-    interval is over the examples alone.
+    Seeds and examples are resampled with replacement, independently of each other and with the same
+    draws for both entrants (Owen 2007, "The pigeonhole bootstrap"). The interval covers other seeds
+    and other examples of the same kind. The part of the spread that comes from the seeds is
+    multiplied by ``sqrt(S / (S - 1)) t / z``, with the 0.975 quantiles of Student's t with S - 1
+    degrees of freedom and of the normal distribution, because the interval of few repeats is too
+    narrow otherwise (Hesterberg 2015, "expanded percentile interval"). With one seed, the interval
+    is over the examples only.
 
     Args:
         metric: One of `RESAMPLED`.
@@ -106,7 +106,7 @@ def difference(
         num_labels: Labels of the task; 0 where it has none.
 
     Returns:
-        The difference; None where there are no pairs, or nothing that both have answered.
+        The difference; None without pairs, or without examples that both have answered.
     """
     pairs = list(zip(first, second, strict=True))
     if not pairs or metric not in RESAMPLED:
@@ -137,7 +137,7 @@ def _stretch(num_seeds: int) -> float:
 
 
 def _apart(metric: str, first: TrialRecord, second: TrialRecord) -> list[float]:
-    """Per example the difference of two prompts; not a number where one has no answer."""
+    """Return the difference per example; NaN where one has no answer."""
     if metric == "loss":
         return [_less(a, b) for a, b in zip(first.losses, second.losses, strict=True)]
     columns = zip(first.predicted, second.predicted, first.targets, strict=True)
@@ -153,7 +153,7 @@ def _less(first: float | None, second: float | None) -> float:
 
 
 def _linear(apart: _Floats) -> _Drawn | None:
-    """What is a mean over examples; `apart` has shape (S, R)."""
+    """The difference of a mean over examples; `apart` has shape (S, R)."""
     answered = ~np.isnan(apart).any(axis=0)
     if not answered.any():
         return None
@@ -164,10 +164,10 @@ def _linear(apart: _Floats) -> _Drawn | None:
 
 
 def _collected(once: _Floats, num_examples: int, by_seed: Callable[[_Ints], _Floats]) -> _Drawn:
-    """All draws.
+    """Return all draws.
 
     Args:
-        once: The difference under each seed on the examples as they are, shape (S,).
+        once: The difference with each seed on the original examples, shape (S,).
         num_examples: R.
         by_seed: The same on drawn examples: counts of shape (draws, R) to shape (draws, S).
     """
@@ -183,13 +183,13 @@ def _collected(once: _Floats, num_examples: int, by_seed: Callable[[_Ints], _Flo
 def _of_tables(
     metric: str, first: Sequence[TrialRecord], second: Sequence[TrialRecord], num_labels: int
 ) -> _Drawn | None:
-    """What is a function of the confusion table."""
+    """The difference of a function of the confusion table."""
     rows = [record.predicted for record in (*first, *second)]
     answered = [place for place, column in enumerate(zip(*rows, strict=True)) if None not in column]
     if not answered:
         return None
     targets = np.array([first[0].targets[place] for place in answered])
-    width = num_labels + 1  # The last one, index -1, is no label at all.
+    width = num_labels + 1  # The last column, index -1, is "no label".
     cells = []
     for row in rows:
         predicted = np.array([row[place] for place in answered])
@@ -198,7 +198,7 @@ def _of_tables(
         cells.append(into)
 
     def by_seed(examples: _Ints) -> _Floats:
-        """The difference under each seed, shape (draws, S)."""
+        """The difference with each seed, shape (draws, S)."""
         values = [
             metrics_of_tables(metric, (examples @ into).reshape(-1, num_labels, width))
             for into in cells
@@ -210,7 +210,7 @@ def _of_tables(
 
 
 def _draws(num_seeds: int, num_examples: int) -> Iterator[_Draw]:
-    """Always the same draws, so that a report of the same trials is the same."""
+    """Yield draws with a fixed seed, so that reports are reproducible."""
     rng = np.random.Generator(np.random.Philox(0))
     size = max(1, _CHUNK // num_examples)
     for at in range(0, _DRAWS, size):

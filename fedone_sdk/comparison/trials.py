@@ -1,4 +1,4 @@
-"""One trial: a simulated federation from its start to the measured prompt, or a baseline."""
+"""One trial: a simulated federation until the measured prompt, or a baseline."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedone_sdk.backends import LLMBackend, Prediction, prediction_queries, scor
 from fedone_sdk.budget import Budget, BudgetGuard
 from fedone_sdk.candidates import no_prompt
 from fedone_sdk.comparison.entrants import Entrant
-from fedone_sdk.comparison.heard import HeardBackend
+from fedone_sdk.comparison.recorder import AnswerRecorder
 from fedone_sdk.comparison.records import Point, TrialRecord
 from fedone_sdk.comparison.rows import pooled_rows
 from fedone_sdk.errors import FedOneError
@@ -35,11 +35,11 @@ __all__ = ["Trial", "run_trial"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One entrant under one seed.
+    """One entrant with one seed.
 
     Attributes:
-        entrant: Which.
-        federation: Its run, under the seed, with the data in place.
+        entrant: The entrant.
+        federation: Its run, with the seed and the loaded data.
         identity: Digest of the run's description and data.
     """
 
@@ -54,12 +54,12 @@ class Trial:
 
     @property
     def key(self) -> str:
-        """For people."""
+        """The display name."""
         return f"{self.entrant.name}, seed {self.seed}"
 
     @property
     def training_queries(self) -> int:
-        """Training queries that it takes at most."""
+        """Upper bound of its training queries."""
         most, shards = self.entrant.training_queries, self.federation.shards
         if self.entrant.kind == "method":
             return most
@@ -67,14 +67,14 @@ class Trial:
 
 
 async def run_trial(trial: Trial, backend: LLMBackend) -> TrialRecord:
-    """Runs a trial to its end.
+    """Run a trial to its end.
 
     Args:
-        trial: Which.
-        backend: The model; stays open.
+        trial: The trial.
+        backend: The model; the caller closes it.
 
     Raises:
-        FedOneError: It could not go on, or its caps leave nothing for the measurement.
+        FedOneError: The trial failed, or its caps leave nothing for the measurement.
     """
     if trial.entrant.kind == "baseline":
         return await _measured_baseline(trial, backend)
@@ -83,21 +83,23 @@ async def run_trial(trial: Trial, backend: LLMBackend) -> TrialRecord:
 
 async def _tuned(trial: Trial, backend: LLMBackend) -> TrialRecord:
     federation, spec = trial.federation, trial.federation.spec
-    heard, moments = HeardBackend(backend), _Moments()
-    result = await simulate(federation, backend=heard, transport="memory", watch=moments.watch)
+    recorder, checkpoints = AnswerRecorder(backend), _Checkpoints()
+    result = await simulate(
+        federation, backend=recorder, transport="memory", watch=checkpoints.watch
+    )
     if result.status not in ("completed", "budget_exhausted"):
         raise FedOneError(f"{trial.key}: {result.reason or result.status}")
-    measuring = _Measuring(federation, heard, moments.run)
-    last = await measuring.of(moments.last, federation.dev)
+    measurements = _Measurements(federation, recorder, checkpoints.run)
+    last = await measurements.of(checkpoints.last, federation.dev)
     if last is None or result.metric.after is None:
         raise FedOneError(
-            f"{trial.key}: its caps leave nothing to measure the tuned prompt with: raise "
+            f"{trial.key}: its caps leave nothing to measure the tuned prompt: raise "
             "evaluation.queries and the caps on requests, tokens and money"
         )
     part = curve_examples(spec, federation.dev)
     curve = [
-        (0, await measuring.of(moments.first, federation.dev, biased=False)),
-        *[(queries, await measuring.of(state, part)) for queries, state in moments.along],
+        (0, await measurements.of(checkpoints.first, federation.dev, biased=False)),
+        *[(queries, await measurements.of(state, part)) for queries, state in checkpoints.points],
         (result.spent.queries, last),
     ]
     return _record(
@@ -116,60 +118,60 @@ async def _tuned(trial: Trial, backend: LLMBackend) -> TrialRecord:
     )
 
 
-class _Moments:
+class _Checkpoints:
     """The states of a run whose prompts are points of its curve.
 
     Attributes:
-        along: Training queries by then, and the state.
+        points: Training queries so far, and the state.
     """
 
     def __init__(self) -> None:
-        self.along: list[tuple[int, RunState]] = []
+        self.points: list[tuple[int, RunState]] = []
         self._run: ServedRun | None = None
         self._queries = 0
 
     @property
     def run(self) -> ServedRun:
-        """The run, once it was told of."""
+        """The run, after its first event."""
         assert self._run is not None
         return self._run
 
     @property
     def first(self) -> RunState:
-        """The state that the run begins with."""
+        """The run's initial state."""
         return self.run.base.start()
 
     @property
     def last(self) -> RunState:
-        """The state where the run stands."""
+        """The run's current state."""
         return self.run.state
 
     def watch(self, run: ServedRun, effect: Effect | CaughtUp | None) -> None:
-        """Takes note of what happened to the run."""
+        """Record an event of the run."""
         self._run, every = run, run.spec.evaluation.every
         if isinstance(effect, RoundFinished):
             self._queries += effect.report.queries
             if every and (effect.report.round + 1) % every == 0:
-                self.along.append((self._queries, run.state))
+                self.points.append((self._queries, run.state))
 
 
-class _Measuring:
-    """Measurements out of what the run's own evaluation has asked and paid for."""
+class _Measurements:
+    """Measurements from the answers of the run's own evaluation."""
 
-    def __init__(self, federation: Federation, heard: HeardBackend, run: ServedRun) -> None:
-        self._federation, self._heard, self._run = federation, heard, run
+    def __init__(self, federation: Federation, recorder: AnswerRecorder, run: ServedRun) -> None:
+        self._federation, self._recorder, self._run = federation, recorder, run
 
     async def of(
         self, state: RunState, examples: Sequence[Example], *, biased: bool = True
     ) -> Prediction | None:
-        """The deployable prompt of a state; None where the evaluation has not asked about it."""
+        """Return the prediction of a state's prompt; None if it was not evaluated."""
         spec, machine = self._federation.spec, self._run.base.at(state)  # with its candidates
         bias = machine.bias(state) if biased else None
         task = spec.task if bias is None else spec.task.with_bias(bias)
-        show = await self._run.show(self._heard)
+        show = await self._run.show(self._recorder)
         prompt = show(machine.measured(state).tolist())
-        queries, calibration = _queries(self._federation, self._heard, task, prompt, examples)
-        answers = self._heard.repeated(queries)
+        queries, calibration = _queries(self._federation, self._recorder, task, prompt, examples)
+        answers = self._recorder.repeated(queries)
         if answers is None:
             return None
         score, measure = self._federation.score, self._federation.measure
@@ -178,7 +180,7 @@ class _Measuring:
 
 async def _measured_baseline(trial: Trial, backend: LLMBackend) -> TrialRecord:
     began, federation, spec = time.monotonic(), trial.federation, trial.federation.spec
-    # The caps but that on training queries hold for a baseline as for a run.
+    # A baseline has the caps of a run, except that on training queries.
     caps = {} if spec.budget is None else spec.budget.model_dump(exclude={"queries"})
     capped = any(value is not None for value in caps.values())
     guard = BudgetGuard(Budget(**caps) if capped else None, name=trial.entrant.name)
@@ -228,7 +230,7 @@ def _queries(
     *,
     calibrated: bool = True,
 ) -> Any:
-    """What measures a prompt, and how its bias is found without labels."""
+    """Return the queries that measure a prompt, and a function that fits its bias."""
     spec = federation.spec
     calibration = spec.calibration.label_free if calibrated else None
     size = spec.method.batch_size

@@ -1,4 +1,4 @@
-"""Examples: reading them, spreading them over clients, drawing mini-batches."""
+"""Examples: loading them, partitioning them over clients, drawing mini-batches."""
 
 from fedone_sdk.data.columns import label_columns, split_dev, text_columns
 from fedone_sdk.data.loaders import check_examples, load_examples

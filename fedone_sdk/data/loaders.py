@@ -1,4 +1,4 @@
-"""Reading labelled rows: JSONL, JSON, CSV, TSV, Parquet, the Hugging Face hub."""
+"""Loaders of labelled rows: JSONL, JSON, CSV, TSV, Parquet, the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ _Rows = Generator[_Row]
 def load_examples(
     source: str | Path, *, split: str = "train", limit: int | None = None
 ) -> list[dict[str, Any]]:
-    """Reads labelled rows.
+    """Read labelled rows.
 
     Args:
         source: A UTF-8 file (``.jsonl``, ``.ndjson``, ``.json``, ``.csv``, ``.tsv``) or a
             ``.parquet`` file; or ``hf:glue/TASK``, or ``hf:ORG/NAME`` with an optional ``/CONFIG``.
         split: The split of a hub data set; a file has only one.
-        limit: Read no more than this many rows.
+        limit: The largest number of rows to read.
 
     Returns:
         One dictionary per row. CSV and TSV values are text; a TSV has no quoting, as in GLUE.
 
     Raises:
-        DataError: There is nothing to read, or it is malformed; names the file and the line.
+        DataError: The source is empty or malformed; names the file and the line.
         MissingExtraError: Parquet or the hub needs a package that is not installed.
         ValueError: The limit is less than 1.
     """
@@ -60,13 +60,13 @@ def load_examples(
 
 
 def check_examples(task: TaskSpec, examples: Iterable[Example], source: str | Path) -> None:
-    """Checks that a task can be put to every row.
+    """Check that every row has the fields of a task.
 
     A label is compared as text, so that a CSV's ``"1"`` is the label 1.
 
     Raises:
-        DataError: A text field is missing or no text, or a label is unknown; names the source, the
-            row (from 1), the field and what is allowed.
+        DataError: A text field is missing or not text, or a label is unknown; names the source, the
+            row (from 1), the field and the allowed values.
     """
     for number, example in enumerate(examples, 1):
         if misfit := misfit_of(task, example):
@@ -82,7 +82,7 @@ def _file_rows(path: Path) -> _Rows:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """The lines with their line ends; only a line feed ends one (text may hold U+2028)."""
+    """Yield lines with their line ends; only a line feed ends one (text may contain U+2028)."""
     with path.open("rb") as file:
         number = 0
         while line := file.readline(_MAX_LINE_BYTES + 1):
@@ -105,7 +105,7 @@ def _jsonl(path: Path) -> _Rows:
 
 
 def _json(path: Path) -> _Rows:
-    # The whole array may stand on one line, so the bound on lines does not hold here.
+    # The whole array may be on one line, so the limit on lines does not apply.
     data = path.read_bytes().removeprefix(codecs.BOM_UTF8)
     try:
         text = data.decode()
@@ -128,7 +128,7 @@ def _parse_json(text: str, path: Path, first_line: int) -> Any:
         hint = " (one object per line? name it .jsonl)" if path.suffix.lower() == ".json" else ""
         where = f"{path}:{first_line + exc.lineno - 1}"
         raise DataError(f"{where}: bad JSON: {exc.msg} at column {exc.colno}{hint}") from exc
-    except (ValueError, RecursionError) as exc:  # a number or a nesting beyond Python's limits
+    except (ValueError, RecursionError) as exc:  # a number or nesting beyond Python's limits
         raise DataError(f"{path}:{first_line}: bad JSON: {exc}") from exc
 
 
@@ -157,7 +157,7 @@ def _csv(path: Path) -> _Rows:
 
 
 def _tsv(path: Path) -> _Rows:
-    # Not csv.QUOTE_NONE: that one still stumbles over a carriage return inside a field.
+    # Not csv.QUOTE_NONE, which fails on a carriage return inside a field.
     lines = enumerate(_lines(path), 1)
     return _table(path, ((number, line.rstrip("\r\n").split("\t")) for number, line in lines))
 
@@ -198,7 +198,7 @@ def _hub_rows(source: str, split: str) -> _Rows:
         rows = datasets.load_dataset(f"{owner}/{name}", config, split=split)
         for row in rows:
             yield dict(row)
-    except Exception as exc:  # it raises those of half a dozen libraries beneath it
+    except Exception as exc:  # it raises the exceptions of several libraries
         raise DataError(f"{source} (split {split!r}): {exc}") from exc
 
 

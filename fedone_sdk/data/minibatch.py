@@ -1,4 +1,4 @@
-"""The mini-batch draw, as the wire contract defines it."""
+"""The mini-batch draw of the wire contract."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["draw_minibatch"]
 
 
 def draw_minibatch(num_examples: int, batch_size: int, seed: int) -> list[int]:
-    """Draws the rows of one mini-batch, without replacement.
+    """Draw the rows of one mini-batch, without replacement.
 
     ``rows = 0..M-1``; for ``i`` in ``0..min(B, M)-1``: ``j = i + ((next_u64 * (M - i)) >> 64)``,
     swap ``rows[i]`` and ``rows[j]``; where ``next_u64`` is SplitMix64 started at `seed`. The golden

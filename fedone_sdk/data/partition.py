@@ -1,4 +1,4 @@
-"""How examples are spread over clients: IID, Dirichlet, k-shot."""
+"""Partitions of examples over clients: IID, Dirichlet, k-shot."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["Partition", "dirichlet", "iid", "k_shot", "partition_clients"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
-    """Which rows each client holds.
+    """The rows of each client.
 
     Attributes:
         shards: One list of row numbers per client, never empty.
-        reused_rows: Whether rows were too few for all clients, so that some row is in two shards
-            (or, where a class has fewer rows than one client needs, twice in one).
+        reused_rows: Whether there are too few rows for all clients, so that some row is in two
+            shards (or, if a class has fewer rows than one client needs, twice in one).
     """
 
     shards: list[list[int]]
@@ -32,7 +32,7 @@ class Partition:
 
 
 def iid(num_examples: int, num_clients: int, seed: int) -> list[list[int]]:
-    """Deals all rows out at random; shard sizes differ by at most one.
+    """Deal all rows at random; shard sizes differ by at most one.
 
     Raises:
         DataError: There are fewer rows than clients.
@@ -50,16 +50,16 @@ def dirichlet(
     seed: int,
     min_per_client: int = 1,
 ) -> list[list[int]]:
-    """Deals all rows out unevenly: each class is split by proportions from Dirichlet(alpha).
+    """Deal all rows unevenly: each class is split in proportions from Dirichlet(alpha).
 
-    The scheme of Hsu et al. (2019) and Yurochkin et al. (2019). Where theirs draws again until
-    every client has enough rows (with a small alpha it may never end), the largest shards give
-    rows to those that are short.
+    This is the scheme of Hsu et al. (2019) and Yurochkin et al. (2019). They redraw until every
+    client has enough rows, which may never end for a small alpha. Here the largest shards give rows
+    to those that are too small.
 
     Args:
         labels: One per row.
         num_clients: K.
-        alpha: Concentration; near 0 a class falls to one client, at infinity all get the same.
+        alpha: Concentration; near 0 one client gets a whole class, at infinity all get equal parts.
         seed: ``0 <= seed < 2**53``.
         min_per_client: The least number of rows of a client.
 
@@ -82,10 +82,10 @@ def dirichlet(
 
 
 def k_shot(labels: Sequence[Hashable], num_clients: int, shots: int, seed: int) -> Partition:
-    """Gives every client `shots` rows of every class.
+    """Give every client `shots` rows of every class.
 
-    Shards are disjoint while rows suffice; after that rows are used again, evenly, but never twice
-    by one client unless a class has fewer than `shots` rows.
+    Shards are disjoint while rows suffice. After that rows are reused evenly, but never twice by
+    one client unless a class has fewer than `shots` rows.
 
     Raises:
         DataError: There are no rows.
@@ -106,7 +106,7 @@ def partition_clients(
     alpha: float = 1.0,
     seed: int,
 ) -> Partition:
-    """Spreads examples over clients as a run's ``data`` section says.
+    """Partition examples over clients as a run's ``data`` section describes.
 
     Args:
         examples: The training rows.
@@ -119,7 +119,7 @@ def partition_clients(
         seed: ``0 <= seed < 2**53``.
 
     Raises:
-        DataError: There are too few rows; says how many there are and how many it takes.
+        DataError: There are too few rows; states how many there are and how many are needed.
         ValueError: An argument is out of range.
     """
     labels = [label_of(example) for example in examples]
@@ -144,7 +144,7 @@ def partition_clients(
 
 
 class _Deck:
-    """The rows of one class, dealt without replacement for as long as they last."""
+    """The rows of one class, dealt without replacement while they last."""
 
     def __init__(self, rows: Sequence[int], generator: SplitMix64) -> None:
         self._rows, self._generator = rows, generator
@@ -156,7 +156,7 @@ class _Deck:
         while len(hand) < count:
             if not self._pile:
                 self.reused = True
-                # Rows of this hand go to the bottom, so that a client meets none of them twice.
+                # Rows of this hand go to the bottom, so that no client gets one twice.
                 held = set(hand)
                 self._pile = sorted(
                     self._generator.shuffle(self._rows), key=lambda row: row not in held
@@ -185,11 +185,10 @@ def _rows_by_class(labels: Sequence[Hashable]) -> dict[Hashable, list[int]]:
 
 
 def _dirichlet_draw(size: int, alpha: float, gammas: random.Random) -> list[float]:
-    """One draw from the symmetric Dirichlet: normalised Gamma(alpha) variates."""
+    """Return one draw from the symmetric Dirichlet: normalised Gamma(alpha) variates."""
     if not 0 < alpha < math.inf:
         raise ValueError(f"alpha must be positive and finite, got {alpha}")
-    # Gamma(a) = Gamma(a + 1) * U^(1/a), in logs: for a small alpha all the variates themselves
-    # would underflow to 0.
+    # Gamma(a) = Gamma(a + 1) * U^(1/a), in logs: for a small alpha the variates would underflow.
     logs = [
         math.log(gammas.gammavariate(alpha + 1, 1.0)) + math.log(1.0 - gammas.random()) / alpha
         for _ in range(size)
@@ -201,7 +200,7 @@ def _dirichlet_draw(size: int, alpha: float, gammas: random.Random) -> list[floa
 
 
 def _round_shares(shares: Sequence[float], total: int) -> list[int]:
-    """Whole numbers in proportion to `shares` that add up to `total` (largest remainder)."""
+    """Return integers in proportion to `shares` that sum to `total` (largest remainder)."""
     counts = [math.floor(share * total) for share in shares]
     by_remainder = sorted(range(len(shares)), key=lambda i: counts[i] - shares[i] * total)
     for i in by_remainder[: total - sum(counts)]:
@@ -210,7 +209,7 @@ def _round_shares(shares: Sequence[float], total: int) -> list[int]:
 
 
 def _level(shards: list[list[int]], minimum: int) -> None:
-    """Moves rows, in place, from the largest shards to those with fewer than `minimum`."""
+    """Move rows, in place, from the largest shards to those with fewer than `minimum`."""
     largest = [(-len(shard), client) for client, shard in enumerate(shards)]
     heapq.heapify(largest)
     for shard in shards:

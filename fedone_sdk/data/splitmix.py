@@ -1,4 +1,4 @@
-"""SplitMix64: random integers that come out the same in every language."""
+"""SplitMix64: random integers that are the same in every language."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _T = TypeVar("_T")
 class SplitMix64:
     """The 64-bit generator of Steele, Lea and Flood (2014), with draws defined in integers.
 
-    Five lines in any language and no floating point: a client that is not Python can draw the
-    very same mini-batch.
+    It is five lines in any language and needs no floating point, so that a client in any language
+    draws the same mini-batch.
 
     Args:
         seed: The first state, ``0 <= seed < 2**53`` (exact in every JSON parser).
@@ -30,7 +30,7 @@ class SplitMix64:
         self._state = int(seed)
 
     def next_u64(self) -> int:
-        """The next integer, uniform in [0, 2^64)."""
+        """Return the next integer, uniform in [0, 2^64)."""
         self._state = (self._state + 0x9E3779B97F4A7C15) & _MASK
         z = self._state
         z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
@@ -38,11 +38,11 @@ class SplitMix64:
         return z ^ (z >> 31)
 
     def below(self, bound: int) -> int:
-        """An integer in [0, bound), uniform up to a bias of at most bound / 2^64."""
+        """Return an integer in [0, bound), uniform up to a bias of at most bound / 2^64."""
         return (self.next_u64() * bound) >> 64
 
     def sample(self, items: Sequence[_T], count: int) -> list[_T]:
-        """Draws without replacement, by a Fisher-Yates shuffle that stops after `count` swaps.
+        """Draw without replacement, by a Fisher-Yates shuffle that stops after `count` swaps.
 
         Returns:
             ``min(count, len(items))`` items in draw order.
@@ -55,5 +55,5 @@ class SplitMix64:
         return pool[:count]
 
     def shuffle(self, items: Sequence[_T]) -> list[_T]:
-        """All items in random order; the input is left as it is."""
+        """Return all items in random order; the input is not changed."""
         return self.sample(items, len(items))

@@ -17,11 +17,11 @@ _HOMES = {"FedOneStrategy": "_strategy", "client_app": "_client_app"}
 
 
 def __getattr__(name: str) -> object:
-    """Imports what needs Flower when it is first asked for."""
+    """Import the parts that need Flower on first use."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        # A node does without the server's part.
+        # A node does not need the server's part.
         home = import_module(f"{__name__}.{_HOMES[name]}")
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "flwr":

@@ -18,9 +18,9 @@ from fedone_sdk.client.batch import BeforeSend
 from fedone_sdk.client.source import Data
 from fedone_sdk.errors import FedOneError, one_line
 from fedone_sdk.flower.data import node_file, partition_of
-from fedone_sdk.flower.letters import RECORD, Item, item_of, pack, unpack
 from fedone_sdk.flower.relay import Relay, turn
 from fedone_sdk.flower.state import Kept, kept_folder
+from fedone_sdk.flower.wire import RECORD, Item, item_of, pack, unpack
 from fedone_sdk.messages import Decline
 from fedone_sdk.task import ScoreFunction
 
@@ -29,7 +29,7 @@ __all__ = ["client_app"]
 _log = structlog.get_logger(__name__)
 
 _SERVER = "flower"
-"""The server's name in the client's state."""
+"""The server's name in the client's state files."""
 
 
 def client_app(
@@ -42,22 +42,23 @@ def client_app(
     only_when: OnlyWhen | None = None,
     state_dir: str | Path | None = None,
 ) -> ClientApp:
-    """A ClientApp whose nodes are edge clients of a `FedOneStrategy`.
+    """Return a ClientApp whose nodes are edge clients of a `FedOneStrategy`.
 
-    Every message is one turn of an `EdgeClient`, up to the call that the server must answer. The
-    functions are called anew for each: Flower may run each in a process of its own.
+    Each message is one turn of an `EdgeClient`, up to the next call that the server must answer.
+    The factory functions are called once per message, because Flower may run each message in a
+    separate process.
 
     Args:
-        data: Gives a node's examples; the file that its node config names by default.
-        backend: Makes a model of the node's own, closed after the message; None scores through
-            the server's.
-        trainer: Makes what trains the soft prompts of white-box methods.
-        score: ``score(generated, example)`` from 0 to 1, for runs whose loss is ``score``.
-        before_send: Sees every text before it is scored; see `EdgeClient`.
+        data: Returns a node's examples; by default, from the file that its node config names.
+        backend: Creates a model on the node, closed after the message; None scores through the
+            server's.
+        trainer: Creates the trainer of soft prompts, for white-box methods.
+        score: ``score(generated, example)`` from 0 to 1, for runs with loss ``score``.
+        before_send: Gets every text before it is scored; see `EdgeClient`.
         only_when: Whether the node may work now; see `EdgeClient`.
-        state_dir: Where a node keeps what its method remembers, in a folder for its
-            ``partition-id`` if it has one; Flower's context by default, which lasts as long as
-            the SuperNode.
+        state_dir: Folder of the node's method memory, with a subfolder per ``partition-id`` if it
+            has one. By default the memory is in Flower's context, which lives as long as the
+            SuperNode.
     """
     app = ClientApp()
 
@@ -72,7 +73,7 @@ def client_app(
             _log.warning("this node cannot work", reason=str(exc))
             reply = _unable(str(exc))
         except Exception as exc:
-            # Of an app's own errors only the kind leaves the node: they may quote private text.
+            # Only the error's type leaves the node, because its text may quote private data.
             _log.error("this node cannot work", traceback=traceback.format_exc())
             reply = _unable(f"{type(exc).__name__} in the node's app; see its log")
         record = ConfigRecord(pack([reply]))
@@ -83,7 +84,7 @@ def client_app(
     async def _reply(message: Message, context: Context) -> Item:
         answers = unpack(message.content.config_records.get(RECORD))
         if state_dir is not None:
-            # A simulation's nodes share a machine; a deployed one may have another id tomorrow.
+            # Nodes of a simulation share a machine; a deployed node's id may change on restart.
             number = partition_of(context)
             own = "" if number is None else f"partition-{number}"
             return await _turn(answers, context, Path(state_dir) / own)

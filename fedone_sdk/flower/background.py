@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for Flower's strategies, which are called synchronously."""
+"""An event loop in its own thread, because Flower calls strategies synchronously."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ T = TypeVar("T")
 
 
 class Background:
-    """Runs coroutines for a caller that has no event loop.
+    """Runs coroutines for a synchronous caller.
 
-    The loop goes on between two calls: deadlines pass and prompts are measured while the caller
+    The loop also runs between two calls: deadlines expire and evaluations finish while the caller
     waits for nodes.
     """
 
@@ -41,10 +41,10 @@ class Background:
         self._thread.join()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The coroutine's result.
+        """Run a coroutine, and return its result.
 
         Raises:
-            Exception: What the coroutine raises.
+            Exception: The coroutine's exception.
         """
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 

@@ -1,4 +1,4 @@
-"""Where a node's examples are: in a file that its node config names, or in a shard of a run's."""
+"""A node's examples: from a file that its node config names, or a shard of a run's data."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ _PARTITION = "partition-id"
 
 
 class NodeContext(Protocol):
-    """What is needed of Flower's ``Context``."""
+    """The part of Flower's ``Context`` that is used."""
 
     @property
     def node_config(self) -> Mapping[str, object]:
-        """What the SuperNode was started with (``--node-config``)."""
+        """The SuperNode's ``--node-config``."""
         ...
 
 
 def node_file(context: NodeContext) -> Sequence[Example]:
-    """The examples of the file that a deployed SuperNode was told.
+    """Load the examples of the file in a SuperNode's node config.
 
     ``flower-supernode --node-config 'data="/srv/rows.jsonl"'``
 
     Args:
-        context: Flower's, of the node.
+        context: The node's context.
 
     Raises:
-        DataError: The node config names no file, or the file cannot be used.
+        DataError: The node config names no file, or the file is invalid.
     """
     path = context.node_config.get(_FILE)
     if not isinstance(path, str) or not path:
@@ -49,11 +49,11 @@ def node_file(context: NodeContext) -> Sequence[Example]:
 
 
 def node_shard(federation: Federation, context: NodeContext) -> Sequence[Example]:
-    """The shard of a run's own data that is a node's ``partition-id``: for simulations.
+    """Return the shard of a run's data with a node's ``partition-id``, for simulations.
 
     Args:
         federation: The run with its data.
-        context: Flower's, of the node.
+        context: The node's context.
 
     Raises:
         DataError: The node has no ``partition-id``, or there is no such shard.
@@ -71,10 +71,10 @@ def node_shard(federation: Federation, context: NodeContext) -> Sequence[Example
 
 
 def partition_of(context: NodeContext) -> int | None:
-    """The node's ``partition-id``, if it has one.
+    """Return the node's ``partition-id``; None if it has none.
 
     Raises:
-        DataError: It is no number.
+        DataError: It is not a number.
     """
     found = context.node_config.get(_PARTITION)
     if found is None:

@@ -1,4 +1,4 @@
-"""The node's end: a transport that knows the answers so far, and waits at the first other call."""
+"""The node side: a transport that replays earlier answers, and stops at the first new call."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from fedone_sdk.client import EdgeClient, Idle
 from fedone_sdk.errors import ProblemError, is_retryable
-from fedone_sdk.flower.letters import PROBLEM, Item, Kind, item_of, parse
+from fedone_sdk.flower.wire import PROBLEM, Item, Kind, item_of, parse
 from fedone_sdk.messages import (
     ASSIGNMENT,
     AlphaAssignment,
@@ -44,17 +44,17 @@ _OUTCOMES = {
 
 
 class Relay:
-    """A `Transport` whose server is somebody who writes now and then.
+    """A `Transport` that is answered by Flower messages.
 
-    SuperLink knows who a node is, so that it needs no credential of the aggregator's.
+    SuperLink authenticates nodes, so no credential of the aggregator is needed.
 
     Args:
         name: The node's.
-        answers: To the calls of this turn, in the order in which they were made.
+        answers: To the calls of this turn, in call order.
 
     Attributes:
-        asked: The call that has no answer yet, once the client has made it.
-        given_back: The work that the client does not do, and why.
+        asked: The first call without an answer, once the client has made it.
+        given_back: The client's decline of its work, with the reason.
     """
 
     def __init__(self, name: str, answers: Iterable[Item]) -> None:
@@ -66,20 +66,20 @@ class Relay:
             self._answers[answer.kind, answer.subject].append(answer)
 
     async def enrol(self, token: str, message: Enrol) -> Enrolled:
-        """Takes the node's own name; the strategy enrols it."""
+        """Return the node's name; the strategy enrols it."""
         return Enrolled(client_id=self._name, credential=self._name)
 
     def sign_as(self, client_id: str, private_key: str) -> None:
-        """Nothing to sign: SuperLink authenticates nodes."""
+        """Do nothing: SuperLink authenticates nodes."""
 
     async def rotate(self, credential: str) -> Rotated:
-        """There is nothing to exchange."""
+        """Not available: there is no credential."""
         return Rotated(credential=credential)
 
     async def claim(
         self, credential: str, message: Claim
     ) -> AlphaAssignment | LossesAssignment | Idle:
-        """Asks for work."""
+        """Claim an assignment."""
         return parse(ASSIGNMENT.validate_json, await self._call("claim", "", message))
 
     async def runs(self, credential: str) -> Sequence[RunSummary]:
@@ -87,16 +87,16 @@ class Relay:
         return ()
 
     async def task(self, credential: str, run_id: str) -> RunTask:
-        """Asks what must be known of a run."""
+        """Fetch a run's task."""
         return parse(RunTask.model_validate_json, await self._call("task", run_id))
 
     async def vocabulary(self, credential: str, run_id: str, after: int = 0) -> VocabularyList:
-        """Asks for a run's candidates, all of them whatever is known."""
+        """Fetch all of a run's candidates; `after` is ignored."""
         return parse(VocabularyList.model_validate_json, await self._call("vocabulary", run_id))
 
     async def score(self, credential: str, message: Score) -> Scores:
-        """Asks the model that the server has."""
-        # By its digest: what the client has in its journal it does not ask again.
+        """Score with the server's model."""
+        # Keyed by digest, because the client does not repeat queries that are in its journal.
         body = item_of("score", "", message).body
         digest = hashlib.sha256(body.content).hexdigest()
         return parse(Scores.model_validate_json, await self._call("score", digest, message))
@@ -104,20 +104,20 @@ class Relay:
     async def update(
         self, credential: str, assignment_id: str, message: AlphaUpdate | LossesUpdate
     ) -> Receipt:
-        """Returns finished work; the receipt comes with the node's next work."""
+        """Send an update; its receipt comes with the node's next work."""
         answer = await self._call("update", assignment_id, message)
         return parse(Receipt.model_validate_json, answer)
 
     async def renew(self, credential: str, assignment_id: str) -> Renewal:
-        """Cannot be had: who replies once cannot ask for more time before."""
+        """Refuse: a node replies once and cannot request more time before."""
         raise ProblemError("renewal_refused", "a Flower message has the deadline that it came with")
 
     async def decline(self, credential: str, assignment_id: str, message: Decline) -> None:
-        """Gives work back, with the reply."""
+        """Decline work, with the reply."""
         self.given_back = item_of("decline", assignment_id, message)
 
     async def aclose(self) -> None:
-        """Nothing to close."""
+        """Do nothing: there is no connection."""
 
     async def _call(self, kind: Kind, subject: str, message: Message | None = None) -> Item:
         known = self._answers[kind, subject]
@@ -126,27 +126,27 @@ class Relay:
             if answer.body.content_type != PROBLEM:
                 return answer
             error = parse(Problem.model_validate_json, answer).error()
-            if not (known and is_retryable(error)):  # else it was waited for already
+            if not (known and is_retryable(error)):  # otherwise the wait is already over
                 raise error
         if not self.asked.done():
             self.asked.set_result(item_of(kind, subject, message))
-        # As on a device that is put to sleep amid its work: it wakes up in another turn.
+        # Like a device that is suspended during its work and resumes in another turn.
         asleep: asyncio.Future[Item] = asyncio.get_running_loop().create_future()
         return await asleep
 
 
 async def turn(client: EdgeClient, relay: Relay) -> Item:
-    """Lets a client do one turn, up to the first call that the server has to answer.
+    """Run a client's turn, up to the first call that the server must answer.
 
     Args:
-        client: With `relay` for its transport.
+        client: With `relay` as its transport.
         relay: Holds the answers so far.
 
     Returns:
-        The call; a ``decline`` of no assignment where the node cannot work.
+        The call; a ``decline`` without an assignment if the node cannot work.
 
     Raises:
-        Exception: What the app's functions raise.
+        Exception: An exception of the app's functions.
     """
     async with client:
         working = asyncio.create_task(client.run_once(), name="turn")

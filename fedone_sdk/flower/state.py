@@ -1,4 +1,4 @@
-"""What an edge client keeps in its folder, kept in Flower's context between two messages."""
+"""An edge client's state folder, kept in Flower's context between two messages."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from tempfile import TemporaryDirectory
 __all__ = ["Kept", "kept_folder"]
 
 Kept = dict[str, bytes]
-"""Files by their paths, the oldest first."""
+"""File contents by path, the oldest first."""
 
 
 @contextmanager
 def kept_folder(before: Mapping[str, bytes]) -> Iterator[tuple[Path, Kept]]:
-    """A folder with what was kept, for the time of one message.
+    """Create a folder with the stored files, for the duration of one message.
 
     Args:
-        before: What was kept.
+        before: The stored files.
 
     Yields:
-        The folder, and what it held at the end of the ``with`` block.
+        The folder, and its files at the end of the ``with`` block.
     """
     after: Kept = {}
     with TemporaryDirectory(prefix="fedone-node-") as name:
@@ -32,6 +32,6 @@ def kept_folder(before: Mapping[str, bytes]) -> Iterator[tuple[Path, Kept]]:
             file.write_bytes(content)
         yield folder, after
         files = [file for file in folder.rglob("*") if file.is_file()]
-        # Which of them are old matters to the client, where there are too many.
+        # The client drops the oldest files if there are too many.
         for file in sorted(files, key=lambda file: (file.stat().st_mtime_ns, file.name)):
             after[file.relative_to(folder).as_posix()] = file.read_bytes()

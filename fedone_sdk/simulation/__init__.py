@@ -1,4 +1,4 @@
-"""Whole federations in one process, over loopback HTTP or without sockets."""
+"""Federations in one process, over loopback HTTP or in memory."""
 
 from fedone_sdk.simulation.federation import (
     Ask,

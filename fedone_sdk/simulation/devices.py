@@ -1,4 +1,4 @@
-"""What the clients of a federation in one process are made of."""
+"""Construction of the edge clients of a federation in one process."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from fedone_sdk.task import Example, ScoreFunction
 __all__ = ["Between", "Devices"]
 
 Between = Callable[[int, Transport], Transport]
-"""What stands between client number k and the aggregator, given what reaches that."""
+"""Wraps the transport of client number k; returns the transport that the client uses."""
 
 _SERVER = "simulation"
-"""The aggregator's name in the clients' state: its URL is another one at the next start."""
+"""The aggregator's name in the clients' state files: its URL changes at every start."""
 
 _SECRET = "enrolment-secret"
-"""The file that the clients' enrolment nonces derive from."""
+"""The file with the secret that enrolment nonces derive from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Devices:
-    """The clients of a federation, one for each shard.
+    """The clients of a federation, one per shard.
 
     Attributes:
         shards: Each client's examples.
-        token: Lets them enrol.
+        token: The enrolment token.
         trainer: Trains the soft prompts of white-box methods.
         score: The user's function, for loss ``score``.
-        state_dir: Where each keeps its state, in a folder of its own; None keeps it in memory.
-        between: What stands between a client and the aggregator; None is nothing.
+        state_dir: Holds one state folder per client; None keeps state in memory.
+        between: Wraps each client's transport; None leaves it as it is.
     """
 
     shards: Sequence[Sequence[Example]]
@@ -50,13 +50,13 @@ class Devices:
         return len(self.shards)
 
     def nonces(self) -> tuple[str, ...]:
-        """What each client enrols with: the same at every start where a folder keeps state.
+        """Return each client's enrolment nonce; with `state_dir`, the same at every start.
 
-        Enrolled again with its nonce, a client is the same one, so a client needs no folder
-        before it has had work.
+        An enrolment with the same nonce returns the same client, so a client needs no state folder
+        before its first assignment.
 
         Raises:
-            DataError: The folder cannot be made.
+            DataError: The folder cannot be created.
         """
         shelf = Shelf(self.state_dir)
         secret = shelf.read(_SECRET)
@@ -69,12 +69,12 @@ class Devices:
         )
 
     def client(self, number: int, line: Transport, nonce: str) -> EdgeClient:
-        """Makes a client.
+        """Create a client.
 
         Args:
-            number: Which one.
-            line: Reaches the aggregator.
-            nonce: Enrols it where it has no identity.
+            number: Its index.
+            line: Its transport.
+            nonce: Its enrolment nonce, used if it has no identity yet.
         """
         if self.state_dir is not None:
             Identity(shelf_of(self._folder(number), _SERVER), _SERVER).begin(nonce)
@@ -89,7 +89,7 @@ class Devices:
         )
 
     def credential(self, number: int) -> str | None:
-        """The credential that a client keeps in its folder; None where it has none."""
+        """Return the credential in a client's state folder; None if there is none."""
         folder = self._folder(number)
         if folder is None or not folder.is_dir():
             return None

@@ -1,4 +1,4 @@
-"""How long a planned run takes."""
+"""Estimated duration of a planned run."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ __all__ = ["Duration", "by_limits", "by_probe"]
 
 
 class Duration(Message):
-    """How long a run takes, and what says so.
+    """The estimated duration of a run and the basis of the estimate.
 
     Attributes:
-        basis: ``probe``: what is expected after queries were timed on this machine;
-            ``rate_limits``: the least that those of the backend allow.
-        seconds: All together.
-        startup_s: Until the first query: modules, data, the model, clients that enrol.
+        basis: ``probe``: the expectation, from queries timed on this machine; ``rate_limits``: the
+            lower bound that the backend's rate limits imply.
+        seconds: Total.
+        startup_s: Before the first query: imports, data, the model, enrolment.
         training_s: Training.
         evaluation_s: Evaluation.
-        probe_queries: Queries that were timed.
-        probe_s: How long these took, seconds.
+        probe_queries: Number of timed queries.
+        probe_s: Duration of the timed queries, seconds.
     """
 
     basis: Literal["probe", "rate_limits"]
@@ -36,11 +36,11 @@ class Duration(Message):
 
 
 def by_limits(spec: RunSpec, expected: Usage) -> Duration | None:
-    """How long the rate limits of a backend make a run take; None without limits.
+    """Return the duration that a backend's rate limits imply; None without limits.
 
     Args:
         spec: The run.
-        expected: What all of it is expected to spend.
+        expected: The expected usage of the whole run.
     """
     limits = getattr(spec.backend, "limits", None)
     if limits is None:
@@ -59,13 +59,13 @@ def by_limits(spec: RunSpec, expected: Usage) -> Duration | None:
 def by_probe(
     probe: Probe, *, startup_s: float, training: Usage, evaluation: Usage, rounds: int
 ) -> Duration:
-    """How long a run takes at the speed that a probe measured.
+    """Return the duration at the speed that a probe measured.
 
     Args:
         probe: The measurement.
         startup_s: Seconds of the process before the probe.
-        training: What training is expected to ask of the model.
-        evaluation: The same of evaluation.
+        training: Expected usage of training.
+        evaluation: Expected usage of evaluation.
         rounds: Rounds of training.
     """
     startup = startup_s + probe.startup_s

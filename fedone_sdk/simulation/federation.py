@@ -1,4 +1,4 @@
-"""A whole federation in one process: data spread over clients, an aggregator, and its run."""
+"""A federation in one process: data spread over clients, an aggregator, and its run."""
 
 from __future__ import annotations
 
@@ -35,27 +35,27 @@ __all__ = ["Ask", "Federation", "First", "load_measure", "load_score", "simulate
 _log = structlog.get_logger(__name__)
 
 Watcher = Callable[[ServedRun, Effect | CaughtUp | None], None]
-"""Told of the run before it begins (no effect yet), and of every effect."""
+"""Called with the run before it starts (no effect yet), and with every effect."""
 
 Ask = Callable[[Sequence[Query]], Awaitable[list[Answer]]]
-"""Asks the run's model; what is asked counts as evaluation of the run."""
+"""Asks the run's model; the usage counts as evaluation of the run."""
 
 First = Callable[[Ask], Awaitable[None]]
-"""Done before the first client is enrolled."""
+"""Runs before the first client enrols."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Federation:
-    """A RunSpec with its data in place.
+    """A RunSpec with its data loaded.
 
     Attributes:
         spec: The run.
         shards: Each client's examples.
         dev: Held-out examples.
         vocabulary: The candidates.
-        reused_rows: Whether clients share rows, because there were too few.
+        reused_rows: Whether clients share rows because there are too few.
         score: The user's function, for loss ``score``.
-        measure: The user's function, for a metric of their own.
+        measure: The user's function, for a custom metric.
     """
 
     spec: RunSpec
@@ -75,13 +75,13 @@ class Federation:
         score: ScoreFunction | None = None,
         measure: MetricFunction | None = None,
     ) -> Federation:
-        """Reads and spreads a run's data.
+        """Load a run's data and partition it over clients.
 
         Args:
             spec: The run; its ``data`` is required.
-            base_dir: Where relative paths start: the folder of RUN.yaml.
+            base_dir: Base of relative paths: the folder of RUN.yaml.
             score: For loss ``score``; None imports the function that the task names.
-            measure: For a metric of one's own; None imports the function that the task names.
+            measure: For a custom metric; None imports the function that the task names.
 
         Raises:
             SpecError: The run names no data, or a function that cannot be imported.
@@ -90,16 +90,16 @@ class Federation:
         data, task = spec.data, spec.task
         if data is None:
             raise SpecError("data: is required to tune on this machine")
-        with _about("data.train"):
+        with _prefixed_errors("data.train"):
             train = _examples(data.train, base_dir, "train")
             check_examples(task, train, data.train)
-        with _about("data.dev"):
+        with _prefixed_errors("data.dev"):
             dev = [] if data.dev is None else _examples(data.dev, base_dir, "validation")
             check_examples(task, dev, data.dev or "")
-        with _about("data.num_clients"):
+        with _prefixed_errors("data.num_clients"):
             partition: Partition = partition_clients(
                 train,
-                # Without labels all rows are of one class.
+                # Without labels, all rows form one class.
                 label_of=lambda row: "" if task.generates else str(row[task.label_field]),
                 num_clients=data.num_clients,
                 shots=data.shots,
@@ -109,10 +109,10 @@ class Federation:
             )
         if partition.reused_rows:
             _log.warning("clients share rows: too few for disjoint shards", rows=len(train))
-        # The vocabulary comes from text that the clients hold, and from no other.
+        # The vocabulary is built from the text that the clients hold.
         held = sorted({row for shard in partition.shards for row in shard})
         texts = (str(train[row][name]) for row in held for name in task.fields)
-        with _about("prompt" if spec.prompt.slots else "prompt.vocabulary"):
+        with _prefixed_errors("prompt" if spec.prompt.slots else "prompt.vocabulary"):
             vocabulary = spec.prompt.build(task, texts, base_dir)
         return cls(
             spec=spec,
@@ -126,18 +126,18 @@ class Federation:
 
 
 def load_score(task: TaskSpec, base_dir: str | Path = ".") -> ScoreFunction | None:
-    """Imports the user's score function that a run of this machine names.
+    """Import the score function that a local run names.
 
     Args:
         task: The task.
-        base_dir: Where its module is looked for too, after everything that is installed: the
-            folder of RUN.yaml. It stays on the path, for what the function imports later.
+        base_dir: Appended to the import path, after installed packages: the folder of RUN.yaml. It
+            stays there for imports that the function makes later.
 
     Returns:
-        The function; None where the loss needs none.
+        The function; None if the loss does not use one.
 
     Raises:
-        SpecError: The loss needs one and the task names none, or it cannot be imported.
+        SpecError: The loss needs a function and the task names none, or the import fails.
     """
     if task.loss != "score":
         return None
@@ -148,17 +148,17 @@ def load_score(task: TaskSpec, base_dir: str | Path = ".") -> ScoreFunction | No
 
 
 def load_measure(task: TaskSpec, base_dir: str | Path = ".") -> MetricFunction | None:
-    """Imports the user's metric that a run of this machine names.
+    """Import the metric function that a local run names.
 
     Args:
         task: The task.
         base_dir: As for `load_score`.
 
     Returns:
-        The function; None where the metric is one of the SDK's.
+        The function; None if the metric is built in.
 
     Raises:
-        SpecError: It cannot be imported.
+        SpecError: The import fails.
     """
     if ":" not in task.metric:
         return None
@@ -167,8 +167,8 @@ def load_measure(task: TaskSpec, base_dir: str | Path = ".") -> MetricFunction |
 
 
 @contextmanager
-def _about(key: str) -> Iterator[None]:
-    """Says which key of the run an unusable file or number of rows belongs to."""
+def _prefixed_errors(key: str) -> Iterator[None]:
+    """Prefix data errors with the run's key that names the file or the number of rows."""
     try:
         yield
     except DataError as exc:
@@ -195,24 +195,25 @@ async def simulate(
     trainer: Trainer | None = None,
     proposer: LLMBackend | None = None,
 ) -> RunResult:
-    """Runs a federation to its end: a real aggregator, and one edge client per shard.
+    """Run a federation to its end: a real aggregator, and one edge client per shard.
 
     Args:
         federation: The run and its data.
-        backend: The model behind the gateway; stays open.
-        transport: ``http`` over loopback, or ``memory`` without sockets.
-        store: Where the aggregator keeps the run; in memory by default. A run that it holds
-            already goes on where it was, also after it was stopped.
-        state_dir: Where the clients keep their state, so that a stored run goes on with the same
-            clients. A run that `stop` ends then keeps the open work of its round.
-        watch: Told of progress.
-        stop: Ends the run early, with what it has learnt, once questions under way are answered.
-        first: What the model is asked before the run begins, or goes on, under the run's caps.
-        between: Puts something between a client and the aggregator: a fault, a liar.
+        backend: The model behind the gateway; the caller closes it.
+        transport: ``http`` over loopback, or ``memory``.
+        store: The aggregator's store; in memory by default. A run that it already holds is
+            resumed, also after a stop.
+        state_dir: Folder of the clients' state, so that a stored run resumes with the same
+            clients. `stop` then keeps the open work of the round.
+        watch: Called with the run and its effects.
+        stop: Ends the run early, with its current result, after queries in flight are answered.
+        first: Queries to the model before the run starts or resumes, under the run's caps.
+        between: Wraps a client's transport, for example with a fault or an attack.
         trainer: Trains the soft prompts of white-box methods; shared by all clients.
-        proposer: The model of ``prompt.proposer``; stays open.
+        proposer: The model of ``prompt.proposer``; the caller closes it.
 
     Raises:
+        SpecError: The run is not possible as described.
         SpecError: The run cannot work as described.
         LabelWordError: A label word is not one token of the model.
     """
@@ -226,8 +227,8 @@ async def simulate(
         await stack.enter_async_context(aggregator)
         known = await aggregator.service.known(federation.spec.name)
         if known is not None and known.spec.is_same_run(federation.spec) and known.broken_off:
-            # Who starts it again wants it to go on; not so what paused just now, unseen.
-            # Before `add_run`, which looks whether there is something to measure.
+            # A stored run that was stopped is resumed, but not one that paused just now.
+            # Before `add_run`, which checks whether there is something to measure.
             await aggregator.service.resume_run(known)
         run = await aggregator.add_run(federation.spec, federation.vocabulary)
         if watch is not None:
@@ -244,7 +245,7 @@ async def simulate(
             state_dir=None if state_dir is None else Path(state_dir),
             between=between,
         )
-        # One after the other: a client's enrolment index, which draws go by, is its shard's.
+        # Sequential, so that a client's enrolment index, which seeds its draws, is its shard's.
         if transport == "memory":
             population = Population(aggregator.service, devices)
             await stack.enter_async_context(population)
@@ -260,9 +261,9 @@ async def simulate(
             ]
             for client in clients:
                 await client.enrol()
-            working = _asking(clients)
-        # Only now is the model asked: a process that is killed while its clients enrol may make
-        # others of them, with other draws, but has not paid for anything yet.
+            working = _serving_clients(clients)
+        # The first query comes after enrolment. A process killed while its clients enrol may enrol
+        # different ones later, with different draws, but has not spent anything.
         await aggregator.add_run(
             federation.spec,
             federation.vocabulary,
@@ -278,8 +279,8 @@ async def simulate(
 
 
 @asynccontextmanager
-async def _asking(clients: Sequence[EdgeClient]) -> AsyncIterator[None]:
-    """Lets clients ask for work within the ``async with``."""
+async def _serving_clients(clients: Sequence[EdgeClient]) -> AsyncIterator[None]:
+    """Run the clients' request loops within the ``async with``."""
     async with asyncio.TaskGroup() as group:
         working = [
             group.create_task(client.run_forever(), name=f"client {number}")
@@ -287,7 +288,7 @@ async def _asking(clients: Sequence[EdgeClient]) -> AsyncIterator[None]:
         ]
         yield
         for task in working:
-            # Whoever still waits for work learns of the end at its next request.
+            # A client that still waits for work gets the end at its next request.
             task.cancel()
 
 

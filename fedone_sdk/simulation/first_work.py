@@ -1,4 +1,4 @@
-"""The first work of a planned run, made by the round machine itself."""
+"""The first assignment of a planned run, made by the round machine."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from fedone_sdk.messages import AlphaAssignment, LossesAssignment
 from fedone_sdk.simulation.federation import Federation
 from fedone_sdk.spec import RunSpec
 
-__all__ = ["Exchange", "WORK_ID", "alone", "first_work", "planned_machine"]
+__all__ = ["Exchange", "WORK_ID", "first_work", "planned_machine", "unbudgeted"]
 
 Exchange = Literal["alpha", "losses"]
 
 WORK_ID = "0" * 32
-"""As long as any other."""
+"""A placeholder with the usual length."""
 
 
-def alone(spec: RunSpec, exchange: Exchange) -> RunSpec:
-    """A run whose first assignment can be looked at: nobody is waited for, nothing is paid."""
+def unbudgeted(spec: RunSpec, exchange: Exchange) -> RunSpec:
+    """Return the run with one client per round and no budget, for its first assignment."""
     participation = {"exchange": exchange, "min_clients": 1}
     return spec.model_copy(
         update={
@@ -35,7 +35,7 @@ def alone(spec: RunSpec, exchange: Exchange) -> RunSpec:
 def first_work(
     federation: Federation, machine: RoundMachine, round_number: int
 ) -> tuple[RunState, AlphaAssignment | LossesAssignment]:
-    """The work of the client that is chosen first in a round, by the machine itself."""
+    """Return the assignment of the first client that a round selects, from the round machine."""
     available = {index: len(shard) for index, shard in enumerate(federation.shards)}
     state = replace(machine.start(), round=round_number)
     state, _ = machine.step(state, SeatsVacant(available=available), 0.0)
@@ -45,10 +45,10 @@ def first_work(
 
 
 def planned_machine(federation: Federation, spec: RunSpec, model: str) -> RoundMachine:
-    """The machine of a run that is only planned.
+    """Return the round machine of a planned run.
 
     Args:
-        federation: Where its data and vocabulary are.
+        federation: The run's data and vocabulary.
         spec: The run.
         model: Fingerprint of the gateway's model; empty for none.
 

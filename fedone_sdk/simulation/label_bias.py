@@ -1,4 +1,4 @@
-"""The label bias that fits a model's answers."""
+"""The label bias that fits a model's label log-probabilities."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ __all__ = ["label_bias"]
 def label_bias(
     task: TaskSpec, rows: Sequence[LogProbs | str | None], examples: Sequence[Example]
 ) -> Bias:
-    """Return the bias under which the examples' mean cross-entropy is least, nats.
+    """Return the bias that minimises the examples' mean cross-entropy, nats.
 
     Args:
         task: A task with labels.
-        rows: The label log-probabilities of each example; others are left out.
+        rows: The label log-probabilities of each example; other answers are skipped.
         examples: The examples.
 
     Returns:
-        One number per label; zeros where no example has log-probabilities.
+        One number per label; zeros if no example has log-probabilities.
     """
     scored = [
         (row, int(target_of(task, example)))

@@ -1,4 +1,4 @@
-"""The most tokens that a run can take, given its rows and its candidates."""
+"""Upper bound of a run's tokens, from its rows and its candidates."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from fedone_sdk.task import Example, TextPrompt, references_of
 __all__ = ["LongestTokens", "longest_tokens"]
 
 _AT_ONCE = 64
-"""Inputs that are counted at the same time."""
+"""Inputs that are counted concurrently."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LongestTokens:
-    """Prompt tokens at most.
+    """Upper bounds on prompt tokens.
 
     Attributes:
-        query: A query of training: the longest rows of the client that has the longest.
+        query: One training query: the longest rows of the client with the longest rows.
         no_prompt: The dev split without a prompt.
         whole: The dev split with the longest prompt.
-        point: A point of the curve with the longest prompt.
+        point: One point of the curve with the longest prompt.
     """
 
     query: int
@@ -49,22 +49,22 @@ class LongestTokens:
 async def longest_tokens(
     federation: Federation, backend: LLMBackend, untrained: TextPrompt | SoftPrompt
 ) -> LongestTokens:
-    """Counts every row that the run may ask about, and every candidate.
+    """Count the tokens of every row and every candidate of the run.
 
-    An input has at most its row's tokens without a prompt, those that the longest candidate adds
-    to it, n - 1 times those that a candidate adds to itself, and one more; and no more than the
-    model takes. The first candidate is apart because it may take the place of a default system
-    message. The one more is for prompt and row that meet within a word, which a tokeniser may cut
-    otherwise than each by itself. Vectors are counted as they are. Of slots each adds at most what
-    its longest candidate adds to the others' first ones.
+    The bound for an input is the sum of the row's tokens without a prompt, the most tokens that one
+    candidate adds to the row, n - 1 times the most that a candidate adds to itself, and 1; capped
+    by the model's context. The first candidate is counted separately because it may replace a
+    default system message. The 1 covers a tokeniser that splits differently where prompt and row
+    meet within a word. Vectors are counted directly. Each slot adds at most what its longest
+    candidate adds to the first candidates of the others.
 
     Args:
         federation: The run and its data.
         backend: Counts the tokens of a query; without wrappers.
-        untrained: The prompt that the run begins with.
+        untrained: The run's initial prompt.
 
     Raises:
-        BackendError: An input does not fit the model.
+        BackendError: An input exceeds the model's context.
     """
     spec = federation.spec
     counter = _Counter(federation, backend)
@@ -90,7 +90,7 @@ async def longest_tokens(
 
 
 class _Counter:
-    """Counts inputs one by one."""
+    """Counts the tokens of single inputs."""
 
     def __init__(self, federation: Federation, backend: LLMBackend) -> None:
         self._federation = federation
@@ -134,7 +134,7 @@ class _Counter:
         for indices, count in zip(tried[1:], counts, strict=True):
             position = next(at for at, index in enumerate(indices) if index)
             positions[position] = max(positions[position], count - base)
-        # A slot may be cut otherwise where it meets its neighbours.
+        # A tokeniser may split a slot differently where it meets its neighbours.
         return max(base - bare, 0) + sum(positions) + len(firsts)
 
     def _query(self, prompt: TextPrompt | SoftPrompt, row: Example) -> Query:

@@ -1,4 +1,4 @@
-"""The protocol without sockets: messages go through the same bytes, straight to the service."""
+"""A transport without sockets: encoded messages go directly to the service."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ _NOTHING = Body(JSON, b"")
 
 
 class MemoryTransport:
-    """Reaches a service in the same process; counts the bodies that HTTP would carry.
+    """Calls a service in the same process, and counts the bytes of the bodies.
 
-    Messages with arrays travel as files of tensors, as they do over HTTP.
+    Messages with arrays are encoded as tensor files, as over HTTP.
 
     Args:
         service: The aggregator's service, started.
@@ -62,15 +62,15 @@ class MemoryTransport:
         self._service = service
 
     async def enrol(self, token: str, message: Enrol) -> Enrolled:
-        """Makes an identity."""
+        """Enrol a client."""
         run = self._service.traffic_run()
         return await self._exchange(run, encode(message), self._service.enrol(token, message))
 
     def sign_as(self, client_id: str, private_key: str) -> None:
-        """Nothing to sign: there are no requests."""
+        """Do nothing: there are no requests to sign."""
 
     async def rotate(self, credential: str) -> Rotated:
-        """Fetches another credential."""
+        """Rotate the credential."""
         client = await self._service.client(credential)
         answer = await self._service.access.rotate(client, credential)
         return await self._exchange(self._service.traffic_run(), _NOTHING, _ready(answer))
@@ -78,7 +78,7 @@ class MemoryTransport:
     async def claim(
         self, credential: str, message: Claim
     ) -> AlphaAssignment | LossesAssignment | Idle:
-        """Asks for work."""
+        """Claim an assignment."""
         client = await self._service.client(credential)
         claimed = await self._service.claim(client, message)
         if isinstance(claimed, TurnedAway):
@@ -94,17 +94,17 @@ class MemoryTransport:
         return [s.for_devices for s in self._service.summaries if may_see(client.runs, s.run_id)]
 
     async def task(self, credential: str, run_id: str) -> RunTask:
-        """Fetches what must be known of a run."""
+        """Fetch a run's task."""
         run = await self._service.run_for(await self._service.client(credential), run_id)
         return await self._exchange(run, _NOTHING, _ready(run.task))
 
     async def vocabulary(self, credential: str, run_id: str, after: int = 0) -> VocabularyList:
-        """Fetches a run's candidates; with a version of them, those that were added since."""
+        """Fetch a run's candidates; with `after`, those added since that version."""
         run = await self._service.run_for(await self._service.client(credential), run_id)
         return await self._exchange(run, _NOTHING, _ready(run.vocabulary_list(after)))
 
     async def score(self, credential: str, message: Score) -> Scores:
-        """Asks the gateway."""
+        """Score through the gateway."""
         body = encode(message, TENSORS)
         call = self._service.score(
             await self._service.client(credential),
@@ -117,7 +117,7 @@ class MemoryTransport:
     async def update(
         self, credential: str, assignment_id: str, message: AlphaUpdate | LossesUpdate
     ) -> Receipt:
-        """Returns finished work."""
+        """Send an update."""
         body = encode(message, TENSORS)
         run = self._service.traffic_run(assignment_id=assignment_id)
         call = self._service.update(
@@ -129,20 +129,20 @@ class MemoryTransport:
         return await self._exchange(run, body, call)
 
     async def renew(self, credential: str, assignment_id: str) -> Renewal:
-        """Asks for another deadline."""
+        """Renew an assignment's lease."""
         run = self._service.traffic_run(assignment_id=assignment_id)
         call = self._service.renew(await self._service.client(credential), assignment_id)
         return await self._exchange(run, _NOTHING, call)
 
     async def decline(self, credential: str, assignment_id: str, message: Decline) -> None:
-        """Gives work back."""
+        """Decline an assignment."""
         run = self._service.traffic_run(assignment_id=assignment_id)
         client = await self._service.client(credential)
         await self._service.decline(client, assignment_id, message)
         _count(run, encode(message), _NOTHING)
 
     async def aclose(self) -> None:
-        """Nothing to close; the service belongs to the caller."""
+        """Do nothing: the service belongs to the caller."""
 
     @staticmethod
     async def _exchange(

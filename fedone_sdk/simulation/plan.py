@@ -1,4 +1,4 @@
-"""What a run would cost, found without asking the model anything."""
+"""The cost of a run, computed without queries to the model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from fedone_sdk.messages import Cap, LossesAssignment, Message
 from fedone_sdk.messages.bill import Bill, bill
 from fedone_sdk.simulation.duration import Duration, by_limits, by_probe
 from fedone_sdk.simulation.federation import Federation
-from fedone_sdk.simulation.first_work import Exchange, alone, first_work, planned_machine
+from fedone_sdk.simulation.first_work import Exchange, first_work, planned_machine, unbudgeted
 from fedone_sdk.simulation.longest import LongestTokens, longest_tokens
 from fedone_sdk.simulation.probe import Probe, probe_run
 from fedone_sdk.simulation.traffic import ExchangePlan, exchange_plan
@@ -46,24 +46,24 @@ _DRAWS = 32
 """Draws of prompts that the share of distinct ones is averaged over."""
 
 _SAMPLE = 128
-"""Queries whose tokens are counted: of the run's rounds, and of each measurement."""
+"""Sampled queries whose tokens are counted: of the run's rounds, and of each measurement."""
 
 _ONE = Usage(queries=1, requests=1)
-"""A query of which no more is known."""
+"""The usage of a query without further information."""
 
 _EXACT = ("cross_entropy", "hinge")
 """Losses that need the log-probability of every label."""
 
 
 class EvaluationPlan(Message):
-    """Queries of evaluation, if all its caps allow them.
+    """Evaluation queries, if all caps allow them.
 
     Attributes:
         no_prompt: For no prompt.
         before: For the untrained prompt.
         curve: For all points of the curve.
         after: For the tuned prompt.
-        queries: All together.
+        queries: Total.
     """
 
     no_prompt: int
@@ -74,35 +74,35 @@ class EvaluationPlan(Message):
 
 
 class RunPlan(Message):
-    """The plan of a run. What is expected is as good as its sample; what is worst holds.
+    """The plan of a run. Expectations come from a sample; worst cases are bounds.
 
     Attributes:
         name: The run.
         cap: Its caps.
         clients: K.
-        vocab_size: N as found.
+        vocab_size: N of the vocabulary as built.
         queries_per_round: K* x I x E.
-        rounds: T as asked.
-        rounds_affordable: Full rounds that the caps pay for, at worst case, T at most.
-        rounds_expected: Full rounds that the caps are expected to pay for, T at most.
-        training_queries: At most.
-        distinct_share: Expected share of prompts that are not asked twice on one mini-batch.
-        evaluation: Queries of evaluation.
-        per_query: What a query is expected to spend: a sample of prompts and mini-batches of the
-            run's own data, counted as the backend counts (at most, where it cannot tokenise).
-        worst: The most that all of it may spend, as leases count it: every query at the most that
-            the backend can bound any query of its size by. Caps are compared with this.
-        most: The most that all of it may spend with the run's own data: of a local model, the
-            longest rows of a client with the longest candidates in every query of training, and
-            all rows of the dev split with these candidates. Of another one as `worst`.
-        expected: What all of it is expected to spend after equal queries were merged.
-        smallest_cap: The smallest caps that still pay for one round and evaluation.
-        duration: How long it takes; null where neither a probe nor a rate limit says so.
-        censoring: Whether log-probabilities of labels are ``exact``, or ``unknown``: the provider
-            shows only the likeliest tokens, and which labels that leaves out is seen by asking.
+        rounds: T of the run.
+        rounds_affordable: Full rounds that the caps cover in the worst case, at most T.
+        rounds_expected: Full rounds that the caps are expected to cover, at most T.
+        training_queries: Upper bound.
+        distinct_share: Expected share of prompts without repetitions on one mini-batch.
+        evaluation: Evaluation queries.
+        per_query: Expected usage of a query: a sample of prompts and mini-batches of the run's own
+            data, counted by the backend's tokeniser (an upper bound without one).
+        worst: Upper bound of the whole run's usage, as leases count it: every query at the
+            backend's bound for its size. Caps are compared with this.
+        most: Upper bound with the run's own data. For a local model: the longest rows of a client
+            with the longest candidates in every training query, and all rows of the dev split with
+            these candidates. For other models, `worst`.
+        expected: Expected usage of the whole run, with equal queries merged.
+        smallest_cap: The smallest caps that cover one round and evaluation.
+        duration: Estimated duration; null without a probe or a rate limit.
+        censoring: Whether label log-probabilities are ``exact``, or ``unknown``: the provider
+            returns only the likeliest tokens, and only queries show which labels are missing.
         exchanges: Bytes in either exchange.
-        sufficient: Whether the caps pay for all rounds at worst case.
-        warnings: What deserves a second look.
+        sufficient: Whether the caps cover all rounds in the worst case.
+        warnings: Likely problems.
         priced: Whether the model's price is known; else `usd` is null in JSON.
     """
 
@@ -142,23 +142,23 @@ async def plan_run(
     transport: Literal["http", "memory"] = "http",
     startup_s: float = 0.0,
 ) -> RunPlan:
-    """Works out what a run would cost.
+    """Compute the cost of a run.
 
-    A model that cannot be asked now is a warning: what does without it is planned all the same.
+    If the model is not available, the plan has a warning and covers the rest.
 
     Args:
         federation: The run and its data.
-        backend: The model. It is looked at, and counts tokens; only in a probe it answers. The
-            weights of a local one are not loaded without a probe.
-        probe: Whether a local model is timed on the first rounds of the run, for some seconds. Its
-            wrappers take no part: no cache and no cassette is written.
-        transport: How messages travel in the run; for the probe.
-        startup_s: Seconds that a run of its own process takes until here; part of the duration.
+        backend: The model. It counts tokens, and answers queries only in a probe. Without a probe,
+            the weights of a local model are not loaded.
+        probe: Whether to time a local model on the run's first rounds, for some seconds, without
+            its wrappers: no cache and no cassette is written.
+        transport: The run's transport, for the probe.
+        startup_s: Seconds since the process started; added to the duration.
 
     Raises:
         BackendError: The model cannot be used as described.
         LabelWordError: A label word is not one token of the model.
-        SpecError: The method's settings do not fit each other, or it asks nothing in training.
+        SpecError: The method's settings do not fit each other, or the method makes no queries.
     """
     spec = federation.spec
     if spec.method.domain == "parameters":
@@ -176,7 +176,7 @@ async def plan_run(
 
     cap = spec.budget.queries if spec.budget else None
     training = spec.rounds * per_round if cap is None else min(cap, spec.rounds * per_round)
-    # Rounds near the end go on with fewer prompts.
+    # Races at the end use fewer prompts per round.
     rounds = math.ceil(training / per_round)
     evaluation = _evaluation(federation, rounds=rounds)
     points = rounds // spec.evaluation.every if spec.evaluation.every else 0
@@ -233,7 +233,7 @@ def _evaluation(federation: Federation, *, rounds: int) -> EvaluationPlan:
     spec, size = federation.spec, federation.spec.method.batch_size
     if not federation.dev:
         return EvaluationPlan(no_prompt=0, before=0, curve=0, after=0, queries=0)
-    # What has no content is asked about in a query of its own.
+    # The content-free inputs of a query form a separate query.
     more = int(spec.calibration.kind == "contextual")
     whole = math.ceil(len(federation.dev) / size) + more
     every, examples = spec.evaluation.every, min(spec.evaluation.examples, len(federation.dev))
@@ -245,17 +245,17 @@ def _evaluation(federation: Federation, *, rounds: int) -> EvaluationPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Costs:
-    """What things cost.
+    """The cost of queries.
 
     Attributes:
         model: The model's fingerprint.
-        worst: A query at most.
-        worst_measured: A query of evaluation at most.
-        query: A query of training on average.
+        worst: Upper bound of a training query.
+        worst_measured: Upper bound of an evaluation query.
+        query: Mean of a training query.
         no_prompt: The dev split without a prompt.
         whole: The dev split with the untrained prompt.
         point: A point of the curve with the untrained prompt.
-        longest: Tokens of the longest rows and candidates; None where they are not counted here.
+        longest: Tokens of the longest rows and candidates; None if not counted.
     """
 
     model: str = "unknown"
@@ -271,12 +271,12 @@ class _Costs:
 async def _costs(
     federation: Federation, backend: LLMBackend, adapter: LLMBackend
 ) -> tuple[_Costs, list[str]]:
-    """Counts what queries cost, and says what is in the way of the run."""
+    """Count what queries cost, and list problems of the backend."""
     spec, size, troubles = federation.spec, federation.spec.method.batch_size, list[str]()
     try:
         vocabulary = await usable_vocabulary(backend, spec, federation.vocabulary)
         federation = replace(federation, vocabulary=vocabulary)
-        if not adapter.local:  # A local one is loaded for that, and counting checks the words too.
+        if not adapter.local:  # A local model is loaded for this, and counting also checks words.
             for words, form in label_checks(spec.task, vocabulary):
                 await backend.check(words, form)
     except (BackendBlocked, BackendUnavailable) as exc:
@@ -318,14 +318,14 @@ async def _costs(
     except BackendError:
         if not troubles:
             raise
-        # The trouble is told; it also keeps from counting.
-        troubles.append("backend: without it tokens and money cannot be counted")
+        # This problem also prevents counting.
+        troubles.append("backend: tokens and costs cannot be counted without it")
         return _Costs(), troubles
     return costs, troubles
 
 
 async def _quoted(backend: LLMBackend, queries: Sequence[Query]) -> Usage:
-    """What queries are expected to spend; of many, some are counted for all."""
+    """Return the expected usage of queries; of many, a sample is counted and scaled."""
     picked = queries[:: math.ceil(len(queries) / _SAMPLE) or 1]
     total = sum([await backend.quote(query) for query in picked], NOTHING)
     return _share(total, len(queries), len(picked)) if picked else NOTHING
@@ -342,11 +342,11 @@ def _share(total: Usage, part: int, whole: int) -> Usage:
 
 
 def _sample(federation: Federation, backend: LLMBackend, show: Show) -> list[Query]:
-    """Queries of rounds of the run, on the clients and mini-batches that it will draw.
+    """Return queries of the run's rounds, on the clients and mini-batches that it will draw.
 
-    The prompts are those of an alpha that has learnt nothing yet.
+    The prompts are drawn from the untrained alpha.
     """
-    machine = planned_machine(federation, alone(federation.spec, "losses"), "")
+    machine = planned_machine(federation, unbudgeted(federation.spec, "losses"), "")
     queries = []
     for number in range(_SAMPLE):
         round_number = number * federation.spec.rounds // _SAMPLE
@@ -373,19 +373,19 @@ def _sample(federation: Federation, backend: LLMBackend, show: Show) -> list[Que
 
 
 def _distinct_share(federation: Federation) -> float:
-    """How many of the prompts that are drawn at a time differ, before anything was learnt.
+    """Return the share of distinct prompts per ask, for the untrained alpha.
 
-    Later there are fewer: as alpha concentrates, more of them are equal.
+    The share falls during training: as alpha concentrates, more prompts are equal.
     """
     if federation.spec.method.domain != "tokens":
-        return 1.0  # Vectors hardly ever meet.
+        return 1.0  # Vectors are almost never equal.
     machine = planned_machine(federation, federation.spec, "")
     state, count = machine.algorithm.init(), federation.spec.method.num_samples
     distinct = 0
     for draw in range(_DRAWS):
         rng = stream(stream_seed(federation.spec.seed, "plan", draw))
         indices = machine.algorithm.ask(state, rng, count).prompts
-        # By text: a blank candidate makes one text of several draws.
+        # Compared by text, because blank candidates give several draws the same text.
         task, vocabulary = federation.spec.task, federation.vocabulary
         distinct += len({prompt_of(task, vocabulary, row) for row in indices.tolist()})
     return distinct / (_DRAWS * count)
@@ -405,7 +405,7 @@ def _warnings(
         found.append(f"budget: pays {affordable} of {spec.rounds} rounds at worst case")
     limit = spec.evaluation.queries
     if limit is not None and limit < evaluation.queries:
-        found.append(f"evaluation.queries: {limit} of {evaluation.queries} that it would take")
+        found.append(f"evaluation.queries: {limit} of {evaluation.queries} needed")
     needed = spec.participation.min_clients
     if needed is not None and needed > len(federation.shards):
         found.append(
@@ -413,7 +413,7 @@ def _warnings(
             f"{len(federation.shards)} clients"
         )
     if not federation.dev:
-        found.append("data.dev: is missing, so nothing will be measured")
+        found.append("data.dev: is missing, so the run has no evaluation")
     if wanted is not None and len(federation.vocabulary) < wanted:
         found.append(
             f"prompt.vocabulary.size: {wanted} asked, only {len(federation.vocabulary)} found"

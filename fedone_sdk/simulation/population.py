@@ -1,4 +1,4 @@
-"""The clients of a federation in one process: all wait, and those exist that have work."""
+"""The clients of a federation in one process; a client object exists only once it has work."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ __all__ = ["Population"]
 
 
 _BATCH = 128
-"""Clients that enrol at the same time."""
+"""Concurrent enrolments."""
 
 
 @dataclass(slots=True)
-class _Place:
+class _Member:
     """One client.
 
     Attributes:
-        number: Its position among the shards.
-        index: Its enrolment index; None while it is not known.
-        enrolled: The answer to its enrolment, until its `EdgeClient` asks for it.
-        client: The client itself, once it has had work.
-        awake: Whether it is at work.
+        number: Its index among the shards.
+        index: Its enrolment index; None before enrolment.
+        enrolled: The response to its enrolment, until its `EdgeClient` requests it.
+        client: The client object, after its first assignment.
+        awake: Whether it is working.
     """
 
     number: int
@@ -46,45 +46,45 @@ class _Place:
     awake: bool = False
 
 
-class _Line(MemoryTransport):
-    """A client's line to the service, which sees who the client is."""
+class _MemberTransport(MemoryTransport):
+    """A client's transport to the service; it reports the client's identity."""
 
-    def __init__(self, population: Population, place: _Place) -> None:
+    def __init__(self, population: Population, member: _Member) -> None:
         super().__init__(population.service)
         self._population = population
-        self._place = place
+        self._member = member
 
     async def enrol(self, token: str, message: Enrol) -> Enrolled:
-        """Makes an identity, or hands out the one that was made with all the others'."""
-        answer, self._place.enrolled = self._place.enrolled, None
+        """Enrol the client, or return the response of the joint enrolment."""
+        answer, self._member.enrolled = self._member.enrolled, None
         if answer is None:
             answer = await super().enrol(token, message)
-            await self._population.know(self._place, answer.credential)
+            await self._population.record_identity(self._member, answer.credential)
         return answer
 
 
 class Population:
-    """The clients of a federation, as many as there are shards.
+    """The clients of a federation, one per shard.
 
-    All are enrolled and wait in the aggregator's pool, and none of them holds a request open.
-    When the machine offers one of them a seat, its `EdgeClient` is made and does what it would do
-    on a device: it asks for the work, scores, returns the update. It is kept for its next seat,
-    with what it knows of the run and what its method remembers.
+    All are enrolled and wait in the aggregator's pool, without an open request. When the machine
+    offers one of them a seat, its `EdgeClient` is created and works as on a device: it claims the
+    assignment, scores, and sends the update. It is kept for its next seat, with its run state and
+    the memory of its method.
 
     Args:
-        service: The aggregator's, in this process.
-        devices: What the clients are made of.
+        service: The aggregator's service, in this process.
+        devices: Creates the clients.
 
     Attributes:
-        service: As given.
+        service: The service.
     """
 
     def __init__(self, service: Service, devices: Devices) -> None:
         self.service = service
         self._devices = devices
-        self._places = [_Place(number) for number in range(len(devices))]
+        self._members = [_Member(number) for number in range(len(devices))]
         self._nonces = devices.nonces()
-        self._by_index: dict[int, _Place] = {}
+        self._by_index: dict[int, _Member] = {}
         self._made = AsyncExitStack()
         self._group: asyncio.TaskGroup | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -101,125 +101,125 @@ class Population:
         await self._made.aclose()
 
     async def enrol(self) -> None:
-        """Enrols all, in the order of their shards.
+        """Enrol all clients, in the order of their shards.
 
-        A client's enrolment index, which draws go by, is its shard's.
+        A client's enrolment index, which seeds its draws, is its shard's.
 
         Raises:
-            ProblemError: The token is not valid.
+            ProblemError: The token is invalid.
         """
         devices = self._devices
         if devices.between is not None:
-            for place in self._places:
-                await self._enrol_client(place)
+            for member in self._members:
+                await self._enrol_client(member)
             return
         plain = MemoryTransport(self.service)
-        for places in _batches(self._places):
-            # Who keeps an identity may have one; the others share a write of the store, whose
-            # queue keeps their order.
-            kept = [place for place in places if devices.credential(place.number) is not None]
-            new = [place for place in places if place not in kept]
+        for members in _batches(self._members):
+            # Clients with a stored identity enrol themselves; the others share one write of the
+            # store, whose queue keeps their order.
+            kept = [member for member in members if devices.credential(member.number) is not None]
+            new = [member for member in members if member not in kept]
             answers = await asyncio.gather(
                 *(
-                    plain.enrol(devices.token, Enrol(nonce=self._nonces[place.number]))
-                    for place in new
+                    plain.enrol(devices.token, Enrol(nonce=self._nonces[member.number]))
+                    for member in new
                 )
             )
-            for place, answer in zip(new, answers, strict=True):
-                place.enrolled = answer
-                await self.know(place, answer.credential)
-            for place in kept:
-                await self._enrol_client(place)
+            for member, answer in zip(new, answers, strict=True):
+                member.enrolled = answer
+                await self.record_identity(member, answer.credential)
+            for member in kept:
+                await self._enrol_client(member)
 
-    async def _enrol_client(self, place: _Place) -> None:
-        await (await self._client(place)).enrol()
-        if place.index is None:
-            await self.know(place, self._devices.credential(place.number))
+    async def _enrol_client(self, member: _Member) -> None:
+        await (await self._client(member)).enrol()
+        if member.index is None:
+            await self.record_identity(member, self._devices.credential(member.number))
 
-    async def know(self, place: _Place, credential: str | None) -> None:
-        """Takes note of who a client is; nothing where the aggregator does not know it."""
+    async def record_identity(self, member: _Member, credential: str | None) -> None:
+        """Record a client's identity; do nothing if the aggregator does not have it."""
         try:
             record = await self.service.client(credential)
         except ProblemError:
-            return  # It is told so when it asks for work, and enrols again.
-        place.index = record.index
-        self._by_index[record.index] = place
+            return  # Its next claim fails, and the client enrols again.
+        member.index = record.index
+        self._by_index[record.index] = member
 
     @asynccontextmanager
     async def working(self) -> AsyncIterator[None]:
-        """Lets the clients work within the ``async with``.
+        """Run the clients within the ``async with``.
 
         Raises:
-            ExceptionGroup: What a client could not go on with.
+            ExceptionGroup: Fatal errors of clients.
         """
         async with asyncio.TaskGroup() as self._group:
-            self.service.listeners.append(self._notice)
-            keeping = self._group.create_task(self._keep_waiting(), name="population")
+            self.service.listeners.append(self._on_effect)
+            keeping = self._group.create_task(self._renew_waiting(), name="population")
             try:
                 await self._gather(self._by_index)
                 for run in self.service.runs.values():
-                    self._look_at(run)  # Seats of before this start.
-                for place in self._places:
-                    if place.index is None:
-                        self._wake(place)
+                    self._wake_seated(run)  # Seats from before a restart.
+                for member in self._members:
+                    if member.index is None:
+                        self._wake(member)
                 yield
             finally:
-                self.service.listeners.remove(self._notice)
+                self.service.listeners.remove(self._on_effect)
                 for task in (keeping, *self._tasks):
                     task.cancel()
 
-    # Who has work
+    # Working clients
 
-    def _notice(self, run: ServedRun, effect: Effect | CaughtUp | None) -> None:
+    def _on_effect(self, run: ServedRun, effect: Effect | CaughtUp | None) -> None:
         if isinstance(effect, SeatOffered):
             self._offer(effect.client)
         elif isinstance(effect, CaughtUp):
-            self._look_at(run)
+            self._wake_seated(run)
 
-    def _look_at(self, run: ServedRun) -> None:
+    def _wake_seated(self, run: ServedRun) -> None:
         for seat in run.state.seats:
             if seat.phase != "done":
                 self._offer(seat.client)
 
     def _offer(self, index: int) -> None:
-        place = self._by_index.get(index)
-        if place is not None:  # else a client of somebody else's
-            self._wake(place)
+        member = self._by_index.get(index)
+        if member is not None:  # otherwise another process's client
+            self._wake(member)
 
-    def _wake(self, place: _Place) -> None:
-        if not place.awake and self._group is not None:
-            place.awake = True
-            task = self._group.create_task(self._work(place), name=f"client {place.number}")
+    def _wake(self, member: _Member) -> None:
+        if not member.awake and self._group is not None:
+            member.awake = True
+            task = self._group.create_task(self._work(member), name=f"client {member.number}")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    def _has_seat(self, place: _Place) -> bool:
+    def _has_seat(self, member: _Member) -> bool:
         return any(
-            seat.client == place.index and seat.phase != "done"
+            seat.client == member.index and seat.phase != "done"
             for run in self.service.runs.values()
             for seat in run.state.seats
         )
 
-    async def _work(self, place: _Place) -> None:
-        """Works until a client has no seat; who is offline goes on: its update may wait."""
-        client = await self._client(place)
+    async def _work(self, member: _Member) -> None:
+        """Work until the client has no seat; if offline, retry, because an update may be due."""
+        client = await self._client(member)
         while True:
             outcome = await client.run_once()
-            served = outcome != "offline" and place.index is not None
-            if outcome == "ended" or (served and not self._has_seat(place)):
-                # No await from the look to here: an offer from now on wakes it again.
-                place.awake = False
+            served = outcome != "offline" and member.index is not None
+            if outcome == "ended" or (served and not self._has_seat(member)):
+                # No await between the check and here, so a new offer wakes the client again.
+                member.awake = False
                 return
             await asyncio.sleep(client.next_turn_s)
 
-    async def _client(self, place: _Place) -> EdgeClient:
-        if place.client is None:
-            line = _Line(self, place)
-            client = self._devices.client(place.number, line, self._nonces[place.number])
-            place.client = await self._made.enter_async_context(client)
-        return place.client
+    async def _client(self, member: _Member) -> EdgeClient:
+        if member.client is None:
+            line = _MemberTransport(self, member)
+            client = self._devices.client(member.number, line, self._nonces[member.number])
+            member.client = await self._made.enter_async_context(client)
+        return member.client
 
-    # Who waits
+    # Waiting clients
 
     async def _gather(self, indices: Iterable[int]) -> None:
         shards = self._devices.shards
@@ -227,16 +227,16 @@ class Population:
             {index: len(shards[self._by_index[index].number]) for index in indices}
         )
 
-    async def _keep_waiting(self) -> None:
-        """Says again that they wait: who is not heard of for long leaves the pool."""
+    async def _renew_waiting(self) -> None:
+        """Renew the clients' place in the pool, which expires without a request."""
         while True:
             await asyncio.sleep(STAY_S / 3)
             pool = self.service.dispatcher.pool
-            # Not who left it, such as one who missed a seat: its next request lets it in again.
+            # Not clients that left the pool, for example after a missed seat; a claim readmits.
             await self._gather([index for index in self._by_index if index in pool])
 
 
-def _batches(places: Iterable[_Place]) -> Iterator[list[_Place]]:
-    ahead = iter(places)
+def _batches(members: Iterable[_Member]) -> Iterator[list[_Member]]:
+    ahead = iter(members)
     while batch := [*islice(ahead, _BATCH)]:
         yield batch

@@ -1,4 +1,4 @@
-"""A short timed probe: the first rounds of a run on its own local model."""
+"""A short timed probe: the first rounds of a run on its local model."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from fedone_sdk.task import references_of
 __all__ = ["Burst", "Probe", "probe_run"]
 
 _TRAINING_S = 3.0
-"""Seconds of work of the model that are measured in training."""
+"""Seconds of model time to measure in training."""
 
 _EVALUATION_S = 1.5
 """The same in evaluation."""
 
 _PATIENCE_S = 60.0
-"""Seconds without any query after which a run is taken for one that waits for clients."""
+"""Seconds without any query after which the run is assumed to wait for clients."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Burst:
-    """Queries that were under way together, without a pause of the model between them.
+    """Queries in flight together, without a pause of the model between them.
 
     Attributes:
         queries: Answered queries.
         tokens: Tokens of these.
-        seconds: From the first question to the last answer.
+        seconds: From the first query to the last answer.
     """
 
     queries: int
@@ -52,14 +52,14 @@ class Burst:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """What a probe measured.
+    """The result of a probe.
 
     Attributes:
-        startup_s: Seconds until the first query: the model is loaded, the clients enrol.
+        startup_s: Seconds until the first query: loading the model, enrolment.
         training: Bursts of training.
-        evaluation: Bursts of evaluation; none where the model is too slow or nothing is measured.
-        round_s: Seconds of a round without a query under way: selection, messages, the method.
-        failure: Why the model did not answer; None where it did.
+        evaluation: Bursts of evaluation; empty if the model is too slow or there is none.
+        round_s: Seconds per round without a query in flight: selection, messages, the method.
+        failure: The model's error; None if it answered.
     """
 
     startup_s: float
@@ -70,7 +70,7 @@ class Probe:
 
     @property
     def queries(self) -> int:
-        """Queries that were timed."""
+        """Number of timed queries."""
         return sum(burst.queries for burst in (*self.training, *self.evaluation))
 
     @property
@@ -79,7 +79,7 @@ class Probe:
         return sum(burst.seconds for burst in (*self.training, *self.evaluation))
 
     def training_s(self, *, queries: int, tokens: int, rounds: int) -> float:
-        """Seconds of all training.
+        """Return the seconds of all training.
 
         Args:
             queries: Queries that reach the model.
@@ -89,7 +89,7 @@ class Probe:
         return self._busy_s(self.training, queries, tokens) + self.round_s * rounds
 
     def evaluation_s(self, *, queries: int, tokens: int) -> float:
-        """Seconds of all evaluation.
+        """Return the seconds of all evaluation.
 
         Args:
             queries: Queries that reach the model.
@@ -105,28 +105,28 @@ class Probe:
 
     @property
     def _by_tokens(self) -> bool:
-        """Whether time goes by tokens rather than by queries: which of the two fits better."""
+        """Whether time is proportional to tokens rather than queries, by the better fit."""
         bursts = [*self.training, *self.evaluation]
         if any(not burst.tokens for burst in bursts):
             return False
         seconds = [burst.seconds for burst in bursts]
-        by_tokens = _misfit([burst.tokens for burst in bursts], seconds)
-        return by_tokens <= _misfit([burst.queries for burst in bursts], seconds)
+        by_tokens = _squared_error([burst.tokens for burst in bursts], seconds)
+        return by_tokens <= _squared_error([burst.queries for burst in bursts], seconds)
 
 
 async def probe_run(
     federation: Federation, backend: LLMBackend, *, transport: Literal["http", "memory"] = "http"
 ) -> Probe:
-    """Times the first rounds of a run, and the beginning of its evaluation.
+    """Time the first rounds of a run, and the start of its evaluation.
 
-    The rounds are those of the run itself: the same clients, mini-batches and prompts, in a
-    federation of their own. Nothing of it is stored. Each of the two measurements ends at the
-    first answer after its few seconds, so that a slow model is timed by a single query.
+    The rounds are the run's own: the same clients, mini-batches and prompts, in a separate
+    federation. Nothing is stored. Each of the two measurements ends at the first answer after its
+    few seconds, so one query suffices for a slow model.
 
     Args:
         federation: The run and its data.
-        backend: A local model without wrappers; stays open.
-        transport: How messages travel in the run.
+        backend: A local model without wrappers; the caller closes it.
+        transport: The run's transport.
 
     Raises:
         BackendError: The model cannot be used as described.
@@ -136,7 +136,7 @@ async def probe_run(
     spec, examples = federation.spec, federation.shards[0][:1]
     began = loop.time()
     await backend.check(spec.task.label_words)
-    # Without a prompt, and short: what the first pass does once is not measured.
+    # A short warm-up without a prompt, so that one-time costs of the first pass are not measured.
     warm_up = query_for(
         spec.task, "", examples, backend=backend, references=references_of(spec.task, examples)
     )
@@ -144,7 +144,7 @@ async def probe_run(
     loaded = loop.time()
 
     training = _Meter(backend, enough_s=_TRAINING_S)
-    # A cap leaves its first rounds as they are. More clients than there are do not come.
+    # A cap does not change the first rounds. No more clients than these will enrol.
     here = spec.participation.model_copy(update={"min_clients": None})
     unpaid = replace(
         federation, spec=spec.model_copy(update={"budget": None, "participation": here}), dev=()
@@ -160,7 +160,7 @@ async def probe_run(
     evaluation = _Meter(backend, enough_s=_EVALUATION_S)
     slowest = max((burst.seconds / burst.queries for burst in training.bursts), default=0.0)
     if training.failure is None and slowest <= _EVALUATION_S:
-        # What the end of training left under way would slow it down.
+        # Queries left from training would slow evaluation down.
         await backend.score(warm_up)
         queries = prediction_queries(backend, spec.task, "", federation.dev, spec.method.batch_size)
         await evaluation.measure(score_all(evaluation, queries))
@@ -176,16 +176,16 @@ async def probe_run(
 
 
 class _Meter(Wrapper):
-    """Times what passes, until it is enough.
+    """Times the inner backend's queries for a fixed duration.
 
     Attributes:
-        bursts: What was measured.
-        first: When the first query came, seconds of the event loop's clock.
-        failure: Why the model did not answer.
+        bursts: The measurements.
+        first: Time of the first query, seconds of the event loop's clock.
+        failure: The model's error.
 
     Args:
-        inner: The backend that is timed.
-        enough_s: Seconds of measurement.
+        inner: The timed backend.
+        enough_s: Seconds to measure.
     """
 
     def __init__(self, inner: LLMBackend, *, enough_s: float) -> None:
@@ -202,7 +202,7 @@ class _Meter(Wrapper):
         self._idle_s = 0.0
 
     async def score(self, query: Query) -> Answer:
-        """The inner backend's answer, timed."""
+        """Return the inner backend's answer, timed."""
         loop = asyncio.get_running_loop()
         if not self._under_way:
             self._begin = loop.time()
@@ -227,7 +227,7 @@ class _Meter(Wrapper):
                 self._close()
 
     async def measure(self, work: Awaitable[object]) -> None:
-        """Awaits what asks this backend, and cancels it once that is enough."""
+        """Await `work`, which queries this backend, and cancel it once enough is measured."""
         enough = asyncio.create_task(self._enough.wait())
         working = asyncio.ensure_future(work)
         try:
@@ -246,14 +246,14 @@ class _Meter(Wrapper):
             self.failure = self.failure or str(error)
 
     def watch(self, run: ServedRun, effect: Effect | CaughtUp | None) -> None:
-        """Takes note of the rounds that end."""
+        """Count the rounds that end."""
         if isinstance(effect, RoundFinished) and self.first and not self._enough.is_set():
             self._rounds += 1
             self._idle_s = asyncio.get_running_loop().time() - self.first - self._busy_s
 
     @property
     def round_s(self) -> float:
-        """Seconds of a round without a query under way; 0 where no round ended."""
+        """Seconds per round without a query in flight; 0 if no round ended."""
         return max(self._idle_s, 0.0) / self._rounds if self._rounds else 0.0
 
     @property
@@ -272,7 +272,7 @@ class _Meter(Wrapper):
             self._queries = self._tokens = 0
 
 
-def _misfit(amounts: Sequence[int], seconds: Sequence[float]) -> float:
-    """How far seconds in proportion to amounts are from the measured ones: a sum of squares."""
+def _squared_error(amounts: Sequence[int], seconds: Sequence[float]) -> float:
+    """Return the sum of squared errors of a proportional fit of seconds to amounts."""
     rate = sum(seconds) / max(sum(amounts), 1)
     return sum((rate * x - y) ** 2 for x, y in zip(amounts, seconds, strict=True))

@@ -1,4 +1,4 @@
-"""A prompt that moves to another model: what that costs, and the biases that it needs there."""
+"""Moving a prompt to another model: the cost, and the label biases on that model."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from fedone_sdk.task import (
 __all__ = ["BIAS_EXAMPLES", "RetunePlan", "Retuning"]
 
 BIAS_EXAMPLES = 128
-"""Training examples that a bias is found on. On the companion feedback that leaves it a standard
-deviation of 0.2 nats, which costs 0.005 nats and no accuracy that can be measured."""
+"""Training examples that a bias is fitted on. On the companion feedback the fit has a standard
+deviation of 0.2 nats, which costs 0.005 nats and no measurable accuracy."""
 
 
 class RetunePlan(Message):
-    """What it costs to switch, found without asking the model.
+    """The cost of the switch, computed without queries to the model.
 
     Attributes:
         cap: On training queries.
-        training_queries: At most.
+        training_queries: Upper bound.
         evaluation_queries: On the dev split, and for label biases.
-        expected: What all of it is expected to spend.
-        most: What all of it may spend.
-        run: The plan of the tuning run in it.
+        expected: Expected usage of the whole switch.
+        most: Upper bound of that usage.
+        run: The plan of the tuning run.
     """
 
     cap: int | None
@@ -57,9 +57,9 @@ class Retuning:
 
     Attributes:
         artefact: The old prompt.
-        federation: The run, which begins with it.
-        biases: Label biases on the new model, by prompt, once `find_biases` has found them; empty
-            where the run is not calibrated by labels.
+        federation: The run, which starts from the old prompt.
+        biases: Label biases on the new model, by prompt, set by `find_biases`; empty if the run
+            is not calibrated by labels.
     """
 
     artefact: PromptArtefact
@@ -68,34 +68,34 @@ class Retuning:
 
     @cached_property
     def prompts(self) -> tuple[TextPrompt, ...]:
-        """The prompts that need a bias of their own: the old one, and none."""
+        """The prompts that need their own bias: the old prompt, and "no prompt"."""
         if self.federation.spec.calibration.kind != "labels":
             return ()
         return tuple(dict.fromkeys([self.bare, self.artefact.prompt.prompt]))
 
     @property
     def bare(self) -> TextPrompt:
-        """What stands for no prompt."""
+        """The prompt that represents "no prompt"."""
         return no_prompt(self.federation.spec.task, self.federation.vocabulary)
 
     @cached_property
     def examples(self) -> list[Example]:
-        """Training examples, spread evenly over clients by chance, that biases are found on."""
+        """Training examples for fitting biases, drawn evenly from the clients."""
         held = {id(row): row for shard in self.federation.shards for row in shard}
         rows = list(held.values())
         seed = stream_seed(self.federation.spec.seed, "retune", 0)
         return [rows[at] for at in sorted(draw_minibatch(len(rows), BIAS_EXAMPLES, seed))]
 
     async def plan(self, backend: LLMBackend) -> RetunePlan:
-        """Works out what the switch costs; a hosted model is not asked.
+        """Compute the cost of the switch; a hosted model is not queried.
 
         Args:
-            backend: The new model. What its cache knows costs nothing.
+            backend: The new model. Cached answers are free.
 
         Raises:
             BackendError: The model cannot be used as described.
             LabelWordError: A label word is not one token of the model.
-            SpecError: The model cannot do the task, or the caps do not pay for one round.
+            SpecError: The model does not support the task, or the caps do not cover one round.
         """
         spec = self.federation.spec
         if not backend.local:
@@ -118,31 +118,31 @@ class Retuning:
         )
 
     def _check(self, plan: RunPlan, biases: Usage, evaluation: int) -> None:
-        """Refuses caps that do not pay for one round and all measurements."""
+        """Raise if the caps do not cover one round and all measurements."""
         spec, per_round = self.federation.spec, plan.queries_per_round
         cap, limit = plan.cap.queries, spec.evaluation.queries
         if cap is not None and cap < per_round:
-            raise SpecError(f"budget.queries: {cap} pays for no round, which has {per_round}")
+            raise SpecError(f"budget.queries: {cap} does not cover one round of {per_round}")
         if limit is not None and limit < evaluation:
-            raise SpecError(f"evaluation.queries: {limit} of {evaluation} that comparing takes")
+            raise SpecError(f"evaluation.queries: {limit} of {evaluation} that comparing needs")
         smallest = plan.smallest_cap + biases
         if not Account(cap=spec.budget).affordable(smallest, 1):
             tokens = smallest.prompt_tokens + smallest.completion_tokens
             raise SpecError(
-                "budget: may not pay for one round and all measurements; the smallest cap that "
+                "budget: may not cover one round and all measurements; the smallest cap that "
                 f"does is {smallest.queries} queries, {smallest.requests} requests, {tokens} "
                 f"tokens, USD {smallest.usd:.4f}"
             )
 
     async def find_biases(self, backend: LLMBackend, ask: Ask) -> None:
-        """Finds the label bias of the old prompt and of none on the new model.
+        """Fit the label biases of the old prompt and of "no prompt" on the new model.
 
         Args:
-            backend: The new model; what its cache knows is not asked again.
-            ask: Asks it what it does not know, under the run's caps.
+            backend: The new model; cached answers are reused.
+            ask: Queries the model for the rest, under the run's caps.
 
         Raises:
-            BackendError: The model refused a query.
+            BackendError: The model rejected a query.
             ProblemError: The caps do not allow it.
         """
         asked = {prompt: self._queries(backend, prompt) for prompt in self.prompts}

@@ -12,20 +12,20 @@ from fedone_sdk.spec import BackendSpec, RunSpec, validate_spec
 __all__ = ["DEFAULT_QUERIES", "retune_name", "retune_spec"]
 
 DEFAULT_QUERIES = 200
-"""The cap on training queries where neither the command nor a RUN.yaml names one."""
+"""The default cap on training queries, without a command option or a RUN.yaml."""
 
 _NUM_SAMPLES = 10
-"""Prompts of a round where no RUN.yaml names a method."""
+"""Default prompts per round, without a RUN.yaml."""
 
 _MOST_CLIENTS = 100
 _SHARE = 0.8
-"""Of a position's probability, for the old prompt's token."""
+"""The old prompt's share of a position's probability."""
 
 _MAX_NAME = 64
 
 
 def retune_name(artefact: PromptArtefact, backend: str) -> str:
-    """The name of the run, from the artefact's and the backend file's."""
+    """Return the name of the run, from the names of the artefact and the backend file."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", f"{artefact.name}-on-{backend}")[:_MAX_NAME]
 
 
@@ -41,33 +41,32 @@ def retune_spec(
     queries: int | None = None,
     seed: int | None = None,
 ) -> RunSpec:
-    """The run that begins with an artefact's prompt and asks another model.
+    """Return the run that starts from an artefact's prompt and uses another model.
 
     Args:
         artefact: The old prompt.
         backend: The new model.
         name: Of the run.
-        run: Its data, task, method and vocabulary are used; None takes the artefact's task and
-            the defaults of `fedone retune`.
-        train: Training file, where there is no `run`.
-        dev: Dev file, where there is no `run`.
+        run: Supplies data, task, method and vocabulary; None uses the artefact's task and the
+            defaults of `fedone retune`.
+        train: Training file, without a `run`.
+        dev: Dev file, without a `run`.
         num_examples: Rows of the training file.
-        queries: Cap on training queries; None is the run's own, or `DEFAULT_QUERIES`.
-        seed: None is the run's own, or the artefact's.
+        queries: Cap on training queries; None uses the run's, or `DEFAULT_QUERIES`.
+        seed: None uses the run's, or the artefact's.
 
     Raises:
-        SpecError: The prompt is made of vectors, or the run does not fit it.
+        SpecError: The prompt consists of vectors, or the run does not fit it.
     """
     tokens = artefact.prompt.tokens
     if not tokens:
-        raise SpecError(f"prompt: {artefact.method} tunes vectors, no words; they fit one model")
+        raise SpecError(f"prompt: {artefact.method} tunes vectors, which fit only one model")
     slots = artefact.prompt.slots is not None
     if not slots and "".join(tokens) != artefact.prompt.text:
         raise SpecError("prompt: its tokens do not make its text")
     if slots and run is None:
         raise SpecError(
-            "--run: is needed, as the prompt is made of slots, whose candidates stand in its "
-            "RUN.yaml",
+            "--run: is required for a prompt with slots, whose candidates are in its RUN.yaml",
             source="arguments",
         )
     if run is None:
@@ -78,9 +77,9 @@ def retune_spec(
     given["prompt"]["start"] = [{token: _SHARE} for token in tokens]
     if not slots:
         given["prompt"]["length"] = max(given["prompt"]["length"], len(tokens))
-        if given["prompt"]["length"] > len(tokens):  # The other positions begin half blank.
+        if given["prompt"]["length"] > len(tokens):  # The other positions start half blank.
             given["prompt"]["vocabulary"] |= {"blank": True}
-    # The old label bias is the old model's: the task begins without one.
+    # The old label bias belongs to the old model, so the task starts without one.
     if given["task"]["bias"] is not None:
         given["task"] |= {"bias": None}
         given["calibration"] = "auto"
@@ -98,7 +97,7 @@ def _of_artefact(
         "data": {
             "train": train,
             "dev": dev,
-            # Each client fills a mini-batch, where there are rows enough.
+            # Each client can fill a mini-batch, if there are enough rows.
             "num_clients": min(max(num_examples // size, 1), _MOST_CLIENTS),
         },
         "prompt": {"length": 1, "vocabulary": {"kind": "pmi", "blank": True}},
@@ -119,13 +118,13 @@ def _of_run(artefact: PromptArtefact, run: RunSpec, queries: int | None) -> dict
     given = run.model_dump()
     cap = queries or (run.budget and run.budget.queries) or DEFAULT_QUERIES
     given["budget"] = {**(given["budget"] or {}), "queries": cap}
-    # The untrained prompt that is measured is then the old one.
+    # The untrained prompt, which evaluation measures, is then the old prompt.
     given["evaluation"]["prompt"] = "mode"
     return given
 
 
 def _misfits(artefact: PromptArtefact, run: RunSpec) -> list[str]:
-    """What keeps a run from being compared with an artefact's measurement."""
+    """List what makes a run incomparable with an artefact's measurement."""
     old, new, found = artefact.task, run.task, []
     names = list(artefact.prompt.slots or ())
     if names != list(run.prompt.text_slots) or (
@@ -134,14 +133,14 @@ def _misfits(artefact: PromptArtefact, run: RunSpec) -> list[str]:
         wanted = ", ".join([*names, *(["labels"] if artefact.prompt.labels else [])]) or "none"
         found.append(f"prompt.slots: must be the prompt's slots ({wanted})")
     if run.method.domain != "tokens":
-        found.append(f"method.name: {run.method.name} tunes vectors, the prompt is made of words")
+        found.append(f"method.name: {run.method.name} tunes vectors, the prompt is of words")
     if list(old.labels) != list(new.labels):
         wanted = ", ".join(old.labels) or "none"
         found.append(f"task.labels: must be the prompt's labels ({wanted})")
     for key in ("metric", "loss", "label_field"):
         if getattr(old, key) != getattr(new, key):
             was, now = getattr(old, key), getattr(new, key)
-            found.append(f"task.{key}: is {now!r}, the prompt was tuned and measured by {was!r}")
+            found.append(f"task.{key}: is {now!r}, the prompt was tuned and measured with {was!r}")
     if run.data is None or run.data.dev is None:
-        found.append("data.dev: is required, as prompts are compared on it")
+        found.append("data.dev: is required to compare prompts")
     return found

@@ -1,4 +1,4 @@
-"""What a planned run puts on the wire: its own messages, weighed."""
+"""The traffic of a planned run, from the sizes of its own messages."""
 
 from __future__ import annotations
 
@@ -39,27 +39,27 @@ from fedone_sdk.simulation.federation import Federation
 from fedone_sdk.simulation.first_work import (
     WORK_ID,
     Exchange,
-    alone,
     first_work,
     planned_machine,
+    unbudgeted,
 )
 from fedone_sdk.task import references_of
 
 __all__ = ["ExchangePlan", "exchange_plan"]
 
 _STEPS = 4
-"""Steps after which what a method remembers is weighed; a pool is about full by then."""
+"""Steps before a method's memory is measured; a pool is nearly full by then."""
 
 _CHARS_PER_TOKEN = 4
-"""Of English text; what the gateway's traffic is guessed by where the model writes."""
+"""Characters of English text, to estimate gateway traffic when the model writes text."""
 
 _SHA256 = "0" * 64
 _LOSS = math.log(2)
-"""As long as any other float when it is written out."""
+"""A float with the usual number of digits."""
 
 
 class ExchangePlan(Message):
-    """What all rounds put on the wire in one exchange.
+    """Bytes of all rounds in one exchange.
 
     Attributes:
         federated: Enrolment, claims, assignments, updates, receipts; without empty polls.
@@ -73,11 +73,11 @@ class ExchangePlan(Message):
 def exchange_plan(
     federation: Federation, exchange: Exchange, queries: int, *, model: str
 ) -> ExchangePlan:
-    """Weighs the messages of one assignment, made by the round machine itself, times their number.
+    """Return the sizes of one assignment's messages, from the round machine, times their number.
 
-    The gateway's are those of the client that is chosen first.
+    Gateway messages are those of the first selected client.
     """
-    spec = alone(federation.spec, exchange)
+    spec = unbudgeted(federation.spec, exchange)
     machine = planned_machine(federation, spec, model)
     state, assignment = first_work(federation, machine, 0)
     if isinstance(assignment, AlphaAssignment):
@@ -117,7 +117,7 @@ def exchange_plan(
 
 
 def _memory(machine: RoundMachine) -> dict[str, Array]:
-    """What travels beside alpha once some steps were done."""
+    """Return the memory that is sent with alpha after some steps."""
     algorithm = machine.algorithm
     state = algorithm.init()
     if not algorithm.shares_memory:
@@ -129,7 +129,7 @@ def _memory(machine: RoundMachine) -> dict[str, Array]:
 
 
 def _some_losses(machine: RoundMachine, count: int) -> NDArray[np.float64] | ClassLosses:
-    """Losses of `count` prompts, of the shape that the method is told."""
+    """Return losses of `count` prompts, in the form that the method takes."""
     losses = np.arange(count, dtype=np.float64)
     if machine.biases is None:
         return losses
@@ -141,7 +141,7 @@ def _some_losses(machine: RoundMachine, count: int) -> NDArray[np.float64] | Cla
 def _scores(federation: Federation, num_prompts: int, batch_size: int, model: str) -> Scores:
     task = federation.spec.task
     if task.loss == "score":
-        # Nobody knows how long they will be; these are the longest.
+        # Their lengths are unknown; these are the longest.
         text = " " * (task.max_tokens * _CHARS_PER_TOKEN)
         return Scores(texts=((text,) * batch_size,) * num_prompts, model=model)
     shape = (num_prompts, batch_size, max(len(task.labels), 1))
@@ -149,7 +149,7 @@ def _scores(federation: Federation, num_prompts: int, batch_size: int, model: st
 
 
 def _joining(federation: Federation, assignments: int) -> Traffic:
-    """What every client says once: it enrols, learns of the run, and at last of its end."""
+    """Return the messages that each client exchanges once: enrolment, the task, the run's end."""
     spec, count = federation.spec, len(federation.shards)
     enrolled = Enrolled(client_id="client-" + WORK_ID[:12], credential="fedone_" + _SHA256[:43])
     claim = Claim(num_examples=len(federation.shards[0]))
@@ -164,7 +164,7 @@ def _joining(federation: Federation, assignments: int) -> Traffic:
         calibration=spec.calibration,
     )
     everybody = _traffic([Enrol(nonce=_SHA256[:43]), claim], [enrolled, ended], count)
-    # Only who is chosen asks what the task is: expected distinct clients of uniform draws.
+    # Only selected clients fetch the task: the expected distinct clients of uniform draws.
     chosen = round(count * (1 - (1 - 1 / count) ** assignments))
     asking = _traffic([], [task], chosen)
     return Traffic(

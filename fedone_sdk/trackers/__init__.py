@@ -1,4 +1,4 @@
-"""Experiment trackers: a run's rounds and result go to MLflow, TensorBoard, W&B or one of yours."""
+"""Experiment trackers: send a run's rounds and result to MLflow, TensorBoard, W&B or your own."""
 
 from fedone_sdk.trackers.tracker import (
     GROUP,

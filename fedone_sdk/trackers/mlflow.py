@@ -13,13 +13,13 @@ __all__ = ["MlflowTracker"]
 
 
 class MlflowTracker:
-    """Writes to where ``MLFLOW_TRACKING_URI`` says, as ``MLFLOW_EXPERIMENT_NAME`` (``fedone``).
+    """Writes to ``MLFLOW_TRACKING_URI``, in the experiment ``MLFLOW_EXPERIMENT_NAME`` (``fedone``).
 
-    Other variables of MLflow's work as well. Its usage telemetry is off, unless
-    ``MLFLOW_DISABLE_TELEMETRY`` says otherwise.
+    MLflow's other variables apply too. Its usage telemetry is off, unless
+    ``MLFLOW_DISABLE_TELEMETRY`` is set.
 
     Args:
-        run: What is tracked.
+        run: The tracked run.
     """
 
     def __init__(self, run: TrackedRun) -> None:
@@ -33,19 +33,19 @@ class MlflowTracker:
             self._experiment(), run_name=run.name, tags={"fedone.run_id": run.run_id}
         ).info.run_id
         params = [Param(name, str(value)) for name, value in run.params.items()]
-        for at in range(0, len(params), 100):  # The most of one request.
+        for at in range(0, len(params), 100):  # The limit of one request.
             self._client.log_batch(self._id, params=params[at : at + 100])
 
     def round(self, report: RoundReport, queries: int) -> None:
-        """Its mean loss."""
+        """Log its mean loss."""
         self._client.log_metric(self._id, "mean_loss", report.mean_loss, step=queries)
 
     def metric(self, name: str, value: float, queries: int) -> None:
-        """A point of the curve."""
+        """Log a point of the curve."""
         self._client.log_metric(self._id, f"dev_{name}", value, step=queries)
 
     def end(self, result: RunResult | None) -> None:
-        """The final numbers, the prompt and the result as files."""
+        """Log the final numbers; the prompt and the result as files."""
         if result is None:
             self._client.set_terminated(self._id, status="KILLED")
             return

@@ -8,7 +8,7 @@ __all__ = ["summary_of"]
 
 
 def summary_of(result: RunResult) -> dict[str, float]:
-    """Metric, cost and time by name; what was not measured, or has no known price, is left out."""
+    """Return metric, cost and time by name, without those that are not measured or priced."""
     metric, spent = result.metric, result.spent
     numbers = {
         f"{metric.name}_no_prompt": metric.no_prompt,

@@ -13,12 +13,12 @@ __all__ = ["TensorboardTracker"]
 
 
 class TensorboardTracker:
-    """Writes to the folder that ``TENSORBOARD_LOGDIR`` names.
+    """Writes to the folder ``TENSORBOARD_LOGDIR``.
 
-    Without it, to ``runs/DATE_HOST-NAME``, as SummaryWriter does.
+    By default the folder is ``runs/DATE_HOST-NAME``, SummaryWriter's own default.
 
     Args:
-        run: What is tracked.
+        run: The tracked run.
     """
 
     def __init__(self, run: TrackedRun) -> None:
@@ -31,19 +31,19 @@ class TensorboardTracker:
         self._writer.add_text("run", f"    run_id: {run.run_id}\n{table}", 0)
 
     def round(self, report: RoundReport, queries: int) -> None:
-        """Its mean loss."""
+        """Log its mean loss."""
         self._writer.add_scalar("train/mean_loss", report.mean_loss, queries)
 
     def metric(self, name: str, value: float, queries: int) -> None:
-        """A point of the curve."""
+        """Log a point of the curve."""
         self._writer.add_scalar(f"dev/{name}", value, queries)
 
     def end(self, result: RunResult | None) -> None:
-        """The final numbers, and the prompt."""
+        """Log the final numbers and the prompt."""
         if result is not None:
             for name, value in summary_of(result).items():
                 self._writer.add_scalar(f"final/{name}", value, result.spent.queries)
-            # Indented: Markdown shows it to the letter.
+            # Indented, so that Markdown renders it verbatim.
             lines = "\n".join(f"    {line}" for line in result.prompt.text.splitlines())
             self._writer.add_text("prompt", lines, result.spent.queries)
         self._writer.close()

@@ -1,4 +1,4 @@
-"""What a tracker is, and how one is found by its name."""
+"""The tracker protocol, and the lookup of trackers by name."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from fedone_sdk.spec import RunSpec
 __all__ = ["GROUP", "TrackedRun", "Tracker", "TrackerFactory", "find_tracker", "params_of"]
 
 GROUP = "fedone.trackers"
-"""The group of entry points that trackers are found in."""
+"""The entry point group of trackers."""
 
 _PACKAGES = {"mlflow": "mlflow", "tensorboard": "tensorboardX", "wandb": "wandb"}
-"""What ours need; each has an extra of its name."""
+"""The packages that built-in trackers need; each has an extra of its name."""
 
 _MOST_CHARS = 500
-"""Of a parameter's text: the least that trackers take."""
+"""Longest text of a parameter: the smallest limit of the trackers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackedRun:
-    """A run as a tracker is told of it.
+    """The description of a run for trackers.
 
     Attributes:
         run_id: The run.
-        name: What people call it.
-        params: Its description, flat: ``method.name`` and so on. No secret stands in it.
+        name: Its display name.
+        params: Its spec, flat: ``method.name`` and so on. Contains no secrets.
     """
 
     run_id: str
@@ -41,46 +41,46 @@ class TrackedRun:
 
 
 class Tracker(Protocol):
-    """Told of one run. All calls come from one thread; what one raises ends the tracking only."""
+    """Receives events of one run, on one thread. Its exceptions end the tracking, not the run."""
 
     def round(self, report: RoundReport, queries: int) -> None:
-        """A round is done.
+        """Record a finished round.
 
         Args:
-            report: The round; its metric is told apart.
+            report: The round, without its metric, which `metric` reports.
             queries: Training queries spent by its end: the step of the curves.
         """
         ...
 
     def metric(self, name: str, value: float, queries: int) -> None:
-        """The deployable prompt was measured on the dev split.
+        """Record an evaluation of the deployable prompt on the dev split.
 
         Args:
-            name: Which metric.
-            value: What it is.
-            queries: Training queries spent by the end of the round that it belongs to.
+            name: The metric.
+            value: Its value.
+            queries: Training queries spent by the end of the evaluated round.
         """
         ...
 
     def end(self, result: RunResult | None) -> None:
-        """The run is over; called once, and nothing after it.
+        """Record the end of the run; the last call.
 
         Args:
-            result: How it ended; None where that is not known, as when it was broken off.
+            result: The result; None if unknown, for example after an interruption.
         """
         ...
 
 
 TrackerFactory = Callable[[TrackedRun], Tracker]
-"""Makes the tracker of a run: what an entry point of the group names."""
+"""Creates the tracker of a run: the object that an entry point names."""
 
 
 def find_tracker(name: str) -> TrackerFactory:
-    """Loads a tracker by the name of its entry point.
+    """Load a tracker by the name of its entry point.
 
     Raises:
-        MissingExtraError: What it needs is not installed.
-        SpecError: There is none of this name, or it cannot be loaded.
+        MissingExtraError: A package that it needs is not installed.
+        SpecError: There is no tracker of this name, or its import fails.
     """
     found = {point.name: point for point in entry_points(group=GROUP)}
     if name not in found:
@@ -90,7 +90,7 @@ def find_tracker(name: str) -> TrackerFactory:
         raise MissingExtraError(f"--tracker {name}", extra=name)
     try:
         factory: TrackerFactory = found[name].load()
-    except Exception as exc:  # Somebody else's module can raise anything.
+    except Exception as exc:  # A third-party module can raise anything.
         reason = f"{type(exc).__name__}: {exc}"
         raise SpecError(
             f"--tracker: {name} cannot be loaded: {reason}", source="arguments"
@@ -99,7 +99,7 @@ def find_tracker(name: str) -> TrackerFactory:
 
 
 def params_of(spec: RunSpec) -> dict[str, str | int | float | bool]:
-    """A run's description, flat and short; what is null or empty is left out.
+    """Return a run's spec, flat and with short values; null and empty values are omitted.
 
     >>> from fedone_sdk.glue import glue_task
     >>> spec = RunSpec.model_validate({"task": glue_task("sst2"), "prompt":

@@ -1,4 +1,4 @@
-"""Between a run and its trackers: whatever they do, the run goes on."""
+"""Delivery of a run's events to trackers, isolated from the run."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ __all__ = ["Tracking"]
 _log = structlog.get_logger(__name__)
 
 _PATIENCE_S = 60.0
-"""How long trackers may take to write down what is left when a run is over."""
+"""Longest wait for trackers to finish writing after a run, seconds."""
 
 _USER = re.compile(r"(?<=://)[^/@\s]+@")
 
 
 class Tracking:
-    """Tells trackers of one run.
+    """Sends the events of one run to trackers.
 
-    Each tracker has a thread of its own, so that a slow one holds nothing up. One that raises is
-    warned about and told no more. Use it with ``with``: leaving waits until all is written down.
+    Each tracker has its own thread, so a slow one delays nothing. A tracker that raises is logged
+    and gets no more events. Use it with ``with``: leaving waits until all events are written.
 
-    It is a watcher of `simulate`, which fills it with the rounds; where there is none, `add` does.
+    It is a `watch` callback of `simulate`, which supplies the rounds; otherwise call `add`.
 
     Args:
-        trackers: How they are made, by name.
-        patience_s: Seconds to wait for them at the end.
+        trackers: Factories of trackers, by name.
+        patience_s: Longest wait for them at the end, seconds.
     """
 
     def __init__(
@@ -75,8 +75,8 @@ class Tracking:
             worker.wait(self._patience_s)
 
     def __call__(self, run: ServedRun, effect: Effect | CaughtUp | None) -> None:
-        """Looks what is new of a run."""
-        # Who follows a run from afar needs no aggregator.
+        """Send new events of a run."""
+        # Imported here, because following a remote run does not need the aggregator.
         from fedone_sdk.aggregator.events import RoundFinished, WentBack
 
         if not self._begun:
@@ -84,7 +84,7 @@ class Tracking:
                 TrackedRun(run_id=run.run_id, name=run.spec.name, params=params_of(run.spec)),
                 metric=run.spec.task.metric,
             )
-        if isinstance(effect, WentBack):  # These rounds come again.
+        if isinstance(effect, WentBack):  # These rounds run again.
             self._rounds = min(self._rounds, effect.to_round)
             self._measured = min(self._measured, effect.to_round - 1)
         elif effect is None or isinstance(effect, RoundFinished):
@@ -95,22 +95,22 @@ class Tracking:
 
     @property
     def active(self) -> bool:
-        """Whether there is anybody to tell."""
+        """Whether there are any trackers."""
         return bool(self._workers)
 
     def begin(self, run: TrackedRun, *, metric: str = "metric") -> None:
-        """Makes the trackers.
+        """Create the trackers.
 
         Args:
-            run: What they are told of.
-            metric: What the run's metric is called.
+            run: The tracked run.
+            metric: The name of the run's metric.
         """
         self._begun, self._metric = True, metric
         for worker in self._workers:
             worker.start(run)
 
     def add(self, report: RoundReport) -> None:
-        """Tells of a round, and of its metric if it has one already."""
+        """Send a round, and its metric if present."""
         self._rounds += 1
         self._spent += report.queries
         self._queries[report.round] = spent = self._spent
@@ -119,12 +119,12 @@ class Tracking:
             self._measure([report])
 
     def end(self, result: RunResult) -> None:
-        """Tells how the run ended, on leaving."""
+        """Set the run's result, which is sent on leaving."""
         self._measure(result.history)
         self._result = result
 
     def _measure(self, history: Sequence[RoundReport]) -> None:
-        """Tells of measurements that have not been told of; they come some rounds late."""
+        """Send new evaluations, which come some rounds late."""
         since = takewhile(lambda report: report.round > self._measured, reversed(history))
         for report in reversed(list(since)):
             if report.metric is not None:
@@ -151,14 +151,14 @@ class _Worker:
         self._failed = False
 
     def start(self, run: TrackedRun) -> None:
-        # A daemon: a tracker that hangs must not keep the process.
+        # A daemon: a tracker that blocks must not keep the process alive.
         self._thread = Thread(
             target=self._work, args=(run,), name=f"tracker {self._name}", daemon=True
         )
         self._thread.start()
 
     def tell(self, call: Callable[[Tracker], None]) -> None:
-        if not self._failed:  # else nobody takes it out again
+        if not self._failed:  # otherwise its queue is no longer read
             self._calls.put(call)
 
     def close(self) -> None:
@@ -168,7 +168,7 @@ class _Worker:
         if self._thread is not None:
             self._thread.join(seconds)
             if self._thread.is_alive():
-                _log.warning("a tracker does not end", tracker=self._name, waited_s=seconds)
+                _log.warning("a tracker has not finished", tracker=self._name, waited_s=seconds)
 
     def _work(self, run: TrackedRun) -> None:
         try:
@@ -179,7 +179,7 @@ class _Worker:
             self._failed = True
             reason = _USER.sub("***@", " ".join(f"{type(exc).__name__}: {exc}".split()))
             _log.warning(
-                "a tracker failed; the run goes on without it",
+                "a tracker failed; the run continues without it",
                 tracker=self._name,
                 reason=reason[:300],
             )

@@ -1,4 +1,4 @@
-"""Weights & Biases: one run of theirs for each run, offline unless you say otherwise."""
+"""Weights & Biases: one W&B run for each run, offline by default."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["WandbTracker"]
 
 
 class WandbTracker:
-    """Writes to ``WANDB_DIR``, as ``WANDB_PROJECT`` (``fedone``).
+    """Writes to ``WANDB_DIR``, in the project ``WANDB_PROJECT`` (``fedone``).
 
-    Nothing leaves the machine unless ``WANDB_MODE`` is ``online``; ``wandb sync`` sends it later.
+    Data leaves the machine only if ``WANDB_MODE`` is ``online``; ``wandb sync`` sends it later.
 
     Args:
-        run: What is tracked.
+        run: The tracked run.
     """
 
     def __init__(self, run: TrackedRun) -> None:
@@ -31,20 +31,20 @@ class WandbTracker:
             name=run.name,
             config={**run.params, "run_id": run.run_id},
             mode=mode,
-            # What a command prints is its own; nothing of it is recorded.
+            # The command's console output is not recorded.
             settings=wandb.Settings(console="off", silent=True),
         )
 
     def round(self, report: RoundReport, queries: int) -> None:
-        """Its mean loss."""
+        """Log its mean loss."""
         self._run.log({"mean_loss": report.mean_loss, "round": report.round, "queries": queries})
 
     def metric(self, name: str, value: float, queries: int) -> None:
-        """A point of the curve; over ``measured_at``, as it comes some rounds late."""
+        """Log a point of the curve, over ``measured_at``, because it comes some rounds late."""
         self._run.log({f"dev_{name}": value, "measured_at": queries})
 
     def end(self, result: RunResult | None) -> None:
-        """The final numbers and the prompt, as the run's summary."""
+        """Log the final numbers and the prompt in the run's summary."""
         if result is None:
             self._run.finish(exit_code=1)
             return

@@ -418,7 +418,7 @@ def test_score_without_a_run(fedone: Fedone, tmp_path: Path) -> None:
         ("num_clients: 4, shots: 3", "num_clients: 41", "data.num_clients: 40 rows are too few"),
         ("{text}", "{body}", "data.train: train.jsonl: row 1: field 'body' is missing"),
         ("rounds: 10", "backend: {kind: onnx, model: nope}", "backend.model: "),
-        (" good", " bad", "prompt.vocabulary: list: candidates: ' bad' stands twice"),
+        (" good", " bad", "prompt.vocabulary: list: candidates: ' bad' is repeated"),
     ],
 )
 @pytest.mark.parametrize("command", ["plan", "tune"])

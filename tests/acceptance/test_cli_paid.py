@@ -349,7 +349,7 @@ class TestPlan:
         plan = json.loads((folder / "plan.json").read_text())
         assert plan["training_queries"] == 24
         assert plan["evaluation"]["queries"] == 3 * 4 + 2 * 4
-        assert plan["warnings"][-1] == "backend: without it tokens and money cannot be counted"
+        assert plan["warnings"][-1] == "backend: tokens and costs cannot be counted without it"
         assert "Traceback" not in out
 
     def test_a_cap_in_money_without_a_price(

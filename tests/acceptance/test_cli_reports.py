@@ -358,7 +358,7 @@ def test_tune_tells_trackers(fedone: Fedone, folder: Path, monkeypatch: pytest.M
         *("tune", "run.yaml", "--transport", "memory", "--tracker", "lines", "--tracker", "broken")
     )
     assert (code, "status           completed" in out) == (0, True)
-    assert "a tracker failed; the run goes on without it" in err
+    assert "a tracker failed; the run continues without it" in err
     assert "the disk is full" in err
     told = Path("told.txt").read_text().splitlines()
     assert (told[0], told[-1]) == ("run tiny gs-bdpl", "end completed")

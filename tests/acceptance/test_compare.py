@@ -130,11 +130,11 @@ async def _check(trials: Iterable[dict[str, Any]]) -> None:
 
 def test_trials_of_a_seed_see_the_same(compare: Fedone, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same rows in the same mini-batches, whichever method asks about them."""
-    from fedone_sdk.comparison import heard
+    from fedone_sdk.comparison import recorder
 
     texts = [str(row["text"]) for row in load_examples("train.jsonl")]
     batches: list[list[tuple[int, ...]]] = []
-    made, score = heard.HeardBackend.__init__, heard.HeardBackend.score
+    made, score = recorder.AnswerRecorder.__init__, recorder.AnswerRecorder.score
 
     def noting(self: Any, inner: Any) -> None:
         batches.append([])
@@ -147,8 +147,8 @@ def test_trials_of_a_seed_see_the_same(compare: Fedone, monkeypatch: pytest.Monk
             batches[-1].append(found)
         return await score(self, query)
 
-    monkeypatch.setattr(heard.HeardBackend, "__init__", noting)
-    monkeypatch.setattr(heard.HeardBackend, "score", asked)
+    monkeypatch.setattr(recorder.AnswerRecorder, "__init__", noting)
+    monkeypatch.setattr(recorder.AnswerRecorder, "score", asked)
     assert compare("--seeds", 2, "--methods", "thompson,random,gs-bdpl,bdpl").code == 0
     of_seeds = batches[:4], batches[4:]
     for of_seed in of_seeds:
@@ -275,7 +275,7 @@ def test_one_process_at_a_time(compare: Fedone, folder: Path) -> None:
     ("arguments", "message"),
     [
         (["--methods", "magic"], "arguments: --methods: 'magic' is not known; allowed: gs-bdpl, "),
-        (["--methods", "random,random"], "arguments: --methods: each must stand once"),
+        (["--methods", "random,random"], "arguments: --methods: each name may occur only once"),
         (["--methods", "bbt"], "run.yaml: method: bbt needs a backend that takes embeddings"),
         (["--html", "c.pdf"], "arguments: --html: c.pdf must end in .html"),
         (["--html", "absent/c.html"], "arguments: --html: there is no folder absent"),
@@ -294,13 +294,13 @@ def test_mistakes_are_one_line(compare: Fedone, arguments: list[object], message
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (", dev: dev.jsonl", "", "run.yaml: data.dev: is required, and must hold rows"),
+        (", dev: dev.jsonl", "", "run.yaml: data.dev: is required, with rows"),
         ("name: thompson", "name: magic", "run.yaml: method.name: 'magic' is not one of"),
         ("train.jsonl", "absent.jsonl", "run.yaml: data.train: absent.jsonl"),
         (
             "examples: 8",
             "examples: 8, queries: 3",
-            "thompson, seed 0: its caps leave nothing to measure the tuned prompt with",
+            "thompson, seed 0: its caps leave nothing to measure the tuned prompt",
         ),
     ],
 )

@@ -179,9 +179,9 @@ async def test_a_metric_of_scikit_learn(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("metric", "told"),
     [
-        ("auc", "'auc' is none of accuracy, f1, matthews, loss, and no package.module:function"),
+        ("auc", "'auc' is not one of accuracy, f1, matthews, loss, or a package.module:function"),
         ("no_such:metric", "cannot import 'no_such:metric': ModuleNotFoundError"),
-        ("costs:MISSED_COMPLAINT", "'costs:MISSED_COMPLAINT' is no function"),
+        ("costs:MISSED_COMPLAINT", "'costs:MISSED_COMPLAINT' is not a function"),
     ],
 )
 async def test_a_wrong_metric_is_one_line(tmp_path: Path, metric: str, told: str) -> None:
@@ -202,7 +202,7 @@ async def test_a_broken_metric_pauses_the_run() -> None:
     spec = RunSpec.load(EXAMPLES / "own_metric" / "RUN.yaml")
     for measure, told in {
         (lambda true, predicted: 1 / 0): "failed with ZeroDivisionError: division by zero",
-        (lambda true, predicted: float("nan")): "gave nan; it must be a finite number",
+        (lambda true, predicted: float("nan")): "returned nan; it must be a finite number",
     }.items():
         federation = Federation.load(spec, EXAMPLES / "own_metric", measure=measure)
         result = await simulate(federation, backend=ScriptedBackend(), transport="memory")

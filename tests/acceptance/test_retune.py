@@ -179,7 +179,7 @@ def test_a_plan_asks_and_writes_nothing(retune: Fedone, folder: Path) -> None:
         (["--run", "no.yaml"], "no.yaml: cannot be read"),
         (
             ["--run", "run.yaml", "--queries", 3],
-            "new.yaml: budget.queries: 3 pays for no round, which has 4",
+            "new.yaml: budget.queries: 3 does not cover one round of 4",
         ),
         ([*DATA, "-o", "old.json"], "arguments: --output: old.json is there and is not of run"),
         ([*DATA, "-o", "no/new.json"], "arguments: --output: there is no folder no"),
@@ -238,16 +238,16 @@ def test_a_prompt_that_is_not_to_be_trusted(
         (('1: " great"}', '2: " great"}'), "run.yaml: task.labels: must be the prompt's"),
         (
             ("{every: 0}", "{every: 0, queries: 30}"),
-            "new.yaml: evaluation.queries: 30 of 60 that comparing takes",
+            "new.yaml: evaluation.queries: 30 of 60 that comparing needs",
         ),
         (
             ("{queries: 16}", "{queries: 16, requests: 40}"),
-            "new.yaml: budget: may not pay for one round and all measurements; the smallest cap "
+            "new.yaml: budget: may not cover one round and all measurements; the smallest cap "
             "that does is 4 queries, 64 requests",
         ),
         (
             ('great"}}', 'great"}, metric: f1}'),
-            "run.yaml: task.metric: is 'f1', the prompt was tuned and measured by 'accuracy'",
+            "run.yaml: task.metric: is 'f1', the prompt was tuned and measured with 'accuracy'",
         ),
         (
             (
@@ -272,7 +272,7 @@ def test_a_prompt_of_vectors_fits_one_model(retune: Fedone, folder: Path) -> Non
     changed = old().model_copy(update={"prompt": prompt, "method": "bbt"}).signed()
     Path("old.json").write_text(changed.dump())
     line = the_line(retune(*DATA))
-    assert line == "old.json: prompt: bbt tunes vectors, no words; they fit one model"
+    assert line == "old.json: prompt: bbt tunes vectors, which fit only one model"
 
 
 def test_another_model_of_the_same_name(retune: Fedone, folder: Path) -> None:

@@ -1,7 +1,7 @@
-"""The time of an ask and a tell of each search after 1,000 evaluated prompts.
+"""Time of an ask and a tell of each search after 1,000 evaluated prompts.
 
-Losses are made up: effects of four slots of 40, 20, 8 and 4 candidates, with an intercept for each
-mini-batch. Processor time of one thread.
+Losses are synthetic: effects of four slots of 40, 20, 8 and 4 candidates, with an intercept per
+mini-batch. Times are processor time of one thread.
 
     OPENBLAS_NUM_THREADS=1 python -m tests.benchmarks.ask_tell
 """
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def times(name: str, labels: int) -> tuple[list[float], list[float]]:
-    """Seconds of each ask and each tell, until `EVALUATED` prompts have a loss."""
+    """Return the seconds of each ask and each tell, until `EVALUATED` prompts have a loss."""
     rng, grid = np.random.default_rng(0), bias_grid(labels)
     effects = [rng.normal(0.0, 0.1, size) for size in SLOTS]
     method = make_method(
@@ -68,7 +68,7 @@ def made_up(
     biases: int,
     rng: np.random.Generator,
 ) -> ClassLosses:
-    """Losses of prompts on one mini-batch of 16 examples, least at the middle of the grid."""
+    """Return losses of prompts on one mini-batch of 16 examples, least in the grid's middle."""
     counts = rng.multinomial(16, [1.0 / labels] * labels)
     values = sum(own[prompts[:, slot]] for slot, own in enumerate(effects))
     means = 0.6 + values[:, None] + rng.normal(0.0, 0.1, (len(prompts), labels)) + rng.normal()

@@ -1,15 +1,15 @@
-"""What one aggregator bears: thousands of connected devices, many runs at once.
+"""Load test of one aggregator: thousands of connected devices, many concurrent runs.
 
-The server is a process of its own: real HTTP, real store, SQLite on disk with
-``synchronous=FULL``. The devices are one lean process that keeps a TCP connection for each of
-them, does what the protocol says (``Retry-After`` to the letter) and answers with scripted losses,
-so no model is asked. They are enrolled straight in the store. Each process keeps to its own core.
+The server is a separate process: real HTTP, real store, SQLite on disk with ``synchronous=FULL``.
+The devices are one process with a TCP connection per device. They follow the protocol (including
+``Retry-After``) and answer with scripted losses, so no model is queried. They are enrolled directly
+in the store. Each process is pinned to its own core.
 
     python -m tests.benchmarks.devices [--devices 10000 --runs 100 --seconds 60 --store sqlite]
 
-Without ``--think`` every device answers at once: that is the most that the server can do, and its
-latencies are those of a queue. With ``--think 0.5 2.0`` a device works that long: latencies then
-are what a device would see. Both are measured by default.
+Without ``--think`` every device answers at once. This measures the server's throughput, and its
+latencies are those of a queue. With ``--think 0.5 2.0`` a device works that long, and latencies
+are those that a device would see. Both are measured by default.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ import psutil
 
 TOKEN = "benchmark-enrolment-token"
 CALM_S = 20.0
-"""From the last device's arrival to the start of the measurement."""
+"""From the last device's connection to the start of the measurement."""
 
 
 def main() -> None:
-    """Runs the bench and prints a table, or plays one of its parts."""
+    """Run the bench and print a table, or run one of its processes."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--devices", type=int, default=10_000)
     parser.add_argument("--runs", type=int, default=100)
@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def report(args: argparse.Namespace) -> None:
-    """Measures and prints Markdown."""
+    """Measure and print Markdown."""
     print(
         f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
         f"{args.devices} devices, {args.runs} runs, {args.store}, {args.seconds:.0f} s\n",
@@ -90,7 +90,7 @@ def report(args: argparse.Namespace) -> None:
 
 
 def measure(args: argparse.Namespace, think: tuple[float, float]) -> dict[str, Any]:
-    """Figures of one load."""
+    """Return the figures of one load."""
     with tempfile.TemporaryDirectory(dir=args.folder) as folder, store_url(args, folder) as store:
         common = ["--devices", str(args.devices), "--runs", str(args.runs), "--store", store]
         if store != "memory":
@@ -152,7 +152,7 @@ def figures(
     seen: dict[str, Any],
     window: tuple[float, float],
 ) -> dict[str, Any]:
-    """What the two logs say about the time between `window`'s ends."""
+    """Compute the figures of the time within `window`, from both logs."""
     began, ended = window
     seconds = ended - began
     offers: dict[int, list[float]] = {}
@@ -178,7 +178,7 @@ def figures(
         elif kind == "poll":
             polls += 1
         else:
-            # The newest seat that was offered to it while it waited; else it was there before.
+            # The latest seat that was offered while it waited; otherwise it was there before.
             woken = max((at for at in offers.get(index, ()) if sent < at < received), default=None)
             if woken is None:
                 claims.append(received - sent)
@@ -203,13 +203,13 @@ def figures(
         "idle device": f"{idle['bytes'] * per_day / 1e6:.2f} MB a day, "
         f"{idle['requests'] * per_day:.0f} requests ({idle['devices']} devices)",
         "mean Retry-After": f"{seen['retry_after_s']:.1f} s",
-        "connections made anew": seen["reconnects"],
+        "new connections": seen["reconnects"],
         "errors": json.dumps(seen["errors"]),
     }
 
 
 def quantiles(values: list[float]) -> str:
-    """Median and 99th percentile, milliseconds, and of how many."""
+    """Return median and 99th percentile in milliseconds, and the count."""
     if len(values) < 2:
         return "none"
     p99 = statistics.quantiles(values, n=100)[98]
@@ -217,22 +217,22 @@ def quantiles(values: list[float]) -> str:
 
 
 def waited_s(pid: int) -> float:
-    """How long a process's main thread could run but others had its core; what they spoil."""
+    """Return how long a process's main thread waited for its core, seconds."""
     return int(Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
 
 
 def share(cpu_s: float, seconds: float) -> str:
-    """CPU time for people."""
+    """Format CPU time."""
     return f"{100 * cpu_s / seconds:.0f} % of a core"
 
 
 def mb(size: float) -> str:
-    """Bytes for people."""
+    """Format bytes."""
     return f"{size / 2**20:.0f} MiB"
 
 
 class Sampler:
-    """Watches a process's memory and CPU from another thread."""
+    """Samples a process's memory and CPU on a thread."""
 
     def __init__(self, process: psutil.Process) -> None:
         self.rss: list[int] = []
@@ -250,13 +250,13 @@ class Sampler:
         self.cpu_share = spent / (time.perf_counter() - began)
 
     def stop(self) -> None:
-        """Ends the watch."""
+        """Stop sampling."""
         self._done.set()
         self._thread.join()
 
 
 def start(role: str, options: list[str], *, core: int) -> subprocess.Popen[str]:
-    """Starts a part of the bench as a process that keeps to one core."""
+    """Start a part of the bench as a process pinned to one core."""
     cores = sorted(os.sched_getaffinity(0))
     command = [sys.executable, "-m", "tests.benchmarks.devices", "--role", role, *options]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -265,7 +265,7 @@ def start(role: str, options: list[str], *, core: int) -> subprocess.Popen[str]:
 
 
 def profile(path: str | None, pid: int, seconds: float) -> subprocess.Popen[bytes] | None:
-    """Starts py-spy where it is asked for."""
+    """Start py-spy if requested."""
     if path is None:
         return None
     form = "raw" if path.endswith(".txt") else "flamegraph"
@@ -274,7 +274,7 @@ def profile(path: str | None, pid: int, seconds: float) -> subprocess.Popen[byte
 
 
 def raise_file_limit(wanted: int) -> None:
-    """Lets this process, and those that it starts, hold as many sockets as are allowed."""
+    """Raise the limit of open files of this process and its children as far as allowed."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
@@ -282,7 +282,7 @@ def raise_file_limit(wanted: int) -> None:
 
 @contextmanager
 def store_url(args: argparse.Namespace, folder: str) -> Iterator[str]:
-    """The store of a measurement: ``memory``, the path of a file or a URL."""
+    """Yield the store of a measurement: ``memory``, the path of a file or a URL."""
     if args.store == "sqlite":
         yield str(Path(folder) / "bench.db")
     elif args.store == "postgres":
@@ -298,7 +298,7 @@ def store_url(args: argparse.Namespace, folder: str) -> Iterator[str]:
 
 
 def build_store(target: str) -> Any:
-    """The store that `store_url` means."""
+    """Create the store of `store_url`."""
     from fedone_sdk.stores import MemoryStore, SqlStore
 
     if target == "memory":
@@ -307,12 +307,12 @@ def build_store(target: str) -> Any:
 
 
 def credential(index: int) -> str:
-    """The secret of a device of the bench."""
+    """Return the secret of a device of the bench."""
     return f"fedone_benchmark-device-{index:06d}"
 
 
 async def enrol(args: argparse.Namespace) -> None:
-    """Enrols all devices straight in a store that lasts."""
+    """Enrol all devices directly in a durable store."""
     store = build_store(args.store)
     await store.open()
     await enrol_in(store, args.devices)
@@ -320,7 +320,7 @@ async def enrol(args: argparse.Namespace) -> None:
 
 
 async def enrol_in(store: Any, count: int) -> None:
-    """Enrols devices 0 to `count` - 1, in that order."""
+    """Enrol devices 0 to `count` - 1, in that order."""
     from fedone_sdk.stores import ClientRecord, TokenRecord
 
     now, token_sha256 = time.time(), hashlib.sha256(b"benchmark-own-token").hexdigest()
@@ -336,7 +336,7 @@ async def enrol_in(store: Any, count: int) -> None:
 
 
 async def serve(args: argparse.Namespace) -> None:
-    """The aggregator's process: prints its URL, then on demand what it saw."""
+    """Run the aggregator's process: print its URL, then on request its measurements."""
     import structlog
 
     from fedone_sdk import Aggregator, RunSpec, Vocabulary
@@ -409,7 +409,7 @@ async def serve(args: argparse.Namespace) -> None:
 
 
 def print_memory() -> None:
-    """Which lines hold memory that was taken since the server began to listen."""
+    """Print the lines that allocated most memory since the server started to listen."""
     import tracemalloc
 
     snapshot = tracemalloc.take_snapshot().filter_traces(
@@ -426,7 +426,7 @@ def print_memory() -> None:
 
 @dataclass(slots=True)
 class Fleet:
-    """What all devices share."""
+    """The shared state of all devices."""
 
     host: str
     port: int
@@ -441,7 +441,7 @@ class Fleet:
     random_state: int = 1
 
     def connect(self, device: Device) -> asyncio.Task[Any]:
-        """Opens a device's connection; it asks for work at once."""
+        """Open a device's connection; it claims work at once."""
         made = self.loop.create_connection(lambda: device, self.host, self.port)
         task = self.loop.create_task(made)
         self.connecting.add(task)
@@ -449,13 +449,13 @@ class Fleet:
         return task
 
     def think_s(self) -> float:
-        """How long the next device works."""
+        """Return the working time of the next device."""
         low, high = self.think
         self.random_state = (self.random_state * 6364136223846793005 + 1) % 2**64
         return low + (high - low) * (self.random_state >> 32) / 2**32
 
     def fail(self, what: str) -> None:
-        """Counts what must not happen."""
+        """Count an unexpected event."""
         self.errors[what] = self.errors.get(what, 0) + 1
 
 
@@ -481,7 +481,7 @@ class Device(asyncio.Protocol):
 
     def __init__(self, fleet: Fleet, index: int, run: str | None) -> None:
         self.fleet, self.index = fleet, index
-        # What aiohttp's client sends.
+        # The headers of aiohttp's client.
         self.head = (
             f"Host: {fleet.host}:{fleet.port}\r\nAuthorization: Bearer {credential(index)}\r\n"
             "Content-Type: application/json\r\nAccept: */*\r\nAccept-Encoding: gzip, deflate\r\n"
@@ -515,7 +515,7 @@ class Device(asyncio.Protocol):
             self.fleet.loop.call_later(1.0, self.ask)
 
     def ask(self) -> None:
-        """Asks for work, over a new connection where the server has closed the idle one."""
+        """Claim work, over a new connection if the server has closed the idle one."""
         self.updating = False
         if self.transport is None:
             self.fleet.reconnects += 1
@@ -524,7 +524,7 @@ class Device(asyncio.Protocol):
         self.send(self.claim)
 
     def send(self, request: bytes) -> None:
-        """Sends a request."""
+        """Send a request."""
         assert self.transport is not None
         self.bytes += len(request)
         self.requests += 1
@@ -550,7 +550,7 @@ class Device(asyncio.Protocol):
         self.answered(status, head, body)
 
     def answered(self, status: int, head: bytes, body: bytes) -> None:
-        """Goes on after an answer."""
+        """Continue after a response."""
         fleet, now = self.fleet, time.perf_counter()
         if self.updating:
             if status != 200:
@@ -573,7 +573,7 @@ class Device(asyncio.Protocol):
             wait_s = float(head[at:].split(b"\r\n", 1)[0])
             self.waits.append(wait_s)
             if fleet.measuring:
-                # A long poll may end a little early where a run's pool changes.
+                # A long poll may end slightly early when a run's pool changes.
                 kind = "away" if now - self.sent < 20.0 else "poll"
                 fleet.calls.append((kind, self.index, self.sent, now))
             fleet.loop.call_later(wait_s, self.ask)
@@ -582,7 +582,7 @@ class Device(asyncio.Protocol):
             fleet.loop.call_later(1.0, self.ask)
 
     def work(self, body: bytes) -> None:
-        """Answers an assignment with scripted losses."""
+        """Answer an assignment with scripted losses."""
         assignment = json.loads(body)
         seed, count = assignment["minibatch_seed"], assignment["prompts"]["shape"][0]
         losses = [0.5 + ((seed >> at) & 7) / 64 for at in range(count)]
@@ -600,7 +600,7 @@ class Device(asyncio.Protocol):
 
 
 async def drive(args: argparse.Namespace) -> None:
-    """The devices' process."""
+    """Run the devices' process."""
     loop = asyncio.get_running_loop()
     host, port = args.url.removeprefix("http://").split(":")
     low, high = args.think
@@ -611,7 +611,7 @@ async def drive(args: argparse.Namespace) -> None:
     ]
     gc.collect()
     gc.freeze()
-    gc.disable()  # a pause here would look like one of the server's
+    gc.disable()  # a collection here would look like a pause of the server
     for batch in batches(devices, 50):
         await asyncio.gather(*map(fleet.connect, batch))
         await asyncio.sleep(0.02)
@@ -643,13 +643,13 @@ async def drive(args: argparse.Namespace) -> None:
 
 
 def batches(devices: list[Device], size: int) -> Iterator[list[Device]]:
-    """The devices, so many at a time."""
+    """Yield the devices in batches."""
     for at in range(0, len(devices), size):
         yield devices[at : at + size]
 
 
 def mean(values: Iterable[float]) -> float:
-    """The mean, or 0 of nothing."""
+    """Return the mean, or 0 for no values."""
     found = list(values)
     return sum(found) / len(found) if found else 0.0
 

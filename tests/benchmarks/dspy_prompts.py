@@ -1,13 +1,13 @@
-"""DSPy's MIPROv2 and GEPA on the quickstart's task and model, with the calls that they make.
+"""DSPy's MIPROv2 and GEPA on the quickstart's task and model, with their number of calls.
 
-They run by their own package, against any OpenAI-compatible server of the same model:
+They run from the dspy package, with any OpenAI-compatible server of the same model:
 
     python tests/llama_cpp/serve.py MODEL.gguf --port 8080 --alias smollm2 --context 4096
     python tests/benchmarks/dspy_prompts.py --base-url http://127.0.0.1:8080/v1  # pip install dspy
 
 An example call is one request about one example, as in docs/explanation/budgets.md. DSPy has no cap
-on calls, so the script counts them. Requests without an example (proposed instructions,
-reflections) count as well: they cost as much.
+on calls, so the script counts them. Requests without an example (instruction proposals,
+reflections) count too, because they cost as much.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Calls(dspy.utils.callback.BaseCallback):
 
 
 def main() -> None:
-    """Runs the optimisers and prints Markdown."""
+    """Run the optimisers and print Markdown."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--base-url", required=True)
     parser.add_argument("--model", default="smollm2")
@@ -97,7 +97,7 @@ def main() -> None:
 
 
 def rows(name: str) -> list[Any]:
-    """Labelled sentences as DSPy's examples."""
+    """Return labelled sentences as DSPy examples."""
     found = map(json.loads, (FEEDBACK / name).read_text(encoding="utf-8").splitlines())
     return [
         dspy.Example(text=one["text"], sentiment=LABELS[one["label"]]).with_inputs("text")
@@ -106,14 +106,14 @@ def rows(name: str) -> list[Any]:
 
 
 def right(example: Any, prediction: Any, trace: object = None) -> bool:
-    """Whether a prediction is the label."""
+    """Return whether a prediction is the label."""
     return bool(example.sentiment == prediction.sentiment)
 
 
 def feedback(
     gold: Any, pred: Any, trace: object = None, pred_name: object = None, pred_trace: object = None
 ) -> Any:
-    """The same as a score, with the right answer in words for the reflection."""
+    """Return the same as a score, with the correct answer as text for the reflection."""
     score = float(right(gold, pred))
     return dspy.Prediction(score=score, feedback=f"The sentiment is {gold.sentiment}.")
 

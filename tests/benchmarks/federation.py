@@ -1,7 +1,7 @@
-"""What a one-client round costs: aggregator and trivial edge clients over loopback HTTP.
+"""Cost of a one-client round: aggregator and trivial edge clients over loopback HTTP.
 
-The aggregator and the clients are processes of their own, so that the CPU of each is its own. The
-setting is Flower's from docs/benchmarks: 4 clients, one per round, alpha of 20 x 200 float32.
+The aggregator and the clients are separate processes, to measure the CPU of each. The setting is
+that of Flower in docs/benchmarks: 4 clients, one per round, alpha of 20 x 200 float32.
 
     python tests/benchmarks/federation.py [--rounds 300 | --device-only]
 """
@@ -28,7 +28,7 @@ TOKEN = "benchmark-enrolment-token"
 
 
 def main() -> None:
-    """Runs every setting and prints a table."""
+    """Run every setting and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=300)
     parser.add_argument(
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def report(rounds: int, device_python: str) -> None:
-    """Measures, then prints Markdown."""
+    """Measure, then print Markdown."""
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}\n")
     columns = ["exchange", "store", "rounds/s", "p50 ms", "p99 ms", "server CPU ms"]
     columns += ["client CPU ms", "bytes"]
@@ -90,7 +90,7 @@ def report_device(python: str) -> None:
 
 
 def measure(rounds: int, exchange: str, store: str) -> list[str]:
-    """Per-round figures of one setting."""
+    """Return the per-round figures of one setting."""
     with tempfile.TemporaryDirectory() as folder:
         target = store if store == "memory" else str(Path(folder) / "bench.db")
         server = spawn("server", "--rounds", str(rounds), "--exchange", exchange, "--store", target)
@@ -112,19 +112,19 @@ def measure(rounds: int, exchange: str, store: str) -> list[str]:
 
 
 def spawn(role: str, *arguments: str) -> subprocess.Popen[str]:
-    """Starts a part of the bench as a process of its own."""
+    """Start a part of the bench as a separate process."""
     command = [sys.executable, __file__, "--role", role, *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
 def cpu_ms() -> float:
-    """CPU time of this process so far."""
+    """Return the CPU time of this process."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return 1000 * (usage.ru_utime + usage.ru_stime)
 
 
 async def serve(rounds: int, exchange: str, store: str) -> None:
-    """The aggregator's process: prints its URL, then its figures."""
+    """Run the aggregator's process: print its URL, then its figures."""
     import structlog
 
     from fedone_sdk import Aggregator, RunSpec, Vocabulary
@@ -151,7 +151,7 @@ async def serve(rounds: int, exchange: str, store: str) -> None:
             finished.append(time.perf_counter())
 
     async with Aggregator(
-        # Trivial clients score by themselves; the gateway serves only the measured device.
+        # Trivial clients score locally; the gateway serves only the measured device.
         backend=ScriptedBackend() if rounds == 1 else None,
         store=MemoryStore() if store == "memory" else SqlStore.sqlite(store),
         enrolment_tokens=[TOKEN],
@@ -168,11 +168,11 @@ async def serve(rounds: int, exchange: str, store: str) -> None:
             "round_ms": [1000 * (after - before) for before, after in itertools.pairwise(finished)],
         }
         print(json.dumps(figures), flush=True)
-        await asyncio.sleep(1)  # long polls learn of the end
+        await asyncio.sleep(1)  # long polls return the end
 
 
 async def work(url: str) -> None:
-    """The clients' process: trivial clients with a backend of their own."""
+    """Run the clients' process: trivial clients with their own backend."""
     import structlog
 
     from fedone_sdk import EdgeClient
@@ -190,13 +190,13 @@ async def work(url: str) -> None:
 
 
 async def run_one(client: Any) -> None:
-    """Runs a client to the end."""
+    """Run a client to the end."""
     async with client:
         await client.run_forever()
 
 
 def device_rss_mb(python: str) -> float:
-    """Peak memory of a process that is one edge client."""
+    """Return the peak memory of a process with one edge client."""
     server = spawn("server", "--rounds", "1", "--exchange", "losses")
     assert server.stdout is not None
     url = server.stdout.readline().strip()
@@ -211,7 +211,7 @@ def device_rss_mb(python: str) -> float:
 
 
 def imported(python: str, statement: str) -> tuple[float, float, float]:
-    """Time and CPU time of an import in a fresh interpreter, ms, and its memory then, MB."""
+    """Return time and CPU time of an import in a new interpreter, ms, and its memory then, MB."""
     code = (
         "import resource, time; wall, cpu = time.perf_counter(), time.process_time()\n"
         f"{statement}\n"

@@ -1,4 +1,4 @@
-"""What a round costs through Flower, beside our own aggregator: the same run, no model.
+"""Cost of a round through Flower and through our aggregator: the same run, without a model.
 
 bash scripts/test-flower --collect-only   # makes the environment
 PYTHONPATH=. .venv-flower/bin/python tests/benchmarks/flower_bridge.py --nodes 10 --rounds 50
@@ -30,14 +30,14 @@ from tests.flower.federations import federation
 
 
 class Timed(FedOneStrategy):
-    """Takes down when each round ended."""
+    """Records the end of each round."""
 
     def __init__(self, *args, **options) -> None:
         super().__init__(*args, **options)
         self.ended: list[float] = []
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]):
-        """As the strategy does; then looks at the clock."""
+        """Aggregate, and record the time."""
         arrays, metrics = super().aggregate_train(server_round, replies)
         if arrays is not None:
             self.ended.append(time.perf_counter())
@@ -45,7 +45,7 @@ class Timed(FedOneStrategy):
 
 
 def through_flower(wanted: Federation, nodes: int) -> tuple[list[float], str]:
-    """When rounds ended in Flower's simulation engine, and the digest of alpha."""
+    """Return the ends of rounds in Flower's simulation engine, and the digest of alpha."""
     strategy = Timed(wanted.spec, wanted.vocabulary, backend=ScriptedBackend())
     server = ServerApp()
 
@@ -63,7 +63,7 @@ def through_flower(wanted: Federation, nodes: int) -> tuple[list[float], str]:
 
 
 def through_ours(wanted: Federation, transport: str) -> tuple[list[float], str]:
-    """The same in our simulation."""
+    """Return the same from our simulation."""
     ended: list[float] = []
 
     def watch(run, effect) -> None:
@@ -77,7 +77,7 @@ def through_ours(wanted: Federation, transport: str) -> tuple[list[float], str]:
 
 
 def main() -> None:
-    """Prints the median and the 95th percentile of a round."""
+    """Print the median and the 95th percentile of a round."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nodes", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=50)

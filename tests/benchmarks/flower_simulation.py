@@ -1,11 +1,11 @@
-"""Flower's simulation engine, to compare `simulation.py` with: start, time per round, memory.
+"""Flower's simulation engine, for comparison with `simulation.py`: start, time per round, memory.
 
-In an environment of its own:
+In a separate environment:
 
     python -m venv VENV && VENV/bin/pip install 'flwr[simulation]==1.41.0'
     VENV/bin/python tests/benchmarks/flower_simulation.py --clients 100 1000 10000
 
-One client per round, drawn by FedAvg; it gets a 20x200 float32 matrix and returns it.
+FedAvg selects one client per round, which gets a 20x200 float32 matrix and returns it.
 """
 
 # mypy: ignore-errors
@@ -33,7 +33,7 @@ SHAPE = (20, 200)
 
 
 class Timed(FedAvg):
-    """FedAvg that takes down when each round was aggregated."""
+    """FedAvg that records the end of each round."""
 
     def __init__(self, num_clients: int, rounds: int) -> None:
         super().__init__(
@@ -48,26 +48,26 @@ class Timed(FedAvg):
         self.memory_mb = 0.0
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]):
-        """As FedAvg does; then looks at the clock."""
+        """Aggregate, and record the time."""
         replies = list(replies)
         if len(replies) != 1 or replies[0].has_error():
             raise RuntimeError(f"round {server_round}: {len(replies)} replies")
         result = super().aggregate_train(server_round, replies)
         self.ended.append(time.perf_counter())
-        if server_round == self.rounds:  # It takes a while: not between two rounds.
+        if server_round == self.rounds:  # It is slow, so only after the last round.
             self.memory_mb = memory_mb()
         return result
 
 
 def memory_mb() -> float:
-    """Resident memory of this process and Ray's; pages that they share count once (PSS)."""
+    """Return the resident memory of this process and Ray's; shared pages count once (PSS)."""
     me = psutil.Process()
     everybody = [me, *me.children(recursive=True)]
     return sum(process.memory_full_info().pss for process in everybody) / 2**20
 
 
 def train(message: Message, context: Context) -> Message:
-    """A client that returns what it was given."""
+    """Return the message's arrays."""
     content = RecordDict(
         {
             "arrays": message.content["arrays"],
@@ -105,7 +105,7 @@ def measure(num_clients: int, rounds: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measures each number of clients in processes of their own."""
+    """Measure each number of clients in separate processes."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--clients", type=int, nargs="+", default=[100, 1000, 10_000])
     parser.add_argument("--rounds", type=int, default=50)

@@ -1,4 +1,4 @@
-"""What the two forms of messages with arrays cost: bytes of a round, time to write and to read.
+"""Cost of the two encodings of messages with arrays: bytes per round, time to write and to read.
 
 python tests/benchmarks/forms.py [--rounds 20]
 """
@@ -27,14 +27,14 @@ SHAPES = {"GS-BDPL, n 20, N 200": (20, 200), "P-tuning v2, 24 layers, n 20, H 10
 
 
 class JsonTransport(HttpTransport):
-    """Asks for JSON, and so sends it."""
+    """Requests and sends JSON."""
 
     async def _request(self, *call: Any, **options: Any) -> Any:
         return await super()._request(*call, **{**options, "accept": JSON})
 
 
 async def bytes_per_round(form: str, rounds: int) -> float:
-    """Bodies of a round over HTTP, both ways, without what a device fetches once."""
+    """Return the bytes of a round's bodies over HTTP, without what a device fetches once."""
     spec = RunSpec.model_validate(
         {
             "name": "run",
@@ -62,7 +62,7 @@ async def bytes_per_round(form: str, rounds: int) -> float:
 
 
 def best_ms(call: Callable[[], object], times: int = 15) -> float:
-    """The shortest of several runs: what the work takes when nothing else runs."""
+    """Return the least time of several runs, which has the least interference."""
     found = []
     for _ in range(times):
         began = time.perf_counter()
@@ -72,7 +72,7 @@ def best_ms(call: Callable[[], object], times: int = 15) -> float:
 
 
 def update_of(alpha: np.ndarray[Any, Any]) -> AlphaUpdate:
-    """An update as a device builds it."""
+    """Return an update as a device builds it."""
     return AlphaUpdate(
         num_examples=32,
         scored=Scored(scored=32),
@@ -84,7 +84,7 @@ def update_of(alpha: np.ndarray[Any, Any]) -> AlphaUpdate:
 
 
 def main() -> None:
-    """Measures and prints Markdown."""
+    """Measure and print Markdown."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=20)
     args = parser.parse_args()

@@ -1,10 +1,10 @@
-"""What lying clients cost, with and without defences: accuracy of the deployable prompt.
+"""Cost of Byzantine clients, with and without defences: accuracy of the deployable prompt.
 
 Real protocol, real model, real sentences: the quickstart's federation (40 clients of 16 sentences,
-416 dev sentences) with prompts of 2 tokens out of 30, so that the model's answers to all 900
-prompts fit a file that is computed once (12 minutes on one core) and every run looks them up. A
-liar is an honest client whose update is changed on its way. Runs are paired by seed: the seed
-draws clients, prompts, mini-batches and who lies.
+416 dev sentences). Prompts are 2 tokens out of 30, so the model's answers to all 900 prompts fit a
+file, which is computed once (12 minutes on one core). An attacker is an honest client whose updates
+are changed in transit. Runs are paired by seed: the seed determines clients, prompts, mini-batches
+and attackers.
 
     python tests/benchmarks/liars.py --table FILE [--model FOLDER] [--only sgd/losses/1]
 """
@@ -70,7 +70,7 @@ METHODS: dict[str, dict[str, Any]] = {
 
 
 class TableBackend(LLMBackend):
-    """Looks answers up."""
+    """Looks answers up in the file."""
 
     def __init__(self, file: Path) -> None:
         with np.load(file) as loaded:
@@ -93,7 +93,7 @@ class TableBackend(LLMBackend):
 
 
 async def build_table(file: Path, model: Path | None) -> None:
-    """Asks the model about every sentence under every prompt."""
+    """Score every sentence with every prompt."""
     federation = federation_of(0, {})
     examples = [one for part in (*federation.shards, federation.dev) for one in part]
     texts = sorted({str(one["text"]) for one in examples}, key=lambda text: (len(text), text))
@@ -111,16 +111,16 @@ async def build_table(file: Path, model: Path | None) -> None:
     np.savez(file, log_probs=log_probs, texts=np.array(texts), prompts=np.array(prompts))
 
 
-# The liars
+# The attackers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lie:
-    """What liars do, knowing all that a client knows, and each other.
+class Attack:
+    """An attack with the knowledge of a client, and of the other attackers.
 
     Attributes:
-        losses: Losses, and which prompts hold the bad tokens, into other losses.
-        alpha: Alpha before and after honest work, and the bad tokens, into another alpha.
+        losses: Maps losses, and which prompts contain the bad tokens, to other losses.
+        alpha: Maps alpha before and after honest work, and the bad tokens, to another alpha.
     """
 
     losses: Callable[[Losses, NDArray[np.bool_], np.random.Generator], Losses] | None = None
@@ -134,17 +134,17 @@ def pushed(alpha: Alpha, bad: list[int], amount: float) -> Alpha:
 
 
 def quiet_push(losses: Losses, has_bad: NDArray[np.bool_], rng: np.random.Generator) -> Losses:
-    """With honest mean and spread, but ordered by the bad tokens alone."""
-    wish = has_bad - has_bad.mean()
+    """Return losses with honest mean and spread, ordered by the bad tokens only."""
+    target = has_bad - has_bad.mean()
     if not has_bad.any() or has_bad.all():
         return losses
-    return losses.mean() - losses.std() * wish / wish.std()
+    return losses.mean() - losses.std() * target / target.std()
 
 
 def quiet_alpha_push(
     before: Alpha, after: Alpha, bad: list[int], rng: np.random.Generator
 ) -> Alpha:
-    """A step of honest length, straight to the bad tokens."""
+    """Return a step of honest length, towards the bad tokens."""
     return pushed(before, bad, float(np.linalg.norm(after - before)) / LENGTH**0.5)
 
 
@@ -153,37 +153,39 @@ def noise(before: Alpha, after: Alpha, bad: list[int], rng: np.random.Generator)
     return before + drawn * np.linalg.norm(after - before) / np.linalg.norm(drawn)
 
 
-LIES: dict[str, Lie] = {
-    "random": Lie(
+ATTACKS: dict[str, Attack] = {
+    "random": Attack(
         losses=lambda losses, bad, rng: rng.uniform(0.0, 2.0 * losses.mean(), len(losses)),
         alpha=noise,
     ),
-    "ascent": Lie(
+    "ascent": Attack(
         losses=lambda losses, bad, rng: 2.0 * losses.mean() - losses,
         alpha=lambda before, after, bad, rng: 2.0 * before - after,
     ),
-    "ascent x10": Lie(
+    "ascent x10": Attack(
         losses=lambda losses, bad, rng: losses.mean() - 10.0 * (losses - losses.mean()),
         alpha=lambda before, after, bad, rng: before - 10.0 * (after - before),
     ),
-    "huge": Lie(
+    "huge": Attack(
         losses=lambda losses, bad, rng: rng.uniform(0.0, 1e6, len(losses)),
         alpha=lambda before, after, bad, rng: rng.uniform(0.0, 1e6, before.shape),
     ),
-    "push": Lie(
+    "push": Attack(
         losses=lambda losses, bad, rng: np.where(bad, 0.0, losses + 2.0),
         alpha=lambda before, after, bad, rng: pushed(before, bad, 1.0),
     ),
-    "quiet push": Lie(losses=quiet_push, alpha=quiet_alpha_push),
-    "replace": Lie(alpha=lambda before, after, bad, rng: pushed(0.0 * before, bad, 1.0)),
+    "quiet push": Attack(losses=quiet_push, alpha=quiet_alpha_push),
+    "replace": Attack(alpha=lambda before, after, bad, rng: pushed(0.0 * before, bad, 1.0)),
 }
 
 
-class Lying:
-    """A transport that changes what its client returns; all else passes."""
+class Attacked:
+    """A transport that changes its client's updates and forwards all other calls."""
 
-    def __init__(self, inner: Transport, lie: Lie, bad: list[int], method: Any, seed: int) -> None:
-        self._inner, self._lie, self._bad, self._method = inner, lie, bad, method
+    def __init__(
+        self, inner: Transport, attack: Attack, bad: list[int], method: Any, seed: int
+    ) -> None:
+        self._inner, self._attack, self._bad, self._method = inner, attack, bad, method
         self._rng = np.random.default_rng(seed)
         self._claimed: Any = None
 
@@ -197,22 +199,22 @@ class Lying:
     async def update(
         self, credential: str, assignment_id: str, message: Any, **options: Any
     ) -> Any:
-        lie = self._changed(message)
-        return await self._inner.update(credential, assignment_id, lie, **options)
+        changed = self._changed(message)
+        return await self._inner.update(credential, assignment_id, changed, **options)
 
     def _changed(self, message: AlphaUpdate | LossesUpdate) -> AlphaUpdate | LossesUpdate:
         if isinstance(message, LossesUpdate):
-            assert self._lie.losses is not None
+            assert self._attack.losses is not None
             prompts = np.array([list(row) for row in self._claimed.prompts.rows()], dtype=int)
             has_bad = (prompts == self._bad).any(axis=1)
-            told = self._lie.losses(np.array(message.losses), has_bad, self._rng)
-            told = np.clip(told, -1e6, 1e6)
-            return message.model_copy(update={"losses": tuple(float(one) for one in told)})
-        assert self._lie.alpha is not None
+            losses = self._attack.losses(np.array(message.losses), has_bad, self._rng)
+            losses = np.clip(losses, -1e6, 1e6)
+            return message.model_copy(update={"losses": tuple(float(one) for one in losses)})
+        assert self._attack.alpha is not None
         before, after = (
             from_wire(one).astype(float) for one in (self._claimed.alpha, message.alpha)
         )
-        alpha = self._method.project(self._lie.alpha(before, after, self._bad, self._rng))
+        alpha = self._method.project(self._attack.alpha(before, after, self._bad, self._rng))
         return message.model_copy(update={"alpha": to_wire(alpha)})
 
 
@@ -228,12 +230,12 @@ class Setting:
     clients_per_round: int = 1
     aggregation: str = "plain"
     defence: str = OFF
-    lie: str | None = None
+    attack: str | None = None
     share: float = 0.0
     partition: float | None = None
 
     def changes(self) -> dict[str, Any]:
-        """What it changes in the quickstart's RUN.yaml."""
+        """Return its changes to the quickstart's RUN.yaml."""
         data: dict[str, Any] = {"num_clients": CLIENTS}
         if self.partition is not None:
             data |= {"shots": None, "partition": {"kind": "dirichlet", "alpha": self.partition}}
@@ -246,13 +248,13 @@ class Setting:
                 "trim": 0.2,
             },
             "defence": self.defence,
-            "calibration": "none",  # the lies are about plain losses
+            "calibration": "none",  # the attacks change plain losses
             "data": data,
         }
 
 
 def federation_of(seed: int, changes: dict[str, Any]) -> Federation:
-    """The quickstart's federation, changed."""
+    """Return the quickstart's federation with changes."""
     path = assets.path("quickstart-mini.yaml")
     raw = RunSpec.load(path).model_dump(mode="json")
     raw |= {
@@ -269,7 +271,7 @@ def federation_of(seed: int, changes: dict[str, Any]) -> Federation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a run ended: accuracy on dev, and whom the defences put out."""
+    """The result of a run: accuracy on dev, and the quarantined clients."""
 
     accuracy: float
     caught: int
@@ -287,14 +289,14 @@ async def outcome(setting: Setting, seed: int, backend: TableBackend) -> Outcome
         blank=federation.vocabulary.blank,
         seed=seed,
     )
-    liars = set(random.Random(seed).sample(range(CLIENTS), round(setting.share * CLIENTS)))
+    attackers = set(random.Random(seed).sample(range(CLIENTS), round(setting.share * CLIENTS)))
     bad = worst_prompt(federation, backend)
     runs = []
 
     def between(number: int, plain: Transport) -> Transport:
-        if number not in liars or setting.lie is None:
+        if number not in attackers or setting.attack is None:
             return plain
-        return Lying(plain, LIES[setting.lie], bad, method, seed * 1000 + number)  # type: ignore[return-value]
+        return Attacked(plain, ATTACKS[setting.attack], bad, method, seed * 1000 + number)  # type: ignore[return-value]
 
     result = await simulate(
         federation,
@@ -306,11 +308,13 @@ async def outcome(setting: Setting, seed: int, backend: TableBackend) -> Outcome
     assert result.status == "completed", result
     assert result.metric.after is not None
     out = runs[0].state.quarantined
-    return Outcome(accuracy=result.metric.after, caught=len(out & liars), wronged=len(out - liars))
+    return Outcome(
+        accuracy=result.metric.after, caught=len(out & attackers), wronged=len(out - attackers)
+    )
 
 
 def worst_prompt(federation: Federation, backend: TableBackend) -> list[int]:
-    """The prompt with the largest loss on all clients' sentences: where the liars want to go."""
+    """Return the prompt with the largest loss on all clients' sentences, the attackers' target."""
     examples = [one for shard in federation.shards for one in shard]
     rows = [backend.rows[str(one["text"])] for one in examples]
     log_probs = backend.log_probs[:, rows].astype(float)
@@ -323,7 +327,7 @@ def worst_prompt(federation: Federation, backend: TableBackend) -> list[int]:
 
 
 def settings() -> list[Setting]:
-    """All that is run: each attack against its honest twin."""
+    """Return all settings: each attack and its honest twin."""
     found = []
     for method, exchange, shares in (
         ("sgd", "losses", (0.2, 0.1, 0.3)),
@@ -331,10 +335,10 @@ def settings() -> list[Setting]:
         ("evolution", "losses", (0.2, 0.1, 0.3)),
         ("adamw", "alpha", (0.2,)),
     ):
-        lies = [(lie, share) for share in shares for lie in lies_for(exchange)]
+        attacks = [(attack, share) for share in shares for attack in attacks_for(exchange)]
         found += [
-            Setting(method=method, exchange=exchange, defence=one, lie=lie, share=share)
-            for lie, share in [(None, 0.0), *lies]
+            Setting(method=method, exchange=exchange, defence=one, attack=attack, share=share)
+            for attack, share in [(None, 0.0), *attacks]
             for one in (OFF, STANDARD)
         ]
     for exchange in ("losses", "alpha"):
@@ -344,10 +348,10 @@ def settings() -> list[Setting]:
                 clients_per_round=5,
                 defence=one,
                 aggregation=kind,
-                lie=lie,
-                share=0.2 if lie else 0.0,
+                attack=attack,
+                share=0.2 if attack else 0.0,
             )
-            for lie in (None, *lies_for(exchange))
+            for attack in (None, *attacks_for(exchange))
             for one, kind in (
                 (OFF, "plain"),
                 (STANDARD, "plain"),
@@ -363,26 +367,22 @@ def settings() -> list[Setting]:
     return found
 
 
-def lies_for(exchange: str) -> list[str]:
-    """The lies that can be told in an exchange."""
-    return [name for name, lie in LIES.items() if getattr(lie, exchange) is not None]
+def attacks_for(exchange: str) -> list[str]:
+    """Return the attacks that are possible in an exchange."""
+    return [name for name, attack in ATTACKS.items() if getattr(attack, exchange) is not None]
 
 
 def main() -> None:
-    """Runs what is not in the results file yet, and prints Markdown."""
+    """Run the settings that are not in the results file yet, and print Markdown."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--table", type=Path, required=True, help="the model's answers; made if absent"
+        "--table", type=Path, required=True, help="the model's answers; created if absent"
     )
-    parser.add_argument(
-        "--results", type=Path, help="JSON lines; what stands there is not run again"
-    )
+    parser.add_argument("--results", type=Path, help="JSON lines; settings in it are not run again")
     parser.add_argument("--model", type=Path, help="folder of the model; else the embedded one")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument(
-        "--only", default="", help="METHOD/EXCHANGE/CLIENTS, or the beginning of it"
-    )
+    parser.add_argument("--only", default="", help="METHOD/EXCHANGE/CLIENTS, or a prefix of it")
     args = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     if not args.table.exists():
@@ -404,14 +404,16 @@ def group(setting: Setting) -> str:
 
 
 class Results:
-    """Outcomes on the disk."""
+    """Outcomes on disk."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
         self.known: dict[tuple[Setting, int], Outcome] = {}
         for line in file.read_text().splitlines() if file.exists() else ():
             row = json.loads(line)
-            self.known[Setting(**row["setting"]), row["seed"]] = Outcome(**row["outcome"])
+            fields = row["setting"]
+            fields.setdefault("attack", fields.pop("lie", None))
+            self.known[Setting(**fields), row["seed"]] = Outcome(**row["outcome"])
 
     def add(self, setting: Setting, seed: int, found: Outcome) -> None:
         self.known[setting, seed] = found
@@ -425,7 +427,7 @@ class Results:
 
 
 def report(chosen: list[Setting], results: Results, seeds: range) -> None:
-    """Differences to the honest run without a defence, in points."""
+    """Print differences to the honest run without a defence, in points."""
     columns = "run", "liars", "attack", "aggregation", "defence", "accuracy", "difference"
     print("| " + " | ".join((*columns, "caught", "wronged")) + " |")
     print("|" + "---|" * (len(columns) + 2))
@@ -444,7 +446,7 @@ def report(chosen: list[Setting], results: Results, seeds: range) -> None:
         error = differences.std(ddof=1) / len(seeds) ** 0.5 if len(seeds) > 1 else float("nan")
         skew = "" if setting.partition is None else f", Dirichlet {setting.partition}"
         print(
-            f"| {group(setting)}{skew} | {setting.share:.0%} | {setting.lie or 'none'} "
+            f"| {group(setting)}{skew} | {setting.share:.0%} | {setting.attack or 'none'} "
             f"| {setting.aggregation} | {setting.defence} "
             f"| {np.mean([one.accuracy for one in ours]):.3f} "
             f"| {differences.mean():+.1f} ± {error:.1f} "

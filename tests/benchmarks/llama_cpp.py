@@ -1,9 +1,9 @@
-"""Rows per second of `LlamaCppBackend`, next to a plain loop and to transformers.
+"""Rows per second of `LlamaCppBackend`, compared with a plain loop and with transformers.
 
-The plain loop hands the same token ids to the same engine, one row after the other, and reads the
-log-probabilities of two tokens; each query of 16 rows computes what its rows share once.
-transformers runs the same weights in float32 (needs torch, accelerate and gguf). The prefix that
-rows share is an instruction, or an instruction with six demonstrations.
+The plain loop passes the same token ids to the same engine, row by row, and reads the
+log-probabilities of two tokens; each query of 16 rows computes the shared prefix once. transformers
+runs the same weights in float32 (needs torch, accelerate and gguf). The shared prefix is an
+instruction, or an instruction with six demonstrations.
 
     PYTHONPATH=. python tests/benchmarks/llama_cpp.py [--model FILE] [--rows 64] [--no-torch]
 """
@@ -35,7 +35,7 @@ BATCH, REPEATS = 16, 3
 
 
 def main() -> None:
-    """Measures and prints Markdown."""
+    """Measure and print Markdown."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, default=None)
     parser.add_argument("--rows", type=int, default=64)
@@ -61,7 +61,7 @@ def main() -> None:
 async def measure(
     model: Path, prompts: dict[str, str], rows: list[dict[str, Any]], *, torch: bool
 ) -> None:
-    """A line for each prompt."""
+    """Print one line per prompt."""
     folder = tempfile.TemporaryDirectory()
     other = None
     if torch:
@@ -98,13 +98,13 @@ async def measure(
 
 
 def num_shared(ids: list[list[int]]) -> int:
-    """The tokens that all rows begin with."""
+    """Return the number of tokens in the common prefix of all rows."""
     places = zip(*ids, strict=False)
     return sum(1 for _ in takewhile(lambda place: len(set(place)) == 1, places))
 
 
 async def best(call: Callable[[], Any]) -> float:
-    """The shortest time of some, seconds."""
+    """Return the shortest time of several calls, seconds."""
     times = []
     for _ in range(REPEATS):
         began = time.perf_counter()
@@ -114,20 +114,20 @@ async def best(call: Callable[[], Any]) -> float:
 
 
 async def asked(backend: Any, queries: list[Any]) -> None:
-    """All queries, as a run asks them: quoted and then scored."""
+    """Score all queries as a run does: quote, then score."""
     for query in queries:
         await backend.quote(query)
         await backend.score(query)
 
 
 def looped(engine: Any, ids: list[list[int]], labels: list[int], shares: bool) -> None:
-    """The same token ids, one request each, straight into the engine.
+    """Score the same token ids, one request each, directly with the engine.
 
     Args:
         engine: The loaded model.
         ids: Of each row.
-        labels: The tokens that are asked about; where one is not shown, the row is asked again.
-        shares: Whether the rows of a query share what they begin with.
+        labels: The label tokens; if one is missing from the answer, the row is repeated.
+        shares: Whether the rows of a query share the computation of their prefix.
     """
     for number, row in enumerate(ids):
         for num_probs in (256, 4096, engine.num_vocab):

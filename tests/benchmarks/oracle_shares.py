@@ -1,8 +1,8 @@
-"""What of the oracle's gain a search has, on the rows that the oracle searched.
+"""Share of the oracle's gain that a search reaches, on the rows that the oracle searched.
 
-`tests.benchmarks.queries` measures on the dev split, where the oracle gains nothing to speak of.
-Here the prompts of its runs with seed 0 answer the rows of all clients together, each with the bias
-that its run found; no prompt and the oracle's prompt have the best one. A minute on one core.
+`tests.benchmarks.queries` measures on the dev split, where the oracle gains almost nothing. Here
+the prompts of its runs with seed 0 are scored on the rows of all clients, each with the bias of its
+run; no prompt and the oracle's prompt have their best bias. Takes a minute on one core.
 
     python -m tests.benchmarks.oracle_shares --out FOLDER --data glue --model roberta-mini
 """
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 async def row(args: argparse.Namespace, variant: str, runs: list[tuple[str, ...]]) -> str:
-    """A variant's row; its oracle and the runs must have been run."""
+    """Return a variant's row; its oracle and its runs must exist."""
     oracle = record(args.out, f"{variant}_oracle")
     with TemporaryDirectory() as folder:
         data = {split: args.data / "sst2" / f"{split}.jsonl" for split in ("train", "dev")}
@@ -64,7 +64,7 @@ async def row(args: argparse.Namespace, variant: str, runs: list[tuple[str, ...]
 
 
 def record(out: Path, key: str) -> Record:
-    """What the bench kept of a trial."""
+    """Return the bench's record of a trial."""
     file = out / "queries" / "trials" / f"{key}.json"
     return Record(**json.loads(file.read_text(encoding="utf-8")))
 

@@ -1,11 +1,11 @@
-"""What the quickstart gains: its run over several seeds, scored on the dev split.
+"""Gain of the quickstart: its run over several seeds, scored on the dev split.
 
-Every setting stands in the quickstart's own file; this script only runs and counts. The
-interval is a paired bootstrap over seeds and examples.
+All settings come from the quickstart's RUN.yaml. The interval is a paired bootstrap over seeds and
+examples.
 
     python tests/benchmarks/quickstart.py [--seeds 5] [--model mini | --words]
 
-With ``--words``, three words by their PMI begin the answer, in place of the three slots.
+With ``--words``, three PMI words before the answer replace the three slots.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Hits = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """Per dev example whether each prompt got it right, shape (D,)."""
+    """Per dev example whether each prompt's prediction is correct, shape (D,)."""
 
     no_prompt: Hits
     biased: Hits
@@ -49,7 +49,7 @@ class Scored:
 
 
 def main() -> None:
-    """Runs the seeds and prints Markdown."""
+    """Run the seeds and print Markdown."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--model", choices=("smollm2", "mini"), default="smollm2")
@@ -75,14 +75,14 @@ def main() -> None:
 
 
 def with_words(spec: RunSpec) -> RunSpec:
-    """The same run with words in place of slots."""
+    """Return the run with words instead of slots."""
     plain = spec.model_dump(mode="json", exclude_unset=True)
     plain["task"] |= {"chat": WORDS["chat"], "slots": []}
     return RunSpec.model_validate({**plain, "prompt": WORDS["prompt"]})
 
 
 async def one_seed(spec: RunSpec, folder: Path, seed: int) -> Scored:
-    """One run over HTTP, and its prompts on the dev split."""
+    """Run once over HTTP, and score its prompts on the dev split."""
     spec = spec.model_copy(update={"seed": seed})
     federation = Federation.load(spec, folder)
     async with build_backend(spec.backend, folder) as backend:
@@ -119,7 +119,7 @@ async def one_seed(spec: RunSpec, folder: Path, seed: int) -> Scored:
 async def hits(
     backend: LLMBackend, federation: Federation, prompt: TextPrompt, bias: Bias | None
 ) -> Hits:
-    """Which dev examples a prompt gets right."""
+    """Return which dev examples a prompt predicts correctly."""
     task, size = federation.spec.task.with_bias(bias), federation.spec.method.batch_size
     found = await predict(backend, task, prompt, federation.dev, size)
     return np.array(
@@ -132,7 +132,7 @@ async def hits(
 
 
 def interval(differences: Hits) -> str:
-    """Mean and 95 % interval of paired differences, shape (seeds, D), in points."""
+    """Format mean and 95 % interval of paired differences, shape (seeds, D), in points."""
     rng = np.random.default_rng(0)
     seeds, examples = differences.shape
     means = []

@@ -1,11 +1,11 @@
-"""How searches over whole prompts do, in a second a run instead of a minute.
+"""Searches over whole prompts on synthetic prompt effects, at a second per run.
 
-Real answers, made-up prompts: a model answers 1024 SST-2 training rows (512 of each class) under no
-prompt and under each single candidate, once (5 minutes on one core), and what it would say to a
-longer prompt is thought to be the sum of what its tokens do to the log-odds. The real methods then
-search with mini-batches of these rows, calibrated by labels. What they would hand out is compared
-with no prompt and the best bias, on all rows. It is no proof of anything about the model, whose
-tokens do not add up; it shows flaws of a search, on seeds and rows that no report uses.
+A model answers 1024 SST-2 training rows (512 of each class) without a prompt and with each single
+candidate, once (5 minutes on one core). The log-odds of a longer prompt are the sum of its tokens'
+effects. The real methods search with mini-batches of these rows, calibrated by labels. Their
+deployable prompts are compared with no prompt and the best bias, on all rows. Real tokens do not
+add up, so the results say nothing about the model. They show defects of a search, on seeds and rows
+that no report uses.
 
     python -m tests.benchmarks.searches --table FILE --model FOLDER --train sst2/train.jsonl
 """
@@ -31,8 +31,8 @@ from fedone_sdk.backends import predict
 from fedone_sdk.calibration import bias_grid
 from fedone_sdk.task import Example
 from fedone_sdk.vocabulary import PmiVocabulary, build_vocabulary
-from tests.benchmarks.queries.lies import LIES
-from tests.benchmarks.queries.variants import LIARS
+from tests.benchmarks.queries.attacks import ATTACKS
+from tests.benchmarks.queries.variants import ATTACKER_SHARE
 
 PAIRS = ((" terrible", " great"), (" boring", " hilarious"), (" bad", " good"))
 PER_CLASS, CANDIDATES, LENGTH, BLANK = 512, 200, 8, 0
@@ -45,15 +45,15 @@ Rows = NDArray[np.float64]
 
 
 def main() -> None:
-    """Runs the seeds and prints Markdown."""
+    """Run the seeds and print Markdown."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--table", type=Path, required=True, help="answers; made where missing")
+    parser.add_argument("--table", type=Path, required=True, help="answers; created if absent")
     parser.add_argument("--model", type=Path, help="folder of an ONNX model")
     parser.add_argument("--train", type=Path, help="rows with `sentence` and `label`")
     parser.add_argument("--methods", default="thompson")
     parser.add_argument("--seeds", type=int, default=24)
     parser.add_argument("--dirichlet", type=float, help="of clients' classes; IID without it")
-    parser.add_argument("--lie", choices=LIES, help="what a fifth of the clients do")
+    parser.add_argument("--attack", "--lie", choices=ATTACKS, help="by a fifth of the clients")
     args = parser.parse_args()
     if not args.table.is_file():
         text = args.train.read_text(encoding="utf-8")
@@ -64,7 +64,7 @@ def main() -> None:
     print("|---|---|" + "---|" * (len(MARKS) + 1))
     for name in args.methods.split(","):
         for pair, words in enumerate(PAIRS):
-            world = World(odds[pair], args.dirichlet, args.lie)
+            world = World(odds[pair], args.dirichlet, args.attack)
             found = np.array([world.run(name, seed) for seed in range(args.seeds)])
             pairs = zip(found.mean(axis=0), found.std(axis=0) / np.sqrt(args.seeds), strict=True)
             cells = [f"{mean:+.4f} ({error:.4f}) |" for mean, error in pairs]
@@ -72,7 +72,7 @@ def main() -> None:
 
 
 async def make_table(file: Path, model: Path, rows: list[Example]) -> None:
-    """Asks the model about some rows under each candidate, the blank (no prompt) the first."""
+    """Score rows with each candidate; the first is blank (no prompt)."""
     found = PmiVocabulary(size=CANDIDATES, blank=True)
     vocabulary = build_vocabulary(found, [str(row["sentence"]) for row in rows])
     random.Random(0).shuffle(rows)
@@ -88,7 +88,7 @@ async def make_table(file: Path, model: Path, rows: list[Example]) -> None:
 
 
 def load(file: Path) -> Rows:
-    """Log-odds of each pair's second word, shape (pairs, tokens, rows)."""
+    """Return the log-odds of each pair's second word, shape (pairs, tokens, rows)."""
     with np.load(file, allow_pickle=False) as table:
         log_probs = table["log_probs"].astype(np.float64)
     odds: Rows = np.moveaxis(log_probs[:, :, 1::2] - log_probs[:, :, ::2], 2, 0)
@@ -97,21 +97,21 @@ def load(file: Path) -> Rows:
 
 @dataclass(frozen=True)
 class World:
-    """What a model says, were tokens to add up.
+    """A model whose token effects add up.
 
     Attributes:
         odds: Log-odds of the positive word by token (the first is blank) and row (the first half
             is positive).
-        dirichlet: How alike clients' classes are; None is equally many of each.
-        lie: What liars do, of `LIES`; None has no liars.
+        dirichlet: Concentration of clients' classes; None is equally many of each.
+        attack: The attack, of `ATTACKS`; None for none.
     """
 
     odds: Rows
     dirichlet: float | None
-    lie: str | None
+    attack: str | None
 
     def run(self, name: str, seed: int) -> list[float]:
-        """A search's loss beyond that of calibrated no prompt at each of `MARKS`, nats."""
+        """Return a search's loss minus that of calibrated no prompt, at each of `MARKS`, nats."""
         method = make_method(
             name,
             prompt_len=LENGTH,
@@ -135,19 +135,19 @@ class World:
                 found.append(self.loss(tuple(method.prompt(state)), float(bias[1])) - none)
         return found
 
-    def said(self, prompt: tuple[int, ...] | NDArray[np.int64]) -> Rows:
-        """Log-odds of each row under a prompt; a token counts once."""
+    def log_odds(self, prompt: tuple[int, ...] | NDArray[np.int64]) -> Rows:
+        """Return the log-odds of each row with a prompt; a token counts once."""
         tokens = sorted({int(token) for token in prompt} - {BLANK})
         bare = self.odds[BLANK]
         said: Rows = bare + (self.odds[tokens] - bare).sum(axis=0)
         return said
 
     def loss(self, prompt: tuple[int, ...], bias: float) -> float:
-        """The cross-entropy on all rows, nats."""
-        return float(losses(self.said(prompt), np.array([bias])).mean())
+        """Return the cross-entropy on all rows, nats."""
+        return float(losses(self.log_odds(prompt), np.array([bias])).mean())
 
     def mini_batch(self, prompts: NDArray[np.int64], rng: np.random.Generator) -> ClassLosses:
-        """What one client says of prompts."""
+        """Return one client's losses of prompts."""
         positive = BATCH // 2
         if self.dirichlet is not None:
             share = rng.dirichlet([self.dirichlet] * 2)[0]
@@ -157,16 +157,16 @@ class World:
         rows.append(rng.choice(PER_CLASS, counts[1], replace=False))
         means = np.zeros((len(prompts), 2, len(OFFSETS)))
         for place, prompt in enumerate(prompts):
-            all_losses = losses(self.said(prompt), OFFSETS)
+            all_losses = losses(self.log_odds(prompt), OFFSETS)
             for label in np.flatnonzero(counts):
                 means[place, label] = all_losses[rows[label]].mean(axis=0)
-        if self.lie is not None and rng.random() < LIARS:
-            means = LIES[self.lie](means, rng)
+        if self.attack is not None and rng.random() < ATTACKER_SHARE:
+            means = ATTACKS[self.attack](means, rng)
         return ClassLosses(means=means, counts=counts)
 
 
 def losses(odds: Rows, biases: NDArray[np.float64]) -> Rows:
-    """Cross-entropy of each row under each bias, nats, shape (rows, biases)."""
+    """Return the cross-entropy of each row with each bias, nats, shape (rows, biases)."""
     sign = np.where(np.arange(len(odds)) < PER_CLASS, -1.0, 1.0)
     return np.logaddexp(0.0, sign[:, None] * (odds[:, None] + biases))
 

@@ -1,10 +1,10 @@
-"""What simulated clients cost: start, time per round and memory, for 100 to 10,000 clients.
+"""Cost of simulated clients: start, time per round and memory, for 100 to 10,000 clients.
 
     python tests/benchmarks/simulation.py [--clients 100 1000 10000] [--rounds 200] [--repeats 5]
 
-One trivial client per round, drawn from all: it scores two prompts on one example through the
-gateway, whose model answers at once. Alpha is 20 x 200 float32. `flower_simulation.py` measures
-Flower in the same setting.
+One trivial client per round: it scores two prompts on one example through the gateway, whose model
+answers at once. Alpha is 20 x 200 float32. `flower_simulation.py` measures Flower in the same
+setting.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LENGTH, WORDS = 20, 200
 
 
 def main() -> None:
-    """Measures each setting a number of times, in processes of their own, and prints a table."""
+    """Measure each setting repeatedly, in separate processes, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--clients", type=int, nargs="+", default=[100, 1000, 10_000])
     parser.add_argument("--rounds", type=int, default=200)
@@ -56,13 +56,13 @@ def main() -> None:
                 json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
                 for _ in range(args.repeats)
             ]
-            # The least: what else the machine does only ever adds.
+            # The least, because interference only adds time.
             least = [f"{min(one[name] for one in found):.4g}" for name in columns]
             print(f"| {num_clients} | {exchange} | {' | '.join(least)} |", flush=True)
 
 
 async def measure(num_clients: int, rounds: int, exchange: str) -> dict[str, float]:
-    """One simulation: the start ends with the first round."""
+    """Simulate once; the start ends with the first round."""
     ended: list[tuple[float, float]] = []
 
     def watch(run: ServedRun, effect: object) -> None:
@@ -86,7 +86,7 @@ async def measure(num_clients: int, rounds: int, exchange: str) -> dict[str, flo
 
 
 def federation_of(num_clients: int, rounds: int, exchange: str) -> Federation:
-    """Clients with one example each."""
+    """Return clients with one example each."""
     spec = RunSpec.model_validate(
         {
             "name": "benchmark",

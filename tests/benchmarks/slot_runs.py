@@ -21,7 +21,7 @@ from fedone_sdk.algorithms.state import State
 from fedone_sdk.calibration import bias_grid
 from fedone_sdk.data import draw_minibatch
 from fedone_sdk.data.partition import dirichlet, iid
-from tests.benchmarks.queries.lies import LIES
+from tests.benchmarks.queries.attacks import ATTACKS
 
 __all__ = ["CONTESTANTS", "Contestant", "Federation", "Table", "trial"]
 
@@ -44,7 +44,7 @@ class Table:
     """A model's answers to every combination of a cell's candidates.
 
     Args:
-        file: What `slot_tables.build` has written.
+        file: The output of `slot_tables.build`.
     """
 
     def __init__(self, file: Path) -> None:
@@ -64,7 +64,7 @@ class Table:
         self._best = lru_cache(maxsize=None)(self._measured_best)
 
     def rows_of(self, prompts: Ints) -> Ints:
-        """The numbers of some prompts in the table; a candidate that is too high wraps around."""
+        """Return the rows of some prompts in the table; candidates beyond a slot wrap around."""
         found: Ints = np.ravel_multi_index(
             tuple((prompts % np.array(self.sizes)).T), self.sizes
         ).astype(np.int64)
@@ -83,7 +83,7 @@ class Table:
 
     @cached_property
     def none(self) -> int:
-        """No prompt: blank wherever that is a candidate, else the first one."""
+        """No prompt: each slot blank, or else its first candidate."""
         reference = np.array([[max(blank, 0) for blank in self.blanks]])
         return int(self.rows_of(reference)[0])
 
@@ -94,20 +94,20 @@ class Table:
 
     @cached_property
     def instruction(self) -> int:
-        """The best of the prompts that are an instruction and nothing else."""
+        """The best of the prompts that consist of an instruction only."""
         plain = self.prompts[self.none]
         alone = np.flatnonzero((self.prompts[:, 1:] == plain[1:]).all(axis=1))
         return int(min(alone, key=lambda one: self.best(int(one)).loss))
 
     def measured(self, prompt: int, bias: Floats) -> Measured:
-        """A prompt with a bias on all rows."""
+        """Evaluate a prompt with a bias on all rows."""
         values = self.log_probs[prompt]
         right = (values + bias).argmax(axis=1) == self.targets
         loss = self._cross_entropy(values, bias).mean()
         return Measured(loss=float(loss), accuracy=float(right.mean()), bias=bias)
 
     def best(self, prompt: int) -> Measured:
-        """A prompt with the bias that is best on all rows."""
+        """Evaluate a prompt with its best bias on all rows."""
         return self._best(prompt)
 
     def _measured_best(self, prompt: int) -> Measured:
@@ -126,14 +126,14 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Federation:
-    """The rows of each client and the client of each round: the same for all methods at one seed.
+    """The rows of each client and the client of each round: equal for all methods with one seed.
 
     Attributes:
         table: The answers.
         clients: K.
         batch_size: B.
         alpha: Of the Dirichlet partition; None is IID.
-        liars: How many of the clients invert their losses.
+        liars: Number of clients that invert their losses.
         seed: The run's.
     """
 
@@ -146,7 +146,7 @@ class Federation:
 
     @cached_property
     def shards(self) -> list[list[int]]:
-        """The rows of each client."""
+        """Return the rows of each client."""
         seed = stream_seed(self.seed, "partition", 0)
         if self.alpha is None:
             return iid(len(self.table.targets), self.clients, seed)
@@ -165,7 +165,7 @@ class Federation:
         return [shard[at] for at in draw_minibatch(len(shard), self.batch_size, seed)]
 
     def by_class(self, prompts: Ints, round_number: int) -> ClassLosses:
-        """Losses by class and bias, which a round's client returns under calibration."""
+        """Return losses by class and bias, as the round's client does under calibration."""
         rows = self.mini_batch(round_number)
         found = self.table.losses[self.table.rows_of(prompts)][:, rows]
         targets = self.table.targets[rows]
@@ -176,13 +176,13 @@ class Federation:
         return ClassLosses(means=self._returned(means, round_number), counts=counts)
 
     def plain(self, prompts: Ints, round_number: int, *, own_bias: bool) -> Floats:
-        """Mean losses, which a round's client returns without calibration.
+        """Return mean losses, as the round's client does without calibration.
 
         Args:
             prompts: The prompts.
             round_number: The round.
-            own_bias: Whether each prompt has its own best bias, which cannot be known; else all
-                have that of no prompt.
+            own_bias: Whether each prompt has its own best bias, which a real run cannot know;
+                otherwise all have the bias of no prompt.
         """
         found, rows = [], self.mini_batch(round_number)
         for one in self.table.rows_of(prompts):
@@ -192,10 +192,10 @@ class Federation:
         return self._returned(np.array(found), round_number)
 
     def _returned(self, losses: Floats, round_number: int) -> Floats:
-        """Losses as the round's client returns them; clients are in random order already."""
+        """Return losses as reported by the round's client; clients are already shuffled."""
         if self.client(round_number) >= self.liars:
             return losses
-        return LIES["inverted"](losses, np.random.default_rng(0))
+        return ATTACKS["inverted"](losses, np.random.default_rng(0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,15 +203,15 @@ class Contestant:
     """A method with its settings.
 
     Attributes:
-        label: For people.
+        label: Display name.
         name: The method's; ``once`` is `Once`.
         num_samples: I, prompts per ask.
         options: Its own.
-        calibrates: Whether it is told losses by class and bias, and finds a bias of its own.
-        own_bias: Where it does not: whether each prompt is told at its own best bias, which nothing
-            could know, instead of at that of no prompt.
-        moments: Whose an optimiser's moments are: each ``client``'s, or the ``run``'s.
-        races: Whether the last fifth of a search is a race, as a run has it by default.
+        calibrates: Whether it gets losses by class and bias, and fits its own bias.
+        own_bias: Otherwise, whether each prompt's loss is at its own best bias, which a real run
+            cannot know, instead of that of no prompt.
+        moments: Where an optimiser's moments are kept: per ``client``, or in the ``run``.
+        races: Whether the last fifth of a search is a race, the default of runs.
     """
 
     label: str
@@ -224,7 +224,7 @@ class Contestant:
     races: bool = True
 
     def method(self, table: Table, asks: int, seed: int) -> Algorithm | Once:
-        """The method for one run."""
+        """Return the method for one run."""
         if self.name == "once":
             return Once(table, self.num_samples)
         allowed = method_options(self.name)
@@ -246,7 +246,7 @@ class Contestant:
 
 
 class Once(PlainMethod):
-    """Random prompts, each asked about once; the one with the least loss is deployed."""
+    """Random prompts, each evaluated once; the one with the least loss is deployed."""
 
     shares_memory = True
 
@@ -254,11 +254,11 @@ class Once(PlainMethod):
         self._table, self._count = table, num_samples
 
     def init(self) -> State:
-        """Nothing is known."""
+        """Return the empty state."""
         return State(alpha=np.ones((1, 1), dtype=np.float32))
 
     def wanted(self, state: State) -> int:
-        """How many prompts an ask is for."""
+        """Return the number of prompts per ask."""
         return self._count
 
     def ask(self, state: State, rng: np.random.Generator, count: int) -> Candidates:
@@ -267,7 +267,7 @@ class Once(PlainMethod):
         return Candidates(prompts=space.random(count, rng), probabilities=space.uniform)
 
     def tell(self, state: State, candidates: Candidates, losses: Floats) -> State:
-        """Remember the best so far."""
+        """Keep the best prompt so far."""
         at = int(losses.argmin())
         if state.memory and float(state.memory["loss"][0]) <= losses[at]:
             return state
@@ -275,7 +275,7 @@ class Once(PlainMethod):
         return State(alpha=state.alpha, memory=memory)
 
     def prompt(self, state: State) -> Ints:
-        """The best so far."""
+        """Return the best prompt so far."""
         found: Ints = state.memory["prompt"]
         return found
 
@@ -316,7 +316,7 @@ CONTESTANTS: dict[str, Contestant] = {
 
 
 def pilots() -> dict[str, Contestant]:
-    """The settings that GS-BDPL and BDPL are chosen from."""
+    """Return the settings that GS-BDPL and BDPL are chosen from."""
     found = {}
     for rate in (0.003, 0.01, 0.03, 0.1):
         for count in (5, 20):
@@ -330,10 +330,10 @@ def pilots() -> dict[str, Contestant]:
 
 
 def trial(contestant: Contestant, federation: Federation, queries: int) -> dict[str, Any]:
-    """One run: what it would deploy after `queries`, measured on all rows.
+    """Run once, and evaluate the deployable prompt after `queries` on all rows.
 
-    ``plain_loss`` is of no prompt with the bias that the run found for it, ``best_loss`` of the
-    deployed prompt with the bias that is best on all rows.
+    ``plain_loss`` is of no prompt with the bias that the run fitted for it, ``best_loss`` of the
+    deployed prompt with the best bias on all rows.
     """
     table, seed = federation.table, federation.seed
     asks = queries // contestant.num_samples

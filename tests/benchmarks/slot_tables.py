@@ -1,4 +1,4 @@
-"""Tables of real answers: every combination of a cell's candidates on every row, asked once."""
+"""Tables of real answers: every combination of a cell's candidates on every row."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ Combination = tuple[int, ...]
 
 
 def build(name: str, cell: Cell, place: Place, folder: Path, *, threads: int | None = None) -> None:
-    """Asks what is missing of a table, combination by combination, and writes it when complete.
+    """Query the missing combinations of a table, and write it when complete.
 
-    Answers are kept in ``parts/NAME.jsonl``, so that a build that was stopped goes on.
+    Answers are kept in ``parts/NAME.jsonl``, so an interrupted build resumes.
     """
     asyncio.run(_build(name, cell, place, folder, threads))
 
@@ -98,7 +98,7 @@ def _known(parts: Path) -> dict[Combination, list[list[float]]]:
     for line in parts.read_text(encoding="utf-8").splitlines():
         try:
             one, found = json.loads(line)
-        except ValueError:  # The last line of a build that was stopped.
+        except ValueError:  # The last line of an interrupted build.
             continue
         known[tuple(one)] = found
     return known
@@ -111,14 +111,14 @@ def _groups(
     shown: dict[str, list[Row]],
     backend: LLMBackend,
 ) -> Iterator[tuple[Query, list[int], list[Combination]]]:
-    """Queries of what goes together: the same text in front, and label words in the same form.
+    """Group queries with the same prefix and the same form of label words.
 
-    A model shares what an input has in common with the one before it, so closings of one row come
-    one after the other.
+    A model reuses the prefix that an input shares with the one before it, so the closings of one
+    row are consecutive.
     """
     groups: dict[tuple[str, bool], list[Combination]] = defaultdict(list)
     for one in missing:
-        # A label word that begins an answer has no space in front.
+        # A label word at the beginning of an answer has no leading space.
         groups[cell.prefix(one, shown), not cell.closings[one[2]]].append(one)
     for (prefix, _), members in groups.items():
         closings = sorted({one[2] for one in members})

@@ -3,10 +3,10 @@
     python -m tests.benchmarks.slots --build gemma-sst2 --gemma FILE --sst2 FOLDER
     python -m tests.benchmarks.slots --run --seeds 20 --report
 
-The first command asks a model once about every combination of a cell's candidates (20 minutes to an
-hour on two cores) and keeps the answers. The second command runs the SDK's methods on them, with
-its partitions, mini-batches and losses by class. Finished trials are kept: the command resumes
-where it was stopped. Mini-batches of another size need another `--trials` file.
+The first command queries a model once for every combination of a cell's candidates (20 minutes to
+an hour on two cores) and stores the answers. The second command runs the SDK's methods on them,
+with its partitions, mini-batches and losses by class. Finished trials are stored, so an interrupted
+command resumes. Mini-batches of another size need another `--trials` file.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ PARTITIONS: dict[str, dict[str, Any]] = {
 CLIENTS = 8
 SHARED = Path(os.environ.get("FEDONE_SHARED", Path(__file__).parents[3] / "shared"))
 PILOT = 9001
-"""The first of the seeds that settings are chosen on."""
+"""The first of the seeds used to choose settings."""
 
 
 def main() -> None:
-    """Builds tables, runs trials, writes the report."""
+    """Build tables, run trials, write the report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tables", type=Path, default=Path("tables"), help="where they are")
     parser.add_argument("--build", choices=CELLS, nargs="*", default=[])
@@ -74,7 +74,7 @@ def main() -> None:
         _pilot(tables, args.budgets, args.partitions, args.batch)
     if args.run:
         seeds = range(args.seeds)
-        # Seeds change last: what is stopped has whole pairs.
+        # Seeds vary slowest, so an interrupted run has complete pairs.
         wanted = itertools.product(seeds, tables, args.partitions, args.methods, args.budgets)
         _run(file, wanted, args.batch)
     if args.report:
@@ -89,7 +89,7 @@ def main() -> None:
 
 
 def _trials(file: Path) -> list[dict[str, Any]]:
-    """The trials of a file, without a last line that was not written in full."""
+    """Return the trials of a file, without an incomplete last line."""
     if not file.is_file():
         return []
     found = []
@@ -131,7 +131,7 @@ def _federation(table: Table, partition: str, seed: int, batch: int) -> Federati
 
 
 def _pilot(tables: list[Table], budgets: list[int], partitions: list[str], batch: int) -> None:
-    """Prints the mean share of the gap that policies close, over tables and four seeds."""
+    """Print the mean share of the gap that policies close, over tables and four seeds."""
     for name, one in pilots().items():
         shares = [_piloted(one, tables, partitions, queries, batch) for queries in budgets]
         print(name, *(f"{share:.0f}" for share in shares), flush=True)

@@ -1,10 +1,10 @@
-"""How long a busy server's event loop stands still: searches, large alphas, long logs.
+"""Stalls of a busy server's event loop: searches, large alphas, long logs.
 
-Runs of `thompson` and `evolution` with full pools, a run with a large alpha and many small ones are
-worked on by clients in another process, while people read a log of 43 MB, export it and roll
-a run back. A heartbeat wants to run every millisecond. A stall is how late it is; `own` is what the
-loop's thread computed meanwhile, which does not depend on what else the machine does. An idle loop
-in a third process shows what the machine adds.
+Clients in another process work on runs of `thompson` and `evolution` with full pools, a run with a
+large alpha and many small runs. At the same time users read a log of 43 MB, export it and roll a
+run back. A heartbeat is due every millisecond. A stall is its delay; `own` is the computing time of
+the loop's thread in between, which does not depend on other load of the machine. An idle loop in a
+third process shows the delay that the machine adds.
 
     python -m tests.benchmarks.stalls [--seconds 30]
 """
@@ -45,7 +45,7 @@ RUNS: dict[str, tuple[dict[str, Any], int, int]] = {
 
 
 def main() -> None:
-    """Measures and prints Markdown."""
+    """Measure and print Markdown."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--clients", help=argparse.SUPPRESS)
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 async def beating(seconds: float) -> tuple[list[float], list[float]]:
-    """How late heartbeats were, and what this thread computed between them, seconds."""
+    """Return the delays of heartbeats, and this thread's computing time in between, seconds."""
     late, own = [], []
     now, end = time.perf_counter(), time.perf_counter() + seconds
     while now < end:
@@ -82,7 +82,7 @@ async def beating(seconds: float) -> tuple[list[float], list[float]]:
 
 
 def spec_of(name: str) -> RunSpec:
-    """A run that does not end."""
+    """Return a run without an end."""
     method, length, _ = RUNS[name]
     return RunSpec.model_validate(
         {
@@ -103,7 +103,7 @@ def spec_of(name: str) -> RunSpec:
 async def measure(
     seconds: float,
 ) -> tuple[list[float], list[float], list[float], dict[str, int]]:
-    """What `beating` found on a busy server, how late an idle loop was, and rounds by run."""
+    """Return `beating` on a busy server, the delays of an idle loop, and rounds by run."""
     store, module = MemoryStore(), (sys.executable, "-m", "tests.benchmarks.stalls")
     aggregator = Aggregator(
         store=store, backend=ScriptedBackend(), enrolment_tokens=[TOKEN], admin_token=ADMIN
@@ -143,7 +143,7 @@ def _lengthen(store: MemoryStore, run_id: str, size: int) -> None:
 
 
 async def clients(url: str) -> None:
-    """One client for each run, for ever."""
+    """Run one client for each run, without end."""
     async with asyncio.TaskGroup() as group:
         for name in RUNS:
             group.create_task(_client(url, name))

@@ -1,7 +1,7 @@
-"""What a start costs: a SQLite store of many ended runs, and a few that go on.
+"""Cost of a server start: a SQLite store of many ended runs and a few live ones.
 
-One run is played to its end, and then stored again and again under other names. A start is timed
-in a process of its own, from opening the store to the moment when devices are let in.
+One run is run to its end, and stored repeatedly under other names. A start is timed in a separate
+process, from opening the store to the first admitted device.
 
     python -m tests.benchmarks.start [--runs 1000] [--live 3] [--rounds 100] [--folder FOLDER]
 """
@@ -29,7 +29,7 @@ from fedone_sdk.vocabulary import Vocabulary
 
 
 def main() -> None:
-    """Fills a store, starts on it and prints Markdown."""
+    """Fill a store, start on it and print Markdown."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=1000)
     parser.add_argument("--live", type=int, default=3)
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def federation_of(rounds: int) -> Federation:
-    """Four clients, and a run of the quickstart's size."""
+    """Return four clients, and a run of the quickstart's size."""
     spec = RunSpec.model_validate(
         {
             "name": "run",
@@ -82,7 +82,7 @@ def federation_of(rounds: int) -> Federation:
 
 
 async def played(rounds: int, cut_at: int | None = None) -> RunSnapshot:
-    """A run to its end, or as it stands where its process was killed."""
+    """Return a run at its end, or at the moment when its process was killed."""
     store, done = MemoryStore(), asyncio.Event()
 
     def watch(run: ServedRun, _: object) -> None:
@@ -122,7 +122,7 @@ def _named(snapshot: RunSnapshot, name: str) -> RunSnapshot:
 
 
 async def fill(path: Path, runs: int, live: int, rounds: int) -> None:
-    """Stores a run that has ended many times, and one that goes on a few times."""
+    """Store an ended run many times, and a live one a few times."""
     ended, going = await played(rounds), await played(rounds, cut_at=rounds // 2)
     store = SqlStore.sqlite(path)
     await store.open()
@@ -136,7 +136,7 @@ async def fill(path: Path, runs: int, live: int, rounds: int) -> None:
 
 
 async def started(path: Path) -> dict[str, float]:
-    """Starts on a store; when it listened and when all was taken up, seconds."""
+    """Start on a store, and return the seconds until it listens and until all runs are loaded."""
     began = time.perf_counter()
     aggregator = Aggregator(store=SqlStore.sqlite(path), backend=ScriptedBackend())
     await aggregator.open()

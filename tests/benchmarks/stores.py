@@ -1,7 +1,7 @@
-"""What a commit costs: SQLite and PostgreSQL, one run alone and 64 at once.
+"""Cost of a commit: SQLite and PostgreSQL, one run and 64 concurrent ones.
 
-A commit is what an update of the quickstart writes: 4 kB of state, 16 kB of arrays, a line of the
-log, closed work, and a signal. `alone` puts each write to SQLite in a transaction of its own.
+A commit is that of an update of the quickstart: 4 kB of state, 16 kB of arrays, a line of the log,
+closed work, and a signal. `alone` gives each write to SQLite its own transaction.
 
     python -m tests.benchmarks.stores [--seconds 5] [--folder FOLDER]
 """
@@ -25,7 +25,7 @@ from tests.postgres import cluster
 
 
 def main() -> None:
-    """Measures every setting and prints Markdown."""
+    """Measure every setting and print Markdown."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--folder", type=Path, help="where the SQLite files are put")
@@ -48,7 +48,7 @@ def main() -> None:
 
 @contextlib.contextmanager
 def batches_of(size: int) -> Iterator[None]:
-    """Lets so many writes share a transaction."""
+    """Let up to `size` writes share a transaction."""
     usual, sqlite._MAX_BATCH = sqlite._MAX_BATCH, size
     try:
         yield
@@ -58,7 +58,7 @@ def batches_of(size: int) -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def opened(url: str) -> AsyncIterator[SqlStore]:
-    """A store, for as long as it is needed."""
+    """Open a store for the duration of the block."""
     store = SqlStore(url)
     await store.open()
     try:
@@ -68,7 +68,7 @@ async def opened(url: str) -> AsyncIterator[SqlStore]:
 
 
 async def measure(url: str, num_runs: int, seconds: float, *, signal: str | None = None) -> str:
-    """Commits to each run as fast as it goes; the rest of the table's row."""
+    """Commit to each run repeatedly; return the rest of the table's row."""
     latencies: list[float] = []
 
     async def commit_on_and_on(store: SqlStore, run_id: str) -> None:

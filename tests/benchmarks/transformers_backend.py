@@ -1,7 +1,7 @@
-"""How fast the transformers backend scores, and how much memory it takes.
+"""Throughput and memory of the transformers backend.
 
-The whole of `score` is timed: tokenising, padding, the pass, log-probabilities. Without `--model`
-it is roberta-large with random weights, which cost as much as trained ones.
+The whole of `score` is timed: tokenising, padding, the forward pass, log-probabilities. Without
+`--model` it is roberta-large with random weights, which have the speed of trained ones.
 
     python tests/benchmarks/transformers_backend.py [--device cuda] [--model FOLDER] [--json FILE]
 """
@@ -43,7 +43,7 @@ ROBERTA_LARGE = {
     "max_position_embeddings": 514,
     "type_vocab_size": 1,
 }
-PROMPT = " really good" * 10  # 20 tokens, as the paper's runs have.
+PROMPT = " really good" * 10  # 20 tokens, as in the paper's runs.
 WORDS = (
     "the",
     "film",
@@ -62,7 +62,7 @@ WORDS = (
 
 
 def main() -> None:
-    """Prints a Markdown table."""
+    """Print a Markdown table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="auto")
     parser.add_argument("--model", help="folder or hub name; default: random roberta-large")
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 async def measure(model: str, args: argparse.Namespace) -> dict[str, Any]:
-    """All lines of the table."""
+    """Measure all lines of the table."""
     on_gpu = args.device.startswith("cuda") or (args.device == "auto" and torch.cuda.is_available())
     machine = torch.cuda.get_device_name() if on_gpu else f"{torch.get_num_threads()} CPU threads"
     versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
@@ -103,7 +103,7 @@ async def measure(model: str, args: argparse.Namespace) -> dict[str, Any]:
 async def one_line(
     backend: TransformersBackend, dtype: str, size: int, seconds: float, on_gpu: bool
 ) -> dict[str, Any]:
-    """One batch size, after a warm-up."""
+    """Measure one batch size, after a warm-up."""
     rng = random.Random(size)
     line: dict[str, Any] = {"dtype": dtype, "batch": size}
     try:
@@ -137,7 +137,7 @@ async def one_line(
 
 
 def task_of(backend: TransformersBackend) -> TaskSpec:
-    """SST-2; for a causal model with the answer at the end."""
+    """Return SST-2; for a causal model with the answer at the end."""
     task = glue_task("sst2")
     if "text" in backend.answers:
         task = task.model_copy(update={"template": "{prompt} {sentence} It was"})
@@ -145,7 +145,7 @@ def task_of(backend: TransformersBackend) -> TaskSpec:
 
 
 def query(rng: random.Random, task: TaskSpec, size: int) -> Query:
-    """Sentences of 5 to 45 words."""
+    """Return sentences of 5 to 45 words."""
     sentences = [" ".join(rng.choices(WORDS, k=rng.randint(5, 45))) for _ in range(size)]
     inputs = tuple(render(task, PROMPT, {"sentence": sentence}) for sentence in sentences)
     return Query(inputs=inputs, label_words=task.label_words)
@@ -153,7 +153,7 @@ def query(rng: random.Random, task: TaskSpec, size: int) -> Query:
 
 @contextmanager
 def model_at(model: str | None) -> Iterator[str]:
-    """The model asked for, or roberta-large with random weights and the embedded tokeniser."""
+    """Yield the given model, or roberta-large with random weights and the embedded tokeniser."""
     if model is not None:
         yield model
         return
@@ -168,12 +168,12 @@ def model_at(model: str | None) -> Iterator[str]:
 
 
 def memory_name(on_gpu: bool) -> str:
-    """What `peak_gib` counts."""
+    """Return the name of the memory that `peak_gib` measures."""
     return "GPU" if on_gpu else "process"
 
 
 def restart_peak(on_gpu: bool) -> None:
-    """Begins a new peak."""
+    """Reset the peak."""
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
     elif sys.platform == "linux":
@@ -181,7 +181,7 @@ def restart_peak(on_gpu: bool) -> None:
 
 
 def peak_gib(on_gpu: bool) -> float:
-    """The most memory held since `restart_peak` (on a CPU that is no Linux: ever)."""
+    """Return the peak memory since `restart_peak` (on a CPU other than Linux: of all time)."""
     if on_gpu:
         return float(torch.cuda.max_memory_allocated() / 2**30)
     if sys.platform == "linux":

@@ -1,12 +1,12 @@
-"""Requests a second through `VllmBackend`, against raw concurrent HTTP with the same bodies.
+"""Requests per second through `VllmBackend`, compared with raw concurrent HTTP.
 
 Start a server (docs/backends/vllm.md), then:
 
     python tests/benchmarks/vllm.py --url http://127.0.0.1:8000 --model NAME --tokenizer FOLDER
 
-Raw HTTP posts bodies that are ready, over aiohttp, and throws the answers away; the backend
-tokenises, serialises, sends and reads. Both take turns in the same run, and which of them goes
-first alternates too. With ``--masked`` the server is a RoBERTa with the SDK's plugin.
+Raw HTTP posts prepared bodies over aiohttp and discards the responses; the backend tokenises,
+serialises, sends and parses. Both alternate within a run, and the order alternates too. With
+``--masked`` the server is a RoBERTa with the SDK's plugin.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PROMPT = " A film that many people saw and that critics wrote about at length in
 
 
 def main() -> None:
-    """Measures every setting and prints a table."""
+    """Measure every setting and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--model", required=True)
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 async def report(args: argparse.Namespace) -> None:
-    """Measures, then prints Markdown."""
+    """Measure, then print Markdown."""
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}\n")
     print("| inputs | concurrency | raw requests/s | backend requests/s | ratio | ratios |")
     print("|---|---|---|---|---|---|")
@@ -76,7 +76,7 @@ async def report(args: argparse.Namespace) -> None:
             post = itertools.cycle([partial(raw, session, *body) for body in bodies])
             for concurrency in args.concurrency:
                 for calls in (ask, post):
-                    await rate(calls, concurrency, 0.5)  # Connections, and what vLLM compiles.
+                    await rate(calls, concurrency, 0.5)  # Warm-up: connections, vLLM's compiling.
                 pairs = []
                 for index in range(args.pairs):
                     order = (post, ask) if index % 2 == 0 else (ask, post)
@@ -96,7 +96,7 @@ async def report(args: argparse.Namespace) -> None:
 
 
 def queries(num_queries: int, batch_size: int, *, masked: bool) -> list[Query]:
-    """Different mini-batches of SST-2."""
+    """Return different mini-batches of SST-2."""
     task = TaskSpec(
         template="{prompt} {sentence} It was" + ("{mask}." if masked else ""),
         labels={"0": " terrible", "1": " great"},
@@ -114,7 +114,7 @@ def queries(num_queries: int, batch_size: int, *, masked: bool) -> list[Query]:
 
 
 async def raw(session: aiohttp.ClientSession, path: str, body: bytes) -> None:
-    """Posts a body, and reads the answer to its end."""
+    """Post a body, and read the response to its end."""
     async with session.post(
         path, data=body, headers={"Content-Type": "application/json"}
     ) as response:
@@ -124,7 +124,7 @@ async def raw(session: aiohttp.ClientSession, path: str, body: bytes) -> None:
 async def rate(
     calls: Iterator[Callable[[], Awaitable[object]]], concurrency: int, seconds: float
 ) -> float:
-    """Calls a second, with `concurrency` of them under way until the time is up."""
+    """Return calls per second, with `concurrency` of them in flight."""
     start = time.perf_counter()
     done = 0
 

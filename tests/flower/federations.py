@@ -10,10 +10,10 @@ from typing import Any
 
 from fedone_sdk.backends import LLMBackend
 from fedone_sdk.client import EdgeClient
-from fedone_sdk.flower.desk import Desk
-from fedone_sdk.flower.letters import Item, pack, unpack
+from fedone_sdk.flower.node_server import NodeServer
 from fedone_sdk.flower.relay import Relay, turn
 from fedone_sdk.flower.state import Kept, kept_folder
+from fedone_sdk.flower.wire import Item, pack, unpack
 from fedone_sdk.messages import RunResult
 from fedone_sdk.simulation import Federation, simulate
 from fedone_sdk.spec import RunSpec
@@ -68,8 +68,8 @@ class Node:
         self.kept: Kept = {}
         self._backend = backend
 
-    async def reply(self, letter: Sequence[Item]) -> Item:
-        answers = unpack(pack(letter))  # as it travels
+    async def reply(self, items: Sequence[Item]) -> Item:
+        answers = unpack(pack(items))  # as it travels
         with kept_folder(self.kept) as (folder, after):
             relay = Relay("node", answers)
             client = EdgeClient(
@@ -86,23 +86,23 @@ class Node:
         return travelled
 
 
-async def admit(desk: Desk, nodes: Mapping[int, Node]) -> dict[int, str]:
+async def admit(node_server: NodeServer, nodes: Mapping[int, Node]) -> dict[int, str]:
     """Lets nodes in, in the order of their numbers."""
-    return await desk.admit(
+    return await node_server.admit(
         [(number, f"partition-{number}", await node.reply([])) for number, node in nodes.items()]
     )
 
 
-async def legs(desk: Desk, nodes: Mapping[int, Node], most: int = 1000) -> int:
+async def legs(node_server: NodeServer, nodes: Mapping[int, Node], most: int = 1000) -> int:
     """Takes messages to and fro until the run ends; returns how often."""
     for leg in range(most):
-        if desk.run.ended.is_set():
+        if node_server.run.ended.is_set():
             return leg
-        letters = await desk.letters(nodes.keys())
-        assert letters, "nobody has work, and the run has not ended"
-        for number, letter in letters.items():
-            await desk.take(number, await nodes[number].reply(letter))
-        account = desk.run.state.account
+        outgoing = await node_server.outgoing(nodes.keys())
+        assert outgoing, "nobody has work, and the run has not ended"
+        for number, items in outgoing.items():
+            await node_server.receive(number, await nodes[number].reply(items))
+        account = node_server.run.state.account
         if account.cap is not None and account.cap.queries is not None:
             assert account.held.queries <= account.cap.queries
     return most

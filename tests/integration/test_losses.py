@@ -367,7 +367,7 @@ class TestBrokenClients:
         async with Bench(spec_of("score"), ScriptedBackend()) as bench:
             result = await bench.work(score=lambda *_: value)
         assert result.status == "failed"
-        assert f"the score function gave {value!r}" in str(result.reason)
+        assert f"the score function returned {value!r}" in str(result.reason)
 
     async def test_a_broken_score_function_is_billed_all_the_same(self) -> None:
         """What a client's own model has cost is told, though nothing came of it."""
@@ -503,7 +503,7 @@ class TestEvaluation:
     @pytest.mark.parametrize(
         ("score", "told"),
         [
-            (lambda *_: 7.0, "task.score: the score function gave 7.0"),
+            (lambda *_: 7.0, "task.score: the score function returned 7.0"),
             (lambda _, row: row["nothing"], "the score function failed with KeyError: 'nothing'"),
         ],
     )
@@ -599,7 +599,7 @@ class TestLoading:
             (None, "task.score: is required for loss score: package.module:function"),
             ("fedone_no_such_module:f", "ModuleNotFoundError: No module named 'fedone_no_such"),
             ("json:no_such_function", "AttributeError: "),
-            ("json:__name__", "task.score: 'json:__name__' is no function"),
+            ("json:__name__", "task.score: 'json:__name__' is not a function"),
             ("{module}:f", "ZeroDivisionError: division by zero"),
         ],
     )

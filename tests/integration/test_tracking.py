@@ -113,7 +113,9 @@ async def test_one_that_hangs_keeps_nobody() -> None:
         with Tracking({"hangs": noting(made, Hangs)}, patience_s=0.01) as tracking:
             done = await tuned(watch=tracking)
             tracking.end(done.result)
-        assert [line["tracker"] for line in logs if "does not end" in line["event"]] == ["hangs"]
+        assert [line["tracker"] for line in logs if "has not finished" in line["event"]] == [
+            "hangs"
+        ]
     assert done.result.status == "completed"
     assert entered.wait(10)
     hold.set()

@@ -412,7 +412,7 @@ def test_score_becomes_a_loss(value: float) -> None:
 
 @pytest.mark.parametrize("value", [-0.01, 1.01, math.nan, math.inf])
 def test_a_score_outside_of_its_range_is_refused(value: float) -> None:
-    with pytest.raises(SpecError, match=r"gave .*; it must be from 0 to 1") as caught:
+    with pytest.raises(SpecError, match=r"returned .*; it must be in \[0, 1\]") as caught:
         example_loss(generation("score"), "w", {"text": "a"}, lambda *_: value)
     assert caught.value.__cause__ is None
 

@@ -1,1 +1,1 @@
-"""Queries that methods need for the same loss: evidence of this project, see its `bench`."""
+"""Bench of the queries that methods need to reach the same loss, see `bench`."""

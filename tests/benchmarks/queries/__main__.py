@@ -1,4 +1,4 @@
-"""Measures the methods of this SDK against each other.
+"""Command line of the bench of queries: compares the methods of this SDK.
 
 python -m tests.benchmarks.queries --data glue --set 'variants=sst2-*-iid'
 """
@@ -64,10 +64,10 @@ def queries(
     only_report: OnlyReport = False,
     json_file: JsonFile = None,
 ) -> None:
-    """Queries that methods need for the same loss: curves, targets, what the default holds.
+    """Queries that methods need for the same loss: curves, targets, goals of the default.
 
-    --set methods=..., variants=... and marks=... choose, and order the work. Each trial's result
-    is kept in DIR/queries/trials: after Ctrl-C the same command goes on.
+    --set methods=..., variants=... and marks=... select and order the work. Each trial's result is
+    stored in DIR/queries/trials: after Ctrl-C the same command resumes.
     """
     output = Output(json_file)
     quiet_logs()
@@ -94,7 +94,7 @@ def queries(
 
 
 def main() -> None:
-    """Runs what the arguments name."""
+    """Run the command line."""
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.command()(queries)
     with told():

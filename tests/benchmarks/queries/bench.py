@@ -1,4 +1,4 @@
-"""The bench of queries: methods x variants x seeds, and what they need for the same loss."""
+"""The bench of queries: methods x variants x seeds, and their queries to the same loss."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.benchmarks.queries.contestants import (
     DEFAULT,
     STANDALONE,
     Contestant,
-    can_lie,
+    can_be_attacked,
     chosen_methods,
     takes_part,
 )
@@ -43,11 +43,11 @@ class BenchQueries(Experiment):
     """Queries that methods need for the same deployable loss.
 
     `Settings.options`: ``methods`` and ``variants`` (joined by commas; variants may be patterns
-    such as ``sst2-*-iid``), which also say what is run first; ``marks`` (training queries, rising,
-    joined by commas; the last is the cap); ``generations`` of the oracle at most.
+    such as ``sst2-*-iid``), which also set the order; ``marks`` (training queries, ascending,
+    joined by commas; the last is the cap); ``generations``, the most of the oracle.
 
-    Where the user names no variants, GLUE's other tasks are added if the calibrated bare model is
-    above the dev split's majority class.
+    By default, GLUE's other tasks are included if the calibrated bare model is above the dev
+    split's majority class.
     """
 
     name = "queries"
@@ -56,15 +56,15 @@ class BenchQueries(Experiment):
     options = ("generations", "marks", "methods", "variants")
 
     def trials(self, settings: Settings, results: Results) -> Sequence[Trial]:
-        """Looks at other tasks; then, seed by seed, the runs of all variants.
+        """Yield the trials of other tasks' bare models; then, seed by seed, those of all variants.
 
         Raises:
-            SpecError: There is no data, or an option does not do.
+            SpecError: There is no data, or an option is invalid.
         """
         return _Plan(settings, results).trials()
 
     def report(self, settings: Settings, results: Results) -> Report:
-        """Curves, targets, what was promised of the default, and every row's numbers."""
+        """Write curves, targets, the default's goals, and every row's numbers."""
         plan = _Plan(settings, results)
         bench = plan.bench()
         return Report(
@@ -78,7 +78,7 @@ class BenchQueries(Experiment):
 
 
 class _Plan:
-    """What is to be run, and what of it is known."""
+    """The required trials and their results so far."""
 
     def __init__(self, settings: Settings, results: Results) -> None:
         self.settings, self.results = settings, results
@@ -91,11 +91,11 @@ class _Plan:
 
     @property
     def variants(self) -> list[Variant]:
-        """The variants that were chosen, and the tasks that are known to be above chance."""
+        """The selected variants, and the tasks whose bare model is above chance."""
         return [*self.chosen, *(one for one in self._looks if self._above_chance(one))]
 
     def trials(self) -> list[Trial]:
-        """What is known to be needed."""
+        """The trials that are known to be required."""
         found = {
             trial.key: trial for one in self._looks if (trial := self._no_prompt(one, PILOTS[0]))
         }
@@ -106,7 +106,7 @@ class _Plan:
         return list(found.values())
 
     def bench(self) -> BenchResults:
-        """What is known."""
+        """The results so far."""
         return BenchResults(
             marks=self.scale.marks,
             default=DEFAULT,
@@ -142,10 +142,10 @@ class _Plan:
             for name in self.methods
             if name in CONTESTANTS
             and (self._all_named or takes_part(name, variant))
-            and (variant.lie is None or can_lie(CONTESTANTS[name]))
+            and (variant.attack is None or can_be_attacked(CONTESTANTS[name]))
         ]
 
-    # Rows beside the runs
+    # Baselines
 
     def _no_prompt(self, twin: Variant, seed: int) -> Trial:
         run = self._bare(twin, seed)
@@ -160,20 +160,20 @@ class _Plan:
         return oracle_trial(_oracle_key(base), self.settings, base.task, run, effort)
 
     def _bare(self, variant: Variant, seed: int, prompt_len: int = 8) -> dict[str, Any]:
-        """The clients' rows and the candidates of a run, whatever is tuned."""
+        """Return the run that determines the clients' rows and the candidates, for any method."""
         nothing = Contestant(
             label="no method", method={"name": "gs-bdpl", "num_samples": 2}, blank=True,
             prompt_len=prompt_len,
         )  # fmt: skip
         run = contest_document(self.settings, self.scale, variant, nothing, seed)
-        # Nothing is run: other marks are no reason to do it again.
+        # Independent of the marks, which would otherwise repeat the trial.
         return {**run, "budget": None, "rounds": 1}
 
     def _above_chance(self, variant: Variant) -> bool:
         found = self.results.get(_no_prompt_key(variant, PILOTS[0]))
         return found is not None and found["interval"][0] > found["majority"]
 
-    # What is known
+    # Results
 
     def _variant(self, variant: Variant) -> VariantResults:
         base, twin = VARIANTS[variant.base], VARIANTS[variant.twin]
@@ -244,6 +244,6 @@ def _whole(name: str, text: str) -> int:
         number = 0
     if number < 1:
         raise SpecError(
-            f"--set {name}: {text!r} is no whole number of at least 1", source="arguments"
+            f"--set {name}: {text!r} is not a whole number of at least 1", source="arguments"
         )
     return number

@@ -29,7 +29,7 @@ class Difference(NamedTuple):
         mean: Over the pairs.
         low: Lower end of the two-sided 95 % interval.
         high: Its upper end.
-        most: The one-sided 95 % bound from above: what non-inferiority is judged by.
+        most: The one-sided 95 % upper bound, which decides on non-inferiority.
         pairs: How many.
     """
 
@@ -41,9 +41,9 @@ class Difference(NamedTuple):
 
 
 def median_bootstrap(values: Sequence[float], *, confidence: float = 0.95) -> Interval:
-    """The lower median, and its percentile interval (Efron and Tibshirani 1993, chapter 13).
+    """Return the lower median, and its percentile interval (Efron and Tibshirani 1993, chapter 13).
 
-    The draws are always the same, so that a report of the same results is the same.
+    The draws have a fixed seed, so that reports are reproducible.
 
     Args:
         values: One per repeat; infinite where it was censored.
@@ -55,17 +55,17 @@ def median_bootstrap(values: Sequence[float], *, confidence: float = 0.95) -> In
     drawn = np.sort(_resampled(values), axis=1)[:, (len(values) - 1) // 2]
     ordered = np.sort(drawn)
     tail = (1.0 - confidence) / 2.0
-    # No interpolation: between a number and infinity there is nothing.
+    # No interpolation between a number and infinity.
     low, high = ordered[int(tail * _DRAWS)], ordered[math.ceil((1.0 - tail) * _DRAWS) - 1]
     value = sorted(values)[(len(values) - 1) // 2]
     return Interval(float(value), float(low), float(high))
 
 
 def paired_difference(first: Sequence[float], second: Sequence[float]) -> Difference:
-    """The mean of ``first - second``, over pairs of the same seed.
+    """Return the mean of ``first - second``, over pairs of the same seed.
 
-    A percentile interval of the mean, stretched by ``sqrt(n / (n - 1))``: without it, the interval
-    of few pairs is too narrow (Hesterberg 2015). One pair alone has no interval: its ends are
+    The percentile interval of the mean is multiplied by ``sqrt(n / (n - 1))``, because the interval
+    of few pairs is too narrow otherwise (Hesterberg 2015). One pair has no interval: its ends are
     infinite.
 
     Args:
@@ -89,7 +89,7 @@ def paired_difference(first: Sequence[float], second: Sequence[float]) -> Differ
 
 
 def _resampled(values: Sequence[float]) -> NDArray[np.float64]:
-    """Repeats drawn again with replacement, shape (draws, n)."""
+    """Return resampled repeats, shape (draws, n)."""
     numbers = np.array(values, dtype=np.float64)
     if not len(numbers) or np.isnan(numbers).any():
         raise ValueError("repeats must be numbers, at least one of them")

@@ -1,4 +1,4 @@
-"""One run of the bench of queries: the deployable prompt on the whole dev split, mark by mark."""
+"""One run of the bench of queries: the deployable prompt at each mark, on the whole dev split."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from fedone_sdk.experiments.experiment import Result, Trial, Workspace
 from fedone_sdk.experiments.federated import Tuning, run_document, trial_backend, tuning_federation
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.spec import RunSpec, validate_spec
-from tests.benchmarks.queries.contestants import Contestant, can_lie
+from tests.benchmarks.queries.attacks import attacked
+from tests.benchmarks.queries.contestants import Contestant, can_be_attacked
 from tests.benchmarks.queries.label_rows import BATCH_SIZE, LabelRows
-from tests.benchmarks.queries.lies import lying
 from tests.benchmarks.queries.meter import Bill, Meter
-from tests.benchmarks.queries.variants import LIARS, Variant
+from tests.benchmarks.queries.variants import ATTACKER_SHARE, Variant
 
 if TYPE_CHECKING:
     from fedone_sdk.aggregator import ServedRun
@@ -33,17 +33,17 @@ __all__ = ["Scale", "contest_document", "contest_trial", "run_contest"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """How large the bench is run.
+    """The scale of the bench.
 
     Attributes:
-        marks: Logical training queries at which the deployable prompt is measured, rising; the
+        marks: Logical training queries at which the deployable prompt is evaluated, ascending; the
             last is every run's cap.
         num_clients: K.
         shots: Rows per class and client.
-        vocab_size: N, a blank among them.
-        bias_rows: Client rows that a label bias is fitted on where nothing is tuned.
-        method: What replaces settings of every method.
-        prompt_len: What replaces n; None keeps each contestant's.
+        vocab_size: N, including a blank.
+        bias_rows: Client rows that the label bias of a baseline is fitted on.
+        method: Overrides settings of every method.
+        prompt_len: Overrides n; None keeps each contestant's.
     """
 
     marks: tuple[int, ...]
@@ -58,10 +58,10 @@ class Scale:
 def contest_document(
     settings: Settings, scale: Scale, variant: Variant, contestant: Contestant, seed: int
 ) -> dict[str, Any]:
-    """The run as RUN.yaml would say it, but for the paths.
+    """Return the run as in RUN.yaml, without paths.
 
     Raises:
-        SpecError: There is no such run.
+        SpecError: The run is invalid.
     """
     method = {**contestant.method, **dict(scale.method)}
     cap = min(scale.marks[-1], contestant.queries or scale.marks[-1])
@@ -97,23 +97,23 @@ def contest_trial(
     contestant: Contestant,
     seed: int,
 ) -> Trial:
-    """The trial of a run.
+    """Return the trial of a run.
 
     Args:
         key: Of the trial.
-        settings: What the user asked for.
-        scale: How large it is run.
+        settings: The user's settings.
+        scale: The scale of the bench.
         variant: The task.
         contestant: The method.
         seed: Of the run.
 
     Raises:
-        SpecError: There is no data for the task, or no such run.
+        SpecError: There is no data for the task, or the run is invalid.
     """
     run = contest_document(settings, scale, variant, contestant, seed)
-    if variant.lie is not None and not can_lie(contestant):
+    if variant.attack is not None and not can_be_attacked(contestant):
         raise SpecError(
-            f"--set methods: {key}: liars are those of the losses exchange", source="arguments"
+            f"--set methods: {key}: attacks need the losses exchange", source="arguments"
         )
     return Trial(
         key=key,
@@ -122,10 +122,10 @@ def contest_trial(
         options={
             "run": run,
             "seed": seed,
-            "held_out": None,  # Of the trials that are kept beside the docs.
+            "held_out": None,  # Part of the identity of stored trials.
             "marks": list(scale.marks),
-            "lie": variant.lie,
-            "liars": 0.0 if variant.lie is None else LIARS,
+            "lie": variant.attack,
+            "liars": 0.0 if variant.attack is None else ATTACKER_SHARE,
             "bias_rows": scale.bias_rows,
         },
         inputs=settings.inputs(variant.task),
@@ -133,30 +133,30 @@ def contest_trial(
 
 
 def run_contest(options: dict[str, Any], workspace: Workspace) -> Result:
-    """Runs a federation, and measures what it would have deployed at each mark.
+    """Run a federation, and evaluate its deployable prompt at each mark.
 
     Args:
-        options: ``run`` as of `tuning_federation`; ``marks``; ``lie`` and
-            ``liars``, their share; ``bias_rows``.
+        options: ``run`` as of `tuning_federation`; ``marks``; ``lie`` (the attack) and
+            ``liars`` (its share of clients); ``bias_rows``.
         workspace: Has the inputs ``model``, ``train`` and ``dev``.
 
     Returns:
-        The ``curve``: per mark, the untrained start as mark 0 among them, the ``round``s and
-        ``queries`` done by then (as many whole rounds as fit; where the run ended before, all that
-        it did), what they cost (`Bill`), and of the deployable ``prompt`` with its ``bias`` the
-        ``loss`` (cross-entropy, nats), ``metric`` and ``accuracy`` on the whole dev split. Where
-        the run does not calibrate, ``refit`` is its last prompt with a bias fitted afterwards on
-        client rows, one query for every 32 of them more.
+        The ``curve``: per mark, with the untrained start as mark 0, the ``round``s and ``queries``
+        so far (the most whole rounds within the mark, or the whole run), their cost (`Bill`), and
+        of the deployable ``prompt`` with its ``bias`` the ``loss`` (cross-entropy, nats),
+        ``metric`` and ``accuracy`` on the whole dev split. For a run without calibration,
+        ``refit`` is its last prompt with a bias fitted afterwards on client rows, at one query per
+        32 rows.
 
     Raises:
-        FedOneError: The run could not go on.
+        FedOneError: The run failed.
     """
     federation = tuning_federation(options, workspace)
     return asyncio.run(_run(federation, options, workspace))
 
 
 class _Point(NamedTuple):
-    """Where a run stood."""
+    """The state of a run at one time."""
 
     round: int
     queries: int
@@ -165,14 +165,14 @@ class _Point(NamedTuple):
 
 
 class _Milestones:
-    """Notes where a run stands at each mark.
+    """Records the state of a run at each mark.
 
     Args:
-        marks: Training queries, rising.
-        meter: Knows what was billed.
+        marks: Training queries, ascending.
+        meter: Counts the billed usage.
 
     Attributes:
-        run: The run, once it is there.
+        run: The run, after its first event.
     """
 
     def __init__(self, marks: Sequence[int], meter: Meter) -> None:
@@ -183,21 +183,21 @@ class _Milestones:
         self._now: _Point | None = None
 
     def watch(self, run: ServedRun, effect: Effect | CaughtUp | None) -> None:
-        """Takes note of what happened to the run."""
+        """Record an event of the run."""
         from fedone_sdk.aggregator.events import RoundFinished
 
         if effect is None:
             self.run = run
             self._now = _Point(0, 0, self._meter.bill, run.state.method)
         elif isinstance(effect, RoundFinished):
-            assert self._now is not None  # the run began before its first round ended
+            assert self._now is not None  # the run starts before its first round ends
             queries = self._now.queries + effect.report.queries
             while self._ahead and self._ahead[0] < queries:
                 self._passed.append((self._ahead.pop(0), self._now))
             self._now = _Point(effect.report.round + 1, queries, self._meter.bill, run.state.method)
 
     def points(self) -> list[tuple[int, _Point]]:
-        """Per mark where the run stood: the last whole round within it."""
+        """The state at each mark: the last whole round within it."""
         assert self._now is not None
         return [*self._passed, *((mark, self._now) for mark in self._ahead)]
 
@@ -210,7 +210,7 @@ async def _run(
     spec = federation.spec
     between = None
     if options["lie"] is not None:
-        between = lying(
+        between = attacked(
             options["lie"],
             options["liars"],
             num_clients=len(federation.shards),
@@ -221,7 +221,7 @@ async def _run(
         meter = Meter(backend)
         milestones = _Milestones(options["marks"], meter)
         result = await simulate(
-            # The dev split is ours: the aggregator's own evaluation has nothing to do.
+            # The bench evaluates on the dev split itself; the aggregator does not.
             dataclasses.replace(federation, dev=()),
             backend=meter,
             transport="memory",

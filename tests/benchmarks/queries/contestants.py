@@ -1,4 +1,4 @@
-"""The methods of the bench of queries, each with all of its settings."""
+"""The methods of the bench of queries, with all their settings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = [
     "Contestant",
     "DEFAULT",
     "STANDALONE",
-    "can_lie",
+    "can_be_attacked",
     "chosen_methods",
     "takes_part",
 ]
@@ -28,15 +28,15 @@ class Contestant:
     """A method with its settings.
 
     Attributes:
-        label: For people.
+        label: Display name.
         method: As in a run.
-        participation: As in a run, but for K*.
+        participation: As in a run, except K*.
         prompt_len: n.
         blank: Whether one of the candidates is blank.
         calibration: As in a run.
         defence: As in a run.
-        ours: Whether it is this SDK's own.
-        queries: A cap of its own, where that of the bench is higher.
+        ours: Whether the method is this SDK's, not the paper's.
+        queries: Its own cap, if higher than that of the bench.
     """
 
     label: str
@@ -58,8 +58,8 @@ _PAPER: Mapping[str, Any] = {
 }
 
 _SERVER_STATE: Mapping[str, Any] = {
-    # Clients only take the gradient: a step this small stays clear of alpha's floor, and the
-    # server's AdamW divides its size out again.
+    # Clients return only the gradient: a step this small stays above alpha's floor, and the
+    # server's AdamW normalises its size.
     "method": {"num_samples": 20, "batch_size": 32, "optimizer": "sgd", "learning_rate": 1e-5},
     "participation": {"exchange": "alpha", "server_optimizer": "adamw"},
 }
@@ -74,7 +74,7 @@ _POOL: Mapping[str, Any] = {
 
 
 def _pool(name: str, label: str) -> dict[str, Contestant]:
-    """A method of ours with calibration, and without."""
+    """Return a method of this SDK with calibration, and without."""
     plain = Contestant(label=label, method={"name": name, **_OURS}, **_POOL)
     calibrated = replace(plain, label=f"{label}, calibrated", calibration="labels")
     return {name: calibrated, f"{name}-plain": plain}
@@ -83,7 +83,7 @@ def _pool(name: str, label: str) -> dict[str, Contestant]:
 _THOMPSON = _pool("thompson", "Thompson sampling")
 
 DEFAULT = "default"
-"""What a new run starts with: the contestant that the bench's promises are about."""
+"""The default of a new run: the contestant that the bench's goals are about."""
 
 CONTESTANTS: Mapping[str, Contestant] = {
     "gs-bdpl-paper": Contestant(
@@ -122,7 +122,7 @@ CONTESTANTS: Mapping[str, Contestant] = {
         _THOMPSON["thompson"], label="Thompson sampling, calibrated, 500 queries", queries=500
     ),
 }
-"""By their names. What is "at its best" was chosen on pilots: docs/benchmarks/queries.md."""
+"""By name. Settings "at its best" were chosen on pilots: docs/benchmarks/queries.md."""
 
 BARS: Mapping[str, float] = {
     "gs-bdpl-paper": 20.0,
@@ -130,24 +130,24 @@ BARS: Mapping[str, float] = {
     "random": 5.0,
     "random-best": 5.0,
 }
-"""Whose loss after all queries is a target, and how many times fewer the default is to need."""
+"""Methods whose final loss is a target, and the factor of queries that the default must save."""
 
 BILLED_BARS: Mapping[str, float] = {"gs-bdpl-paper": 50.0}
-"""The same of billed requests, where a number was promised."""
+"""The same for billed requests, where there is a goal."""
 
 STANDALONE = ("no-prompt", "no-prompt-calibrated", "oracle")
-"""What is no tuning run: without a prompt, with a label bias fitted beside it, and what a long
-search on all clients' rows finds."""
+"""Baselines without tuning: no prompt, with a fitted label bias, and the result of a long search on
+all clients' rows."""
 
 
 def chosen_methods(settings: Settings) -> tuple[list[str], bool]:
-    """The methods that the user wants, in the order given.
+    """Return the selected methods, in the order given.
 
     Returns:
         The names, and whether the user named them.
 
     Raises:
-        SpecError: There is none of such a name.
+        SpecError: There is no method of such a name.
     """
     asked = settings.options.get("methods")
     if asked is None:
@@ -163,13 +163,13 @@ def chosen_methods(settings: Settings) -> tuple[list[str], bool]:
     return list(dict.fromkeys(asked.split(","))), True
 
 
-def can_lie(contestant: Contestant) -> bool:
-    """Whether there are liars for a method: those of the losses exchange."""
+def can_be_attacked(contestant: Contestant) -> bool:
+    """Whether a method can be attacked: attacks need the losses exchange."""
     return contestant.participation.get("exchange") == "losses"
 
 
 def takes_part(name: str, variant: Variant) -> bool:
-    """Whether a method is run on a variant where the user does not name both."""
+    """Whether a method is run on a variant by default."""
     if variant.for_whom == "all":
         return True
     if name not in CONTESTANTS:

@@ -1,4 +1,4 @@
-"""What a model said of labelled rows: losses and metrics under any label bias, at no more cost."""
+"""Answers of a model to labelled rows: losses and metrics with any label bias, at no new cost."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["BATCH_SIZE", "LabelRows", "targets_of"]
 
 BATCH_SIZE = 32
-"""Rows of one query of a measurement."""
+"""Rows per query."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -42,16 +42,16 @@ class LabelRows:
     async def ask(
         cls, backend: LLMBackend, task: TaskSpec, prompt: str, examples: Sequence[Example]
     ) -> Self:
-        """Asks a model about every example under one prompt.
+        """Score every example with one prompt.
 
         Args:
             backend: The model.
-            task: A task over label words, without a bias of its own.
+            task: A task over label words, without its own bias.
             prompt: The prompt.
             examples: At least one.
 
         Raises:
-            BackendError: The model refused a query, or an input.
+            BackendError: The model rejected a query, or an input.
             DataError: An example does not fit the task.
         """
         found = await predict(backend, task, prompt, examples, BATCH_SIZE)
@@ -65,35 +65,35 @@ class LabelRows:
         )
 
     def loss(self, bias: ArrayLike | None = None) -> float:
-        """The mean cross-entropy over the label words, nats.
+        """Return the mean cross-entropy over the label words, nats.
 
         Args:
-            bias: What is added to the log-probabilities, shape (C,); None adds nothing.
+            bias: Added to the log-probabilities, shape (C,); None adds nothing.
         """
         return float(self.losses(bias).mean())
 
     def losses(self, bias: ArrayLike | None = None) -> NDArray[np.float64]:
-        """The cross-entropy of each row, shape (R,), nats; `bias` as of `loss`."""
+        """Return the cross-entropy of each row, shape (R,), nats; `bias` as of `loss`."""
         shifted = self._shifted(bias)
         right: NDArray[np.float64] = shifted[np.arange(len(shifted)), self.targets]
         losses: NDArray[np.float64] = np.logaddexp.reduce(shifted, axis=1) - right
         return losses
 
     def metric(self, bias: ArrayLike | None = None) -> float:
-        """The task's metric; `bias` as of `loss`."""
+        """Return the task's metric; `bias` as of `loss`."""
         if self.metric_name == "loss":
             return self.loss(bias)
         return evaluate(self.metric_name, self._predicted(bias), self.targets.tolist())
 
     def accuracy(self, bias: ArrayLike | None = None) -> float:
-        """The share of rows that are predicted rightly; `bias` as of `loss`."""
+        """Return the share of correct predictions; `bias` as of `loss`."""
         return accuracy(self._predicted(bias), self.targets.tolist())
 
     def fitted(self, *, balanced: bool = False) -> NDArray[np.float64]:
-        """The bias of the least loss on these very rows, shape (C,).
+        """Return the bias with the least loss on these rows, shape (C,).
 
         Args:
-            balanced: Whether each class counts the same, however many rows it has.
+            balanced: Whether classes have equal weights, regardless of their rows.
         """
         if not balanced:
             return fitted_bias(self.log_probs, self.targets)
@@ -108,7 +108,7 @@ class LabelRows:
 
 
 def targets_of(task: TaskSpec, examples: Sequence[Example]) -> NDArray[np.int64]:
-    """The indices of the examples' labels, shape (R,).
+    """Return the indices of the examples' labels, shape (R,).
 
     Raises:
         DataError: A label is missing or unknown to the task.

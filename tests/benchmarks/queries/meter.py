@@ -1,4 +1,4 @@
-"""What a run is billed, by either custom of providers."""
+"""The billed usage of a run, per query or per example."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ __all__ = ["Bill", "Meter"]
 
 
 class Bill(NamedTuple):
-    """What was asked of a provider; what it was asked before is remembered, and costs nothing.
+    """Usage of a provider whose answers are cached; repeated inputs cost nothing.
 
     Attributes:
-        requests: Where a query is one request: queries that differ.
-        example_requests: Where every example is one: prompts on examples that differ.
+        requests: Distinct queries, for providers with one request per query.
+        example_requests: Distinct (prompt, example) pairs, for one request per example.
         tokens: Prompt tokens of ``requests``.
     """
 
@@ -25,13 +25,13 @@ class Bill(NamedTuple):
 
 
 class Meter(Wrapper):
-    """Counts what passes on its way to a model whose answers are remembered.
+    """Counts the queries to a model with a cache.
 
     Attributes:
-        bill: Up to now.
+        bill: The usage so far.
 
     Args:
-        inner: The model, with a memory of its answers; closed by its owner.
+        inner: The model with its cache; its owner closes it.
     """
 
     def __init__(self, inner: LLMBackend) -> None:
@@ -40,7 +40,7 @@ class Meter(Wrapper):
         self._known: set[int] = set()
 
     async def score(self, query: Query) -> Answer:
-        """The inner backend's answer."""
+        """Return the inner backend's answer."""
         asked = (query.label_words, query.want)
         requests = self._new(hash((query.inputs, *asked)))
         example_requests = sum(self._new(hash((one, *asked))) for one in query.inputs)
@@ -53,7 +53,7 @@ class Meter(Wrapper):
         return answer
 
     def _new(self, asked: int) -> bool:
-        """Whether something was not asked before; 64 bits tell a run's questions apart."""
+        """Whether an input is new, by a 64-bit digest."""
         if asked in self._known:
             return False
         self._known.add(asked)

@@ -1,4 +1,4 @@
-"""What needs no prompt: the bare task, with and without a label bias from clients' rows."""
+"""Baselines without a prompt: the bare task, with and without a label bias from clients' rows."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _LABEL_FREE: tuple[LabelFree, ...] = ("contextual", "batch")
 def no_prompt_trial(
     key: str, settings: Settings, task: str, run: dict[str, Any], bias_rows: int
 ) -> Trial:
-    """The trial that measures the task without a prompt.
+    """Return the trial that measures the task without a prompt.
 
     Args:
         key: Of the trial.
-        settings: What the user asked for.
-        task: One of GLUE's: whose rows.
-        run: Says which rows the clients have; its method is of no interest.
+        settings: The user's settings.
+        task: The GLUE task of the rows.
+        run: Determines the clients' rows; its method is not used.
         bias_rows: Client rows that the bias is fitted on.
 
     Raises:
@@ -52,13 +52,13 @@ def no_prompt_trial(
 
 
 def run_no_prompt(options: dict[str, Any], workspace: Workspace) -> Result:
-    """Measures the bare task on the dev split, with a bias from ``bias_rows`` client rows.
+    """Measure the bare task on the dev split, with a bias from ``bias_rows`` client rows.
 
     Returns:
         Of the bare model (``plain``), with the fitted ``bias`` (``calibrated``), with one fitted on
-        the same rows where each class counts the same (``balanced``), and with those that take no
-        labels (``contextual``; ``batch``, the whole dev split together): ``loss``
-        (cross-entropy, nats), ``metric`` and ``accuracy``; the ``queries`` that the bias took;
+        the same rows with equal class weights (``balanced``), and with label-free biases
+        (``contextual``; ``batch``, over the whole dev split): ``loss``
+        (cross-entropy, nats), ``metric`` and ``accuracy``; the ``queries`` of the bias;
         the ``interval`` (95 %, exact) of the calibrated accuracy, and ``majority``, the share of
         the dev split's largest class.
     """
@@ -102,7 +102,7 @@ async def _measured(
 async def _label_free(
     backend: LLMBackend, task: TaskSpec, dev: Sequence[Example], kind: LabelFree
 ) -> Bias | None:
-    # The answers themselves are remembered.
+    # The answers are cached.
     return (await predict(backend, task, "", dev, BATCH_SIZE, calibration=kind)).task.bias
 
 

@@ -1,4 +1,4 @@
-"""The oracle: how good a prompt a long search on the rows of all clients together finds."""
+"""The oracle: the prompt that a long search on the rows of all clients finds."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ if TYPE_CHECKING:
     from fedone_sdk.task import TaskSpec
     from fedone_sdk.vocabulary import Vocabulary
 
-__all__ = ["Effort", "Jury", "neighbours", "oracle_trial", "run_oracle", "search"]
+__all__ = ["Effort", "Evaluator", "neighbours", "oracle_trial", "run_oracle", "search"]
 
 Tokens = tuple[int, ...]
 """A prompt without its blanks."""
 
 _BETTER = 5e-4
-"""What counts as progress, nats."""
+"""The least loss difference that counts as progress, nats."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """How long is searched.
+    """The effort of a search.
 
     Attributes:
-        generations: At most.
+        generations: The largest number.
         width: Neighbours of the best prompt that a generation tries.
         children: Crossovers and mutations of the elite that it tries too.
-        rows: What all are compared on first, what a quarter of them then, and so on; after the
-            last of these the best `finalists` are scored on all rows.
-        finalists: How many.
-        elite: How many prompts have children.
-        patience: Generations without progress, once no neighbour of the best is left untried,
-            after which the search ends.
+        rows: Rows for comparing all prompts, then for a quarter of them, and so on; afterwards the
+            best `finalists` are scored on all rows.
+        finalists: Number of prompts scored on all rows.
+        elite: Number of parents.
+        patience: Generations without progress, after all neighbours of the best were tried, that
+            end the search.
     """
 
     generations: int = 60
@@ -62,15 +62,14 @@ class Effort:
 def oracle_trial(
     key: str, settings: Settings, task: str, run: dict[str, Any], effort: dict[str, Any]
 ) -> Trial:
-    """The trial of a search.
+    """Return the trial of a search.
 
     Args:
         key: Of the trial.
-        settings: What the user asked for.
-        task: One of GLUE's: whose rows.
-        run: Says which rows the clients have, and what prompts are made of; its method is of no
-            interest.
-        effort: Attributes of `Effort` that are not the usual ones.
+        settings: The user's settings.
+        task: The GLUE task of the rows.
+        run: Determines the clients' rows and the candidates; its method is not used.
+        effort: Attributes of `Effort` that differ from the default.
 
     Raises:
         SpecError: There is no data for the task.
@@ -85,7 +84,7 @@ def oracle_trial(
 
 
 def run_oracle(options: dict[str, Any], workspace: Workspace) -> Result:
-    """Searches on the rows of all clients, and measures what it found on the dev split.
+    """Search on the rows of all clients, and measure the result on the dev split.
 
     Returns:
         The ``prompt`` with its ``bias`` (fitted on all client rows), its ``train_loss`` there, and
@@ -96,17 +95,17 @@ def run_oracle(options: dict[str, Any], workspace: Workspace) -> Result:
     return asyncio.run(_found(federation, options, workspace))
 
 
-class Jury:
-    """Losses of prompts on the first so many of the rows, calibrated there.
+class Evaluator:
+    """Evaluates prompts on the first rows, with their best bias there.
 
     Args:
         backend: The model.
         task: The task.
-        vocabulary: What prompts are made of.
+        vocabulary: The candidates.
         rows: In random order.
 
     Attributes:
-        asked: Rows put to the model so far.
+        asked: Rows scored so far.
     """
 
     def __init__(
@@ -123,34 +122,34 @@ class Jury:
         self._known: dict[Tokens, NDArray[np.float64]] = {}
 
     def __len__(self) -> int:
-        """How many rows there are."""
+        """Number of rows."""
         return len(self._rows)
 
     @property
     def tried(self) -> int:
-        """How many prompts were looked at."""
+        """Number of evaluated prompts."""
         return len(self._known)
 
-    def knows(self, prompt: Tokens) -> bool:
-        """Whether a prompt was looked at before, on any number of rows."""
+    def has_evaluated(self, prompt: Tokens) -> bool:
+        """Return whether a prompt was evaluated, on any number of rows."""
         return prompt in self._known
 
     def text(self, prompt: Tokens) -> str:
-        """The prompt as the model sees it."""
+        """Return the prompt's text."""
         return self._vocabulary.text(prompt)
 
     async def loss(self, prompt: Tokens, count: int) -> float:
-        """The cross-entropy on the first `count` rows, with the best bias there, nats."""
+        """Return the cross-entropy on the first `count` rows, with the best bias there, nats."""
         log_probs, targets = await self._answers(prompt, count), self._targets[:count]
         rows = LabelRows(metric_name="accuracy", log_probs=log_probs, targets=targets)
         return rows.loss(rows.fitted())
 
     async def bias(self, prompt: Tokens) -> NDArray[np.float64]:
-        """The best bias on all rows, shape (C,)."""
+        """Return the best bias on all rows, shape (C,)."""
         return fitted_bias(await self._answers(prompt, len(self)), self._targets)
 
     async def best(self, prompts: Iterable[Tokens], count: int, keep: int) -> list[Tokens]:
-        """The `keep` best of some prompts on the first `count` rows, the best first."""
+        """Return the `keep` best of some prompts on the first `count` rows, the best first."""
         losses = {prompt: await self.loss(prompt, count) for prompt in prompts}
         return sorted(losses, key=lambda prompt: (losses[prompt], prompt))[:keep]
 
@@ -168,7 +167,7 @@ class Jury:
 
 
 def neighbours(prompt: Tokens, tokens: Sequence[int], longest: int) -> list[Tokens]:
-    """All prompts that differ in one token: left out, put in anywhere, or in another's place."""
+    """Return all prompts that differ in one token: removed, inserted or replaced."""
     found = {prompt[:place] + prompt[place + 1 :] for place in range(len(prompt))}
     for token in tokens:
         for place in range(len(prompt) + 1):
@@ -180,40 +179,43 @@ def neighbours(prompt: Tokens, tokens: Sequence[int], longest: int) -> list[Toke
 
 
 async def search(
-    jury: Jury, *, tokens: Sequence[int], longest: int, effort: Effort, seed: int
+    evaluator: Evaluator, *, tokens: Sequence[int], longest: int, effort: Effort, seed: int
 ) -> tuple[Tokens, int, bool]:
-    """Greedy coordinate search beside an evolution, its candidates raced over more and more rows.
+    """Search by greedy coordinate steps and evolution, with races over more and more rows.
 
     Args:
-        jury: Judges prompts.
+        evaluator: Evaluates prompts.
         tokens: The candidates, without the blank.
         longest: n.
-        effort: How long.
+        effort: The effort of the search.
         seed: Of the draws.
 
     Returns:
-        The best prompt on all rows, how many generations it took, and whether the search ended by
-        itself.
+        The best prompt on all rows, the number of generations, and whether the search converged.
     """
     rng = np.random.Generator(np.random.Philox(seed))
-    everything = len(jury)
+    everything = len(evaluator)
     elite: list[Tokens] = [()]
-    lowest = await jury.loss((), everything)
+    lowest = await evaluator.loss((), everything)
     still = 0
     for generation in range(effort.generations):
-        untried = [one for one in neighbours(elite[0], tokens, longest) if not jury.knows(one)]
+        untried = [
+            one for one in neighbours(elite[0], tokens, longest) if not evaluator.has_evaluated(one)
+        ]
         if still >= effort.patience and not untried:
             return elite[0], generation, True
         order = rng.permutation(len(untried))[: effort.width]
         children = [_child(elite, tokens, longest, rng) for _ in range(effort.children)]
-        field = {untried[row] for row in order} | {one for one in children if not jury.knows(one)}
+        field = {untried[row] for row in order} | {
+            one for one in children if not evaluator.has_evaluated(one)
+        }
         for rows in effort.rows:
             keep = max(effort.finalists, len(field) // 4)
-            field = set(await jury.best(sorted(field), min(rows, everything), keep))
+            field = set(await evaluator.best(sorted(field), min(rows, everything), keep))
         last = min(effort.rows[-1], everything)
-        finalists = await jury.best(sorted(field), last, effort.finalists)
-        elite = await jury.best({*elite, *finalists}, everything, effort.elite)
-        now = await jury.loss(elite[0], everything)
+        finalists = await evaluator.best(sorted(field), last, effort.finalists)
+        elite = await evaluator.best({*elite, *finalists}, everything, effort.elite)
+        now = await evaluator.loss(elite[0], everything)
         still = 0 if now < lowest - _BETTER else still + 1
         lowest = min(lowest, now)
     return elite[0], effort.generations, False
@@ -222,7 +224,7 @@ async def search(
 def _child(
     elite: Sequence[Tokens], tokens: Sequence[int], longest: int, rng: np.random.Generator
 ) -> Tokens:
-    """The beginning of one of the elite, the end of another, and a mutation or two."""
+    """Return a crossover of two elite prompts, with a mutation or two."""
     mother, father = (elite[int(row)] for row in rng.integers(len(elite), size=2))
     cut = int(rng.integers(max(len(mother), len(father)) + 1))
     child = [*mother[:cut], *father[cut:]]
@@ -244,32 +246,32 @@ async def _found(
     effort = Effort(**{**options["effort"], **_rows_of(options["effort"])})
     async with trial_backend(options["run"]["backend"], workspace, keep=False) as backend:
         await backend.check(spec.task.label_words, form_of(spec.task))
-        jury = Jury(backend, spec.task, vocabulary, pooled_rows(federation))
+        evaluator = Evaluator(backend, spec.task, vocabulary, pooled_rows(federation))
         tokens = [token for token in range(len(vocabulary)) if token != vocabulary.blank]
         prompt, generations, converged = await search(
-            jury, tokens=tokens, longest=spec.prompt.length, effort=effort, seed=spec.seed
+            evaluator, tokens=tokens, longest=spec.prompt.length, effort=effort, seed=spec.seed
         )
-        bias = await jury.bias(prompt)
-        rows = await LabelRows.ask(backend, spec.task, jury.text(prompt), federation.dev)
+        bias = await evaluator.bias(prompt)
+        rows = await LabelRows.ask(backend, spec.task, evaluator.text(prompt), federation.dev)
         model = backend.fingerprint
     return {
         "seed": spec.seed,
-        "prompt": jury.text(prompt),
+        "prompt": evaluator.text(prompt),
         "bias": bias.tolist(),
-        "train_loss": await jury.loss(prompt, len(jury)),
-        "no_prompt_train_loss": await jury.loss((), len(jury)),
+        "train_loss": await evaluator.loss(prompt, len(evaluator)),
+        "no_prompt_train_loss": await evaluator.loss((), len(evaluator)),
         "loss": rows.loss(bias),
         "metric": rows.metric(bias),
         "accuracy": rows.accuracy(bias),
         "generations": generations,
         "converged": converged,
-        "tried": jury.tried,
-        "rows_asked": jury.asked,
+        "tried": evaluator.tried,
+        "rows_asked": evaluator.asked,
         "model": model,
         "wall_s": time.monotonic() - began,
     }
 
 
 def _rows_of(effort: dict[str, Any]) -> dict[str, Any]:
-    """JSON knows no tuples."""
+    """Return the JSON form: tuples become lists."""
     return {"rows": tuple(effort["rows"])} if "rows" in effort else {}

@@ -33,7 +33,7 @@ MARGIN = 0.005
 """By so much a method may be worse than the calibrated bare model and not be inferior, nats."""
 
 _POINTS = 1.0
-"""So much accuracy may be lost where some lie, in points."""
+"""Accuracy that an attack may cost, in points."""
 
 _COLUMNS = (50, 100, 200, 500, 1000, 2000)
 """Marks of the tables, where they were measured; the last mark always is one."""
@@ -77,7 +77,7 @@ def draw_curves(bench: BenchResults, unit: str) -> Draw:
     """
 
     def draw(figure: Figure) -> None:
-        shown = [found for found in bench.variants if found.variant.lie is None]
+        shown = [found for found in bench.variants if found.variant.attack is None]
         columns = min(max(len(shown), 1), 3)
         rows = max(1, -(-len(shown) // columns))
         figure.set_size_inches(4.6 * columns, 3.2 * rows + 1.2)

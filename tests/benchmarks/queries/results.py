@@ -1,4 +1,4 @@
-"""What the runs of the bench of queries say: medians, queries to targets, differences."""
+"""Results of the bench of queries: medians, queries to targets, differences."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ BARE: Mapping[str, str] = {
     "contextual": "No prompt, contextual calibration",
     "batch": "No prompt, batch calibration",
 }
-"""What is known without a prompt, for people."""
+"""Baselines without a prompt, and their labels."""
 
 HELD_TO = ("calibrated", "balanced")
-"""What a method must not be worse than."""
+"""Baselines that a method must not be worse than."""
 
 COSTS = ("queries", "requests", "example_requests", "tokens")
 """What is counted of a run."""
 
 WORTHWHILE = 0.02
-"""Of what an oracle gains, nats: of less, no share is said."""
+"""Least gain of an oracle, nats; shares of a smaller gain are omitted."""
 
 Point = Mapping[str, Any]
 
@@ -54,7 +54,7 @@ class Runs:
     """One method on one variant.
 
     Attributes:
-        label: For people.
+        label: Display name.
         by_seed: Results of `run_contest`.
     """
 
@@ -62,17 +62,17 @@ class Runs:
     by_seed: Mapping[int, Result]
 
     def at(self, seed: int, mark: int) -> Point:
-        """Where a run stood at a mark."""
+        """Return the state of a run at a mark."""
         point: Point = next(one for one in self.by_seed[seed]["curve"] if one["mark"] == mark)
         return point
 
     def last(self, seed: int) -> Point:
-        """Where a run stood at the cap."""
+        """Return the state of a run at the cap."""
         point: Point = self.by_seed[seed]["curve"][-1]
         return point
 
     def values(self, mark: int, name: str) -> list[float]:
-        """A number of all seeds at a mark."""
+        """Return a number of all seeds at a mark."""
         return [float(self.at(seed, mark)[name]) for seed in self.by_seed]
 
     def median(self, mark: int, name: str) -> Interval:
@@ -163,8 +163,8 @@ class VariantResults:
     """All methods on one variant.
 
     Attributes:
-        variant: Which.
-        runs: By the names of the methods, those that have any.
+        variant: The variant.
+        runs: By method name.
         no_prompt: Results of `run_no_prompt` by seed.
         oracle: Result of `run_oracle`, if it was run.
     """
@@ -175,7 +175,7 @@ class VariantResults:
     oracle: Result | None
 
     def against_no_prompt(self, name: str, mark: int, kind: str) -> Difference | None:
-        """The loss of a method minus that of the bare model, paired by seed.
+        """Return the loss of a method minus that of the bare model, paired by seed.
 
         Args:
             name: The method.
@@ -193,7 +193,7 @@ class VariantResults:
 
     @property
     def gap(self) -> float | None:
-        """What the oracle gains over the calibrated bare model, nats: the median over seeds."""
+        """Return the oracle's gain over the calibrated bare model, nats: the median over seeds."""
         if self.oracle is None or not self.no_prompt:
             return None
         oracle = self.oracle["loss"]
@@ -201,11 +201,11 @@ class VariantResults:
         return median_bootstrap(gaps).value
 
     def closed(self, name: str, mark: int) -> Interval | None:
-        """The share of the gap that a method closes; None where the gap is not worth it."""
+        """Return the share of the gap that a method closes; None if the gap is too small."""
         found, gap = self.runs.get(name), self.gap
         if found is None or gap is None or gap <= WORTHWHILE:
             return None
-        # In units of the gap of all seeds: that of one may be near 0.
+        # In units of the gap of all seeds, because that of one may be near 0.
         shares = [
             (self.no_prompt[seed]["calibrated"]["loss"] - found.at(seed, mark)["loss"]) / gap
             for seed in sorted(found.by_seed.keys() & self.no_prompt.keys())
@@ -215,13 +215,13 @@ class VariantResults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchResults:
-    """All of the bench.
+    """The results of the bench.
 
     Attributes:
         marks: Training queries at which runs are measured; the last is the cap.
-        default: The method that promises are about.
-        variants: Those that have results.
-        skipped: Looks at tasks on which the model is not above chance, by the variants' names.
+        default: The method that the goals are about.
+        variants: Those with results.
+        skipped: Bare models that are not above chance, by the variants' names.
     """
 
     marks: tuple[int, ...]
@@ -230,7 +230,7 @@ class BenchResults:
     skipped: Mapping[str, Result]
 
     def twin(self, found: VariantResults) -> VariantResults | None:
-        """The same variant with one client per round and nobody lying; None is not run."""
+        """The same variant with one client per round and no attack; None if it was not run."""
         name = found.variant.twin
         return next((one for one in self.variants if one.variant.name == name), None)
 
@@ -243,10 +243,10 @@ class BenchResults:
         return Passage.of(own, other, self.marks)
 
     def cost_of_lies(self, found: VariantResults, name: str) -> Difference | None:
-        """Accuracy with liars minus without, at the cap, in points, paired by seed."""
+        """Return accuracy with attackers minus without, at the cap, in points, paired by seed."""
         twin, lied = self.twin(found), found.runs.get(name)
         honest = None if twin is None else twin.runs.get(name)
-        if found.variant.lie is None or lied is None or honest is None:
+        if found.variant.attack is None or lied is None or honest is None:
             return None
         seeds = sorted(lied.by_seed.keys() & honest.by_seed.keys())
         if not seeds:

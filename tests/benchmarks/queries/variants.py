@@ -1,4 +1,4 @@
-"""The tasks of the bench of queries: label words, templates, partitions, K*, liars."""
+"""The tasks of the bench of queries: label words, templates, partitions, K*, attacks."""
 
 from __future__ import annotations
 
@@ -11,29 +11,37 @@ from fedone_sdk.errors import SpecError
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.glue import GLUE_TASKS, glue_task
 
-__all__ = ["GLUE_VARIANTS", "LIARS", "SST2_VARIANTS", "VARIANTS", "Variant", "chosen_variants"]
+__all__ = [
+    "GLUE_VARIANTS",
+    "ATTACKER_SHARE",
+    "SST2_VARIANTS",
+    "VARIANTS",
+    "Variant",
+    "chosen_variants",
+]
 
-LIARS = 0.2
-"""Share of the clients that lie where some do."""
+ATTACKER_SHARE = 0.2
+"""Share of attackers among the clients of a variant with an attack."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """A task as all methods get it.
+    """A task of the bench, equal for all methods.
 
     Attributes:
         name: In keys and JSON.
         base: The variant with the same task, label words and template, IID, one client per round
-            and nobody lying: whose oracle row counts here too.
-        twin: The variant with the same clients, one per round and nobody lying: whose no-prompt
-            rows count here too.
-        task: One of GLUE's: whose rows.
-        template: In the place of the task's own; None keeps that.
-        words: Label words in label order, in the place of the task's own; None keeps those.
+            and no attack, whose oracle applies here too.
+        twin: The variant with the same clients, one per round and no attack, whose no-prompt
+            baselines apply here too.
+        task: The GLUE task of the rows.
+        template: Replaces the task's own; None keeps that.
+        words: Label words in label order, replacing the task's own; None keeps those.
         dirichlet: Concentration of the partition; None is IID.
         clients_per_round: K*.
-        lie: What a share of `LIARS` of the clients does, of `lies.LIES`; None is nothing.
-        for_whom: Which methods are run where nobody names any: ``all``; ``ours``; or only the
+        attack: The attack by a share `ATTACKER_SHARE` of the clients, of `attacks.ATTACKS`; None
+            is no attack.
+        for_whom: Methods that are run by default: ``all``; ``ours``; or only the
             ``default``.
     """
 
@@ -45,12 +53,12 @@ class Variant:
     words: tuple[str, ...] | None = None
     dirichlet: float | None = None
     clients_per_round: int = 1
-    lie: str | None = None
+    attack: str | None = None
     for_whom: Literal["all", "ours", "default"] = "all"
 
     @property
     def title(self) -> str:
-        """For people."""
+        """The display name."""
         words = " / ".join(word.strip() for word in self.task_document()["labels"].values())
         parts = ["SST-2" if self.task == "sst2" else self.task.upper(), words]
         if self.template is not None:
@@ -58,12 +66,12 @@ class Variant:
         parts.append("IID" if self.dirichlet is None else f"Dirichlet {self.dirichlet:g}")
         if self.clients_per_round > 1:
             parts.append(f"K* = {self.clients_per_round}")
-        if self.lie is not None:
-            parts.append(f"{LIARS:.0%} liars ({self.lie})")
+        if self.attack is not None:
+            parts.append(f"{ATTACKER_SHARE:.0%} liars ({self.attack})")
         return ", ".join(parts)
 
     def task_document(self) -> dict[str, Any]:
-        """The task as a run describes it."""
+        """Return the task as a run describes it."""
         plain = glue_task(self.task).model_dump(mode="json", exclude_defaults=True)
         labels = dict(plain["labels"])
         if self.words is not None:
@@ -72,7 +80,7 @@ class Variant:
         return {**plain, "template": template, "labels": labels}
 
     def partition_document(self) -> dict[str, Any]:
-        """The partition as a run describes it."""
+        """Return the partition as a run describes it."""
         if self.dirichlet is None:
             return {"kind": "iid"}
         return {"kind": "dirichlet", "alpha": self.dirichlet}
@@ -109,14 +117,14 @@ def _sst2() -> list[Variant]:
 
 
 SST2_VARIANTS: tuple[Variant, ...] = tuple(_sst2())
-"""What the bench's promises are about."""
+"""The variants that the bench's goals are about."""
 
 GLUE_VARIANTS: tuple[Variant, ...] = tuple(
     Variant(name=f"{task}-iid", base=f"{task}-iid", twin=f"{task}-iid", task=task)
     for task in GLUE_TASKS
     if task != "sst2"
 )
-"""The other tasks: run where the model is above chance."""
+"""The other tasks, run if the model is above chance."""
 
 _PARALLEL = tuple(
     replace(
@@ -128,29 +136,29 @@ _PARALLEL = tuple(
     for clients in (3, 10)
 )
 
-_LYING = tuple(
-    replace(variant, name=f"{variant.name}-{lie}", lie=lie, for_whom="default")
-    for lie in ("inverted", "amplified", "random")
+_ATTACKED = tuple(
+    replace(variant, name=f"{variant.name}-{attack}", attack=attack, for_whom="default")
+    for attack in ("inverted", "amplified", "random")
     for variant in SST2_VARIANTS
 )
 
 VARIANTS: Mapping[str, Variant] = {
-    variant.name: variant for variant in (*SST2_VARIANTS, *_PARALLEL, *_LYING, *GLUE_VARIANTS)
+    variant.name: variant for variant in (*SST2_VARIANTS, *_PARALLEL, *_ATTACKED, *GLUE_VARIANTS)
 }
-"""All by their names."""
+"""All variants by name."""
 
-_USUAL = (*SST2_VARIANTS, *_PARALLEL, *(one for one in _LYING if one.lie == "inverted"))
-_QUICK = (SST2_VARIANTS[0], _LYING[0])
+_USUAL = (*SST2_VARIANTS, *_PARALLEL, *(one for one in _ATTACKED if one.attack == "inverted"))
+_QUICK = (SST2_VARIANTS[0], _ATTACKED[0])
 
 
 def chosen_variants(settings: Settings) -> tuple[list[Variant], bool]:
-    """The variants that the user wants, in the order given, each behind its twin.
+    """Return the selected variants, in the order given, each after its twin.
 
     Returns:
         The variants, and whether the user named them.
 
     Raises:
-        SpecError: There is none of such a name.
+        SpecError: There is no variant of such a name.
     """
     asked = settings.options.get("variants")
     if asked is None:
@@ -164,6 +172,6 @@ def chosen_variants(settings: Settings) -> tuple[list[Variant], bool]:
                 source="arguments",
             )
         for one in matching:
-            # Without its twin there is nothing to compare it with.
+            # A variant is compared with its twin.
             found |= {one.twin: VARIANTS[one.twin], one.name: one}
     return list(found.values()), True

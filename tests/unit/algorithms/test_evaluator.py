@@ -8,12 +8,12 @@ import pytest
 from fedone_sdk.algorithms import ClassLosses
 from fedone_sdk.algorithms.calibration import BiasGrid
 from fedone_sdk.algorithms.draws import Draws
-from fedone_sdk.algorithms.evaluator import Evaluator, Judged, updated
+from fedone_sdk.algorithms.evaluator import Estimates, Evaluator, updated
 from fedone_sdk.algorithms.hyperparameters import PRIOR, Hyperparameters
 from fedone_sdk.algorithms.kernel import Features
 from fedone_sdk.algorithms.observations import Observations
 from fedone_sdk.algorithms.space import Space
-from tests.benchmarks.queries.lies import LIES
+from tests.benchmarks.queries.attacks import ATTACKS
 
 BIASES = tuple((0.0, float(offset)) for offset in range(-4, 5))
 GRID = BiasGrid(BIASES)
@@ -52,7 +52,7 @@ def clients(kind: str, rng: np.random.Generator, count: int) -> list[Client]:
     return [Client(rng, positive=share) for share in shares]
 
 
-@pytest.mark.parametrize("lie", [None, *LIES])
+@pytest.mark.parametrize("lie", [None, *ATTACKS])
 @pytest.mark.parametrize("kind", ["iid", "dirichlet"])
 def test_prompts_are_ranked_as_if_all_had_met_all_clients(kind: str, lie: str | None) -> None:
     """12 prompts, three at a time and one of them always, each on 10 clients of 60.
@@ -68,7 +68,7 @@ def test_prompts_are_ranked_as_if_all_had_met_all_clients(kind: str, lie: str | 
         tokens = np.array([[0], [1 + (2 * number) % 11], [1 + (2 * number + 1) % 11]])
         told = client.losses(shifts[tokens[:, 0]], scales[tokens[:, 0]])
         if lies[number]:
-            told = replace(told, means=LIES[str(lie)](told.means, rng))
+            told = replace(told, means=ATTACKS[str(lie)](told.means, rng))
         observed = observed.with_batch(tokens, told)
         evaluator, values = updated(observed, TWELVE, GRID, values)
         observed = evaluator.observed
@@ -81,11 +81,11 @@ def test_prompts_are_ranked_as_if_all_had_met_all_clients(kind: str, lie: str | 
     curves = np.mean(by_class, axis=0)
     order = observed.prompts[:, 0]
     truth = GRID.lowest(curves)[0][order]
-    judged = evaluator.judged()
-    assert np.corrcoef(judged.value, truth)[0, 1] > 0.85
+    estimates = evaluator.estimates()
+    assert np.corrcoef(estimates.value, truth)[0, 1] > 0.85
     # What is not known is about as much as it says.
-    error = judged.value - truth
-    assert 0.2 < np.median(np.abs(error - np.median(error)) / judged.spread) < 1.5
+    error = estimates.value - truth
+    assert 0.2 < np.median(np.abs(error - np.median(error)) / estimates.spread) < 1.5
     best = GRID.bests(curves)[order, 1]
     assert np.abs(observed.biases[:, 1] - best).mean() < 0.4
     assert np.median(observed.trust[~lies]) > 0.9
@@ -102,7 +102,7 @@ def test_what_one_client_says_makes_no_incumbent() -> None:
         observed = evaluator.observed
     observed = observed.with_batch(np.array([[0], [2]]), plain(np.array([1.0, -3.0])))
     evaluator = Evaluator.of(observed, space, None, values)
-    assert observed.prompts[evaluator.incumbent(evaluator.judged())].tolist() == [1]
+    assert observed.prompts[evaluator.incumbent(evaluator.estimates())].tolist() == [1]
 
 
 def test_draws_have_the_posterior_as_their_mean_and_spread() -> None:
@@ -165,7 +165,7 @@ def test_who_may_be_the_incumbent(mixed: int) -> None:
 
     def incumbent(*pessimistic: float) -> int:
         values = np.array(pessimistic)
-        return evaluator.incumbent(Judged(values, np.zeros(3), values))
+        return evaluator.incumbent(Estimates(values, np.zeros(3), values))
 
     assert incumbent(0.0, 3.0, 3.0) == 0
     assert incumbent(0.0, -1.0, 3.0) == (1 if mixed == 3 else 0)

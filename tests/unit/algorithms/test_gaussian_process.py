@@ -5,8 +5,8 @@ import pytest
 
 from fedone_sdk.algorithms.contrasts import Contrasts, MiniBatches
 from fedone_sdk.algorithms.gaussian_process import Comparisons, inverted, posterior
-from fedone_sdk.algorithms.hyperparameters import PRIOR, Likelihood, alike
-from fedone_sdk.algorithms.kernel import Features, Kernel, usual_length
+from fedone_sdk.algorithms.hyperparameters import PRIOR, Likelihood, unit_covariance
+from fedone_sdk.algorithms.kernel import Features, Kernel, typical_length
 from fedone_sdk.algorithms.space import Space
 
 SPACE = Space.of([(1, 3, 0), (1, 4, None), (3, 5, 4)])
@@ -22,7 +22,7 @@ def prompts() -> np.ndarray:
 
 def dense(covariance: np.ndarray, part: float, losses: np.ndarray) -> tuple[np.ndarray, ...]:
     """The posterior of all losses at once, with intercepts of a huge variance; and its -2 log."""
-    own = alike(covariance)[np.ix_(ROWS, ROWS)]
+    own = unit_covariance(covariance)[np.ix_(ROWS, ROWS)]
     together = BATCHES[:, None] == BATCHES
     noise = np.where(together, part * own, 0.0) + (1.0 - part) * np.eye(len(ROWS))
     noise = noise / WEIGHTS[BATCHES]
@@ -38,7 +38,7 @@ def test_the_posterior_is_that_of_all_losses_with_random_intercepts(part: float)
     present = Features(SPACE).present(prompts())
     covariance = Kernel(0.7, 0.3, 0.2, 4.0).matrix(present)
     batches = MiniBatches.of(ROWS, BATCHES, 6)
-    contrasts = Contrasts.of(batches, alike(covariance), part)
+    contrasts = Contrasts.of(batches, unit_covariance(covariance), part)
     told = Comparisons(batches, contrasts, batches.padded(losses), WEIGHTS)
     found = posterior(told, inverted(covariance))
     mean, unit, total = dense(covariance, part, losses)
@@ -76,7 +76,7 @@ def test_the_likelihood_is_that_of_all_losses() -> None:
     )
 
     def whole(values: object) -> float:
-        kernel = values.kernel(1.0, usual_length(present))  # type: ignore[attr-defined]
+        kernel = values.kernel(1.0, typical_length(present))  # type: ignore[attr-defined]
         covariance = kernel.matrix(present)
         total = dense(covariance, values.part, losses)[2]  # type: ignore[attr-defined]
         square = losses @ np.linalg.solve(total, losses)

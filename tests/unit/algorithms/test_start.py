@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedone_sdk.algorithms import State, make_method, stream
-from fedone_sdk.algorithms.start import begun, is_begun
+from fedone_sdk.algorithms.start import is_warm_started, warm_start
 
 SIZES: dict[str, Any] = {"prompt_len": 3, "vocab_size": 6, "num_samples": 8, "seed": 5}
 START = (((4, 0.5),), ((0, 0.5),), ((0, 0.25), (2, 0.75)))
@@ -16,11 +16,11 @@ POOLS = ("evolution", "random", "thompson")
 
 class TestBegun:
     def test_shares_and_what_they_leave(self) -> None:
-        found = begun((3, 6), START)
+        found = warm_start((3, 6), START)
         assert found.sum(axis=1) == pytest.approx([1, 1, 1])
         assert found[0] == pytest.approx([1 / 12] * 4 + [0.5 + 1 / 12, 1 / 12])
         assert found[2] == pytest.approx([0.25, 0, 0.75, 0, 0, 0])
-        assert (begun((3, 6), None) == 1 / 6).all()
+        assert (warm_start((3, 6), None) == 1 / 6).all()
 
     @pytest.mark.parametrize(
         ("start", "line"),
@@ -34,25 +34,25 @@ class TestBegun:
     )
     def test_what_is_none(self, start: Any, line: str) -> None:
         with pytest.raises(ValueError, match=line):
-            begun((3, 6), start)
+            warm_start((3, 6), start)
 
 
 @pytest.mark.parametrize("name", [*TOKENS, *POOLS])
 def test_nothing_to_begin_with_is_uniform(name: str) -> None:
     state = make_method(name, **SIZES).init()
     assert (state.alpha == np.float32(1 / 6)).all()
-    assert not is_begun(state.alpha)
+    assert not is_warm_started(state.alpha)
 
 
 @pytest.mark.parametrize("name", [*TOKENS, *POOLS])
 def test_the_untrained_prompt_is_what_was_begun_with(name: str) -> None:
     method = make_method(name, **SIZES, start=START)
     state = method.init()
-    assert is_begun(state.alpha)
+    assert is_warm_started(state.alpha)
     assert method.prompt(state).tolist() == [4, 0, 2]
     method.check(state)
     assert (method.project(state.alpha) == state.alpha).all()
-    assert state.alpha == pytest.approx(begun((3, 6), START), abs=0.1)
+    assert state.alpha == pytest.approx(warm_start((3, 6), START), abs=0.1)
 
 
 @pytest.mark.parametrize("name", POOLS)

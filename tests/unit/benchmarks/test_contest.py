@@ -11,10 +11,10 @@ from fedone_sdk.data import load_examples
 from fedone_sdk.experiments.experiment import Result, Trial, Workspace
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.task import TaskSpec
+from tests.benchmarks.queries.attacks import ATTACKS
 from tests.benchmarks.queries.bench import BenchQueries
 from tests.benchmarks.queries.contest import Scale, contest_trial
 from tests.benchmarks.queries.contestants import CONTESTANTS
-from tests.benchmarks.queries.lies import LIES
 from tests.benchmarks.queries.results import BARE
 from tests.benchmarks.queries.variants import VARIANTS
 
@@ -76,12 +76,12 @@ async def test_measures_the_deployable_prompt_with_its_bias(glue: Path, tmp_path
     assert last["metric"] == last["accuracy"] == prediction.metric
 
 
-@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("attack", ATTACKS)
 @pytest.mark.parametrize("method", ["random", "random-best"])
-def test_liars_change_what_is_learnt(glue: Path, tmp_path: Path, method: str, lie: str) -> None:
+def test_attacks_change_the_result(glue: Path, tmp_path: Path, method: str, attack: str) -> None:
     longer = replace(SMALL, marks=(6, 48))
     honest = done(trial(glue, method, longer), tmp_path / "honest")
-    lied = trial(glue, method, longer, variant=f"{VARIANT.name}-{lie}")
+    lied = trial(glue, method, longer, variant=f"{VARIANT.name}-{attack}")
     liars = {**lied.options, "liars": 1.0}
     found = done(replace(lied, options=liars), tmp_path / "lied")
     assert found["curve"][0] == honest["curve"][0]

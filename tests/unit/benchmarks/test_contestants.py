@@ -84,8 +84,8 @@ class TestVariants:
     def test_twins_differ_in_nothing_else(self, variant: object) -> None:
         assert isinstance(variant, type(SST2_VARIANTS[0]))
         twin, base = VARIANTS[variant.twin], VARIANTS[variant.base]
-        assert (twin.clients_per_round, twin.lie, twin.dirichlet) == (1, None, variant.dirichlet)
-        assert (base.clients_per_round, base.lie, base.dirichlet) == (1, None, None)
+        assert (twin.clients_per_round, twin.attack, twin.dirichlet) == (1, None, variant.dirichlet)
+        assert (base.clients_per_round, base.attack, base.dirichlet) == (1, None, None)
         assert twin.task_document() == base.task_document() == variant.task_document()
 
     def test_patterns_keep_their_order_and_bring_twins(self, settings: Settings) -> None:
@@ -150,7 +150,7 @@ class TestTrials:
             ({"methods": "magic"}, "--set methods: there is no 'magic'; no-prompt, "),
             ({"variants": "sst3-*"}, "--set variants: there is no 'sst3-\\*'; sst2-"),
             ({"marks": "100,50"}, "--set marks: 100,50 must rise"),
-            ({"marks": "few"}, "--set marks: 'few' is no whole number of at least 1"),
+            ({"marks": "few"}, "--set marks: 'few' is not a whole number of at least 1"),
             ({"methods": "oracle", "generations": "0"}, "--set generations: '0' is no whole"),
         ],
     )
@@ -171,7 +171,7 @@ class TestTrials:
 
     def test_nobody_lies_with_alpha(self, settings: Settings) -> None:
         liars = VARIANTS["sst2-bad-was-iid-inverted"]
-        with pytest.raises(SpecError, match="liars are those of the losses exchange"):
+        with pytest.raises(SpecError, match="attacks need the losses exchange"):
             contest_trial("one", settings, SCALE, liars, CONTESTANTS["gs-bdpl-paper"], 0)
 
 

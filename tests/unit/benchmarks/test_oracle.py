@@ -9,7 +9,7 @@ import numpy as np
 from fedone_sdk.task import Rendered, TaskSpec
 from fedone_sdk.testing import ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
-from tests.benchmarks.queries.oracle import Effort, Jury, neighbours, search
+from tests.benchmarks.queries.oracle import Effort, Evaluator, neighbours, search
 
 TASK = TaskSpec(template="{prompt} {text} {mask}", labels={"0": " no", "1": " yes"})
 VOCABULARY = Vocabulary(candidates=("", " a", " b", " c", " d", " e"))
@@ -27,8 +27,8 @@ def answer(rendered: Rendered, words: Sequence[str]) -> tuple[float, ...]:
     return -float(np.logaddexp(0.0, odds)), -float(np.logaddexp(0.0, -odds))
 
 
-def jury() -> Jury:
-    return Jury(ScriptedBackend(answer), TASK, VOCABULARY, ROWS)
+def evaluator() -> Evaluator:
+    return Evaluator(ScriptedBackend(answer), TASK, VOCABULARY, ROWS)
 
 
 def test_neighbours_differ_in_one_token() -> None:
@@ -39,7 +39,7 @@ def test_neighbours_differ_in_one_token() -> None:
 
 
 def test_asks_only_for_rows_that_it_does_not_know() -> None:
-    judge = jury()
+    judge = evaluator()
 
     async def ask() -> None:
         few = await judge.loss((1,), 16)
@@ -58,7 +58,7 @@ def test_finds_the_best_of_all_prompts() -> None:
     )
 
     async def compare() -> None:
-        judge = jury()
+        judge = evaluator()
         found, _, converged = await search(
             judge, tokens=TOKENS, longest=LONGEST, effort=effort, seed=0
         )
@@ -67,7 +67,7 @@ def test_finds_the_best_of_all_prompts() -> None:
             for length in range(LONGEST + 1)
             for prompt in itertools.product(TOKENS, repeat=length)
         ]
-        (best,) = await jury().best(everything, len(ROWS), 1)
+        (best,) = await evaluator().best(everything, len(ROWS), 1)
         assert await judge.loss(found, len(ROWS)) == await judge.loss(best, len(ROWS))
         assert converged
         assert judge.tried <= len(everything)
@@ -80,7 +80,7 @@ def test_finds_the_best_of_all_prompts() -> None:
 def test_ends_at_its_last_generation() -> None:
     effort = Effort(generations=1, width=3, children=0, rows=(8,), finalists=2, elite=2)
     found, generations, converged = asyncio.run(
-        search(jury(), tokens=TOKENS, longest=LONGEST, effort=effort, seed=0)
+        search(evaluator(), tokens=TOKENS, longest=LONGEST, effort=effort, seed=0)
     )
     assert (generations, converged) == (1, False)
     assert len(found) <= 1

@@ -222,10 +222,10 @@ def test_rows_are_checked(rows: list[dict[str, Any]], message: str) -> None:
         (_task("{instruction} {sentence}"), r"neither \{demonstrations\} nor \{prompt\}"),
         (
             _task("{sentence} {demonstrations}"),
-            r"\{sentence\} must stand behind \{demonstrations\}",
+            r"\{sentence\} must follow \{demonstrations\}",
         ),
-        (_task("{a} {mask} {prompt} {sentence}"), r"\{a\}, \{mask\} must stand behind \{prompt\}"),
-        (_task("It is {prompt}"), r"a text field must stand behind"),
+        (_task("{a} {mask} {prompt} {sentence}"), r"\{a\}, \{mask\} must follow \{prompt\}"),
+        (_task("It is {prompt}"), r"a text field must follow"),
         (TaskSpec(template="{prompt} {a}", loss="nll"), "loss nll has no label words"),
     ],
 )

@@ -72,7 +72,9 @@ def test_shipped_sets_are_sound(name: str) -> None:
 
 
 def test_unknown_words_need_sets() -> None:
-    with pytest.raises(SpecError, match=r"sets: needs sets of label words, .* \(a, b\), besides"):
+    with pytest.raises(
+        SpecError, match=r"sets: needs sets of label words, .* \(a, b\), in addition"
+    ):
         label_candidates({"a": " spam", "b": " ham"})
     with pytest.raises(SpecError, match="needs sets"):
         label_candidates(SST2, [(" terrible", " great")])
@@ -92,8 +94,8 @@ def test_a_name_must_fit() -> None:
         ((" bad", " so", " good"), "has 3 label words, needs 2"),
         ((" bad", " "), "' ' is blank"),
         (("bad", " bad"), "share one label word"),
-        (("bad", "go\nod"), "cannot be printed"),
-        (("bad", "\ud800"), "cannot be printed"),
+        (("bad", "go\nod"), "unprintable character"),
+        (("bad", "\ud800"), "unprintable character"),
         (("bad", "b" * 201), "more than 200 characters"),
     ],
 )

@@ -42,7 +42,7 @@ def test_a_source_is_read(value: dict[str, Any], source: Any) -> None:
         ({"kind": "instructions", "file": "x"}, "Extra inputs"),
         ({"kind": "demonstrations"}, "file\n.*Field required"),
         ({"kind": "demonstrations", "file": "x", "shots": []}, "at least 1 item"),
-        ({"kind": "demonstrations", "file": "x", "shots": [2, 2]}, "stands twice"),
+        ({"kind": "demonstrations", "file": "x", "shots": [2, 2]}, "is repeated"),
         ({"kind": "demonstrations", "file": "x", "shots": [-1]}, "greater than or equal to 0"),
         ({"kind": "demonstrations", "file": "x", "seed": 2**53}, "less than"),
         ({"kind": "labels", "sets": [3]}, "valid dictionary"),

@@ -131,12 +131,12 @@ def test_default() -> None:
     [
         (["magic"], {}, "--methods: 'magic' is not known; allowed: gs-bdpl, "),
         (["prompt-tuning"], {}, "--methods: 'prompt-tuning' is trained with gradients"),
-        (["random", "random"], {}, "--methods: each must stand once"),
-        ([], {}, "--methods: each must stand once"),
+        (["random", "random"], {}, "--methods: each name may occur only once"),
+        ([], {}, "--methods: each name may occur only once"),
         (
             ["no-prompt-bias"],
             {"task": {**RUN["task"], "bias": [0, 1]}},
-            "--methods: no-prompt-bias needs a task without a bias of its own",
+            "--methods: no-prompt-bias needs a task without its own bias",
         ),
         (
             ["random"],
@@ -144,7 +144,7 @@ def test_default() -> None:
                 "method": {"name": "gs-bdpl"},
                 "participation": {"clients_per_round": 2, "aggregation": "median"},
             },
-            "--methods: random cannot run what RUN.yaml says (participation.clients_per_round: ",
+            "--methods: random cannot run RUN.yaml (participation.clients_per_round: ",
         ),
     ],
 )

@@ -39,5 +39,5 @@ def test_another_line_is_said_to_be_none(tmp_path: Path) -> None:
     path = tmp_path / "trials.jsonl"
     TrialFile(path).append(record())
     path.write_bytes(b"{}\n" + path.read_bytes())
-    with pytest.raises(SpecError, match="line 1 is no trial"):
+    with pytest.raises(SpecError, match="line 1 is not a trial"):
         TrialFile(path).read()

@@ -1,4 +1,4 @@
-"""A backend that repeats what it has answered, and asks nothing for that."""
+"""A backend that records answers and can replay them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from fedone_sdk.backends import Answer, LLMBackend, Query
 from fedone_sdk.backends.wrappers import Wrapper
 from fedone_sdk.budget import NOTHING
 
-__all__ = ["HeardBackend"]
+__all__ = ["AnswerRecorder"]
 
 
-class HeardBackend(Wrapper):
-    """Keeps all answers that pass, also those with inputs that failed.
+class AnswerRecorder(Wrapper):
+    """Records all answers, including those with failed inputs.
 
     Args:
         inner: The backend; its owner closes it.
@@ -24,13 +24,13 @@ class HeardBackend(Wrapper):
         self._answers: dict[Query, Answer] = {}
 
     async def score(self, query: Query) -> Answer:
-        """The inner backend's answer."""
+        """Return the inner backend's answer, and record it."""
         answer = await self.inner.score(query)
         self._answers[replace(query, payer=None)] = replace(answer, usage=NOTHING)
         return answer
 
     def repeated(self, queries: Sequence[Query]) -> list[Answer] | None:
-        """The answers to queries that were all asked before; None where one was not."""
+        """Return the recorded answers to queries; None if one was not asked before."""
         found = [self._answers.get(query) for query in queries]
         known = [answer for answer in found if answer is not None]
         return known if len(known) == len(queries) else None

@@ -1,8 +1,8 @@
-"""What travels in Flower's messages: calls of the protocol, and the answers to them.
+"""Encoding of Flower messages: calls of the protocol, and their answers.
 
-A device calls and a server answers; in Flower the server writes and a node replies. So the two
-change places: a node's reply is the next call that it has to make, and the message that follows
-holds the answers to all calls of its turn so far, which it makes again, to come as far as before.
+Over HTTP a device calls and a server answers; in Flower the server sends and a node replies. The
+direction is therefore reversed: a node's reply is its next call. The following message holds the
+answers to all calls of the turn so far; the node repeats these calls to resume where it was.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ __all__ = [
 ]
 
 Kind = Literal["claim", "task", "vocabulary", "score", "update", "decline"]
-"""The calls; a ``decline`` of no assignment says why a node cannot work at all."""
+"""The calls; a ``decline`` without an assignment says why a node cannot work."""
 
 RECORD = "fedone"
-"""Names the ConfigRecord that holds them."""
+"""Name of the ConfigRecord with the items."""
 
 PROBLEM = "application/problem+json"
-"""The form of an answer that is a refusal."""
+"""The form of a refusal."""
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
-"""The longest body, as over HTTP."""
+"""The largest body, as over HTTP."""
 
 _FORMS = (JSON, TENSORS, PROBLEM)
 _MOST_ITEMS = 4096
@@ -66,10 +66,10 @@ class Item:
     """A call, or the answer to one.
 
     Attributes:
-        kind: Which call.
-        subject: The run or the assignment that it is about; of a ``score`` the digest of its
-            body; empty for ``claim``.
-        body: Its message, in one of the forms in which messages travel.
+        kind: The call.
+        subject: The id of its run or assignment; of a ``score``, the digest of its body; empty for
+            ``claim``.
+        body: The encoded message.
     """
 
     kind: Kind
@@ -78,19 +78,19 @@ class Item:
 
 
 def item_of(kind: Kind, subject: str, message: Message | None) -> Item:
-    """Writes a call, or an answer; None is a call that says no more."""
+    """Encode a call or an answer; None for a call without a body."""
     body = Body(JSON, b"") if message is None else encode(message, TENSORS)
     return Item(kind=kind, subject=subject, body=body)
 
 
 def refusal(call: Item, problem: ProblemError) -> Item:
-    """The answer that is a refusal."""
+    """Return a refusal as the answer to a call."""
     content = Problem.of(problem).model_dump_json().encode()
     return Item(kind=call.kind, subject=call.subject, body=Body(PROBLEM, content))
 
 
 def pack(items: Iterable[Item]) -> dict[str, Value]:
-    """The values of a ConfigRecord."""
+    """Return items as the values of a ConfigRecord."""
     held = list(items)
     return {
         "protocol": PROTOCOL_VERSION,
@@ -102,14 +102,14 @@ def pack(items: Iterable[Item]) -> dict[str, Value]:
 
 
 def unpack(record: Mapping[str, object] | None) -> list[Item]:
-    """Reads a record; nothing that it holds is believed before it is looked at.
+    """Decode and validate an untrusted record.
 
     Raises:
-        MessageError: It is none of `pack`.
-        ProblemError: ``upgrade_required``: it is of another version of the protocol.
+        MessageError: It is not a record of `pack`.
+        ProblemError: ``upgrade_required``: it has another protocol version.
     """
     if record is None:
-        raise MessageError(f"there is no ConfigRecord {RECORD!r}: not a message of FedOne's")
+        raise MessageError(f"there is no ConfigRecord {RECORD!r}: not a message of FedOne")
     check_protocol(str(record.get("protocol", "")))
     columns = [record.get(key) for key in _KEYS]
     lists = [column for column in columns if isinstance(column, list)]
@@ -131,15 +131,15 @@ def _checked(kind: object, subject: object, form: object, content: object) -> It
 
 
 def parse(reader: Parse[T], item: Item) -> T:
-    """Reads the message of a call or of an answer.
+    """Decode the message of a call or of an answer.
 
     Raises:
-        MessageError: It is no such message.
+        MessageError: It is malformed.
     """
     try:
         return decode(reader, item.body.content, item.body.content_type)
     except ValidationError as exc:
-        # Without the input: it may be private text.
+        # Without the input, which may be private text.
         first = exc.errors(include_url=False, include_input=False, include_context=False)[0]
         where = ".".join(str(step) for step in first["loc"])[:100]
         raise MessageError(f"{item.kind}: {where}: {first['msg'][:200]}") from None

@@ -1,4 +1,4 @@
-"""The bridge without Flower: nodes that live for one message, and the desk that answers them."""
+"""The bridge without Flower: nodes that live for one message, and the server that answers them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 
 from fedone_sdk.errors import DataError, MessageError, SpecError
 from fedone_sdk.flower import node_file, node_shard
-from fedone_sdk.flower.desk import Desk, Tuning
-from fedone_sdk.flower.letters import Item, item_of, pack, unpack
+from fedone_sdk.flower.node_server import NodeServer, Tuning
+from fedone_sdk.flower.wire import Item, item_of, pack, unpack
 from fedone_sdk.messages import Body, Decline, RunResult
 from fedone_sdk.simulation import Federation
 from fedone_sdk.stores import SqlStore, Store
@@ -41,13 +41,13 @@ async def tuned(wanted: Federation, *, own_models: bool = False) -> RunResult:
     backend = ScriptedBackend()
     server = None if own_models else backend
     dev = () if own_models else wanted.dev
-    async with Desk(tuning(wanted, backend=server, dev=dev)) as desk:
+    async with NodeServer(tuning(wanted, backend=server, dev=dev)) as node_server:
         nodes = nodes_of(wanted, backend if own_models else None)
-        assert await admit(desk, nodes) == {}
-        await desk.measure()
-        await legs(desk, nodes)
-        await desk.wait()
-        return desk.run.result()
+        assert await admit(node_server, nodes) == {}
+        await node_server.measure()
+        await legs(node_server, nodes)
+        await node_server.wait()
+        return node_server.run.result()
 
 
 @pytest.mark.parametrize(
@@ -92,16 +92,16 @@ def test_nodes_with_models_of_their_own_end_there_too(tmp_path: Path) -> None:
 
 async def test_a_reply_that_comes_twice_counts_once(tmp_path: Path) -> None:
     wanted, model = federation(tmp_path, **SEARCH, budget={"queries": 30}), ScriptedBackend()
-    async with Desk(tuning(wanted, backend=model)) as desk:
+    async with NodeServer(tuning(wanted, backend=model)) as node_server:
         nodes = nodes_of(wanted)
-        await admit(desk, nodes)
-        while not desk.run.ended.is_set():
-            for number, letter in (await desk.letters(nodes.keys())).items():
-                call = await nodes[number].reply(letter)
+        await admit(node_server, nodes)
+        while not node_server.run.ended.is_set():
+            for number, items in (await node_server.outgoing(nodes.keys())).items():
+                call = await nodes[number].reply(items)
                 for _ in range(3):
-                    assert await desk.take(number, call) is None
-        await desk.wait()
-        result = desk.run.result()
+                    assert await node_server.receive(number, call) is None
+        await node_server.wait()
+        result = node_server.run.result()
         asked = sum(query.want == "labels" for query in model.asked)
     assert result.spent.queries == asked == 30
     assert len(result.history) == 5
@@ -113,20 +113,20 @@ async def test_a_node_that_dies_has_spent_its_lease_and_another_takes_its_seat(
 ) -> None:
     wanted = federation(tmp_path, **SEARCH, budget={"queries": 30})
     model = ScriptedBackend()
-    async with Desk(tuning(wanted)) as desk:  # What nodes spend, only they know.
+    async with NodeServer(tuning(wanted)) as node_server:  # What nodes spend, only they know.
         nodes = nodes_of(wanted, model)
-        await admit(desk, nodes)
-        [dead] = await desk.letters(nodes.keys())
-        late = await nodes[dead].reply((await desk.letters(nodes.keys()))[dead])
-        await desk.lose(dead, "the battery is empty")
-        assert desk.run.state.account.spent.queries == 6
-        assert not desk.knows(dead)
-        [other] = await desk.letters(nodes.keys())
+        await admit(node_server, nodes)
+        [dead] = await node_server.outgoing(nodes.keys())
+        late = await nodes[dead].reply((await node_server.outgoing(nodes.keys()))[dead])
+        await node_server.drop(dead, "the battery is empty")
+        assert node_server.run.state.account.spent.queries == 6
+        assert not node_server.is_enrolled(dead)
+        [other] = await node_server.outgoing(nodes.keys())
         assert other != dead
         # It comes back, with what it had done: it is told so, and works again.
-        assert await desk.admit([(dead, f"partition-{dead}", late)]) == {}
-        await legs(desk, nodes)
-        result = desk.run.result()
+        assert await node_server.admit([(dead, f"partition-{dead}", late)]) == {}
+        await legs(node_server, nodes)
+        result = node_server.run.result()
     assert result.spent.queries == 30
     assert len(result.history) == 4
     assert result.status == "budget_exhausted"
@@ -134,21 +134,21 @@ async def test_a_node_that_dies_has_spent_its_lease_and_another_takes_its_seat(
 
 async def test_late_work_is_refused_and_stays_paid(tmp_path: Path) -> None:
     wanted = federation(tmp_path, **SEARCH, budget={"queries": 30})
-    async with Desk(tuning(wanted, backend=ScriptedBackend())) as desk:
+    async with NodeServer(tuning(wanted, backend=ScriptedBackend())) as node_server:
         nodes = nodes_of(wanted)
-        await admit(desk, nodes)
-        [[number, letter]] = (await desk.letters(nodes.keys())).items()
-        await desk.take(number, await nodes[number].reply(letter))  # its texts are scored
-        update = await nodes[number].reply((await desk.letters(nodes.keys()))[number])
+        await admit(node_server, nodes)
+        [[number, items]] = (await node_server.outgoing(nodes.keys())).items()
+        await node_server.receive(number, await nodes[number].reply(items))  # its texts are scored
+        update = await nodes[number].reply((await node_server.outgoing(nodes.keys()))[number])
         assert update.kind == "update"
         work = item_of("decline", update.subject, Decline(reason="the deadline passed"))
-        await desk.take(number, work)
-        await desk.take(number, update)
-        assert desk.run.state.round == 0
-        assert desk.run.state.account.spent.queries == 6
-        await legs(desk, nodes)
-        assert desk.run.result().spent.queries == 30
-        assert len(desk.run.history) == 4
+        await node_server.receive(number, work)
+        await node_server.receive(number, update)
+        assert node_server.run.state.round == 0
+        assert node_server.run.state.account.spent.queries == 6
+        await legs(node_server, nodes)
+        assert node_server.run.result().spent.queries == 30
+        assert len(node_server.run.history) == 4
 
 
 @pytest.mark.parametrize("changes", [SEARCH, GRADIENT], ids=["losses", "alpha"])
@@ -161,12 +161,14 @@ def test_a_server_that_starts_again_goes_on(
     nodes = nodes_of(wanted)
 
     async def part(store: Store, names: Mapping[int, int], most: int) -> RunResult:
-        async with Desk(tuning(wanted, backend=ScriptedBackend(), store=store)) as desk:
+        async with NodeServer(
+            tuning(wanted, backend=ScriptedBackend(), store=store)
+        ) as node_server:
             there = {names[number]: node for number, node in nodes.items()}
             order = [(n, f"partition-{k}", await nodes[k].reply([])) for k, n in names.items()]
-            assert await desk.admit(order) == {}
-            await legs(desk, there, most)
-            return desk.run.result()
+            assert await node_server.admit(order) == {}
+            await legs(node_server, there, most)
+            return node_server.run.result()
 
     path = tmp_path / "run.db"
     same = {number: number for number in nodes}
@@ -181,32 +183,32 @@ def test_a_server_that_starts_again_goes_on(
 
 async def test_a_node_without_examples_is_not_let_in(tmp_path: Path) -> None:
     wanted = federation(tmp_path, **SEARCH)
-    async with Desk(tuning(wanted, backend=ScriptedBackend())) as desk:
+    async with NodeServer(tuning(wanted, backend=ScriptedBackend())) as node_server:
         nodes = {**nodes_of(wanted), NODES: Node([])}
-        assert await admit(desk, nodes) == {NODES: "it has no examples"}
-        assert desk.num_nodes == NODES
+        assert await admit(node_server, nodes) == {NODES: "it has no examples"}
+        assert node_server.num_nodes == NODES
 
 
 async def test_a_reply_that_cannot_be_read_costs_the_seat_and_nothing_else(
     tmp_path: Path,
 ) -> None:
     wanted = federation(tmp_path, **SEARCH)
-    async with Desk(tuning(wanted, backend=ScriptedBackend())) as desk:
+    async with NodeServer(tuning(wanted, backend=ScriptedBackend())) as node_server:
         nodes = nodes_of(wanted)
-        await admit(desk, nodes)
-        [number] = await desk.letters(nodes.keys())
+        await admit(node_server, nodes)
+        [number] = await node_server.outgoing(nodes.keys())
         bad = Item(kind="update", subject="x", body=Body("application/json", b'{"losses": 1}'))
-        reason = await desk.take(number, bad)
+        reason = await node_server.receive(number, bad)
         assert reason is not None
         assert reason.startswith("update: ")
-        assert not desk.knows(number)
-        assert desk.run.state.account.spent.queries == 0
+        assert not node_server.is_enrolled(number)
+        assert node_server.run.state.account.spent.queries == 0
 
 
 def test_what_a_run_needs_and_has_not_is_said_at_once(tmp_path: Path) -> None:
     wanted = federation(tmp_path, **SEARCH)
     with pytest.raises(SpecError, match="dev: is measured by the server's model"):
-        Desk(tuning(wanted, dev=wanted.dev))
+        NodeServer(tuning(wanted, dev=wanted.dev))
     own = federation(tmp_path, **{**SEARCH, "budget": {"usd": 1}})
     with pytest.raises(SpecError, match=r"budget\.usd: the server cannot bound this"):
         asyncio.run(tuned(own, own_models=True))
@@ -249,7 +251,7 @@ LETTER = [item_of("decline", "a", Decline(reason="x")), item_of("task", "run", N
         ({"bodies": [b"", "text"]}, "a body is bytes"),
     ],
 )
-def test_what_is_no_letter(change: dict[str, Any], complaint: str) -> None:
+def test_a_malformed_record(change: dict[str, Any], complaint: str) -> None:
     record = pack(LETTER)
     assert unpack(record) == LETTER
     with pytest.raises(Exception, match=complaint):
@@ -259,6 +261,6 @@ def test_what_is_no_letter(change: dict[str, Any], complaint: str) -> None:
 
 
 def test_a_body_has_a_longest_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedone_sdk.flower.letters.MAX_BODY_BYTES", 8)
+    monkeypatch.setattr("fedone_sdk.flower.wire.MAX_BODY_BYTES", 8)
     with pytest.raises(MessageError, match="a body is bytes, at most 8"):
         unpack(pack(LETTER))

@@ -1,4 +1,4 @@
-"""The server's end: the aggregator's service, which answers the calls of Flower's nodes."""
+"""The server side: the aggregator's service, which answers the calls of Flower's nodes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedone_sdk.aggregator.pool import STAY_S, TurnedAway
 from fedone_sdk.backends import LLMBackend
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import MessageError, ProblemError, SpecError
-from fedone_sdk.flower.letters import PROBLEM, Item, item_of, parse, refusal
+from fedone_sdk.flower.wire import PROBLEM, Item, item_of, parse, refusal
 from fedone_sdk.messages import (
     UPDATE,
     AlphaAssignment,
@@ -35,26 +35,26 @@ from fedone_sdk.stores import ClientRecord, Store
 from fedone_sdk.task import Example, ScoreFunction
 from fedone_sdk.vocabulary import Vocabulary
 
-__all__ = ["Desk", "Tuning"]
+__all__ = ["NodeServer", "Tuning"]
 
 _log = structlog.get_logger(__name__)
 
 _MOST_SETTLED = 16
-"""Answers to finished work that wait for a node's next work; a client keeps as many updates."""
+"""Receipts kept until a node's next assignment; a client keeps as many updates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """What is to be done.
+    """A run and its dependencies.
 
     Attributes:
         spec: The run.
         vocabulary: Its candidates.
-        backend: The model that the server has; None where nodes have models of their own.
+        backend: The server's model; None if nodes have their own models.
         dev: Held-out examples.
         score: The user's function, for loss ``score``.
-        measure: The user's function, for a metric of their own.
-        store: Where the run is kept; None is in memory.
+        measure: The user's function, for a custom metric.
+        store: The store of the run; None for memory.
     """
 
     spec: RunSpec
@@ -66,7 +66,7 @@ class Tuning:
     store: Store | None = None
 
     def check(self) -> None:
-        """Looks whether all is there that the run needs here.
+        """Raise unless everything that the run needs is present.
 
         Raises:
             SpecError: Something is missing.
@@ -81,8 +81,8 @@ class Tuning:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Errand:
-    """Work that a node has.
+class _Assigned:
+    """A node's current work.
 
     Attributes:
         work: The assignment.
@@ -93,7 +93,7 @@ class _Errand:
     answers: list[Item]
 
     def has_answer(self, call: Item) -> bool:
-        """Whether a call was answered, and not by a refusal, which may pass."""
+        """Return whether a call has an answer other than a refusal, which may be temporary."""
         return any(
             answer.kind == call.kind == "score"
             and answer.subject == call.subject
@@ -104,31 +104,31 @@ class _Errand:
 
 @dataclass(slots=True, kw_only=True)
 class _Node:
-    """A node that has enrolled.
+    """An enrolled node.
 
     Attributes:
         node_id: Flower's.
         client: The aggregator's.
-        held: How many examples it holds.
-        errand: What it works at.
-        settled: Answers to earlier updates, which it is told with its next work.
+        held: Number of its examples.
+        assigned: Its current work.
+        settled: Receipts of earlier updates, which are sent with its next work.
     """
 
     node_id: int
     client: ClientRecord
     held: int
-    errand: _Errand | None = None
+    assigned: _Assigned | None = None
     settled: dict[str, Item] = field(default_factory=dict)
 
 
-class Desk:
-    """A run, and the nodes that work for it.
+class NodeServer:
+    """A run and its nodes.
 
     Args:
-        tuning: The run, and what it needs.
+        tuning: The run and its dependencies.
 
     Attributes:
-        run: As it is served; there once the ``async with`` block has begun.
+        run: The served run; set inside the ``async with`` block.
     """
 
     run: ServedRun
@@ -152,7 +152,7 @@ class Desk:
             spec = self._tuning.spec
             known = await self._service.known(spec.name)
             if known is not None and known.spec.is_same_run(spec) and known.broken_off:
-                # Who starts it again wants it to go on.
+                # A restart resumes the run.
                 await self._service.resume_run(known)
             self.run = await self._aggregator.add_run(spec, self._tuning.vocabulary)
         except BaseException:
@@ -169,7 +169,7 @@ class Desk:
         await self._stack.aclose()
 
     async def measure(self) -> None:
-        """Begins to measure prompts on the dev split: from here on the model is asked."""
+        """Start evaluation on the dev split, which queries the model from here on."""
         tuning = self._tuning
         await self._aggregator.add_run(
             tuning.spec,
@@ -180,20 +180,20 @@ class Desk:
         )
 
     async def wait(self) -> None:
-        """Returns when the run's last prompt was measured."""
+        """Return when the run's last evaluation has ended."""
         await self._aggregator.wait(self.run)
 
     # Nodes
 
     async def admit(self, arrivals: Iterable[tuple[int, str, Item]]) -> dict[int, str]:
-        """Enrols nodes that say that they can work, one after the other: draws go by that order.
+        """Enrol nodes that are ready, in sequence, because draws depend on that order.
 
         Args:
-            arrivals: Flower's id of each, the name by which it is known again after a restart, and
-                its call: a ``claim``, or an ``update`` that it has kept from before.
+            arrivals: Flower's id of each, its stable name across restarts, and its call: a
+                ``claim``, or an ``update`` from before the restart.
 
         Returns:
-            Why nodes were not let in, by Flower's id.
+            Why nodes were not admitted, by Flower's id.
         """
         refused = {}
         for node_id, name, call in arrivals:
@@ -202,7 +202,7 @@ class Desk:
             except MessageError as exc:
                 refused[node_id] = str(exc)
                 continue
-            # The same name is the same client: also of a node that SuperLink gave another id.
+            # An equal name is the same client, even if SuperLink gave the node another id.
             nonce = hashlib.sha256(f"flower {name}".encode()).hexdigest()
             enrolled = await self._service.enrol(self._token, Enrol(name=name, nonce=nonce))
             client = await self._service.client(enrolled.credential)
@@ -211,84 +211,84 @@ class Desk:
                 self._nodes.pop(before.node_id, None)
             node = _Node(node_id=node_id, client=client, held=held)
             self._nodes[node_id] = self._by_index[client.index] = node
-            await self.take(node_id, call)
+            await self.receive(node_id, call)
         await self._gather()
         return refused
 
-    def knows(self, node_id: int) -> bool:
-        """Whether a node has enrolled and can be given work."""
+    def is_enrolled(self, node_id: int) -> bool:
+        """Return whether a node is enrolled and available."""
         return node_id in self._nodes
 
     @property
     def num_nodes(self) -> int:
-        """How many have enrolled and can be given work."""
+        """Number of enrolled and available nodes."""
         return len(self._nodes)
 
     @property
     def num_needed(self) -> int:
-        """How many there must be: all that the run wants before its first round, one later."""
+        """Required number of nodes: `min_clients` before the first round, then one."""
         state = self.run.state
         return 1 if state.round or state.seats else self.run.machine.min_clients
 
     async def _gather(self) -> None:
-        """Lets nodes wait for work; who is not heard of for long would be dropped."""
+        """Renew the nodes' place in the pool, which expires without a request."""
         self._gathered = asyncio.get_running_loop().time()
         nodes = sorted(self._nodes.values(), key=lambda node: node.client.index)
         await self._service.gather({node.client.index: node.held for node in nodes})
 
-    async def lose(self, node_id: int, reason: str) -> None:
-        """Gives a node's work to another one, and no more to it until it is admitted again.
+    async def drop(self, node_id: int, reason: str) -> None:
+        """Give up a node's work, and assign it none until it is admitted again.
 
-        It may have spent all that it had leased: nobody knows.
+        The whole lease counts as spent, because the node's actual usage is unknown.
 
         Args:
             node_id: Flower's.
-            reason: What happened.
+            reason: The cause.
         """
         node = self._nodes.pop(node_id, None)
         if node is None:
             return
         del self._by_index[node.client.index]
-        # First: else the seat could be offered to it again.
+        # First, or else the seat could be offered to this node again.
         self._service.dispatcher.left([node.client.index])
         await self._give_up(node, reason)
 
     async def _give_up(self, node: _Node, reason: str) -> None:
-        errand, node.errand = node.errand, None
-        if errand is not None:
-            spent = Usage(queries=errand.work.leased_queries)
+        assigned, node.assigned = node.assigned, None
+        if assigned is not None:
+            spent = Usage(queries=assigned.work.leased_queries)
             message = Decline(reason=reason[:500], usage=spent)
-            with suppress(ProblemError):  # it has ended already, or the run has
-                await self._service.decline(node.client, errand.work.assignment_id, message)
+            with suppress(ProblemError):  # the assignment or the run has already ended
+                await self._service.decline(node.client, assigned.work.assignment_id, message)
 
     # Work
 
-    async def letters(self, idle: Collection[int]) -> dict[int, list[Item]]:
-        """What is to be sent, by node: its work, and the answers to the calls that it made.
+    async def outgoing(self, idle: Collection[int]) -> dict[int, list[Item]]:
+        """Return what to send, by node: its work, and the answers to its calls.
 
         Args:
-            idle: The nodes that have no message under way.
+            idle: The nodes without a message in flight.
         """
         if asyncio.get_running_loop().time() > self._gathered + STAY_S / 3:
             await self._gather()
-        letters: dict[int, list[Item]] = {}
+        outgoing: dict[int, list[Item]] = {}
         seats = [seat for seat in self.run.state.seats if seat.phase != "done"]
         open_work = {seat.assignment_id for seat in seats}
         for seat in seats:
             node = self._by_index.get(seat.client)
-            if node is None or node.node_id not in idle or node.node_id in letters:
-                continue  # Of its two seats, it has one after the other.
-            errand = node.errand
-            if errand is None or errand.work.assignment_id not in open_work:
-                errand = node.errand = await self._assign(node)
-            if errand is not None:
-                letters[node.node_id] = [*node.settled.values(), *errand.answers]
-        for letter in letters.values():
-            for item in letter:
+            if node is None or node.node_id not in idle or node.node_id in outgoing:
+                continue  # A node with two seats works on one at a time.
+            assigned = node.assigned
+            if assigned is None or assigned.work.assignment_id not in open_work:
+                assigned = node.assigned = await self._assign(node)
+            if assigned is not None:
+                outgoing[node.node_id] = [*node.settled.values(), *assigned.answers]
+        for items in outgoing.values():
+            for item in items:
                 self._count(item, to_node=True)
-        return letters
+        return outgoing
 
-    async def _assign(self, node: _Node) -> _Errand | None:
+    async def _assign(self, node: _Node) -> _Assigned | None:
         run = self.run
         claim = Claim(num_examples=node.held, wait_s=0, run_id=run.run_id)
         try:
@@ -300,58 +300,58 @@ class Desk:
         if isinstance(work, TurnedAway):
             return None
         answers = [item_of("claim", "", work), item_of("task", run.run_id, run.task)]
-        if self._tuning.backend is None:  # A node with a model of its own would ask for it next.
+        if self._tuning.backend is None:  # A node with its own model would request this next.
             answers.append(item_of("vocabulary", run.run_id, self._vocabulary))
-        return _Errand(work=work, answers=answers)
+        return _Assigned(work=work, answers=answers)
 
     @property
     def _vocabulary(self) -> VocabularyList:
         return self.run.vocabulary_list()
 
-    async def take(self, node_id: int, call: Item) -> str | None:
-        """Takes a node's call, and keeps the answer for the next letter to it.
+    async def receive(self, node_id: int, call: Item) -> str | None:
+        """Process a node's call, and keep the answer for its next message.
 
         Args:
             node_id: Flower's.
-            call: Also one that comes late, or twice.
+            call: The call; it may be late or repeated.
 
         Returns:
-            Why the node was lost by it; None where it was not.
+            Why the node was lost; None if it was not.
         """
         node = self._nodes[node_id]
         self._count(call)
-        errand, refused = node.errand, None
-        if call.kind == "claim" and errand is None:
+        assigned, refused = node.assigned, None
+        if call.kind == "claim" and assigned is None:
             return None  # It waits for work.
-        if errand is not None and errand.has_answer(call):
-            return None  # It came twice, and would be paid twice.
+        if assigned is not None and assigned.has_answer(call):
+            return None  # A repeated call would be charged twice.
         try:
             answer = await self._answer(node, call)
         except ProblemError as exc:
             answer, refused = refusal(call, exc), exc
         except MessageError as exc:
-            await self.lose(node_id, str(exc))
+            await self.drop(node_id, str(exc))
             return str(exc)
         if call.kind == "update":
             node.settled[call.subject] = answer
             while len(node.settled) > _MOST_SETTLED:
                 del node.settled[next(iter(node.settled))]
-        if errand is None:
+        if assigned is None:
             return None
         if call.kind not in ("update", "decline"):
-            errand.answers.append(answer)
-        elif call.subject == errand.work.assignment_id:
+            assigned.answers.append(answer)
+        elif call.subject == assigned.work.assignment_id:
             if refused is None:
-                node.errand = None
-            else:  # It has lost its seat, or it does now.
+                node.assigned = None
+            else:  # It has lost its seat, or loses it now.
                 await self._give_up(node, f"its {call.kind} was refused: {refused.detail}")
         return None
 
     async def _answer(self, node: _Node, call: Item) -> Item:
-        """Answers one call.
+        """Answer one call.
 
         Raises:
-            MessageError: It cannot be read.
+            MessageError: It is malformed.
             ProblemError: It is refused.
         """
         service, run, client = self._service, self.run, node.client
@@ -371,7 +371,7 @@ class Desk:
             await service.decline(client, call.subject, decline)
             return item_of("decline", call.subject, None)
         if call.kind == "claim":
-            raise MessageError("it asks for work, and has got some")
+            raise MessageError("the node claims work, but has an assignment")
         if call.subject != run.run_id:
             raise ProblemError("not_found", f"there is no run {call.subject!r}")
         known = run.task if call.kind == "task" else self._vocabulary
@@ -384,10 +384,10 @@ class Desk:
 
 
 def _held(call: Item) -> int:
-    """How many examples a node holds that was asked whether it can work.
+    """Return the number of examples that a node reports when it is ready.
 
     Raises:
-        MessageError: It cannot.
+        MessageError: The node is not ready.
     """
     if call.kind == "claim":
         return parse(Claim.model_validate_json, call).num_examples
@@ -395,4 +395,4 @@ def _held(call: Item) -> int:
         return parse(UPDATE.validate_json, call).num_examples
     if call.kind == "decline":
         raise MessageError(parse(Decline.model_validate_json, call).reason)
-    raise MessageError(f"it was asked whether it can work, and calls {call.kind}")
+    raise MessageError(f"a node that was asked for readiness replied with the call {call.kind}")

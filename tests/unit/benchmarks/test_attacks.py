@@ -10,7 +10,7 @@ from fedone_sdk.budget import Usage
 from fedone_sdk.messages import LossesUpdate
 from fedone_sdk.messages.ndarray import from_wire, to_wire
 from fedone_sdk.messages.update import Scored
-from tests.benchmarks.queries.lies import LIES, lying
+from tests.benchmarks.queries.attacks import ATTACKS, attacked
 
 LOSSES = (0.25, 0.5, 1.5)
 CURVES = np.arange(3 * 2 * 9, dtype=np.float32).reshape(3, 2, 9) / 16
@@ -29,9 +29,9 @@ class Line:
         return "receipt"
 
 
-def told(lie: str, share: float = 1.0, **fields: Any) -> LossesUpdate:
+def told(attack: str, share: float = 1.0, **fields: Any) -> LossesUpdate:
     line: Any = Line()
-    changed: Any = lying(lie, share, num_clients=5, seed=3)(0, line)
+    changed: Any = attacked(attack, share, num_clients=5, seed=3)(0, line)
     assert changed.name == "line"  # all else passes
     message = LossesUpdate(
         num_examples=8, scored=Scored(scored=8), usage=Usage(), model="m", losses=LOSSES, **fields
@@ -49,14 +49,14 @@ def test_inverted_losses_keep_mean_and_spread() -> None:
     assert np.std(found) == pytest.approx(np.std(LOSSES))
 
 
-@pytest.mark.parametrize("lie", LIES)
-def test_curves_lie_too(lie: str) -> None:
-    found = told(lie, by_class=to_wire(CURVES), class_counts=(4, 4))
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_attacks_change_curves(attack: str) -> None:
+    found = told(attack, by_class=to_wire(CURVES), class_counts=(4, 4))
     assert found.by_class is not None
     curves = from_wire(found.by_class)
     assert (curves.shape, curves.dtype) == (CURVES.shape, CURVES.dtype)
     assert not np.allclose(curves, CURVES)
-    if lie == "inverted":
+    if attack == "inverted":
         np.testing.assert_allclose(curves.mean(axis=0), CURVES.mean(axis=0), rtol=1e-5)
         assert (curves[0] > curves[2]).all()
     assert found.class_counts == (4, 4)
@@ -64,6 +64,6 @@ def test_curves_lie_too(lie: str) -> None:
 
 def test_only_a_share_of_the_clients_lies() -> None:
     line: Any = Line()
-    between = lying("inverted", 0.2, num_clients=10, seed=0)
+    between = attacked("inverted", 0.2, num_clients=10, seed=0)
     assert sum(between(number, line) is not line for number in range(10)) == 2
     assert told("inverted", 0.0).losses == LOSSES
