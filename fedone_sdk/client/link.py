@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
@@ -22,12 +22,14 @@ from fedone_sdk.messages import (
     Decline,
     Enrol,
     Renewal,
-    RunSummary,
     RunTask,
     Score,
     Scores,
     VocabularyList,
 )
+
+if TYPE_CHECKING:
+    from fedone_sdk.messages import RunSummary
 
 __all__ = ["Link"]
 

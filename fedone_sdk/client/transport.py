@@ -42,7 +42,6 @@ from fedone_sdk.messages import (
     Receipt,
     Renewal,
     Rotated,
-    RunSummary,
     RunTask,
     Score,
     Scores,
@@ -54,12 +53,11 @@ from fedone_sdk.messages import (
 
 if TYPE_CHECKING:
     from fedone_sdk.client.signing import Signer
+    from fedone_sdk.messages import RunSummary
 
 __all__ = ["HttpTransport", "Idle", "Transport", "new_private_key", "public_key_of"]
 
 _log = structlog.get_logger(__name__)
-
-_RUNS: TypeAdapter[tuple[RunSummary, ...]] = TypeAdapter(tuple[RunSummary, ...])
 
 T = TypeVar("T")
 _Secret = TypeVar("_Secret", Enrolled, Rotated)
@@ -238,7 +236,10 @@ class HttpTransport:
     async def runs(self, credential: str) -> Sequence[RunSummary]:
         """Lists the runs that the client may work for."""
         _, _, content = await self._request("GET", "/v1/runs", credential)
-        return _parse(_RUNS.validate_json, content)
+        # Loaded on use: reports of runs need modules that work does not.
+        from fedone_sdk.messages import RunSummary
+
+        return _parse(TypeAdapter(tuple[RunSummary, ...]).validate_json, content)
 
     async def task(self, credential: str, run_id: str) -> RunTask:
         """Fetches what must be known of a run."""
