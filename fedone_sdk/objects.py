@@ -46,7 +46,7 @@ def load_object(key: str, name: str, folder: str | Path = ".", *, group: str | N
     except Exception as exc:  # A module of the user's can raise anything.
         raise SpecError(f"{key}: cannot import {name!r}: {type(exc).__name__}: {exc}") from exc
     if not callable(found):
-        raise SpecError(f"{key}: {name!r} is no function or class")
+        raise SpecError(f"{key}: {name!r} is not a function or class")
     return found
 
 

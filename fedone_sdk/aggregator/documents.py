@@ -46,5 +46,5 @@ def _unique(pairs: list[tuple[str, Any]]) -> None:
         raise _Refused("an object has the same key twice")
 
 
-def _no_number(name: str) -> NoReturn:
-    raise _Refused(f"{name} is no JSON number")
+def _no_number(_name: str) -> NoReturn:
+    raise _Refused("NaN and Infinity are no JSON numbers")

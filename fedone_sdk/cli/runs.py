@@ -16,7 +16,7 @@ from fedone_sdk.cli import archives
 from fedone_sdk.cli._http import Server, Token, call, parse, request
 from fedone_sdk.cli._logs import quiet_logs
 from fedone_sdk.cli._options import JsonFile, Trackers
-from fedone_sdk.cli._output import Output, plural
+from fedone_sdk.cli._output import Output, money, plural
 from fedone_sdk.cli._report import print_result
 from fedone_sdk.cli._signals import stopping
 from fedone_sdk.cli._tracking import tracking_of
@@ -64,7 +64,7 @@ def list_runs(server: Server, token: Token, json_file: JsonFile = None) -> None:
                 "-" if run.metric is None else f"{run.metric:.3f}",
                 "-" if run.devices is None else f"{run.devices.fit} of {run.devices.connected} fit",
                 "-" if run.active_at is None else _ago(run.active_at),
-                f"{run.spent.usd:.4f}",
+                money(run.spent, priced=run.priced),
             ]
             for run in runs
         ),

@@ -190,10 +190,10 @@ class TestPaused:
         assert provider.received == paid
         assert (again.spent.requests, again.spent.queries) == (0, first.spent.queries)
         assert again.alpha_sha256 == first.alpha_sha256
-        # A larger cap is another run: the old one stays until it is given up.
+        # All its rounds are done: a larger cap would change nothing.
         code, _, err = fedone(*tune, "--cap", 200)
         assert code == 2
-        assert "budget.queries 100 -> 200" in told(err)[-1]
+        assert "a higher cap gives it no more work" in told(err)[-1]
         assert fedone(*tune, "--cap", 200, "--fresh").code == 0
         assert provider.received == paid
         assert result(folder).cap.queries == 200

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -227,7 +228,10 @@ def test_serve_and_clients(start: Start, folder: Path) -> None:
     stopping = start("runs", "stop", "tiny", "--server", url)
     wrong = start("runs", "show", "nope", "--server", url)
     assert listing.ended() == 0
-    assert listing.out.split() == ["run", "status", "rounds", "tiny", "completed", "12"]
+    heads, row = (re.split(r"  +", line.strip()) for line in listing.out.strip().splitlines())
+    assert heads == ["run", "status", "rounds", "metric", "devices", "last update", "USD"]
+    assert row[:3] == ["tiny", "completed", "12 of 12"]
+    assert row[-1] == "0.0000"
     assert logged.ended() == 0
     kinds = [json.loads(line)["kind"] for line in logged.out.splitlines()]
     assert (kinds.count("round"), kinds.count("outcomes")) == (12, 3)

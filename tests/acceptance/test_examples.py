@@ -253,6 +253,7 @@ def test_every_example_is_listed() -> None:
         "companion_app/app.py",
         "mqtt_gateway.py",
         "stdlib_client.py",
+        "typescript_client",
         "zero_one",
         "generation_nll",
         "generation_score",
@@ -262,4 +263,5 @@ def test_every_example_is_listed() -> None:
         "own_algorithm.py",
         "flower-app",
     ]
+    names |= {path.parent.name for path in EXAMPLES.glob("*/package.json")}
     assert names == set(re.findall(r"^\| \[([^\]]+)\]", listed, re.MULTILINE))

@@ -152,7 +152,7 @@ async def test_a_posted_run_imports_nothing(
         ("fedone_test_own:Nothing", "backend.object: cannot import 'fedone_test_own:Nothing'"),
         (
             "fedone_test_own:CALLS",
-            "backend.object: 'fedone_test_own:CALLS' is no function or class",
+            "backend.object: 'fedone_test_own:CALLS' is not a function or class",
         ),
         ("builtins:dict", "backend.object: builtins:dict makes a dict, no LLMBackend"),
         (

@@ -511,7 +511,7 @@ class TestServer:
         for broken in (
             text[:-1] + ',"mean_loss":0.5}',
             text.replace("0.5", "NaN"),
-            text[:-1] + ',"x":' + "[" * 40 + "]" * 40 + "}",
+            text[:-1] + ',"x":' + "[" * 20_000 + "]" * 20_000 + "}",
         ):
             status, document = await server.send(Body(JSON, broken.encode()))
             assert status == 422

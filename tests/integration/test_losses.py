@@ -599,7 +599,7 @@ class TestLoading:
             (None, "task.score: is required for loss score: package.module:function"),
             ("fedone_no_such_module:f", "ModuleNotFoundError: No module named 'fedone_no_such"),
             ("json:no_such_function", "AttributeError: "),
-            ("json:__name__", "task.score: 'json:__name__' is not a function"),
+            ("json:__name__", "task.score: 'json:__name__' is not a function or class"),
             ("{module}:f", "ZeroDivisionError: division by zero"),
         ],
     )

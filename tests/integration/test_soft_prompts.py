@@ -226,11 +226,19 @@ class TestTrained:
             spec, NOTHING, backend=ScriptedBackend(space=SPACE)
         ) as federation:
             async with federation.client(shard(0)) as device:
+                serving = asyncio.create_task(device.run_forever())
                 async with asyncio.timeout(30):
-                    await device.run_forever()
-            result = federation.run.result()
-        assert (result.status, result.rounds) == ("failed", 0)
-        assert "no trainer" in (result.reason or "")
+                    while not federation.run.state.unfit:
+                        await asyncio.sleep(0.01)
+                # The run waits for a device that can train.
+                assert (federation.run.state.status, federation.run.state.lost) == ("running", 0)
+                (reason,) = federation.run.state.unfit.values()
+                assert "no trainer" in reason
+                async with federation.client(shard(1), trainer=Shift()) as able:
+                    async with asyncio.timeout(30):
+                        await able.run_forever()
+                        await serving
+            assert federation.run.result().status == "completed"
 
     async def test_training_that_leaves_all_bounds_is_declined(self) -> None:
         spec = spec_of(TUNING, rounds=1, max_lost=1)

@@ -199,7 +199,7 @@ def test_damaged_arrays_are_refused(arrays: bytes) -> None:
 
 def test_every_field_is_written() -> None:
     arrays = {"method", "server_memory", "defence"}
-    later = {"proposed", "waiting", "summary", "verdict", "votes", "unfit"}
+    later = {"proposed", "waiting", "summary", "verdict", "votes", "unfit", "planned"}
     names = {field.name for field in dataclasses.fields(RunState)} - arrays
     assert encode_document(simple()).keys() == names - later
     added = dataclasses.replace(

@@ -151,7 +151,7 @@ class TestTrials:
             ({"variants": "sst3-*"}, "--set variants: there is no 'sst3-\\*'; sst2-"),
             ({"marks": "100,50"}, "--set marks: 100,50 must rise"),
             ({"marks": "few"}, "--set marks: 'few' is not a whole number of at least 1"),
-            ({"methods": "oracle", "generations": "0"}, "--set generations: '0' is no whole"),
+            ({"methods": "oracle", "generations": "0"}, "--set generations: '0' is not a whole"),
         ],
     )
     def test_mistakes(self, settings: Settings, options: dict[str, str], message: str) -> None:

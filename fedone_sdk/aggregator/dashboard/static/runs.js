@@ -83,7 +83,7 @@ function row(run) {
     fact("Metric", run.metric === undefined ? "–" : metric(run.metric), run.metric === undefined ? "" : words(run.metric_name)),
     fact("Devices", devices(run), run.devices && run.devices.fit < run.devices.connected ? `${count(run.devices.fit)} fit` : ""),
     fact("Last update", active(run)),
-    fact("Cost", amount("usd", Number(run.spent.usd)), `${count(run.spent.requests)} requests`),
+    fact("Cost", run.spent.usd === null ? "unknown" : amount("usd", run.spent.usd), `${count(run.spent.requests)} requests`),
   );
 }
 
