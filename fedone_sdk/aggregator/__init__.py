@@ -1,8 +1,8 @@
 """The server side: a round machine without I/O, and the service that runs it."""
 
 from fedone_sdk.aggregator.aggregator import Aggregator
-from fedone_sdk.aggregator.machine import RoundMachine
-from fedone_sdk.aggregator.run import ServedRun
+from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.aggregator.service import Service
+from fedone_sdk.aggregator.serving.run import ServedRun
 
 __all__ = ["Aggregator", "RoundMachine", "ServedRun", "Service"]

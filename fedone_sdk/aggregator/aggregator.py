@@ -8,17 +8,17 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
 
-from fedone_sdk.aggregator.auth import AdminToken, Authority, EnrolmentToken
-from fedone_sdk.aggregator.cors import NO_PAGES, CorsConfig
-from fedone_sdk.aggregator.drain import Drain
-from fedone_sdk.aggregator.health import Readiness
-from fedone_sdk.aggregator.http import listening
-from fedone_sdk.aggregator.limits import NO_LIMITS, Limits
-from fedone_sdk.aggregator.observers import NOBODY, Observers
-from fedone_sdk.aggregator.retention import Retention
+from fedone_sdk.aggregator.access.tokens import AdminToken, Authority, EnrolmentToken
+from fedone_sdk.aggregator.http.cors import NO_PAGES, CorsConfig
+from fedone_sdk.aggregator.http.drain import Drain
+from fedone_sdk.aggregator.http.limits import NO_LIMITS, Limits
+from fedone_sdk.aggregator.http.requests import listening
 from fedone_sdk.aggregator.routes import build_app, build_metrics_app
-from fedone_sdk.aggregator.run import ServedRun
+from fedone_sdk.aggregator.routes.health import Readiness
 from fedone_sdk.aggregator.service import KEEP_ALL, Service
+from fedone_sdk.aggregator.serving.retention import Retention
+from fedone_sdk.aggregator.serving.run import ServedRun
+from fedone_sdk.aggregator.telemetry.observers import NOBODY, Observers
 from fedone_sdk.backends import LLMBackend
 from fedone_sdk.clock import Clock, SystemClock
 from fedone_sdk.metrics import MetricFunction

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import NoDecode
 
-from fedone_sdk.aggregator.auth_config import MAKE_A_TOKEN, AuthConfig, Token
-from fedone_sdk.aggregator.cors import CorsConfig
+from fedone_sdk.aggregator.access.config import MAKE_A_TOKEN, AuthConfig, Token
 from fedone_sdk.aggregator.environment import load_settings
-from fedone_sdk.aggregator.limits import Limits
-from fedone_sdk.aggregator.retention import Retention
-from fedone_sdk.aggregator.tls import ServerTls, TlsConfig
+from fedone_sdk.aggregator.http.cors import CorsConfig
+from fedone_sdk.aggregator.http.limits import Limits
+from fedone_sdk.aggregator.http.tls import ServerTls, TlsConfig
+from fedone_sdk.aggregator.serving.retention import Retention
 from fedone_sdk.data import check_examples, load_examples
 from fedone_sdk.errors import DataError, FedOneError, MissingExtraError, SpecError
 from fedone_sdk.spec import BackendSpec, OnnxSpec, RunSpec, Spec

@@ -8,13 +8,12 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
 import structlog
 
-from fedone_sdk.aggregator.access import Access
-from fedone_sdk.aggregator.archive import export_run, import_run
-from fedone_sdk.aggregator.aside import aside, aside_if_large
-from fedone_sdk.aggregator.auth import Authority, may_see
-from fedone_sdk.aggregator.dispatcher import Dispatcher
-from fedone_sdk.aggregator.evaluation import Evaluation, ask_as_evaluation
-from fedone_sdk.aggregator.events import (
+from fedone_sdk.aggregator.access.clients import Access
+from fedone_sdk.aggregator.access.tokens import Authority, may_see
+from fedone_sdk.aggregator.cluster.replicas import Replicas
+from fedone_sdk.aggregator.cluster.signals import RunRemoved, tell
+from fedone_sdk.aggregator.rounds import RoundMachine
+from fedone_sdk.aggregator.rounds.events import (
     Accepted,
     Closed,
     Effect,
@@ -26,18 +25,19 @@ from fedone_sdk.aggregator.events import (
     RolledBack,
     StopAsked,
 )
-from fedone_sdk.aggregator.export import export_pages
-from fedone_sdk.aggregator.gateway import Gateway
-from fedone_sdk.aggregator.machine import RoundMachine
-from fedone_sdk.aggregator.pool import TurnedAway
-from fedone_sdk.aggregator.proposer import Proposer
-from fedone_sdk.aggregator.replay import Lookback, Replayed
-from fedone_sdk.aggregator.replicas import Replicas
-from fedone_sdk.aggregator.retention import Retention, Sweeper
-from fedone_sdk.aggregator.run import CaughtUp, Listener, ServedRun
-from fedone_sdk.aggregator.signals import RunRemoved, tell
-from fedone_sdk.aggregator.stored import StoredRun
-from fedone_sdk.aggregator.to_the_end import none_under_way
+from fedone_sdk.aggregator.rounds.replay import Lookback, Replayed
+from fedone_sdk.aggregator.runtime.shielded import wait_pending
+from fedone_sdk.aggregator.runtime.threads import in_thread, in_thread_if_large
+from fedone_sdk.aggregator.serving.archive import export_run, import_run
+from fedone_sdk.aggregator.serving.dispatcher import Dispatcher
+from fedone_sdk.aggregator.serving.evaluation import Evaluation, ask_as_evaluation
+from fedone_sdk.aggregator.serving.export import export_pages
+from fedone_sdk.aggregator.serving.model_gateway import Gateway
+from fedone_sdk.aggregator.serving.pool import TurnedAway
+from fedone_sdk.aggregator.serving.proposer import Proposer
+from fedone_sdk.aggregator.serving.retention import Retention, Sweeper
+from fedone_sdk.aggregator.serving.run import CaughtUp, Listener, ServedRun
+from fedone_sdk.aggregator.serving.stored import StoredRun
 from fedone_sdk.backends import (
     Answer,
     LLMBackend,
@@ -280,7 +280,7 @@ class Service:
         if self._gateway is not None:
             await self._gateway.stop()
         await self.replicas.stop()
-        await none_under_way(self._store)  # Of callers that are gone, too.
+        await wait_pending(self._store)  # Of callers that are gone, too.
         await self._store.close()
 
     def drain(self) -> None:
@@ -454,7 +454,7 @@ class Service:
     async def _stored_runs(self) -> dict[str, StoredRun]:
         heads = await self._store.heads()
         size = sum(len(head.document) + len(head.spec) for head in heads)
-        return await aside_if_large(size, _stored_runs, heads)
+        return await in_thread_if_large(size, _stored_runs, heads)
 
     def _has_news(self, versions: Mapping[str, int]) -> bool:
         """Whether other replicas have added, removed or resumed runs that are not served here."""
@@ -824,7 +824,7 @@ class Service:
         lookback = Lookback(run.spec, run.vocabulary, rollbacks, to_round)
         async for page in log_pages(self._store, run.run_id):
             known = [entry for entry in page if entry.version <= until]
-            await aside(lookback.follow, known)
+            await in_thread(lookback.follow, known)
         return lookback.found()
 
     async def quarantine(self, run: ServedRun, client_id: str, reason: str) -> None:

@@ -20,8 +20,8 @@ from fedone_sdk.cli.progress import progress
 
 if TYPE_CHECKING:
     from fedone_sdk.aggregator import ServedRun
-    from fedone_sdk.aggregator.events import Effect
-    from fedone_sdk.aggregator.run import CaughtUp
+    from fedone_sdk.aggregator.rounds.events import Effect
+    from fedone_sdk.aggregator.serving.run import CaughtUp
     from fedone_sdk.backends import LLMBackend
     from fedone_sdk.messages import RunResult
     from fedone_sdk.reports import ReportedRun
@@ -163,7 +163,7 @@ class KeptRun:
         return asyncio.run(self._from_memory(run_id))
 
     async def _from_memory(self, run_id: str) -> ReportedRun:
-        from fedone_sdk.aggregator.archive import export_run
+        from fedone_sdk.aggregator.serving.archive import export_run
         from fedone_sdk.reports import run_of_archive
 
         return await run_of_archive(await export_run(self.store, run_id))

@@ -95,7 +95,7 @@ def replay(
 
     Exits with 1 at the first difference.
     """
-    from fedone_sdk.aggregator.replay import compare
+    from fedone_sdk.aggregator.rounds.replay import compare
 
     output = Output(json_file)
     if archive is not None:
@@ -199,7 +199,7 @@ def import_run(
 
     All of the file is checked, and the run computed again, before anything is written.
     """
-    from fedone_sdk.aggregator import archive
+    from fedone_sdk.aggregator.serving import archive
     from fedone_sdk.clock import SystemClock
     from fedone_sdk.messages import RunResult
 
@@ -232,7 +232,7 @@ def _exported(
     *,
     with_credentials: bool,
 ) -> bytes:
-    from fedone_sdk.aggregator import archive
+    from fedone_sdk.aggregator.serving import archive
 
     if server is None and store is None and os.path.isfile(default_store(run_id)):
         store = str(default_store(run_id))
@@ -277,7 +277,7 @@ def _snapshot(data: bytes, run_id: str, source: str) -> RunSnapshot:
     Raises:
         ArchiveError: It is no archive, or another run's.
     """
-    from fedone_sdk.aggregator.archive import read_archive
+    from fedone_sdk.aggregator.serving.archive import read_archive
 
     try:
         snapshot = read_archive(data, computes=False).snapshot

@@ -17,8 +17,8 @@ from fedone_sdk.cli._output import plural, size, terminal
 
 if TYPE_CHECKING:
     from fedone_sdk.aggregator import ServedRun
-    from fedone_sdk.aggregator.events import Effect
-    from fedone_sdk.aggregator.run import CaughtUp
+    from fedone_sdk.aggregator.rounds.events import Effect
+    from fedone_sdk.aggregator.serving.run import CaughtUp
 
 __all__ = ["Progress", "progress"]
 
@@ -46,7 +46,7 @@ class Progress:
 
     def __call__(self, run: ServedRun, effect: Effect | CaughtUp | None) -> None:
         """Takes note of what happened; cheap, it is called for every message."""
-        from fedone_sdk.aggregator.events import RoundFinished, RunEnded
+        from fedone_sdk.aggregator.rounds.events import RoundFinished, RunEnded
 
         if self._began is None:
             self._began = time.monotonic(), _share(run)

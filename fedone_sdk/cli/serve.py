@@ -22,7 +22,7 @@ from fedone_sdk.errors import SpecError
 if TYPE_CHECKING:
     from fedone_sdk.aggregator import Aggregator
     from fedone_sdk.aggregator.config import RunToServe, ServeConfig
-    from fedone_sdk.aggregator.observers import Observers
+    from fedone_sdk.aggregator.telemetry.observers import Observers
     from fedone_sdk.backends import LLMBackend
     from fedone_sdk.metrics import MetricFunction
     from fedone_sdk.task import Example, ScoreFunction
@@ -85,7 +85,7 @@ async def _check(config: ServeConfig, folder: Path, runs: list[RunToServe]) -> s
     store = await config.store.check(folder)
     async with AsyncExitStack() as stack:
         if _traced(config):
-            from fedone_sdk.aggregator import tracing  # noqa: F401 (it says what is missing)
+            from fedone_sdk.aggregator.telemetry import tracing  # noqa: F401 (it says what is missing)
         backend = await _backend(config, folder, None, stack)
         aggregator = Aggregator(backend=backend, **config.auth.arguments())
         await stack.enter_async_context(aggregator)
@@ -213,15 +213,15 @@ def _dev_of(run: RunToServe) -> _Dev:
 
 
 def _observers(config: ServeConfig, stack: AsyncExitStack) -> Observers:
-    from fedone_sdk.aggregator.observers import Observers
+    from fedone_sdk.aggregator.telemetry.observers import Observers
 
     metrics = tracing = None
     if config.metrics.enabled:
-        from fedone_sdk.aggregator.metrics import Metrics
+        from fedone_sdk.aggregator.telemetry.metrics import Metrics
 
         metrics = Metrics()
     if _traced(config):
-        from fedone_sdk.aggregator.tracing import Tracing
+        from fedone_sdk.aggregator.telemetry.tracing import Tracing
 
         tracing = Tracing.otlp(None if config.tracing is None else config.tracing.endpoint)
         stack.callback(tracing.close)

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from fedone_sdk.client.batch import Declining
-from fedone_sdk.client.events import Teller
+from fedone_sdk.client.events import EventSink
 from fedone_sdk.client.lease import Lease
 from fedone_sdk.errors import FedOneError
 
@@ -39,7 +39,7 @@ class Condition:
         teller: Told when it stops or begins to hold.
     """
 
-    def __init__(self, only_when: OnlyWhen | None, teller: Teller) -> None:
+    def __init__(self, only_when: OnlyWhen | None, teller: EventSink) -> None:
         self._only_when = only_when
         self._teller = teller
         self._held = True

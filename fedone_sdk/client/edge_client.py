@@ -22,13 +22,13 @@ from fedone_sdk.client.condition import (
     OnlyWhen,
     PutOff,
 )
-from fedone_sdk.client.events import OnEvent, Teller
+from fedone_sdk.client.events import EventSink, OnEvent
 from fedone_sdk.client.fit import Means, RunFit
 from fedone_sdk.client.identity import Identity, shelf_of
 from fedone_sdk.client.journal import Journal
 from fedone_sdk.client.known_runs import KnownRuns
 from fedone_sdk.client.lease import Lease
-from fedone_sdk.client.link import Link
+from fedone_sdk.client.link import RetryingTransport
 from fedone_sdk.client.memories import Memories
 from fedone_sdk.client.network import Network
 from fedone_sdk.client.outbox import Outbox, Unsent
@@ -165,7 +165,7 @@ class EdgeClient:
         self._unfit: dict[str, TaskSpec] = {}
         self._empty = False
         self._before_send = before_send
-        self._teller = Teller(on_event)
+        self._teller = EventSink(on_event)
         self._condition = Condition(only_when, self._teller)
         self._run_id = run_id
         self._wait_s = wait_s
@@ -182,7 +182,7 @@ class EdgeClient:
             trainer=trainer is not None,
             privacy=self._privacy,
         )
-        self._link = Link(
+        self._link = RetryingTransport(
             transport or HttpTransport(server, network=network),
             Identity(self._shelf, server),
             token=token,
@@ -652,7 +652,7 @@ class EdgeClient:
                 await self._backend.check(words, form)
         return vocabulary
 
-    # Patience
+    # RetryPolicy
 
     async def _pause(self, seconds: float) -> None:
         await self._stop.pause(seconds)

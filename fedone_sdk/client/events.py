@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import structlog
 
-__all__ = ["ClientEvent", "EventKind", "OnEvent", "Teller"]
+__all__ = ["ClientEvent", "EventKind", "OnEvent", "EventSink"]
 
 _log = structlog.get_logger(__name__)
 
@@ -62,7 +62,7 @@ class ClientEvent:
 OnEvent = Callable[[ClientEvent], object]
 
 
-class Teller:
+class EventSink:
     """Tells the app what happens; an app that fails at it harms nothing but its own display.
 
     Args:

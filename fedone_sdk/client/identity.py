@@ -10,7 +10,7 @@ from pathlib import Path
 
 import structlog
 
-from fedone_sdk.client.shelf import Shelf
+from fedone_sdk.client.shelf import StateDir
 from fedone_sdk.messages import Enrolled, is_sendable
 
 __all__ = ["Identity", "shelf_of"]
@@ -20,7 +20,7 @@ _log = structlog.get_logger(__name__)
 _FILE = "identity.json"
 
 
-def shelf_of(state_dir: str | Path | None, server: str) -> Shelf:
+def shelf_of(state_dir: str | Path | None, server: str) -> StateDir:
     """Where a device keeps what concerns one server; None keeps it in memory.
 
     Args:
@@ -28,8 +28,8 @@ def shelf_of(state_dir: str | Path | None, server: str) -> Shelf:
         server: The server's URL or name.
     """
     if state_dir is None:
-        return Shelf(None)
-    return Shelf(Path(state_dir) / hashlib.sha256(server.encode()).hexdigest()[:16])
+        return StateDir(None)
+    return StateDir(Path(state_dir) / hashlib.sha256(server.encode()).hexdigest()[:16])
 
 
 class Identity:
@@ -48,7 +48,7 @@ class Identity:
         private_key: Signs its requests; None where it does not sign.
     """
 
-    def __init__(self, shelf: Shelf, server: str) -> None:
+    def __init__(self, shelf: StateDir, server: str) -> None:
         self._shelf = shelf
         self.server = server
         self._nonce: str | None = None

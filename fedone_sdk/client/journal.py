@@ -11,7 +11,7 @@ from typing import Any
 import structlog
 
 from fedone_sdk.budget import NOTHING, Usage
-from fedone_sdk.client.shelf import Shelf
+from fedone_sdk.client.shelf import StateDir
 from fedone_sdk.task import LogProbs
 
 __all__ = ["Answers", "Journal", "Row", "prompt_key"]
@@ -53,7 +53,7 @@ class Journal:
         assignment_id: The work.
     """
 
-    def __init__(self, shelf: Shelf, assignment_id: str) -> None:
+    def __init__(self, shelf: StateDir, assignment_id: str) -> None:
         self._shelf = shelf
         self._name = f"journal-{assignment_id}.jsonl"
         self._rows: dict[str, tuple[Row, str]] = {}

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
-from fedone_sdk.client.events import Teller
+from fedone_sdk.client.events import EventSink
 from fedone_sdk.client.identity import Identity
 from fedone_sdk.client.outbox import Unsent
-from fedone_sdk.client.patience import Patience
+from fedone_sdk.client.patience import RetryPolicy
 from fedone_sdk.client.transport import Idle, Transport, new_private_key, public_key_of
 from fedone_sdk.client.work import Assigned
 from fedone_sdk.errors import MessageError, SpecError, TransportError
@@ -31,7 +31,7 @@ from fedone_sdk.messages import (
 if TYPE_CHECKING:
     from fedone_sdk.messages import RunSummary
 
-__all__ = ["Link"]
+__all__ = ["RetryingTransport"]
 
 _log = structlog.get_logger(__name__)
 
@@ -41,7 +41,7 @@ _LONG_S = 4.0
 T = TypeVar("T")
 
 
-class Link:
+class RetryingTransport:
     """The calls of one device, repeated while they fail for reasons that pass.
 
     All but `enrol` and `aclose` raise `TransportError`, `MessageError` and `ProblemError` as the
@@ -70,7 +70,7 @@ class Link:
         token: str | None,
         name: str | None,
         sign: bool,
-        teller: Teller,
+        teller: EventSink,
         pause: Callable[[float], Awaitable[None]],
         stopping: Callable[[], bool],
     ) -> None:
@@ -82,7 +82,7 @@ class Link:
         self._teller = teller
         self._signed_as: str | None = None
         self._down_since: float | None = None
-        self._patience = Patience(
+        self._patience = RetryPolicy(
             pause=pause, stopping=stopping, failed=self._failed, succeeded=self._succeeded
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedone_sdk.client.shelf import Shelf
+from fedone_sdk.client.shelf import StateDir
 
 __all__ = ["Memories"]
 
@@ -17,7 +17,7 @@ class Memories:
         shelf: Keeps them.
     """
 
-    def __init__(self, shelf: Shelf) -> None:
+    def __init__(self, shelf: StateDir) -> None:
         self._shelf = shelf
 
     def of(self, run_id: str) -> bytes | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from fedone_sdk.client.shelf import Shelf
+from fedone_sdk.client.shelf import StateDir
 from fedone_sdk.messages import UPDATE, AlphaUpdate, LossesUpdate
 
 __all__ = ["Outbox", "Unsent"]
@@ -46,7 +46,7 @@ class Outbox:
         shelf: Keeps them.
     """
 
-    def __init__(self, shelf: Shelf) -> None:
+    def __init__(self, shelf: StateDir) -> None:
         self._shelf = shelf
 
     def put(self, unsent: Unsent) -> None:

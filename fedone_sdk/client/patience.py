@@ -11,7 +11,7 @@ import tenacity
 
 from fedone_sdk.errors import ProblemError, TransportError, is_retryable
 
-__all__ = ["Backoff", "MAX_WAIT_S", "PATIENCE_S", "Patience", "asked_s"]
+__all__ = ["Backoff", "MAX_WAIT_S", "PATIENCE_S", "RetryPolicy", "asked_s"]
 
 _log = structlog.get_logger(__name__)
 
@@ -28,7 +28,7 @@ _JITTER = tenacity.wait_random_exponential(multiplier=0.2, max=20)
 T = TypeVar("T")
 
 
-class Patience:
+class RetryPolicy:
     """Repeats calls that fail for reasons that pass: a few times at once, for blips.
 
     Args:

@@ -12,7 +12,7 @@ from fedone_sdk.accountant import GaussianAccountant
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.client.batch import Declining, Unfit
 from fedone_sdk.client.journal import Journal
-from fedone_sdk.client.shelf import Shelf
+from fedone_sdk.client.shelf import StateDir
 from fedone_sdk.client.work import Assigned
 from fedone_sdk.errors import DataError, SpecError
 from fedone_sdk.messages import AlphaAssignment, RunTask
@@ -60,7 +60,7 @@ class PrivacyAccount:
         self.required = required
         self._own_model = own_model
         self._accountant = GaussianAccountant(required.delta)
-        self._shelf = Shelf(Path(state_dir))
+        self._shelf = StateDir(Path(state_dir))
         self._path = Path(state_dir) / _FILE
         self._given = self._load()
 

@@ -11,12 +11,12 @@ import structlog
 from fedone_sdk.errors import DataError
 from fedone_sdk.files import replace_file, sync_folder
 
-__all__ = ["Shelf"]
+__all__ = ["StateDir"]
 
 _log = structlog.get_logger(__name__)
 
 
-class Shelf:
+class StateDir:
     """Small files in one folder, each written whole or not at all.
 
     A full or broken disk is no reason for a device to stop: what cannot be written is kept in

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedone_sdk.aggregator.intervals import metrics_of_tables
+from fedone_sdk.aggregator.serving.intervals import metrics_of_tables
 from fedone_sdk.comparison.records import TrialRecord
 
 __all__ = ["Estimate", "RESAMPLED", "difference", "loss_difference"]

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import fedone_sdk
-from fedone_sdk.aggregator.evaluation import curve_examples
-from fedone_sdk.aggregator.events import RoundFinished
+from fedone_sdk.aggregator.rounds.events import RoundFinished
+from fedone_sdk.aggregator.serving.evaluation import curve_examples
 from fedone_sdk.backends import LLMBackend, Prediction, prediction_queries, score_all
 from fedone_sdk.budget import Budget, BudgetGuard
 from fedone_sdk.candidates import no_prompt
@@ -25,9 +25,9 @@ from fedone_sdk.task import Example, TaskSpec, TextPrompt, example_loss, predict
 
 if TYPE_CHECKING:
     from fedone_sdk.aggregator import ServedRun
-    from fedone_sdk.aggregator.events import Effect
-    from fedone_sdk.aggregator.run import CaughtUp
-    from fedone_sdk.aggregator.state import RunState
+    from fedone_sdk.aggregator.rounds.events import Effect
+    from fedone_sdk.aggregator.rounds.state import RunState
+    from fedone_sdk.aggregator.serving.run import CaughtUp
     from fedone_sdk.soft_prompt import SoftPrompt
 
 __all__ = ["Trial", "run_trial"]

@@ -77,7 +77,7 @@ def run_tuned(options: dict[str, Any], workspace: Workspace) -> Result:
         As `run_standing`, and the run's ``status`` and ``rounds``.
 
     Raises:
-        BudgetExhausted: Attempts that were broken off have spent what is left.
+        BudgetExhausted: Reservations that were broken off have spent what is left.
         FedOneError: The run could not go on, so that there is nothing to measure.
     """
     from fedone_sdk.simulation import simulate

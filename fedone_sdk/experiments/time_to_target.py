@@ -14,8 +14,8 @@ from fedone_sdk.experiments.settings import Settings
 
 if TYPE_CHECKING:
     from fedone_sdk.aggregator import ServedRun
-    from fedone_sdk.aggregator.events import Effect
-    from fedone_sdk.aggregator.run import CaughtUp
+    from fedone_sdk.aggregator.rounds.events import Effect
+    from fedone_sdk.aggregator.serving.run import CaughtUp
     from fedone_sdk.algorithms import State
     from fedone_sdk.backends import LLMBackend
     from fedone_sdk.messages import RunResult
@@ -106,7 +106,7 @@ class TargetProbe:
 
     def watch(self, run: ServedRun, effect: Effect | CaughtUp | None) -> None:
         """Takes note of what happened to the run."""
-        from fedone_sdk.aggregator.events import RoundFinished, RunEnded
+        from fedone_sdk.aggregator.rounds.events import RoundFinished, RunEnded
 
         if effect is None:
             self._run = run

@@ -14,7 +14,7 @@ from typing import Self
 import structlog
 
 from fedone_sdk.aggregator import Aggregator, ServedRun
-from fedone_sdk.aggregator.pool import STAY_S, TurnedAway
+from fedone_sdk.aggregator.serving.pool import STAY_S, TurnedAway
 from fedone_sdk.backends import LLMBackend
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import MessageError, ProblemError, SpecError

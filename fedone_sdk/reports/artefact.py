@@ -11,7 +11,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 import fedone_sdk
-from fedone_sdk.aggregator.intervals import interval
+from fedone_sdk.aggregator.serving.intervals import interval
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import ArchiveError, SpecError
 from fedone_sdk.messages import Cap, MetricReport, PromptReport, RunStatus, Verdict

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from fedone_sdk.aggregator.intervals import Interval, difference, interval
-from fedone_sdk.aggregator.outcomes import Outcomes, Which
+from fedone_sdk.aggregator.serving.intervals import Interval, difference, interval
+from fedone_sdk.aggregator.serving.outcomes import Outcomes, Which
 from fedone_sdk.backends import Answer, LLMBackend, Prediction, Query, is_known, prediction_queries
 from fedone_sdk.budget import NOTHING
 from fedone_sdk.messages import Message, PromptReport

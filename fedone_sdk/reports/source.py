@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from fedone_sdk.aggregator import ServedRun
-from fedone_sdk.aggregator.archive import read_archive
-from fedone_sdk.aggregator.outcomes import Outcomes, Which, newest_outcomes
-from fedone_sdk.aggregator.replay import machine_of
+from fedone_sdk.aggregator.rounds.replay import machine_of
+from fedone_sdk.aggregator.serving.archive import read_archive
+from fedone_sdk.aggregator.serving.outcomes import Outcomes, Which, newest_outcomes
 from fedone_sdk.clock import SystemClock
 from fedone_sdk.errors import ArchiveError, SpecError
 from fedone_sdk.messages import PromptReport, RunResult

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from fedone_sdk.aggregator.replay import at_round, compare, machine_of
+from fedone_sdk.aggregator.rounds.replay import at_round, compare, machine_of
 from fedone_sdk.algorithms import alpha_sha256
 from fedone_sdk.errors import FedOneError
 from fedone_sdk.messages import PromptReport

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fedone_sdk.client import EdgeClient, Trainer, Transport
 from fedone_sdk.client.identity import Identity, shelf_of
-from fedone_sdk.client.shelf import Shelf
+from fedone_sdk.client.shelf import StateDir
 from fedone_sdk.task import Example, ScoreFunction
 
 __all__ = ["Between", "Devices"]
@@ -58,7 +58,7 @@ class Devices:
         Raises:
             DataError: The folder cannot be created.
         """
-        shelf = Shelf(self.state_dir)
+        shelf = StateDir(self.state_dir)
         secret = shelf.read(_SECRET)
         if not secret:
             secret = secrets.token_bytes(32)

@@ -14,8 +14,8 @@ from typing import Literal
 import structlog
 
 from fedone_sdk.aggregator import Aggregator, ServedRun, Service
-from fedone_sdk.aggregator.events import Effect
-from fedone_sdk.aggregator.run import CaughtUp
+from fedone_sdk.aggregator.rounds.events import Effect
+from fedone_sdk.aggregator.serving.run import CaughtUp
 from fedone_sdk.backends import Answer, LLMBackend, Query
 from fedone_sdk.client import EdgeClient, HttpTransport, Trainer
 from fedone_sdk.data import Partition, check_examples, load_examples, partition_clients

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Literal
 
 from fedone_sdk.aggregator import RoundMachine
-from fedone_sdk.aggregator.events import Assigned, SeatsVacant, WorkAsked
-from fedone_sdk.aggregator.state import RunState
+from fedone_sdk.aggregator.rounds.events import Assigned, SeatsVacant, WorkAsked
+from fedone_sdk.aggregator.rounds.state import RunState
 from fedone_sdk.errors import SpecError
 from fedone_sdk.messages import AlphaAssignment, LossesAssignment
 from fedone_sdk.simulation.federation import Federation

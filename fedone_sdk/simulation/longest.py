@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fedone_sdk.aggregator.evaluation import curve_examples
+from fedone_sdk.aggregator.serving.evaluation import curve_examples
 from fedone_sdk.backends import LLMBackend, Query, query_for
 from fedone_sdk.calibration import CONTENT_FREE
 from fedone_sdk.candidates import prompt_of

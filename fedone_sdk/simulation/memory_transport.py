@@ -6,10 +6,10 @@ import hashlib
 from collections.abc import Awaitable, Sequence
 from typing import TypeVar
 
-from fedone_sdk.aggregator.auth import may_see
-from fedone_sdk.aggregator.pool import TurnedAway
-from fedone_sdk.aggregator.run import ServedRun
+from fedone_sdk.aggregator.access.tokens import may_see
 from fedone_sdk.aggregator.service import Service
+from fedone_sdk.aggregator.serving.pool import TurnedAway
+from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.client import Idle
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import (

@@ -10,10 +10,10 @@ from itertools import islice
 from types import TracebackType
 from typing import Self
 
-from fedone_sdk.aggregator.events import Effect, SeatOffered
-from fedone_sdk.aggregator.pool import STAY_S
-from fedone_sdk.aggregator.run import CaughtUp, ServedRun
+from fedone_sdk.aggregator.rounds.events import Effect, SeatOffered
 from fedone_sdk.aggregator.service import Service
+from fedone_sdk.aggregator.serving.pool import STAY_S
+from fedone_sdk.aggregator.serving.run import CaughtUp, ServedRun
 from fedone_sdk.client import EdgeClient
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import Enrol, Enrolled

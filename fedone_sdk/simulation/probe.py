@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from fedone_sdk.aggregator import ServedRun
-from fedone_sdk.aggregator.events import Effect, RoundFinished
-from fedone_sdk.aggregator.run import CaughtUp
+from fedone_sdk.aggregator.rounds.events import Effect, RoundFinished
+from fedone_sdk.aggregator.serving.run import CaughtUp
 from fedone_sdk.backends import (
     Answer,
     LLMBackend,

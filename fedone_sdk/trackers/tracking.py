@@ -17,8 +17,8 @@ from fedone_sdk.trackers.tracker import TrackedRun, Tracker, TrackerFactory, par
 
 if TYPE_CHECKING:
     from fedone_sdk.aggregator import ServedRun
-    from fedone_sdk.aggregator.events import Effect
-    from fedone_sdk.aggregator.run import CaughtUp
+    from fedone_sdk.aggregator.rounds.events import Effect
+    from fedone_sdk.aggregator.serving.run import CaughtUp
 
 __all__ = ["Tracking"]
 
@@ -77,14 +77,14 @@ class Tracking:
     def __call__(self, run: ServedRun, effect: Effect | CaughtUp | None) -> None:
         """Send new events of a run."""
         # Imported here, because following a remote run does not need the aggregator.
-        from fedone_sdk.aggregator.events import RoundFinished, WentBack
+        from fedone_sdk.aggregator.rounds.events import RoundFinished, RunRolledBack
 
         if not self._begun:
             self.begin(
                 TrackedRun(run_id=run.run_id, name=run.spec.name, params=params_of(run.spec)),
                 metric=run.spec.task.metric,
             )
-        if isinstance(effect, WentBack):  # These rounds run again.
+        if isinstance(effect, RunRolledBack):  # These rounds run again.
             self._rounds = min(self._rounds, effect.to_round)
             self._measured = min(self._measured, effect.to_round - 1)
         elif effect is None or isinstance(effect, RoundFinished):

@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 import fedone_sdk.cli
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Aggregator
-from fedone_sdk.aggregator.archive import export_run, import_run, read_archive
-from fedone_sdk.aggregator.events import (
+from fedone_sdk.aggregator.rounds import RoundMachine
+from fedone_sdk.aggregator.rounds.events import (
     Accepted,
     Assigned,
     Declined,
@@ -35,9 +35,9 @@ from fedone_sdk.aggregator.events import (
     UpdateArrived,
     WorkAsked,
 )
-from fedone_sdk.aggregator.machine import RoundMachine
-from fedone_sdk.aggregator.replay import at_round, compare, replay
-from fedone_sdk.aggregator.run import CaughtUp, ServedRun
+from fedone_sdk.aggregator.rounds.replay import at_round, compare, replay
+from fedone_sdk.aggregator.serving.archive import export_run, import_run, read_archive
+from fedone_sdk.aggregator.serving.run import CaughtUp, ServedRun
 from fedone_sdk.algorithms import load_memory
 from fedone_sdk.budget import NOTHING
 from fedone_sdk.cli._http import call

@@ -340,7 +340,7 @@ async def serve(args: argparse.Namespace) -> None:
     import structlog
 
     from fedone_sdk import Aggregator, RunSpec, Vocabulary
-    from fedone_sdk.aggregator.events import Effect, RoundFinished, SeatOffered
+    from fedone_sdk.aggregator.rounds.events import Effect, RoundFinished, SeatOffered
     from fedone_sdk.cli.serve import collect_rarely
 
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))

@@ -22,7 +22,7 @@ from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
-from fedone_sdk.aggregator.events import RoundFinished
+from fedone_sdk.aggregator.rounds.events import RoundFinished
 from fedone_sdk.flower import FedOneStrategy, client_app, node_shard
 from fedone_sdk.simulation import Federation, simulate
 from fedone_sdk.testing import ScriptedBackend

@@ -87,9 +87,7 @@ async def test_a_run_starts_and_its_charts_move(chromium: Chromium, stage: Stage
 
 
 async def test_an_ended_run_says_whether_it_was_worth_it(chromium: Chromium, stage: Stage) -> None:
-    await stage.shut()
-    stage.backend.bounds -= {"usd"}
-    await stage.open()
+    stage.backend.inner.bounds -= {"usd"}
     run = await stage.add_run(rounds=6)
     async with chromium.watching(stage.url, size=PHONE) as watcher:
         page = watcher.page

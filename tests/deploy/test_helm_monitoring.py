@@ -13,8 +13,8 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from fedone_sdk.aggregator.metrics import Metrics
-from fedone_sdk.aggregator.observers import Observers
+from fedone_sdk.aggregator.telemetry.metrics import Metrics
+from fedone_sdk.aggregator.telemetry.observers import Observers
 from tests.deploy.helm_chart import CASES, CHART, render
 from tests.deploy.processes import tool
 from tests.integration.test_observing import ADMIN, serving

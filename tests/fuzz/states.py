@@ -6,9 +6,9 @@ import json
 from functools import cache
 from typing import Any
 
-from fedone_sdk.aggregator.codec import arrays_of, encode_arrays, encode_document
-from fedone_sdk.aggregator.events import SeatsVacant, WorkAsked
-from fedone_sdk.aggregator.machine import RoundMachine
+from fedone_sdk.aggregator.rounds import RoundMachine
+from fedone_sdk.aggregator.rounds.codec import arrays_of, encode_arrays, encode_document
+from fedone_sdk.aggregator.rounds.events import SeatsVacant, WorkAsked
 from fedone_sdk.spec import RunSpec
 
 __all__ = ["working_state"]

@@ -17,8 +17,8 @@ import pytest
 
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import ServedRun, Service
-from fedone_sdk.aggregator.auth import Authority
-from fedone_sdk.aggregator.replay import at_round, compare, machine_of
+from fedone_sdk.aggregator.access.tokens import Authority
+from fedone_sdk.aggregator.rounds.replay import at_round, compare, machine_of
 from fedone_sdk.backends import LLMBackend, predict
 from fedone_sdk.calibration import bias_grid
 from fedone_sdk.data import draw_minibatch
@@ -450,7 +450,7 @@ from fedone_sdk.budget import NOTHING
 from fedone_sdk.client.batch import Minibatch
 from fedone_sdk.client.journal import Journal
 from fedone_sdk.client.scoring import Step, score_step
-from fedone_sdk.client.shelf import Shelf
+from fedone_sdk.client.shelf import StateDir
 from fedone_sdk.messages import Array
 from fedone_sdk.task import TaskSpec
 
@@ -468,7 +468,7 @@ async def main():
     rows = [{"text": str(number), "label": label} for number, label in enumerate(labels)]
     batch = await Minibatch.of(task, rows, None)
     step = Step(number=0, task=task, batch=batch, prompts=Array.pack([0, 1], (2, 1), "uint8"),
-                journal=Journal(Shelf(None), "a"), told=lambda count: None, by_class=True)
+                journal=Journal(StateDir(None), "a"), told=lambda count: None, by_class=True)
     return await score_step(step, Oracle())
 
 found = asyncio.run(main())

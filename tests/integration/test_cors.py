@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from fedone_sdk.aggregator.cors import CorsConfig
-from fedone_sdk.aggregator.limits import Limits
+from fedone_sdk.aggregator.http.cors import CorsConfig
+from fedone_sdk.aggregator.http.limits import Limits
 from tests.integration.test_security import CLAIM, FLEET, ROOT, serving
 
 APP = "https://app.example"

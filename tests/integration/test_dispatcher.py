@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from fedone_sdk.aggregator import Service
-from fedone_sdk.aggregator.auth import Authority
-from fedone_sdk.aggregator.events import EvaluationReserved, SeatOffered
-from fedone_sdk.aggregator.pool import TurnedAway
+from fedone_sdk.aggregator.access.tokens import Authority
+from fedone_sdk.aggregator.rounds.events import EvaluationReserved, SeatOffered
+from fedone_sdk.aggregator.serving.pool import TurnedAway
 from fedone_sdk.backends import Query
 from fedone_sdk.backends.wrappers import BudgetedBackend, RetryingBackend
 from fedone_sdk.budget import NOTHING, Usage

@@ -18,7 +18,7 @@ import pytest
 
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Service
-from fedone_sdk.aggregator.auth import Authority
+from fedone_sdk.aggregator.access.tokens import Authority
 from fedone_sdk.backends import LLMBackend
 from fedone_sdk.client import ClientEvent, EdgeClientThread, Idle
 from fedone_sdk.client.patience import MAX_WAIT_S, Backoff

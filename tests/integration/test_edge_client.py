@@ -18,9 +18,9 @@ from structlog.testing import capture_logs
 
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Aggregator, ServedRun, Service
-from fedone_sdk.aggregator.auth import Authority
-from fedone_sdk.aggregator.http import listening, problem
-from fedone_sdk.aggregator.replay import at_round
+from fedone_sdk.aggregator.access.tokens import Authority
+from fedone_sdk.aggregator.http.requests import listening, problem
+from fedone_sdk.aggregator.rounds.replay import at_round
 from fedone_sdk.backends import Answer, LLMBackend, Query
 from fedone_sdk.budget import Budget, Usage
 from fedone_sdk.client import ClientEvent, HttpTransport, Idle

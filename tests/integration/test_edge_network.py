@@ -27,7 +27,7 @@ from yarl import URL
 
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Aggregator
-from fedone_sdk.aggregator.http import listening
+from fedone_sdk.aggregator.http.requests import listening
 from fedone_sdk.client import ClientEvent, HttpTransport, Network
 from fedone_sdk.client.identity import Identity, shelf_of
 from fedone_sdk.client.network import Proxy

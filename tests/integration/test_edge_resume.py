@@ -13,7 +13,7 @@ import pytest
 
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Service
-from fedone_sdk.aggregator.auth import Authority
+from fedone_sdk.aggregator.access.tokens import Authority
 from fedone_sdk.backends import LLMBackend, Query
 from fedone_sdk.budget import Usage
 from fedone_sdk.client.identity import shelf_of

@@ -17,8 +17,8 @@ from structlog.testing import capture_logs
 
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Service
-from fedone_sdk.aggregator.auth import Authority
-from fedone_sdk.aggregator.http import listening
+from fedone_sdk.aggregator.access.tokens import Authority
+from fedone_sdk.aggregator.http.requests import listening
 from fedone_sdk.backends import LLMBackend, Query
 from fedone_sdk.client import ClientEvent, EdgeClientThread, HttpTransport
 from fedone_sdk.client.batch import Minibatch

@@ -13,8 +13,8 @@ import structlog
 
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import ServedRun, Service
-from fedone_sdk.aggregator.archive import export_run
-from fedone_sdk.aggregator.auth import Authority
+from fedone_sdk.aggregator.access.tokens import Authority
+from fedone_sdk.aggregator.serving.archive import export_run
 from fedone_sdk.backends import CachedBackend, LLMBackend, Query
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendUnavailable
@@ -197,7 +197,7 @@ async def test_one_replica_measures_the_whole_dev_split(monkeypatch: pytest.Monk
         async def lead(self) -> bool:
             return self.first
 
-    monkeypatch.setattr("fedone_sdk.aggregator.evaluation._PATIENCE_S", 0)
+    monkeypatch.setattr("fedone_sdk.aggregator.serving.evaluation._PATIENCE_S", 0)
     store, backend = Follower(), ScriptedBackend()
     async with serving(backend, store) as service:
         run = await service.add_run(spec_of(), WORDS, dev=DEV)

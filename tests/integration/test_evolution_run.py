@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 
 from fedone_sdk.aggregator import RoundMachine, ServedRun
-from fedone_sdk.aggregator.events import Assigned, Refused, SeatsVacant, UpdateArrived, WorkAsked
+from fedone_sdk.aggregator.rounds.events import (
+    Assigned,
+    Refused,
+    SeatsVacant,
+    UpdateArrived,
+    WorkAsked,
+)
 from fedone_sdk.errors import SpecError
 from fedone_sdk.messages import AlphaAssignment, AlphaUpdate, RunResult, Scored
 from fedone_sdk.messages.ndarray import to_wire

@@ -17,11 +17,11 @@ import pytest
 from aiohttp import web
 from yarl import URL
 
-import fedone_sdk.aggregator.http as http_module
+import fedone_sdk.aggregator.http.requests as http_module
 import fedone_sdk.aggregator.routes.exchange as exchange_module
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Aggregator, ServedRun
-from fedone_sdk.aggregator.http import answer, listening
+from fedone_sdk.aggregator.http.requests import answer, listening
 from fedone_sdk.aggregator.routes import MAX_BODY_BYTES
 from fedone_sdk.budget import Usage
 from fedone_sdk.client import HttpTransport

@@ -16,8 +16,8 @@ import structlog
 from openapi_spec_validator import validate
 
 from fedone_sdk.aggregator import Aggregator, ServedRun
-from fedone_sdk.aggregator.openapi import openapi_document
 from fedone_sdk.aggregator.routes import MAX_BODY_BYTES, build_app, routes
+from fedone_sdk.aggregator.routes.openapi import openapi_document
 from fedone_sdk.backends import Answer, Query
 from fedone_sdk.backends.wrappers import RetryingBackend
 from fedone_sdk.errors import BackendBlocked, FedOneError, StoreUnavailable

@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Aggregator
-from fedone_sdk.aggregator.auth import AdminToken, digest
-from fedone_sdk.aggregator.metrics import Metrics
-from fedone_sdk.aggregator.observers import Observers
+from fedone_sdk.aggregator.access.tokens import AdminToken, digest
+from fedone_sdk.aggregator.telemetry.metrics import Metrics
+from fedone_sdk.aggregator.telemetry.observers import Observers
 from fedone_sdk.cli.app import app
 from fedone_sdk.messages import ClientInfluence, LossesUpdate, RunResult
 from fedone_sdk.simulation import Federation, MemoryTransport, simulate

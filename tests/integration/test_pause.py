@@ -14,8 +14,8 @@ import pytest
 
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import ServedRun, Service
-from fedone_sdk.aggregator.auth import Authority
-from fedone_sdk.aggregator.events import ModelSeen
+from fedone_sdk.aggregator.access.tokens import Authority
+from fedone_sdk.aggregator.rounds.events import ModelSeen
 from fedone_sdk.backends import Answer, CachedBackend, LLMBackend, Query
 from fedone_sdk.backends.wrappers import BudgetedBackend, RetryingBackend
 from fedone_sdk.budget import NOTHING, Usage

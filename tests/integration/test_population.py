@@ -11,7 +11,7 @@ from typing import Any, Literal
 import pytest
 
 from fedone_sdk.aggregator import ServedRun
-from fedone_sdk.aggregator.events import Closed, RoundFinished
+from fedone_sdk.aggregator.rounds.events import Closed, RoundFinished
 from fedone_sdk.backends import Query
 from fedone_sdk.budget import Usage
 from fedone_sdk.client import EdgeClient, Transport

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from fedone_sdk.aggregator.archive import export_run, read_archive
-from fedone_sdk.aggregator.auth import Authority
-from fedone_sdk.aggregator.replay import compare
+from fedone_sdk.aggregator.access.tokens import Authority
+from fedone_sdk.aggregator.rounds.replay import compare
 from fedone_sdk.aggregator.service import Service
+from fedone_sdk.aggregator.serving.archive import export_run, read_archive
 from fedone_sdk.budget import Budget
 from fedone_sdk.clock import SystemClock
 from fedone_sdk.errors import ProblemError, SpecError

@@ -17,7 +17,7 @@ from fedone_sdk.client import RequiredPrivacy
 from fedone_sdk.client.events import ClientEvent
 from fedone_sdk.client.outbox import Outbox, Unsent
 from fedone_sdk.client.privacy import PrivacyAccount
-from fedone_sdk.client.shelf import Shelf
+from fedone_sdk.client.shelf import StateDir
 from fedone_sdk.errors import DataError, SpecError
 from fedone_sdk.messages import AlphaUpdate, Decline, LossesUpdate, RunTask
 from fedone_sdk.simulation import MemoryTransport
@@ -223,7 +223,7 @@ def test_a_count_that_cannot_be_read_is_not_taken_for_zero(tmp_path: Path, conte
     (tmp_path / "privacy.json").write_text(content)
     with pytest.raises(DataError, match=r"privacy.json: the count of epsilon cannot be read"):
         PrivacyAccount(RequiredPrivacy(max_epsilon=8), tmp_path, own_model=True)
-    Shelf(tmp_path).write("privacy.json", json.dumps({"losses": 0.25, "alpha": 0}).encode())
+    StateDir(tmp_path).write("privacy.json", json.dumps({"losses": 0.25, "alpha": 0}).encode())
     account = PrivacyAccount(RequiredPrivacy(max_epsilon=8), tmp_path, own_model=True)
     assert account.epsilon == pytest.approx(epsilon_of(2.0), rel=0.02)
 

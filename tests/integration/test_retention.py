@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from fedone_sdk.aggregator import Aggregator
 from fedone_sdk.aggregator.config import RunToServe
-from fedone_sdk.aggregator.retention import Retention
+from fedone_sdk.aggregator.serving.retention import Retention
 from fedone_sdk.cli.app import app
 from fedone_sdk.cli.serve import _add_runs
 from fedone_sdk.errors import ProblemError, SpecError

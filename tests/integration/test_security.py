@@ -18,9 +18,9 @@ import pytest
 import structlog
 
 from fedone_sdk.aggregator import Aggregator
-from fedone_sdk.aggregator.auth import AdminToken, EnrolmentToken, digest
-from fedone_sdk.aggregator.events import PauseAsked, ResumeAsked
-from fedone_sdk.aggregator.limits import NO_LIMITS, Limits
+from fedone_sdk.aggregator.access.tokens import AdminToken, EnrolmentToken, digest
+from fedone_sdk.aggregator.http.limits import NO_LIMITS, Limits
+from fedone_sdk.aggregator.rounds.events import PauseAsked, ResumeAsked
 from fedone_sdk.backends import LLMBackend, Query
 from fedone_sdk.client.signing import Signer
 from fedone_sdk.errors import BackendBlocked, ProblemError
@@ -742,7 +742,7 @@ class TestSlowness:
     async def test_a_body_that_does_not_come_is_given_up(
         self, server: Server, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("fedone_sdk.aggregator.http._READ_TIMEOUT_S", 0.05)
+        monkeypatch.setattr("fedone_sdk.aggregator.http.requests._READ_TIMEOUT_S", 0.05)
         _, credential = await server.enrol()
         async with raw(server) as (reader, writer):
             writer.write(

@@ -15,9 +15,9 @@ import pytest
 
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Aggregator, ServedRun, Service
-from fedone_sdk.aggregator.auth import Authority
-from fedone_sdk.aggregator.events import EvaluationReserved
-from fedone_sdk.aggregator.pool import STAY_S, TurnedAway
+from fedone_sdk.aggregator.access.tokens import Authority
+from fedone_sdk.aggregator.rounds.events import EvaluationReserved
+from fedone_sdk.aggregator.serving.pool import STAY_S, TurnedAway
 from fedone_sdk.backends import LLMBackend
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import FedOneError, LabelWordError, ProblemError, SpecError

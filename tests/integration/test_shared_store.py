@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from fedone_sdk.aggregator.auth import Authority
-from fedone_sdk.aggregator.events import RolledBack
-from fedone_sdk.aggregator.pool import TurnedAway
-from fedone_sdk.aggregator.replay import compare
-from fedone_sdk.aggregator.run import ServedRun
+from fedone_sdk.aggregator.access.tokens import Authority
+from fedone_sdk.aggregator.rounds.events import RolledBack
+from fedone_sdk.aggregator.rounds.replay import compare
 from fedone_sdk.aggregator.service import Service
+from fedone_sdk.aggregator.serving.pool import TurnedAway
+from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.algorithms import alpha_sha256, dump_memory, load_memory
 from fedone_sdk.budget import Usage
 from fedone_sdk.clock import SystemClock

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from fedone_sdk.aggregator.probabilities import likeliest
-from fedone_sdk.aggregator.replay import compare
+from fedone_sdk.aggregator.rounds.replay import compare
+from fedone_sdk.aggregator.serving.probabilities import likeliest
 from fedone_sdk.backends import LLMBackend
 from fedone_sdk.backends.wrappers import BudgetedBackend
 from fedone_sdk.budget import Usage

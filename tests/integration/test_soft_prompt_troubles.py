@@ -15,9 +15,9 @@ import pytest
 
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import RoundMachine, Service
-from fedone_sdk.aggregator.archive import export_run, read_archive
-from fedone_sdk.aggregator.auth import Authority
-from fedone_sdk.aggregator.replay import compare
+from fedone_sdk.aggregator.access.tokens import Authority
+from fedone_sdk.aggregator.rounds.replay import compare
+from fedone_sdk.aggregator.serving.archive import export_run, read_archive
 from fedone_sdk.algorithms import (
     BBT,
     State,

@@ -11,7 +11,7 @@ import aiohttp
 import numpy as np
 import pytest
 
-from fedone_sdk.aggregator.replay import compare
+from fedone_sdk.aggregator.rounds.replay import compare
 from fedone_sdk.algorithms import alpha_sha256
 from fedone_sdk.algorithms.projection import projected
 from fedone_sdk.backends import EmbeddingSpace
@@ -180,7 +180,7 @@ class TestBbt:
 
 def _drawn(spec: RunSpec) -> np.ndarray:
     from fedone_sdk.aggregator import RoundMachine
-    from fedone_sdk.aggregator.events import SeatsVacant, WorkAsked
+    from fedone_sdk.aggregator.rounds.events import SeatsVacant, WorkAsked
 
     machine = RoundMachine(spec.name, spec, vocab_size=0)
     state, _ = machine.step(machine.start(), SeatsVacant(available={0: 4}), 0.0)

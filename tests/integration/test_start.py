@@ -12,8 +12,8 @@ import aiohttp
 import pytest
 
 from fedone_sdk.aggregator import Aggregator, ServedRun, Service
-from fedone_sdk.aggregator.auth import Authority
-from fedone_sdk.aggregator.pool import TurnedAway
+from fedone_sdk.aggregator.access.tokens import Authority
+from fedone_sdk.aggregator.serving.pool import TurnedAway
 from fedone_sdk.backends import LLMBackend
 from fedone_sdk.errors import BackendUnavailable, ProblemError
 from fedone_sdk.messages import Claim, Enrol

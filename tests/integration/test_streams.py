@@ -11,8 +11,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from fedone_sdk.aggregator.archive import export_run, read_archive
-from fedone_sdk.aggregator.retention import Retention
+from fedone_sdk.aggregator.serving.archive import export_run, read_archive
+from fedone_sdk.aggregator.serving.retention import Retention
 from fedone_sdk.errors import ArchiveError, StoreUnavailable
 from fedone_sdk.messages import ClientList
 from fedone_sdk.stores import ClientRecord, LogEntry, MemoryStore

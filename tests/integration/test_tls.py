@@ -24,8 +24,8 @@ from cryptography.x509.oid import NameOID
 from pydantic import ValidationError
 
 from fedone_sdk.aggregator import Aggregator
-from fedone_sdk.aggregator.http import listening, problems
-from fedone_sdk.aggregator.tls import ServerTls, TlsConfig
+from fedone_sdk.aggregator.http.requests import listening, problems
+from fedone_sdk.aggregator.http.tls import ServerTls, TlsConfig
 from fedone_sdk.client import HttpTransport
 from fedone_sdk.client.network import Network
 from fedone_sdk.errors import ProblemError, SpecError, TransportError

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from fedone_sdk.aggregator.events import RoundFinished
+from fedone_sdk.aggregator.rounds.events import RoundFinished
 from fedone_sdk.errors import MissingExtraError, SpecError
 from fedone_sdk.messages import RoundReport, RunResult
 from fedone_sdk.spec import RunSpec
@@ -147,7 +147,7 @@ async def test_rounds_that_were_done_before_are_told_too() -> None:
 
 
 async def test_rounds_after_a_rollback_come_again() -> None:
-    from fedone_sdk.aggregator.events import WentBack
+    from fedone_sdk.aggregator.rounds.events import RunRolledBack
 
     made: list[Noted] = []
     done = await small()
@@ -166,7 +166,7 @@ async def test_rounds_after_a_rollback_come_again() -> None:
 
         finished = RoundFinished(report=history[0], record={}, clients=(0,))
         tell(finished, 8)
-        tell(WentBack(to_round=2, record={}), 2)
+        tell(RunRolledBack(to_round=2, record={}), 2)
         tell(finished, 3)
     rounds = [report.round for report, _ in made[0].rounds]
     assert rounds == [0, 1, 2, 3, 4, 5, 6, 7, 2]

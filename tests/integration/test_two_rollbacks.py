@@ -11,8 +11,8 @@ import pytest
 
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Service
-from fedone_sdk.aggregator.replay import compare
-from fedone_sdk.aggregator.run import ServedRun
+from fedone_sdk.aggregator.rounds.replay import compare
+from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.testing import ScriptedBackend
 from tests.integration.test_edge_resume import client_of, serving, spec_of

@@ -12,7 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from fedone_sdk import Aggregator, EdgeClient
-from fedone_sdk.aggregator.auth import ROLES, AdminToken, digest
+from fedone_sdk.aggregator.access.tokens import ROLES, AdminToken, digest
 from fedone_sdk.backends import LLMBackend
 from fedone_sdk.client import HttpTransport
 from fedone_sdk.data.misfit import Rows

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fedone_sdk.aggregator import Service
-from fedone_sdk.aggregator.auth import Authority
+from fedone_sdk.aggregator.access.tokens import Authority
 from fedone_sdk.errors import StoreUnavailable
 from fedone_sdk.stores import Commit, MemoryStore
 from fedone_sdk.testing import ManualClock

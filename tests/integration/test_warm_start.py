@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fedone_sdk.aggregator.replay import compare, machine_of
+from fedone_sdk.aggregator.rounds.replay import compare, machine_of
 from fedone_sdk.backends import predict
 from fedone_sdk.simulation import Federation, simulate
 from fedone_sdk.spec import RunSpec

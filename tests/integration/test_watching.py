@@ -16,10 +16,10 @@ import pytest
 
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Aggregator
-from fedone_sdk.aggregator.archive import export_run, import_run
-from fedone_sdk.aggregator.auth import AdminToken, digest
-from fedone_sdk.aggregator.dashboard import FILES
-from fedone_sdk.aggregator.probabilities import likeliest
+from fedone_sdk.aggregator.access.tokens import AdminToken, digest
+from fedone_sdk.aggregator.routes.dashboard import FILES
+from fedone_sdk.aggregator.serving.archive import export_run, import_run
+from fedone_sdk.aggregator.serving.probabilities import likeliest
 from fedone_sdk.messages import LostWork, Me, RoundReport, RunSummary, Seats, TokenProbabilities
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore, SqlStore, Store

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from fedone_sdk.aggregator import auth
-from fedone_sdk.aggregator.access import Access, may_see
-from fedone_sdk.aggregator.auth import AdminToken, Authority, EnrolmentToken, digest
+from fedone_sdk.aggregator.access import tokens
+from fedone_sdk.aggregator.access.clients import Access, may_see
+from fedone_sdk.aggregator.access.tokens import AdminToken, Authority, EnrolmentToken, digest
 from fedone_sdk.errors import ProblemError, SpecError
 from fedone_sdk.messages import Enrol, NewToken
 from fedone_sdk.stores import ClientRecord, MemoryStore, TokenRecord
@@ -397,7 +397,7 @@ class TestPeople:
         ],
     )
     def test_a_role_allows_what_lesser_ones_do(
-        self, token: str | None, role: auth.Role, code: str | None
+        self, token: str | None, role: tokens.Role, code: str | None
     ) -> None:
         if code is None:
             assert self.authority().check(token, role) == self.authority().person(token)
@@ -425,7 +425,7 @@ class TestPeople:
             compared.append((given, known))
             return given == known
 
-        monkeypatch.setattr(auth.hmac, "compare_digest", compare)
+        monkeypatch.setattr(tokens.hmac, "compare_digest", compare)
         people = {digest("v"), digest("o"), digest("root-secret")}
         for token in ("v", "nobody"):
             compared.clear()

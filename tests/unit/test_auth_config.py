@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from fedone_sdk.aggregator.auth import Authority, digest
-from fedone_sdk.aggregator.auth_config import AuthConfig
+from fedone_sdk.aggregator.access.config import AuthConfig
+from fedone_sdk.aggregator.access.tokens import Authority, digest
 from fedone_sdk.errors import SpecError
 from fedone_sdk.spec import validate_spec
 

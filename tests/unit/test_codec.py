@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedone_sdk.aggregator.codec import arrays_of, decode, encode_arrays, encode_document
-from fedone_sdk.aggregator.curves import Curves
-from fedone_sdk.aggregator.state import RunState, Seat
+from fedone_sdk.aggregator.rounds.codec import arrays_of, decode, encode_arrays, encode_document
+from fedone_sdk.aggregator.rounds.curves import Curves
+from fedone_sdk.aggregator.rounds.state import RunState, Seat
 from fedone_sdk.algorithms import State
 from fedone_sdk.budget import Account, Budget, Usage
 from fedone_sdk.messages import Array, MetricReport, Verdict
@@ -210,6 +210,7 @@ def test_every_field_is_written() -> None:
         votes={3: "m"},
         verdict=Verdict(conclusion="unclear", source="dev", bias=(0.0, 0.5), examples=7),
         unfit={4: "why"},
+        planned=80,
     )
     assert decode(encode_document(added), encode_arrays(arrays_of(added))).verdict == added.verdict
     assert encode_document(added).keys() == names

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedone_sdk.cli._files import write_file
-from fedone_sdk.client.shelf import Shelf
+from fedone_sdk.client.shelf import StateDir
 from fedone_sdk.comparison.records import TrialFile
 from fedone_sdk.experiments.records import write_whole
 from fedone_sdk.files import replace_file, sync_folder
@@ -22,23 +22,23 @@ __all__ = ["disk"]
 def test_a_state_file_that_was_written_is_there_after_a_power_cut(
     tmp_path: Path, disk: Disk
 ) -> None:
-    shelf = Shelf(tmp_path / "state")
+    shelf = StateDir(tmp_path / "state")
     shelf.write("identity.json", b"first")
     disk.cut(tmp_path)
-    assert Shelf(tmp_path / "state").read("identity.json") == b"first"
+    assert StateDir(tmp_path / "state").read("identity.json") == b"first"
     shelf.write("identity.json", b"second")
     disk.cut(tmp_path)
-    assert Shelf(tmp_path / "state").read("identity.json") == b"second"
+    assert StateDir(tmp_path / "state").read("identity.json") == b"second"
 
 
 def test_a_journal_that_was_begun_is_there_after_a_power_cut(tmp_path: Path, disk: Disk) -> None:
     """It holds noise that must not be drawn again."""
-    shelf = Shelf(tmp_path / "state")
+    shelf = StateDir(tmp_path / "state")
     shelf.append("journal-a.jsonl", b"one\n")
     disk.cut(tmp_path)
     shelf.append("journal-a.jsonl", b"two\n")
     disk.cut(tmp_path)
-    assert Shelf(tmp_path / "state").read("journal-a.jsonl") == b"one\ntwo\n"
+    assert StateDir(tmp_path / "state").read("journal-a.jsonl") == b"one\ntwo\n"
 
 
 def test_results_are_there_after_a_power_cut(tmp_path: Path, disk: Disk) -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from fedone_sdk.aggregator.pool import MAX_RETRY_AFTER_S, STAY_S, Pool, TurnedAway
+from fedone_sdk.aggregator.serving.pool import MAX_RETRY_AFTER_S, STAY_S, Pool, TurnedAway
 from fedone_sdk.stores import Member
 
 

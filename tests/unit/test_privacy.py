@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from fedone_sdk.aggregator.privacy import Accountant
+from fedone_sdk.aggregator.rounds.privacy import Accountant
 from fedone_sdk.client import noise
 from fedone_sdk.client.noise import (
     alpha_sensitivity,

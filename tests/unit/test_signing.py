@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedone_sdk.aggregator.signing import Signatures, SignedRequest
+from fedone_sdk.aggregator.access.signing import Signatures, SignedRequest
 from fedone_sdk.client.signing import Signer
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages.signature import content_digest, signature_base

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from fedone_sdk.aggregator.to_the_end import none_under_way, to_the_end
+from fedone_sdk.aggregator.runtime.shielded import run_shielded, wait_pending
 from fedone_sdk.errors import StoreUnavailable
 
 MINE, OTHER = object(), object()
@@ -23,13 +23,13 @@ async def left_alone(ends_with: BaseException | None) -> list[str]:
         if ends_with is not None:
             raise ends_with
 
-    caller = asyncio.create_task(to_the_end(work(), of=MINE))
+    caller = asyncio.create_task(run_shielded(work(), of=MINE))
     await asyncio.sleep(0)
     caller.cancel()
     with pytest.raises(asyncio.CancelledError):
         await caller
     assert not done
-    await none_under_way(MINE)
+    await wait_pending(MINE)
     return done
 
 
@@ -41,11 +41,11 @@ def test_the_work_is_done_though_its_caller_has_gone() -> None:
 
 async def test_work_of_others_is_not_waited_for() -> None:
     held = asyncio.Event()
-    other = asyncio.create_task(to_the_end(held.wait(), of=OTHER))
+    other = asyncio.create_task(run_shielded(held.wait(), of=OTHER))
     await asyncio.sleep(0)
     async with asyncio.timeout(1):
-        await none_under_way(MINE)
-    stopping = asyncio.create_task(none_under_way(OTHER))
+        await wait_pending(MINE)
+    stopping = asyncio.create_task(wait_pending(OTHER))
     await asyncio.sleep(0.01)
     assert not stopping.done()
     held.set()

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedone_sdk.aggregator.outcomes import Outcomes, Which
-from fedone_sdk.aggregator.verdict import examples_needed, judge, no_prompt_biased, sentence
+from fedone_sdk.aggregator.serving.outcomes import Outcomes, Which
+from fedone_sdk.aggregator.serving.verdict import examples_needed, judge, no_prompt_biased, sentence
 from fedone_sdk.budget import Usage
 from fedone_sdk.messages import Spread, Verdict
 from fedone_sdk.task import LOG_ZERO, TaskSpec

@@ -7,8 +7,8 @@ from dataclasses import asdict
 
 from aiohttp import web
 
-from fedone_sdk.aggregator.access import Access
-from fedone_sdk.aggregator.http import answer, bearer_token, streamed
+from fedone_sdk.aggregator.access.clients import Access
+from fedone_sdk.aggregator.http.requests import answer, bearer_token, streamed
 from fedone_sdk.aggregator.routes.exchange import SERVICE, client_of, message_of
 from fedone_sdk.aggregator.routes.route import Route
 from fedone_sdk.errors import ProblemError

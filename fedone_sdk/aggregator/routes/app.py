@@ -7,13 +7,10 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from fedone_sdk.aggregator.cors import NO_PAGES, Cors, CorsConfig
-from fedone_sdk.aggregator.drain import Drain
-from fedone_sdk.aggregator.health import Readiness
-from fedone_sdk.aggregator.http import Handler, bearer_token, problems, stamp_headers
-from fedone_sdk.aggregator.limits import LIMITER, NO_LIMITS, Limiter, Limits, guarding
-from fedone_sdk.aggregator.observers import NOBODY, Observers
-from fedone_sdk.aggregator.openapi import openapi_document
+from fedone_sdk.aggregator.http.cors import NO_PAGES, Cors, CorsConfig
+from fedone_sdk.aggregator.http.drain import Drain
+from fedone_sdk.aggregator.http.limits import LIMITER, NO_LIMITS, Limiter, Limits, guarding
+from fedone_sdk.aggregator.http.requests import Handler, bearer_token, problems, stamp_headers
 from fedone_sdk.aggregator.routes.access import ACCESS
 from fedone_sdk.aggregator.routes.archives import ARCHIVES
 from fedone_sdk.aggregator.routes.devices import DEVICES
@@ -26,16 +23,19 @@ from fedone_sdk.aggregator.routes.exchange import (
     SERVICE,
     admit,
 )
+from fedone_sdk.aggregator.routes.health import Readiness
 from fedone_sdk.aggregator.routes.machines import MACHINES, metrics_route
 from fedone_sdk.aggregator.routes.observe import noted, observing, stamp
+from fedone_sdk.aggregator.routes.openapi import openapi_document
 from fedone_sdk.aggregator.routes.people import PEOPLE
 from fedone_sdk.aggregator.routes.route import MAX_BODY_BYTES, Route
 from fedone_sdk.aggregator.routes.watch import WATCH
+from fedone_sdk.aggregator.runtime.shielded import run_shielded
 from fedone_sdk.aggregator.service import Service
-from fedone_sdk.aggregator.to_the_end import to_the_end
+from fedone_sdk.aggregator.telemetry.observers import NOBODY, Observers
 
 if TYPE_CHECKING:
-    from fedone_sdk.aggregator.metrics import Metrics
+    from fedone_sdk.aggregator.telemetry.metrics import Metrics
 
 __all__ = ["build_app", "build_metrics_app", "routes"]
 
@@ -123,7 +123,7 @@ def _guarded(route: Route) -> Handler:
         if route.method == "GET" or route.waits:
             return await route.handler(request)
         try:
-            return await to_the_end(_answered(route, request), of=request.app[SERVICE].store)
+            return await run_shielded(_answered(route, request), of=request.app[SERVICE].store)
         finally:
             exchange.bind()  # What it has bound is another task's.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from fedone_sdk.aggregator.http import answer, body_of, streamed
+from fedone_sdk.aggregator.http.requests import answer, body_of, streamed
 from fedone_sdk.aggregator.routes.exchange import EXCHANGE, SERVICE, run_of
 from fedone_sdk.aggregator.routes.route import Route
 from fedone_sdk.errors import ArchiveError, ProblemError

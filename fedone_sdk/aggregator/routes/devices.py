@@ -7,9 +7,7 @@ import math
 
 from aiohttp import web
 
-from fedone_sdk.aggregator.aside import aside_if_large
-from fedone_sdk.aggregator.http import answer, bearer_token
-from fedone_sdk.aggregator.pool import TurnedAway
+from fedone_sdk.aggregator.http.requests import answer, bearer_token
 from fedone_sdk.aggregator.routes.exchange import (
     EXCHANGE,
     SERVICE,
@@ -18,6 +16,8 @@ from fedone_sdk.aggregator.routes.exchange import (
     run_of,
 )
 from fedone_sdk.aggregator.routes.route import MAX_BODY_BYTES, Route
+from fedone_sdk.aggregator.runtime.threads import in_thread_if_large
+from fedone_sdk.aggregator.serving.pool import TurnedAway
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import (
     UPDATE,
@@ -78,7 +78,7 @@ async def update(request: web.Request) -> web.Response:
     assignment_id = request.match_info["assignment_id"]
     EXCHANGE.get().concerns(service.traffic_run(assignment_id=assignment_id))
     message, body = await message_of(request, UPDATE.validate_json)
-    body_sha256 = await aside_if_large(len(body), _sha256, body)
+    body_sha256 = await in_thread_if_large(len(body), _sha256, body)
     return answer(await service.update(client, assignment_id, message, body_sha256))
 
 
@@ -98,7 +98,7 @@ async def _assigned(work: AlphaAssignment | LossesAssignment, request: web.Reque
     """An assignment, which may hold millions of numbers."""
     alpha = work.alpha if isinstance(work, AlphaAssignment) else work.prompts
     size = 8 * math.prod(alpha.shape)
-    return await aside_if_large(size, answer, work, asked=request)
+    return await in_thread_if_large(size, answer, work, asked=request)
 
 
 async def decline(request: web.Request) -> web.Response:
@@ -116,7 +116,7 @@ async def score(request: web.Request) -> web.Response:
     service, client = request.app[SERVICE], client_of(request)
     message, body = await message_of(request, Score.model_validate_json)
     EXCHANGE.get().concerns(service.traffic_run(assignment_id=message.assignment_id))
-    body_sha256 = await aside_if_large(len(body), _sha256, body)
+    body_sha256 = await in_thread_if_large(len(body), _sha256, body)
     return answer(await service.score(client, message, body_sha256), asked=request)
 
 

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from aiohttp import web
 from structlog.contextvars import bind_contextvars
 
-from fedone_sdk.aggregator.auth import ROLES, AdminToken, may_see
-from fedone_sdk.aggregator.drain import Drain
-from fedone_sdk.aggregator.health import Readiness
-from fedone_sdk.aggregator.http import bearer_token, body_of, read, signed_request
-from fedone_sdk.aggregator.limits import LIMITER
+from fedone_sdk.aggregator.access.tokens import ROLES, AdminToken, may_see
+from fedone_sdk.aggregator.http.drain import Drain
+from fedone_sdk.aggregator.http.limits import LIMITER
+from fedone_sdk.aggregator.http.requests import bearer_token, body_of, read, signed_request
+from fedone_sdk.aggregator.routes.health import Readiness
 from fedone_sdk.aggregator.routes.route import Route
-from fedone_sdk.aggregator.run import ServedRun
 from fedone_sdk.aggregator.service import Service
+from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import JSON, TENSORS, Parse, has_arrays
 from fedone_sdk.stores import ClientRecord
 
 if TYPE_CHECKING:
-    from fedone_sdk.aggregator.metrics import Metrics
+    from fedone_sdk.aggregator.telemetry.metrics import Metrics
 
 __all__ = [
     "DOCUMENT",

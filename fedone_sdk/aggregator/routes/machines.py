@@ -8,10 +8,10 @@ from typing import Any
 from aiohttp import web
 
 from fedone_sdk import __version__
-from fedone_sdk.aggregator import dashboard
-from fedone_sdk.aggregator.dashboard import PageFile
-from fedone_sdk.aggregator.docs_page import ASSETS, PAGE, PAGE_HEADERS, asset_file
-from fedone_sdk.aggregator.http import answer
+from fedone_sdk.aggregator.http.docs_page import ASSETS, PAGE, PAGE_HEADERS, asset_file
+from fedone_sdk.aggregator.http.requests import answer
+from fedone_sdk.aggregator.routes import dashboard
+from fedone_sdk.aggregator.routes.dashboard import PageFile
 from fedone_sdk.aggregator.routes.exchange import DOCUMENT, EXCHANGE, METRICS, READINESS
 from fedone_sdk.aggregator.routes.route import Route
 from fedone_sdk.errors import ProblemError

@@ -11,9 +11,9 @@ import structlog
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from fedone_sdk.aggregator.http import Handler
-from fedone_sdk.aggregator.observers import Observers
+from fedone_sdk.aggregator.http.requests import Handler
 from fedone_sdk.aggregator.routes.exchange import EXCHANGE, SERVICE, Exchange
+from fedone_sdk.aggregator.telemetry.observers import Observers
 from fedone_sdk.errors import ProblemError, StoreUnavailable
 
 __all__ = ["noted", "observing", "stamp"]

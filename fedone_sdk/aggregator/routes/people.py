@@ -10,9 +10,8 @@ from typing import Any
 from aiohttp import web
 from pydantic import TypeAdapter
 
-from fedone_sdk.aggregator.aside import aside_if_large
-from fedone_sdk.aggregator.events import Effect, MetricKnown, RoundFinished, RunEnded
-from fedone_sdk.aggregator.http import answer, streamed
+from fedone_sdk.aggregator.http.requests import answer, streamed
+from fedone_sdk.aggregator.rounds.events import Effect, MetricKnown, RoundFinished, RunEnded
 from fedone_sdk.aggregator.routes.exchange import (
     DRAIN,
     EXCHANGE,
@@ -21,8 +20,9 @@ from fedone_sdk.aggregator.routes.exchange import (
     run_of,
 )
 from fedone_sdk.aggregator.routes.route import MAX_BODY_BYTES, Route
-from fedone_sdk.aggregator.run import CaughtUp, ServedRun
+from fedone_sdk.aggregator.runtime.threads import in_thread_if_large
 from fedone_sdk.aggregator.service import Service
+from fedone_sdk.aggregator.serving.run import CaughtUp, ServedRun
 from fedone_sdk.budget import Budget
 from fedone_sdk.candidates import InstructionsSource, LabelsSource
 from fedone_sdk.errors import (
@@ -156,7 +156,7 @@ async def log(request: web.Request) -> web.StreamResponse:
 
 async def _lines(pages: AsyncIterator[list[LogEntry]]) -> AsyncIterator[bytes]:
     async for page in pages:
-        yield await aside_if_large(sum(len(entry.body) for entry in page), _text_of, page)
+        yield await in_thread_if_large(sum(len(entry.body) for entry in page), _text_of, page)
 
 
 def _text_of(page: list[LogEntry]) -> bytes:

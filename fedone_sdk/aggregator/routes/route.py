@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from fedone_sdk.aggregator import dashboard
-from fedone_sdk.aggregator.docs_page import ASSETS, FILES
-from fedone_sdk.aggregator.http import Handler
+from fedone_sdk.aggregator.http.docs_page import ASSETS, FILES
+from fedone_sdk.aggregator.http.requests import Handler
+from fedone_sdk.aggregator.routes import dashboard
 from fedone_sdk.errors import PROBLEMS
 
 __all__ = ["Access", "MAX_BODY_BYTES", "PARAMETERS", "Route", "SMALL_BODY_BYTES"]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from fedone_sdk.aggregator.aside import aside
-from fedone_sdk.aggregator.http import answer
-from fedone_sdk.aggregator.probabilities import likeliest
+from fedone_sdk.aggregator.http.requests import answer
 from fedone_sdk.aggregator.routes.exchange import EXCHANGE, SERVICE, run_of
 from fedone_sdk.aggregator.routes.route import Route
+from fedone_sdk.aggregator.runtime.threads import in_thread
+from fedone_sdk.aggregator.serving.probabilities import likeliest
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import Me, Seats, TokenProbabilities
 
@@ -52,7 +52,7 @@ async def probabilities(request: web.Request) -> web.Response:
         raise ProblemError("not_found", "this run tunes vectors, not words")
     state = run.state
     # As much as four million numbers.
-    positions = await aside(likeliest, state.method.alpha, run.vocabulary, int(given))
+    positions = await in_thread(likeliest, state.method.alpha, run.vocabulary, int(given))
     return answer(
         TokenProbabilities(round=state.round, vocab_size=len(run.vocabulary), positions=positions)
     )

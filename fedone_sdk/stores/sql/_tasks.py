@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
+async def run_shielded(work: Coroutine[Any, Any, T]) -> T:
     """Awaits `work`, which goes on to its end when the caller is cancelled.
 
     A thread cannot be stopped: a store that is closed meanwhile would take its connection away.

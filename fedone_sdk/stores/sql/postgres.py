@@ -31,7 +31,7 @@ from fedone_sdk.errors import FedOneError, MissingExtraError, StoreUnavailable, 
 from fedone_sdk.stores.base import Commit, Signals, VersionConflict
 from fedone_sdk.stores.sql import schema, statements
 from fedone_sdk.stores.sql import tables as t
-from fedone_sdk.stores.sql._tasks import to_the_end
+from fedone_sdk.stores.sql._tasks import run_shielded
 from fedone_sdk.stores.sql.session import CHANNEL, REPLICAS, Session
 
 __all__ = ["PostgresDatabase"]
@@ -348,7 +348,7 @@ class PostgresDatabase:
             return await _RETRYING.copy()(work)
 
         with self._translated():
-            return await to_the_end(work_again())
+            return await run_shielded(work_again())
 
     @contextmanager
     def _translated(self) -> Iterator[None]:

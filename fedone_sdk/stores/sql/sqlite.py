@@ -25,7 +25,7 @@ from fedone_sdk.errors import FedOneError, SpecError, StoreUnavailable
 from fedone_sdk.stores.alone import Alone
 from fedone_sdk.stores.base import Commit
 from fedone_sdk.stores.sql import schema, statements
-from fedone_sdk.stores.sql._tasks import to_the_end
+from fedone_sdk.stores.sql._tasks import run_shielded
 
 __all__ = ["SqliteDatabase"]
 
@@ -151,7 +151,7 @@ class SqliteDatabase(Alone):
                 return work(connection)
 
         with self._translated():
-            return await to_the_end(self._threads.read(transaction, self._engine))
+            return await run_shielded(self._threads.read(transaction, self._engine))
 
     async def write(self, work: Callable[[Connection], T], signals: Sequence[str] = ()) -> T:
         """Does `work` on the writing connection, with others that wait at the same time.
@@ -198,7 +198,7 @@ class SqliteDatabase(Alone):
         try:
             if self._writer is None or self._engine is None:
                 raise FedOneError(f"store {self._path} is not open")
-            outcomes = await to_the_end(self._threads.write(_do_all, self._writer, works))
+            outcomes = await run_shielded(self._threads.write(_do_all, self._writer, works))
         except BaseException as error:
             for write in batch:
                 write.done.set_exception(error)

@@ -22,8 +22,8 @@ from tests.benchmarks.queries.variants import ATTACKER_SHARE, Variant
 
 if TYPE_CHECKING:
     from fedone_sdk.aggregator import ServedRun
-    from fedone_sdk.aggregator.events import Effect
-    from fedone_sdk.aggregator.run import CaughtUp
+    from fedone_sdk.aggregator.rounds.events import Effect
+    from fedone_sdk.aggregator.serving.run import CaughtUp
     from fedone_sdk.algorithms import State
     from fedone_sdk.messages import RunResult
     from fedone_sdk.simulation import Federation
@@ -184,7 +184,7 @@ class _Milestones:
 
     def watch(self, run: ServedRun, effect: Effect | CaughtUp | None) -> None:
         """Record an event of the run."""
-        from fedone_sdk.aggregator.events import RoundFinished
+        from fedone_sdk.aggregator.rounds.events import RoundFinished
 
         if effect is None:
             self.run = run

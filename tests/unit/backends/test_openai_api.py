@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from fedone_sdk.aggregator.http import listening
+from fedone_sdk.aggregator.http.requests import listening
 from fedone_sdk.backends import RateLimits
 from fedone_sdk.backends.openai_api import (
     OPENAI_URL,

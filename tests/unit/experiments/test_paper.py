@@ -127,7 +127,10 @@ def test_a_cell_that_is_not_printed_is_a_dash() -> None:
     [
         ("table1", ["| the paper | 41.1 ± 0.4 | 66.9 ± 0.2 |", "| 81.0 ± 0.1 |", "| 54.90 |"]),
         ("table-fedavg", ["| the paper | 40.8 ± 1.0 | 67.0 ± 0.2 | 82.9 ± 2.8 |"]),
-        ("table3", ["| the paper | 16.00 ± 1.78 | 69.92 ± 2.85 | 92.58 ± 2.71 |", "Table 3 (section 4.4)"]),
+        (
+            "table3",
+            ["| the paper | 16.00 ± 1.78 | 69.92 ± 2.85 | 92.58 ± 2.71 |", "Table 3 (section 4.4)"],
+        ),
     ],
 )
 def test_reports_have_the_papers_rows_below_ours(name: str, lines: list[str]) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedone_sdk.aggregator.codec import arrays_of, decode, encode_arrays, encode_document
-from fedone_sdk.aggregator.events import (
+from fedone_sdk.aggregator.rounds import ONE_QUERY, RoundMachine
+from fedone_sdk.aggregator.rounds.codec import arrays_of, decode, encode_arrays, encode_document
+from fedone_sdk.aggregator.rounds.events import (
     Accepted,
     Assigned,
     Closed,
@@ -29,8 +30,7 @@ from fedone_sdk.aggregator.events import (
     UpdateArrived,
     WorkAsked,
 )
-from fedone_sdk.aggregator.machine import ONE_QUERY, RoundMachine
-from fedone_sdk.aggregator.state import RunState
+from fedone_sdk.aggregator.rounds.state import RunState
 from fedone_sdk.algorithms import State, stream
 from fedone_sdk.budget import NOTHING, Account, Usage
 from fedone_sdk.messages import (

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from fedone_sdk.aggregator.events import (
+from fedone_sdk.aggregator.rounds.events import (
     Assigned,
     Declined,
     Effect,
@@ -30,13 +30,13 @@ from fedone_sdk.aggregator.events import (
     ResumeAsked,
     RolledBack,
     RunEnded,
+    RunRolledBack,
     SeatsVacant,
     StopAsked,
     TimePassed,
-    WentBack,
     WorkAsked,
 )
-from fedone_sdk.aggregator.state import RunState
+from fedone_sdk.aggregator.rounds.state import RunState
 from fedone_sdk.budget import NOTHING, Budget, Usage
 from fedone_sdk.messages import LossesAssignment, Scored
 from tests.unit.machine.game import GATEWAY_QUERY, HERE, MODEL, Game, answer_to, answered, spec_of
@@ -266,7 +266,7 @@ class AnyOrder(RuleBasedStateMachine):
         to_round = data.draw(st.integers(0, before.round))
         start = self.game.machine.start().method
         effects = self.apply(RolledBack(method=start, to_round=to_round, reason="a lying client"))
-        if any(isinstance(effect, WentBack) for effect in effects):
+        if any(isinstance(effect, RunRolledBack) for effect in effects):
             assert (self.state.round, self.state.seats) == (to_round, ())
             assert self.state.rollbacks == before.rollbacks + 1
             assert self.game.spent.queries >= spent.queries

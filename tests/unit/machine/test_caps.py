@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fedone_sdk.aggregator.events import (
+from fedone_sdk.aggregator.rounds.events import (
     CapsRaised,
     EvaluationReserved,
     Measured,

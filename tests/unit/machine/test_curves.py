@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedone_sdk.aggregator.curves import Curves
-from fedone_sdk.aggregator.events import (
+from fedone_sdk.aggregator.rounds import MIN_SAMPLES
+from fedone_sdk.aggregator.rounds.curves import Curves
+from fedone_sdk.aggregator.rounds.events import (
     Measured,
     ResumeAsked,
     RolledBack,
     RoundFinished,
     StopAsked,
 )
-from fedone_sdk.aggregator.machine import MIN_SAMPLES
 from fedone_sdk.algorithms import ClassLosses
 from fedone_sdk.calibration import bias_grid
 from fedone_sdk.messages import (

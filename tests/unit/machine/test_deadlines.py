@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fedone_sdk.aggregator.events import (
+from fedone_sdk.aggregator.rounds import ONE_QUERY
+from fedone_sdk.aggregator.rounds.events import (
     Closed,
     Declined,
     Prolonged,
@@ -10,7 +11,6 @@ from fedone_sdk.aggregator.events import (
     RoundFinished,
     RunEnded,
 )
-from fedone_sdk.aggregator.machine import ONE_QUERY
 from fedone_sdk.budget import NOTHING, Usage
 from tests.unit.machine.game import LOSSES, SAMPLES, Game, both, refusal, spec_of
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedone_sdk.aggregator.events import (
-    PutOut,
+from fedone_sdk.aggregator.rounds.events import (
+    ClientQuarantined,
     Refused,
     Released,
     ResumeAsked,
@@ -18,8 +18,8 @@ from fedone_sdk.aggregator.events import (
     RoundFinished,
     SeatsVacant,
 )
-from fedone_sdk.aggregator.influence import influences
-from fedone_sdk.aggregator.replay import replay
+from fedone_sdk.aggregator.rounds.replay import replay
+from fedone_sdk.aggregator.serving.influence import influences
 from fedone_sdk.algorithms import (
     State,
     aggregate,
@@ -108,7 +108,9 @@ def test_a_liar_is_held_back_and_put_out_and_the_others_go_on(exchange: str) -> 
     by_client = {line.client: line for line in ledger(game.state.defence)}
     reason = f"{by_client[LIAR].outliers} of its {by_client[LIAR].rounds} updates were held back"
     assert one["quarantined"] == [{"client": LIAR, "reason": reason}]
-    assert game.only(PutOut) == PutOut(client=LIAR, round=one["round"], reason=reason)
+    assert game.only(ClientQuarantined) == ClientQuarantined(
+        client=LIAR, round=one["round"], reason=reason
+    )
     after = [r["seats"][0]["client"] for r in records(game) if r["round"] > one["round"]]
     assert after
     assert LIAR not in after
@@ -254,7 +256,7 @@ def test_who_is_put_out_holds_no_seat_any_more(exchange: str) -> None:
                 game.send(work, ascent(game, work) if client == LIAR else answer_to(game, work))
     assert game.state.status == "completed"
     assert game.state.quarantined == {LIAR}
-    put_out = game.only(PutOut)
+    put_out = game.only(ClientQuarantined)
     later = [record for record in records(game) if record["round"] > put_out.round]
     assert later
     assert LIAR not in {seat["client"] for record in later for seat in record["seats"]}

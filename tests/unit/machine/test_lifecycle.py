@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedone_sdk.aggregator.events import (
+from fedone_sdk.aggregator.rounds import ONE_QUERY
+from fedone_sdk.aggregator.rounds.events import (
     Closed,
     Declined,
     Measured,
@@ -18,7 +19,6 @@ from fedone_sdk.aggregator.events import (
     RunEnded,
     StopAsked,
 )
-from fedone_sdk.aggregator.machine import ONE_QUERY
 from fedone_sdk.budget import NOTHING
 from fedone_sdk.messages import AlphaAssignment, LossesAssignment
 from tests.unit.machine.game import LOSSES, MODEL, SAMPLES, Game, both, refusal, spec_of

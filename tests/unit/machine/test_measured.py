@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from fedone_sdk.aggregator.machine import RoundMachine
+from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.algorithms import State
 from tests.unit.machine.game import LENGTH, N, spec_of
 

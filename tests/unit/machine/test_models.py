@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from fedone_sdk.aggregator.events import (
+from fedone_sdk.aggregator.rounds.events import (
     Assigned,
     MemorySaved,
     Refitted,
     Refused,
     ResumeAsked,
+    RunRolledBack,
     StopAsked,
-    WentBack,
     WorkAsked,
 )
 from fedone_sdk.budget import NOTHING
@@ -73,7 +73,7 @@ class TestAsked:
         assert isinstance(asked(game, 0, MODEL), Refused)  # one against one
         assert game.seat([1]) == [1]
         effects = game.apply(event(game, 1, MODEL))
-        (back,) = [effect for effect in effects if isinstance(effect, WentBack)]
+        (back,) = [effect for effect in effects if isinstance(effect, RunRolledBack)]
         assert (back.to_round, game.state.round, game.state.model) == (0, 0, MODEL)
         assert back.record["reason"] == f"most devices have the model {MODEL!r}, not {ODD!r}"
         assert game.spent.queries == SAMPLES

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from fedone_sdk.aggregator.events import Closed, MemorySaved, Quarantined, Released, RoundFinished
+from fedone_sdk.aggregator.rounds.events import (
+    Closed,
+    MemorySaved,
+    Quarantined,
+    Released,
+    RoundFinished,
+)
 from fedone_sdk.budget import NOTHING, Usage
 from tests.unit.machine.game import (
     GATEWAY_QUERY,

@@ -6,19 +6,19 @@ from typing import Any
 
 import pytest
 
-from fedone_sdk.aggregator.events import (
+from fedone_sdk.aggregator.rounds.events import (
     Closed,
     MemorySaved,
     PauseAsked,
     ResumeAsked,
     RolledBack,
     RoundFinished,
+    RunRolledBack,
     SeatOffered,
     SeatsVacant,
     StopAsked,
-    WentBack,
 )
-from fedone_sdk.aggregator.state import RunState
+from fedone_sdk.aggregator.rounds.state import RunState
 from fedone_sdk.algorithms import alpha_sha256, stream_seed
 from fedone_sdk.budget import NOTHING, Usage
 from tests.unit.machine.game import (
@@ -62,7 +62,7 @@ class TestRollback:
         game = Game(spec_of(rounds=5, participation=part))
         states = rounds(game, 2)
         (went,) = game.apply(back(states[to_round]))
-        assert isinstance(went, WentBack)
+        assert isinstance(went, RunRolledBack)
         digest = alpha_sha256(states[to_round].method.alpha)
         assert went.to_round == to_round
         assert went.record == {
@@ -89,7 +89,7 @@ class TestRollback:
             work.assignment_id,
             "the run was rolled back",
         )
-        assert isinstance(went, WentBack)
+        assert isinstance(went, RunRolledBack)
         assert (game.spent, game.leased) == (Usage(queries=2 * SAMPLES), NOTHING)
         assert refusal(game.send(work)).code == "assignment_expired"
         assert game.spent == Usage(queries=2 * SAMPLES)

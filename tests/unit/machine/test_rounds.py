@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedone_sdk.aggregator.events import (
+from fedone_sdk.aggregator.rounds import RoundMachine
+from fedone_sdk.aggregator.rounds.events import (
     Accepted,
     Closed,
     Declined,
@@ -20,8 +21,7 @@ from fedone_sdk.aggregator.events import (
     SeatOffered,
     SeatsVacant,
 )
-from fedone_sdk.aggregator.machine import RoundMachine
-from fedone_sdk.aggregator.state import Seat
+from fedone_sdk.aggregator.rounds.state import Seat
 from fedone_sdk.algorithms import alpha_sha256
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.messages import AlphaAssignment, Array, LossesAssignment

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedone_sdk.aggregator.events import (
+from fedone_sdk.aggregator.rounds.events import (
     Declined,
     EvaluationReserved,
     EvaluationSettled,

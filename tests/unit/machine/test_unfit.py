@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from fedone_sdk.aggregator.events import Declined, Refitted, ResumeAsked, StopAsked
-from fedone_sdk.aggregator.state import MOST_UNFIT
+from fedone_sdk.aggregator.rounds.events import Declined, Refitted, ResumeAsked, StopAsked
+from fedone_sdk.aggregator.rounds.state import MOST_UNFIT
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.spec import RunSpec
 from tests.unit.machine.game import LOSSES, Game, spec_of

@@ -1,0 +1,1 @@
+"""Who may call the aggregator: tokens and roles, enrolled clients, signed requests."""

@@ -1,0 +1,1 @@
+"""Several aggregators on one store: their signals, the leader, and what it does."""

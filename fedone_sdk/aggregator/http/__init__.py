@@ -1,0 +1,1 @@
+"""HTTP without the aggregator's messages: requests, bodies, limits, CORS, TLS, draining."""

@@ -1,0 +1,185 @@
+"""How much callers may ask: rates, addresses, and the protocol that they speak."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import Annotated
+
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+from pydantic import AfterValidator, Field
+
+from fedone_sdk.aggregator.http.requests import Handler
+from fedone_sdk.aggregator.runtime.rate_limit import Bucket
+from fedone_sdk.errors import ProblemError
+from fedone_sdk.messages import PROTOCOL_HEADER, check_protocol
+from fedone_sdk.spec import Spec
+
+__all__ = ["LIMITER", "Limiter", "Limits", "NO_LIMITS", "guarding"]
+
+
+def _network(text: str) -> str:
+    try:
+        ip_network(text)
+    except ValueError as exc:
+        raise ValueError(
+            f"must be an address or a network such as 10.0.0.0/8 (got {text!r})"
+        ) from exc
+    return text
+
+
+PerMinute = Annotated[float, Field(gt=0, le=1e9)]
+Network = Annotated[str, AfterValidator(_network)]
+
+
+class Limits(Spec):
+    """How often callers may ask, and how long they may take. Null is no limit.
+
+    Attributes:
+        requests_per_minute_per_ip: Of one address (of IPv6, one /64), not counting requests of
+            clients that the server knows already: many devices may share an address.
+        requests_per_minute_per_client: Of one enrolled client.
+        failures_per_minute_per_ip: Failed authentications of one address. Above it, only clients
+            that the server knows already are heard.
+        trusted_proxies: Addresses and networks of proxies, whose ``X-Forwarded-For`` is believed.
+        keepalive_s: How long a connection may be idle between requests, seconds.
+        first_request_s: How long a new connection may take to send the head of a request,
+            seconds.
+    """
+
+    requests_per_minute_per_ip: PerMinute | None = 1200.0
+    requests_per_minute_per_client: PerMinute | None = 6000.0
+    failures_per_minute_per_ip: PerMinute | None = 30.0
+    trusted_proxies: tuple[Network, ...] = ()
+    keepalive_s: Annotated[float, Field(ge=1, le=3600)] = 75.0
+    first_request_s: Annotated[float, Field(ge=1, le=600)] = 20.0
+
+
+NO_LIMITS = Limits(
+    requests_per_minute_per_ip=None,
+    requests_per_minute_per_client=None,
+    failures_per_minute_per_ip=None,
+)
+"""No rate is limited: for tests, and aggregators that no stranger can reach."""
+
+
+class Limiter:
+    """Counts requests.
+
+    Args:
+        limits: How many there may be.
+        now: Tells the time, seconds since any moment.
+    """
+
+    def __init__(self, limits: Limits, *, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._proxies = [ip_network(network) for network in limits.trusted_proxies]
+        self._by_address = Bucket(limits.requests_per_minute_per_ip)
+        self._by_client = Bucket(limits.requests_per_minute_per_client)
+        self._failures = Bucket(limits.failures_per_minute_per_ip)
+
+    def address(self, request: web.Request) -> str:
+        """Whom a request counts for: an IPv4 address, or the /64 of an IPv6 address."""
+        peer = _address(request.remote or "")
+        if peer is None:
+            return ""  # A socket of this machine.
+        if self._proxies and self._is_proxy(peer):
+            # The last entry is what our proxy saw; what a stranger wrote stands before it.
+            for line in reversed(request.headers.getall("X-Forwarded-For", ())):
+                for entry in reversed(line.split(",")):
+                    found = _address(entry.strip())
+                    if found is None:
+                        return _counted(peer)
+                    peer = found
+                    if not self._is_proxy(peer):
+                        return _counted(peer)
+        return _counted(peer)
+
+    def stranger(self, address: str) -> None:
+        """Counts a request of somebody that is not known.
+
+        Raises:
+            ProblemError: ``rate_limited``.
+        """
+        now = self._now()
+        wait_s = self._failures.wait_s(address, now)
+        if wait_s > 0:
+            raise ProblemError(
+                "rate_limited", "too many failed authentications", retry_after_s=wait_s
+            )
+        self._by_address.check(address, now)
+        self._by_address.take(address, now)
+
+    def client(self, index: int) -> None:
+        """Counts a request of an enrolled client.
+
+        Raises:
+            ProblemError: ``rate_limited``.
+        """
+        now = self._now()
+        self._by_client.check(index, now)
+        self._by_client.take(index, now)
+
+    def failed(self, address: str) -> None:
+        """Counts a failed authentication; whoever must wait already waits no longer for it."""
+        now = self._now()
+        if self._failures.wait_s(address, now) <= 0:
+            self._failures.take(address, now)
+
+    def _is_proxy(self, address: IPv4Address | IPv6Address) -> bool:
+        return any(address in network for network in self._proxies)
+
+
+LIMITER: web.AppKey[Limiter] = web.AppKey("limiter", Limiter)
+
+_FAILURES = {"unauthorized", "invalid_signature"}
+
+
+def guarding(
+    limiter: Limiter, known: Callable[[web.Request], bool], *, free: Iterable[str] = ()
+) -> Middleware:
+    """What stands before every handler; inside of what makes answers of refusals.
+
+    Args:
+        limiter: Counts.
+        known: Whether a request is that of a client, which has a limit of its own.
+        free: Paths that count nowhere: probes of an orchestrator.
+    """
+    free = frozenset(free)
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path in free:
+            return await handler(request)
+        address = limiter.address(request)
+        if not known(request):
+            limiter.stranger(address)
+        if request.path.startswith("/v1/"):
+            check_protocol(request.headers.get(PROTOCOL_HEADER))
+        try:
+            return await handler(request)
+        except ProblemError as exc:
+            if exc.code in _FAILURES:
+                limiter.failed(address)
+            raise
+
+    return guard
+
+
+def _address(text: str) -> IPv4Address | IPv6Address | None:
+    try:
+        found = ip_address(text.partition("%")[0])
+    except ValueError:
+        return None
+    return getattr(found, "ipv4_mapped", None) or found
+
+
+@lru_cache(maxsize=4096)
+def _counted(address: IPv4Address | IPv6Address) -> str:
+    if isinstance(address, IPv4Address):
+        return str(address)
+    # Who has one address of a /64 has all of them.
+    return str(IPv6Network((address, 64), strict=False))

@@ -1,0 +1,404 @@
+"""What the SDK's HTTP servers share: tokens and bodies in, answers and problems out."""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import logging
+import math
+import ssl
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+from weakref import WeakSet
+
+import structlog
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.web_protocol import RequestHandler
+from pydantic import ValidationError
+
+from fedone_sdk.aggregator.access.signing import SignedRequest
+from fedone_sdk.aggregator.http.docs_page import PAGE_HEADERS
+from fedone_sdk.aggregator.http.json_bodies import check_json
+from fedone_sdk.aggregator.runtime.threads import in_thread_if_large
+from fedone_sdk.errors import ProblemError, StoreUnavailable
+from fedone_sdk.messages import (
+    JSON,
+    PROTOCOL_HEADER,
+    PROTOCOL_VERSION,
+    Message,
+    Parse,
+    Problem,
+    decode,
+    encode,
+)
+
+__all__ = [
+    "Handler",
+    "RETRY_AFTER_S",
+    "answer",
+    "bearer_token",
+    "body_of",
+    "listening",
+    "problem",
+    "problems",
+    "read",
+    "signed_request",
+    "stamp_headers",
+    "streamed",
+]
+
+_log = structlog.get_logger(__name__)
+
+RETRY_AFTER_S = 1
+"""What a caller is told to wait where nothing says more."""
+
+_READ_TIMEOUT_S = 60.0
+"""How long a request's body may take to arrive, seconds."""
+
+_BODY: Any = web.RequestKey("body", bytes) if hasattr(web, "RequestKey") else "body"
+"""Where a body that was read is kept; aiohttp before 3.14 knows text only."""
+_HEARD: WeakSet[asyncio.Transport] = WeakSet()
+"""Connections over which a request has come."""
+
+_NOWHERE = """\
+<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>No such page</title>
+<link rel="stylesheet" href="{home}dashboard/style.css">
+</head>
+<body>
+<main>
+<h1>There is no such page</h1>
+<p>Nothing is at <code>{path}</code>.</p>
+<p><a href="{home}">To the dashboard</a></p>
+</main>
+</body>
+</html>
+"""
+
+T = TypeVar("T")
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@web.middleware
+async def problems(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Every refusal leaves as problem+json with a stable code."""
+    if request.transport is not None:
+        _HEARD.add(request.transport)
+    try:
+        return await handler(request)
+    except ProblemError as exc:
+        return problem(exc)
+    except web.HTTPRequestEntityTooLarge:
+        return problem(_too_large(request.client_max_size))
+    except web.HTTPNotFound:
+        if request.method == "GET" and "text/html" in request.headers.get("Accept", ""):
+            return _nowhere(request.path)
+        return problem(ProblemError("not_found", f"there is nothing at {request.path}"))
+    except web.HTTPMethodNotAllowed as exc:
+        allowed = exc.headers["Allow"]
+        detail = f"{request.method} is not one of {allowed}"
+        response = problem(ProblemError("method_not_allowed", detail))
+        response.headers["Allow"] = allowed
+        return response
+    except StoreUnavailable as exc:
+        _log.error("request failed", method=request.method, path=request.path, reason=str(exc))
+        return problem(ProblemError("store_unavailable", "it may work again by itself"))
+    except Exception:
+        # What went wrong is for the log; a stranger learns only that something did. Formatted
+        # here, since some log renderers print local variables: tokens are among them.
+        _log.error(
+            "request failed",
+            method=request.method,
+            path=request.path,
+            traceback=traceback.format_exc(),
+        )
+        return problem(ProblemError("internal", "see the server's log"))
+
+
+def _nowhere(path: str) -> web.Response:
+    """A page for people who mistyped an address, with the way to the dashboard."""
+    # Relative: the server may stand behind a proxy that adds a prefix.
+    home = "../" * (path.count("/") - 1) or "./"
+    text = _NOWHERE.format(path=html.escape(path), home=home)
+    return web.Response(status=404, text=text, content_type="text/html", headers=PAGE_HEADERS)
+
+
+def problem(error: ProblemError, document: Problem | None = None) -> web.Response:
+    """The answer to a request that is refused.
+
+    Args:
+        error: Why.
+        document: What says more than the error.
+    """
+    headers = {}
+    if error.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    if error.code == "unsupported_encoding":
+        headers["Accept-Encoding"] = "identity"
+    if error.status == 426:
+        headers["Upgrade"] = f"fedone/{PROTOCOL_VERSION}"
+        headers["Connection"] = "Upgrade"
+    if error.status in (429, 503):
+        headers["Retry-After"] = str(max(math.ceil(error.retry_after_s or 0), RETRY_AFTER_S))
+    return web.Response(
+        status=error.status,
+        body=(document or Problem.of(error)).model_dump_json().encode(),
+        content_type="application/problem+json",
+        headers=headers,
+    )
+
+
+async def stamp_headers(request: web.Request, response: web.StreamResponse) -> None:
+    """What every answer says; for ``on_response_prepare``."""
+    response.headers[PROTOCOL_HEADER] = str(PROTOCOL_VERSION)
+    response.headers["Server"] = "FedOne"  # Strangers need no version numbers.
+    response.headers["X-Content-Type-Options"] = "nosniff"
+    # Answers hold credentials and states of runs; none is worth a copy in a proxy.
+    response.headers.setdefault("Cache-Control", "no-store")
+
+
+def bearer_token(request: web.Request) -> str | None:
+    """The token that a request carries, if any."""
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" and token else None
+
+
+async def body_of(request: web.Request, *, max_bytes: int | None = None) -> bytes:
+    """A request's body, read once.
+
+    Args:
+        request: Whose.
+        max_bytes: The largest; the application's limit by default.
+
+    Raises:
+        ProblemError: ``unsupported_encoding``, ``body_too_large``, ``request_timeout``, or
+            ``invalid_message`` where it ends early.
+    """
+    known = request.get(_BODY)
+    if isinstance(known, bytes):
+        return known
+    if request.headers.get("Content-Encoding", "identity").strip().lower() != "identity":
+        # What a small body grows to is not known before it has.
+        raise ProblemError("unsupported_encoding", "send the body as it is")
+    limit = request.client_max_size if max_bytes is None else max_bytes
+    if (request.content_length or 0) > limit:
+        raise _too_large(limit)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(_READ_TIMEOUT_S):
+            while chunk := await request.content.readany():
+                body += chunk
+                if len(body) > limit:
+                    raise _too_large(limit)
+    except TimeoutError:
+        raise ProblemError(
+            "request_timeout", f"the body did not arrive within {_READ_TIMEOUT_S:g} s"
+        ) from None
+    except web.RequestPayloadError:
+        raise ProblemError("invalid_message", "the body ends early or is cut wrongly") from None
+    request[_BODY] = found = bytes(body)
+    return found
+
+
+async def read(
+    request: web.Request,
+    parse: Parse[T],
+    *,
+    max_bytes: int | None = None,
+    forms: Collection[str] = (JSON,),
+) -> tuple[T, bytes]:
+    """The message in a request's body, and the body.
+
+    Args:
+        request: Whose.
+        parse: Makes a message of JSON; pydantic's errors are refusals.
+        max_bytes: The largest body; the application's limit by default.
+        forms: The forms of a message that are taken (`fedone_sdk.messages.encode`).
+
+    Raises:
+        ProblemError: ``not_json``, ``invalid_message``, or one of `body_of`.
+    """
+    form = request.content_type
+    if form not in forms:
+        raise ProblemError("not_json", f"the body is {form}; taken is {' or '.join(forms)}")
+    body = await body_of(request, max_bytes=max_bytes)
+    try:
+        return await in_thread_if_large(
+            len(body), decode, parse, body, form, check=check_json
+        ), body
+    except ValidationError as exc:
+        raise ProblemError("invalid_message", _first_error(exc)) from None
+    except ValueError as exc:
+        raise ProblemError("invalid_message", str(exc)) from None
+
+
+def _first_error(exc: ValidationError) -> str:
+    # Neither the input nor a URL: an error must not echo what a device sent.
+    error = exc.errors(include_url=False, include_input=False, include_context=False)[0]
+    where = ".".join(str(step) for step in error["loc"])
+    return f"{where}: {error['msg']}" if where else error["msg"]
+
+
+def _too_large(limit: int) -> ProblemError:
+    return ProblemError("body_too_large", f"the limit is {limit} bytes")
+
+
+async def signed_request(request: web.Request, *, max_bytes: int | None = None) -> SignedRequest:
+    """What of a request a signature covers.
+
+    Raises:
+        ProblemError: One of `body_of`.
+    """
+    body = await body_of(request, max_bytes=max_bytes)
+    names = ("content-digest", "signature", "signature-input")
+    return SignedRequest(
+        method=request.method,
+        target=request.raw_path,
+        body=body,
+        headers={name: tuple(request.headers.getall(name, ())) for name in names},
+    )
+
+
+def answer(
+    message: Message, status: int = 200, *, asked: web.Request | None = None
+) -> web.Response:
+    """A message as the answer to a request.
+
+    Args:
+        message: What is answered.
+        status: HTTP status.
+        asked: The request whose ``Accept`` is heard; by default it is JSON that is sent.
+    """
+    accept = "" if asked is None else ",".join(asked.headers.getall("Accept", ()))
+    body = encode(message, accept)
+    return web.Response(status=status, body=body.content, content_type=body.content_type)
+
+
+async def streamed(
+    request: web.Request,
+    pieces: AsyncIterator[bytes],
+    *,
+    content_type: str,
+    headers: Mapping[str, str] | None = None,
+) -> web.StreamResponse:
+    """Answers piece by piece, no faster than the caller reads.
+
+    What fails before the first piece is refused as always. What fails later cuts the connection, so
+    that a part is never taken for the whole.
+
+    Args:
+        request: What is answered.
+        pieces: The body.
+        content_type: Its media type.
+        headers: More headers.
+    """
+    first = await anext(pieces, b"")
+    response = web.StreamResponse(headers=headers)
+    response.content_type = content_type
+    await response.prepare(request)
+    try:
+        await response.write(first)
+        async for piece in pieces:
+            await response.write(piece)
+    except ConnectionError:
+        pass  # The caller has gone.
+    except Exception as exc:
+        _log.error("answer cut", method=request.method, path=request.path, error=type(exc).__name__)
+        if request.transport is not None:
+            request.transport.abort()
+    return response
+
+
+@asynccontextmanager
+async def listening(
+    app: web.Application,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    ssl_context: ssl.SSLContext | None = None,
+    handler_cancellation: bool = False,
+    grace_s: float = 1.0,
+    keepalive_s: float = 75.0,
+    first_request_s: float = 20.0,
+) -> AsyncIterator[str]:
+    """Accepts requests while the body runs.
+
+    Args:
+        app: What answers them; `problems` is among its middlewares.
+        host: Address to listen on.
+        port: 0 picks a free one.
+        ssl_context: Serves ``https``.
+        handler_cancellation: Whether the work for a caller ends when the caller hangs up.
+        grace_s: How long requests under way may take at the end, seconds.
+        keepalive_s: How long a connection may be idle between requests, seconds.
+        first_request_s: How long a new connection may take to send the head of a request,
+            seconds.
+
+    Yields:
+        The base URL.
+
+    Raises:
+        OSError: The address is taken or not one of this machine.
+    """
+    runner = web.AppRunner(
+        app,
+        handler_cancellation=handler_cancellation,
+        access_log=None,
+        shutdown_timeout=grace_s,
+        keepalive_timeout=keepalive_s,
+        # `body_of` refuses what is compressed; nothing may unpack it before.
+        auto_decompress=False,
+        max_headers=64,
+        logger=_quiet(),
+    )
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, host, port, ssl_context=ssl_context, backlog=1024)
+        await site.start()
+        bound = runner.addresses[0][1]
+        scheme = "http" if ssl_context is None else "https"
+        sweeper = asyncio.create_task(_sweep(runner, first_request_s), name="slow connections")
+        try:
+            yield f"{scheme}://{f'[{host}]' if ':' in host else host}:{bound}"
+        finally:
+            sweeper.cancel()
+    finally:
+        await runner.cleanup()
+
+
+async def _sweep(runner: web.AppRunner, first_request_s: float) -> None:
+    """Closes connections whose first request does not come: aiohttp would wait for ever.
+
+    Later requests are under its keep-alive timeout.
+    """
+    waiting: set[RequestHandler] = set()
+    while True:
+        await asyncio.sleep(first_request_s)
+        silent = {
+            connection
+            for connection in (runner.server.connections if runner.server else ())
+            if connection.transport is not None and connection.transport not in _HEARD
+        }
+        for connection in silent & waiting:
+            connection.force_close()
+        waiting = silent - waiting
+
+
+def _quiet() -> logging.Logger:
+    """Without a traceback for each request that is no HTTP: strangers must not fill the log."""
+    logger = logging.getLogger("fedone_sdk.http")
+    if not logger.filters:
+        logger.addFilter(_is_ours)
+    return logger
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)

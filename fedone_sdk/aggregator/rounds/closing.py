@@ -1,0 +1,199 @@
+"""The end of a round: what its clients found is put together, and alpha moves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from fedone_sdk.aggregator.rounds.defence import admitted_seat, contribution, verdict
+from fedone_sdk.aggregator.rounds.events import (
+    ClientQuarantined,
+    Effect,
+    MemorySaved,
+    RoundFinished,
+)
+from fedone_sdk.aggregator.rounds.growth import grown
+from fedone_sdk.aggregator.rounds.rules import Rules
+from fedone_sdk.aggregator.rounds.state import RunState, Seat
+from fedone_sdk.aggregator.rounds.transition import Transition, ended, without_seat
+from fedone_sdk.algorithms import Memory, State, aggregate, alpha_sha256, median, trimmed_mean
+from fedone_sdk.algorithms.defence import Admitted, Defence, ledger
+from fedone_sdk.algorithms.estimator import drawn_advantage
+from fedone_sdk.messages import RoundReport
+from fedone_sdk.messages.ndarray import memory_to_wire, to_wire
+
+__all__ = ["close", "finish"]
+
+
+def close(rules: Rules, state: RunState, seat: Seat, now: float) -> Transition:
+    """Puts a finished seat back; the last one ends the round."""
+    # At the end: the log tells in which order seats were finished.
+    state = replace(state, seats=(*without_seat(state, seat).seats, seat))
+    if rules.vacancies(state) or any(s.phase != "done" for s in state.seats):
+        return state, ()
+    return finish(rules, state, now)
+
+
+def _saved(rules: Rules, state: RunState) -> tuple[Effect, ...]:
+    """What the clients remember, to be kept until their next work; a seat that was taken is not."""
+    if not rules.remembers_clients:
+        return ()
+    memories = {s.client: s.local.memory for s in state.seats if s.phase == "done" and s.local}
+    return tuple(MemorySaved(client=client, memory=m) for client, m in memories.items() if m)
+
+
+def finish(rules: Rules, state: RunState, now: float) -> Transition:
+    """Aggregates the seats that are done, moves alpha, goes on to the next round."""
+    # By enrolment index: a sum's last bit depends on its order.
+    seats = sorted(
+        (seat for seat in state.seats if seat.phase == "done"),
+        key=lambda seat: (seat.client, seat.slot),
+    )
+    weights = (
+        [rules.weight(seat.weight) for seat in seats]
+        if rules.spec.participation.aggregation == "examples"
+        else None
+    )
+    admitted, defence, verdicts = _admitted(rules, state, seats)
+    method, server_memory = _aggregated(rules, state, admitted, weights)
+    report = RoundReport(
+        round=state.round,
+        client_id="",
+        queries=sum(seat.queries for seat in seats),
+        mean_loss=float(np.average([s.mean_loss for s in seats], weights=weights)),
+    )
+    record: dict[str, Any] = {
+        "round": state.round,
+        "fills": state.fills,
+        "seats": [_record(rules, seat) for seat in state.seats if seat.phase == "done"],
+    }
+    if state.planned is not None:
+        record["plan"] = state.planned
+    if state.waiting:
+        record["candidates"] = [list(each) for each in state.waiting]
+    banned: tuple[ClientQuarantined, ...] = ()
+    if rules.defence is not None:
+        banned = _banned(rules, rules.defence, state, defence, verdicts)
+        record["defence"] = [verdict(seat, one) for seat, one in zip(seats, verdicts, strict=True)]
+        record["quarantined"] = [{"client": one.client, "reason": one.reason} for one in banned]
+    saved = _saved(rules, state)
+    state = replace(
+        state,
+        round=state.round + 1,
+        method=method,
+        server_memory=server_memory,
+        defence=defence,
+        quarantined=state.quarantined.union(one.client for one in banned),
+        seats=(),
+        passed=frozenset(),
+        fills=0,
+    )
+    state = grown(rules, state)
+    rules = rules.at(state)
+    record["alpha_sha256"] = alpha_sha256(state.method.alpha)
+    finished = RoundFinished(
+        report=report, clients=tuple(seat.client for seat in seats), record=record
+    )
+    over = (*saved, finished, *banned)
+    # In the alpha exchange what the method remembers is a client's word.
+    over_itself = rules.losses_exchange and rules.method.finished(state.method)
+    if state.round < rules.spec.rounds and not over_itself:
+        return state, over
+    left = rules.planned_queries - state.account.spent.queries if over_itself else 0
+    told = f"the search ended by itself; {left} queries were not needed" if left > 0 else None
+    state, effects = ended(state, "completed", told, now)
+    return state, (*over, *effects)
+
+
+def _admitted(
+    rules: Rules, state: RunState, seats: Sequence[Seat]
+) -> tuple[list[Seat], Memory, list[Admitted]]:
+    """The seats with what of their steps counts, and why; without a defence, as they are."""
+    if rules.defence is None:
+        return list(seats), state.defence, []
+    brought = []
+    for seat in seats:
+        compared, advantage = rules.compared(seat), None
+        # Later steps' prompts come of states that are gone; a pool's alpha says too little.
+        if compared and (len(compared) == 1 or rules.method.shares_memory):
+            first = replace(seat, local=None, step=0, num_samples=len(compared[0]))
+            asked = rules.candidates(state, first)
+            advantage = drawn_advantage(asked, rules.clipped(compared[0]))
+        mean_loss = seat.mean_loss
+        if seat.curves:
+            mean_loss = float(np.mean([rules.clipped(step).mean() for step in compared]))
+        brought.append(contribution(state, seat, compared, mean_loss, advantage))
+    verdicts, memory = rules.defence.admit(state.method.alpha, brought, state.defence)
+    kept = [admitted_seat(seat, one) for seat, one in zip(seats, verdicts, strict=True)]
+    return kept, memory, verdicts
+
+
+def _banned(
+    rules: Rules, defence: Defence, state: RunState, memory: Memory, verdicts: Sequence[Admitted]
+) -> tuple[ClientQuarantined, ...]:
+    """Whom this round puts in quarantine."""
+    # Who was let out again goes back at the next outlier, not for the old ones.
+    suspects = {one.client for one in verdicts if one.outlier}
+    found = sorted(defence.quarantined(memory) & suspects)
+    # The usual is what most clients do: half of them cannot be unusual. And rounds must go on.
+    known = {line.client: line for line in ledger(memory)}
+    staying = max(len(known) // 2 + 1, rules.spec.participation.clients_per_round)
+    room = len(known) - staying - len(state.quarantined.intersection(known))
+    return tuple(
+        ClientQuarantined(
+            client=client,
+            round=state.round,
+            reason=f"{known[client].outliers} of its {known[client].rounds} updates were held back",
+        )
+        for client in found[: max(room, 0)]
+    )
+
+
+def _aggregated(
+    rules: Rules, state: RunState, seats: Sequence[Seat], weights: list[int] | None
+) -> tuple[State, Memory]:
+    """The round's new method state, and the server optimiser's new memory."""
+    if rules.method.shares_memory:
+        if len(seats) == 1:
+            return seats[0].local or state.method, state.server_memory
+        # Pools have no mean: the seats' losses are told one after the other.
+        method = state.method
+        for seat in seats:
+            if seat.local is not None:
+                asked = rules.candidates(state, replace(seat, local=None, step=0))
+                curves = seat.curves[0] if seat.curves else None
+                method = rules.algorithm.tell(method, asked, rules.told(seat.losses[0], curves))
+        return method, state.server_memory
+    alphas = [(seat.local or state.method).alpha for seat in seats]
+    part = rules.spec.participation
+    if part.aggregation == "median":
+        middle = median(alphas)
+    elif part.aggregation == "trimmed_mean":
+        middle = trimmed_mean(alphas, part.trim)
+    else:
+        middle = aggregate(alphas, weights)
+    alpha, memory = rules.server_optimizer.apply(state.method.alpha, middle, state.server_memory)
+    return State(alpha=rules.method.project(alpha)), memory
+
+
+def _record(rules: Rules, seat: Seat) -> dict[str, Any]:
+    record: dict[str, Any] = {
+        "slot": seat.slot,
+        "client": seat.client,
+        "num_samples": seat.num_samples,
+        "weight": seat.weight,
+        "queries": seat.queries,
+        "mean_loss": seat.mean_loss,
+    }
+    if rules.losses_exchange:
+        record["losses"] = [list(losses) for losses in seat.losses]
+        if seat.curves:
+            record["curves"] = [curves.dump() for curves in seat.curves]
+        return record
+    if seat.local is None:
+        return record
+    arrays = {"alpha": to_wire(seat.local.alpha), **memory_to_wire(seat.local.memory)}
+    return {**record, **{name: array.model_dump() for name, array in arrays.items()}}

@@ -1,0 +1,35 @@
+"""Candidates that come in while a run is under way."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fedone_sdk.aggregator.rounds.events import CandidatesProposed
+from fedone_sdk.aggregator.rounds.rules import Rules
+from fedone_sdk.aggregator.rounds.state import RunState
+from fedone_sdk.aggregator.rounds.transition import Transition
+from fedone_sdk.errors import ProblemError
+
+__all__ = ["grown", "proposed"]
+
+
+def proposed(rules: Rules, event: CandidatesProposed, state: RunState, now: float) -> Transition:
+    """Takes in new candidates; prompts that were drawn already are not touched by them."""
+    proposer = rules.spec.prompt.proposer
+    if proposer is None or event.slot != rules.spec.prompt.proposed_slot:
+        raise ProblemError("run_conflict", f"no candidates are proposed for slot {event.slot!r}")
+    known = {text for _, text in (*state.proposed, *state.waiting)}
+    room = proposer.max_candidates - len(known)
+    fresh = [text for text in dict.fromkeys(event.texts) if text not in known][: max(room, 0)]
+    if not fresh or not state.running:
+        return state, ()
+    waiting = (*state.waiting, *((event.slot, text) for text in fresh))
+    return replace(state, waiting=waiting), ()
+
+
+def grown(rules: Rules, state: RunState) -> RunState:
+    """The state with the waiting candidates in it; between two rounds."""
+    if not state.waiting:
+        return state
+    state = replace(state, proposed=(*state.proposed, *state.waiting), waiting=())
+    return replace(state, method=rules.at(state).admitted(state.method))

@@ -1,0 +1,216 @@
+"""How a run ends, pauses, goes on and is set back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fedone_sdk.aggregator.rounds.closing import finish
+from fedone_sdk.aggregator.rounds.events import (
+    Effect,
+    Measured,
+    MemorySaved,
+    ModelSeen,
+    PauseAsked,
+    Restarted,
+    ResumeAsked,
+    RolledBack,
+    RunRolledBack,
+    StopAsked,
+)
+from fedone_sdk.aggregator.rounds.rules import Rules
+from fedone_sdk.aggregator.rounds.spending import charge_lost, release
+from fedone_sdk.aggregator.rounds.state import RunState, Seat
+from fedone_sdk.aggregator.rounds.transition import Transition, ended
+from fedone_sdk.algorithms import State, alpha_sha256
+from fedone_sdk.errors import ProblemError
+from fedone_sdk.messages import RunStatus
+
+__all__ = [
+    "can_resume",
+    "going_on",
+    "measured",
+    "model_seen",
+    "paused",
+    "restarted",
+    "resumed",
+    "rolled_back",
+    "stopped",
+    "wind_up",
+]
+
+
+def can_resume(state: RunState) -> bool:
+    """Whether a run was broken off, so that it can go on."""
+    return state.status in ("stopped", "failed")
+
+
+def wind_up(
+    rules: Rules, state: RunState, status: RunStatus, reason: str | None, now: float
+) -> Transition:
+    """Ends a run amid a round: no work stays open, and local steps that were paid for count.
+
+    A round of which nothing counts begins anew once the run is resumed, with the same draw: whom
+    it falls on again is asked the same, and what was paid for is answered from the cache.
+    """
+    effects: list[Effect] = []
+    for seat in state.seats:
+        state, seat, closed = release(rules, state, seat, f"the run ended as {status}", None)
+        effects.extend(closed)
+    finished_first = sorted(state.seats, key=lambda seat: seat.phase != "done")
+    kept = tuple(replace(seat, phase="done") for seat in finished_first if seat.step)
+    if kept:
+        state, finished = finish(rules, replace(state, seats=kept), now)
+        effects.extend(finished)
+    else:
+        state = replace(state, seats=(), fills=0, passed=frozenset())
+    if state.running:
+        state, over = ended(state, status, reason, now)
+        effects.extend(over)
+    return state, tuple(effects)
+
+
+def stopped(rules: Rules, event: StopAsked, state: RunState, now: float) -> Transition:
+    """Ends a run because somebody wants it."""
+    if state.paused:
+        state = replace(state, status="running")  # so that its open work is wound up
+    if not state.running:
+        raise ProblemError("run_conflict", f"the run has ended: {state.status}")
+    if event.keep:
+        return ended(state, event.status, event.reason, now)
+    return wind_up(rules, state, event.status, event.reason, now)
+
+
+def resumed(rules: Rules, event: ResumeAsked, state: RunState, now: float) -> Transition:
+    """Lets a run go on that was broken off."""
+    if not can_resume(state):
+        raise ProblemError("run_conflict", f"a run that is {state.status} cannot be resumed")
+    return going_on(rules, state, now), ()
+
+
+def going_on(rules: Rules, state: RunState, now: float) -> RunState:
+    """The state of a run that had ended and runs again."""
+    return replace(
+        state,
+        status="running",
+        reason=None,
+        summary=None,
+        ended_at=None,
+        lost=0,
+        paused=False,
+        seats=_with_new_deadlines(rules, state, now),
+        # Whoever resumes a run accepts the model that there is now.
+        model=_model_from_now(rules, state),
+        votes={},
+        unfit={},
+        metric=state.metric.model_copy(update={"after": None}),
+        bias=None,
+        verdict=None,
+    )
+
+
+def _model_from_now(rules: Rules, state: RunState) -> str | None:
+    """The model that is given; where devices decide, the next of them say which."""
+    not_looked_at_yet = rules.given_model == ""
+    return state.model if not_looked_at_yet else rules.given_model
+
+
+def _with_new_deadlines(rules: Rules, state: RunState, now: float) -> tuple[Seat, ...]:
+    part = rules.spec.participation
+    patience = {"offered": part.claim_timeout_s, "working": part.deadline_s, "done": 0.0}
+    return tuple(replace(seat, due=now + patience[seat.phase]) for seat in state.seats)
+
+
+def restarted(rules: Rules, event: Restarted, state: RunState, now: float) -> Transition:
+    """Charges what was lost; clients cannot help it that nobody served, their work is theirs."""
+    after = charge_lost(state, event.alive)
+    if event.down:
+        after = replace(after, seats=_with_new_deadlines(rules, after, now))
+    return after, ()
+
+
+def paused(rules: Rules, event: PauseAsked, state: RunState, now: float) -> Transition:
+    """Keeps a run until somebody has changed something."""
+    told, shown = event.reason, event.summary or event.reason
+    if state.paused:  # Whoever resumes it shall know of this, too.
+        reason = state.reason or ""
+        return _pausing(state, _added(reason, told), _added(state.summary or reason, shown)), ()
+    if not state.running:
+        return state, ()
+    reason = f"paused: {told}"
+    state, effects = ended(state, "stopped", reason, now)
+    return replace(_pausing(state, reason, f"paused: {shown}"), paused=True), effects
+
+
+def _pausing(state: RunState, reason: str, summary: str) -> RunState:
+    return replace(state, reason=reason, summary=None if summary == reason else summary)
+
+
+def _added(told: str, more: str) -> str:
+    return told if more in told else f"{told}; {more}"
+
+
+def model_seen(rules: Rules, event: ModelSeen, state: RunState, now: float) -> Transition:
+    """Takes note of what the provider calls its model; another one pauses the run."""
+    if event.model in state.models:
+        return state, ()
+    before = state.models[-1] if state.models else None
+    state = replace(state, models=(*state.models, event.model))
+    if before is None:
+        return state, ()
+    reason = f"the provider answers with {event.model!r} now, it was {before!r}"
+    return paused(rules, PauseAsked(reason=f"{reason}; resume the run to accept it"), state, now)
+
+
+def rolled_back(rules: Rules, event: RolledBack, state: RunState, now: float) -> Transition:
+    """Sets a run back to an earlier round; what it has spent stays spent."""
+    if not (state.running or can_resume(state)):
+        raise ProblemError("run_conflict", f"a run that is {state.status} cannot be rolled back")
+    if event.rollbacks not in (None, state.rollbacks):
+        raise ProblemError("run_conflict", "the run was rolled back meanwhile")
+    if not 0 <= event.to_round <= state.round:
+        raise ProblemError(
+            "run_conflict", f"the run has done {state.round} rounds, not {event.to_round}"
+        )
+    effects: list[Effect] = []
+    for seat in state.seats:
+        state, _, closed = release(rules, state, seat, "the run was rolled back", None)
+        effects.extend(closed)
+    state = replace(
+        state,
+        round=event.to_round,
+        # Candidates that came in since then stay.
+        method=rules.admitted(State(alpha=event.method.alpha, memory=event.method.memory)),
+        server_memory=event.server_memory,
+        seats=(),
+        passed=frozenset(),
+        fills=0,
+        lost=0,
+        # At its beginning nothing is left that the model had a part in.
+        model=state.model if event.to_round else _model_from_now(rules, state),
+        votes=state.votes if event.to_round else {},
+        rollbacks=state.rollbacks + 1,
+        planned=None,  # The next work is planned for the caps that there are then.
+        metric=state.metric.model_copy(update={"after": None}),
+        bias=None,
+        verdict=None,
+    )
+    if rules.remembers_clients:
+        effects.extend(MemorySaved(client=c, memory=m) for c, m in event.memories.items())
+    record = {
+        "round": state.round,
+        "rollbacks": state.rollbacks,
+        "reason": event.reason,
+        "alpha_sha256": alpha_sha256(state.method.alpha),
+    }
+    return state, (*effects, RunRolledBack(to_round=state.round, record=record))
+
+
+def measured(rules: Rules, event: Measured, state: RunState, now: float) -> Transition:
+    """Takes note of a metric."""
+    here = (state.round, state.rollbacks)
+    if event.which == "after" and (state.running or event.at not in (None, here)):
+        return state, ()  # The run went on meanwhile: this prompt was not its last.
+    metric = state.metric.model_copy(update={event.which: event.value})
+    if event.which != "after":
+        return replace(state, metric=metric), ()
+    return replace(state, metric=metric, bias=event.bias, verdict=event.verdict), ()

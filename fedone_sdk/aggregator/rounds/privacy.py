@@ -1,0 +1,133 @@
+"""What devices' noise promises: epsilon by the number of times that a device gave something away.
+
+Noise of multiplier s, k times over the same data, is exactly one mechanism of multiplier
+s / sqrt(k). Mini-batches are drawn from a seed that the server knows, so nothing is won by
+subsampling, and none is claimed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fedone_sdk.accountant import GaussianAccountant
+from fedone_sdk.aggregator.rounds.state import Seat
+from fedone_sdk.messages import PrivacyReport
+from fedone_sdk.spec import PrivacySpec, RunSpec
+
+__all__ = ["Accountant", "Releases", "counted", "may_begin"]
+
+_MOST_RELEASES = 10**9
+
+
+class Accountant:
+    """Counts what a device's releases cost it.
+
+    Args:
+        privacy: The run's.
+
+    Raises:
+        MissingExtraError: dp-accounting is not installed.
+    """
+
+    def __init__(self, privacy: PrivacySpec) -> None:
+        self._accountant = GaussianAccountant(privacy.delta)
+        self.privacy = privacy
+
+    def epsilon(self, releases: int) -> float:
+        """What `releases` releases of noised numbers give away, at the run's delta.
+
+        Args:
+            releases: One per local step for target ``losses``, one per round for ``alpha``.
+        """
+        if releases < 0:
+            raise ValueError(f"releases must be at least 0, not {releases}")
+        return self._accountant.epsilon(releases / self.privacy.noise_multiplier**2)
+
+    def affordable(self) -> int | None:
+        """The most releases of one device within ``max_epsilon``; None where that is not set."""
+        limit = self.privacy.max_epsilon
+        if limit is None:
+            return None
+        low, high = 0, 1
+        while self.epsilon(high) <= limit:
+            low, high = high, high * 2
+            if high > _MOST_RELEASES:
+                return _MOST_RELEASES
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.epsilon(middle) <= limit else (low, middle)
+        return low
+
+
+class Releases:
+    """How often devices may give noised numbers away in a run, and what it comes to.
+
+    Work counts when it is given out: what a device did with it before it was lost is not known.
+
+    Args:
+        spec: The run; its ``privacy`` is set.
+
+    Raises:
+        MissingExtraError: dp-accounting is not installed.
+        ValueError: ``max_epsilon`` does not pay for the run.
+    """
+
+    def __init__(self, spec: RunSpec) -> None:
+        if spec.privacy is None:
+            raise ValueError("privacy: is not set")
+        self.accountant = Accountant(spec.privacy)
+        self.privacy = spec.privacy
+        self.most = self.accountant.affordable()
+        # A step of alpha is noised once, however many local steps it took.
+        self._each_step = spec.privacy.target == "losses"
+        self.per_seat = spec.method.local_steps if self._each_step else 1
+        if self.most is not None and spec.data is not None:
+            seats = spec.rounds * spec.participation.clients_per_round
+            room = spec.data.num_clients * (self.most // self.per_seat)
+            if room < seats:
+                raise ValueError(
+                    f"privacy.max_epsilon: {spec.data.num_clients} clients may take part "
+                    f"{room} times, {spec.rounds} rounds need {seats}"
+                )
+
+    @classmethod
+    def of(cls, spec: RunSpec) -> Releases | None:
+        """A run's; None where devices add no noise."""
+        return None if spec.privacy is None else cls(spec)
+
+    def of_work(self, seat: Seat) -> int:
+        """Releases that the work of a seat asks for."""
+        return seat.num_steps if self._each_step else 1
+
+    def report(self, counts: Mapping[int, int]) -> PrivacyReport:
+        """What the run has cost the device that gave away most."""
+        most = max(counts.values(), default=0)
+        return PrivacyReport(
+            target=self.privacy.target,
+            unit="example" if self._each_step else "device",
+            delta=self.privacy.delta,
+            epsilon=self.accountant.epsilon(most),
+            releases=most,
+            clients=len(counts),
+            spent_up=len(self.spent_up(counts)),
+        )
+
+    def spent_up(self, counts: Mapping[int, int]) -> frozenset[int]:
+        """The devices that get no more work, because it would pass ``max_epsilon``."""
+        return frozenset(client for client, count in counts.items() if not self.has_room(count))
+
+    def has_room(self, count: int) -> bool:
+        """Whether a device with so many releases may take another seat."""
+        return self.most is None or count + self.per_seat <= self.most
+
+
+def may_begin(releases: Releases | None, counts: Mapping[int, int], client: int) -> bool:
+    """Whether a client may take a seat without passing ``max_epsilon``."""
+    return releases is None or releases.has_room(counts.get(client, 0))
+
+
+def counted(releases: Releases | None, counts: Mapping[int, int], seat: Seat) -> Mapping[int, int]:
+    """The counts after a seat's work was given out."""
+    if releases is None:
+        return counts
+    return {**counts, seat.client: counts.get(seat.client, 0) + releases.of_work(seat)}

@@ -1,0 +1,223 @@
+"""Who has the seats of a round: drawing clients, and taking seats from those that are late."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from fedone_sdk.aggregator.rounds.closing import close
+from fedone_sdk.aggregator.rounds.events import (
+    Effect,
+    Quarantined,
+    Refitted,
+    Released,
+    SeatOffered,
+    SeatsVacant,
+    TimePassed,
+)
+from fedone_sdk.aggregator.rounds.lifecycle import wind_up
+from fedone_sdk.aggregator.rounds.privacy import may_begin
+from fedone_sdk.aggregator.rounds.rules import Rules
+from fedone_sdk.aggregator.rounds.spending import release
+from fedone_sdk.aggregator.rounds.state import MOST_UNFIT, RunState, Seat
+from fedone_sdk.aggregator.rounds.transition import Transition, with_seat, without_seat
+from fedone_sdk.algorithms import select, stream
+from fedone_sdk.budget import Usage
+
+__all__ = [
+    "fill",
+    "lose",
+    "quarantined",
+    "recall",
+    "refitted",
+    "released",
+    "time_passed",
+    "timed",
+]
+
+
+def fill(rules: Rules, event: SeatsVacant, state: RunState, now: float) -> Transition:
+    """Offers vacant seats to clients that are there."""
+    if not state.running:
+        return state, ()
+    if rules.starved(state):
+        return wind_up(rules, state, "budget_exhausted", _unanswered(state), now)
+    if reason := _none_fits(rules, state):
+        return wind_up(rules, state, "failed", reason, now)
+    if event.enrolled is not None and (spent := _spent_up(rules, state, event.enrolled)):
+        reason = (
+            f"privacy.max_epsilon: {spent} devices have spent it, and no other is there; "
+            "enrol more, then resume the run"
+        )
+        return wind_up(rules, state, "stopped", reason, now)
+    available = event.available
+    # Thousands may be there: nobody is looked at for nothing.
+    if rules.spec.participation.max_weight is not None:
+        available = {client: rules.weight(held) for client, held in available.items()}
+    if state.quarantined or state.unfit or rules.releases is not None:
+        available = {
+            client: held
+            for client, held in available.items()
+            if client not in state.quarantined
+            and client not in state.unfit
+            and may_begin(rules.releases, state.releases, client)
+        }
+    return _fill_vacant(rules, state, available, now)
+
+
+def _unanswered(state: RunState) -> str | None:
+    """Why a budget was used up before anything came of it."""
+    if state.round or not state.lost or any(seat.step for seat in state.seats):
+        return None
+    return f"no backend answered: {state.lost} pieces of work came to nothing"
+
+
+def _none_fits(rules: Rules, state: RunState) -> str | None:
+    """Why no client fits, where all that there will be have said so: a run with data of its own."""
+    data = rules.spec.data
+    if data is None or len(state.unfit) < min(data.num_clients, MOST_UNFIT):
+        return None
+    return f"no client fits; last: {list(state.unfit.values())[-1]}"
+
+
+def _spent_up(rules: Rules, state: RunState, enrolled: int) -> int:
+    """How many devices have spent their epsilon, if for that no seat can be filled any more."""
+    if rules.releases is None or any(seat.phase != "done" for seat in state.seats):
+        return 0
+    spent = rules.releases.spent_up(state.releases)
+    out = spent | state.quarantined
+    if rules.spec.participation.selection == "uniform":  # Nobody gets two seats of a round.
+        out |= {seat.client for seat in state.seats}
+    expected = max(enrolled, rules.min_clients)
+    return len(spent) if rules.vacancies(state) and len(out) >= expected else 0
+
+
+def _fill_vacant(
+    rules: Rules, state: RunState, available: Mapping[int, int], now: float
+) -> Transition:
+    part = rules.spec.participation
+    vacant = rules.vacancies(state)
+    waiting_to_start = state.round == 0 and not state.fills and not state.rollbacks
+    if not vacant or (waiting_to_start and len(available) < rules.min_clients):
+        return state, ()
+    uniform = part.selection == "uniform"
+    if uniform and state.seats:
+        seated = {seat.client for seat in state.seats}
+        available = {c: held for c, held in available.items() if c not in seated}
+    # Who gave a seat up is asked again only when nobody else is left.
+    pool = available
+    if state.passed:
+        fresh = {client: held for client, held in available.items() if client not in state.passed}
+        pool = fresh or available
+    count = min(vacant, len(pool)) if uniform else vacant
+    if not count or not pool:
+        return state, ()
+    chosen = select(pool, count, rng=stream(rules.selection_seed(state)), kind=part.selection)
+    taken = {seat.slot for seat in state.seats}
+    slots = [slot for slot in range(len(taken) + vacant) if slot not in taken]
+    due = now + part.claim_timeout_s
+    seats = tuple(
+        Seat(slot=slot, client=client, phase="offered", due=due, weight=available[client])
+        for slot, client in zip(slots, chosen, strict=False)
+    )
+    state = replace(state, seats=state.seats + seats, fills=state.fills + 1)
+    return state, tuple(SeatOffered(client=seat.client) for seat in seats)
+
+
+def time_passed(rules: Rules, event: TimePassed, state: RunState, now: float) -> Transition:
+    """Takes the seats whose time is over."""
+    effects: list[Effect] = []
+    for seat in timed(state):
+        if seat.due <= now and state.running:
+            state, more = lose(rules, state, seat, "the deadline passed", None, now)
+            effects.extend(more)
+    return state, tuple(effects)
+
+
+def lose(
+    rules: Rules,
+    state: RunState,
+    seat: Seat,
+    reason: str,
+    reported: Usage | None,
+    now: float,
+    *,
+    unfit: str | None = None,
+) -> Transition:
+    """Takes a seat from its client; what the client may have spent is spent.
+
+    A client that fits no work of the run, `unfit` says why, gets no other seat. It found that out
+    before it asked its model, so that this costs nothing, and it is no failure of the run.
+    """
+    was_working = seat.phase == "working" and unfit is None
+    state, seat, effects = release(rules, state, seat, reason, reported, unasked=unfit is not None)
+    state = recall(rules, state, seat.client, now)
+    state = replace(state, lost=state.lost + was_working, passed=state.passed | {seat.client})
+    if unfit is not None:
+        state = _without_unfit(state, seat, unfit)
+    more: tuple[Effect, ...] = ()
+    if state.lost > rules.spec.participation.max_lost:
+        state, more = wind_up(rules, state, "failed", f"last: {reason}", now)
+    elif seat.step:
+        # Earlier local steps were paid for: the seat closes with what they gave.
+        state, more = close(rules, state, replace(seat, phase="done"), now)
+    else:
+        state = without_seat(state, seat)
+    return state, effects + more
+
+
+def _without_unfit(state: RunState, seat: Seat, reason: str) -> RunState:
+    """Remembers that a client does not fit, and takes the other seats that it was offered."""
+    others = {client: why for client, why in state.unfit.items() if client != seat.client}
+    newest = list(others.items())[-(MOST_UNFIT - 1) :]
+    for other in state.seats:
+        begun = other.step or other.phase != "offered" or other.slot == seat.slot
+        if other.client == seat.client and not begun:
+            state = without_seat(state, other)
+    return replace(state, unfit={**dict(newest), seat.client: reason})
+
+
+def refitted(rules: Rules, event: Refitted, state: RunState, now: float) -> Transition:
+    """Lets a client be drawn again that did not fit."""
+    if event.client not in state.unfit:
+        return state, ()
+    return replace(state, unfit={c: why for c, why in state.unfit.items() if c != event.client}), ()
+
+
+def timed(state: RunState) -> tuple[Seat, ...]:
+    """The seats whose time runs.
+
+    A client that was drawn several times has until the end of its work to come for the next seat.
+    """
+    at_work = {seat.client for seat in state.seats if seat.phase == "working"}
+    return tuple(
+        seat
+        for seat in state.seats
+        if seat.phase == "working" or (seat.phase == "offered" and seat.client not in at_work)
+    )
+
+
+def recall(rules: Rules, state: RunState, client: int, now: float) -> RunState:
+    """Gives a client that has ended its work time to come for its other seats of the round."""
+    due = now + rules.spec.participation.claim_timeout_s
+    waiting = [seat for seat in state.seats if (seat.client, seat.phase) == (client, "offered")]
+    for seat in waiting:
+        state = with_seat(state, replace(seat, due=due))
+    return state
+
+
+def quarantined(rules: Rules, event: Quarantined, state: RunState, now: float) -> Transition:
+    """Gives a client no more seats, and takes those that it has, with all that it did there."""
+    effects: list[Effect] = []
+    for seat in state.seats:
+        if seat.client == event.client:
+            reason = f"the client was quarantined: {event.reason}"
+            state, seat, closed = release(rules, state, seat, reason, None)
+            effects.extend(closed)
+            state = without_seat(state, seat)
+    return replace(state, quarantined=state.quarantined | {event.client}), tuple(effects)
+
+
+def released(rules: Rules, event: Released, state: RunState, now: float) -> Transition:
+    """Lets a client take part again."""
+    return replace(state, quarantined=state.quarantined - {event.client}), ()

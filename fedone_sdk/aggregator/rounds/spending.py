@@ -1,0 +1,196 @@
+"""What the model is asked for a run: set aside before, settled after."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import replace
+
+from fedone_sdk.aggregator.rounds.events import (
+    Closed,
+    Effect,
+    EvaluationReserved,
+    EvaluationSettled,
+    GatewayAnswered,
+    GatewayAsked,
+)
+from fedone_sdk.aggregator.rounds.rules import Rules, working
+from fedone_sdk.aggregator.rounds.state import RunState, Seat
+from fedone_sdk.aggregator.rounds.transition import Transition, with_seat
+from fedone_sdk.budget import NOTHING, Usage
+from fedone_sdk.errors import BudgetExhausted, ProblemError, UnknownLease
+
+__all__ = [
+    "answered",
+    "asked",
+    "charge_lost",
+    "evaluation_reserved",
+    "evaluation_settled",
+    "is_lost",
+    "release",
+    "replica_of",
+    "through_gateway",
+    "used",
+]
+
+
+def replica_of(attempt: str) -> str:
+    """The replica that made this reservation."""
+    return attempt.partition("/")[0]
+
+
+def release(
+    rules: Rules,
+    state: RunState,
+    seat: Seat,
+    reason: str,
+    reported: Usage | None,
+    *,
+    unasked: bool = False,
+) -> tuple[RunState, Seat, tuple[Effect, ...]]:
+    """Ends the work of a seat without an update, if it has any, and settles its lease.
+
+    Args:
+        rules: The run's.
+        state: The run.
+        seat: The seat.
+        reason: Why it ends.
+        reported: What the client says it spent.
+        unasked: Whether the client says that it has asked no model: then only what the server
+            saw is spent.
+    """
+    if seat.phase != "working" or seat.assignment_id is None:
+        return state, seat, ()
+    closed = Closed(assignment_id=seat.assignment_id, client=seat.client, reason=reason)
+    if unasked and reported == NOTHING:
+        spent = seat.used + seat.under_way
+    else:
+        spent = used(rules, state, seat, reported)
+    state = replace(state, account=state.account.settle(seat.assignment_id, spent))
+    seat = replace(
+        seat,
+        phase="offered",
+        assignment_id=None,
+        queries=seat.queries + spent.queries,
+        calls=frozenset(),
+        sent={},
+        used=NOTHING,
+    )
+    return with_seat(state, seat), seat, (closed,)
+
+
+def through_gateway(rules: Rules, seat: Seat) -> bool:
+    """Whether a seat's client asks the server's model, as far as it says."""
+    return rules.gateway_model is not None and not seat.own_model
+
+
+def used(rules: Rules, state: RunState, seat: Seat, reported: Usage | None) -> Usage:
+    """What a seat's open lease cost.
+
+    Through the gateway the server saw it; what is under way counts in full. A client with a
+    model of its own is believed only where the run trusts its clients.
+    """
+    lease = state.account.leases[seat.assignment_id or ""]
+    seen = seat.used + seat.under_way
+    if through_gateway(rules, seat):
+        return seen
+    if not rules.spec.participation.trusted_clients or reported is None:
+        return lease
+    # Where the server has a model, caps are on what that costs, and no report passes them.
+    has_gateway = rules.gateway_model is not None
+    most = lease if has_gateway else reported.model_copy(update={"queries": lease.queries})
+    return (reported - reported.beyond(most)).at_least(seen)
+
+
+def asked(rules: Rules, event: GatewayAsked, state: RunState, now: float) -> Transition:
+    """Sets aside what a call of the gateway may spend."""
+    seat = working(state, event.assignment_id)
+    if not state.running:
+        # Why is for people: a provider may quote what another device has sent.
+        raise ProblemError(
+            "run_conflict", f"the run is {'paused' if state.paused else state.status}"
+        )
+    lease = state.account.leases[event.assignment_id]
+    # A request that comes again bills again, but is no new logical query.
+    queries = 0 if event.call in seat.calls else event.worst.queries
+    if seat.used.queries + queries > lease.queries:
+        left = lease.queries - seat.used.queries
+        raise ProblemError(
+            "lease_exhausted", f"{queries} queries asked, {left} left under the lease"
+        )
+    worst = seat.sent.get(event.attempt, NOTHING) + event.worst.without_queries()
+    seat = replace(
+        seat,
+        calls=seat.calls | {event.call},
+        sent={**seat.sent, event.attempt: worst},
+        used=seat.used + Usage(queries=queries),
+    )
+    # The lease grows with what is asked again while the caps allow.
+    missing = (seat.used + seat.under_way).beyond(lease)
+    try:
+        account = state.account.add(event.assignment_id, missing)
+    except BudgetExhausted as exc:
+        raise ProblemError("lease_exhausted", str(exc)) from exc
+    return replace(with_seat(state, seat), account=account), ()
+
+
+def answered(rules: Rules, event: GatewayAnswered, state: RunState, now: float) -> Transition:
+    """Charges what a call of the gateway spent."""
+    seat = state.seat_with(event.assignment_id)
+    if seat is None or event.attempt not in seat.sent:
+        # The seat or the replica was lost meanwhile, and the call charged in full.
+        return state, ()
+    sent = {attempt: worst for attempt, worst in seat.sent.items() if attempt != event.attempt}
+    seat = replace(seat, sent=sent, used=seat.used + event.used)
+    account = state.account.owe(event.assignment_id, seat.used + seat.under_way)
+    return replace(with_seat(state, seat), account=account), ()
+
+
+def is_lost(attempt: str, alive: Set[str]) -> bool:
+    """Whether nobody will tell any more what this came to."""
+    return replica_of(attempt) not in alive
+
+
+def charge_lost(state: RunState, alive: Set[str]) -> RunState:
+    """Charges in full what replicas that are gone had under way: it may have been sent."""
+    account, evaluation = state.account, state.evaluation
+    for lease_id, worst in state.evaluation.leases.items():
+        if is_lost(lease_id, alive):
+            account = account.settle(lease_id, worst.without_queries())
+            evaluation = evaluation.settle(lease_id, worst)
+    seats = []
+    for seat in state.seats:
+        lost = [attempt for attempt in seat.sent if is_lost(attempt, alive)]
+        gone = sum((seat.sent[attempt] for attempt in lost), NOTHING)
+        sent = {attempt: worst for attempt, worst in seat.sent.items() if attempt not in lost}
+        seats.append(replace(seat, used=seat.used + gone, sent=sent) if lost else seat)
+    return replace(state, account=account, evaluation=evaluation, seats=tuple(seats))
+
+
+def evaluation_reserved(
+    rules: Rules, event: EvaluationReserved, state: RunState, now: float
+) -> Transition:
+    """Sets aside what an evaluation may spend."""
+    try:
+        state = replace(
+            state,
+            evaluation=state.evaluation.add(event.lease_id, event.worst),
+            account=state.account.add(event.lease_id, event.worst.without_queries()),
+        )
+    except BudgetExhausted as exc:
+        raise ProblemError("lease_exhausted", str(exc)) from exc
+    return state, ()
+
+
+def evaluation_settled(
+    rules: Rules, event: EvaluationSettled, state: RunState, now: float
+) -> Transition:
+    """Charges what an evaluation spent."""
+    try:
+        state = replace(
+            state,
+            evaluation=state.evaluation.settle(event.lease_id, event.used),
+            account=state.account.settle(event.lease_id, event.used.without_queries()),
+        )
+    except UnknownLease as exc:
+        raise ProblemError("not_found", str(exc)) from exc
+    return state, ()

@@ -1,0 +1,35 @@
+"""What an event comes to, and small changes of a run's state."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fedone_sdk.aggregator.rounds.events import Effect, RunEnded
+from fedone_sdk.aggregator.rounds.state import RunState, Seat
+from fedone_sdk.messages import RunStatus
+
+__all__ = ["Transition", "ended", "with_seat", "without_seat"]
+
+Transition = tuple[RunState, tuple[Effect, ...]]
+"""The next state, and what is to be done about it."""
+
+
+def with_seat(state: RunState, seat: Seat) -> RunState:
+    """The state with this seat in place of its client's one of its slot."""
+    seats = tuple(seat if _is_same(s, seat) else s for s in state.seats)
+    return replace(state, seats=seats)
+
+
+def without_seat(state: RunState, seat: Seat) -> RunState:
+    """The state without this seat."""
+    return replace(state, seats=tuple(s for s in state.seats if not _is_same(s, seat)))
+
+
+def _is_same(one: Seat, other: Seat) -> bool:
+    return (one.slot, one.client) == (other.slot, other.client)
+
+
+def ended(state: RunState, status: RunStatus, reason: str | None, now: float) -> Transition:
+    """The run is over, for good or until a resume."""
+    state = replace(state, status=status, reason=reason, summary=None, ended_at=now, paused=False)
+    return state, (RunEnded(status=status),)

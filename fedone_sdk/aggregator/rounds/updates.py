@@ -1,0 +1,198 @@
+"""Updates: work that comes back done is checked, learnt from and paid for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedone_sdk.aggregator.rounds.closing import close
+from fedone_sdk.aggregator.rounds.curves import Curves, check_curves
+from fedone_sdk.aggregator.rounds.events import Accepted, Refused, SeatOffered, UpdateArrived
+from fedone_sdk.aggregator.rounds.models import heard, mismatch
+from fedone_sdk.aggregator.rounds.rules import Rules, working
+from fedone_sdk.aggregator.rounds.seats import lose, recall
+from fedone_sdk.aggregator.rounds.spending import through_gateway, used
+from fedone_sdk.aggregator.rounds.state import RunState, Seat
+from fedone_sdk.aggregator.rounds.transition import Transition, with_seat
+from fedone_sdk.algorithms import State
+from fedone_sdk.budget import NOTHING
+from fedone_sdk.errors import ProblemError
+from fedone_sdk.messages import MIN_SCORED_SHARE, AlphaUpdate, Array, LossesUpdate, Receipt
+from fedone_sdk.messages.ndarray import from_wire, memory_from_wire
+
+__all__ = ["arrived"]
+
+_MOST = 1e15
+"""No count or sum of losses comes near it, and adding to it is exact."""
+
+
+def arrived(rules: Rules, event: UpdateArrived, state: RunState, now: float) -> Transition:
+    """Takes a client's update; refused, it leaves everything as it was."""
+    seat = working(state, event.assignment_id)
+    update = event.update
+    state, begun_again = heard(rules, state, seat.client, update.model, now)
+    if begun_again:
+        detail = "the run begins again, with the model that most devices have"
+        return state, (*begun_again, Refused(code="model_mismatch", detail=detail))
+    other = mismatch(rules, state, update.model)
+    if other is not None:
+        state, effects = lose(rules, state, seat, other, update.usage, now)
+        return state, (*effects, Refused(code="model_mismatch", detail=other))
+    _check_scored(update)
+    learnt = _learn(rules, state, seat, update)
+    spent = used(rules, state, seat, update.usage)
+    lease = state.account.leases[event.assignment_id]
+    if through_gateway(rules, seat) and spent.queries < lease.queries:
+        # It had a model on the device all the same.
+        spent = lease
+    state = replace(
+        state,
+        account=state.account.settle(event.assignment_id, spent),
+        model=update.model,
+        lost=0,
+    )
+    state = recall(rules, state, seat.client, now)
+    receipt = Receipt(
+        assignment_id=event.assignment_id, round=state.round, body_sha256=event.body_sha256
+    )
+    accepted = Accepted(client=seat.client, receipt=receipt)
+    steps_done = seat.step + seat.num_steps
+    seat = replace(
+        seat,
+        phase="done",
+        assignment_id=None,
+        step=steps_done,
+        local=learnt.local,
+        losses=seat.losses + learnt.losses,
+        curves=seat.curves + learnt.curves,
+        queries=seat.queries + spent.queries,
+        weight=update.num_examples,
+        mean_loss=seat.mean_loss
+        + (learnt.mean_loss - seat.mean_loss) * seat.num_steps / steps_done,
+        calls=frozenset(),
+        sent={},
+        used=NOTHING,
+    )
+    if rules.losses_exchange and steps_done < rules.spec.method.local_steps:
+        # The next local step is another exchange with the same client.
+        due = now + rules.spec.participation.claim_timeout_s
+        state = with_seat(state, replace(seat, phase="offered", due=due))
+        return state, (accepted, SeatOffered(client=seat.client))
+    state, effects = close(rules, state, seat, now)
+    return state, (accepted, *effects)
+
+
+def _check_scored(update: AlphaUpdate | LossesUpdate) -> None:
+    counts = update.scored
+    total = counts.scored + counts.failed + counts.vetoed
+    if not total or counts.scored < MIN_SCORED_SHARE * total:
+        raise ProblemError(
+            "invalid_message",
+            f"scored: only {counts.scored} of {total} examples were scored; under "
+            f"{MIN_SCORED_SHARE:.0%} the assignment must be declined",
+        )
+
+
+class _Learnt(NamedTuple):
+    """What an update says.
+
+    Attributes:
+        local: The client's method state after its work.
+        mean_loss: Over the scored prompts.
+        losses: Of the step; none in the alpha exchange.
+        curves: The same by class and label bias, where the run calibrates by labels.
+    """
+
+    local: State
+    mean_loss: float
+    losses: tuple[tuple[float, ...], ...] = ()
+    curves: tuple[Curves, ...] = ()
+
+
+def _learn(
+    rules: Rules, state: RunState, seat: Seat, update: AlphaUpdate | LossesUpdate
+) -> _Learnt:
+    """Checks what an update says against what was asked, and learns from it."""
+    if isinstance(update, LossesUpdate) and rules.losses_exchange:
+        batch_size = rules.spec.method.batch_size
+        if update.scored.scored > batch_size:  # They weigh what it says.
+            raise ProblemError(
+                "invalid_message",
+                f"scored: {update.scored.scored} examples, a mini-batch has at most {batch_size}",
+            )
+        if len(update.losses) != seat.num_samples:
+            raise ProblemError(
+                "invalid_message",
+                f"losses: {len(update.losses)} were sent for {seat.num_samples} prompts",
+            )
+        curves = _curves(rules, update)
+        return _Learnt(
+            local=rules.learned(state, seat, update.losses, curves),
+            mean_loss=float(np.mean(rules.clipped(update.losses))),
+            losses=(update.losses,),
+            curves=() if curves is None else (curves,),
+        )
+    if isinstance(update, AlphaUpdate) and not rules.losses_exchange:
+        return _Learnt(local=_local(rules, update), mean_loss=update.mean_loss)
+    raise ProblemError(
+        "invalid_message",
+        f"exchange: is {update.exchange!r}, the run's is {rules.spec.participation.exchange!r}",
+    )
+
+
+def _curves(rules: Rules, update: LossesUpdate) -> Curves | None:
+    """The losses by class and label bias, where the run wants them."""
+    if rules.biases is None:
+        if update.by_class is not None or update.class_counts:
+            raise ProblemError("invalid_message", "by_class: this run does not calibrate by labels")
+        return None
+    if update.by_class is None:
+        raise ProblemError("invalid_message", "by_class: this run calibrates by labels")
+    curves = Curves(update.by_class, update.class_counts)
+    if sum(curves.counts) != update.scored.scored:
+        raise ProblemError(
+            "invalid_message",
+            f"class_counts: add up to {sum(curves.counts)}, scored is {update.scored.scored}",
+        )
+    try:
+        check_curves(curves, update.losses, rules.biases)
+    except ValueError as exc:
+        raise ProblemError("invalid_message", str(exc)) from exc
+    return curves
+
+
+def _local(rules: Rules, update: AlphaUpdate) -> State:
+    """What a client of the alpha exchange has learnt."""
+    array = update.alpha
+    if array.dtype != "float32" or array.shape != rules.shape:
+        raise ProblemError(
+            "invalid_message",
+            f"alpha: is {array.dtype} {list(array.shape)}, the run's is "
+            f"float32 {list(rules.shape)}",
+        )
+    alpha = from_wire(array)
+    tokens = rules.spec.method.domain == "tokens"
+    if tokens and (not (alpha >= 0).all() or not alpha.any(axis=1).all()):
+        raise ProblemError("invalid_message", "alpha: must be positive")
+    if not np.array_equal(rules.method.project(alpha), alpha):
+        raise ProblemError("invalid_message", "alpha: lies outside what the method allows")
+    return _with_memory(rules, alpha, update.memory)
+
+
+def _with_memory(rules: Rules, alpha: NDArray[np.float32], memory: Mapping[str, Array]) -> State:
+    """A client's alpha together with the run's memory that it took along."""
+    if not rules.method.shares_memory and memory:
+        raise ProblemError("invalid_message", "memory: this method shares none")
+    try:
+        remembered = memory_from_wire(memory)
+        if any(values.size and np.abs(values).max() > _MOST for values in remembered.values()):
+            raise ValueError(f"a number is beyond {_MOST:g}")
+        local = State(alpha=alpha, memory=remembered)
+        rules.method.check(local)
+    except ValueError as exc:
+        raise ProblemError("invalid_message", f"memory: {exc}") from exc
+    return local

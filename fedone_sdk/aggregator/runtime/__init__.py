@@ -1,0 +1,1 @@
+"""Helpers around asyncio: shielded work, threads, rate limits."""

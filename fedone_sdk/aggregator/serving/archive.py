@@ -1,0 +1,362 @@
+"""Archives: a run with all that belongs to it in one file, to be moved to another store.
+
+An archive is gzipped JSON lines: a header, the run, its closed work, what its clients' methods
+remember, its log, the clients that it refers to, and a last line with the digest of all others.
+It is text through and through: reading one runs no code of its author's.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import io
+import json
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, get_args, get_type_hints
+
+import numpy as np
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from fedone_sdk.aggregator.rounds import MIN_SAMPLES, RoundMachine
+from fedone_sdk.aggregator.rounds.codec import arrays_of, decode, encode_arrays, encode_document
+from fedone_sdk.aggregator.rounds.events import Event, PauseAsked, Restarted
+from fedone_sdk.aggregator.rounds.replay import compare, machine_of
+from fedone_sdk.aggregator.rounds.state import RunState, Seat
+from fedone_sdk.aggregator.runtime.threads import in_thread
+from fedone_sdk.aggregator.serving.archive_lines import (
+    FORMAT,
+    LINE,
+    VERSION,
+    Client,
+    Closed,
+    End,
+    Entry,
+    Header,
+    Line,
+    MemoryLine,
+    Run,
+    are_its_own,
+    clients_of,
+    rounds_of,
+)
+from fedone_sdk.aggregator.serving.export import export_run, write_archive
+from fedone_sdk.aggregator.serving.run import Counters
+from fedone_sdk.algorithms import Memory, State
+from fedone_sdk.errors import ArchiveError, one_line
+from fedone_sdk.messages import LostWork, RoundReport
+from fedone_sdk.stores import (
+    ClientRecord,
+    ClosedWork,
+    LogEntry,
+    RunRecord,
+    RunSnapshot,
+    Store,
+)
+
+__all__ = [
+    "Archive",
+    "MAX_UNPACKED_BYTES",
+    "export_run",
+    "import_run",
+    "read_archive",
+    "write_archive",
+]
+
+MAX_UNPACKED_BYTES = 1 << 30
+"""The largest archive, unpacked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Archive:
+    """A run out of an archive; all of it was checked.
+
+    Attributes:
+        snapshot: The run.
+        clients: Those that it refers to and all before them, in index order; empty where the
+            run was kept apart from its clients.
+        state: Where it stands.
+    """
+
+    snapshot: RunSnapshot
+    clients: tuple[ClientRecord, ...]
+    state: RunState
+
+    @property
+    def run_id(self) -> str:
+        """Names the run."""
+        return self.snapshot.record.run_id
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it can never go on, so that nobody asks for its clients any more."""
+        return not self.state.running and not machine_of(self.snapshot).can_resume(self.state)
+
+
+def read_archive(
+    data: bytes, *, computes: bool = True, max_unpacked_bytes: int = MAX_UNPACKED_BYTES
+) -> Archive:
+    """Reads an archive and checks all of it.
+
+    Args:
+        data: The archive.
+        computes: Whether the run is computed again from its log, too.
+        max_unpacked_bytes: The most that it may hold.
+
+    Raises:
+        ArchiveError: It is damaged, too large, of a newer version, or does not agree with itself.
+    """
+    try:
+        archive = _checked(_unpack(data, max_unpacked_bytes))
+        report = compare(archive.snapshot) if computes else None
+    except ArchiveError:
+        raise
+    # Whatever a stranger made of it: each part below has its own way to refuse what it is given.
+    except (
+        ArithmeticError,
+        EOFError,
+        LookupError,
+        MemoryError,
+        OSError,
+        RecursionError,
+        TypeError,
+        ValueError,
+        zlib.error,
+    ) as exc:
+        raise ArchiveError(f"the archive is damaged: {_told(exc)}") from exc
+    if report is not None and report.difference is not None:
+        raise ArchiveError(f"the archive does not agree with itself: {report.difference}")
+    return archive
+
+
+def _unpack(data: bytes, max_bytes: int) -> list[Any]:
+    with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+        text = file.read(max_bytes + 1)
+    if len(text) > max_bytes:
+        raise ArchiveError(f"the archive holds more than {max_bytes} bytes")
+    head, _, _ = text.partition(b"\n")
+    header = json.loads(head)
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        raise ArchiveError("this is no archive of a run")
+    if header.get("version") != VERSION:
+        raise ArchiveError(
+            f"the archive has version {header.get('version')!r}, this fedone-sdk reads {VERSION}"
+        )
+    end_at = text.rstrip(b"\n").rfind(b"\n") + 1
+    lines = [LINE.validate_json(line) for line in text.splitlines()]
+    end = lines.pop()
+    if not isinstance(end, End) or end.lines != len(lines):
+        raise ArchiveError("the archive is damaged: it has no end")
+    if hashlib.sha256(text[:end_at]).hexdigest() != end.sha256:
+        raise ArchiveError("the archive is damaged: its digest is another one")
+    return lines
+
+
+def _checked(lines: Sequence[Any]) -> Archive:
+    header, run, *rest = lines
+    if not isinstance(header, Header) or not isinstance(run, Run):
+        raise ValueError("it does not begin with a run")
+    groups: dict[type[Line], list[Any]] = {Client: [], Closed: [], Entry: [], MemoryLine: []}
+    for line in rest:
+        if type(line) not in groups:
+            raise ValueError(f"{line.kind!r} stands twice")
+        groups[type(line)].append(line)
+    snapshot = RunSnapshot(
+        record=RunRecord(
+            run_id=header.run_id,
+            spec=run.spec,
+            candidates=run.candidates,
+            document=run.document,
+            arrays=base64.b64decode(run.arrays, validate=True),
+            version=run.version,
+            created_at=run.created_at,
+        ),
+        closed=tuple(
+            ClosedWork(run_id=header.run_id, **line.model_dump(exclude={"kind"}))
+            for line in groups[Closed]
+        ),
+        log=tuple(
+            LogEntry(kind=line.entry, body=line.body, version=line.version)
+            for line in groups[Entry]
+        ),
+        memories=tuple(
+            (line.client_index, base64.b64decode(line.value, validate=True))
+            for line in groups[MemoryLine]
+        ),
+    )
+    clients = tuple(line.record() for line in groups[Client])
+    state = _check_run(snapshot)
+    _check_references(snapshot, clients)
+    return Archive(snapshot=snapshot, clients=clients, state=state)
+
+
+def _check_run(snapshot: RunSnapshot) -> RunState:
+    """Reads a run as a service would, more strictly."""
+    record, machine = snapshot.record, machine_of(snapshot)
+    spec = machine.spec
+    if spec.name != record.run_id:
+        raise ValueError(f"run {record.run_id!r} is described as {spec.name!r}")
+    document = json.loads(record.document, parse_constant=_refuse)
+    Counters.load(document.pop("counters"))
+    state = decode(document, record.arrays)
+    known = json.loads(json.dumps(encode_document(state)))
+    for key, value in document.items():
+        if key not in known or known[key] != value:
+            raise ValueError(f"{key}: is no part of a run's state, or not as it should be")
+    _check_types(state)
+    cap = state.account.cap  # Whether it was raised so, a replay of the log says.
+    if cap != spec.budget and (not (cap and spec.budget) or spec.budget.raised(cap) != cap):
+        raise ValueError("the caps are not those of the run's budget")
+    if not 0 <= state.round <= spec.rounds:
+        raise ValueError(f"round {state.round} is not one of {spec.rounds}")
+    if len({(seat.slot, seat.client) for seat in state.seats}) < len(state.seats):
+        raise ValueError("a client has two seats of one slot")
+    for seat in state.seats:
+        _check_seat(machine, state, seat)
+    versions = [entry.version for entry in snapshot.log]
+    if versions != sorted(versions) or max(versions, default=0) > record.version:
+        raise ValueError("the log is not in order")
+    for entry in snapshot.log:
+        body = json.loads(entry.body, parse_constant=_refuse)
+        if entry.kind == "round":
+            RoundReport.model_validate(body["report"])
+        elif entry.kind == "metric":
+            _METRIC.validate_python((body["round"], body["value"]))
+        elif entry.kind == "lost":
+            LostWork.model_validate(body)
+        elif not isinstance(body, dict):
+            raise ValueError(f"a line of the log is no {entry.kind}")
+    return state
+
+
+_METRIC: TypeAdapter[tuple[int, float]] = TypeAdapter(
+    tuple[int, float], config=ConfigDict(strict=True)
+)
+
+
+def _check_seat(machine: RoundMachine, state: RunState, seat: Seat) -> None:
+    method = machine.spec.method
+    if seat.phase == "working":
+        if seat.assignment_id is None or seat.assignment_id not in state.account.leases:
+            raise ValueError(f"the work of seat {seat.slot} has no lease")
+        if not min(MIN_SAMPLES, method.num_samples) <= seat.num_samples <= method.num_samples:
+            raise ValueError(f"seat {seat.slot} has {seat.num_samples} prompts")
+        if not 1 <= seat.num_steps <= method.local_steps:
+            raise ValueError(f"seat {seat.slot} has {seat.num_steps} steps")
+    if min(seat.slot, seat.client, seat.step) < 0 or seat.step > method.local_steps:
+        raise ValueError(f"seat {seat.slot} of client {seat.client} is at step {seat.step}")
+    if seat.local is not None:
+        alpha = seat.local.alpha
+        if not np.array_equal(machine.method.project(alpha), alpha):
+            raise ValueError(f"seat {seat.slot} has an alpha that the method does not allow")
+        machine.method.check(seat.local)
+
+
+def _check_types(value: Any) -> None:
+    """Checks that a dataclass holds what it declares; arrays are checked by those who made them."""
+    hints = get_type_hints(type(value))
+    for field in fields(value):
+        held, hint = getattr(value, field.name), hints[field.name]
+        if isinstance(held, State) or hint == Memory or held == ():
+            continue
+        parts = held if isinstance(held, tuple) else (held,)
+        if held is None and type(None) in get_args(hint):
+            continue
+        if all(is_dataclass(part) for part in parts):
+            for part in parts:
+                _check_types(part)
+        else:
+            TypeAdapter(hint).validate_python(held, strict=True)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no number")
+
+
+def _check_references(snapshot: RunSnapshot, clients: Sequence[ClientRecord]) -> None:
+    if [client.index for client in clients] != list(range(len(clients))):
+        raise ValueError("the clients have gaps")
+    used = clients_of(snapshot)
+    if clients and max(used, default=-1) >= len(clients):
+        raise ValueError(f"client {max(used)} is missing")
+    if clients and not are_its_own(rounds_of(snapshot.log), clients):
+        raise ValueError("the log names other clients")
+
+
+async def import_run(store: Store, data: bytes, now: float) -> RunRecord:
+    """Takes a run in out of an archive; one that runs is paused, its open work kept.
+
+    Its clients keep their enrolment indices, which the run's random draws are over. Where the
+    store has other clients under them, only a run that has ended for good is taken in.
+
+    Args:
+        store: Where the run goes.
+        data: The archive.
+        now: Seconds since the epoch.
+
+    Returns:
+        The run as it was stored.
+
+    Raises:
+        ArchiveError: The archive cannot be used, or not in this store; nothing was written.
+    """
+    archive = await in_thread(read_archive, data)
+    clients = await _admitted(store, archive)
+    snapshot = replace(archive.snapshot, record=_at_rest(archive, now))
+    try:
+        await store.restore(snapshot, clients)
+    except ValueError as exc:
+        raise ArchiveError(f"run {archive.run_id!r} cannot be taken in: {exc}") from exc
+    return snapshot.record
+
+
+async def _admitted(store: Store, archive: Archive) -> tuple[ClientRecord, ...]:
+    """The clients to take in with a run."""
+    here = await store.clients(limit=len(archive.clients))
+    trouble = None
+    if not archive.clients and clients_of(archive.snapshot):
+        trouble = "its clients are not in the archive"
+    for theirs, ours in zip(archive.clients, here, strict=False):
+        if theirs.client_id != ours.client_id:
+            trouble = (
+                f"client {theirs.index} is {theirs.client_id!r} in the archive and "
+                f"{ours.client_id!r} here; a store without clients takes it in"
+            )
+            break
+    if trouble is None:
+        return archive.clients
+    if archive.has_ended:
+        return ()
+    raise ArchiveError(f"run {archive.run_id!r} could not go on here: {trouble}")
+
+
+def _at_rest(archive: Archive, now: float) -> RunRecord:
+    """The run without anything under way but its clients' work, and paused if it ran."""
+    record, state = archive.snapshot.record, archive.state
+    if archive.has_ended:
+        return record
+    machine = machine_of(archive.snapshot)
+    events: list[Event] = [Restarted(alive=frozenset(), down=True)]
+    if state.running:
+        events.append(PauseAsked(reason="moved here; resume the run when it runs nowhere else"))
+    for event in events:
+        state, _ = machine.step(state, event, now)
+    document = {
+        **encode_document(state),
+        "counters": json.loads(record.document)["counters"],
+    }
+    return replace(
+        record,
+        document=json.dumps(document, separators=(",", ":")),
+        arrays=encode_arrays(arrays_of(state)),
+    )
+
+
+def _told(error: BaseException) -> str:
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        return f"{place}: {first['msg']}" if place else first["msg"]
+    return one_line(error) or type(error).__name__

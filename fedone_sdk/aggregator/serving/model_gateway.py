@@ -1,0 +1,345 @@
+"""The gateway: devices that hold no key ask the model through the server, under their lease."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import traceback
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import structlog
+
+from fedone_sdk.aggregator.rounds.events import GatewayAnswered, GatewayAsked, PauseAsked
+from fedone_sdk.aggregator.rounds.state import Seat
+from fedone_sdk.aggregator.serving.call_budget import CallBudget, Reservations
+from fedone_sdk.aggregator.serving.run import ServedRun
+from fedone_sdk.backends import (
+    Answer,
+    LLMBackend,
+    Query,
+    Show,
+    check_answer,
+    query_for,
+    rows_of,
+    score_all,
+)
+from fedone_sdk.budget import NOTHING, Usage
+from fedone_sdk.errors import (
+    BackendBlocked,
+    BackendError,
+    BackendUnavailable,
+    BudgetExhausted,
+    DataError,
+    FedOneError,
+    MissingExtraError,
+    ProblemError,
+    SpecError,
+)
+from fedone_sdk.messages import Array, Score, Scores
+from fedone_sdk.messages.ndarray import from_wire
+from fedone_sdk.vocabulary import are_prompts
+
+__all__ = ["Gateway"]
+
+_log = structlog.get_logger(__name__)
+
+_UNDUE = (DataError, MissingExtraError)
+"""What only a backend raises here, though it should not."""
+_MOST_BUGS = 3
+"""Calls in a row that may meet a bug in the backend before their run pauses."""
+
+
+class Gateway:
+    """Scores prompts for clients; what it asks is reserved before and settled after.
+
+    A repeated request is answered from memory, and its queries count once. After a restart the
+    memory is gone and a repeated request is asked again, out of the backend's cache where it keeps
+    one: the model is never asked for more than was set aside.
+
+    Args:
+        backend: The model, which charges each request to its query's payer.
+        replica: Names this process now; what it has under way bears its name.
+    """
+
+    def __init__(self, backend: LLMBackend, replica: Callable[[], str]) -> None:
+        self.backend = backend
+        self._replica = replica
+        self._calls: dict[str, dict[str, asyncio.Task[Scores]]] = {}
+        self._runs_of: dict[str, ServedRun] = {}
+        self._under_way: dict[asyncio.Task[Scores], ServedRun] = {}
+        self._bugs: Counter[str] = Counter()  # Calls in a row that met one, by run.
+
+    async def score(self, run: ServedRun, seat: Seat, message: Score, body_sha256: str) -> Scores:
+        """Answers a client's request.
+
+        Raises:
+            ProblemError: The request does not fit the assignment, or the model failed.
+        """
+        show = await self._show(run)
+        calls = self._calls.get(message.assignment_id, {})
+        task = calls.get(body_sha256)
+        # No await from here to the task: the same request sent twice at once is one call.
+        if task is None or _failed(task):
+            rows = self._prompts(run, seat, message)
+            self._check(run, message)
+            self._calls[message.assignment_id] = calls
+            self._runs_of[message.assignment_id] = run
+            task = calls[body_sha256] = asyncio.create_task(
+                self._ask(run, message, rows, show, body_sha256),
+                name=f"gateway {message.assignment_id}",
+            )
+            self._under_way[task] = run
+            task.add_done_callback(partial(self._ended, calls, body_sha256))
+        # Shielded: the answer is paid for, and a device that comes back shall have it.
+        return await asyncio.shield(task)
+
+    def forget(self, assignment_id: str) -> None:
+        """Drops what is remembered for work that has ended."""
+        self._calls.pop(assignment_id, None)
+        self._runs_of.pop(assignment_id, None)
+
+    def tidy(self, run: ServedRun) -> None:
+        """Drops what is remembered for a run's work that has ended on another replica."""
+        for assignment_id in [work for work, of in self._runs_of.items() if of is run]:
+            if run.state.seat_with(assignment_id) is None:
+                self.forget(assignment_id)
+
+    async def wait(self, run: ServedRun) -> None:
+        """Returns when a run's calls that are under way now have ended."""
+        calls = [task for task, owner in self._under_way.items() if owner is run]
+        if calls:
+            await asyncio.wait(calls)
+
+    async def stop(self) -> None:
+        """Ends the calls under way; they are charged in full."""
+        calls = list(self._under_way)
+        for task in calls:
+            task.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+
+    def _ended(
+        self, calls: dict[str, asyncio.Task[Scores]], call: str, task: asyncio.Task[Scores]
+    ) -> None:
+        del self._under_way[task]
+        # A failure is fetched here, for a device that goes away, and not kept: asked again, the
+        # model is. It would keep all texts of the request, and cost nothing to add to.
+        if _failed(task) and calls.get(call) is task:
+            del calls[call]
+
+    async def _show(self, run: ServedRun) -> Show:
+        try:
+            return await run.show(self.backend)
+        except BackendError as exc:
+            raise ProblemError("backend_failed", exc.summary) from exc
+        except SpecError as exc:
+            raise ProblemError("backend_failed", "; ".join(exc.problems)) from exc
+        except Exception as exc:
+            raise await self._met_bug(run, exc) from exc
+
+    async def _met_bug(self, run: ServedRun, bug: Exception) -> ProblemError:
+        """The refusal of a call that met a bug in the backend; a few in a row pause the run.
+
+        To ask again would meet the same bug, and each attempt is charged in full.
+        """
+        # Formatted here, since some log renderers print local variables: texts are among them.
+        lines = "".join(traceback.format_exception(bug))
+        _log.error("the backend has a bug", run_id=run.run_id, traceback=lines)
+        self._bugs[run.run_id] += 1
+        times = self._bugs[run.run_id]
+        if times < _MOST_BUGS:
+            return ProblemError("backend_failed", "the model's backend has a bug")
+        del self._bugs[run.run_id]
+        reason = (
+            f"the model's backend failed {times} times in a row with {type(bug).__name__}: see the "
+            "server's log"
+        )
+        await run.apply(PauseAsked(reason=reason))
+        return ProblemError("run_conflict", "the run is paused")
+
+    @staticmethod
+    def _prompts(run: ServedRun, seat: Seat, message: Score) -> list[list[float]]:
+        if run.spec.method.domain == "parameters":
+            raise ProblemError("invalid_message", f"{run.spec.method.name} scores no prompts")
+        if message.prompts is None:
+            if run.spec.participation.exchange != "losses":
+                raise ProblemError("invalid_message", "prompts: are required in this exchange")
+            drawn: list[list[float]] = run.machine.candidates(run.state, seat).prompts.tolist()
+            return drawn
+        array, latent = message.prompts, run.spec.method.domain == "latent"
+        width = run.spec.method.prompt_width(run.spec.prompt.length)
+        kind = "float32" if latent else "integers"
+        fits = array.dtype == "float32" if latent else not array.dtype.startswith("float")
+        if not fits or len(array.shape) != 2 or array.shape[1] != width:
+            raise ProblemError(
+                "invalid_message",
+                f"prompts: are {array.dtype} {list(array.shape)}, must be {kind} [P, {width}]",
+            )
+        leased = seat.num_samples * seat.num_steps
+        if array.shape[0] > leased:
+            raise ProblemError(
+                "lease_exhausted", f"{array.shape[0]} queries asked, the lease has {leased}"
+            )
+        prompts = from_wire(array)
+        if not prompts.size:
+            raise ProblemError("invalid_message", "prompts: are none")
+        rows: list[list[float]] = prompts.tolist()
+        layout = run.vocabulary.layout(run.spec.prompt.length)
+        if not latent and not are_prompts(rows, layout):
+            raise ProblemError(
+                "invalid_message", "prompts: an index is not one of its position's candidates"
+            )
+        return rows
+
+    @staticmethod
+    def _check(run: ServedRun, message: Score) -> None:
+        task, batch_size = run.spec.task, run.spec.method.batch_size
+        if len(message.examples) > batch_size:
+            raise ProblemError(
+                "invalid_message",
+                f"examples: {len(message.examples)} were sent, a mini-batch has at most "
+                f"{batch_size}",
+            )
+        for number, example in enumerate(message.examples):
+            if example.keys() != set(task.fields):
+                raise ProblemError(
+                    "invalid_message",
+                    f"examples.{number}: has the fields {sorted(example)}, the task's are "
+                    f"{list(task.fields)}",
+                )
+        sent = [
+            (f"examples.{number}.{name}", text)
+            for number, example in enumerate(message.examples)
+            for name, text in example.items()
+        ]
+        sent += [(f"references.{number}", text) for number, text in enumerate(message.references)]
+        longest = run.spec.gateway.max_text_chars
+        for where, text in sent:
+            if len(text) > longest:
+                raise ProblemError(
+                    "invalid_message",
+                    f"{where}: has {len(text)} characters, the run takes at most {longest}",
+                )
+        wanted = len(message.examples) if task.loss == "nll" else 0
+        if len(message.references) != wanted:
+            raise ProblemError(
+                "invalid_message",
+                f"references: {len(message.references)} were sent, loss {task.loss} takes {wanted}",
+            )
+
+    async def _queries(
+        self, run: ServedRun, rows: list[list[float]], show: Show, message: Score
+    ) -> list[Query]:
+        if run.spec.method.domain == "tokens":
+            prompts = [show(row) for row in rows]
+        else:  # Two hundred projections take half a second, and nobody else shall wait for it.
+            prompts = await asyncio.to_thread(lambda: [show(row) for row in rows])
+        return [
+            query_for(
+                run.spec.task,
+                prompt,
+                message.examples,
+                backend=self.backend,
+                references=message.references,
+            )
+            for prompt in prompts
+        ]
+
+    async def _ask(
+        self, run: ServedRun, message: Score, rows: list[list[float]], show: Show, call: str
+    ) -> Scores:
+        assignment_id, attempts = message.assignment_id, Reservations(self._replica)
+
+        async def set_aside(worst: Usage) -> None:
+            await attempts.set_aside(
+                worst.without_queries(),
+                lambda attempt: run.apply(
+                    GatewayAsked(
+                        assignment_id=assignment_id, call=call, attempt=attempt, worst=worst
+                    )
+                ),
+            )
+
+        async def settle(spent: Usage) -> None:
+            for attempt, used in attempts.shares(spent):
+                await run.apply(
+                    GatewayAnswered(assignment_id=assignment_id, attempt=attempt, used=used)
+                )
+
+        purse = CallBudget(run.run_id, NOTHING, set_aside)
+        try:
+            queries = await self._queries(run, rows, show, message)
+            answers = await self._paid(queries, purse, set_aside, settle)
+            scores = _scores(queries, answers, self.backend.fingerprint)
+        except BackendUnavailable as exc:
+            raise ProblemError(
+                "backend_unavailable", exc.summary, retry_after_s=exc.retry_after_s
+            ) from exc
+        except (BackendBlocked, BudgetExhausted, SpecError) as exc:
+            refusal = purse.refusal
+            if refusal is not None and isinstance(exc, BudgetExhausted):
+                raise ProblemError(refusal.code, refusal.detail) from exc
+            # Not the run's own budget but one behind the model: only a person can raise it.
+            await run.apply(PauseAsked.because(exc))
+            raise ProblemError("run_conflict", "the run is paused") from exc
+        except BackendError as exc:
+            raise ProblemError("backend_failed", exc.summary) from exc
+        except Exception as exc:
+            if isinstance(exc, FedOneError) and not isinstance(exc, _UNDUE):
+                raise  # The store is away, or the run refuses.
+            raise await self._met_bug(run, exc) from exc
+        self._bugs.pop(run.run_id, None)
+        await run.note(answers)
+        return scores
+
+    async def _paid(
+        self,
+        queries: list[Query],
+        purse: CallBudget,
+        set_aside: Callable[[Usage], Awaitable[None]],
+        settle: Callable[[Usage], Awaitable[None]],
+    ) -> list[Answer]:
+        """Asks the model out of a purse that is filled before, and settled after."""
+        quotes = [await self.backend.quote(query) for query in queries]
+        worst = sum((quote.without_queries() for quote in quotes), NOTHING)
+        try:
+            await set_aside(worst + Usage(queries=len(queries)))
+            purse.granted = worst
+            return await score_all(self.backend, (replace(query, payer=purse) for query in queries))
+        finally:
+            await settle(purse.spent)
+
+
+def _scores(queries: Sequence[Query], answers: list[Answer], model: str) -> Scores:
+    """The answers as a message.
+
+    Raises:
+        ValueError: They do not fit the queries.
+    """
+    for asked, answer in zip(queries, answers, strict=True):
+        check_answer(asked, answer)
+    failed = tuple(
+        (p, b)
+        for p, answer in enumerate(answers)
+        for b, row in enumerate(rows_of(queries[0], answer))
+        if row is None
+    )
+    query = queries[0]
+    if query.want == "text":
+        texts = tuple(tuple(str(row or "") for row in rows_of(query, answer)) for answer in answers)
+        return Scores(texts=texts, failed=failed, model=model)
+    num_values = len(query.label_words) or 1
+    nothing = (0.0,) * num_values
+    rows = (row or nothing for answer in answers for row in answer.log_probs)
+    shape = (len(answers), len(query.inputs), num_values)
+    return Scores(
+        log_probs=Array.pack(itertools.chain.from_iterable(rows), shape, "float32"),
+        failed=failed,
+        model=model,
+    )
+
+
+def _failed(call: asyncio.Task[Scores]) -> bool:
+    return call.done() and (call.cancelled() or call.exception() is not None)

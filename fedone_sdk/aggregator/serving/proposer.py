@@ -1,0 +1,135 @@
+"""The proposer: a language model that writes new candidates while a run is under way."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import structlog
+
+from fedone_sdk.aggregator.rounds.events import CandidatesProposed, Effect, RoundFinished
+from fedone_sdk.aggregator.serving.evaluation import ask_as_evaluation
+from fedone_sdk.aggregator.serving.run import CaughtUp, ServedRun
+from fedone_sdk.algorithms.standings import standings
+from fedone_sdk.backends import LLMBackend, Query
+from fedone_sdk.candidates import ScoredCandidate, proposal_messages, read_proposals
+from fedone_sdk.description import Description
+from fedone_sdk.errors import FedOneError, SpecError
+from fedone_sdk.spec.prompt import ProposerSpec
+from fedone_sdk.task import Part, Rendered
+
+__all__ = ["Proposer"]
+
+_log = structlog.get_logger(__name__)
+
+_SHOWN = 5
+"""Of the best and of the worst candidates, so many are shown to the model."""
+
+
+class Proposer:
+    """Asks a model for new candidates every few rounds, and hands them to the run.
+
+    The model sees the task's description, its templates and label words, and candidates with their
+    mean losses: aggregates, noised where the run is private. A proposal that fails costs its call,
+    and the run goes on.
+
+    Args:
+        run: A run with ``prompt.proposer``.
+        backend: The model that writes.
+        replica: Names this process now; what it has under way bears its name.
+
+    Raises:
+        SpecError: The model writes no text.
+    """
+
+    def __init__(self, run: ServedRun, backend: LLMBackend, *, replica: Callable[[], str]) -> None:
+        proposer, slot = run.spec.prompt.proposer, run.spec.prompt.proposed_slot
+        if proposer is None or slot is None:
+            raise ValueError("the run has no proposer")
+        if "text" not in backend.answers:
+            raise SpecError(
+                f"prompt.proposer.backend: {backend.fingerprint} writes no text; kinds openai, "
+                "llama_cpp, transformers and vllm do"
+            )
+        self._run = run
+        self._backend = backend
+        self._replica = replica
+        self._spec: ProposerSpec = proposer
+        self._slot = slot
+        self._task: asyncio.Task[None] | None = None
+
+    def notice(self, effect: Effect | CaughtUp) -> None:
+        """Takes note of what happened to the run."""
+        if not isinstance(effect, RoundFinished):
+            return
+        busy = self._task is not None and not self._task.done()
+        if not busy and (effect.report.round + 1) % self._spec.every == 0 and self._room():
+            self._task = asyncio.create_task(self._propose(), name=f"proposer {self._run.run_id}")
+
+    async def aclose(self) -> None:
+        """Ends a call under way; it is charged in full."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def _room(self) -> bool:
+        state = self._run.state
+        known = len(state.proposed) + len(state.waiting)
+        return state.running and known < self._spec.max_candidates
+
+    async def _propose(self) -> None:
+        run, spec = self._run, self._run.spec
+        try:
+            query = Query(inputs=(self._question(),), want="text", max_tokens=self._spec.max_tokens)
+            # Its cost counts as evaluation, but it is no query of the deployable prompt.
+            (answer,) = await ask_as_evaluation(
+                run, self._backend, [query], self._replica, counted=False
+            )
+            texts = read_proposals(
+                (answer.texts[0] if answer.texts else None) or "",
+                known=run.vocabulary.candidates_of(self._slot),
+                count=self._spec.count,
+                max_chars=self._spec.max_chars,
+                labels=spec.task.labels,
+            )
+            await run.apply(CandidatesProposed(slot=self._slot, texts=texts))
+            _log.info("candidates proposed", run_id=run.run_id, slot=self._slot, count=len(texts))
+        except FedOneError as exc:
+            _log.warning("no candidates proposed", run_id=run.run_id, reason=str(exc))
+
+    def _question(self) -> Rendered:
+        spec = self._run.spec
+        scored = sorted(self._scored(), key=lambda one: one.mean_loss)
+        worst = scored[_SHOWN:][-_SHOWN:]
+        messages = proposal_messages(
+            description=spec.task.description or Description(),
+            labels=spec.task.labels,
+            slot_name=self._slot,
+            form=spec.task.messages,
+            best=scored[:_SHOWN],
+            worst=worst,
+            count=self._spec.count,
+            max_chars=self._spec.max_chars,
+        )
+        parts: list[Part] = []
+        for role, text in messages:
+            parts += [Part("role", role), Part("text", text)]
+        return (*parts, Part("role", "assistant"))
+
+    def _scored(self) -> Iterator[ScoredCandidate]:
+        run = self._run
+        names = [slot.name for slot in run.spec.prompt.slots for _ in range(slot.repeat)]
+        position = names.index(self._slot)
+        candidates = run.vocabulary.of_position(position)
+        found = standings(run.state.method.memory, position, len(candidates))
+        labels = tuple(run.spec.task.labels)
+        for text, loss, classes in zip(candidates, found.losses, found.by_class, strict=True):
+            if math.isfinite(loss):
+                by_class = (
+                    dict(zip(labels, classes.tolist(), strict=True))
+                    if len(classes) == len(labels) and np.isfinite(classes).all()
+                    else {}
+                )
+                yield ScoredCandidate(text=text, mean_loss=float(loss), class_losses=by_class)

@@ -1,0 +1,132 @@
+"""Retention: how long ended runs, logs, receipts and idle clients are kept."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Awaitable, Callable, Set
+from typing import Annotated
+
+import structlog
+from pydantic import Field
+
+from fedone_sdk.aggregator.serving.stored import StoredRun
+from fedone_sdk.clock import Clock
+from fedone_sdk.spec import Spec
+from fedone_sdk.stores import Store
+
+__all__ = ["Retention", "Sweeper"]
+
+_log = structlog.get_logger(__name__)
+
+_DAY_S = 86_400.0
+_CLIENTS_AT_ONCE = 500
+
+Days = Annotated[float, Field(gt=0, le=36_500)]
+
+
+class Retention(Spec):
+    """How long is kept what has come to an end, in days. Null keeps it for ever, the default.
+
+    Attributes:
+        ended_runs_days: Runs that have ended, counted from their end. They are deleted with all
+            that belongs to them; their names stay taken.
+        logs_days: Logs of runs that have ended for good. The result and the prompt stay; the
+            rounds, and with them replay and export, do not.
+        closed_work_days: Receipts of runs that have ended. After that, a repeated update gets
+            404.
+        idle_clients_days: Clients that have asked for nothing. Their index and public id stay.
+    """
+
+    ended_runs_days: Days | None = None
+    logs_days: Days | None = None
+    closed_work_days: Days | None = None
+    idle_clients_days: Days | None = None
+
+    @property
+    def active(self) -> bool:
+        """Whether anything is ever removed."""
+        return any(days is not None for days in self.model_dump().values())
+
+
+class Sweeper:
+    """Removes what is older than it is kept.
+
+    Args:
+        retention: How long things are kept.
+        store: Where they are.
+        clock: Tells the time.
+        runs: Reads what is stored of runs, by id.
+        delete: Deletes a run that is at a version, here and for the other replicas.
+        retire: Erases clients, here and for the other replicas.
+    """
+
+    def __init__(
+        self,
+        retention: Retention,
+        *,
+        store: Store,
+        clock: Clock,
+        runs: Callable[[], Awaitable[dict[str, StoredRun]]],
+        delete: Callable[[str, int], Awaitable[None]],
+        retire: Callable[[int], Awaitable[None]],
+    ) -> None:
+        self._retention = retention
+        self._store = store
+        self._clock = clock
+        self._runs = runs
+        self._delete = delete
+        self._retire = retire
+        # What was trimmed already: version, log, closed work.
+        self._trimmed: dict[str, tuple[int, bool, bool]] = {}
+
+    async def sweep(self) -> None:
+        """Removes what is too old now.
+
+        One that cannot be removed does not keep the others.
+        """
+        now, runs = self._clock.now(), await self._runs()
+        for run_id, run in runs.items():
+            ended_at = run.summary.ended_at
+            if run.live or ended_at is None:
+                continue
+            try:
+                await self._sweep_run(run_id, run, now - ended_at)
+            except Exception:
+                _log.error(
+                    "a run cannot be removed", run_id=run_id, traceback=traceback.format_exc()
+                )
+        if self._retention.idle_clients_days is not None:
+            # As another client, one would begin with a clean ledger and a fresh epsilon.
+            known = {client for run in runs.values() if not run.final for client in run.clients}
+            await self._sweep_clients(now - self._retention.idle_clients_days * _DAY_S, known)
+
+    async def _sweep_run(self, run_id: str, run: StoredRun, age_s: float) -> None:
+        kept = self._retention
+        if _is_older(age_s, kept.ended_runs_days):
+            await self._delete(run_id, run.version)
+            self._trimmed.pop(run_id, None)
+            return
+        log = run.final and _is_older(age_s, kept.logs_days)
+        closed = _is_older(age_s, kept.closed_work_days)
+        trimmed = run.version, log, closed
+        if (log or closed) and self._trimmed.get(run_id) != trimmed:
+            await self._store.trim(run_id, log=log, closed=closed)
+            self._trimmed[run_id] = trimmed
+            _log.info("run trimmed", run_id=run_id, log=log, closed=closed)
+
+    async def _sweep_clients(self, before: float, known: Set[int]) -> None:
+        num_spared = 0
+        while True:
+            # Those that are spared are found again each time.
+            limit = num_spared + _CLIENTS_AT_ONCE
+            idle = await self._store.idle_clients(before, limit)
+            found = [index for index in idle if index not in known]
+            for index in found:
+                await self._retire(index)
+            num_spared = len(idle) - len(found)
+            if len(idle) < limit:
+                return
+
+
+def _is_older(age_s: float, days: float | None) -> bool:
+    return days is not None and age_s > days * _DAY_S

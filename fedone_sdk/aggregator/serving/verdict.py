@@ -1,0 +1,345 @@
+"""Whether tuning was worth it: what the measurements of a run say, and the sentence about it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from fedone_sdk.aggregator.serving.intervals import difference, interval
+from fedone_sdk.aggregator.serving.outcomes import Outcomes, Which
+from fedone_sdk.algorithms.calibration import fitted_bias
+from fedone_sdk.budget import Usage
+from fedone_sdk.messages import Compared, Spread, Standing, Verdict
+from fedone_sdk.messages.verdict import Conclusion
+from fedone_sdk.metrics import METRICS, MetricFunction, evaluate
+from fedone_sdk.task import LOG_ZERO, Bias, LogProbs, TaskSpec, label_loss, predicted
+
+__all__ = ["Plain", "examples_needed", "judge", "no_prompt_biased", "not_measured", "sentence"]
+
+_FOLDS = 5
+_FEWEST = 10
+"""Rows that a label bias is fitted on at least."""
+
+_MOST_TIMES = 100
+"""Times the rows that there are: more of them is no advice."""
+
+_OVER: Mapping[Compared, str] = {
+    "no_prompt": "no prompt",
+    "no_prompt_biased": "no prompt with bias",
+}
+
+
+class Plain(NamedTuple):
+    """No prompt with a label bias of its own.
+
+    Attributes:
+        outcomes: What it is measured at.
+        bias: The bias, nats; None where each fold has its own.
+        bias_from: What it was fitted on (`Verdict.bias_from`).
+    """
+
+    outcomes: Outcomes
+    bias: Bias | None
+    bias_from: Literal["training", "dev"]
+
+
+def no_prompt_biased(task: TaskSpec, bare: Outcomes, plain_bias: Bias | None) -> Plain | None:
+    """No prompt with a label bias of its own, from answers that were paid for.
+
+    The bias is the one that training found for no prompt, if the run asked about it. Otherwise it
+    is cross-fitted: the rows are dealt into 5 folds, label by label, and the rows of a fold get
+    the bias of least cross-entropy on the other folds. No row has a part in its own bias, and the
+    model is not asked again.
+
+    Args:
+        task: The task.
+        bare: The measurement of no prompt.
+        plain_bias: What training found.
+
+    Returns:
+        The measurement; None for a task without labels or with a bias of its own, for a model
+        that shows no log-probabilities, or for fewer than 10 rows.
+    """
+    if task.bias is not None or not any(map(_is_shown, bare.log_probs)):
+        return None
+    if plain_bias is not None:
+        biases: Sequence[Bias | None] = [plain_bias] * len(bare.log_probs)
+        return Plain(_under(task, bare, biases), plain_bias, "training")
+    fitted = _cross_fitted(bare, len(task.labels))
+    return None if fitted is None else Plain(_under(task, bare, fitted), None, "dev")
+
+
+def judge(
+    task: TaskSpec,
+    outcomes: Mapping[Which, Outcomes],
+    *,
+    plain_bias: Bias | None = None,
+    calibrated: bool = False,
+    empty: bool = False,
+    measure: MetricFunction | None = None,
+) -> Verdict:
+    """Compares the tuned prompt with chance, no prompt, and the untrained prompt.
+
+    Args:
+        task: The task.
+        outcomes: The measurements, with that of the tuned prompt (``after``).
+        plain_bias: The label bias that training found for no prompt.
+        calibrated: Whether all prompts were measured with a bias that was found without labels.
+        empty: Whether the tuned prompt is no prompt.
+        measure: The user's function, for a metric of their own.
+
+    Returns:
+        The verdict, without its text.
+    """
+    after, bare = outcomes["after"], outcomes.get("no_prompt")
+    measured: dict[Compared, Outcomes] = {}
+    plain: Plain | None = None
+    if (guess := _one_answer(task, after)) is not None:
+        measured["chance"] = guess
+    if bare is not None and calibrated:
+        if bare.log_probs:
+            measured["no_prompt"] = _under(task, bare, [None] * len(bare.log_probs))
+        measured["no_prompt_biased"] = bare
+    elif bare is not None:
+        measured["no_prompt"] = bare
+        plain = no_prompt_biased(task, bare, plain_bias)
+        if plain is not None:
+            measured["no_prompt_biased"] = plain.outcomes
+    if "before" in outcomes:
+        measured["untrained"] = outcomes["before"]
+    measured["tuned"] = after
+    standings = {name: _standing(task, name, one, after, measure) for name, one in measured.items()}
+    against = _fair(task.metric, standings)
+    gain = None if against is None else standings[against].gain
+    over_chance = standings["chance"].gain if "chance" in standings else None
+    rows = len(after.targets or after.losses)
+    conclusion = _concluded(gain, over_chance)
+    return Verdict(
+        conclusion=conclusion,
+        source="dev",
+        examples=rows,
+        standings=tuple(standings.values()),
+        against=against,
+        bias=None if plain is None else plain.bias,
+        bias_from="model" if calibrated else None if plain is None else plain.bias_from,
+        empty=empty,
+        more_examples=_more(rows, gain, over_chance) if conclusion == "unclear" else None,
+    )
+
+
+def not_measured(why: str) -> Verdict:
+    """The verdict on a run without a measurement of its last prompt.
+
+    Args:
+        why: There is none.
+    """
+    return Verdict(conclusion="not_measured", text=f"not measured: {why}")
+
+
+def examples_needed(rows: int, found: Spread) -> int | None:
+    """About how many rows in all would tell a difference from 0.
+
+    With ``h`` the half width of the interval on the side of 0 and ``d`` the difference, the
+    interval leaves out 0 where ``h < |d|``. ``h`` falls with the square root of the number of
+    rows, so that it takes ``rows * (h / d)^2`` of them, if the difference stays what it is.
+
+    Args:
+        rows: Rows that the difference was measured on.
+        found: The difference.
+
+    Returns:
+        The number, at least `rows`; None for a difference of 0.
+    """
+    half = found.value - found.low if found.value > 0 else found.high - found.value
+    if not found.value:
+        return None
+    return max(rows, math.ceil(rows * (half / found.value) ** 2))
+
+
+def sentence(verdict: Verdict, metric: str, spent: Usage, *, priced: bool) -> str:
+    """A verdict in words.
+
+    Args:
+        verdict: The verdict of `judge`.
+        metric: Name of the metric.
+        spent: What the run spent.
+        priced: Whether the price of it is known.
+    """
+    tuned = verdict.standing("tuned")
+    base = None if verdict.against is None else verdict.standing(verdict.against)
+    if tuned is None or base is None or verdict.against is None:
+        return "not judged: no prompt was not measured"
+    over, cost = _OVER[verdict.against], _cost(spent, priced=priced)
+    if base.gain is None:
+        return (
+            f"{metric} {_number(tuned.value)} against {_number(base.value)} of {over} for {cost}: "
+            "a metric of your own has no interval"
+        )
+    said = f"{_gained(metric, base.gain, over)} for {cost}"
+    if verdict.empty and verdict.conclusion != "worth_keeping":
+        return f"{said}: the tuned prompt is empty, and its label bias is all that was found"
+    if verdict.conclusion == "worth_keeping":
+        return f"{said}: worth keeping"
+    if verdict.conclusion == "worse":
+        return f"{said}: worse than {over}"
+    chance = verdict.standing("chance")
+    one = "" if chance is None else f"{_number(chance.value)}"
+    if verdict.conclusion == "guessing":
+        return (
+            f"no better than guessing: {metric} {_number(tuned.value)}, and {one} with one answer "
+            f"for everything; {said}"
+        )
+    more = verdict.more_examples
+    tell = "" if more is None else f": about {more:,} more dev rows would tell"
+    if base.gain.low > 0:
+        return f"{said}, but not distinguishable from one answer for everything ({one}){tell}"
+    return f"{said}, not distinguishable from luck{tell}"
+
+
+def _gained(metric: str, gain: Spread, over: str) -> str:
+    if metric == "loss":
+        ends = f"95 % {gain.low:+.3f} to {gain.high:+.3f}"
+        return f"{gain.value:+.3f} less loss than {over} ({ends})"
+    value, low, high = (100 * one for one in (gain.value, gain.low, gain.high))
+    return f"{value:+.1f} points over {over} (95 % {low:+.1f} to {high:+.1f})"
+
+
+def _cost(spent: Usage, *, priced: bool) -> str:
+    queries = f"{spent.queries:,} {'query' if spent.queries == 1 else 'queries'}"
+    if not priced:
+        return f"{queries} at an unknown price"
+    return f"USD {spent.usd:.4f}" if spent.usd else queries
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _concluded(gain: Spread | None, over_chance: Spread | None) -> Conclusion:
+    if gain is None:
+        return "unknown"
+    if over_chance is not None and over_chance.value <= 0:
+        return "guessing"
+    if gain.high < 0:
+        return "worse"
+    clear = gain.low > 0 and (over_chance is None or over_chance.low > 0)
+    return "worth_keeping" if clear else "unclear"
+
+
+def _more(rows: int, *found: Spread | None) -> int | None:
+    """Rows that are missing, to two digits."""
+    open_ones = [one for one in found if one is not None and one.low <= 0 <= one.high]
+    needed = [examples_needed(rows, one) for one in open_ones]
+    most = max((number for number in needed if number is not None), default=0)
+    if None in needed or most > _MOST_TIMES * rows:
+        return None
+    more = max(most - rows, 1)
+    step = int(10 ** max(0, len(str(more)) - 2))
+    return math.ceil(more / step) * step
+
+
+def _standing(
+    task: TaskSpec,
+    name: Compared,
+    one: Outcomes,
+    after: Outcomes,
+    measure: MetricFunction | None,
+) -> Standing:
+    count = len(task.labels)
+    ends = interval(task.metric, one, count)
+    if ends is None:
+        return Standing(name=name, value=_own(task, one, measure))
+    gain = None
+    if name != "tuned":
+        pair = (one, after) if task.metric == "loss" else (after, one)
+        gain = difference(task.metric, *pair, count)
+    return Standing(
+        name=name,
+        value=ends.value,
+        interval=(ends.low, ends.high),
+        gain=gain and Spread(value=gain.value, low=gain.low, high=gain.high),
+    )
+
+
+def _own(task: TaskSpec, one: Outcomes, measure: MetricFunction | None) -> float | None:
+    """The user's metric of a measurement."""
+    pairs = [(p, t) for p, t in zip(one.predicted, one.targets, strict=True) if p is not None]
+    if measure is None or not pairs:
+        return None
+    return evaluate(task.metric, [p for p, _ in pairs], [t for _, t in pairs], measure)
+
+
+def _fair(metric: str, standings: Mapping[Compared, Standing]) -> Compared | None:
+    """The better of no prompt with and without a bias; with it, where they are alike."""
+    names: tuple[Compared, ...] = ("no_prompt_biased", "no_prompt")
+    found = [name for name in names if name in standings]
+    if not found or ":" in metric:
+        return found[0] if found else None
+    sign = -1.0 if metric == "loss" else 1.0
+    return max(found, key=lambda name: sign * (standings[name].value or 0.0))
+
+
+def _one_answer(task: TaskSpec, after: Outcomes) -> Outcomes | None:
+    """The best that one answer for everything does: with the loss, the shares of the labels."""
+    targets = after.targets
+    if not targets:
+        return None
+    counts = Counter(targets)
+    if task.metric == "loss":
+        if task.loss != "cross_entropy":
+            return None
+        losses = tuple(-math.log(counts[target] / len(targets)) for target in targets)
+        return Outcomes(
+            which="no_prompt", targets=targets, predicted=(0,) * len(targets), losses=losses
+        )
+    if task.metric not in METRICS:
+        return None
+    best = max(
+        range(len(task.labels)),
+        key=lambda label: (evaluate(task.metric, [label] * len(targets), targets), counts[label]),
+    )
+    return Outcomes(which="no_prompt", targets=targets, predicted=(best,) * len(targets))
+
+
+def _is_shown(row: LogProbs | None) -> bool:
+    """Whether a bias can change this answer: the model showed more than the label it wrote."""
+    return row is not None and sum(value > LOG_ZERO for value in row) > 1
+
+
+def _under(task: TaskSpec, bare: Outcomes, biases: Sequence[Bias | None]) -> Outcomes:
+    """The same answers, each under a bias."""
+    tasks = {bias: task.with_bias(bias) for bias in dict.fromkeys(biases)}
+    rows = [(row, tasks[bias]) for row, bias in zip(bare.log_probs, biases, strict=True)]
+    losses: tuple[float | None, ...] = ()
+    if task.metric == "loss":
+        losses = tuple(
+            None if row is None else label_loss(one, row, target)
+            for (row, one), target in zip(rows, bare.targets, strict=True)
+        )
+    return Outcomes(
+        which="no_prompt",
+        predicted=tuple(None if row is None else predicted(one, row) for row, one in rows),
+        targets=bare.targets,
+        losses=losses,
+    )
+
+
+def _cross_fitted(bare: Outcomes, num_labels: int) -> list[Bias | None] | None:
+    answered = [place for place, row in enumerate(bare.log_probs) if row is not None]
+    if len(answered) < _FEWEST:
+        return None
+    answered.sort(key=lambda place: (bare.targets[place], place))
+    log_probs = np.array([bare.log_probs[place] for place in answered], dtype=np.float64)
+    targets = np.array([bare.targets[place] for place in answered], dtype=np.int64)
+    fold_of = np.arange(len(answered)) % _FOLDS
+    biases: list[Bias | None] = [(0.0,) * num_labels] * len(bare.log_probs)
+    for fold in range(_FOLDS):
+        others = fold_of != fold
+        bias = tuple(fitted_bias(log_probs[others], targets[others]).tolist())
+        for place in np.flatnonzero(~others):
+            biases[answered[place]] = bias
+    return biases

@@ -1,0 +1,286 @@
+"""What the service tells Prometheus: counted as it happens, or read from the runs when asked."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter as Tally
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from fedone_sdk.aggregator.service import Service
+from fedone_sdk.aggregator.serving.run import ServedRun
+from fedone_sdk.budget import Usage
+from fedone_sdk.errors import (
+    BackendBlocked,
+    BackendUnavailable,
+    BudgetExhausted,
+    MissingExtraError,
+)
+from fedone_sdk.stores import VersionConflict
+
+try:
+    from prometheus_client import CollectorRegistry, Counter, Histogram, exposition
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+    from prometheus_client.registry import Collector
+except ImportError as exc:
+    raise MissingExtraError("metrics", extra="server") from exc
+
+__all__ = ["Metrics"]
+
+_FAST_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
+_REQUEST_S = (*_FAST_S, 10, 30, 60)
+_MODEL_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+_WAIT_S = (0.01, 0.05, 0.1, 0.5, 1, 5, 10, 20, 30, 60)
+
+_AN_HOUR_S = 3600.0
+
+Labels = tuple[str, ...]
+
+
+class Metrics:
+    """The figures of one aggregator process, in a registry of their own.
+
+    Labels are bounded: routes as they are declared, problem codes, and the runs that go on or
+    ended within the hour; never a client.
+    """
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._requests = Histogram(
+            "fedone_http_request_duration_seconds",
+            "From a request's head to the end of its answer",
+            ("method", "route", "status"),
+            buckets=_REQUEST_S,
+            registry=self.registry,
+        )
+        self._refusals = Counter(
+            "fedone_http_problems",
+            "Refused requests, by the code of the problem",
+            ("code",),
+            registry=self.registry,
+        )
+        self._claims = Histogram(
+            "fedone_claim_wait_seconds",
+            "How long devices waited for work, by how it ended: assigned, turned_away, or the code "
+            "of a problem",
+            ("outcome",),
+            buckets=_WAIT_S,
+            registry=self.registry,
+        )
+        self._updates = Counter(
+            "fedone_updates",
+            "Updates, by outcome: accepted, or the code of a problem",
+            ("outcome",),
+            registry=self.registry,
+        )
+        self._commits = Histogram(
+            "fedone_store_commit_duration_seconds",
+            "One transaction of a run, by outcome: ok, conflict (another replica was first, so it "
+            "is made again) or error",
+            ("outcome",),
+            buckets=_FAST_S,
+            registry=self.registry,
+        )
+        self._asked = Histogram(
+            "fedone_llm_request_duration_seconds",
+            "One request to the language model, by outcome: ok, unavailable, blocked, refused or "
+            "cancelled",
+            ("outcome",),
+            buckets=_MODEL_S,
+            registry=self.registry,
+        )
+
+    def watch(self, service: Service) -> None:
+        """Reads the figures of a service's runs and clients whenever they are asked for."""
+        self.registry.register(_ServiceFigures(service))
+
+    def exposition(self) -> tuple[bytes, str]:
+        """The figures now, in Prometheus' text format, and its content type."""
+        return exposition.generate_latest(self.registry), exposition.CONTENT_TYPE_LATEST
+
+    def answered(
+        self, method: str, route: str, status: int, problem: str | None, seconds: float
+    ) -> None:
+        """Counts an answered request.
+
+        Args:
+            method: Its method.
+            route: The path of its route, names in braces; empty where there is none.
+            status: HTTP status of the answer.
+            problem: Code of the refusal.
+            seconds: How long it took.
+        """
+        self._requests.labels(method if route else "", route, str(status)).observe(seconds)
+        if problem is not None:
+            self._refusals.labels(problem).inc()
+        if route == "/v1/assignments/claim":
+            outcome = problem or ("assigned" if status == 200 else "turned_away")
+            self._claims.labels(outcome).observe(seconds)
+        elif route == "/v1/assignments/{assignment_id}/update":
+            self._updates.labels(problem or "accepted").inc()
+
+    @contextmanager
+    def commit(self) -> Iterator[None]:
+        """Times a transaction."""
+        began, outcome = time.perf_counter(), "error"
+        try:
+            yield
+            outcome = "ok"
+        except VersionConflict:
+            outcome = "conflict"
+            raise
+        finally:
+            self._commits.labels(outcome).observe(time.perf_counter() - began)
+
+    @contextmanager
+    def model_request(self) -> Iterator[None]:
+        """Times a request to the model."""
+        began, outcome = time.perf_counter(), "cancelled"
+        try:
+            yield
+            outcome = "ok"
+        except BackendUnavailable:
+            outcome = "unavailable"
+            raise
+        except (BackendBlocked, BudgetExhausted):
+            outcome = "blocked"
+            raise
+        except Exception:
+            outcome = "refused"
+            raise
+        finally:
+            self._asked.labels(outcome).observe(time.perf_counter() - began)
+
+
+class _ServiceFigures(Collector):
+    """What the service knows by itself, read when Prometheus asks."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: else it would be collected once when it is registered."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """All figures, as they stand now."""
+        yield from self._of_clients()
+        yield from self._of_replicas()
+        yield GaugeMetricFamily(
+            "fedone_model_available",
+            "Whether the gateway's model is asked; 0 while its breaker is open",
+            self._service.trouble is None,
+        )
+        yield from self._of_runs()
+
+    def _of_clients(self) -> Iterator[Metric]:
+        service = self._service
+        pool = service.dispatcher.pool
+        for name, text, value in (
+            (
+                "enrolled",
+                "Devices that are enrolled, as far as this replica knows",
+                service.num_clients,
+            ),
+            ("waiting", "Devices that wait for work", len(pool)),
+            (
+                "away",
+                "Devices that were sent away with a Retry-After and not seen since",
+                pool.away,
+            ),
+        ):
+            yield GaugeMetricFamily(f"fedone_clients_{name}", text, value)
+        yield GaugeMetricFamily(
+            "fedone_long_polls",
+            "Requests for work that are held open here",
+            service.dispatcher.num_polls,
+        )
+
+    def _of_replicas(self) -> Iterator[Metric]:
+        service = self._service
+        yield GaugeMetricFamily(
+            "fedone_replicas", "Replicas on this store, this one among them", service.num_replicas
+        )
+        yield GaugeMetricFamily(
+            "fedone_leader", "Whether this replica does the leader's work", service.leads
+        )
+
+    def _of_runs(self) -> Iterator[Metric]:
+        runs = list(self._service.runs.values())
+        statuses = Tally("paused" if r.state.paused else r.state.status for r in runs)
+        statuses.update(stored.summary.status for stored in self._service.stored.values())
+        by_status = GaugeMetricFamily("fedone_runs", "Runs, by status", labels=("status",))
+        for status, count in sorted(statuses.items()):
+            by_status.add_metric((status,), count)
+        yield by_status
+        families = {
+            name: family(f"fedone_run_{name}", text, labels=("run", *labels))
+            for name, family, text, labels in _RUN_FIGURES
+        }
+        quarantined = GaugeMetricFamily(
+            "fedone_clients_quarantined",
+            "Devices that get no work of a run, put out by its defences or by a person",
+            labels=("run",),
+        )
+        connected = GaugeMetricFamily(
+            "fedone_run_devices_connected",
+            "Devices that ask for work and may work for a run",
+            labels=("run",),
+        )
+        fit = GaugeMetricFamily(
+            "fedone_run_devices_fit",
+            "Those of them that have not declined work of the run as unfit",
+            labels=("run",),
+        )
+        recently = time.time() - _AN_HOUR_S
+        for run in runs:
+            ended_at = run.state.ended_at
+            if run.state.running or run.state.paused or ended_at is None or ended_at > recently:
+                quarantined.add_metric((run.run_id,), len(run.state.quarantined))
+                devices = self._service.dispatcher.fit(run, reasons=False)
+                connected.add_metric((run.run_id,), devices.connected)
+                fit.add_metric((run.run_id,), devices.fit)
+                for name, labels, value in _figures_of(run):
+                    families[name].add_metric((run.run_id, *labels), value)
+        yield from (quarantined, connected, fit)
+        yield from families.values()
+
+
+_RUN_FIGURES: tuple[tuple[str, type[CounterMetricFamily | GaugeMetricFamily], str, Labels], ...] = (
+    ("rounds", CounterMetricFamily, "Rounds that are done", ()),
+    (
+        "spent",
+        CounterMetricFamily,
+        "What was spent; queries are training's only",
+        ("unit",),
+    ),
+    ("leased", GaugeMetricFamily, "What is reserved for work under way", ("unit",)),
+    ("left", GaugeMetricFamily, "What the caps leave, by capped unit", ("unit",)),
+    ("label_values", CounterMetricFamily, "Label log-probabilities that were scored", ()),
+    (
+        "label_values_censored",
+        CounterMetricFamily,
+        "How many of them are upper bounds only",
+        (),
+    ),
+    ("cache_hits", CounterMetricFamily, "Answers that cost nothing", ()),
+    ("mean_loss", GaugeMetricFamily, "Mean loss of the newest round", ()),
+)
+
+
+def _figures_of(run: ServedRun) -> Iterator[tuple[str, Labels, float]]:
+    account, counters = run.state.account, run.counters
+    yield "rounds", (), run.state.round
+    for name, usage in (("spent", account.spent), ("leased", account.leased)):
+        for unit in Usage.model_fields:
+            yield name, (unit,), float(getattr(usage, unit))
+        # A cap may be on both kinds together.
+        yield name, ("tokens",), float(usage.prompt_tokens + usage.completion_tokens)
+    if account.cap is not None:
+        for unit, cap, held in account.cap.pairs(account.held):
+            yield "left", (unit,), float(cap - held)
+    yield "label_values", (), counters.values
+    yield "label_values_censored", (), counters.censored
+    yield "cache_hits", (), counters.cache_hits
+    if run.history:
+        yield "mean_loss", (), run.history[-1].mean_loss

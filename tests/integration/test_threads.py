@@ -1,0 +1,150 @@
+"""What takes long is done in other threads than the event loop's, one step of a run at a time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from fedone_sdk.aggregator import RoundMachine
+from fedone_sdk.aggregator.rounds.events import SeatsVacant, WorkAsked
+from fedone_sdk.aggregator.runtime.threads import in_thread, in_thread_if_large
+from fedone_sdk.algorithms.gs_bdpl import GumbelSoftmaxBDPL
+from fedone_sdk.algorithms.search import PromptSearch
+from fedone_sdk.simulation import Federation, simulate
+from fedone_sdk.spec import RunSpec
+from fedone_sdk.testing import ScriptedBackend
+from fedone_sdk.vocabulary import Vocabulary
+from tests.benchmarks import stalls
+
+WORDS = ("", " good", " bad", " very", " not", " so")
+
+
+def spec_of(
+    method: str, *, num_samples: int = 6, length: int = 3, exchange: str = "losses"
+) -> RunSpec:
+    return RunSpec.model_validate(
+        {
+            "task": {"template": "{text}{prompt}", "labels": {0: " no", 1: " yes"}},
+            "prompt": {"length": length, "vocabulary": {"kind": "list", "candidates": WORDS}},
+            "method": {"name": method, "num_samples": num_samples, "batch_size": 2},
+            "participation": {
+                "min_clients": 2,
+                "clients_per_round": 2 if exchange == "losses" else 1,
+                "exchange": exchange,
+            },
+            "evaluation": {"every": 1},
+            "rounds": 3,
+        }
+    )
+
+
+def federation_of(spec: RunSpec) -> Federation:
+    rows = tuple({"text": f"text {row}", "label": row % 2} for row in range(4))
+    return Federation(
+        spec=spec,
+        shards=(rows,) * 3,
+        dev=rows,
+        vocabulary=Vocabulary(candidates=WORDS),
+        reused_rows=False,
+    )
+
+
+class Watched:
+    """Takes note of the threads that calls are made in, and of how many are under way at once.
+
+    Attributes:
+        threads: Name of the method -> threads.
+        at_once: The most machine steps that were under way at once.
+    """
+
+    def __init__(self) -> None:
+        self.threads: dict[str, set[int]] = {}
+        self.at_once = 0
+        self._under_way = 0
+
+    def noting(self, name: str, work: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            self.threads.setdefault(name, set()).add(threading.get_ident())
+            return work(*args, **kwargs)
+
+        return watched
+
+    def counting(self, work: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            self._under_way += 1
+            self.at_once = max(self.at_once, self._under_way)
+            try:
+                time.sleep(0.001)  # So that another step would be seen to begin.
+                return work(*args, **kwargs)
+            finally:
+                self._under_way -= 1
+
+        return watched
+
+
+@pytest.mark.parametrize("method", ["thompson", "evolution", "random", "tpe"])
+async def test_searches_ask_and_tell_in_other_threads(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if method == "tpe":
+        pytest.importorskip("optuna")
+    watched = Watched()
+    for name in ("ask", "tell"):
+        work = watched.noting(name, getattr(PromptSearch, name))
+        monkeypatch.setattr(PromptSearch, name, work)
+    monkeypatch.setattr(RoundMachine, "step", watched.counting(RoundMachine.step))
+    result = await simulate(
+        federation_of(spec_of(method)), backend=ScriptedBackend(), transport="memory"
+    )
+    assert result.rounds == 3
+    assert watched.threads.keys() == {"ask", "tell"}
+    for threads in watched.threads.values():
+        assert threading.get_ident() not in threads
+    assert watched.at_once == 1
+
+
+async def test_small_draws_stay_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched()
+    monkeypatch.setattr(GumbelSoftmaxBDPL, "ask", watched.noting("ask", GumbelSoftmaxBDPL.ask))
+    await simulate(federation_of(spec_of("gs-bdpl")), backend=ScriptedBackend(), transport="memory")
+    assert watched.threads == {"ask": {threading.get_ident()}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "size", "slow"),
+    [
+        (spec_of("gs-bdpl", num_samples=20), 100, False),
+        (spec_of("gs-bdpl", num_samples=20, length=50), 2000, True),
+        (spec_of("gs-bdpl", exchange="alpha", length=50), 1000, False),
+        (spec_of("gs-bdpl", exchange="alpha", length=50), 2000, True),
+        (spec_of("thompson"), 6, True),
+        (spec_of("thompson", exchange="alpha"), 6, False),
+    ],
+)
+def test_a_step_takes_long_by_its_method_and_its_size(spec: RunSpec, size: int, slow: bool) -> None:
+    machine = RoundMachine("run", spec, vocab_size=size)
+    assert machine.slow is slow
+    asked = WorkAsked(client=0, assignment_id="work")
+    assert machine.takes_long(asked) is slow
+    assert not machine.takes_long(SeatsVacant(available={}, enrolled=0))
+
+
+async def test_what_is_large_goes_aside_and_what_is_small_does_not() -> None:
+    here = threading.get_ident()
+    assert await in_thread(threading.get_ident) != here
+    assert await in_thread_if_large(1 << 20, threading.get_ident) != here
+    assert await in_thread_if_large(10, threading.get_ident) == here
+    with pytest.raises(ZeroDivisionError):
+        await in_thread(lambda: 1 // 0)
+
+
+@pytest.mark.heavy
+async def test_a_busy_server_does_not_stand_still() -> None:
+    """The longest turn of its loop, in time of its own processor: others may be busy here, too."""
+    _, own, _, rounds = await stalls.measure(15.0)
+    assert max(own) < 0.05
+    assert all(rounds.values())

@@ -1,0 +1,143 @@
+"""The purse: what a call may spend is set aside before, and nothing of it is lost or used twice."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from fedone_sdk.aggregator.rounds.spending import replica_of
+from fedone_sdk.aggregator.serving.call_budget import CallBudget, Reservations
+from fedone_sdk.budget import NOTHING, Usage
+from fedone_sdk.errors import BudgetExhausted, FedOneError, ProblemError
+
+ONE = Usage(requests=1, prompt_tokens=10)
+
+
+class Run:
+    """Grants so much more, and counts it."""
+
+    def __init__(self, most: int = 100) -> None:
+        self.most = most
+        self.asked = NOTHING
+
+    async def more(self, worst: Usage) -> None:
+        await asyncio.sleep(0)
+        if (self.asked + worst).requests > self.most:
+            raise ProblemError("lease_exhausted", "no more requests")
+        self.asked += worst
+
+
+async def test_what_is_granted_is_spent_first() -> None:
+    run = Run()
+    purse = CallBudget("run", ONE * 2, run.more)
+    for _ in range(2):
+        async with purse.reserve(ONE) as lease:
+            lease.settle(ONE)
+    assert (purse.spent, run.asked) == (ONE * 2, NOTHING)
+    async with purse.reserve(ONE):
+        assert run.asked == ONE
+    assert purse.granted == purse.spent == ONE * 3  # how the last one ended is not known
+
+
+async def test_what_is_given_back_pays_for_the_next() -> None:
+    run = Run()
+    purse = CallBudget("run", ONE, run.more)
+    async with purse.reserve(ONE) as lease:
+        lease.settle(Usage(requests=1))
+    async with purse.reserve(ONE) as lease:
+        assert run.asked == Usage(requests=1)  # the tokens were left over
+        lease.release()
+    assert purse.spent == Usage(requests=1)
+
+
+async def test_nobody_counts_on_what_another_waits_for() -> None:
+    run = Run(most=3)
+    purse = CallBudget("run", NOTHING, run.more)
+    under_way: list[int] = []
+
+    async def ask(number: int) -> None:
+        async with purse.reserve(ONE):
+            under_way.append(number)
+
+    results = await asyncio.gather(*map(ask, range(5)), return_exceptions=True)
+    assert under_way == [0, 1, 2]
+    assert [type(result) for result in results] == [type(None)] * 3 + [BudgetExhausted] * 2
+    assert purse.granted == purse.spent == run.asked == ONE * 3
+
+
+async def test_a_refusal_is_remembered_and_costs_nothing() -> None:
+    purse = CallBudget("run", ONE, Run(most=0).more)
+    async with purse.reserve(ONE) as first:
+        with pytest.raises(BudgetExhausted, match="no more requests"):
+            async with purse.reserve(ONE):
+                pytest.fail("it was not paid for")
+        first.settle(ONE)
+    assert purse.refusal is not None
+    assert purse.refusal.code == "lease_exhausted"
+    assert purse.granted == purse.spent == ONE
+
+
+@pytest.mark.parametrize("failure", [asyncio.CancelledError, ZeroDivisionError])
+async def test_a_failure_to_ask_for_more_leaves_no_reservation(
+    failure: type[BaseException],
+) -> None:
+    async def more(worst: Usage) -> None:
+        raise failure
+
+    purse = CallBudget("run", NOTHING, more)
+    with pytest.raises(failure):
+        async with purse.reserve(ONE):
+            pytest.fail("it was not paid for")
+    assert purse.granted == purse.spent == NOTHING
+    assert purse.refusal is None
+
+
+async def test_a_provider_that_counts_more_is_paid_before_the_next_request() -> None:
+    run = Run()
+    purse = CallBudget("run", ONE * 2, run.more)
+    async with purse.reserve(ONE) as lease:
+        lease.settle(Usage(requests=1, prompt_tokens=25))
+    assert purse.spent.prompt_tokens == 25
+    async with purse.reserve(ONE) as lease:
+        lease.settle(ONE)
+    assert run.asked == Usage(prompt_tokens=15)
+
+
+async def test_each_amount_has_a_name_of_its_own_and_bears_no_more_than_that() -> None:
+    names = iter(["before", "after", "after"])
+    attempts = Reservations(lambda: next(names))
+    reserved: list[str] = []
+
+    async def reserve(attempt: str) -> None:
+        reserved.append(attempt)
+
+    for worst in (ONE * 2, ONE, ONE):
+        await attempts.set_aside(worst, reserve)
+    assert [replica_of(attempt) for attempt in reserved] == ["before", "after", "after"]
+    spent = Usage(requests=3, prompt_tokens=45)  # more tokens than anybody had bounded it by
+    shares = dict(attempts.shares(spent))
+    assert list(shares) == reserved
+    assert list(shares.values()) == [ONE * 2, ONE, Usage(prompt_tokens=15)]
+
+
+async def test_what_was_refused_bears_nothing_and_what_nobody_knows_is_given_back() -> None:
+    attempts = Reservations(lambda: "replica")
+    asked: list[str] = []
+
+    async def grant(attempt: str) -> None:
+        asked.append(attempt)
+
+    async def refuse(attempt: str) -> None:
+        raise ProblemError("lease_exhausted", "no more requests")
+
+    async def fail(attempt: str) -> None:
+        asked.append(attempt)
+        raise FedOneError("the store went away")
+
+    await attempts.set_aside(ONE, grant)
+    with pytest.raises(ProblemError):
+        await attempts.set_aside(ONE, refuse)
+    with pytest.raises(FedOneError, match="went away"):
+        await attempts.set_aside(ONE, fail)
+    assert dict(attempts.shares(ONE * 2)) == {asked[0]: ONE * 2, asked[1]: NOTHING}
