@@ -40,6 +40,7 @@ export interface Claim {
   run_id?: string | null;
   own_model?: boolean;
   model?: string | null;
+  changed?: boolean;
 }
 /**
  * Work in the `alpha` exchange: run ask and tell for the steps, or train; return your alpha.
@@ -126,7 +127,7 @@ export interface RunTask {
   calibration?: CalibrationSpec;
 }
 /**
- * A task put to a language model as a cloze, a question, a beginning to go on with, or a chat.
+ * A task for a language model, as a cloze, a question, a text to continue, or a chat.
  */
 export interface TaskSpec {
   template?: string | null;
@@ -144,7 +145,7 @@ export interface TaskSpec {
   bias?: number[] | null;
 }
 /**
- * The messages that put a task to an instruct model, each a template.
+ * The messages of a task for an instruct model; each is a template.
  */
 export interface ChatSpec {
   system?: string | null;
@@ -152,7 +153,7 @@ export interface ChatSpec {
   assistant?: string | null;
 }
 /**
- * What is classified, and by what: the words in which shipped instructions speak of a task.
+ * What is classified, and by what, in the words of the shipped instructions.
  */
 export interface Description {
   text?: string;
@@ -319,7 +320,7 @@ export interface VocabularyList {
   version?: number;
 }
 /**
- * A place of the prompt with candidates of its own.
+ * A part of the prompt with its own candidates.
  */
 export interface Slot {
   name: string;
@@ -383,6 +384,7 @@ export interface Usage {
 export interface Decline {
   reason: string;
   usage?: Usage;
+  unfit?: boolean;
 }
 /**
  * The answer to an accepted update; the same body again gets the same receipt.
