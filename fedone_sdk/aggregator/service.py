@@ -15,15 +15,15 @@ from fedone_sdk.aggregator.cluster.signals import RunRemoved, tell
 from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.aggregator.rounds.events import (
     Accepted,
-    Closed,
     Effect,
-    PauseAsked,
-    Quarantined,
-    RaiseAsked,
-    Released,
-    ResumeAsked,
-    RolledBack,
-    StopAsked,
+    PauseRequested,
+    QuarantineLifted,
+    QuarantineRequested,
+    RaiseRequested,
+    ResumeRequested,
+    RollbackRequested,
+    StopRequested,
+    WorkClosed,
 )
 from fedone_sdk.aggregator.rounds.replay import Lookback, Replayed
 from fedone_sdk.aggregator.runtime.shielded import wait_pending
@@ -351,7 +351,8 @@ class Service:
             if run is None:
                 vocabulary = await usable_vocabulary(self._backend, spec, vocabulary)
                 machine = self._machine(spec.name, spec, vocabulary)
-                await self._look_at_model(machine, vocabulary)
+                machine = await self._with_model(machine, vocabulary)
+                _check_required_model(machine)
                 run = self._serve(machine, vocabulary)
                 try:
                     await run.create()
@@ -430,9 +431,9 @@ class Service:
         try:
             async with self._looking:
                 try:
-                    await self._look_at_model(run.base, run.vocabulary)
+                    await self._probe_model(run)
                 except (BackendError, SpecError) as exc:
-                    await run.apply(PauseAsked.because(exc))
+                    await run.apply(PauseRequested.because(exc))
                 await run.check_model()
         except Exception:
             # A bug in a backend: the run pauses, and says so in the log alone.
@@ -441,7 +442,7 @@ class Service:
                 run_id=run.run_id,
                 traceback=traceback.format_exc(),
             )
-            await run.apply(PauseAsked(reason="the model cannot be looked at; see the log"))
+            await run.apply(PauseRequested(reason="the model cannot be looked at; see the log"))
         finally:
             self._tasks.pop(f"{_MODEL}{run.run_id}", None)
             run.checked.set()
@@ -510,18 +511,28 @@ class Service:
             priced=lambda: self._backend is None or "usd" in self._backend.bounds,
         )
 
-    async def _look_at_model(self, machine: RoundMachine, vocabulary: Vocabulary) -> None:
-        """Sees whether the model can do a run, and what its queries cost at most.
+    async def _probe_model(self, run: ServedRun) -> None:
+        """Check the model for a run that is served, and use what it reports.
 
         Raises:
-            SpecError: The run asks for what the model cannot do.
-            BackendError: The model cannot be asked.
+            SpecError: The model does not support the run, or is not the required one.
+            BackendError: The model is not available.
+        """
+        run.use_machine(await self._with_model(run.base, run.vocabulary))
+        _check_required_model(run.base)
+
+    async def _with_model(self, machine: RoundMachine, vocabulary: Vocabulary) -> RoundMachine:
+        """Check that the model supports a run; return the machine with the model's facts.
+
+        Raises:
+            SpecError: The model does not support the run.
+            BackendError: The model is not available.
         """
         spec, backend = machine.spec, self._backend
         if backend is None:
             check_caps(spec, frozenset({"queries"}))
-            return
-        # First: some models say only then what they can do.
+            return machine
+        # First: some backends know their capabilities only after a request.
         for words, form in label_checks(spec.task, vocabulary):
             await check_label_words(backend, words, form)
         check_caps(spec, backend.bounds)
@@ -537,16 +548,11 @@ class Service:
             vocabulary=Vocabulary(),
             backend=backend,
         )
-        # What the template has that the model cannot take is seen here, and not query by query.
+        # Reports an unsupported template once, rather than in every query.
         nothing = dict.fromkeys(spec.task.fields, "")
         await backend.quote(query_for(spec.task, "", [nothing], backend=backend, references=["a"]))
-        machine.worst_query = backend.worst_case(spec.method.batch_size, spec.task.max_written)
-        machine.gateway_model = backend.fingerprint
-        if spec.participation.model not in (None, machine.gateway_model):
-            raise SpecError(
-                f"participation.model: is {spec.participation.model!r}, the server's model is "
-                f"{machine.gateway_model!r}"
-            )
+        worst_query = backend.worst_case(spec.method.batch_size, spec.task.max_written)
+        return machine.with_model(backend.fingerprint, worst_query)
 
     async def _prepare(self, run: ServedRun) -> None:
         """Looks at the model for a run that was taken up while it could not be asked.
@@ -558,9 +564,9 @@ class Service:
         """
         if run.machine.gateway_model == "":
             try:
-                await self._look_at_model(run.base, run.vocabulary)
+                await self._probe_model(run)
             except (BackendError, SpecError) as exc:
-                # Why is for the log: devices ask for the work.
+                # The cause is only logged: the response goes to devices.
                 _log.warning("the model cannot be asked", run_id=run.run_id, reason=str(exc))
                 raise ProblemError(
                     "backend_unavailable", "the model cannot be asked at the moment"
@@ -587,7 +593,7 @@ class Service:
             if gently:
                 await self._returned(run)
             if run.state.running or not gently:
-                await run.apply(StopAsked(reason=reason, keep=keep))
+                await run.apply(StopRequested(reason=reason, keep=keep))
 
     async def _returned(self, run: ServedRun) -> None:
         """Returns when the calls under way have ended, and work that is answered came back."""
@@ -622,7 +628,7 @@ class Service:
         if run.machine.can_resume(run.state):  # else the machine says why not
             await self._ask_for_model(run)
         model = run.state.model
-        await run.apply(ResumeAsked())
+        await run.apply(ResumeRequested())
         if model is not None and run.state.model != model:
             _log.warning(
                 "the run goes on with another model",
@@ -648,7 +654,7 @@ class Service:
         ended = not (run.state.running or run.machine.can_resume(run.state))
         if ended:
             await self._check_going_on(run)
-        await run.apply(RaiseAsked(caps=caps))
+        await run.apply(RaiseRequested(caps=caps))
         if ended:
             self._goes_on(run)
 
@@ -673,11 +679,11 @@ class Service:
             ProblemError: ``backend_blocked`` or ``backend_unavailable``.
         """
         try:
-            await self._look_at_model(run.base, run.vocabulary)
+            await self._probe_model(run)
         except (BackendError, SpecError) as exc:
             passes = isinstance(exc, BackendUnavailable)
             code = "backend_unavailable" if passes else "backend_blocked"
-            raise ProblemError(code, PauseAsked.because(exc).reason) from exc
+            raise ProblemError(code, PauseRequested.because(exc).reason) from exc
 
     def _goes_on(self, run: ServedRun) -> None:
         """What follows when an ended run runs again."""
@@ -802,7 +808,7 @@ class Service:
                     "run_conflict", f"the run has done {run.state.round} rounds, not {to_round}"
                 )
             before = await self._looked_back(run, to_round)
-            event = RolledBack(
+            event = RollbackRequested(
                 method=before.state.method,
                 server_memory=before.state.server_memory,
                 memories=before.memories,
@@ -834,7 +840,7 @@ class Service:
             ProblemError: ``not_found`` when there is no such client.
         """
         client = await self.access.by_name(client_id)
-        await run.apply(Quarantined(client=client.index, reason=reason))
+        await run.apply(QuarantineRequested(client=client.index, reason=reason))
         _log.warning("client quarantined", run_id=run.run_id, client=client.index, reason=reason)
 
     async def release(self, run: ServedRun, client_id: str) -> None:
@@ -844,7 +850,7 @@ class Service:
             ProblemError: ``not_found`` when there is no such client.
         """
         client = await self.access.by_name(client_id)
-        await run.apply(Released(client=client.index))
+        await run.apply(QuarantineLifted(client=client.index))
         _log.info("client released", run_id=run.run_id, client=client.index)
 
     async def run(self, run_id: str) -> ServedRun:
@@ -998,7 +1004,7 @@ class Service:
 
     def _on_effect(self, run: ServedRun, effect: Effect | CaughtUp) -> None:
         self.dispatcher.notice(run, effect)
-        if isinstance(effect, (Accepted, Closed)) and self._gateway is not None:
+        if isinstance(effect, (Accepted, WorkClosed)) and self._gateway is not None:
             ended = effect.receipt if isinstance(effect, Accepted) else effect
             self._gateway.forget(ended.assignment_id)
         if isinstance(effect, CaughtUp) and self._gateway is not None:
@@ -1022,6 +1028,13 @@ def _stored_runs(heads: Iterable[RunHead]) -> dict[str, StoredRun]:
         except ValueError:
             _log.error("a run cannot be read", run_id=head.run_id, traceback=traceback.format_exc())
     return found
+
+
+def _check_required_model(machine: RoundMachine) -> None:
+    """Refuse a run whose ``participation.model`` is not the server's model."""
+    required, served = machine.spec.participation.model, machine.gateway_model
+    if served is not None and required not in (None, served):
+        raise SpecError(f"participation.model: is {required!r}, the server's model is {served!r}")
 
 
 def check_caps(spec: RunSpec, bounds: frozenset[str]) -> None:

@@ -169,7 +169,7 @@ class _Measurements:
         bias = machine.bias(state) if biased else None
         task = spec.task if bias is None else spec.task.with_bias(bias)
         show = await self._run.show(self._recorder)
-        prompt = show(machine.measured(state).tolist())
+        prompt = show(machine.evaluated_prompt(state).tolist())
         queries, calibration = _queries(self._federation, self._recorder, task, prompt, examples)
         answers = self._recorder.repeated(queries)
         if answers is None:

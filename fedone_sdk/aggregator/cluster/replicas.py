@@ -211,7 +211,7 @@ class Replicas:
         # A replica may die between a commit and its signal, and a signal may be lost.
         if run.doubtful:
             await run.catch_up()
-        if self._leads and run.machine.has_lost(run.state, self._alive):
+        if self._leads and run.machine.has_lost_calls(run.state, self._alive):
             await run.restarted(self._alive, down=False)
 
     async def _tell_crowd(self) -> None:

@@ -8,36 +8,36 @@ from typing import Any
 
 import numpy as np
 
-from fedone_sdk.aggregator.rounds.defence import admitted_seat, contribution, verdict
+from fedone_sdk.aggregator.rounds.defence import admission_record, admitted_seat, contribution
 from fedone_sdk.aggregator.rounds.events import (
     ClientQuarantined,
     Effect,
     MemorySaved,
     RoundFinished,
 )
-from fedone_sdk.aggregator.rounds.growth import grown
+from fedone_sdk.aggregator.rounds.growth import admit_candidates
 from fedone_sdk.aggregator.rounds.rules import Rules
 from fedone_sdk.aggregator.rounds.state import RunState, Seat
-from fedone_sdk.aggregator.rounds.transition import Transition, ended, without_seat
+from fedone_sdk.aggregator.rounds.transition import Transition, end_run, without_seat
 from fedone_sdk.algorithms import Memory, State, aggregate, alpha_sha256, median, trimmed_mean
 from fedone_sdk.algorithms.defence import Admitted, Defence, ledger
 from fedone_sdk.algorithms.estimator import drawn_advantage
 from fedone_sdk.messages import RoundReport
 from fedone_sdk.messages.ndarray import memory_to_wire, to_wire
 
-__all__ = ["close", "finish"]
+__all__ = ["close_seat", "finish_round"]
 
 
-def close(rules: Rules, state: RunState, seat: Seat, now: float) -> Transition:
+def close_seat(rules: Rules, state: RunState, seat: Seat, now: float) -> Transition:
     """Puts a finished seat back; the last one ends the round."""
     # At the end: the log tells in which order seats were finished.
     state = replace(state, seats=(*without_seat(state, seat).seats, seat))
     if rules.vacancies(state) or any(s.phase != "done" for s in state.seats):
         return state, ()
-    return finish(rules, state, now)
+    return finish_round(rules, state, now)
 
 
-def _saved(rules: Rules, state: RunState) -> tuple[Effect, ...]:
+def _save_memories(rules: Rules, state: RunState) -> tuple[Effect, ...]:
     """What the clients remember, to be kept until their next work; a seat that was taken is not."""
     if not rules.remembers_clients:
         return ()
@@ -45,7 +45,7 @@ def _saved(rules: Rules, state: RunState) -> tuple[Effect, ...]:
     return tuple(MemorySaved(client=client, memory=m) for client, m in memories.items() if m)
 
 
-def finish(rules: Rules, state: RunState, now: float) -> Transition:
+def finish_round(rules: Rules, state: RunState, now: float) -> Transition:
     """Aggregates the seats that are done, moves alpha, goes on to the next round."""
     # By enrolment index: a sum's last bit depends on its order.
     seats = sorted(
@@ -57,8 +57,8 @@ def finish(rules: Rules, state: RunState, now: float) -> Transition:
         if rules.spec.participation.aggregation == "examples"
         else None
     )
-    admitted, defence, verdicts = _admitted(rules, state, seats)
-    method, server_memory = _aggregated(rules, state, admitted, weights)
+    admitted, defence, verdicts = _judge(rules, state, seats)
+    method, server_memory = _aggregate(rules, state, admitted, weights)
     report = RoundReport(
         round=state.round,
         client_id="",
@@ -68,7 +68,7 @@ def finish(rules: Rules, state: RunState, now: float) -> Transition:
     record: dict[str, Any] = {
         "round": state.round,
         "fills": state.fills,
-        "seats": [_record(rules, seat) for seat in state.seats if seat.phase == "done"],
+        "seats": [_seat_record(rules, seat) for seat in state.seats if seat.phase == "done"],
     }
     if state.planned is not None:
         record["plan"] = state.planned
@@ -76,10 +76,12 @@ def finish(rules: Rules, state: RunState, now: float) -> Transition:
         record["candidates"] = [list(each) for each in state.waiting]
     banned: tuple[ClientQuarantined, ...] = ()
     if rules.defence is not None:
-        banned = _banned(rules, rules.defence, state, defence, verdicts)
-        record["defence"] = [verdict(seat, one) for seat, one in zip(seats, verdicts, strict=True)]
+        banned = _quarantine(rules, rules.defence, state, defence, verdicts)
+        record["defence"] = [
+            admission_record(seat, one) for seat, one in zip(seats, verdicts, strict=True)
+        ]
         record["quarantined"] = [{"client": one.client, "reason": one.reason} for one in banned]
-    saved = _saved(rules, state)
+    saved = _save_memories(rules, state)
     state = replace(
         state,
         round=state.round + 1,
@@ -91,7 +93,7 @@ def finish(rules: Rules, state: RunState, now: float) -> Transition:
         passed=frozenset(),
         fills=0,
     )
-    state = grown(rules, state)
+    state = admit_candidates(rules, state)
     rules = rules.at(state)
     record["alpha_sha256"] = alpha_sha256(state.method.alpha)
     finished = RoundFinished(
@@ -103,12 +105,12 @@ def finish(rules: Rules, state: RunState, now: float) -> Transition:
     if state.round < rules.spec.rounds and not over_itself:
         return state, over
     left = rules.planned_queries - state.account.spent.queries if over_itself else 0
-    told = f"the search ended by itself; {left} queries were not needed" if left > 0 else None
-    state, effects = ended(state, "completed", told, now)
+    reason = f"the search ended by itself; {left} queries were not needed" if left > 0 else None
+    state, effects = end_run(state, "completed", reason, now)
     return state, (*over, *effects)
 
 
-def _admitted(
+def _judge(
     rules: Rules, state: RunState, seats: Sequence[Seat]
 ) -> tuple[list[Seat], Memory, list[Admitted]]:
     """The seats with what of their steps counts, and why; without a defence, as they are."""
@@ -116,7 +118,7 @@ def _admitted(
         return list(seats), state.defence, []
     brought = []
     for seat in seats:
-        compared, advantage = rules.compared(seat), None
+        compared, advantage = rules.compared_losses(seat), None
         # Later steps' prompts come of states that are gone; a pool's alpha says too little.
         if compared and (len(compared) == 1 or rules.method.shares_memory):
             first = replace(seat, local=None, step=0, num_samples=len(compared[0]))
@@ -131,7 +133,7 @@ def _admitted(
     return kept, memory, verdicts
 
 
-def _banned(
+def _quarantine(
     rules: Rules, defence: Defence, state: RunState, memory: Memory, verdicts: Sequence[Admitted]
 ) -> tuple[ClientQuarantined, ...]:
     """Whom this round puts in quarantine."""
@@ -152,7 +154,7 @@ def _banned(
     )
 
 
-def _aggregated(
+def _aggregate(
     rules: Rules, state: RunState, seats: Sequence[Seat], weights: list[int] | None
 ) -> tuple[State, Memory]:
     """The round's new method state, and the server optimiser's new memory."""
@@ -165,7 +167,9 @@ def _aggregated(
             if seat.local is not None:
                 asked = rules.candidates(state, replace(seat, local=None, step=0))
                 curves = seat.curves[0] if seat.curves else None
-                method = rules.algorithm.tell(method, asked, rules.told(seat.losses[0], curves))
+                method = rules.algorithm.tell(
+                    method, asked, rules.as_losses(seat.losses[0], curves)
+                )
         return method, state.server_memory
     alphas = [(seat.local or state.method).alpha for seat in seats]
     part = rules.spec.participation
@@ -179,7 +183,7 @@ def _aggregated(
     return State(alpha=rules.method.project(alpha)), memory
 
 
-def _record(rules: Rules, seat: Seat) -> dict[str, Any]:
+def _seat_record(rules: Rules, seat: Seat) -> dict[str, Any]:
     record: dict[str, Any] = {
         "slot": seat.slot,
         "client": seat.client,

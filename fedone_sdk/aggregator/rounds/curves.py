@@ -13,9 +13,9 @@ from fedone_sdk.messages import Array
 from fedone_sdk.messages.ndarray import from_wire
 from fedone_sdk.task import Bias
 
-__all__ = ["Curves", "best_losses", "check_curves", "told"]
+__all__ = ["Curves", "best_losses", "check_curves", "as_class_losses"]
 
-_MOST = 1e6
+_MAX_LOSS = 1e6
 """The bound of every loss of a message."""
 
 _ROUNDING = 1e-5
@@ -65,8 +65,8 @@ def check_curves(curves: Curves, losses: Sequence[float], biases: Sequence[Bias]
     if not any(curves.counts):
         raise ValueError("class_counts: no example was scored")
     values, counts = from_wire(means), np.array(curves.counts)
-    if np.abs(values).max() > _MOST:
-        raise ValueError(f"by_class: a loss is beyond {_MOST:g}")
+    if np.abs(values).max() > _MAX_LOSS:
+        raise ValueError(f"by_class: a loss is beyond {_MAX_LOSS:g}")
     if values[:, counts == 0].any():
         raise ValueError("by_class: must be 0 for a class without examples")
     given = np.array(losses)
@@ -76,7 +76,7 @@ def check_curves(curves: Curves, losses: Sequence[float], biases: Sequence[Bias]
         raise ValueError("by_class: contradicts losses at bias 0")
 
 
-def told(curves: Curves, highest: float | None) -> ClassLosses:
+def as_class_losses(curves: Curves, highest: float | None) -> ClassLosses:
     """What the method is told.
 
     Args:

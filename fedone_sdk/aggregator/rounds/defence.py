@@ -14,7 +14,7 @@ from fedone_sdk.algorithms import Method, State
 from fedone_sdk.algorithms.defence import Admitted, Contribution, Defence
 from fedone_sdk.spec import RunSpec
 
-__all__ = ["admitted_seat", "contribution", "defence_of", "verdict"]
+__all__ = ["admission_record", "admitted_seat", "contribution", "defence_of"]
 
 
 def defence_of(spec: RunSpec, method: Method) -> Defence | None:
@@ -69,7 +69,7 @@ def admitted_seat(seat: Seat, admitted: Admitted) -> Seat:
     return replace(seat, local=State(alpha=admitted.alpha, memory=seat.local.memory))
 
 
-def verdict(seat: Seat, admitted: Admitted) -> dict[str, Any]:
+def admission_record(seat: Seat, admitted: Admitted) -> dict[str, Any]:
     """What the log says of it."""
     return {
         "slot": seat.slot,

@@ -26,39 +26,39 @@ __all__ = [
     "Assigned",
     "CandidatesProposed",
     "CapsRaised",
-    "Closed",
-    "Declined",
+    "WorkClosed",
+    "WorkDeclined",
     "Effect",
     "EvaluationReserved",
     "EvaluationSettled",
     "Event",
-    "GatewayAnswered",
-    "GatewayAsked",
+    "CallSettled",
+    "CallReserved",
     "Measured",
     "MemorySaved",
-    "MetricKnown",
+    "MetricMeasured",
     "ModelSeen",
-    "PauseAsked",
-    "Prolonged",
+    "PauseRequested",
+    "DeadlineExtended",
     "ClientQuarantined",
-    "Quarantined",
-    "RaiseAsked",
-    "Refitted",
+    "QuarantineRequested",
+    "RaiseRequested",
+    "UnfitCleared",
     "Refused",
-    "Released",
-    "Renewed",
-    "Restarted",
-    "ResumeAsked",
-    "RolledBack",
+    "QuarantineLifted",
+    "RenewalRequested",
+    "ReplicasLost",
+    "ResumeRequested",
+    "RollbackRequested",
     "RoundFinished",
     "RunEnded",
     "SeatOffered",
     "SeatsVacant",
-    "StopAsked",
+    "StopRequested",
     "TimePassed",
     "UpdateArrived",
     "RunRolledBack",
-    "WorkAsked",
+    "WorkRequested",
 ]
 
 
@@ -79,7 +79,7 @@ class SeatsVacant:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkAsked:
+class WorkRequested:
     """A client that has a seat came for its work.
 
     Attributes:
@@ -113,7 +113,7 @@ class UpdateArrived:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Declined:
+class WorkDeclined:
     """A client gave its work back.
 
     Attributes:
@@ -130,21 +130,21 @@ class Declined:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refitted:
+class UnfitCleared:
     """A client that did not fit has changed: it may be offered work again."""
 
     client: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Renewed:
+class RenewalRequested:
     """A client is still at work and asks for another full deadline."""
 
     assignment_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GatewayAsked:
+class CallReserved:
     """The gateway is about to ask the model for a client.
 
     Attributes:
@@ -161,7 +161,7 @@ class GatewayAsked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GatewayAnswered:
+class CallSettled:
     """The model answered an attempt, or failed; `used` is what it really spent.
 
     Without queries, which were counted when they were asked.
@@ -180,7 +180,7 @@ class ModelSeen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PauseAsked:
+class PauseRequested:
     """The run pauses until a person resumes it. Work under way is kept.
 
     Attributes:
@@ -237,7 +237,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Restarted:
+class ReplicasLost:
     """Replicas are gone: what they had under way may have been sent, and is charged in full.
 
     Attributes:
@@ -255,7 +255,7 @@ class TimePassed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StopAsked:
+class StopRequested:
     """The run is to end now.
 
     Attributes:
@@ -284,7 +284,7 @@ class CandidatesProposed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Quarantined:
+class QuarantineRequested:
     """A client is not to be trusted: it gets no more work."""
 
     client: int
@@ -292,14 +292,14 @@ class Quarantined:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Released:
+class QuarantineLifted:
     """A client may take part again."""
 
     client: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RolledBack:
+class RollbackRequested:
     """The run is to be set back to where it stood before a round.
 
     Attributes:
@@ -321,12 +321,12 @@ class RolledBack:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResumeAsked:
+class ResumeRequested:
     """A stopped, paused or failed run is to go on, with the model that there is now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RaiseAsked:
+class RaiseRequested:
     """Caps are to be raised; a run that they have ended is to go on.
 
     Attributes:
@@ -338,27 +338,27 @@ class RaiseAsked:
 
 Event = (
     SeatsVacant
-    | WorkAsked
+    | WorkRequested
     | UpdateArrived
-    | Declined
-    | Refitted
-    | Renewed
-    | GatewayAsked
-    | GatewayAnswered
+    | WorkDeclined
+    | UnfitCleared
+    | RenewalRequested
+    | CallReserved
+    | CallSettled
     | ModelSeen
-    | PauseAsked
+    | PauseRequested
     | EvaluationReserved
     | EvaluationSettled
     | CandidatesProposed
     | Measured
-    | Quarantined
-    | Released
-    | Restarted
-    | RolledBack
+    | QuarantineRequested
+    | QuarantineLifted
+    | ReplicasLost
+    | RollbackRequested
     | TimePassed
-    | StopAsked
-    | ResumeAsked
-    | RaiseAsked
+    | StopRequested
+    | ResumeRequested
+    | RaiseRequested
 )
 
 
@@ -380,7 +380,7 @@ class Assigned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prolonged:
+class DeadlineExtended:
     """Tell the client that it has so many seconds for its work from now."""
 
     deadline_s: float
@@ -403,7 +403,7 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Closed:
+class WorkClosed:
     """Work ended without an accepted update; remember it, so that a late update is told."""
 
     assignment_id: str
@@ -474,7 +474,7 @@ class CapsRaised:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MetricKnown:
+class MetricMeasured:
     """The deployable prompt after a round has been measured.
 
     Attributes:
@@ -496,15 +496,15 @@ class RunEnded:
 Effect = (
     SeatOffered
     | Assigned
-    | Prolonged
+    | DeadlineExtended
     | Accepted
     | Refused
-    | Closed
+    | WorkClosed
     | MemorySaved
     | RoundFinished
     | ClientQuarantined
     | RunRolledBack
     | CapsRaised
-    | MetricKnown
+    | MetricMeasured
     | RunEnded
 )

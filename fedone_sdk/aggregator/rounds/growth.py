@@ -10,10 +10,10 @@ from fedone_sdk.aggregator.rounds.state import RunState
 from fedone_sdk.aggregator.rounds.transition import Transition
 from fedone_sdk.errors import ProblemError
 
-__all__ = ["grown", "proposed"]
+__all__ = ["admit_candidates", "propose"]
 
 
-def proposed(rules: Rules, event: CandidatesProposed, state: RunState, now: float) -> Transition:
+def propose(rules: Rules, event: CandidatesProposed, state: RunState, now: float) -> Transition:
     """Takes in new candidates; prompts that were drawn already are not touched by them."""
     proposer = rules.spec.prompt.proposer
     if proposer is None or event.slot != rules.spec.prompt.proposed_slot:
@@ -27,9 +27,9 @@ def proposed(rules: Rules, event: CandidatesProposed, state: RunState, now: floa
     return replace(state, waiting=waiting), ()
 
 
-def grown(rules: Rules, state: RunState) -> RunState:
+def admit_candidates(rules: Rules, state: RunState) -> RunState:
     """The state with the waiting candidates in it; between two rounds."""
     if not state.waiting:
         return state
     state = replace(state, proposed=(*state.proposed, *state.waiting), waiting=())
-    return replace(state, method=rules.at(state).admitted(state.method))
+    return replace(state, method=rules.at(state).with_new_candidates(state.method))

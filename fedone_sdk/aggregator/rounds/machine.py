@@ -25,32 +25,34 @@ from fedone_sdk.errors import ProblemError
 __all__ = ["RoundMachine"]
 
 _HANDLERS: dict[type[Any], Callable[[Rules, Any, RunState, float], Transition]] = {
-    events.SeatsVacant: seats.fill,
-    events.TimePassed: seats.time_passed,
-    events.Quarantined: seats.quarantined,
-    events.Released: seats.released,
-    events.WorkAsked: work.asked,
-    events.Renewed: work.renewed,
-    events.Declined: work.declined,
-    events.Refitted: seats.refitted,
-    events.UpdateArrived: updates.arrived,
-    events.GatewayAsked: spending.asked,
-    events.GatewayAnswered: spending.answered,
-    events.EvaluationReserved: spending.evaluation_reserved,
-    events.EvaluationSettled: spending.evaluation_settled,
-    events.CandidatesProposed: growth.proposed,
-    events.Measured: lifecycle.measured,
-    events.ModelSeen: lifecycle.model_seen,
-    events.PauseAsked: lifecycle.paused,
-    events.RaiseAsked: caps.raised,
-    events.Restarted: lifecycle.restarted,
-    events.ResumeAsked: lifecycle.resumed,
-    events.RolledBack: lifecycle.rolled_back,
-    events.StopAsked: lifecycle.stopped,
+    events.SeatsVacant: seats.fill_vacancies,
+    events.TimePassed: seats.expire,
+    events.QuarantineRequested: seats.quarantine,
+    events.QuarantineLifted: seats.lift_quarantine,
+    events.WorkRequested: work.assign,
+    events.RenewalRequested: work.renew,
+    events.WorkDeclined: work.decline,
+    events.UnfitCleared: seats.clear_unfit,
+    events.UpdateArrived: updates.accept,
+    events.CallReserved: spending.reserve_call,
+    events.CallSettled: spending.settle_call,
+    events.EvaluationReserved: spending.reserve_evaluation,
+    events.EvaluationSettled: spending.settle_evaluation,
+    events.CandidatesProposed: growth.propose,
+    events.Measured: lifecycle.record_metric,
+    events.ModelSeen: lifecycle.record_model,
+    events.PauseRequested: lifecycle.pause,
+    events.RaiseRequested: caps.raise_caps,
+    events.ReplicasLost: lifecycle.charge_lost_replicas,
+    events.ResumeRequested: lifecycle.resume,
+    events.RollbackRequested: lifecycle.roll_back,
+    events.StopRequested: lifecycle.stop,
 }
 
 
-_LONG = events.WorkAsked | events.UpdateArrived | events.StopAsked | events.RolledBack
+_SLOW_EVENTS = (
+    events.WorkRequested | events.UpdateArrived | events.StopRequested | events.RollbackRequested
+)
 
 
 class RoundMachine(Rules):
@@ -79,15 +81,15 @@ class RoundMachine(Rules):
             effects += tuple(offer for offer in offers if offer not in effects)
         return after, effects
 
-    def takes_long(self, event: Event) -> bool:
+    def is_slow_step(self, event: Event) -> bool:
         """Whether a step may take more than some milliseconds: it asks, tells or projects."""
-        return self.slow and isinstance(event, _LONG)
+        return self.is_slow and isinstance(event, _SLOW_EVENTS)
 
-    def wants_seating(self, state: RunState) -> bool:
+    def needs_seating(self, state: RunState) -> bool:
         """Whether a `SeatsVacant` event could change something."""
         if not state.running:
             return False
-        return bool(self.vacancies(state)) or self.starved(state)
+        return bool(self.vacancies(state)) or self.is_exhausted(state)
 
     def can_resume(self, state: RunState) -> bool:
         """Whether a run was broken off, so that it can go on."""
@@ -95,9 +97,9 @@ class RoundMachine(Rules):
 
     def next_deadline(self, state: RunState) -> float | None:
         """When the next seat runs out, seconds since the epoch."""
-        return min((seat.due for seat in seats.timed(state)), default=None)
+        return min((seat.due for seat in seats.timed_seats(state)), default=None)
 
-    def has_lost(self, state: RunState, alive: Set[str]) -> bool:
+    def has_lost_calls(self, state: RunState, alive: Set[str]) -> bool:
         """Whether a replica that is gone had something under way for the run."""
         attempts = [attempt for seat in state.seats for attempt in seat.sent]
         attempts.extend(state.evaluation.leases)
@@ -105,4 +107,4 @@ class RoundMachine(Rules):
 
     def finish_round(self, state: RunState, now: float) -> Transition:
         """Ends the round of a state whose seats are done; a replay computes it again so."""
-        return closing.finish(self.at(state), state, now)
+        return closing.finish_round(self.at(state), state, now)

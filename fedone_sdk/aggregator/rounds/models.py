@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from fedone_sdk.aggregator.rounds.events import Effect, RolledBack
-from fedone_sdk.aggregator.rounds.lifecycle import rolled_back
+from fedone_sdk.aggregator.rounds.events import Effect, RollbackRequested
+from fedone_sdk.aggregator.rounds.lifecycle import roll_back
 from fedone_sdk.aggregator.rounds.rules import Rules
 from fedone_sdk.aggregator.rounds.state import RunState
 from fedone_sdk.aggregator.rounds.transition import Transition
 
-__all__ = ["AGREEING", "heard", "mismatch"]
+__all__ = ["AGREEING", "vote_model", "model_mismatch"]
 
 AGREEING = 3
 """Devices that must name the same model before a run's model is settled."""
 
 
-def heard(rules: Rules, state: RunState, client: int, model: str, now: float) -> Transition:
+def vote_model(rules: Rules, state: RunState, client: int, model: str, now: float) -> Transition:
     """Takes note of the model that a device has.
 
     Until `AGREEING` devices have the same one, the run's model is the one that most devices have;
@@ -25,7 +25,7 @@ def heard(rules: Rules, state: RunState, client: int, model: str, now: float) ->
     begins again: rounds that another model scored say nothing of this one.
     """
     settled = state.model is not None and not state.votes
-    if settled or rules.given_model is not None:
+    if settled or rules.required_model is not None:
         return state, ()
     votes = {**state.votes, client: state.votes.get(client, model)}
     counts = Counter(votes.values())
@@ -35,9 +35,9 @@ def heard(rules: Rules, state: RunState, client: int, model: str, now: float) ->
         chosen = next(named for named in votes.values() if counts[named] == most)
     effects: tuple[Effect, ...] = ()
     if before not in (None, chosen):
-        state, effects = rolled_back(
+        state, effects = roll_back(
             rules,
-            RolledBack(
+            RollbackRequested(
                 method=rules.start().method,
                 memories={one: {} for one in votes},
                 to_round=0,
@@ -54,9 +54,9 @@ def heard(rules: Rules, state: RunState, client: int, model: str, now: float) ->
     ), effects
 
 
-def mismatch(rules: Rules, state: RunState, model: str) -> str | None:
+def model_mismatch(rules: Rules, state: RunState, model: str) -> str | None:
     """Why a device with this model cannot work for a run; None where it can."""
-    known = state.model or rules.given_model
+    known = state.model or rules.required_model
     if known is None or known == model:
         return None
     return f"the run scores with {known!r}, the device with {model!r}"

@@ -14,7 +14,7 @@ from fedone_sdk.aggregator.rounds.state import Seat
 from fedone_sdk.messages import PrivacyReport
 from fedone_sdk.spec import PrivacySpec, RunSpec
 
-__all__ = ["Accountant", "Releases", "counted", "may_begin"]
+__all__ = ["Accountant", "Releases", "count_releases", "may_take_seat"]
 
 _MOST_RELEASES = 10**9
 
@@ -121,12 +121,14 @@ class Releases:
         return self.most is None or count + self.per_seat <= self.most
 
 
-def may_begin(releases: Releases | None, counts: Mapping[int, int], client: int) -> bool:
+def may_take_seat(releases: Releases | None, counts: Mapping[int, int], client: int) -> bool:
     """Whether a client may take a seat without passing ``max_epsilon``."""
     return releases is None or releases.has_room(counts.get(client, 0))
 
 
-def counted(releases: Releases | None, counts: Mapping[int, int], seat: Seat) -> Mapping[int, int]:
+def count_releases(
+    releases: Releases | None, counts: Mapping[int, int], seat: Seat
+) -> Mapping[int, int]:
     """The counts after a seat's work was given out."""
     if releases is None:
         return counts

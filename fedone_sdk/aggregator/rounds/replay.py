@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.aggregator.rounds.codec import decode
 from fedone_sdk.aggregator.rounds.curves import Curves, check_curves
-from fedone_sdk.aggregator.rounds.events import Event, RaiseAsked, Refused, RolledBack
+from fedone_sdk.aggregator.rounds.events import Event, RaiseRequested, Refused, RollbackRequested
 from fedone_sdk.aggregator.rounds.state import RunState, Seat
 from fedone_sdk.algorithms import Memory, State, alpha_sha256, dump_memory, load_memory
 from fedone_sdk.budget import Budget
@@ -202,7 +202,9 @@ class _Replay:
             line = _parse(entry, self._number)
             try:
                 if isinstance(line, _BudgetRecord):
-                    self._state = _stepped(self._machine, self._state, RaiseAsked(caps=line.cap))
+                    self._state = _stepped(
+                        self._machine, self._state, RaiseRequested(caps=line.cap)
+                    )
                     continue
                 logged = self._take(line)
             except ValueError as exc:
@@ -295,7 +297,7 @@ def at_round(
 
 
 def _rolled_back(machine: RoundMachine, state: RunState, back: RunState) -> RunState:
-    event = RolledBack(
+    event = RollbackRequested(
         method=back.method,
         server_memory=back.server_memory,
         to_round=back.round,
@@ -370,7 +372,7 @@ def _told(
         if len(values) > most:
             raise ValueError(f"seat {seat.slot} has {len(values)} losses, at most {most} are asked")
         seat = replace(seat, num_samples=len(values))
-        local = machine.learned(state, seat, values, curves)
+        local = machine.updated_local(state, seat, values, curves)
         seat = replace(
             seat,
             step=seat.step + 1,

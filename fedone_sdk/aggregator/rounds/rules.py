@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedone_sdk.aggregator.rounds.curves import Curves, best_losses, told
+from fedone_sdk.aggregator.rounds.curves import Curves, as_class_losses, best_losses
 from fedone_sdk.aggregator.rounds.defence import defence_of
 from fedone_sdk.aggregator.rounds.privacy import Releases
 from fedone_sdk.aggregator.rounds.state import RunState, Seat
@@ -26,6 +27,7 @@ from fedone_sdk.algorithms import (
     stream_seed,
 )
 from fedone_sdk.algorithms.cma_es import check_library
+from fedone_sdk.algorithms.method import clip_losses
 from fedone_sdk.algorithms.space import Space
 from fedone_sdk.algorithms.start import Start
 from fedone_sdk.algorithms.trained import Trained
@@ -56,7 +58,7 @@ _STRIDE = 1 << 32
 """Sets the draws after a rollback apart: more slots and local steps than a run may have."""
 
 
-_MANY = 1 << 16
+_SLOW_SIZE = 1 << 16
 """Numbers of an alpha that is checked, projected and written within some milliseconds."""
 
 
@@ -69,7 +71,7 @@ class Rules:
         vocab_size: N, with the candidates that may come in later.
         blank: Index of the blank candidate, if all positions share one.
         layout: The slots of the prompt (`Vocabulary.layout`); empty where positions are all alike.
-        start: What the search begins with, in the vocabulary's indices (`PromptSpec.begun`).
+        start: What the search begins with, in the vocabulary's indices (`PromptSpec.warm_start`).
         planned: The queries that the method plans with; None are those of the description.
         worst_query: The most that one query may spend.
         gateway_model: Fingerprint of the gateway's model, empty while that is not known; None when
@@ -99,9 +101,9 @@ class Rules:
         self._blank = blank
         self._start = start
         self._planned = planned
-        self._grown: tuple[tuple[str, str], ...] = ()
+        self._proposed: tuple[tuple[str, str], ...] = ()
         self._base: Any = self  # A type checker takes no Self here.
-        self._later: dict[tuple[int, int | None], Self] = {}
+        self._variants: dict[tuple[int, int | None], Self] = {}
         self.vocab_size = vocab_size
         self.worst_query = worst_query
         self.gateway_model = gateway_model
@@ -139,7 +141,7 @@ class Rules:
             start=start,
         )
         # A seat's prompts are drawn for its assignment, for the gateway, and for what is learnt.
-        self._drawn: dict[tuple[int, ...], tuple[State, Candidates]] = {}
+        self._draws: dict[tuple[int, ...], tuple[State, Candidates]] = {}
         if self.losses_exchange and spec.method.domain == "latent":
             check_library()  # not at the first client's expense
         self.defence = defence_of(spec, self.method)
@@ -161,20 +163,20 @@ class Rules:
             vocab_size=spec.prompt.capacity(vocabulary),
             blank=vocabulary.blank,
             layout=vocabulary.layout(spec.prompt.length) if vocabulary.slots else (),
-            start=spec.prompt.begun(vocabulary),
+            start=spec.prompt.warm_start(vocabulary),
             **options,
         )
 
     def at(self, state: RunState) -> Self:
         """The rules with the candidates and the plan that a state has."""
-        if state.proposed == self._grown and state.planned == self._planned:
+        if state.proposed == self._proposed and state.planned == self._planned:
             return self
         if self is not self._base:
             base: Self = self._base
             return base.at(state)
         key = len(state.proposed), state.planned
-        known = self._later.get(key)
-        if known is None or known._grown != state.proposed:
+        known = self._variants.get(key)
+        if known is None or known._proposed != state.proposed:
             counts = Counter(slot for slot, _ in state.proposed)
             names = [slot.name for slot in self.spec.prompt.slots]
             layout = tuple(
@@ -190,14 +192,27 @@ class Rules:
                 layout=layout,
                 start=self._start,
                 planned=state.planned,
+                worst_query=self.worst_query,
+                gateway_model=self.gateway_model,
             )
-            known._base, known._grown = self, state.proposed
-            self._later[key] = known
-        known.worst_query, known.gateway_model = self.worst_query, self.gateway_model
+            known._base, known._proposed = self, state.proposed
+            self._variants[key] = known
         found: Self = known
         return found
 
-    def admitted(self, method: State) -> State:
+    def with_model(self, fingerprint: str, worst_query: Usage) -> Self:
+        """Return the rules of the same run for a gateway model that was unknown or has changed.
+
+        Args:
+            fingerprint: Fingerprint of the model.
+            worst_query: Upper bound on the cost of one query.
+        """
+        rules = copy(self)
+        rules.gateway_model, rules.worst_query = fingerprint, worst_query
+        rules._base, rules._variants = rules, {}
+        return rules
+
+    def with_new_candidates(self, method: State) -> State:
         """A method's state with weights for candidates that are new since it was made."""
         space = getattr(self.method, "space", None)
         if not isinstance(space, Space):
@@ -231,7 +246,7 @@ class Rules:
         return not (self.losses_exchange and algebra)
 
     @property
-    def slow(self) -> bool:
+    def is_slow(self) -> bool:
         """Whether asks, tells or projections may take more than some milliseconds.
 
         Searches over whole prompts and CMA-ES take tenths of a second; all others do where alpha is
@@ -240,7 +255,7 @@ class Rules:
         algebra = self.spec.method.domain == "latent" or self.spec.method.pools
         if self.losses_exchange and algebra:
             return True
-        return math.prod(self.shape) > _MANY
+        return math.prod(self.shape) > _SLOW_SIZE
 
     @property
     def planned_asks(self) -> int:
@@ -264,7 +279,7 @@ class Rules:
         """Whether a cap leaves room for more asks than the method plans with."""
         return self.planned_under(budget) // self.spec.method.num_samples > self.planned_asks
 
-    def replanned(self, state: RunState) -> RunState:
+    def with_current_plan(self, state: RunState) -> RunState:
         """The state with a plan for the caps that there are now.
 
         A plan changes what is drawn, so it changes before any work of a round is given out.
@@ -293,7 +308,7 @@ class Rules:
         return self.spec.participation.clients_per_round if uniform else 1
 
     @property
-    def given_model(self) -> str | None:
+    def required_model(self) -> str | None:
         """Fingerprint of the model that must score; None where devices decide.
 
         Empty while the gateway's model was not looked at.
@@ -310,7 +325,7 @@ class Rules:
             evaluation=Account(
                 cap=None if evaluation_cap is None else Budget(queries=evaluation_cap)
             ),
-            model=self.given_model or None,
+            model=self.required_model or None,
             metric=MetricReport(name=self.spec.task.metric),
         )
 
@@ -321,7 +336,7 @@ class Rules:
         taken = {seat.slot for seat in state.seats}
         return self.spec.participation.clients_per_round - len(taken)
 
-    def starved(self, state: RunState) -> bool:
+    def is_exhausted(self, state: RunState) -> bool:
         """Whether no more work can be paid for, and no open lease could change that."""
         return not state.account.leases and self.affordable_work(state) is None
 
@@ -372,17 +387,17 @@ class Rules:
         """The prompts of a seat's current step."""
         base = seat.local or state.method
         key = (seat.client, seat.slot, seat.step, seat.num_samples, state.round, state.rollbacks)
-        known = self._drawn.get(key)
+        known = self._draws.get(key)
         if known is not None and known[0] is base:
             return known[1]
         rng = stream(self.seed(state, seat, "prompts", seat.step))
         drawn = self.algorithm.ask(base, rng, seat.num_samples)
-        if len(self._drawn) >= 2 * self.spec.participation.clients_per_round:
-            self._drawn.clear()
-        self._drawn[key] = (base, drawn)
+        if len(self._draws) >= 2 * self.spec.participation.clients_per_round:
+            self._draws.clear()
+        self._draws[key] = (base, drawn)
         return drawn
 
-    def learned(
+    def updated_local(
         self, state: RunState, seat: Seat, losses: Sequence[float], curves: Curves | None = None
     ) -> State:
         """What a seat's client knows once its current step gave `losses` (losses exchange).
@@ -395,15 +410,15 @@ class Rules:
         """
         base = seat.local or state.method
         candidates = self.candidates(state, seat)
-        return self.algorithm.tell(base, candidates, self.told(losses, curves))
+        return self.algorithm.tell(base, candidates, self.as_losses(losses, curves))
 
-    def told(
+    def as_losses(
         self, losses: Sequence[float], curves: Curves | None
     ) -> NDArray[np.float64] | ClassLosses:
         """Losses as the method is told them (losses exchange)."""
-        return self.clipped(losses) if curves is None else told(curves, self.loss_clip)
+        return self.clipped(losses) if curves is None else as_class_losses(curves, self.loss_clip)
 
-    def compared(self, seat: Seat) -> list[NDArray[np.float64]]:
+    def compared_losses(self, seat: Seat) -> list[NDArray[np.float64]]:
         """What a finished seat's prompts are compared by, step by step, not clipped."""
         if seat.curves:
             return [best_losses(curves) for curves in seat.curves]
@@ -411,10 +426,9 @@ class Rules:
 
     def clipped(self, losses: ArrayLike) -> NDArray[np.float64]:
         """Losses as far as they count (losses exchange)."""
-        given = np.array(losses, dtype=np.float64)
-        return given if self.loss_clip is None else np.clip(given, 0.0, self.loss_clip)
+        return clip_losses(np.array(losses, dtype=np.float64), self.loss_clip)
 
-    def measured(self, state: RunState) -> NDArray[Any]:
+    def evaluated_prompt(self, state: RunState) -> NDArray[Any]:
         """The prompt whose metric is a point of the curve, as `Method.prompt` gives it."""
         if self.spec.evaluation.prompt == "mode":
             return self.method.prompt(state.method)

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from fedone_sdk.aggregator.rounds.closing import close
+from fedone_sdk.aggregator.rounds.closing import close_seat
 from fedone_sdk.aggregator.rounds.events import (
     Effect,
-    Quarantined,
-    Refitted,
-    Released,
+    QuarantineLifted,
+    QuarantineRequested,
     SeatOffered,
     SeatsVacant,
     TimePassed,
+    UnfitCleared,
 )
-from fedone_sdk.aggregator.rounds.lifecycle import wind_up
-from fedone_sdk.aggregator.rounds.privacy import may_begin
+from fedone_sdk.aggregator.rounds.lifecycle import end_early
+from fedone_sdk.aggregator.rounds.privacy import may_take_seat
 from fedone_sdk.aggregator.rounds.rules import Rules
 from fedone_sdk.aggregator.rounds.spending import release
 from fedone_sdk.aggregator.rounds.state import MOST_UNFIT, RunState, Seat
@@ -25,31 +25,31 @@ from fedone_sdk.algorithms import select, stream
 from fedone_sdk.budget import Usage
 
 __all__ = [
-    "fill",
-    "lose",
-    "quarantined",
-    "recall",
-    "refitted",
-    "released",
-    "time_passed",
-    "timed",
+    "fill_vacancies",
+    "vacate",
+    "quarantine",
+    "renew_offers",
+    "clear_unfit",
+    "lift_quarantine",
+    "expire",
+    "timed_seats",
 ]
 
 
-def fill(rules: Rules, event: SeatsVacant, state: RunState, now: float) -> Transition:
+def fill_vacancies(rules: Rules, event: SeatsVacant, state: RunState, now: float) -> Transition:
     """Offers vacant seats to clients that are there."""
     if not state.running:
         return state, ()
-    if rules.starved(state):
-        return wind_up(rules, state, "budget_exhausted", _unanswered(state), now)
-    if reason := _none_fits(rules, state):
-        return wind_up(rules, state, "failed", reason, now)
-    if event.enrolled is not None and (spent := _spent_up(rules, state, event.enrolled)):
+    if rules.is_exhausted(state):
+        return end_early(rules, state, "budget_exhausted", _no_answer_reason(state), now)
+    if reason := _no_fit_reason(rules, state):
+        return end_early(rules, state, "failed", reason, now)
+    if event.enrolled is not None and (spent := _num_exhausted(rules, state, event.enrolled)):
         reason = (
             f"privacy.max_epsilon: {spent} devices have spent it, and no other is there; "
             "enrol more, then resume the run"
         )
-        return wind_up(rules, state, "stopped", reason, now)
+        return end_early(rules, state, "stopped", reason, now)
     available = event.available
     # Thousands may be there: nobody is looked at for nothing.
     if rules.spec.participation.max_weight is not None:
@@ -60,19 +60,19 @@ def fill(rules: Rules, event: SeatsVacant, state: RunState, now: float) -> Trans
             for client, held in available.items()
             if client not in state.quarantined
             and client not in state.unfit
-            and may_begin(rules.releases, state.releases, client)
+            and may_take_seat(rules.releases, state.releases, client)
         }
     return _fill_vacant(rules, state, available, now)
 
 
-def _unanswered(state: RunState) -> str | None:
+def _no_answer_reason(state: RunState) -> str | None:
     """Why a budget was used up before anything came of it."""
     if state.round or not state.lost or any(seat.step for seat in state.seats):
         return None
     return f"no backend answered: {state.lost} pieces of work came to nothing"
 
 
-def _none_fits(rules: Rules, state: RunState) -> str | None:
+def _no_fit_reason(rules: Rules, state: RunState) -> str | None:
     """Why no client fits, where all that there will be have said so: a run with data of its own."""
     data = rules.spec.data
     if data is None or len(state.unfit) < min(data.num_clients, MOST_UNFIT):
@@ -80,7 +80,7 @@ def _none_fits(rules: Rules, state: RunState) -> str | None:
     return f"no client fits; last: {list(state.unfit.values())[-1]}"
 
 
-def _spent_up(rules: Rules, state: RunState, enrolled: int) -> int:
+def _num_exhausted(rules: Rules, state: RunState, enrolled: int) -> int:
     """How many devices have spent their epsilon, if for that no seat can be filled any more."""
     if rules.releases is None or any(seat.phase != "done" for seat in state.seats):
         return 0
@@ -124,17 +124,17 @@ def _fill_vacant(
     return state, tuple(SeatOffered(client=seat.client) for seat in seats)
 
 
-def time_passed(rules: Rules, event: TimePassed, state: RunState, now: float) -> Transition:
+def expire(rules: Rules, event: TimePassed, state: RunState, now: float) -> Transition:
     """Takes the seats whose time is over."""
     effects: list[Effect] = []
-    for seat in timed(state):
+    for seat in timed_seats(state):
         if seat.due <= now and state.running:
-            state, more = lose(rules, state, seat, "the deadline passed", None, now)
+            state, more = vacate(rules, state, seat, "the deadline passed", None, now)
             effects.extend(more)
     return state, tuple(effects)
 
 
-def lose(
+def vacate(
     rules: Rules,
     state: RunState,
     seat: Seat,
@@ -151,16 +151,16 @@ def lose(
     """
     was_working = seat.phase == "working" and unfit is None
     state, seat, effects = release(rules, state, seat, reason, reported, unasked=unfit is not None)
-    state = recall(rules, state, seat.client, now)
+    state = renew_offers(rules, state, seat.client, now)
     state = replace(state, lost=state.lost + was_working, passed=state.passed | {seat.client})
     if unfit is not None:
         state = _without_unfit(state, seat, unfit)
     more: tuple[Effect, ...] = ()
     if state.lost > rules.spec.participation.max_lost:
-        state, more = wind_up(rules, state, "failed", f"last: {reason}", now)
+        state, more = end_early(rules, state, "failed", f"last: {reason}", now)
     elif seat.step:
         # Earlier local steps were paid for: the seat closes with what they gave.
-        state, more = close(rules, state, replace(seat, phase="done"), now)
+        state, more = close_seat(rules, state, replace(seat, phase="done"), now)
     else:
         state = without_seat(state, seat)
     return state, effects + more
@@ -177,14 +177,14 @@ def _without_unfit(state: RunState, seat: Seat, reason: str) -> RunState:
     return replace(state, unfit={**dict(newest), seat.client: reason})
 
 
-def refitted(rules: Rules, event: Refitted, state: RunState, now: float) -> Transition:
+def clear_unfit(rules: Rules, event: UnfitCleared, state: RunState, now: float) -> Transition:
     """Lets a client be drawn again that did not fit."""
     if event.client not in state.unfit:
         return state, ()
     return replace(state, unfit={c: why for c, why in state.unfit.items() if c != event.client}), ()
 
 
-def timed(state: RunState) -> tuple[Seat, ...]:
+def timed_seats(state: RunState) -> tuple[Seat, ...]:
     """The seats whose time runs.
 
     A client that was drawn several times has until the end of its work to come for the next seat.
@@ -197,7 +197,7 @@ def timed(state: RunState) -> tuple[Seat, ...]:
     )
 
 
-def recall(rules: Rules, state: RunState, client: int, now: float) -> RunState:
+def renew_offers(rules: Rules, state: RunState, client: int, now: float) -> RunState:
     """Gives a client that has ended its work time to come for its other seats of the round."""
     due = now + rules.spec.participation.claim_timeout_s
     waiting = [seat for seat in state.seats if (seat.client, seat.phase) == (client, "offered")]
@@ -206,7 +206,7 @@ def recall(rules: Rules, state: RunState, client: int, now: float) -> RunState:
     return state
 
 
-def quarantined(rules: Rules, event: Quarantined, state: RunState, now: float) -> Transition:
+def quarantine(rules: Rules, event: QuarantineRequested, state: RunState, now: float) -> Transition:
     """Gives a client no more seats, and takes those that it has, with all that it did there."""
     effects: list[Effect] = []
     for seat in state.seats:
@@ -218,6 +218,8 @@ def quarantined(rules: Rules, event: Quarantined, state: RunState, now: float) -
     return replace(state, quarantined=state.quarantined | {event.client}), tuple(effects)
 
 
-def released(rules: Rules, event: Released, state: RunState, now: float) -> Transition:
+def lift_quarantine(
+    rules: Rules, event: QuarantineLifted, state: RunState, now: float
+) -> Transition:
     """Lets a client take part again."""
     return replace(state, quarantined=state.quarantined - {event.client}), ()

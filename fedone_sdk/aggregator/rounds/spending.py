@@ -6,12 +6,12 @@ from collections.abc import Set
 from dataclasses import replace
 
 from fedone_sdk.aggregator.rounds.events import (
-    Closed,
+    CallReserved,
+    CallSettled,
     Effect,
     EvaluationReserved,
     EvaluationSettled,
-    GatewayAnswered,
-    GatewayAsked,
+    WorkClosed,
 )
 from fedone_sdk.aggregator.rounds.rules import Rules, working
 from fedone_sdk.aggregator.rounds.state import RunState, Seat
@@ -20,16 +20,16 @@ from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import BudgetExhausted, ProblemError, UnknownLease
 
 __all__ = [
-    "answered",
-    "asked",
+    "settle_call",
+    "reserve_call",
     "charge_lost",
-    "evaluation_reserved",
-    "evaluation_settled",
+    "reserve_evaluation",
+    "settle_evaluation",
     "is_lost",
     "release",
     "replica_of",
     "through_gateway",
-    "used",
+    "lease_cost",
 ]
 
 
@@ -60,11 +60,11 @@ def release(
     """
     if seat.phase != "working" or seat.assignment_id is None:
         return state, seat, ()
-    closed = Closed(assignment_id=seat.assignment_id, client=seat.client, reason=reason)
+    closed = WorkClosed(assignment_id=seat.assignment_id, client=seat.client, reason=reason)
     if unasked and reported == NOTHING:
-        spent = seat.used + seat.under_way
+        spent = seat.used + seat.max_pending
     else:
-        spent = used(rules, state, seat, reported)
+        spent = lease_cost(rules, state, seat, reported)
     state = replace(state, account=state.account.settle(seat.assignment_id, spent))
     seat = replace(
         seat,
@@ -83,14 +83,14 @@ def through_gateway(rules: Rules, seat: Seat) -> bool:
     return rules.gateway_model is not None and not seat.own_model
 
 
-def used(rules: Rules, state: RunState, seat: Seat, reported: Usage | None) -> Usage:
+def lease_cost(rules: Rules, state: RunState, seat: Seat, reported: Usage | None) -> Usage:
     """What a seat's open lease cost.
 
     Through the gateway the server saw it; what is under way counts in full. A client with a
     model of its own is believed only where the run trusts its clients.
     """
     lease = state.account.leases[seat.assignment_id or ""]
-    seen = seat.used + seat.under_way
+    seen = seat.used + seat.max_pending
     if through_gateway(rules, seat):
         return seen
     if not rules.spec.participation.trusted_clients or reported is None:
@@ -101,7 +101,7 @@ def used(rules: Rules, state: RunState, seat: Seat, reported: Usage | None) -> U
     return (reported - reported.beyond(most)).at_least(seen)
 
 
-def asked(rules: Rules, event: GatewayAsked, state: RunState, now: float) -> Transition:
+def reserve_call(rules: Rules, event: CallReserved, state: RunState, now: float) -> Transition:
     """Sets aside what a call of the gateway may spend."""
     seat = working(state, event.assignment_id)
     if not state.running:
@@ -125,7 +125,7 @@ def asked(rules: Rules, event: GatewayAsked, state: RunState, now: float) -> Tra
         used=seat.used + Usage(queries=queries),
     )
     # The lease grows with what is asked again while the caps allow.
-    missing = (seat.used + seat.under_way).beyond(lease)
+    missing = (seat.used + seat.max_pending).beyond(lease)
     try:
         account = state.account.add(event.assignment_id, missing)
     except BudgetExhausted as exc:
@@ -133,7 +133,7 @@ def asked(rules: Rules, event: GatewayAsked, state: RunState, now: float) -> Tra
     return replace(with_seat(state, seat), account=account), ()
 
 
-def answered(rules: Rules, event: GatewayAnswered, state: RunState, now: float) -> Transition:
+def settle_call(rules: Rules, event: CallSettled, state: RunState, now: float) -> Transition:
     """Charges what a call of the gateway spent."""
     seat = state.seat_with(event.assignment_id)
     if seat is None or event.attempt not in seat.sent:
@@ -141,7 +141,7 @@ def answered(rules: Rules, event: GatewayAnswered, state: RunState, now: float) 
         return state, ()
     sent = {attempt: worst for attempt, worst in seat.sent.items() if attempt != event.attempt}
     seat = replace(seat, sent=sent, used=seat.used + event.used)
-    account = state.account.owe(event.assignment_id, seat.used + seat.under_way)
+    account = state.account.owe(event.assignment_id, seat.used + seat.max_pending)
     return replace(with_seat(state, seat), account=account), ()
 
 
@@ -166,7 +166,7 @@ def charge_lost(state: RunState, alive: Set[str]) -> RunState:
     return replace(state, account=account, evaluation=evaluation, seats=tuple(seats))
 
 
-def evaluation_reserved(
+def reserve_evaluation(
     rules: Rules, event: EvaluationReserved, state: RunState, now: float
 ) -> Transition:
     """Sets aside what an evaluation may spend."""
@@ -181,7 +181,7 @@ def evaluation_reserved(
     return state, ()
 
 
-def evaluation_settled(
+def settle_evaluation(
     rules: Rules, event: EvaluationSettled, state: RunState, now: float
 ) -> Transition:
     """Charges what an evaluation spent."""

@@ -65,7 +65,7 @@ class Seat:
     renewals: int = 0
 
     @property
-    def under_way(self) -> Usage:
+    def max_pending(self) -> Usage:
         """The most that gateway calls under way may spend, without queries."""
         return sum(self.sent.values(), NOTHING)
 

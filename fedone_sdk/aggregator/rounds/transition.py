@@ -8,7 +8,7 @@ from fedone_sdk.aggregator.rounds.events import Effect, RunEnded
 from fedone_sdk.aggregator.rounds.state import RunState, Seat
 from fedone_sdk.messages import RunStatus
 
-__all__ = ["Transition", "ended", "with_seat", "without_seat"]
+__all__ = ["Transition", "end_run", "with_seat", "without_seat"]
 
 Transition = tuple[RunState, tuple[Effect, ...]]
 """The next state, and what is to be done about it."""
@@ -29,7 +29,7 @@ def _is_same(one: Seat, other: Seat) -> bool:
     return (one.slot, one.client) == (other.slot, other.client)
 
 
-def ended(state: RunState, status: RunStatus, reason: str | None, now: float) -> Transition:
+def end_run(state: RunState, status: RunStatus, reason: str | None, now: float) -> Transition:
     """The run is over, for good or until a resume."""
     state = replace(state, status=status, reason=reason, summary=None, ended_at=now, paused=False)
     return state, (RunEnded(status=status),)

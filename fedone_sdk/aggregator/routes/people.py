@@ -11,7 +11,7 @@ from aiohttp import web
 from pydantic import TypeAdapter
 
 from fedone_sdk.aggregator.http.requests import answer, streamed
-from fedone_sdk.aggregator.rounds.events import Effect, MetricKnown, RoundFinished, RunEnded
+from fedone_sdk.aggregator.rounds.events import Effect, MetricMeasured, RoundFinished, RunEnded
 from fedone_sdk.aggregator.routes.exchange import (
     DRAIN,
     EXCHANGE,
@@ -54,7 +54,7 @@ _JSON: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
 _SUMMARIES: TypeAdapter[list[RunSummary]] = TypeAdapter(list[RunSummary])
 _INFLUENCES: TypeAdapter[list[ClientInfluence]] = TypeAdapter(list[ClientInfluence])
 
-_NEWS = (CaughtUp, MetricKnown, RoundFinished, RunEnded)
+_NEWS = (CaughtUp, MetricMeasured, RoundFinished, RunEnded)
 """What changes the rounds that are told, or ends them."""
 
 _POSTED = (ListVocabulary, InstructionsSource, LabelsSource)

@@ -22,7 +22,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from fedone_sdk.aggregator.rounds import MIN_SAMPLES, RoundMachine
 from fedone_sdk.aggregator.rounds.codec import arrays_of, decode, encode_arrays, encode_document
-from fedone_sdk.aggregator.rounds.events import Event, PauseAsked, Restarted
+from fedone_sdk.aggregator.rounds.events import Event, PauseRequested, ReplicasLost
 from fedone_sdk.aggregator.rounds.replay import compare, machine_of
 from fedone_sdk.aggregator.rounds.state import RunState, Seat
 from fedone_sdk.aggregator.runtime.threads import in_thread
@@ -338,9 +338,9 @@ def _at_rest(archive: Archive, now: float) -> RunRecord:
     if archive.has_ended:
         return record
     machine = machine_of(archive.snapshot)
-    events: list[Event] = [Restarted(alive=frozenset(), down=True)]
+    events: list[Event] = [ReplicasLost(alive=frozenset(), down=True)]
     if state.running:
-        events.append(PauseAsked(reason="moved here; resume the run when it runs nowhere else"))
+        events.append(PauseRequested(reason="moved here; resume the run when it runs nowhere else"))
     for event in events:
         state, _ = machine.step(state, event, now)
     document = {

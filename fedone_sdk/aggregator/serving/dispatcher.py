@@ -13,18 +13,18 @@ from fedone_sdk.aggregator.cluster.signals import MAX_NAMED, Joined, Left, writt
 from fedone_sdk.aggregator.rounds.events import (
     Accepted,
     Assigned,
-    Declined,
+    DeadlineExtended,
     Effect,
-    Prolonged,
-    Refitted,
-    Renewed,
+    RenewalRequested,
     RoundFinished,
     RunEnded,
     SeatOffered,
+    UnfitCleared,
     UpdateArrived,
-    WorkAsked,
+    WorkDeclined,
+    WorkRequested,
 )
-from fedone_sdk.aggregator.rounds.seats import timed
+from fedone_sdk.aggregator.rounds.seats import timed_seats
 from fedone_sdk.aggregator.rounds.state import Seat
 from fedone_sdk.aggregator.runtime.shielded import run_shielded
 from fedone_sdk.aggregator.serving.pool import STAY_S, Pool, TurnedAway
@@ -137,7 +137,7 @@ class Dispatcher:
         until = asyncio.get_running_loop().time() + message.wait_s
         if message.changed:
             for run_id in self._barred(client.index):
-                await self._runs[run_id].apply(Refitted(client=client.index))
+                await self._runs[run_id].apply(UnfitCleared(client=client.index))
         with self._polling(client.index) as poll:
             while True:
                 poll.news.clear()
@@ -237,7 +237,7 @@ class Dispatcher:
         """Gives the free seats of runs to those who wait."""
         # Begun with another run each time: the first ones must not take all.
         self._turn += 1
-        vacant = [run for run in runs if run.machine.wants_seating(run.state)]
+        vacant = [run for run in runs if run.machine.needs_seating(run.state)]
         for at in range(len(vacant)):
             await vacant[(at + self._turn) % len(vacant)].seat()
 
@@ -267,7 +267,7 @@ class Dispatcher:
             if run_id in self._closing and seat.phase == "offered":
                 continue  # about to stop: nothing new is begun
             await self._prepare(run)
-            asked = WorkAsked(
+            asked = WorkRequested(
                 client=client,
                 assignment_id=uuid.uuid4().hex,
                 own_model=message.own_model,
@@ -341,14 +341,16 @@ class Dispatcher:
     async def renew(self, client: ClientRecord, assignment_id: str) -> Renewal:
         """Gives a client that is still at work another full deadline."""
         run, _ = await self.working(client, assignment_id)
-        effects = await run.apply(Renewed(assignment_id=assignment_id))
-        return next(Renewal(deadline_s=e.deadline_s) for e in effects if isinstance(e, Prolonged))
+        effects = await run.apply(RenewalRequested(assignment_id=assignment_id))
+        return next(
+            Renewal(deadline_s=e.deadline_s) for e in effects if isinstance(e, DeadlineExtended)
+        )
 
     async def decline(self, client: ClientRecord, assignment_id: str, message: Decline) -> None:
         """Takes work back that a client cannot do."""
         run, _ = await self.working(client, assignment_id)
         await run.apply(
-            Declined(
+            WorkDeclined(
                 assignment_id=assignment_id,
                 reason=message.reason[:_MAX_REASON_CHARS] if message.unfit else message.reason,
                 usage=message.usage,
@@ -454,7 +456,7 @@ class Dispatcher:
         now = self._clock.now()
         missed = [
             seat.client
-            for seat in timed(run.state)
+            for seat in timed_seats(run.state)
             if seat.phase == "offered" and seat.due <= now and seat.client not in self._polls
         ]
         if missed:

@@ -16,7 +16,7 @@ from fedone_sdk.aggregator.rounds.events import (
     EvaluationReserved,
     EvaluationSettled,
     Measured,
-    PauseAsked,
+    PauseRequested,
     RoundFinished,
     RunEnded,
 )
@@ -187,7 +187,7 @@ class Evaluation:
 
     def _deployable(self, state: RunState) -> _Shown:
         machine = self._run.machine
-        return _Shown(machine.measured(state).tolist(), machine.bias(state))
+        return _Shown(machine.evaluated_prompt(state).tolist(), machine.bias(state))
 
     async def _measure_point(self, round_number: int, shown: _Shown, rollbacks: int) -> None:
         if self._run.state.rollbacks != rollbacks:
@@ -264,7 +264,7 @@ class Evaluation:
         except (BackendError, BudgetExhausted, SpecError) as exc:
             _log.warning("evaluation failed", run_id=run.run_id, reason=str(exc))
             if isinstance(exc, (BackendBlocked, BudgetExhausted, SpecError)):
-                await run.apply(PauseAsked.because(exc))
+                await run.apply(PauseRequested.because(exc))
         except ProblemError as exc:
             _log.warning("evaluation skipped", run_id=run.run_id, reason=exc.detail)
         except Exception:

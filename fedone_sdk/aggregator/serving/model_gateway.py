@@ -12,7 +12,7 @@ from functools import partial
 
 import structlog
 
-from fedone_sdk.aggregator.rounds.events import GatewayAnswered, GatewayAsked, PauseAsked
+from fedone_sdk.aggregator.rounds.events import CallReserved, CallSettled, PauseRequested
 from fedone_sdk.aggregator.rounds.state import Seat
 from fedone_sdk.aggregator.serving.call_budget import CallBudget, Reservations
 from fedone_sdk.aggregator.serving.run import ServedRun
@@ -156,7 +156,7 @@ class Gateway:
             f"the model's backend failed {times} times in a row with {type(bug).__name__}: see the "
             "server's log"
         )
-        await run.apply(PauseAsked(reason=reason))
+        await run.apply(PauseRequested(reason=reason))
         return ProblemError("run_conflict", "the run is paused")
 
     @staticmethod
@@ -256,7 +256,7 @@ class Gateway:
             await attempts.set_aside(
                 worst.without_queries(),
                 lambda attempt: run.apply(
-                    GatewayAsked(
+                    CallReserved(
                         assignment_id=assignment_id, call=call, attempt=attempt, worst=worst
                     )
                 ),
@@ -265,7 +265,7 @@ class Gateway:
         async def settle(spent: Usage) -> None:
             for attempt, used in attempts.shares(spent):
                 await run.apply(
-                    GatewayAnswered(assignment_id=assignment_id, attempt=attempt, used=used)
+                    CallSettled(assignment_id=assignment_id, attempt=attempt, used=used)
                 )
 
         purse = CallBudget(run.run_id, NOTHING, set_aside)
@@ -282,7 +282,7 @@ class Gateway:
             if refusal is not None and isinstance(exc, BudgetExhausted):
                 raise ProblemError(refusal.code, refusal.detail) from exc
             # Not the run's own budget but one behind the model: only a person can raise it.
-            await run.apply(PauseAsked.because(exc))
+            await run.apply(PauseRequested.because(exc))
             raise ProblemError("run_conflict", "the run is paused") from exc
         except BackendError as exc:
             raise ProblemError("backend_failed", exc.summary) from exc

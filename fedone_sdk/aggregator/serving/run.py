@@ -18,22 +18,22 @@ from fedone_sdk.aggregator.rounds.events import (
     Accepted,
     CapsRaised,
     ClientQuarantined,
-    Closed,
     Effect,
     Event,
     MemorySaved,
-    MetricKnown,
+    MetricMeasured,
     ModelSeen,
-    PauseAsked,
+    PauseRequested,
     Refused,
-    Restarted,
-    RolledBack,
+    ReplicasLost,
+    RollbackRequested,
     RoundFinished,
     RunEnded,
     RunRolledBack,
     SeatOffered,
     SeatsVacant,
-    WorkAsked,
+    WorkClosed,
+    WorkRequested,
 )
 from fedone_sdk.aggregator.rounds.state import RunState, Seat
 from fedone_sdk.aggregator.runtime.rate_limit import Bucket
@@ -150,7 +150,7 @@ class Counters:
         )
 
 
-_Line = tuple[int, RoundReport | LostWork | RunRolledBack | MetricKnown | None]
+_Line = tuple[int, RoundReport | LostWork | RunRolledBack | MetricMeasured | None]
 """What a run keeps of a line of its log, with the line's version."""
 
 
@@ -158,7 +158,7 @@ def _lines_of(entries: Iterable[LogEntry]) -> list[_Line]:
     return [(entry.version, _line_of(entry)) for entry in entries]
 
 
-def _line_of(entry: LogEntry) -> RoundReport | LostWork | RunRolledBack | MetricKnown | None:
+def _line_of(entry: LogEntry) -> RoundReport | LostWork | RunRolledBack | MetricMeasured | None:
     if entry.kind == "round":
         return RoundReport.model_validate(json.loads(entry.body)["report"])
     if entry.kind == "lost":
@@ -168,7 +168,7 @@ def _line_of(entry: LogEntry) -> RoundReport | LostWork | RunRolledBack | Metric
         return RunRolledBack(to_round=record["round"], record=record)
     if entry.kind == "metric":
         body = json.loads(entry.body)
-        return MetricKnown(round=body["round"], value=body["value"])
+        return MetricMeasured(round=body["round"], value=body["value"])
     return None
 
 
@@ -210,7 +210,6 @@ class ServedRun:
         priced: Whether the price of the gateway's model is known.
 
     Attributes:
-        base: The machine with the candidates that the run began with.
         history: One entry per round.
         lost: The newest work that came to nothing, oldest first.
         ended: Set while the run does not run.
@@ -231,7 +230,7 @@ class ServedRun:
         listener: Listener,
         priced: Callable[[], bool] = lambda: True,
     ) -> None:
-        self.base = machine
+        self._base = machine
         self._vocabulary = vocabulary
         self._proposed: tuple[tuple[str, str], ...] = ()
         self._grown = vocabulary
@@ -276,9 +275,18 @@ class ServedRun:
         return self.base.spec
 
     @property
+    def base(self) -> RoundMachine:
+        """The machine of the run's initial candidates."""
+        return self._base
+
+    @property
     def machine(self) -> RoundMachine:
-        """Decides, with the candidates that there are now."""
-        return self.base.at(self._state)
+        """The machine of the current candidates."""
+        return self._base.at(self._state)
+
+    def use_machine(self, machine: RoundMachine) -> None:
+        """Replace the machine by one of the same run, after the gateway's model is known."""
+        self._base = machine
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -365,7 +373,7 @@ class ServedRun:
             alive: The replicas that are running.
             down: Whether nobody served the run for a while, so that its deadlines are renewed.
         """
-        await self.apply(Restarted(alive=alive, down=down))
+        await self.apply(ReplicasLost(alive=alive, down=down))
 
     async def check_model(self) -> None:
         """Pauses the run if it was scored by another model than there is now."""
@@ -377,7 +385,7 @@ class ServedRun:
             )
             if reason not in (self._state.reason or ""):
                 # Nobody has seen it yet, so nobody who starts the run again accepts it.
-                await self.apply(PauseAsked(reason=reason))
+                await self.apply(PauseRequested(reason=reason))
                 self.broken_off = False
 
     # What other replicas did
@@ -480,7 +488,7 @@ class ServedRun:
                     self.lost.append(line)
                 case RunRolledBack():
                     del self.history[line.to_round :]
-                case MetricKnown():
+                case MetricMeasured():
                     self._add_metric(line.round, line.value)
             self._logged = version
 
@@ -548,12 +556,12 @@ class ServedRun:
         done with its first work a moment ago. And a replica that came since it was looked who is
         alive may have something under way by now.
         """
-        if isinstance(event, Restarted):
+        if isinstance(event, ReplicasLost):
             return replace(event, alive=event.alive | await self._store.alive())
-        if isinstance(event, RolledBack) and self.machine.remembers_clients:
+        if isinstance(event, RollbackRequested) and self.machine.remembers_clients:
             known = await self._store.memories(self.run_id)
             return replace(event, memories={**{one: {} for one in known}, **event.memories})
-        if not (isinstance(event, WorkAsked) and self.machine.remembers_clients):
+        if not (isinstance(event, WorkRequested) and self.machine.remembers_clients):
             return event
         saved = await self._store.memory(self.run_id, event.client)
         return event if saved is None else replace(event, memory=load_memory(saved))
@@ -569,11 +577,11 @@ class ServedRun:
 
     async def _step(self, event: Event) -> tuple[RunState, tuple[Effect, ...]]:
         now = self._clock.now()
-        if self.machine.takes_long(event):  # Nobody else shall wait for it.
+        if self.machine.is_slow_step(event):  # Nobody else shall wait for it.
             state, effects = await in_thread(self.machine.step, self._state, event, now)
         else:
             state, effects = self.machine.step(self._state, event, now)
-        if self.base.at(state).wants_seating(state) and not isinstance(event, SeatsVacant):
+        if self.base.at(state).needs_seating(state) and not isinstance(event, SeatsVacant):
             state, more = self.base.step(state, self._seating(), now)
             effects += more
         return state, effects
@@ -581,12 +589,12 @@ class ServedRun:
     async def draw(self, seat: Seat) -> None:
         """Draws the prompts of a seat, which are kept, where the draw takes long."""
         machine = self.machine
-        if machine.losses_exchange and machine.slow:
+        if machine.losses_exchange and machine.is_slow:
             await in_thread(machine.candidates, self._state, seat)
 
     async def seat(self) -> None:
         """Gives free seats to clients that are available."""
-        if self.machine.wants_seating(self._state):
+        if self.machine.needs_seating(self._state):
             await self.apply(self._seating())
 
     def _seating(self) -> SeatsVacant:
@@ -621,7 +629,7 @@ class ServedRun:
         body = json.dumps({"round": round_number, "value": value})
         await run_shielded(self._append(LogEntry(kind="metric", body=body)), of=self._store)
         self._add_metric(round_number, value)
-        self._tell(MetricKnown(round=round_number, value=value))
+        self._tell(MetricMeasured(round=round_number, value=value))
 
     async def record_outcomes(self, outcomes: Outcomes) -> None:
         """Writes down what a measurement found, example by example."""
@@ -666,7 +674,7 @@ class ServedRun:
                         receipt=receipt.model_dump_json(),
                     )
                 )
-            elif isinstance(effect, Closed):
+            elif isinstance(effect, WorkClosed):
                 closed.append(
                     ClosedWork(
                         assignment_id=effect.assignment_id,
@@ -774,7 +782,7 @@ class ServedRun:
             self._active_at = self._clock.now()
         elif isinstance(effect, RunEnded):
             _log.info("run ended", run_id=self.run_id, status=effect.status)
-        elif isinstance(effect, Closed):
+        elif isinstance(effect, WorkClosed):
             _log.info("assignment closed", run_id=self.run_id, **asdict(effect))
         elif isinstance(effect, CapsRaised):
             _log.info("caps raised", run_id=self.run_id, **effect.record)
