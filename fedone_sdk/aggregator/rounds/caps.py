@@ -1,4 +1,4 @@
-"""How the caps of a run are raised, and what its method plans under them."""
+"""Raising the caps of a run."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ __all__ = ["raise_caps"]
 
 
 def raise_caps(rules: Rules, event: RaiseRequested, state: RunState, now: float) -> Transition:
-    """Raises caps. A run that its budget has ended runs again; a stopped one stays stopped.
+    """Raise caps.
 
-    A search that has ended by itself goes on, too, where more queries are planned for it.
+    A run that ended with `budget_exhausted` runs again, and so does a finished search that can use
+    more queries. A stopped run stays stopped.
     """
     account = state.account
     if account.cap is None:

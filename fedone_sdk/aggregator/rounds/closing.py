@@ -1,4 +1,4 @@
-"""The end of a round: what its clients found is put together, and alpha moves."""
+"""The end of a round: defences, aggregation, the server step."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ __all__ = ["close_seat", "finish_round"]
 
 
 def close_seat(rules: Rules, state: RunState, seat: Seat, now: float) -> Transition:
-    """Puts a finished seat back; the last one ends the round."""
-    # At the end: the log tells in which order seats were finished.
+    """Store a finished seat; the last one ends the round."""
+    # Appended last: the log keeps the order in which seats were finished.
     state = replace(state, seats=(*without_seat(state, seat).seats, seat))
     if rules.vacancies(state) or any(s.phase != "done" for s in state.seats):
         return state, ()
@@ -38,7 +38,7 @@ def close_seat(rules: Rules, state: RunState, seat: Seat, now: float) -> Transit
 
 
 def _save_memories(rules: Rules, state: RunState) -> tuple[Effect, ...]:
-    """What the clients remember, to be kept until their next work; a seat that was taken is not."""
+    """Return effects that save the method memory of the clients whose seats are done."""
     if not rules.remembers_clients:
         return ()
     memories = {s.client: s.local.memory for s in state.seats if s.phase == "done" and s.local}
@@ -46,8 +46,8 @@ def _save_memories(rules: Rules, state: RunState) -> tuple[Effect, ...]:
 
 
 def finish_round(rules: Rules, state: RunState, now: float) -> Transition:
-    """Aggregates the seats that are done, moves alpha, goes on to the next round."""
-    # By enrolment index: a sum's last bit depends on its order.
+    """Aggregate the finished seats, apply the server step and start the next round."""
+    # Sorted by enrolment index: floating-point sums depend on the order.
     seats = sorted(
         (seat for seat in state.seats if seat.phase == "done"),
         key=lambda seat: (seat.client, seat.slot),
@@ -100,7 +100,7 @@ def finish_round(rules: Rules, state: RunState, now: float) -> Transition:
         report=report, clients=tuple(seat.client for seat in seats), record=record
     )
     over = (*saved, finished, *banned)
-    # In the alpha exchange what the method remembers is a client's word.
+    # In the alpha exchange the memory comes from a client, so it cannot end the run.
     over_itself = rules.losses_exchange and rules.method.finished(state.method)
     if state.round < rules.spec.rounds and not over_itself:
         return state, over
@@ -113,13 +113,13 @@ def finish_round(rules: Rules, state: RunState, now: float) -> Transition:
 def _judge(
     rules: Rules, state: RunState, seats: Sequence[Seat]
 ) -> tuple[list[Seat], Memory, list[Admitted]]:
-    """The seats with what of their steps counts, and why; without a defence, as they are."""
+    """Return the seats with their admitted steps, the defence's memory and its verdicts."""
     if rules.defence is None:
         return list(seats), state.defence, []
     brought = []
     for seat in seats:
         compared, advantage = rules.compared_losses(seat), None
-        # Later steps' prompts come of states that are gone; a pool's alpha says too little.
+        # Only the first step's prompts can be drawn again; alpha does not describe a pool.
         if compared and (len(compared) == 1 or rules.method.shares_memory):
             first = replace(seat, local=None, step=0, num_samples=len(compared[0]))
             asked = rules.candidates(state, first)
@@ -136,11 +136,11 @@ def _judge(
 def _quarantine(
     rules: Rules, defence: Defence, state: RunState, memory: Memory, verdicts: Sequence[Admitted]
 ) -> tuple[ClientQuarantined, ...]:
-    """Whom this round puts in quarantine."""
-    # Who was let out again goes back at the next outlier, not for the old ones.
+    """Return the clients that this round puts in quarantine."""
+    # A readmitted client returns to quarantine only with a new outlier.
     suspects = {one.client for one in verdicts if one.outlier}
     found = sorted(defence.quarantined(memory) & suspects)
-    # The usual is what most clients do: half of them cannot be unusual. And rounds must go on.
+    # Outliers are a minority by definition, and a round needs K* clients.
     known = {line.client: line for line in ledger(memory)}
     staying = max(len(known) // 2 + 1, rules.spec.participation.clients_per_round)
     room = len(known) - staying - len(state.quarantined.intersection(known))
@@ -157,11 +157,11 @@ def _quarantine(
 def _aggregate(
     rules: Rules, state: RunState, seats: Sequence[Seat], weights: list[int] | None
 ) -> tuple[State, Memory]:
-    """The round's new method state, and the server optimiser's new memory."""
+    """Return the new method state and the server optimiser's new memory."""
     if rules.method.shares_memory:
         if len(seats) == 1:
             return seats[0].local or state.method, state.server_memory
-        # Pools have no mean: the seats' losses are told one after the other.
+        # Pools have no mean: the method receives the seats' losses one after the other.
         method = state.method
         for seat in seats:
             if seat.local is not None:

@@ -1,4 +1,4 @@
-"""Candidates that come in while a run is under way."""
+"""Candidates that are added during a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["admit_candidates", "propose"]
 
 
 def propose(rules: Rules, event: CandidatesProposed, state: RunState, now: float) -> Transition:
-    """Takes in new candidates; prompts that were drawn already are not touched by them."""
+    """Queue new candidates until the round ends; prompts already drawn stay the same."""
     proposer = rules.spec.prompt.proposer
     if proposer is None or event.slot != rules.spec.prompt.proposed_slot:
         raise ProblemError("run_conflict", f"no candidates are proposed for slot {event.slot!r}")
@@ -28,7 +28,7 @@ def propose(rules: Rules, event: CandidatesProposed, state: RunState, now: float
 
 
 def admit_candidates(rules: Rules, state: RunState) -> RunState:
-    """The state with the waiting candidates in it; between two rounds."""
+    """Return the state with the queued candidates in its vocabulary."""
     if not state.waiting:
         return state
     state = replace(state, proposed=(*state.proposed, *state.waiting), waiting=())

@@ -1,4 +1,4 @@
-"""How a run ends, pauses, goes on and is set back."""
+"""Lifecycle of a run: stop, pause, resume, rollback."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ __all__ = [
 
 
 def can_resume(state: RunState) -> bool:
-    """Whether a run was broken off, so that it can go on."""
+    """Whether the run can be resumed."""
     return state.status in ("stopped", "failed")
 
 
 def end_early(
     rules: Rules, state: RunState, status: RunStatus, reason: str | None, now: float
 ) -> Transition:
-    """Ends a run amid a round: no work stays open, and local steps that were paid for count.
+    """End a run during a round: close open work and aggregate the local steps already paid for.
 
-    A round of which nothing counts begins anew once the run is resumed, with the same draw: whom
-    it falls on again is asked the same, and what was paid for is answered from the cache.
+    A round without any finished step is discarded. After a resume it repeats the same draw, so
+    that clients answer the same queries from their caches.
     """
     effects: list[Effect] = []
     for seat in state.seats:
@@ -70,9 +70,9 @@ def end_early(
 
 
 def stop(rules: Rules, event: StopRequested, state: RunState, now: float) -> Transition:
-    """Ends a run because somebody wants it."""
+    """End a run on request."""
     if state.paused:
-        state = replace(state, status="running")  # so that its open work is wound up
+        state = replace(state, status="running")  # so that `end_early` closes its open work
     if not state.running:
         raise ProblemError("run_conflict", f"the run has ended: {state.status}")
     if event.keep:
@@ -81,14 +81,14 @@ def stop(rules: Rules, event: StopRequested, state: RunState, now: float) -> Tra
 
 
 def resume(rules: Rules, event: ResumeRequested, state: RunState, now: float) -> Transition:
-    """Lets a run go on that was broken off."""
+    """Resume a stopped or failed run."""
     if not can_resume(state):
         raise ProblemError("run_conflict", f"a run that is {state.status} cannot be resumed")
     return run_again(rules, state, now), ()
 
 
 def run_again(rules: Rules, state: RunState, now: float) -> RunState:
-    """The state of a run that had ended and runs again."""
+    """Return the running state of a run that had ended."""
     return replace(
         state,
         status="running",
@@ -98,7 +98,7 @@ def run_again(rules: Rules, state: RunState, now: float) -> RunState:
         lost=0,
         paused=False,
         seats=_with_new_deadlines(rules, state, now),
-        # Whoever resumes a run accepts the model that there is now.
+        # A resume accepts the current model.
         model=_current_model(rules, state),
         votes={},
         unfit={},
@@ -109,7 +109,7 @@ def run_again(rules: Rules, state: RunState, now: float) -> RunState:
 
 
 def _current_model(rules: Rules, state: RunState) -> str | None:
-    """The model that is given; where devices decide, the next of them say which."""
+    """Return the required model; None if the devices' next votes decide."""
     not_looked_at_yet = rules.required_model == ""
     return state.model if not_looked_at_yet else rules.required_model
 
@@ -123,7 +123,7 @@ def _with_new_deadlines(rules: Rules, state: RunState, now: float) -> tuple[Seat
 def charge_lost_replicas(
     rules: Rules, event: ReplicasLost, state: RunState, now: float
 ) -> Transition:
-    """Charges what was lost; clients cannot help it that nobody served, their work is theirs."""
+    """Charge pending calls of exited replicas; after downtime, restart the clients' deadlines."""
     after = charge_lost(state, event.alive)
     if event.down:
         after = replace(after, seats=_with_new_deadlines(rules, after, now))
@@ -131,9 +131,9 @@ def charge_lost_replicas(
 
 
 def pause(rules: Rules, event: PauseRequested, state: RunState, now: float) -> Transition:
-    """Keeps a run until somebody has changed something."""
+    """Pause a run and keep its open work."""
     detail, shown = event.reason, event.summary or event.reason
-    if state.paused:  # Whoever resumes it shall know of this, too.
+    if state.paused:  # Adds the new reason for the operator who resumes the run.
         reason = state.reason or ""
         return _with_reason(
             state, _join_reasons(reason, detail), _join_reasons(state.summary or reason, shown)
@@ -154,7 +154,7 @@ def _join_reasons(known: str, new: str) -> str:
 
 
 def record_model(rules: Rules, event: ModelSeen, state: RunState, now: float) -> Transition:
-    """Takes note of what the provider calls its model; another one pauses the run."""
+    """Record the provider's name of its model; a new name pauses the run."""
     if event.model in state.models:
         return state, ()
     before = state.models[-1] if state.models else None
@@ -166,7 +166,7 @@ def record_model(rules: Rules, event: ModelSeen, state: RunState, now: float) ->
 
 
 def roll_back(rules: Rules, event: RollbackRequested, state: RunState, now: float) -> Transition:
-    """Sets a run back to an earlier round; what it has spent stays spent."""
+    """Roll a run back to an earlier round; its spending stays."""
     if not (state.running or can_resume(state)):
         raise ProblemError("run_conflict", f"a run that is {state.status} cannot be rolled back")
     if event.rollbacks not in (None, state.rollbacks):
@@ -182,7 +182,7 @@ def roll_back(rules: Rules, event: RollbackRequested, state: RunState, now: floa
     state = replace(
         state,
         round=event.to_round,
-        # Candidates that came in since then stay.
+        # Candidates that were added since then stay.
         method=rules.with_new_candidates(
             State(alpha=event.method.alpha, memory=event.method.memory)
         ),
@@ -191,11 +191,11 @@ def roll_back(rules: Rules, event: RollbackRequested, state: RunState, now: floa
         passed=frozenset(),
         fills=0,
         lost=0,
-        # At its beginning nothing is left that the model had a part in.
+        # After a rollback to round 0 no result depends on the model.
         model=state.model if event.to_round else _current_model(rules, state),
         votes=state.votes if event.to_round else {},
         rollbacks=state.rollbacks + 1,
-        planned=None,  # The next work is planned for the caps that there are then.
+        planned=None,  # The next assignment plans for the caps of its time.
         metric=state.metric.model_copy(update={"after": None}),
         bias=None,
         verdict=None,
@@ -212,10 +212,10 @@ def roll_back(rules: Rules, event: RollbackRequested, state: RunState, now: floa
 
 
 def record_metric(rules: Rules, event: Measured, state: RunState, now: float) -> Transition:
-    """Takes note of a metric."""
+    """Record the metric of a prompt."""
     here = (state.round, state.rollbacks)
     if event.which == "after" and (state.running or event.at not in (None, here)):
-        return state, ()  # The run went on meanwhile: this prompt was not its last.
+        return state, ()  # The run has continued: this is not its final prompt.
     metric = state.metric.model_copy(update={event.which: event.value})
     if event.which != "after":
         return replace(state, metric=metric), ()

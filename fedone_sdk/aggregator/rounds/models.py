@@ -1,4 +1,4 @@
-"""Which model scores a run, where its devices have models of their own."""
+"""The model that scores a run whose devices have their own models."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from fedone_sdk.aggregator.rounds.transition import Transition
 __all__ = ["AGREEING", "vote_model", "model_mismatch"]
 
 AGREEING = 3
-"""Devices that must name the same model before a run's model is settled."""
+"""Number of devices that must report the same model before the run's model is final."""
 
 
 def vote_model(rules: Rules, state: RunState, client: int, model: str, now: float) -> Transition:
-    """Takes note of the model that a device has.
+    """Count a device's model as its vote.
 
-    Until `AGREEING` devices have the same one, the run's model is the one that most devices have;
-    of several, the one that the run has, or that was named first. Where that changes, the run
-    begins again: rounds that another model scored say nothing of this one.
+    Until `AGREEING` devices report the same model, the run's model is that of the majority; ties
+    keep the current model, or take the first reported. A change of the model rolls the run back to
+    round 0, because losses of different models are not comparable.
     """
     settled = state.model is not None and not state.votes
     if settled or rules.required_model is not None:
@@ -50,12 +50,12 @@ def vote_model(rules: Rules, state: RunState, client: int, model: str, now: floa
         state,
         model=chosen,
         votes={} if most >= AGREEING else votes,
-        unfit=state.unfit if before in (None, chosen) else {},  # Some of them have this model.
+        unfit=state.unfit if before in (None, chosen) else {},  # Some may have the new model.
     ), effects
 
 
 def model_mismatch(rules: Rules, state: RunState, model: str) -> str | None:
-    """Why a device with this model cannot work for a run; None where it can."""
+    """Return why a device with this model cannot work for the run; None if it can."""
     known = state.model or rules.required_model
     if known is None or known == model:
         return None

@@ -1,4 +1,4 @@
-"""Who has the seats of a round: drawing clients, and taking seats from those that are late."""
+"""Seats of a round: draw clients, expire and vacate seats, quarantine clients."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ __all__ = [
 
 
 def fill_vacancies(rules: Rules, event: SeatsVacant, state: RunState, now: float) -> Transition:
-    """Offers vacant seats to clients that are there."""
+    """Offer vacant seats to available clients; end the run if none can ever be filled."""
     if not state.running:
         return state, ()
     if rules.is_exhausted(state):
@@ -51,7 +51,7 @@ def fill_vacancies(rules: Rules, event: SeatsVacant, state: RunState, now: float
         )
         return end_early(rules, state, "stopped", reason, now)
     available = event.available
-    # Thousands may be there: nobody is looked at for nothing.
+    # Filters only when needed: thousands of clients may be available.
     if rules.spec.participation.max_weight is not None:
         available = {client: rules.weight(held) for client, held in available.items()}
     if state.quarantined or state.unfit or rules.releases is not None:
@@ -66,14 +66,14 @@ def fill_vacancies(rules: Rules, event: SeatsVacant, state: RunState, now: float
 
 
 def _no_answer_reason(state: RunState) -> str | None:
-    """Why a budget was used up before anything came of it."""
+    """Return the reason of a run that spent its budget without a single answer."""
     if state.round or not state.lost or any(seat.step for seat in state.seats):
         return None
     return f"no backend answered: {state.lost} pieces of work came to nothing"
 
 
 def _no_fit_reason(rules: Rules, state: RunState) -> str | None:
-    """Why no client fits, where all that there will be have said so: a run with data of its own."""
+    """Return why no client fits, once all clients of a run with ``data`` have declined."""
     data = rules.spec.data
     if data is None or len(state.unfit) < min(data.num_clients, MOST_UNFIT):
         return None
@@ -81,12 +81,12 @@ def _no_fit_reason(rules: Rules, state: RunState) -> str | None:
 
 
 def _num_exhausted(rules: Rules, state: RunState, enrolled: int) -> int:
-    """How many devices have spent their epsilon, if for that no seat can be filled any more."""
+    """Return the number of devices at ``max_epsilon`` if no seat can be filled; else 0."""
     if rules.releases is None or any(seat.phase != "done" for seat in state.seats):
         return 0
     spent = rules.releases.spent_up(state.releases)
     out = spent | state.quarantined
-    if rules.spec.participation.selection == "uniform":  # Nobody gets two seats of a round.
+    if rules.spec.participation.selection == "uniform":  # A client gets one seat per round.
         out |= {seat.client for seat in state.seats}
     expected = max(enrolled, rules.min_clients)
     return len(spent) if rules.vacancies(state) and len(out) >= expected else 0
@@ -104,7 +104,7 @@ def _fill_vacant(
     if uniform and state.seats:
         seated = {seat.client for seat in state.seats}
         available = {c: held for c, held in available.items() if c not in seated}
-    # Who gave a seat up is asked again only when nobody else is left.
+    # A client that gave a seat up is drawn again only if no other is available.
     pool = available
     if state.passed:
         fresh = {client: held for client, held in available.items() if client not in state.passed}
@@ -125,7 +125,7 @@ def _fill_vacant(
 
 
 def expire(rules: Rules, event: TimePassed, state: RunState, now: float) -> Transition:
-    """Takes the seats whose time is over."""
+    """Vacate the seats whose deadline has passed."""
     effects: list[Effect] = []
     for seat in timed_seats(state):
         if seat.due <= now and state.running:
@@ -144,10 +144,10 @@ def vacate(
     *,
     unfit: str | None = None,
 ) -> Transition:
-    """Takes a seat from its client; what the client may have spent is spent.
+    """Take a seat from its client and charge its lease.
 
-    A client that fits no work of the run, `unfit` says why, gets no other seat. It found that out
-    before it asked its model, so that this costs nothing, and it is no failure of the run.
+    A client with a reason in `unfit` gets no other seat of the run. It declines before it queries a
+    model, so this costs nothing and does not count towards ``max_lost``.
     """
     was_working = seat.phase == "working" and unfit is None
     state, seat, effects = release(rules, state, seat, reason, reported, unasked=unfit is not None)
@@ -159,7 +159,7 @@ def vacate(
     if state.lost > rules.spec.participation.max_lost:
         state, more = end_early(rules, state, "failed", f"last: {reason}", now)
     elif seat.step:
-        # Earlier local steps were paid for: the seat closes with what they gave.
+        # Earlier local steps are paid for: the seat closes with their result.
         state, more = close_seat(rules, state, replace(seat, phase="done"), now)
     else:
         state = without_seat(state, seat)
@@ -167,27 +167,27 @@ def vacate(
 
 
 def _without_unfit(state: RunState, seat: Seat, reason: str) -> RunState:
-    """Remembers that a client does not fit, and takes the other seats that it was offered."""
+    """Record an unfit client and remove its other offered seats."""
     others = {client: why for client, why in state.unfit.items() if client != seat.client}
     newest = list(others.items())[-(MOST_UNFIT - 1) :]
     for other in state.seats:
-        begun = other.step or other.phase != "offered" or other.slot == seat.slot
-        if other.client == seat.client and not begun:
+        started = other.step or other.phase != "offered" or other.slot == seat.slot
+        if other.client == seat.client and not started:
             state = without_seat(state, other)
     return replace(state, unfit={**dict(newest), seat.client: reason})
 
 
 def clear_unfit(rules: Rules, event: UnfitCleared, state: RunState, now: float) -> Transition:
-    """Lets a client be drawn again that did not fit."""
+    """Let an unfit client be drawn again."""
     if event.client not in state.unfit:
         return state, ()
     return replace(state, unfit={c: why for c, why in state.unfit.items() if c != event.client}), ()
 
 
 def timed_seats(state: RunState) -> tuple[Seat, ...]:
-    """The seats whose time runs.
+    """Return the seats whose deadline applies.
 
-    A client that was drawn several times has until the end of its work to come for the next seat.
+    The offers of a client that works on another seat do not expire before that work ends.
     """
     at_work = {seat.client for seat in state.seats if seat.phase == "working"}
     return tuple(
@@ -198,7 +198,7 @@ def timed_seats(state: RunState) -> tuple[Seat, ...]:
 
 
 def renew_offers(rules: Rules, state: RunState, client: int, now: float) -> RunState:
-    """Gives a client that has ended its work time to come for its other seats of the round."""
+    """Restart the claim deadline of a client's other seats, after its work has ended."""
     due = now + rules.spec.participation.claim_timeout_s
     waiting = [seat for seat in state.seats if (seat.client, seat.phase) == (client, "offered")]
     for seat in waiting:
@@ -207,7 +207,7 @@ def renew_offers(rules: Rules, state: RunState, client: int, now: float) -> RunS
 
 
 def quarantine(rules: Rules, event: QuarantineRequested, state: RunState, now: float) -> Transition:
-    """Gives a client no more seats, and takes those that it has, with all that it did there."""
+    """Put a client in quarantine and remove its seats with their results."""
     effects: list[Effect] = []
     for seat in state.seats:
         if seat.client == event.client:
@@ -221,5 +221,5 @@ def quarantine(rules: Rules, event: QuarantineRequested, state: RunState, now: f
 def lift_quarantine(
     rules: Rules, event: QuarantineLifted, state: RunState, now: float
 ) -> Transition:
-    """Lets a client take part again."""
+    """Release a client from quarantine."""
     return replace(state, quarantined=state.quarantined - {event.client}), ()

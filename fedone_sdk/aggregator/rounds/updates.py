@@ -1,4 +1,4 @@
-"""Updates: work that comes back done is checked, learnt from and paid for."""
+"""Updates: validation, local steps on the server, settlement."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from fedone_sdk.messages.ndarray import from_wire, memory_from_wire
 __all__ = ["accept"]
 
 _MAX_VALUE = 1e15
-"""No count or sum of losses comes near it, and adding to it is exact."""
+"""Bound of numbers in a method's memory; floats below it still add exactly."""
 
 
 def accept(rules: Rules, event: UpdateArrived, state: RunState, now: float) -> Transition:
-    """Takes a client's update; refused, it leaves everything as it was."""
+    """Accept a client's update, or refuse it without a change of the state."""
     seat = working(state, event.assignment_id)
     update = event.update
     state, restarted = vote_model(rules, state, seat.client, update.model, now)
@@ -47,7 +47,7 @@ def accept(rules: Rules, event: UpdateArrived, state: RunState, now: float) -> T
     spent = lease_cost(rules, state, seat, update.usage)
     lease = state.account.leases[event.assignment_id]
     if through_gateway(rules, seat) and spent.queries < lease.queries:
-        # It had a model on the device all the same.
+        # The client used a model on its device after all.
         spent = lease
     state = replace(
         state,
@@ -78,7 +78,7 @@ def accept(rules: Rules, event: UpdateArrived, state: RunState, now: float) -> T
         used=NOTHING,
     )
     if rules.losses_exchange and steps_done < rules.spec.method.local_steps:
-        # The next local step is another exchange with the same client.
+        # The next local step is a new assignment for the same client.
         due = now + rules.spec.participation.claim_timeout_s
         state = with_seat(state, replace(seat, phase="offered", due=due))
         return state, (accepted, SeatOffered(client=seat.client))
@@ -98,13 +98,13 @@ def _check_scored(update: AlphaUpdate | LossesUpdate) -> None:
 
 
 class _StepResult(NamedTuple):
-    """What an update says.
+    """The content of a valid update.
 
     Attributes:
         local: The client's method state after its work.
-        mean_loss: Over the scored prompts.
-        losses: Of the step; none in the alpha exchange.
-        curves: The same by class and label bias, where the run calibrates by labels.
+        mean_loss: Mean over the scored prompts.
+        losses: Losses of the step; empty in the alpha exchange.
+        curves: Losses by class and label bias, in runs with label calibration.
     """
 
     local: State
@@ -116,10 +116,10 @@ class _StepResult(NamedTuple):
 def _step_result(
     rules: Rules, state: RunState, seat: Seat, update: AlphaUpdate | LossesUpdate
 ) -> _StepResult:
-    """Checks what an update says against what was asked, and learns from it."""
+    """Check an update against its assignment; return its content."""
     if isinstance(update, LossesUpdate) and rules.losses_exchange:
         batch_size = rules.spec.method.batch_size
-        if update.scored.scored > batch_size:  # They weigh what it says.
+        if update.scored.scored > batch_size:  # It weights the losses.
             raise ProblemError(
                 "invalid_message",
                 f"scored: {update.scored.scored} examples, a mini-batch has at most {batch_size}",
@@ -145,7 +145,7 @@ def _step_result(
 
 
 def _curves(rules: Rules, update: LossesUpdate) -> Curves | None:
-    """The losses by class and label bias, where the run wants them."""
+    """Return the losses by class and label bias, in runs with label calibration."""
     if rules.biases is None:
         if update.by_class is not None or update.class_counts:
             raise ProblemError("invalid_message", "by_class: this run does not calibrate by labels")
@@ -179,12 +179,12 @@ def _local(rules: Rules, update: AlphaUpdate) -> State:
     if tokens and (not (alpha >= 0).all() or not alpha.any(axis=1).all()):
         raise ProblemError("invalid_message", "alpha: must be positive")
     if not np.array_equal(rules.method.project(alpha), alpha):
-        raise ProblemError("invalid_message", "alpha: lies outside what the method allows")
+        raise ProblemError("invalid_message", "alpha: is outside the method's feasible set")
     return _with_memory(rules, alpha, update.memory)
 
 
 def _with_memory(rules: Rules, alpha: NDArray[np.float32], memory: Mapping[str, Array]) -> State:
-    """A client's alpha together with the run's memory that it took along."""
+    """Return a client's alpha with the method memory of its update."""
     if not rules.method.shares_memory and memory:
         raise ProblemError("invalid_message", "memory: this method shares none")
     try:

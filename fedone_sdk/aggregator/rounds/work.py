@@ -1,4 +1,4 @@
-"""Work that goes out to clients, and comes back undone."""
+"""Assignments: claim, renewal, decline."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["assign", "decline", "renew"]
 
 
 def assign(rules: Rules, event: WorkRequested, state: RunState, now: float) -> Transition:
-    """Gives a client the work of its seat, under a lease."""
+    """Assign the work of a client's seat, under a lease."""
     seat = state.seat_of(event.client)
     if seat is None or not state.running:
         return state, ()
@@ -36,14 +36,14 @@ def assign(rules: Rules, event: WorkRequested, state: RunState, now: float) -> T
             if restarted:
                 return state, restarted
             detail = model_mismatch(rules, state, event.model)
-            if detail is not None:  # No lease is open yet, so it costs nothing.
+            if detail is not None:  # No lease is open yet, so this is free.
                 state, effects = vacate(rules, state, seat, detail, None, now, unfit=detail)
                 return state, (*effects, Refused(code="model_mismatch", detail=detail))
         state = rules.with_current_plan(state)
         rules = rules.at(state)
         affordable = rules.affordable_work(state, seat.local)
         if affordable is None:
-            # Somebody else's lease may give something back; the seat waits for that.
+            # Another client's lease may release budget; the seat waits for it.
             return state, ()
         samples, steps = affordable
         worst = rules.worst_query * (samples * steps)
@@ -64,25 +64,25 @@ def assign(rules: Rules, event: WorkRequested, state: RunState, now: float) -> T
             releases=count_releases(rules.releases, state.releases, seat),
             started_at=now if state.started_at is None else state.started_at,
         )
-    elif event.own_model and not seat.own_model:  # It was started anew, with a model.
+    elif event.own_model and not seat.own_model:  # The client restarted with a model.
         seat = replace(seat, own_model=True)
         state = with_seat(state, seat)
-    # A client that asks again lost the answer: it gets the same work, no second lease.
+    # A repeated claim gets the same assignment and no second lease.
     return state, (Assigned(assignment=rules.assignment(state, seat, now)),)
 
 
 def _saved_local(rules: Rules, state: RunState, event: WorkRequested) -> State | None:
-    """The client's method state as its last work left it, if it remembers any."""
+    """Return the method state with the client's saved memory, if any."""
     memory = event.memory
     if rules.remembers_clients:
-        for seat in state.seats:  # in the order in which they were finished
+        for seat in state.seats:  # In the order in which they were finished.
             if seat.client == event.client and seat.phase == "done" and seat.local is not None:
                 memory = seat.local.memory
     return replace(state.method, memory=memory) if memory else None
 
 
 def renew(rules: Rules, event: RenewalRequested, state: RunState, now: float) -> Transition:
-    """Gives a client that is still at work another full deadline, a number of times."""
+    """Give a client a full new deadline, up to ``participation.max_renewals`` times."""
     seat = working(state, event.assignment_id)
     most = rules.spec.participation.max_renewals
     if seat.renewals >= most:
@@ -96,7 +96,7 @@ def renew(rules: Rules, event: RenewalRequested, state: RunState, now: float) ->
 
 
 def decline(rules: Rules, event: WorkDeclined, state: RunState, now: float) -> Transition:
-    """Takes work back that a client cannot do."""
+    """Take an assignment back from a client that declines it."""
     seat = working(state, event.assignment_id)
     if not state.running:
         status = "paused" if state.paused else state.status
