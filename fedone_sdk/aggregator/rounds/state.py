@@ -154,6 +154,6 @@ class RunState:
         )
 
     def is_answered(self, seat: Seat) -> bool:
-        """Whether all queries of a seat's lease are answered, so that only the update is missing."""
+        """Whether all queries of a seat's lease are answered: only the update is missing."""
         lease = self.account.leases.get(seat.assignment_id or "", NOTHING)
         return bool(lease.queries) and not seat.sent and seat.used.queries == lease.queries

@@ -166,7 +166,7 @@ def _curves(rules: Rules, update: LossesUpdate) -> Curves | None:
 
 
 def _local(rules: Rules, update: AlphaUpdate) -> State:
-    """What a client of the alpha exchange has result."""
+    """Return the method state of a client of the alpha exchange."""
     array = update.alpha
     if array.dtype != "float32" or array.shape != rules.shape:
         raise ProblemError(
