@@ -37,7 +37,7 @@ def first_work(
 ) -> tuple[RunState, AlphaAssignment | LossesAssignment]:
     """Return the assignment of the first client that a round selects, from the round machine."""
     available = {index: len(shard) for index, shard in enumerate(federation.shards)}
-    state = replace(machine.start(), round=round_number)
+    state = replace(machine.initial_state(), round=round_number)
     state, _ = machine.step(state, SeatsVacant(available=available), 0.0)
     asked = WorkRequested(client=state.seats[0].client, assignment_id=WORK_ID)
     state, effects = machine.step(state, asked, 0.0)

@@ -37,7 +37,7 @@ from fedone_sdk.aggregator.rounds.events import (
 )
 from fedone_sdk.aggregator.rounds.replay import at_round, compare, replay
 from fedone_sdk.aggregator.serving.archive import export_run, import_run, read_archive
-from fedone_sdk.aggregator.serving.run import CaughtUp, ServedRun
+from fedone_sdk.aggregator.serving.run import RunReloaded, ServedRun
 from fedone_sdk.algorithms import load_memory
 from fedone_sdk.budget import NOTHING
 from fedone_sdk.cli._http import call
@@ -106,7 +106,7 @@ class Game:
     async def names(self, clients: Sequence[int]) -> list[str]:
         return [f"client-{client}" for client in clients]
 
-    def hear(self, run: ServedRun, effect: Effect | CaughtUp) -> None:
+    def hear(self, run: ServedRun, effect: Effect | RunReloaded) -> None:
         pass
 
     async def begin(self) -> None:
@@ -168,7 +168,7 @@ class Game:
     def alpha_update(self, work: AlphaAssignment, common: dict[str, Any]) -> AlphaUpdate:
         """What a device with NumPy does."""
         algorithm = self.run.machine.algorithm
-        state = self.run.machine.start().method.evolve(
+        state = self.run.machine.initial_state().method.evolve(
             alpha=from_wire(work.alpha), memory=memory_from_wire(work.memory)
         )
         for step in work.steps:

@@ -28,7 +28,7 @@ def _stored() -> tuple[str, bytes]:
         }
     )
     machine = RoundMachine("run", spec, vocab_size=2)
-    state, _ = machine.step(machine.start(), SeatsVacant(available={0: 5, 1: 7}), 1_000.0)
+    state, _ = machine.step(machine.initial_state(), SeatsVacant(available={0: 5, 1: 7}), 1_000.0)
     state, _ = machine.step(
         state, WorkRequested(client=0, assignment_id="work-0", memory={}), 1_001.0
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedone_sdk.aggregator.rounds.defence import admission_record, admitted_seat, contribution
+from fedone_sdk.aggregator.rounds.admission import admission_record, admitted_seat, contribution
 from fedone_sdk.aggregator.rounds.events import (
     ClientQuarantined,
     Effect,

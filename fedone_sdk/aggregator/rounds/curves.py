@@ -13,7 +13,7 @@ from fedone_sdk.messages import Array
 from fedone_sdk.messages.ndarray import from_wire
 from fedone_sdk.task import Bias
 
-__all__ = ["Curves", "best_losses", "check_curves", "as_class_losses"]
+__all__ = ["Curves", "as_class_losses", "best_losses", "check_curves"]
 
 _MAX_LOSS = 1e6
 """Upper bound of a loss in a message."""

@@ -27,15 +27,15 @@ from fedone_sdk.messages import RunStatus
 
 __all__ = [
     "can_resume",
-    "run_again",
+    "charge_lost_replicas",
+    "end_early",
+    "pause",
     "record_metric",
     "record_model",
-    "pause",
-    "charge_lost_replicas",
     "resume",
     "roll_back",
+    "run_again",
     "stop",
-    "end_early",
 ]
 
 

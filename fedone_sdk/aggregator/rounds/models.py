@@ -11,7 +11,7 @@ from fedone_sdk.aggregator.rounds.rules import Rules
 from fedone_sdk.aggregator.rounds.state import RunState
 from fedone_sdk.aggregator.rounds.transition import Transition
 
-__all__ = ["AGREEING", "vote_model", "model_mismatch"]
+__all__ = ["AGREEING", "model_mismatch", "vote_model"]
 
 AGREEING = 3
 """Number of devices that must report the same model before the run's model is final."""
@@ -38,7 +38,7 @@ def vote_model(rules: Rules, state: RunState, client: int, model: str, now: floa
         state, effects = roll_back(
             rules,
             RollbackRequested(
-                method=rules.start().method,
+                method=rules.initial_state().method,
                 memories={one: {} for one in votes},
                 to_round=0,
                 reason=f"most devices have the model {chosen!r}, not {before!r}",

@@ -185,7 +185,7 @@ class _Replay:
     def __init__(self, machine: RoundMachine, kept: Set[int]) -> None:
         self._machine = machine
         self._targets = kept
-        self._state = machine.start()
+        self._state = machine.initial_state()
         self._memories: Mapping[int, Memory] = {}
         self._kept: dict[int, tuple[RunState, Mapping[int, Memory]]]
         self._kept = {0: (self._state, self._memories)}
@@ -249,7 +249,7 @@ class Lookback:
         self._machine = _machine(spec.name, spec, vocabulary)
         self._replay = _Replay(self._machine, _rollbacks(rollbacks))
         self._to_round = to_round
-        start = self._machine.start()
+        start = self._machine.initial_state()
         self._found = Replayed(
             entry=None, state=start, memories={}, logged_sha256=alpha_sha256(start.method.alpha)
         )
@@ -456,7 +456,7 @@ def compare(snapshot: RunSnapshot) -> ReplayReport:
     document = json.loads(snapshot.record.document)
     document.pop("counters", None)
     stored = decode(document, snapshot.record.arrays)
-    state, memories = machine.start(), dict[int, Memory]()
+    state, memories = machine.initial_state(), dict[int, Memory]()
     counts = {"round": 0, "rollback": 0}
     difference: Difference | None = None
     computed = alpha_sha256(state.method.alpha)

@@ -12,8 +12,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedone_sdk.aggregator.rounds.admission import defence_of
 from fedone_sdk.aggregator.rounds.curves import Curves, as_class_losses, best_losses
-from fedone_sdk.aggregator.rounds.defence import defence_of
 from fedone_sdk.aggregator.rounds.privacy import Releases
 from fedone_sdk.aggregator.rounds.state import RunState, Seat
 from fedone_sdk.algorithms import (
@@ -317,7 +317,7 @@ class Rules:
         pinned = self.spec.participation.model
         return pinned if self.gateway_model is None else self.gateway_model
 
-    def start(self) -> RunState:
+    def initial_state(self) -> RunState:
         """Return the initial state of the run."""
         evaluation_cap = self.spec.evaluation.queries
         return RunState(

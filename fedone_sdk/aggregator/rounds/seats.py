@@ -25,14 +25,14 @@ from fedone_sdk.algorithms import select, stream
 from fedone_sdk.budget import Usage
 
 __all__ = [
+    "clear_unfit",
+    "expire",
     "fill_vacancies",
-    "vacate",
+    "lift_quarantine",
     "quarantine",
     "renew_offers",
-    "clear_unfit",
-    "lift_quarantine",
-    "expire",
     "timed_seats",
+    "vacate",
 ]
 
 

@@ -20,16 +20,16 @@ from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import BudgetExhausted, ProblemError, UnknownLease
 
 __all__ = [
-    "settle_call",
-    "reserve_call",
     "charge_lost",
-    "reserve_evaluation",
-    "settle_evaluation",
     "is_lost",
+    "lease_cost",
     "release",
     "replica_of",
+    "reserve_call",
+    "reserve_evaluation",
+    "settle_call",
+    "settle_evaluation",
     "through_gateway",
-    "lease_cost",
 ]
 
 

@@ -179,7 +179,7 @@ def _local(rules: Rules, update: AlphaUpdate) -> State:
     if tokens and (not (alpha >= 0).all() or not alpha.any(axis=1).all()):
         raise ProblemError("invalid_message", "alpha: must be positive")
     if not np.array_equal(rules.method.project(alpha), alpha):
-        raise ProblemError("invalid_message", "alpha: is outside the method's feasible set")
+        raise ProblemError("invalid_message", "alpha: is outside what the method allows")
     return _with_memory(rules, alpha, update.memory)
 
 

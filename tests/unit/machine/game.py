@@ -114,7 +114,7 @@ class Game:
             gateway_model=MODEL if gateway else None,
         )
         self.spec = spec
-        self.state = self.machine.start()
+        self.state = self.machine.initial_state()
         self.now = 1000.0
         self.made = 0
         self.effects: list[Effect] = []

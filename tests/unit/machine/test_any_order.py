@@ -264,7 +264,7 @@ class AnyOrder(RuleBasedStateMachine):
     def rolled_back(self, data: st.DataObject) -> None:
         spent, before = self.game.spent, self.state
         to_round = data.draw(st.integers(0, before.round))
-        start = self.game.machine.start().method
+        start = self.game.machine.initial_state().method
         effects = self.apply(
             RollbackRequested(method=start, to_round=to_round, reason="a lying client")
         )

@@ -170,7 +170,7 @@ def test_the_method_is_told_them() -> None:
     bias = game.machine.algorithm.bias(by_hand)
     assert bias is not None
     assert game.machine.bias(game.state) == tuple(bias.tolist())
-    assert game.machine.bias(game.machine.start()) is None
+    assert game.machine.bias(game.machine.initial_state()) is None
 
 
 def test_a_client_of_one_class_is_welcome() -> None:
@@ -216,7 +216,7 @@ def test_local_steps_and_several_clients() -> None:
         updates[client] = update_for(several, given, counts=(1, 1) if client == one else (3, 0))
         several.send(given, updates[client])
     # Told by enrolment index, whoever came first.
-    expected = several.machine.start().method
+    expected = several.machine.initial_state().method
     for client in sorted((one, other)):
         by_class = updates[client].by_class
         assert by_class is not None
@@ -299,7 +299,7 @@ class TestMeasuredBias:
         play(game, 1)
         game.apply(StopRequested())
         game.apply(Measured(which="after", value=0.75, bias=self.BIAS))
-        start = game.machine.start()
+        start = game.machine.initial_state()
         game.apply(
             RollbackRequested(method=start.method, server_memory={}, to_round=0, reason="a test")
         )

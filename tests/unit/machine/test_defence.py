@@ -19,7 +19,7 @@ from fedone_sdk.aggregator.rounds.events import (
     SeatsVacant,
 )
 from fedone_sdk.aggregator.rounds.replay import replay
-from fedone_sdk.aggregator.serving.influence import influences
+from fedone_sdk.aggregator.serving.influence import client_influences
 from fedone_sdk.algorithms import (
     State,
     aggregate,
@@ -154,7 +154,9 @@ def test_a_rollback_keeps_the_ledger() -> None:
     game = Game(defended())
     play(game, until=20)
     before = dict(game.state.defence)
-    game.apply(RollbackRequested(method=game.machine.start().method, to_round=0, reason="test"))
+    game.apply(
+        RollbackRequested(method=game.machine.initial_state().method, to_round=0, reason="test")
+    )
     assert game.state.round == 0
     assert dict(game.state.defence).keys() == before.keys()
     assert all(game.state.defence[name] is before[name] for name in before)
@@ -453,7 +455,7 @@ def test_the_ledger_for_people() -> None:
     privacy = {"clip": 1.0, "noise_multiplier": 2.0}
     game = Game(defended(privacy=privacy, rounds=30))
     play(game, liars=(LIAR,))
-    found = influences(game.machine, game.state)
+    found = client_influences(game.machine, game.state)
     assert set(found) == set(CLIENTS)
     assert sum(line.share for line in found.values()) == pytest.approx(1.0)
     assert {client for client, line in found.items() if line.quarantined} == game.state.quarantined
@@ -461,4 +463,4 @@ def test_the_ledger_for_people() -> None:
         assert line.releases == line.rounds == game.state.releases[client]
         assert line.epsilon is not None
         assert line.epsilon > 0
-    assert influences(Game(defended()).machine, Game(defended()).state) == {}
+    assert client_influences(Game(defended()).machine, Game(defended()).state) == {}

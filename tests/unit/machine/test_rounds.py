@@ -162,7 +162,7 @@ class TestRounds:
             spec_of(participation={"exchange": exchange, "clients_per_round": 2}, local_steps=2)
         )
         game.play()
-        state = game.machine.start().method
+        state = game.machine.initial_state().method
         for effect in game.effects:
             if not isinstance(effect, RoundFinished):
                 continue
