@@ -18,7 +18,7 @@ from fedone_sdk.aggregator.routes.health import Readiness
 from fedone_sdk.aggregator.service import KEEP_ALL, Service
 from fedone_sdk.aggregator.serving.retention import Retention
 from fedone_sdk.aggregator.serving.run import ServedRun
-from fedone_sdk.aggregator.telemetry.observers import NOBODY, Observers
+from fedone_sdk.aggregator.telemetry.observers import NO_OBSERVERS, Observers
 from fedone_sdk.backends import LLMBackend
 from fedone_sdk.clock import Clock, SystemClock
 from fedone_sdk.metrics import MetricFunction
@@ -73,7 +73,7 @@ class Aggregator:
         limits: Limits = NO_LIMITS,
         cors: CorsConfig = NO_PAGES,
         clock: Clock | None = None,
-        observers: Observers = NOBODY,
+        observers: Observers = NO_OBSERVERS,
         drain_s: float = 1.0,
         retention: Retention = KEEP_ALL,
     ) -> None:
@@ -146,7 +146,7 @@ class Aggregator:
         Requests are still answered, until the end of the ``async with``.
         """
         self.service.drain()
-        self._drain.begin()
+        self._drain.start()
 
     async def listen(
         self,

@@ -11,32 +11,32 @@ import structlog
 from fedone_sdk.aggregator.access.clients import Access
 from fedone_sdk.aggregator.access.tokens import Authority, may_see
 from fedone_sdk.aggregator.cluster.replicas import Replicas
-from fedone_sdk.aggregator.cluster.signals import RunRemoved, tell
+from fedone_sdk.aggregator.cluster.signals import RunRemoved, publish
 from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.aggregator.rounds.events import (
     Accepted,
-    Closed,
     Effect,
-    PauseAsked,
-    Quarantined,
-    RaiseAsked,
-    Released,
-    ResumeAsked,
-    RolledBack,
-    StopAsked,
+    PauseRequested,
+    QuarantineLifted,
+    QuarantineRequested,
+    RaiseRequested,
+    ResumeRequested,
+    RollbackRequested,
+    StopRequested,
+    WorkClosed,
 )
 from fedone_sdk.aggregator.rounds.replay import Lookback, Replayed
 from fedone_sdk.aggregator.runtime.shielded import wait_pending
 from fedone_sdk.aggregator.runtime.threads import in_thread, in_thread_if_large
 from fedone_sdk.aggregator.serving.archive import export_run, import_run
+from fedone_sdk.aggregator.serving.client_pool import RetryLater
 from fedone_sdk.aggregator.serving.dispatcher import Dispatcher
-from fedone_sdk.aggregator.serving.evaluation import Evaluation, ask_as_evaluation
+from fedone_sdk.aggregator.serving.evaluation import Evaluation, query_as_evaluation
 from fedone_sdk.aggregator.serving.export import export_pages
-from fedone_sdk.aggregator.serving.model_gateway import Gateway
-from fedone_sdk.aggregator.serving.pool import TurnedAway
+from fedone_sdk.aggregator.serving.model_gateway import ModelGateway
 from fedone_sdk.aggregator.serving.proposer import Proposer
 from fedone_sdk.aggregator.serving.retention import Retention, Sweeper
-from fedone_sdk.aggregator.serving.run import CaughtUp, Listener, ServedRun
+from fedone_sdk.aggregator.serving.run import Listener, RunReloaded, ServedRun
 from fedone_sdk.aggregator.serving.stored import StoredRun
 from fedone_sdk.backends import (
     Answer,
@@ -155,7 +155,7 @@ class Service:
             # Every request must be charged to the run that it is for.
             backend = BudgetedBackend(backend)
         self._backend = backend
-        self._gateway = None if backend is None else Gateway(backend, lambda: store.replica)
+        self._gateway = None if backend is None else ModelGateway(backend, lambda: store.replica)
         self._evaluations: dict[str, Evaluation] = {}
         self._proposers: dict[str, Proposer] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -166,7 +166,7 @@ class Service:
         self.dispatcher = Dispatcher(
             store=store, clock=clock, runs=self.runs, refresh=self.refresh, prepare=self._prepare
         )
-        self.access.on_revoked.append(self.dispatcher.shut_out)
+        self.access.on_revoked.append(self.dispatcher.revoke)
         self.replicas = Replicas(
             store=store,
             clock=clock,
@@ -174,7 +174,7 @@ class Service:
             dispatcher=self.dispatcher,
             access=self.access,
             refresh=self.refresh,
-            has_news=self._has_news,
+            has_changes=self._has_news,
         )
         self.sweeper = Sweeper(
             retention,
@@ -229,7 +229,7 @@ class Service:
 
     async def _sweep(self) -> None:
         while True:
-            if self.leads:
+            if self.is_leader:
                 try:
                     await self.sweeper.sweep()
                 except Exception:
@@ -242,7 +242,7 @@ class Service:
         """Whether devices wait until the runs are taken up."""
         return not self._open.is_set()
 
-    async def begun(self) -> None:
+    async def wait_until_open(self) -> None:
         """Lets a device wait until the runs are there that it may name.
 
         Raises:
@@ -263,7 +263,7 @@ class Service:
             except Exception:
                 # Such as one of a newer version: the others must not suffer from it.
                 _log.error("a run cannot be read", run_id=run_id, traceback=traceback.format_exc())
-        await self.replicas.take_up()
+        await self.replicas.restore()
         self.replicas.watch()
         looks = [task for name, task in self._tasks.items() if name.startswith(_MODEL)]
         await asyncio.gather(*looks)
@@ -304,9 +304,9 @@ class Service:
         return self.replicas.num_alive
 
     @property
-    def leads(self) -> bool:
+    def is_leader(self) -> bool:
         """Whether this replica does what only one of them should do."""
-        return self.replicas.leads
+        return self.replicas.is_leader
 
     @property
     def trouble(self) -> str | None:
@@ -351,7 +351,8 @@ class Service:
             if run is None:
                 vocabulary = await usable_vocabulary(self._backend, spec, vocabulary)
                 machine = self._machine(spec.name, spec, vocabulary)
-                await self._look_at_model(machine, vocabulary)
+                machine = await self._with_model(machine, vocabulary)
+                _check_required_model(machine)
                 run = self._serve(machine, vocabulary)
                 try:
                     await run.create()
@@ -367,7 +368,7 @@ class Service:
                 else:
                     # A refresh may have read it already.
                     run = self.runs.setdefault(run.run_id, run)
-                    await self.replicas.tell_added(run)
+                    await self.replicas.publish_added(run)
             if not run.spec.is_same_run(spec) or not run.vocabulary.comes_from(vocabulary):
                 changed = ", ".join(run.spec.differences(spec)) or "candidates"
                 raise SpecError(
@@ -387,14 +388,14 @@ class Service:
                 score,
                 measure,
                 replica=lambda: self._store.replica,
-                leads=lambda: self.leads,
+                is_leader=lambda: self.is_leader,
             )
             self._evaluate(run)
         if proposer is not None and run.run_id not in self._proposers:
             self._proposers[run.run_id] = Proposer(
                 run, proposer, replica=lambda: self._store.replica
             )
-        self.dispatcher.look_at(run)
+        self.dispatcher.sync_run(run)
         self.dispatcher.wake()
         return run
 
@@ -419,10 +420,10 @@ class Service:
         self.runs[run.run_id] = run
         stored = self.stored.pop(run.run_id, None)
         if stored is None or stored.live:
-            run.checked.clear()
+            run.model_checked.clear()
             name = f"{_MODEL}{run.run_id}"
             self._tasks[name] = asyncio.create_task(self._check_model(run), name=name)
-        self.dispatcher.look_at(run)
+        self.dispatcher.sync_run(run)
         _log.info("run taken up", run_id=run.run_id, status=run.state.status)
 
     async def _check_model(self, run: ServedRun) -> None:
@@ -430,9 +431,9 @@ class Service:
         try:
             async with self._looking:
                 try:
-                    await self._look_at_model(run.base, run.vocabulary)
+                    await self._probe_model(run)
                 except (BackendError, SpecError) as exc:
-                    await run.apply(PauseAsked.because(exc))
+                    await run.apply(PauseRequested.because(exc))
                 await run.check_model()
         except Exception:
             # A bug in a backend: the run pauses, and says so in the log alone.
@@ -441,10 +442,10 @@ class Service:
                 run_id=run.run_id,
                 traceback=traceback.format_exc(),
             )
-            await run.apply(PauseAsked(reason="the model cannot be looked at; see the log"))
+            await run.apply(PauseRequested(reason="the model cannot be looked at; see the log"))
         finally:
             self._tasks.pop(f"{_MODEL}{run.run_id}", None)
-            run.checked.set()
+            run.model_checked.set()
 
     async def _read_heads(self) -> None:
         """Takes note of the runs that are in the store and not served."""
@@ -478,7 +479,7 @@ class Service:
             run, stored = self.runs.get(run_id), self.stored.get(run_id)
             try:
                 if run is not None:
-                    run.hear_version(version)
+                    run.on_remote_version(version)
                     await run.catch_up()
                 elif stored is None or stored.live:
                     await self.known(run_id)
@@ -510,18 +511,28 @@ class Service:
             priced=lambda: self._backend is None or "usd" in self._backend.bounds,
         )
 
-    async def _look_at_model(self, machine: RoundMachine, vocabulary: Vocabulary) -> None:
-        """Sees whether the model can do a run, and what its queries cost at most.
+    async def _probe_model(self, run: ServedRun) -> None:
+        """Check the model for a run that is served, and use what it reports.
 
         Raises:
-            SpecError: The run asks for what the model cannot do.
-            BackendError: The model cannot be asked.
+            SpecError: The model does not support the run, or is not the required one.
+            BackendError: The model is not available.
+        """
+        run.use_machine(await self._with_model(run.base, run.vocabulary))
+        _check_required_model(run.base)
+
+    async def _with_model(self, machine: RoundMachine, vocabulary: Vocabulary) -> RoundMachine:
+        """Check that the model supports a run; return the machine with the model's facts.
+
+        Raises:
+            SpecError: The model does not support the run.
+            BackendError: The model is not available.
         """
         spec, backend = machine.spec, self._backend
         if backend is None:
             check_caps(spec, frozenset({"queries"}))
-            return
-        # First: some models say only then what they can do.
+            return machine
+        # First: some backends know their capabilities only after a request.
         for words, form in label_checks(spec.task, vocabulary):
             await check_label_words(backend, words, form)
         check_caps(spec, backend.bounds)
@@ -537,16 +548,11 @@ class Service:
             vocabulary=Vocabulary(),
             backend=backend,
         )
-        # What the template has that the model cannot take is seen here, and not query by query.
+        # Reports an unsupported template once, rather than in every query.
         nothing = dict.fromkeys(spec.task.fields, "")
         await backend.quote(query_for(spec.task, "", [nothing], backend=backend, references=["a"]))
-        machine.worst_query = backend.worst_case(spec.method.batch_size, spec.task.max_written)
-        machine.gateway_model = backend.fingerprint
-        if spec.participation.model not in (None, machine.gateway_model):
-            raise SpecError(
-                f"participation.model: is {spec.participation.model!r}, the server's model is "
-                f"{machine.gateway_model!r}"
-            )
+        worst_query = backend.worst_case(spec.method.batch_size, spec.task.max_written)
+        return machine.with_model(backend.fingerprint, worst_query)
 
     async def _prepare(self, run: ServedRun) -> None:
         """Looks at the model for a run that was taken up while it could not be asked.
@@ -558,9 +564,9 @@ class Service:
         """
         if run.machine.gateway_model == "":
             try:
-                await self._look_at_model(run.base, run.vocabulary)
+                await self._probe_model(run)
             except (BackendError, SpecError) as exc:
-                # Why is for the log: devices ask for the work.
+                # The cause is only logged: the response goes to devices.
                 _log.warning("the model cannot be asked", run_id=run.run_id, reason=str(exc))
                 raise ProblemError(
                     "backend_unavailable", "the model cannot be asked at the moment"
@@ -587,15 +593,15 @@ class Service:
             if gently:
                 await self._returned(run)
             if run.state.running or not gently:
-                await run.apply(StopAsked(reason=reason, keep=keep))
+                await run.apply(StopRequested(reason=reason, keep=keep))
 
     async def _returned(self, run: ServedRun) -> None:
         """Returns when the calls under way have ended, and work that is answered came back."""
         if self._gateway is not None:
-            await self._gateway.wait(run)
+            await self._gateway.wait_idle(run)
         news = asyncio.Event()
 
-        def listener(of: ServedRun, effect: Effect | CaughtUp) -> None:
+        def listener(of: ServedRun, effect: Effect | RunReloaded) -> None:
             news.set()
 
         self.listeners.append(listener)
@@ -622,7 +628,7 @@ class Service:
         if run.machine.can_resume(run.state):  # else the machine says why not
             await self._ask_for_model(run)
         model = run.state.model
-        await run.apply(ResumeAsked())
+        await run.apply(ResumeRequested())
         if model is not None and run.state.model != model:
             _log.warning(
                 "the run goes on with another model",
@@ -648,7 +654,7 @@ class Service:
         ended = not (run.state.running or run.machine.can_resume(run.state))
         if ended:
             await self._check_going_on(run)
-        await run.apply(RaiseAsked(caps=caps))
+        await run.apply(RaiseRequested(caps=caps))
         if ended:
             self._goes_on(run)
 
@@ -673,24 +679,24 @@ class Service:
             ProblemError: ``backend_blocked`` or ``backend_unavailable``.
         """
         try:
-            await self._look_at_model(run.base, run.vocabulary)
+            await self._probe_model(run)
         except (BackendError, SpecError) as exc:
             passes = isinstance(exc, BackendUnavailable)
             code = "backend_unavailable" if passes else "backend_blocked"
-            raise ProblemError(code, PauseAsked.because(exc).reason) from exc
+            raise ProblemError(code, PauseRequested.because(exc).reason) from exc
 
     def _goes_on(self, run: ServedRun) -> None:
         """What follows when an ended run runs again."""
         self._evaluate(run)
-        self.dispatcher.look_at(run)
-        self.replicas.notice()  # Its seats have new deadlines.
+        self.dispatcher.sync_run(run)
+        self.replicas.on_run_changed()  # Its seats have new deadlines.
         self.dispatcher.wake()
 
     async def wait(self, run: ServedRun) -> None:
         """Returns when a run has ended, what it had asked is answered, and its end is measured."""
         await run.ended.wait()
         if self._gateway is not None:
-            await self._gateway.wait(run)  # It is paid: a cache shall keep it.
+            await self._gateway.wait_idle(run)  # It is paid: a cache shall keep it.
         task = self._tasks.get(f"evaluation {run.run_id}")
         if task is not None:
             await asyncio.shield(task)
@@ -704,8 +710,10 @@ class Service:
         """
         if self._backend is None:
             raise ProblemError("backend_unavailable", "there is no model to ask")
-        answers = await ask_as_evaluation(run, self._backend, queries, lambda: self._store.replica)
-        await run.note(answers)
+        answers = await query_as_evaluation(
+            run, self._backend, queries, lambda: self._store.replica
+        )
+        await run.record_answers(answers)
         return answers
 
     async def was_deleted(self, run_id: str) -> bool:
@@ -749,14 +757,14 @@ class Service:
         await self._store.delete_run(run_id, version, self._clock.now())
         _log.info("run deleted", run_id=run_id)
         await self._forget(run_id)
-        await tell(self._store, RunRemoved(run_id=run_id))
+        await publish(self._store, RunRemoved(run_id=run_id))
 
     async def _forget(self, run_id: str) -> None:
         """Drops all that is known of a run that was deleted, here or by another replica."""
         self.stored.pop(run_id, None)
         run = self.runs.pop(run_id, None)
         if run is not None:
-            self.dispatcher.drop(run)
+            self.dispatcher.remove_run(run)
         self._evaluations.pop(run_id, None)
         task = self._tasks.pop(f"evaluation {run_id}", None)
         if task is not None:
@@ -785,7 +793,7 @@ class Service:
             record = await import_run(self._store, data, self._clock.now())
             await self.access.reload()
             run = await self.run(record.run_id)
-            await self.replicas.tell_added(run)
+            await self.replicas.publish_added(run)
             return run
 
     async def roll_back(self, run: ServedRun, to_round: int, reason: str) -> None:
@@ -802,7 +810,7 @@ class Service:
                     "run_conflict", f"the run has done {run.state.round} rounds, not {to_round}"
                 )
             before = await self._looked_back(run, to_round)
-            event = RolledBack(
+            event = RollbackRequested(
                 method=before.state.method,
                 server_memory=before.state.server_memory,
                 memories=before.memories,
@@ -834,7 +842,7 @@ class Service:
             ProblemError: ``not_found`` when there is no such client.
         """
         client = await self.access.by_name(client_id)
-        await run.apply(Quarantined(client=client.index, reason=reason))
+        await run.apply(QuarantineRequested(client=client.index, reason=reason))
         _log.warning("client quarantined", run_id=run.run_id, client=client.index, reason=reason)
 
     async def release(self, run: ServedRun, client_id: str) -> None:
@@ -844,7 +852,7 @@ class Service:
             ProblemError: ``not_found`` when there is no such client.
         """
         client = await self.access.by_name(client_id)
-        await run.apply(Released(client=client.index))
+        await run.apply(QuarantineLifted(client=client.index))
         _log.info("client released", run_id=run.run_id, client=client.index)
 
     async def run(self, run_id: str) -> ServedRun:
@@ -879,7 +887,7 @@ class Service:
         run = self.runs.get(summary.run_id)
         if run is None or not run.state.running:
             return summary
-        devices = self.dispatcher.fit(run, reasons=False)
+        devices = self.dispatcher.count_devices(run, reasons=False)
         return summary.model_copy(update={"devices": devices})
 
     def _evaluate(self, run: ServedRun) -> None:
@@ -888,7 +896,7 @@ class Service:
             name = f"evaluation {run.run_id}"
             if name in self._tasks and not self._tasks[name].done():
                 return  # It sees by itself that the run goes on.
-            self._tasks[name] = asyncio.create_task(evaluation.follow(), name=name)
+            self._tasks[name] = asyncio.create_task(evaluation.measure_run(), name=name)
 
     # Clients
 
@@ -930,11 +938,11 @@ class Service:
             for index, held in clients.items()
             if (client := await self.access.record(index)) is not None and client.revoked_at is None
         ]
-        await self.dispatcher.gather(found)
+        await self.dispatcher.enter_all(found)
 
     async def claim(
         self, client: ClientRecord, message: Claim
-    ) -> AlphaAssignment | LossesAssignment | TurnedAway:
+    ) -> AlphaAssignment | LossesAssignment | RetryLater:
         """Gives work, waiting for it up to the client's ``wait_s``.
 
         Raises:
@@ -973,9 +981,9 @@ class Service:
         run, seat = await self.dispatcher.working(client, message.assignment_id)
         if self._gateway is None:
             raise ProblemError("not_found", "this server has no gateway; score on the device")
-        run.admit(client.index)
+        run.check_rate(client.index)
         if message.prompts is None:
-            await run.draw(seat)  # As on another replica, or after a restart.
+            await run.prefetch_prompts(seat)  # As on another replica, or after a restart.
         return await self._gateway.score(run, seat, message, body_sha256)
 
     def traffic_run(
@@ -996,20 +1004,20 @@ class Service:
         """Takes seats from clients whose deadline has passed."""
         await self.replicas.tick()
 
-    def _on_effect(self, run: ServedRun, effect: Effect | CaughtUp) -> None:
-        self.dispatcher.notice(run, effect)
-        if isinstance(effect, (Accepted, Closed)) and self._gateway is not None:
+    def _on_effect(self, run: ServedRun, effect: Effect | RunReloaded) -> None:
+        self.dispatcher.on_effect(run, effect)
+        if isinstance(effect, (Accepted, WorkClosed)) and self._gateway is not None:
             ended = effect.receipt if isinstance(effect, Accepted) else effect
-            self._gateway.forget(ended.assignment_id)
-        if isinstance(effect, CaughtUp) and self._gateway is not None:
-            self._gateway.tidy(run)
-        self.replicas.notice()
+            self._gateway.discard_answers(ended.assignment_id)
+        if isinstance(effect, RunReloaded) and self._gateway is not None:
+            self._gateway.prune(run)
+        self.replicas.on_run_changed()
         evaluation = self._evaluations.get(run.run_id)
         if evaluation is not None:
-            evaluation.notice(effect)
+            evaluation.on_effect(effect)
         proposer = self._proposers.get(run.run_id)
         if proposer is not None:
-            proposer.notice(effect)
+            proposer.on_effect(effect)
         for listener in self.listeners:
             listener(run, effect)
 
@@ -1022,6 +1030,13 @@ def _stored_runs(heads: Iterable[RunHead]) -> dict[str, StoredRun]:
         except ValueError:
             _log.error("a run cannot be read", run_id=head.run_id, traceback=traceback.format_exc())
     return found
+
+
+def _check_required_model(machine: RoundMachine) -> None:
+    """Refuse a run whose ``participation.model`` is not the server's model."""
+    required, served = machine.spec.participation.model, machine.gateway_model
+    if served is not None and required not in (None, served):
+        raise SpecError(f"participation.model: is {required!r}, the server's model is {served!r}")
 
 
 def check_caps(spec: RunSpec, bounds: frozenset[str]) -> None:

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .state import State
 
-__all__ = ["Algorithm", "Candidates", "ClassLosses", "Method", "PlainAlgorithm", "PlainMethod"]
+__all__ = [
+    "Algorithm",
+    "Candidates",
+    "ClassLosses",
+    "Method",
+    "PlainAlgorithm",
+    "PlainMethod",
+    "clip_losses",
+]
+
+_Float = TypeVar("_Float", bound=np.floating[Any])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -80,9 +90,12 @@ class ClassLosses:
 
     def clipped(self, highest: float | None) -> ClassLosses:
         """Return the losses clipped to [0, `highest`]; None does not clip."""
-        if highest is None:
-            return self
-        return ClassLosses(means=np.clip(self.means, 0.0, highest), counts=self.counts)
+        return ClassLosses(means=clip_losses(self.means, highest), counts=self.counts)
+
+
+def clip_losses(losses: NDArray[_Float], highest: float | None) -> NDArray[_Float]:
+    """Return losses clipped to [0, `highest`]; None does not clip."""
+    return losses if highest is None else np.clip(losses, 0.0, highest)
 
 
 class Method(Protocol):

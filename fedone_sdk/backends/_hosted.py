@@ -32,7 +32,7 @@ from fedone_sdk.task import Rendered
 if TYPE_CHECKING:
     import openai
 
-__all__ = ["MAX_INPUT_TOKENS", "HostedBackend", "RawAnswer"]
+__all__ = ["HostedBackend", "MAX_INPUT_TOKENS", "RawAnswer"]
 
 _log = structlog.get_logger(__name__)
 

@@ -18,7 +18,7 @@ from fedone_sdk.cli._output import plural, size, terminal
 if TYPE_CHECKING:
     from fedone_sdk.aggregator import ServedRun
     from fedone_sdk.aggregator.rounds.events import Effect
-    from fedone_sdk.aggregator.serving.run import CaughtUp
+    from fedone_sdk.aggregator.serving.run import RunReloaded
 
 __all__ = ["Progress", "progress"]
 
@@ -44,7 +44,7 @@ class Progress:
         self._seen = 0
         self._began: tuple[float, float] | None = None
 
-    def __call__(self, run: ServedRun, effect: Effect | CaughtUp | None) -> None:
+    def __call__(self, run: ServedRun, effect: Effect | RunReloaded | None) -> None:
         """Takes note of what happened; cheap, it is called for every message."""
         from fedone_sdk.aggregator.rounds.events import RoundFinished, RunEnded
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import structlog
 
-__all__ = ["ClientEvent", "EventKind", "OnEvent", "EventSink"]
+__all__ = ["ClientEvent", "EventKind", "EventSink", "OnEvent"]
 
 _log = structlog.get_logger(__name__)
 

@@ -189,6 +189,7 @@ class Work:
                 method_from_spec,
                 stream,
             )
+            from fedone_sdk.algorithms.method import clip_losses
             from fedone_sdk.algorithms.space import Space
             from fedone_sdk.algorithms.trained import Trained
             from fedone_sdk.client.noise import private_step
@@ -240,7 +241,8 @@ class Work:
             usage += losses.usage
             with _declining("nothing can be learnt", usage):
                 if losses.by_class is None:
-                    state = method.tell(state, candidates, self._clipped(losses.values))
+                    clipped = clip_losses(np.array(losses.values), run.loss_clip)
+                    state = method.tell(state, candidates, clipped)
                 else:
                     curves = ClassLosses(
                         means=from_wire(losses.by_class), counts=np.array(losses.class_counts)
@@ -274,12 +276,6 @@ class Work:
     def _by_class(self) -> bool:
         """Whether losses are told by class and label bias."""
         return self.run.calibration.kind == "labels"
-
-    def _clipped(self, losses: tuple[float, ...]) -> tuple[float, ...]:
-        highest = self.run.loss_clip
-        if highest is None:
-            return losses
-        return tuple(min(max(loss, 0.0), highest) for loss in losses)
 
     async def _losses(self, number: int, minibatch_seed: int, prompts: Array) -> Losses:
         batch = await Minibatch.of(self.run.task, self._drawn(minibatch_seed), self.before_send)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fedone_sdk.aggregator import ServedRun
     from fedone_sdk.aggregator.rounds.events import Effect
     from fedone_sdk.aggregator.rounds.state import RunState
-    from fedone_sdk.aggregator.serving.run import CaughtUp
+    from fedone_sdk.aggregator.serving.run import RunReloaded
     from fedone_sdk.soft_prompt import SoftPrompt
 
 __all__ = ["Trial", "run_trial"]
@@ -139,14 +139,14 @@ class _Checkpoints:
     @property
     def first(self) -> RunState:
         """The run's initial state."""
-        return self.run.base.start()
+        return self.run.base.initial_state()
 
     @property
     def last(self) -> RunState:
         """The run's current state."""
         return self.run.state
 
-    def watch(self, run: ServedRun, effect: Effect | CaughtUp | None) -> None:
+    def watch(self, run: ServedRun, effect: Effect | RunReloaded | None) -> None:
         """Record an event of the run."""
         self._run, every = run, run.spec.evaluation.every
         if isinstance(effect, RoundFinished):
@@ -169,7 +169,7 @@ class _Measurements:
         bias = machine.bias(state) if biased else None
         task = spec.task if bias is None else spec.task.with_bias(bias)
         show = await self._run.show(self._recorder)
-        prompt = show(machine.measured(state).tolist())
+        prompt = show(machine.evaluated_prompt(state).tolist())
         queries, calibration = _queries(self._federation, self._recorder, task, prompt, examples)
         answers = self._recorder.repeated(queries)
         if answers is None:

@@ -15,7 +15,7 @@ from fedone_sdk.experiments.settings import Settings
 if TYPE_CHECKING:
     from fedone_sdk.aggregator import ServedRun
     from fedone_sdk.aggregator.rounds.events import Effect
-    from fedone_sdk.aggregator.serving.run import CaughtUp
+    from fedone_sdk.aggregator.serving.run import RunReloaded
     from fedone_sdk.algorithms import State
     from fedone_sdk.backends import LLMBackend
     from fedone_sdk.messages import RunResult
@@ -104,7 +104,7 @@ class TargetProbe:
         self._run: ServedRun | None = None
         self._points: asyncio.Queue[_Point | None] = asyncio.Queue()
 
-    def watch(self, run: ServedRun, effect: Effect | CaughtUp | None) -> None:
+    def watch(self, run: ServedRun, effect: Effect | RunReloaded | None) -> None:
         """Takes note of what happened to the run."""
         from fedone_sdk.aggregator.rounds.events import RoundFinished, RunEnded
 

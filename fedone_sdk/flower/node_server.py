@@ -14,7 +14,7 @@ from typing import Self
 import structlog
 
 from fedone_sdk.aggregator import Aggregator, ServedRun
-from fedone_sdk.aggregator.serving.pool import STAY_S, TurnedAway
+from fedone_sdk.aggregator.serving.client_pool import MEMBER_TTL_S, RetryLater
 from fedone_sdk.backends import LLMBackend
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import MessageError, ProblemError, SpecError
@@ -151,7 +151,7 @@ class NodeServer:
         try:
             spec = self._tuning.spec
             known = await self._service.known(spec.name)
-            if known is not None and known.spec.is_same_run(spec) and known.broken_off:
+            if known is not None and known.spec.is_same_run(spec) and known.was_stopped:
                 # A restart resumes the run.
                 await self._service.resume_run(known)
             self.run = await self._aggregator.add_run(spec, self._tuning.vocabulary)
@@ -250,7 +250,7 @@ class NodeServer:
             return
         del self._by_index[node.client.index]
         # First, or else the seat could be offered to this node again.
-        self._service.dispatcher.left([node.client.index])
+        self._service.dispatcher.on_members_left([node.client.index])
         await self._give_up(node, reason)
 
     async def _give_up(self, node: _Node, reason: str) -> None:
@@ -269,7 +269,7 @@ class NodeServer:
         Args:
             idle: The nodes without a message in flight.
         """
-        if asyncio.get_running_loop().time() > self._gathered + STAY_S / 3:
+        if asyncio.get_running_loop().time() > self._gathered + MEMBER_TTL_S / 3:
             await self._gather()
         outgoing: dict[int, list[Item]] = {}
         seats = [seat for seat in self.run.state.seats if seat.phase != "done"]
@@ -297,7 +297,7 @@ class NodeServer:
             if exc.code != "run_ended":
                 raise
             return None
-        if isinstance(work, TurnedAway):
+        if isinstance(work, RetryLater):
             return None
         answers = [item_of("claim", "", work), item_of("task", run.run_id, run.task)]
         if self._tuning.backend is None:  # A node with its own model would request this next.
@@ -380,7 +380,7 @@ class NodeServer:
     def _count(self, item: Item, *, to_node: bool = False) -> None:
         size = len(item.body.content)
         up, down = (0, size) if to_node else (size, 0)
-        self.run.count(up, down, gateway=item.kind == "score")
+        self.run.count_traffic(up, down, gateway=item.kind == "score")
 
 
 def _held(call: Item) -> int:

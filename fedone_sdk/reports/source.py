@@ -75,7 +75,7 @@ async def run_of_archive(data: bytes) -> ReportedRun:
     result = run.result()
     outcomes = _outcomes(snapshot, result)
     if result.verdict is None and "after" in outcomes:  # Of an earlier version.
-        result = result.model_copy(update={"verdict": run.judged(outcomes)})
+        result = result.model_copy(update={"verdict": run.compute_verdict(outcomes)})
     words = run.spec.method.domain == "tokens"
     return ReportedRun(
         result=result,
@@ -83,7 +83,7 @@ async def run_of_archive(data: bytes) -> ReportedRun:
         vocabulary=run.vocabulary,
         snapshot=snapshot,
         alpha=run.state.method.alpha if words else None,
-        untrained=run.prompt(run.machine.start()) if words else None,
+        untrained=run.prompt(run.machine.initial_state()) if words else None,
         outcomes=outcomes,
     )
 

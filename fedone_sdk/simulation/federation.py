@@ -15,7 +15,7 @@ import structlog
 
 from fedone_sdk.aggregator import Aggregator, ServedRun, Service
 from fedone_sdk.aggregator.rounds.events import Effect
-from fedone_sdk.aggregator.serving.run import CaughtUp
+from fedone_sdk.aggregator.serving.run import RunReloaded
 from fedone_sdk.backends import Answer, LLMBackend, Query
 from fedone_sdk.client import EdgeClient, HttpTransport, Trainer
 from fedone_sdk.data import Partition, check_examples, load_examples, partition_clients
@@ -34,7 +34,7 @@ __all__ = ["Ask", "Federation", "First", "load_measure", "load_score", "simulate
 
 _log = structlog.get_logger(__name__)
 
-Watcher = Callable[[ServedRun, Effect | CaughtUp | None], None]
+Watcher = Callable[[ServedRun, Effect | RunReloaded | None], None]
 """Called with the run before it starts (no effect yet), and with every effect."""
 
 Ask = Callable[[Sequence[Query]], Awaitable[list[Answer]]]
@@ -226,7 +226,7 @@ async def simulate(
         aggregator = Aggregator(backend=backend, store=store, enrolment_tokens=[token])
         await stack.enter_async_context(aggregator)
         known = await aggregator.service.known(federation.spec.name)
-        if known is not None and known.spec.is_same_run(federation.spec) and known.broken_off:
+        if known is not None and known.spec.is_same_run(federation.spec) and known.was_stopped:
             # A stored run that was stopped is resumed, but not one that paused just now.
             # Before `add_run`, which checks whether there is something to measure.
             await aggregator.service.resume_run(known)

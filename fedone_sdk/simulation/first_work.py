@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Literal
 
 from fedone_sdk.aggregator import RoundMachine
-from fedone_sdk.aggregator.rounds.events import Assigned, SeatsVacant, WorkAsked
+from fedone_sdk.aggregator.rounds.events import Assigned, SeatsVacant, WorkRequested
 from fedone_sdk.aggregator.rounds.state import RunState
 from fedone_sdk.errors import SpecError
 from fedone_sdk.messages import AlphaAssignment, LossesAssignment
@@ -37,9 +37,9 @@ def first_work(
 ) -> tuple[RunState, AlphaAssignment | LossesAssignment]:
     """Return the assignment of the first client that a round selects, from the round machine."""
     available = {index: len(shard) for index, shard in enumerate(federation.shards)}
-    state = replace(machine.start(), round=round_number)
+    state = replace(machine.initial_state(), round=round_number)
     state, _ = machine.step(state, SeatsVacant(available=available), 0.0)
-    asked = WorkAsked(client=state.seats[0].client, assignment_id=WORK_ID)
+    asked = WorkRequested(client=state.seats[0].client, assignment_id=WORK_ID)
     state, effects = machine.step(state, asked, 0.0)
     return state, next(e.assignment for e in effects if isinstance(e, Assigned))
 

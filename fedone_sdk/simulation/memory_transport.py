@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from fedone_sdk.aggregator.access.tokens import may_see
 from fedone_sdk.aggregator.service import Service
-from fedone_sdk.aggregator.serving.pool import TurnedAway
+from fedone_sdk.aggregator.serving.client_pool import RetryLater
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.client import Idle
 from fedone_sdk.errors import ProblemError
@@ -81,7 +81,7 @@ class MemoryTransport:
         """Claim an assignment."""
         client = await self._service.client(credential)
         claimed = await self._service.claim(client, message)
-        if isinstance(claimed, TurnedAway):
+        if isinstance(claimed, RetryLater):
             _count(self._service.traffic_run(run_id=message.run_id), encode(message), _NOTHING)
             return Idle(retry_after_s=claimed.retry_after_s)
         answer = encode(claimed, TENSORS)
@@ -168,4 +168,4 @@ def _decoded(parse: Parse[T], body: Body) -> T:
 
 def _count(run: ServedRun | None, sent: Body, answer: Body, *, gateway: bool = False) -> None:
     if run is not None:
-        run.count(len(sent.content), len(answer.content), gateway=gateway)
+        run.count_traffic(len(sent.content), len(answer.content), gateway=gateway)

@@ -12,8 +12,8 @@ from typing import Self
 
 from fedone_sdk.aggregator.rounds.events import Effect, SeatOffered
 from fedone_sdk.aggregator.service import Service
-from fedone_sdk.aggregator.serving.pool import STAY_S
-from fedone_sdk.aggregator.serving.run import CaughtUp, ServedRun
+from fedone_sdk.aggregator.serving.client_pool import MEMBER_TTL_S
+from fedone_sdk.aggregator.serving.run import RunReloaded, ServedRun
 from fedone_sdk.client import EdgeClient
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import Enrol, Enrolled
@@ -170,10 +170,10 @@ class Population:
 
     # Working clients
 
-    def _on_effect(self, run: ServedRun, effect: Effect | CaughtUp | None) -> None:
+    def _on_effect(self, run: ServedRun, effect: Effect | RunReloaded | None) -> None:
         if isinstance(effect, SeatOffered):
             self._offer(effect.client)
-        elif isinstance(effect, CaughtUp):
+        elif isinstance(effect, RunReloaded):
             self._wake_seated(run)
 
     def _wake_seated(self, run: ServedRun) -> None:
@@ -230,7 +230,7 @@ class Population:
     async def _renew_waiting(self) -> None:
         """Renew the clients' place in the pool, which expires without a request."""
         while True:
-            await asyncio.sleep(STAY_S / 3)
+            await asyncio.sleep(MEMBER_TTL_S / 3)
             pool = self.service.dispatcher.pool
             # Not clients that left the pool, for example after a missed seat; a claim readmits.
             await self._gather([index for index in self._by_index if index in pool])

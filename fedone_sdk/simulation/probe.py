@@ -9,7 +9,7 @@ from typing import Literal
 
 from fedone_sdk.aggregator import ServedRun
 from fedone_sdk.aggregator.rounds.events import Effect, RoundFinished
-from fedone_sdk.aggregator.serving.run import CaughtUp
+from fedone_sdk.aggregator.serving.run import RunReloaded
 from fedone_sdk.backends import (
     Answer,
     LLMBackend,
@@ -245,7 +245,7 @@ class _Meter(Wrapper):
                 raise error
             self.failure = self.failure or str(error)
 
-    def watch(self, run: ServedRun, effect: Effect | CaughtUp | None) -> None:
+    def watch(self, run: ServedRun, effect: Effect | RunReloaded | None) -> None:
         """Count the rounds that end."""
         if isinstance(effect, RoundFinished) and self.first and not self._enough.is_set():
             self._rounds += 1

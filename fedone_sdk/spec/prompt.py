@@ -291,7 +291,7 @@ class PromptSpec(Spec):
                 raise DataError(f"slots.{number} ({slot.name}): {problem}") from None
         return Vocabulary(slots=tuple(built))
 
-    def begun(self, vocabulary: Vocabulary) -> Start | None:
+    def warm_start(self, vocabulary: Vocabulary) -> Start | None:
         """`start` in a vocabulary's indices, for all positions."""
         if self.start is None:
             return None

@@ -18,7 +18,7 @@ from fedone_sdk.trackers.tracker import TrackedRun, Tracker, TrackerFactory, par
 if TYPE_CHECKING:
     from fedone_sdk.aggregator import ServedRun
     from fedone_sdk.aggregator.rounds.events import Effect
-    from fedone_sdk.aggregator.serving.run import CaughtUp
+    from fedone_sdk.aggregator.serving.run import RunReloaded
 
 __all__ = ["Tracking"]
 
@@ -74,7 +74,7 @@ class Tracking:
         for worker in self._workers:
             worker.wait(self._patience_s)
 
-    def __call__(self, run: ServedRun, effect: Effect | CaughtUp | None) -> None:
+    def __call__(self, run: ServedRun, effect: Effect | RunReloaded | None) -> None:
         """Send new events of a run."""
         # Imported here, because following a remote run does not need the aggregator.
         from fedone_sdk.aggregator.rounds.events import RoundFinished, RunRolledBack

@@ -26,18 +26,18 @@ from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.aggregator.rounds.events import (
     Accepted,
     Assigned,
-    Declined,
     Effect,
-    ResumeAsked,
-    RolledBack,
-    StopAsked,
+    ResumeRequested,
+    RollbackRequested,
+    StopRequested,
     TimePassed,
     UpdateArrived,
-    WorkAsked,
+    WorkDeclined,
+    WorkRequested,
 )
 from fedone_sdk.aggregator.rounds.replay import at_round, compare, replay
 from fedone_sdk.aggregator.serving.archive import export_run, import_run, read_archive
-from fedone_sdk.aggregator.serving.run import CaughtUp, ServedRun
+from fedone_sdk.aggregator.serving.run import RunReloaded, ServedRun
 from fedone_sdk.algorithms import load_memory
 from fedone_sdk.budget import NOTHING
 from fedone_sdk.cli._http import call
@@ -106,7 +106,7 @@ class Game:
     async def names(self, clients: Sequence[int]) -> list[str]:
         return [f"client-{client}" for client in clients]
 
-    def hear(self, run: ServedRun, effect: Effect | CaughtUp) -> None:
+    def hear(self, run: ServedRun, effect: Effect | RunReloaded) -> None:
         pass
 
     async def begin(self) -> None:
@@ -132,7 +132,7 @@ class Game:
             saved = await self.store.memory("run", client)
             memory = {} if saved is None else dict(load_memory(saved))
         self.made += 1
-        asked = WorkAsked(client=client, assignment_id=f"work-{self.made}", memory=memory)
+        asked = WorkRequested(client=client, assignment_id=f"work-{self.made}", memory=memory)
         for effect in await self.run.apply(asked):
             if isinstance(effect, Assigned):
                 self.works[effect.assignment.assignment_id] = effect.assignment
@@ -168,7 +168,7 @@ class Game:
     def alpha_update(self, work: AlphaAssignment, common: dict[str, Any]) -> AlphaUpdate:
         """What a device with NumPy does."""
         algorithm = self.run.machine.algorithm
-        state = self.run.machine.start().method.evolve(
+        state = self.run.machine.initial_state().method.evolve(
             alpha=from_wire(work.alpha), memory=memory_from_wire(work.memory)
         )
         for step in work.steps:
@@ -193,7 +193,7 @@ class Game:
         before = at_round(self.run.spec, WORDS, log, to_round)
         kept = await self.store.memories("run")
         await self.run.apply(
-            RolledBack(
+            RollbackRequested(
                 method=before.state.method,
                 server_memory=before.state.server_memory,
                 memories={client: before.memories.get(client, {}) for client in kept},
@@ -307,7 +307,7 @@ def test_whatever_happens(
             elif action == "decline" and game.works:
                 work = rng.choice(list(game.works))
                 try:
-                    await game.run.apply(Declined(assignment_id=work, reason="no"))
+                    await game.run.apply(WorkDeclined(assignment_id=work, reason="no"))
                 except ProblemError as exc:
                     if exc.code != "assignment_expired":
                         raise
@@ -316,8 +316,8 @@ def test_whatever_happens(
                 game.clock.advance(rng.choice([1.0, 11.0, 130.0]))
                 await game.run.apply(TimePassed())
             elif action == "stop" and game.run.state.running:
-                await game.run.apply(StopAsked())
-                await game.run.apply(ResumeAsked())
+                await game.run.apply(StopRequested())
+                await game.run.apply(ResumeRequested())
             elif action == "roll back" and game.run.state.running:
                 await game.roll_back(rng.randint(0, game.run.state.round))
             elif action == "look":
@@ -440,7 +440,7 @@ async def test_a_run_moves_amid_its_work(tmp_path: Path) -> None:
             assert game.run.state.status == "stopped"
             assert "moved here" in (game.run.state.reason or "")
             assert len(game.run.result().history) == 3
-            await game.run.apply(ResumeAsked())
+            await game.run.apply(ResumeRequested())
         for work in works:
             assert work is not None
             assert await game.send(work)

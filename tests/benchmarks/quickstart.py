@@ -94,7 +94,7 @@ async def one_seed(spec: RunSpec, folder: Path, seed: int) -> Scored:
             watch=lambda run, _: served.append(run),
         )
         run, bare = served[-1], no_prompt(spec.task, federation.vocabulary)
-        untrained = run.prompt(run.machine.start()).prompt
+        untrained = run.prompt(run.machine.initial_state()).prompt
         no, biased, before, after = [
             await hits(backend, federation, prompt, bias)
             for prompt, bias in (

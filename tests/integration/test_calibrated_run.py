@@ -392,7 +392,7 @@ async def test_the_prompt_is_measured_with_its_bias() -> None:
     assert result.metric.after < await measured(spec, result.prompt.text, None)
     # No prompt and the untrained one are what they would be without any of this.
     assert result.metric.no_prompt == await measured(spec, "", None)
-    untrained = run.prompt(run.machine.start())
+    untrained = run.prompt(run.machine.initial_state())
     assert untrained.bias is None
     assert result.metric.before == await measured(spec, untrained.text, None)
     assert [report.metric is not None for report in result.history] == [False, True, False, True]
@@ -407,7 +407,7 @@ async def test_without_labels_all_measurements_are_calibrated(kind: str) -> None
     way = {"calibration": kind}
     assert result.metric.no_prompt == await measured(spec, "", None, **way)
     assert result.metric.before == await measured(
-        spec, run.prompt(run.machine.start()).text, None, **way
+        spec, run.prompt(run.machine.initial_state()).text, None, **way
     )
     assert result.metric.after == await measured(spec, result.prompt.text, None, **way)
     assert result.metric.after != await measured(spec, result.prompt.text, None)

@@ -15,7 +15,7 @@ import pytest
 from fedone_sdk.aggregator import Service
 from fedone_sdk.aggregator.access.tokens import Authority
 from fedone_sdk.aggregator.rounds.events import EvaluationReserved, SeatOffered
-from fedone_sdk.aggregator.serving.pool import TurnedAway
+from fedone_sdk.aggregator.serving.client_pool import RetryLater
 from fedone_sdk.backends import Query
 from fedone_sdk.backends.wrappers import BudgetedBackend, RetryingBackend
 from fedone_sdk.budget import NOTHING, Usage
@@ -176,9 +176,9 @@ async def enrol(service: Service, count: int = 1) -> list[ClientRecord]:
 
 async def claim(
     service: Service, client: ClientRecord, wait_s: float = 0, run_id: str | None = None
-) -> LossesAssignment | TurnedAway:
+) -> LossesAssignment | RetryLater:
     found = await service.claim(client, Claim(num_examples=5, wait_s=wait_s, run_id=run_id))
-    assert isinstance(found, LossesAssignment | TurnedAway)
+    assert isinstance(found, LossesAssignment | RetryLater)
     return found
 
 
@@ -234,12 +234,12 @@ class TestSignals:
                 return found
 
             store.run = late  # type: ignore[method-assign]
-            run.doubt()
+            run.mark_stale()
             await run.catch_up()
             store.run = read  # type: ignore[method-assign]
-            assert run.behind
+            assert run.is_stale
             await run.catch_up()
-            assert (run.behind, run._version) == (False, two.runs["run"]._version)
+            assert (run.is_stale, run._version) == (False, two.runs["run"]._version)
 
     async def test_a_client_that_waits_here_is_not_lost_for_what_it_left_there(self) -> None:
         hub = Hub()
@@ -249,7 +249,7 @@ class TestSignals:
             await until(lambda: "run" in two.runs)
             waits = asyncio.create_task(claim(two, client, wait_s=30))
             await until(lambda: 0 in two.dispatcher.pool)
-            await one.dispatcher._left([0])
+            await one.dispatcher._remove_members([0])
             await until(lambda: not two.replicas._signals.qsize())
             await until(lambda: 0 in two.dispatcher.pool)
             assert [m.client_index for m in await hub.stores[0].members()] == [0]
@@ -365,7 +365,7 @@ class TestStoreFailures:
             await until(lambda: "run" in two.runs)
             stores[1].broken_log = True
             await update(one, client, await work_of(one, client))
-            two.runs["run"].doubt()
+            two.runs["run"].mark_stale()
             with pytest.raises(FedOneError, match="away"):
                 await two.runs["run"].catch_up()
             stores[1].broken_log = False
@@ -521,11 +521,11 @@ class TestEnds:
 
             def revoke(run: object, effect: object) -> None:
                 if effect == SeatOffered(client=first.index):
-                    service.dispatcher.shut_out(first)
+                    service.dispatcher.revoke(first)
 
             service.listeners.append(revoke)
             await work_of(service, second)
-            assert isinstance(await waits, TurnedAway)
+            assert isinstance(await waits, RetryLater)
             phases = {seat.client: seat.phase for seat in run.state.seats}
             assert phases == {first.index: "offered", second.index: "working"}
 
@@ -601,7 +601,7 @@ class TestEnds:
             await service.add_run(spec_of(max_lost=99), WORDS)
             for client in await enrol(service, 5):
                 await update(service, client, await work_of(service, client))
-                service.dispatcher.pool.leave([client.index])  # It never comes again.
+                service.dispatcher.pool.remove([client.index])  # It never comes again.
                 clock.advance(11)
                 await service.tick()
             assert list(service.dispatcher._offers) == [4]
@@ -618,10 +618,10 @@ class TestFairness:
                 await one.dispatcher._wait_in_pool(client, Claim(num_examples=5), [one.runs["run"]])
             await until(lambda: len(two.dispatcher.pool) == 64)
             found = await claim(two, clients[64])
-            assert isinstance(found, TurnedAway)
+            assert isinstance(found, RetryLater)
             assert found.retry_after_s > 0
             await until(lambda: one.dispatcher.pool._num_outside == 1)
-            tired = one.dispatcher.pool.rest(clients[0].index, clock.now())
+            tired = one.dispatcher.pool.time_out(clients[0].index, clock.now())
             assert tired is not None
             assert clients[0].index not in one.dispatcher.pool
 
@@ -646,7 +646,9 @@ class TestBudget:
                 failures -= 1
                 # Its session is lost and comes back; the other sees that before it does.
                 stores[1].name += "-anew"
-                services[0].runs["run"].doubt()  # Else it would depend on what it has heard by now.
+                services[0].runs[
+                    "run"
+                ].mark_stale()  # Else it would depend on what it has heard by now.
                 await services[0].tick()
                 raise BackendUnavailable("busy", retry_after_s=0.0)
 
@@ -675,7 +677,7 @@ class TestBudget:
             hub.store()  # comes now
             await run.apply(EvaluationReserved(lease_id="replica1/a", worst=Usage(requests=3)))
             await run.apply(EvaluationReserved(lease_id="gone/b", worst=Usage(requests=5)))
-            await run.restarted(before, down=False)
+            await run.charge_lost_replicas(before, down=False)
             assert set(run.state.evaluation.leases) == {"replica1/a"}
             assert run.state.account.spent == Usage(requests=5)
 
@@ -690,7 +692,7 @@ class TestBudget:
             with pytest.raises(FedOneError, match="went away"):
                 await score(service, client, work)
             await run.catch_up()
-            assert run.state.seats[0].under_way == NOTHING
+            assert run.state.seats[0].max_pending == NOTHING
             assert run.state.seats[0].used.requests == 0
             await score(service, client, work)
             await run.catch_up()
@@ -708,8 +710,8 @@ class TestBudget:
             await one.tick()
             lease = EvaluationReserved(lease_id="replica1/a", worst=Usage(requests=3))
             await two.runs["run"].apply(lease)
-            await until(lambda: run.behind)
-            assert not run.doubtful  # It was told of that; it only did not look.
+            await until(lambda: run.is_stale)
+            assert not run.may_be_stale  # It was told of that; it only did not look.
             stores[1].alive_now = False
             await one.tick()
             assert run.state.account.spent == Usage(requests=3)

@@ -13,7 +13,7 @@ from fedone_sdk.aggregator.rounds.events import (
     Refused,
     SeatsVacant,
     UpdateArrived,
-    WorkAsked,
+    WorkRequested,
 )
 from fedone_sdk.errors import SpecError
 from fedone_sdk.messages import AlphaAssignment, AlphaUpdate, RunResult, Scored
@@ -120,8 +120,8 @@ def test_a_small_pool_is_one_clear_line() -> None:
 )
 def test_a_malformed_pool_is_refused(memory: dict[str, Any]) -> None:
     machine = RoundMachine("run", spec_of(min_clients=1), vocab_size=len(WORDS), blank=0)
-    state, _ = machine.step(machine.start(), SeatsVacant(available={0: 4}), 0.0)
-    state, effects = machine.step(state, WorkAsked(client=0, assignment_id="a"), 0.0)
+    state, _ = machine.step(machine.initial_state(), SeatsVacant(available={0: 4}), 0.0)
+    state, effects = machine.step(state, WorkRequested(client=0, assignment_id="a"), 0.0)
     work = effects[0]
     assert isinstance(work, Assigned)
     assert isinstance(work.assignment, AlphaAssignment)

@@ -421,7 +421,7 @@ class TestOutages:
         assert (problem.code, is_retryable(problem)) == ("backend_failed", False)
         assert "a private text" not in problem.detail
         assert bench.run.state.seats[0].used == Usage(queries=4, requests=1, prompt_tokens=2)
-        assert bench.run.state.seats[0].under_way == NOTHING
+        assert bench.run.state.seats[0].max_pending == NOTHING
 
     async def test_bugs_in_a_row_pause_the_run(self, bench: Bench) -> None:
         bug = Bug(2)
@@ -454,7 +454,7 @@ class TestOutages:
         device = await bench.start(backend, spec_of())
         backend.broken = True
         assert (await device.refused()).code == "backend_failed"
-        assert bench.run.state.seats[0].used == bench.run.state.seats[0].under_way == NOTHING
+        assert bench.run.state.seats[0].used == bench.run.state.seats[0].max_pending == NOTHING
 
     @pytest.mark.parametrize("want", ["labels", "text"])
     async def test_an_answer_of_another_size_is_a_bug_too(self, bench: Bench, want: str) -> None:

@@ -216,7 +216,7 @@ class TestWork:
         async with serving(ScriptedBackend(gate=model.gate)) as service:
             run, device, work = await working(service)
             call = asyncio.create_task(device.score(work))
-            await until(lambda: run.state.seats[0].under_way.requests == 4)
+            await until(lambda: run.state.seats[0].max_pending.requests == 4)
             await run.apply(ModelSeen(model="m-1"))
             await run.apply(ModelSeen(model="m-2"))
             assert run.state.paused
@@ -237,7 +237,7 @@ class TestWork:
         async with serving(ScriptedBackend(gate=model.gate)) as service:
             run, device, work = await working(service)
             call = asyncio.create_task(device.score(work))
-            await until(lambda: run.state.seats[0].under_way.requests == 4)
+            await until(lambda: run.state.seats[0].max_pending.requests == 4)
             await service.stop_run(run)
             assert model.held is not None
             model.held.set()
@@ -250,7 +250,7 @@ class TestWork:
         async with serving(ScriptedBackend(gate=model.gate)) as service:
             run, device, work = await working(service)
             call = asyncio.create_task(device.score(work))
-            await until(lambda: run.state.seats[0].under_way.requests == 4)
+            await until(lambda: run.state.seats[0].max_pending.requests == 4)
             await service.stop_run(run)  # forgets the call
         with pytest.raises(asyncio.CancelledError):
             await call
@@ -296,7 +296,7 @@ class TestWork:
         async with serving(backend) as service:
             run, device, work = await working(service)
             call = asyncio.create_task(device.refused(work))
-            await until(lambda: run.state.seats[0].under_way.requests == 4)
+            await until(lambda: run.state.seats[0].max_pending.requests == 4)
             await run.apply(ModelSeen(model="m-1"))
             await run.apply(ModelSeen(model="m-2"))
             assert await call == "run_conflict"
@@ -317,7 +317,7 @@ class TestWork:
             backend.revoked = True
             assert await device.refused(work) == "run_conflict"
             assert run.state.paused
-            assert run.state.seats[0].used == run.state.seats[0].under_way == NOTHING
+            assert run.state.seats[0].used == run.state.seats[0].max_pending == NOTHING
 
     async def test_what_a_provider_counts_on_top_is_held_at_once(self) -> None:
         class Dear(ScriptedBackend):
@@ -519,7 +519,7 @@ class TestDevices:
             EdgeClient("memory:", token=TOKEN, data=TRAIN, transport=transport) as client,
         ):
             working = asyncio.create_task(client.run_forever())
-            await until(lambda: run.state.seats and run.state.seats[0].under_way.requests)
+            await until(lambda: run.state.seats and run.state.seats[0].max_pending.requests)
             for _ in range(4):
                 clock.advance(0.9)
                 renewed = clock.now() + 1

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import pytest
 
 from fedone_sdk.aggregator import ServedRun
-from fedone_sdk.aggregator.rounds.events import Closed, RoundFinished
+from fedone_sdk.aggregator.rounds.events import RoundFinished, WorkClosed
 from fedone_sdk.backends import Query
 from fedone_sdk.budget import Usage
 from fedone_sdk.client import EdgeClient, Transport
@@ -75,7 +75,7 @@ class Seen:
     then: Callable[[int], None] = lambda number: None
 
     def __call__(self, run: ServedRun, effect: object) -> None:
-        if isinstance(effect, Closed):
+        if isinstance(effect, WorkClosed):
             self.lost.append(effect.reason)
         if isinstance(effect, RoundFinished):
             self.chosen.append(effect.clients)

@@ -17,7 +17,7 @@ from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Aggregator, ServedRun, Service
 from fedone_sdk.aggregator.access.tokens import Authority
 from fedone_sdk.aggregator.rounds.events import EvaluationReserved
-from fedone_sdk.aggregator.serving.pool import STAY_S, TurnedAway
+from fedone_sdk.aggregator.serving.client_pool import MEMBER_TTL_S, RetryLater
 from fedone_sdk.backends import LLMBackend
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import FedOneError, LabelWordError, ProblemError, SpecError
@@ -99,7 +99,7 @@ async def enrol(service: Service, count: int) -> list[ClientRecord]:
 async def claim(service: Service, client: ClientRecord, **more: Any) -> Work | None:
     message = Claim(**{"num_examples": 5, "wait_s": 0, **more})
     found = await service.claim(client, message)
-    return None if isinstance(found, TurnedAway) else found
+    return None if isinstance(found, RetryLater) else found
 
 
 async def working(service: Service, clients: list[ClientRecord]) -> tuple[ClientRecord, Work]:
@@ -248,7 +248,7 @@ class TestClaims:
             run = await service.add_run(spec_of(participation={"min_clients": 2}), WORDS)
             gone, here = await enrol(service, 2)
             assert await claim(service, gone) is None
-            clock.advance(STAY_S + 1)
+            clock.advance(MEMBER_TTL_S + 1)
             assert await claim(service, here) is None
             assert run.state.seats == ()
             clock.advance(59)

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from fedone_sdk.aggregator.access.tokens import Authority
-from fedone_sdk.aggregator.rounds.events import RolledBack
+from fedone_sdk.aggregator.rounds.events import RollbackRequested
 from fedone_sdk.aggregator.rounds.replay import compare
 from fedone_sdk.aggregator.service import Service
-from fedone_sdk.aggregator.serving.pool import TurnedAway
+from fedone_sdk.aggregator.serving.client_pool import RetryLater
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.algorithms import alpha_sha256, dump_memory, load_memory
 from fedone_sdk.budget import Usage
@@ -82,7 +82,7 @@ class Device:
         service = self.service
         claim = Claim(num_examples=5, wait_s=wait_s)
         found = await service.claim(await service.client(self.credential), claim)
-        assert not isinstance(found, TurnedAway) or found.retry_after_s == 0
+        assert not isinstance(found, RetryLater) or found.retry_after_s == 0
         return found if isinstance(found, LossesAssignment) else None
 
     async def send(self, work: LossesAssignment, body: str = "ab") -> None:
@@ -260,7 +260,7 @@ async def test_a_rollback_forgets_the_work_that_was_done_while_it_was_looked_up(
         await device.send(work)
         assert load_memory(await store.memory("run", 0) or b"")
         # What is gone back to was looked up before it came.
-        await run.apply(RolledBack(method=start.method, to_round=0, reason="a lying client"))
+        await run.apply(RollbackRequested(method=start.method, to_round=0, reason="a lying client"))
         assert load_memory(await store.memory("run", 0) or b"") == {}
         await service.stop_run(run)
         snapshot = await store.snapshot("run")

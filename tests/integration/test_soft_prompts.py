@@ -180,11 +180,11 @@ class TestBbt:
 
 def _drawn(spec: RunSpec) -> np.ndarray:
     from fedone_sdk.aggregator import RoundMachine
-    from fedone_sdk.aggregator.rounds.events import SeatsVacant, WorkAsked
+    from fedone_sdk.aggregator.rounds.events import SeatsVacant, WorkRequested
 
     machine = RoundMachine(spec.name, spec, vocab_size=0)
-    state, _ = machine.step(machine.start(), SeatsVacant(available={0: 4}), 0.0)
-    state, _ = machine.step(state, WorkAsked(client=0, assignment_id="a"), 0.0)
+    state, _ = machine.step(machine.initial_state(), SeatsVacant(available={0: 4}), 0.0)
+    state, _ = machine.step(state, WorkRequested(client=0, assignment_id="a"), 0.0)
     return machine.candidates(state, state.seats[0]).prompts
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from fedone_sdk.aggregator import Aggregator, ServedRun, Service
 from fedone_sdk.aggregator.access.tokens import Authority
-from fedone_sdk.aggregator.serving.pool import TurnedAway
+from fedone_sdk.aggregator.serving.client_pool import RetryLater
 from fedone_sdk.backends import LLMBackend
 from fedone_sdk.errors import BackendUnavailable, ProblemError
 from fedone_sdk.messages import Claim, Enrol
@@ -174,7 +174,7 @@ class TestWhatIsRead:
             assert refused.value.code == "run_ended"
             await service.resume_run(await service.run("ended-0"))
             assert backend.looks == 1
-            assert not isinstance(await service.claim(device, claim), TurnedAway)
+            assert not isinstance(await service.claim(device, claim), RetryLater)
 
     async def test_a_name_is_taken_though_its_run_is_not_read(self) -> None:
         store = Counting()
@@ -198,7 +198,7 @@ class TestWhoWaits:
             before = dict(service.dispatcher.available(run))
         assert len(before) == 3
         seen = []
-        restarted = ServedRun.restarted
+        restarted = ServedRun.charge_lost_replicas
 
         async def watched(self: ServedRun, *args: Any, **kwargs: Any) -> None:
             seen.append(dict(service.dispatcher.available(self)))
@@ -225,7 +225,7 @@ class TestTheModel:
         assert not done
         assert service.runs["live-0"].state.running
         backend.gate_of_looks.set()
-        assert not isinstance(await asyncio.wait_for(claim, 10), TurnedAway)
+        assert not isinstance(await asyncio.wait_for(claim, 10), RetryLater)
         await service.stop()
 
     @pytest.mark.parametrize("trouble", [BackendUnavailable("away"), RuntimeError("a bug")])

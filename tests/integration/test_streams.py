@@ -70,7 +70,7 @@ async def server() -> AsyncIterator[Server]:
         store = server.store
         assert isinstance(store, Large)
         store.lengthen("run")
-        run.doubt()
+        run.mark_stale()
         await run.catch_up()
         yield server
 

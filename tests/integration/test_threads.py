@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fedone_sdk.aggregator import RoundMachine
-from fedone_sdk.aggregator.rounds.events import SeatsVacant, WorkAsked
+from fedone_sdk.aggregator.rounds.events import SeatsVacant, WorkRequested
 from fedone_sdk.aggregator.runtime.threads import in_thread, in_thread_if_large
 from fedone_sdk.algorithms.gs_bdpl import GumbelSoftmaxBDPL
 from fedone_sdk.algorithms.search import PromptSearch
@@ -125,12 +125,14 @@ async def test_small_draws_stay_where_they_are(monkeypatch: pytest.MonkeyPatch) 
         (spec_of("thompson", exchange="alpha"), 6, False),
     ],
 )
-def test_a_step_takes_long_by_its_method_and_its_size(spec: RunSpec, size: int, slow: bool) -> None:
+def test_a_step_is_slow_step_by_its_method_and_its_size(
+    spec: RunSpec, size: int, slow: bool
+) -> None:
     machine = RoundMachine("run", spec, vocab_size=size)
-    assert machine.slow is slow
-    asked = WorkAsked(client=0, assignment_id="work")
-    assert machine.takes_long(asked) is slow
-    assert not machine.takes_long(SeatsVacant(available={}, enrolled=0))
+    assert machine.is_slow is slow
+    asked = WorkRequested(client=0, assignment_id="work")
+    assert machine.is_slow_step(asked) is slow
+    assert not machine.is_slow_step(SeatsVacant(available={}, enrolled=0))
 
 
 async def test_what_is_large_goes_aside_and_what_is_small_does_not() -> None:

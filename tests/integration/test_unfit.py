@@ -149,7 +149,7 @@ async def test_a_run_without_any_backend_waits_and_spends_nothing() -> None:
             await client.run_once()
         run = aggregator.service.runs["tickets"]
         assert (run.state.status, run.state.account.held.queries) == ("running", 0)
-        found = aggregator.service.dispatcher.fit(run, reasons=True)
+        found = aggregator.service.dispatcher.count_devices(run, reasons=True)
         assert found.unfit[0].reason.startswith("no backend: ")
 
 
@@ -161,7 +161,7 @@ async def test_a_device_of_another_model_is_refused_once() -> None:
         async with client_of(aggregator, backend=other) as client:
             assert [await client.run_once() for _ in range(3)] == ["refused", "idle", "idle"]
         run = aggregator.service.runs["tickets"]
-        (found,) = aggregator.service.dispatcher.fit(run, reasons=True).unfit
+        (found,) = aggregator.service.dispatcher.count_devices(run, reasons=True).unfit
         assert found.reason == "the run scores with 'this', the device with 'other'"
 
 

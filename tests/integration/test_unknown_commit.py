@@ -41,11 +41,11 @@ async def test_its_counters_are_added_once(away: str) -> None:
     try:
         run = await served.add_run(spec_of("losses"), WORDS)
         before = traffic(run)
-        run.count(700, 30, gateway=False)
+        run.count_traffic(700, 30, gateway=False)
         store.goes_away = away
         with pytest.raises(StoreUnavailable):
             await run.record_metric(0, 0.5)
-        run.count(7, 3, gateway=False)
+        run.count_traffic(7, 3, gateway=False)
         wanted = (before[0] + 707, before[1] + 33, before[2] + 4, 0)
         assert traffic(run) == wanted
         await run.catch_up()
@@ -71,7 +71,7 @@ async def test_a_run_that_others_moved_on_counts_nothing_twice() -> None:
     try:
         run = await served.add_run(spec_of("losses"), WORDS)
         before = traffic(run)
-        run.count(700, 30, gateway=False)
+        run.count_traffic(700, 30, gateway=False)
         store.goes_away = "after"
         with pytest.raises(StoreUnavailable):
             await run.record_metric(0, 0.5)

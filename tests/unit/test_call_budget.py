@@ -113,7 +113,7 @@ async def test_each_amount_has_a_name_of_its_own_and_bears_no_more_than_that() -
         reserved.append(attempt)
 
     for worst in (ONE * 2, ONE, ONE):
-        await attempts.set_aside(worst, reserve)
+        await attempts.reserve_more(worst, reserve)
     assert [replica_of(attempt) for attempt in reserved] == ["before", "after", "after"]
     spent = Usage(requests=3, prompt_tokens=45)  # more tokens than anybody had bounded it by
     shares = dict(attempts.shares(spent))
@@ -135,9 +135,9 @@ async def test_what_was_refused_bears_nothing_and_what_nobody_knows_is_given_bac
         asked.append(attempt)
         raise FedOneError("the store went away")
 
-    await attempts.set_aside(ONE, grant)
+    await attempts.reserve_more(ONE, grant)
     with pytest.raises(ProblemError):
-        await attempts.set_aside(ONE, refuse)
+        await attempts.reserve_more(ONE, refuse)
     with pytest.raises(FedOneError, match="went away"):
-        await attempts.set_aside(ONE, fail)
+        await attempts.reserve_more(ONE, fail)
     assert dict(attempts.shares(ONE * 2)) == {asked[0]: ONE * 2, asked[1]: NOTHING}

@@ -19,7 +19,7 @@ from fedone_sdk.aggregator.access.tokens import (
     may_see,
     new_secret,
 )
-from fedone_sdk.aggregator.cluster.signals import ClientChanged, tell
+from fedone_sdk.aggregator.cluster.signals import ClientChanged, publish
 from fedone_sdk.aggregator.runtime.shielded import run_shielded
 from fedone_sdk.clock import Clock
 from fedone_sdk.errors import ProblemError, SpecError
@@ -211,7 +211,7 @@ class Access:
         else:
             self._remember(client)
             # Others count it: how many there are says whether somebody may still come.
-            await tell(self._store, ClientChanged(client_index=client.index))
+            await publish(self._store, ClientChanged(client_index=client.index))
         _log.info("enrolled", client_id=client.client_id, token=client.token, again=again)
         return Enrolled(client_id=client.client_id, credential=credential)
 
@@ -394,7 +394,7 @@ class Access:
 
     async def _changed(self, index: int) -> None:
         self._forget(index)
-        await tell(self._store, ClientChanged(client_index=index))
+        await publish(self._store, ClientChanged(client_index=index))
 
     def _tell_revoked(self, client: ClientRecord) -> None:
         for listener in self.on_revoked:

@@ -1,1 +1,3 @@
-"""Several aggregators on one store: their signals, the leader, and what it does."""
+"""Replicas on one store: signals, leader election, deadlines."""
+
+__all__: list[str] = []

@@ -1,4 +1,4 @@
-"""The replicas of one aggregator: what they hear of each other, and what only one of them does."""
+"""Coordination of the replicas of one aggregator: signals, leader election, deadlines."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from fedone_sdk.aggregator.access.clients import Access
 from fedone_sdk.aggregator.cluster.signals import (
     SIGNAL,
     ClientChanged,
-    Crowd,
-    Joined,
-    Left,
+    MemberJoined,
+    MembersLeft,
+    PoolLoad,
     RunAdded,
-    RunMoved,
+    RunChanged,
     RunRemoved,
     Signal,
-    tell,
+    publish,
 )
 from fedone_sdk.aggregator.rounds.events import TimePassed
+from fedone_sdk.aggregator.serving.client_pool import MEMBER_TTL_S
 from fedone_sdk.aggregator.serving.dispatcher import Dispatcher
-from fedone_sdk.aggregator.serving.pool import STAY_S
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.clock import Clock
 from fedone_sdk.stores import Member, Store
@@ -33,26 +33,26 @@ __all__ = ["Replicas"]
 
 _log = structlog.get_logger(__name__)
 
-_LOOK_S = 1.0
-"""How often replicas look whether the leader or others are gone, seconds."""
-_MOST_SIGNALS = 10_000
-"""So many may wait to be followed; beyond that it is cheaper to read everything anew."""
+_POLL_S = 1.0
+"""Interval at which a replica checks the leader lock and the other replicas, seconds."""
+_MAX_SIGNALS = 10_000
+"""Maximal number of queued signals; beyond it, a full reload is cheaper."""
 
 
 class Replicas:
-    """One replica among those that serve a store.
+    """One of the replicas that serve a store.
 
-    All hear of the others' commits. The leader applies deadlines, and charges what a replica that
-    is gone had under way.
+    Every replica follows the commits of the others. The leader applies deadlines and charges the
+    pending calls of replicas that have exited.
 
     Args:
-        store: What they share.
-        clock: Tells the time.
-        runs: The runs that are served, by id.
-        dispatcher: Who waits for work here.
+        store: The shared store.
+        clock: Source of the current time.
+        runs: The served runs, by id.
+        dispatcher: The dispatcher of this replica.
         access: The clients.
-        refresh: Reads what others may have changed in any run.
-        has_news: Whether these versions of all stored runs say that others were added or removed.
+        refresh: Loads other replicas' changes of all runs.
+        has_changes: Whether runs were added or removed, given the versions of all stored runs.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Replicas:
         dispatcher: Dispatcher,
         access: Access,
         refresh: Callable[[], Awaitable[None]],
-        has_news: Callable[[Mapping[str, int]], bool],
+        has_changes: Callable[[Mapping[str, int]], bool],
     ) -> None:
         self._store = store
         self._clock = clock
@@ -72,178 +72,182 @@ class Replicas:
         self._dispatcher = dispatcher
         self._access = access
         self._refresh = refresh
-        self._has_news = has_news
+        self._has_changes = has_changes
         self._signals: asyncio.Queue[str | None] = asyncio.Queue()
         self._changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._alive: frozenset[str] = frozenset()
-        self._leads = self._down = False
-        self._looked = -_LOOK_S
-        self._told = (0, 0.0)
+        self._is_leader = self._down = False
+        self._polled_at = -_POLL_S
+        self._published_load = (0, 0.0)
 
     @property
     def num_alive(self) -> int:
-        """How many replicas serve the store, as far as this one has seen."""
+        """Number of replicas that serve the store, as of the last check."""
         return max(len(self._alive), 1)
 
     @property
-    def leads(self) -> bool:
-        """Whether this one does what only one of them should do."""
-        return self._leads
+    def is_leader(self) -> bool:
+        """Whether this replica holds the leader lock."""
+        return self._is_leader
 
     async def start(self) -> None:
-        """Begins to listen; then the runs are to be read, and `take_up` to be called."""
-        self._store.listen(self._listen)
+        """Start to listen for signals. The caller then loads the runs and calls `restore`."""
+        self._store.listen(self._enqueue)
         self._alive = await self._store.alive()
-        # Whoever serves leads or sees at once that nobody does; who starts beside this one has
-        # served nobody yet.
-        self._leads = self._down = await self._store.lead()
+        # Every replica tries to acquire the leader lock on start. Only the first one after downtime
+        # gets it: a replica that already serves holds it.
+        self._is_leader = self._down = await self._store.lead()
 
-    async def take_up(self) -> None:
-        """Takes up what was under way: who waited, and what runs had given out.
+    async def restore(self) -> None:
+        """Restore waiting clients and charge lost calls of runs.
 
-        After all runs were read: a draw must not know of some who wait only.
+        Call it after all runs are loaded: a draw must see either all waiting clients or none.
         """
         down = self._down
         members = await self._store.members()
-        # The last one that was heard of tells until when somebody served, at least.
-        served = max((member.until for member in members), default=0.0) - STAY_S
-        gone = [member.client_index for member in members if member.until <= served]
+        # The newest membership is a lower bound on when the aggregator last served.
+        served_until = max((member.until for member in members), default=0.0) - MEMBER_TTL_S
+        gone = [member.client_index for member in members if member.until <= served_until]
         for member in members:
-            if member.until > served:
-                await self._take_in(self._dispatcher.presume(member) if down else member)
+            if member.until > served_until:
+                await self._add_member(
+                    self._dispatcher.extend_membership(member) if down else member
+                )
         if down and gone:
             await self._store.leave(gone)
         for run in list(self._runs.values()):
-            await run.restarted(self._alive, down=down)
+            await run.charge_lost_replicas(self._alive, down=down)
 
     def watch(self) -> None:
-        """Begins to follow the others and to watch deadlines; the runs are taken up."""
+        """Start the tasks that process signals and apply deadlines."""
         self._tasks = [
             asyncio.create_task(self._watch(), name="deadlines"),
-            asyncio.create_task(self._hear(), name="signals"),
+            asyncio.create_task(self._process_signals(), name="signals"),
         ]
 
     async def stop(self) -> None:
-        """Ends listening and watching."""
+        """Stop the tasks."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
 
-    def notice(self) -> None:
-        """Something happened to a run: its next deadline may be another."""
+    def on_run_changed(self) -> None:
+        """Recompute the next deadline after a change of a run."""
         self._changed.set()
 
-    async def tell_added(self, run: ServedRun) -> None:
-        """Tells the others of a new run."""
-        await tell(self._store, RunAdded(run_id=run.run_id))
+    async def publish_added(self, run: ServedRun) -> None:
+        """Announce a new run to the other replicas."""
+        await publish(self._store, RunAdded(run_id=run.run_id))
 
-    # What only the leader does
+    # Leader
 
     async def tick(self) -> None:
-        """Takes seats from late clients, and charges what lost replicas had under way."""
+        """Apply deadlines, and charge lost calls of exited replicas."""
         if self._store.shared:
-            await self._look_who_lives()
-            await self._for_each(list(self._runs.values()), self._look_at)
-        await self._pass_all()
+            await self._update_alive()
+            await self._for_each(list(self._runs.values()), self._check_run)
+        await self._apply_all_due()
 
-    async def _pass_deadlines(self) -> None:
+    async def _apply_deadlines(self) -> None:
         if not self._store.shared:
-            self._leads = await self._store.lead()
-        if self._leads:
-            await self._pass_all()
+            self._is_leader = await self._store.lead()
+        if self._is_leader:
+            await self._apply_all_due()
 
-    async def _pass_all(self) -> None:
+    async def _apply_all_due(self) -> None:
         now = self._clock.now()
         runs = list(self._runs.values())
-        due = [run for run in runs if run.doubtful or (run.due is not None and run.due <= now)]
-        await self._for_each(due, self._pass_deadline)
+        due = [run for run in runs if run.may_be_stale or (run.due is not None and run.due <= now)]
+        await self._for_each(due, self._apply_deadline)
 
-    async def _pass_deadline(self, run: ServedRun) -> None:
+    async def _apply_deadline(self, run: ServedRun) -> None:
         await run.catch_up()
         now = self._clock.now()
         if run.state.running and run.due is not None and run.due <= now:
-            await self._dispatcher.miss(run)
+            await self._dispatcher.drop_missed(run)
             await run.apply(TimePassed())
 
     async def _for_each(
         self, runs: Iterable[ServedRun], work: Callable[[ServedRun], Awaitable[object]]
     ) -> None:
-        """Does something with runs, all at once: none waits for one that is slow or broken.
+        """Process runs concurrently, so that a slow or broken run does not delay the others.
 
         Raises:
-            ExceptionGroup: Of what failed, once all the others are done.
+            ExceptionGroup: All failures, after all runs are processed.
         """
         done = await asyncio.gather(*map(work, runs), return_exceptions=True)
         failed = [result for result in done if isinstance(result, Exception)]
         if failed:
             raise ExceptionGroup("runs that could not be worked on", failed)
 
-    async def _look(self) -> None:
-        """Looks who leads, who is gone, and for commits that nobody told of."""
+    async def _poll_store(self) -> None:
+        """Check the leader lock, the other replicas, and commits without a signal."""
         now = asyncio.get_running_loop().time()
-        # Not at every event: it costs the store more than the event does.
-        if not self._store.shared or now < self._looked + _LOOK_S:
+        # At intervals: it costs the store more than an event.
+        if not self._store.shared or now < self._polled_at + _POLL_S:
             return
-        self._looked = now
-        self._leads = await self._store.lead()
-        await self._look_who_lives()
+        self._polled_at = now
+        self._is_leader = await self._store.lead()
+        await self._update_alive()
         versions = await self._store.versions()
-        if self._has_news(versions):
+        if self._has_changes(versions):
             await self._refresh()
         for run_id, version in versions.items():
             if run_id in self._runs:
-                self._runs[run_id].hear_version(version)
-        await self._tell_crowd()
-        await self._for_each(list(self._runs.values()), self._look_at)
+                self._runs[run_id].on_remote_version(version)
+        await self._publish_load()
+        await self._for_each(list(self._runs.values()), self._check_run)
 
-    async def _look_who_lives(self) -> None:
+    async def _update_alive(self) -> None:
         before, self._alive = self._alive, await self._store.alive()
         if before - self._alive:
-            # What they had under way may be newer than the copies here, and of what they did last
-            # they may have told nobody.
+            # Their last commits may lack a signal, so the copies here may be stale.
             for run in self._runs.values():
-                run.doubt()
+                run.mark_stale()
             await self._access.reload()
 
-    async def _look_at(self, run: ServedRun) -> None:
-        # A replica may die between a commit and its signal, and a signal may be lost.
-        if run.doubtful:
+    async def _check_run(self, run: ServedRun) -> None:
+        # A replica can exit between a commit and its signal, and signals can be lost.
+        if run.may_be_stale:
             await run.catch_up()
-        if self._leads and run.machine.has_lost(run.state, self._alive):
-            await run.restarted(self._alive, down=False)
+        if self._is_leader and run.machine.has_lost_calls(run.state, self._alive):
+            await run.charge_lost_replicas(self._alive, down=False)
 
-    async def _tell_crowd(self) -> None:
+    async def _publish_load(self) -> None:
         now, pool = self._clock.now(), self._dispatcher.pool
-        before, self._told = self._told, (pool.away, round(pool.rate(now), 3))
-        if (before, self._told) != ((0, 0.0), (0, 0.0)):
-            away, rate = self._told
-            crowd = Crowd(replica=self._store.replica, away=away, rate=rate)
-            await tell(self._store, crowd)
+        before, self._published_load = (
+            self._published_load,
+            (pool.num_away, round(pool.rate(now), 3)),
+        )
+        if (before, self._published_load) != ((0, 0.0), (0, 0.0)):
+            away, rate = self._published_load
+            load = PoolLoad(replica=self._store.replica, away=away, rate=rate)
+            await publish(self._store, load)
 
     async def _watch(self) -> None:
         while True:
             self._changed.clear()
-            # What one cannot do must not keep the other from being done.
-            tried = [await self._tried(self._look), await self._tried(self._pass_deadlines)]
+            # A failure of one must not prevent the other.
+            tried = [await self._try(self._poll_store), await self._try(self._apply_deadlines)]
             if not all(tried):
                 await asyncio.sleep(1)
                 continue
-            wait = self._until_due() if self._leads else None
+            wait = self._until_due() if self._is_leader else None
             if self._store.shared:
-                wait = _LOOK_S if wait is None else min(wait, _LOOK_S)
+                wait = _POLL_S if wait is None else min(wait, _POLL_S)
             try:
                 async with asyncio.timeout(wait):
                     await self._changed.wait()
             except TimeoutError:
                 continue
 
-    async def _tried(self, work: Callable[[], Awaitable[None]]) -> bool:
+    async def _try(self, work: Callable[[], Awaitable[None]]) -> bool:
         try:
             await work()
         except Exception:
-            # A store that fails now may work again; deadlines must not stop being watched.
+            # The store may recover, so the loop continues.
             _log.error("deadlines could not be applied", traceback=traceback.format_exc())
             return False
         return True
@@ -252,45 +256,45 @@ class Replicas:
         due = [run.due for run in self._runs.values() if run.state.running and run.due is not None]
         return max(min(due) - self._clock.now(), 0.001) if due else None
 
-    # What others say
+    # Signals
 
-    def _listen(self, text: str | None) -> None:
-        if self._signals.qsize() >= _MOST_SIGNALS:
+    def _enqueue(self, text: str | None) -> None:
+        if self._signals.qsize() >= _MAX_SIGNALS:
             while not self._signals.empty():
                 self._signals.get_nowait()
             text = None
         self._signals.put_nowait(text)
 
-    async def _hear(self) -> None:
+    async def _process_signals(self) -> None:
         while True:
             try:
-                await self._follow(await self._signals.get())
+                await self._process(await self._signals.get())
             except Exception:
-                _log.error("a signal could not be followed", traceback=traceback.format_exc())
+                _log.error("a signal could not be processed", traceback=traceback.format_exc())
 
-    async def _follow(self, text: str | None) -> None:
+    async def _process(self, text: str | None) -> None:
         signal = None
         if text is not None:
             try:
                 signal = SIGNAL.validate_json(text)
             except ValidationError:
-                _log.warning("a signal of a newer version is passed over")
+                _log.warning("a signal of a newer version was ignored")
         if signal is None:
-            await self._doubt_all()
+            await self._reload_all()
         else:
-            await self._understand(signal)
+            await self._apply_signal(signal)
 
-    async def _understand(self, signal: Signal) -> None:
+    async def _apply_signal(self, signal: Signal) -> None:
         match signal:
-            case RunMoved():
-                await self._moved(signal)
+            case RunChanged():
+                await self._on_run_changed(signal)
             case RunAdded():
                 await self._refresh()
-                await self._access.recount()  # It may have brought its clients along.
+                await self._access.recount()  # An imported run may have added clients.
             case RunRemoved():
                 await self._refresh()
-            case Joined():
-                await self._take_in(
+            case MemberJoined():
+                await self._add_member(
                     Member(
                         client_index=signal.client_index,
                         num_examples=signal.num_examples,
@@ -298,44 +302,44 @@ class Replicas:
                         until=signal.until,
                     )
                 )
-            case Left():
-                self._dispatcher.left(signal.client_indices)
-            case Crowd():
-                self._dispatcher.pool.hear(
+            case MembersLeft():
+                self._dispatcher.on_members_left(signal.client_indices)
+            case PoolLoad():
+                self._dispatcher.pool.record_replica(
                     signal.replica, signal.away, signal.rate, self._clock.now()
                 )
             case ClientChanged():
                 await self._access.reload(signal.client_index)
 
-    async def _moved(self, moved: RunMoved) -> None:
-        run = self._runs.get(moved.run_id)
+    async def _on_run_changed(self, changed: RunChanged) -> None:
+        run = self._runs.get(changed.run_id)
         if run is None:
             await self._refresh()
             return
-        run.hear(moved)
+        run.on_remote_commit(changed)
         self._changed.set()
-        if moved.offered is None:
+        if changed.offered is None:
             self._dispatcher.wake()
         else:
-            self._dispatcher.offer(run.run_id, moved.offered)
-        # Whoever follows the run here wants to know; all else can wait until it is asked for.
-        if moved.finished or moved.offered is None or moved.status != run.state.status:
+            self._dispatcher.offer(run.run_id, changed.offered)
+        # Event streams need these changes now; others are loaded on the next access.
+        if changed.finished or changed.offered is None or changed.status != run.state.status:
             await run.catch_up()
 
-    async def _take_in(self, member: Member) -> None:
+    async def _add_member(self, member: Member) -> None:
         client = await self._access.record(member.client_index)
         if client is not None and client.revoked_at is None:
-            self._dispatcher.take_in(member, client)
+            self._dispatcher.add_member(member, client)
 
-    async def _doubt_all(self) -> None:
-        """Signals were lost: reads everything that they may have told of."""
+    async def _reload_all(self) -> None:
+        """Reload everything after a loss of signals."""
         for run in self._runs.values():
-            run.doubt()  # First: should the store be away, the next look reads them.
+            run.mark_stale()  # First: a later check reloads them if the store fails now.
         try:
             await self._access.reload()
             await self._refresh()
             for member in await self._store.members():
-                await self._take_in(member)
+                await self._add_member(member)
         finally:
             self._dispatcher.wake()
             self._changed.set()

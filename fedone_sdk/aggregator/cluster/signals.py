@@ -1,7 +1,7 @@
-"""What the replicas of an aggregator tell each other. A lost signal costs time, never a state.
+"""Signals between the replicas of an aggregator. A lost signal causes delay, never inconsistency.
 
-Who waits for work is told of with the write itself, so that all replicas draw from the same clients
-even where one dies right after it; commits are told of afterwards, and are found without that.
+Signals about waiting clients are part of the write's transaction, so that all replicas draw from
+the same clients. Signals about commits follow the commit; versions reveal a missing one.
 """
 
 from __future__ import annotations
@@ -15,37 +15,37 @@ from fedone_sdk.stores import Store
 
 __all__ = [
     "ClientChanged",
-    "Crowd",
-    "Joined",
-    "Left",
     "MAX_NAMED",
+    "MemberJoined",
+    "MembersLeft",
+    "PoolLoad",
     "RunAdded",
-    "RunMoved",
+    "RunChanged",
     "RunRemoved",
     "SIGNAL",
     "Signal",
-    "tell",
-    "written",
+    "encode_signals",
+    "publish",
 ]
 
 MAX_NAMED = 256
-"""A signal names at most so many clients: PostgreSQL carries 8000 bytes."""
+"""Maximal number of clients in a signal: PostgreSQL limits payloads to 8000 bytes."""
 
 
 class _Signal(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class RunMoved(_Signal):
+class RunChanged(_Signal):
     """A run was changed by a commit.
 
     Attributes:
-        run_id: Which run.
-        version: Its version now.
-        due: When its next deadline is over, seconds since the epoch; None has none.
-        offered: Clients that were offered a seat; None is too many to name.
+        run_id: The run.
+        version: Its new version.
+        due: Its next deadline, seconds since the epoch; None for no deadline.
+        offered: Clients that were offered a seat; None if more than `MAX_NAMED`.
         finished: Whether a round was finished.
-        status: Whether the run runs, or how it ended.
+        status: The run's status.
     """
 
     kind: Literal["run"] = "run"
@@ -58,7 +58,7 @@ class RunMoved(_Signal):
 
 
 class RunAdded(_Signal):
-    """There is a new run."""
+    """A run was added."""
 
     kind: Literal["added"] = "added"
     run_id: str
@@ -71,8 +71,8 @@ class RunRemoved(_Signal):
     run_id: str
 
 
-class Joined(_Signal):
-    """A client waits for work."""
+class MemberJoined(_Signal):
+    """A client waits for work on the sending replica."""
 
     kind: Literal["joined"] = "joined"
     client_index: int
@@ -81,27 +81,27 @@ class Joined(_Signal):
     until: float
 
 
-class Left(_Signal):
-    """Clients do not wait any more."""
+class MembersLeft(_Signal):
+    """Clients no longer wait on the sending replica."""
 
     kind: Literal["left"] = "left"
     client_indices: tuple[int, ...]
 
 
 class ClientChanged(_Signal):
-    """A client is new, its credential was changed, or it was revoked."""
+    """A client was added, changed its credential, or was revoked."""
 
     kind: Literal["client"] = "client"
     client_index: int
 
 
-class Crowd(_Signal):
-    """How many clients a replica has sent away, and how fast places become free there.
+class PoolLoad(_Signal):
+    """The load of a replica's client pool.
 
     Attributes:
-        replica: Which one.
-        away: Clients that are expected back.
-        rate: Pieces of work that ended, per second.
+        replica: Id of the replica.
+        away: Number of clients that were turned away and are expected back.
+        rate: Finished assignments per second.
     """
 
     kind: Literal["crowd"] = "crowd"
@@ -110,17 +110,17 @@ class Crowd(_Signal):
     rate: float
 
 
-_Any = RunMoved | RunAdded | RunRemoved | Joined | Left | ClientChanged | Crowd
+_Any = RunChanged | RunAdded | RunRemoved | MemberJoined | MembersLeft | ClientChanged | PoolLoad
 Signal = Annotated[_Any, Field(discriminator="kind")]
 SIGNAL: TypeAdapter[_Any] = TypeAdapter(Signal)
 
 
-async def tell(store: Store, signal: Signal) -> None:
-    """Tells the other replicas, where there may be any."""
+async def publish(store: Store, signal: Signal) -> None:
+    """Publish a signal if the store is shared."""
     if store.shared:
         await store.publish(signal.model_dump_json())
 
 
-def written(store: Store, *signals: Signal) -> list[str]:
-    """Signals as a store passes them on; none where there are no other replicas."""
+def encode_signals(store: Store, *signals: Signal) -> list[str]:
+    """Return signals in the store's format; none if the store is not shared."""
     return [signal.model_dump_json() for signal in signals] if store.shared else []

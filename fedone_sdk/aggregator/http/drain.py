@@ -1,4 +1,4 @@
-"""The end of serving: streams that would go on for ever are cut short."""
+"""Drain: ends open streams when the service stops."""
 
 from __future__ import annotations
 
@@ -12,36 +12,33 @@ T = TypeVar("T")
 
 
 class Drain:
-    """Says whether the service is about to end, and cuts short what only waits."""
+    """Signals that the service is stopping and cancels waits."""
 
     def __init__(self) -> None:
-        self._begun = False
-        self._waiting: set[asyncio.Timeout] = set()
+        self._started = False
+        self._timeouts: set[asyncio.Timeout] = set()
 
     @property
-    def begun(self) -> bool:
-        """Whether it has begun."""
-        return self._begun
+    def started(self) -> bool:
+        """Whether the service is stopping."""
+        return self._started
 
-    def begin(self) -> None:
-        """From now on waiting is over at once, also for those who wait already."""
-        self._begun = True
-        for patience in self._waiting:
-            patience.reschedule(0)
+    def start(self) -> None:
+        """Cancel all current and future waits."""
+        self._started = True
+        for timeout in self._timeouts:
+            timeout.reschedule(0)
 
-    async def unless_begun(self, waiting: Awaitable[T]) -> T | None:
-        """What `waiting` comes to; None when it is cut short.
-
-        It is cancelled then, so it must be safe to cancel.
-        """
+    async def unless_started(self, waiting: Awaitable[T]) -> T | None:
+        """Return the result of `waiting`; None if the drain starts first, which cancels it."""
         try:
-            async with asyncio.timeout(0 if self._begun else None) as patience:
-                self._waiting.add(patience)
+            async with asyncio.timeout(0 if self._started else None) as timeout:
+                self._timeouts.add(timeout)
                 try:
                     return await waiting
                 finally:
-                    self._waiting.discard(patience)
+                    self._timeouts.discard(timeout)
         except TimeoutError:
-            if not patience.expired():
-                raise  # It is the waiting's own.
+            if not timeout.expired():
+                raise  # Raised by `waiting` itself.
             return None

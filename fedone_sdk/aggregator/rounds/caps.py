@@ -1,24 +1,25 @@
-"""How the caps of a run are raised, and what its method plans under them."""
+"""Raising the caps of a run."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from fedone_sdk.aggregator.rounds.events import CapsRaised, RaiseAsked
-from fedone_sdk.aggregator.rounds.lifecycle import going_on
+from fedone_sdk.aggregator.rounds.events import CapsRaised, RaiseRequested
+from fedone_sdk.aggregator.rounds.lifecycle import run_again
 from fedone_sdk.aggregator.rounds.rules import Rules
 from fedone_sdk.aggregator.rounds.state import RunState
 from fedone_sdk.aggregator.rounds.transition import Transition
 from fedone_sdk.budget import Budget
 from fedone_sdk.errors import ProblemError
 
-__all__ = ["raised"]
+__all__ = ["raise_caps"]
 
 
-def raised(rules: Rules, event: RaiseAsked, state: RunState, now: float) -> Transition:
-    """Raises caps. A run that its budget has ended runs again; a stopped one stays stopped.
+def raise_caps(rules: Rules, event: RaiseRequested, state: RunState, now: float) -> Transition:
+    """Raise caps.
 
-    A search that has ended by itself goes on, too, where more queries are planned for it.
+    A run that ended with `budget_exhausted` runs again, and so does a finished search that can use
+    more queries. A stopped run stays stopped.
     """
     account = state.account
     if account.cap is None:
@@ -33,14 +34,14 @@ def raised(rules: Rules, event: RaiseAsked, state: RunState, now: float) -> Tran
     if cap == account.cap:
         return state, ()
     ended = state.status in ("budget_exhausted", "completed", "target_reached")
-    if ended and state.status != "budget_exhausted" and not _has_more(rules, state, cap):
+    if ended and state.status != "budget_exhausted" and not _has_more_queries(rules, state, cap):
         done = f"after {state.round} of {rules.spec.rounds} rounds"
         raise ProblemError(
             "run_conflict", f"the run is {state.status} {done}: a higher cap gives it no more work"
         )
     state = replace(state, account=replace(account, cap=cap))
     if ended:
-        state = going_on(rules, state, now)
+        state = run_again(rules, state, now)
     record = {
         "round": state.round,
         "cap": {unit: str(value) for unit, value in cap.model_dump(exclude_none=True).items()},
@@ -48,6 +49,6 @@ def raised(rules: Rules, event: RaiseAsked, state: RunState, now: float) -> Tran
     return state, (CapsRaised(record=record),)
 
 
-def _has_more(rules: Rules, state: RunState, cap: Budget) -> bool:
+def _has_more_queries(rules: Rules, state: RunState, cap: Budget) -> bool:
     over_itself = state.round < rules.spec.rounds and rules.method.finished(state.method)
     return over_itself and rules.more_asks(cap)

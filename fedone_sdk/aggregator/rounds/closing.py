@@ -1,4 +1,4 @@
-"""The end of a round: what its clients found is put together, and alpha moves."""
+"""The end of a round: defences, aggregation, the server step."""
 
 from __future__ import annotations
 
@@ -8,46 +8,46 @@ from typing import Any
 
 import numpy as np
 
-from fedone_sdk.aggregator.rounds.defence import admitted_seat, contribution, verdict
+from fedone_sdk.aggregator.rounds.admission import admission_record, admitted_seat, contribution
 from fedone_sdk.aggregator.rounds.events import (
     ClientQuarantined,
     Effect,
     MemorySaved,
     RoundFinished,
 )
-from fedone_sdk.aggregator.rounds.growth import grown
+from fedone_sdk.aggregator.rounds.growth import admit_candidates
 from fedone_sdk.aggregator.rounds.rules import Rules
 from fedone_sdk.aggregator.rounds.state import RunState, Seat
-from fedone_sdk.aggregator.rounds.transition import Transition, ended, without_seat
+from fedone_sdk.aggregator.rounds.transition import Transition, end_run, without_seat
 from fedone_sdk.algorithms import Memory, State, aggregate, alpha_sha256, median, trimmed_mean
 from fedone_sdk.algorithms.defence import Admitted, Defence, ledger
 from fedone_sdk.algorithms.estimator import drawn_advantage
 from fedone_sdk.messages import RoundReport
 from fedone_sdk.messages.ndarray import memory_to_wire, to_wire
 
-__all__ = ["close", "finish"]
+__all__ = ["close_seat", "finish_round"]
 
 
-def close(rules: Rules, state: RunState, seat: Seat, now: float) -> Transition:
-    """Puts a finished seat back; the last one ends the round."""
-    # At the end: the log tells in which order seats were finished.
+def close_seat(rules: Rules, state: RunState, seat: Seat, now: float) -> Transition:
+    """Store a finished seat; the last one ends the round."""
+    # Appended last: the log keeps the order in which seats were finished.
     state = replace(state, seats=(*without_seat(state, seat).seats, seat))
     if rules.vacancies(state) or any(s.phase != "done" for s in state.seats):
         return state, ()
-    return finish(rules, state, now)
+    return finish_round(rules, state, now)
 
 
-def _saved(rules: Rules, state: RunState) -> tuple[Effect, ...]:
-    """What the clients remember, to be kept until their next work; a seat that was taken is not."""
+def _save_memories(rules: Rules, state: RunState) -> tuple[Effect, ...]:
+    """Return effects that save the method memory of the clients whose seats are done."""
     if not rules.remembers_clients:
         return ()
     memories = {s.client: s.local.memory for s in state.seats if s.phase == "done" and s.local}
     return tuple(MemorySaved(client=client, memory=m) for client, m in memories.items() if m)
 
 
-def finish(rules: Rules, state: RunState, now: float) -> Transition:
-    """Aggregates the seats that are done, moves alpha, goes on to the next round."""
-    # By enrolment index: a sum's last bit depends on its order.
+def finish_round(rules: Rules, state: RunState, now: float) -> Transition:
+    """Aggregate the finished seats, apply the server step and start the next round."""
+    # Sorted by enrolment index: floating-point sums depend on the order.
     seats = sorted(
         (seat for seat in state.seats if seat.phase == "done"),
         key=lambda seat: (seat.client, seat.slot),
@@ -57,8 +57,8 @@ def finish(rules: Rules, state: RunState, now: float) -> Transition:
         if rules.spec.participation.aggregation == "examples"
         else None
     )
-    admitted, defence, verdicts = _admitted(rules, state, seats)
-    method, server_memory = _aggregated(rules, state, admitted, weights)
+    admitted, defence, verdicts = _judge(rules, state, seats)
+    method, server_memory = _aggregate(rules, state, admitted, weights)
     report = RoundReport(
         round=state.round,
         client_id="",
@@ -68,7 +68,7 @@ def finish(rules: Rules, state: RunState, now: float) -> Transition:
     record: dict[str, Any] = {
         "round": state.round,
         "fills": state.fills,
-        "seats": [_record(rules, seat) for seat in state.seats if seat.phase == "done"],
+        "seats": [_seat_record(rules, seat) for seat in state.seats if seat.phase == "done"],
     }
     if state.planned is not None:
         record["plan"] = state.planned
@@ -76,10 +76,12 @@ def finish(rules: Rules, state: RunState, now: float) -> Transition:
         record["candidates"] = [list(each) for each in state.waiting]
     banned: tuple[ClientQuarantined, ...] = ()
     if rules.defence is not None:
-        banned = _banned(rules, rules.defence, state, defence, verdicts)
-        record["defence"] = [verdict(seat, one) for seat, one in zip(seats, verdicts, strict=True)]
+        banned = _quarantine(rules, rules.defence, state, defence, verdicts)
+        record["defence"] = [
+            admission_record(seat, one) for seat, one in zip(seats, verdicts, strict=True)
+        ]
         record["quarantined"] = [{"client": one.client, "reason": one.reason} for one in banned]
-    saved = _saved(rules, state)
+    saved = _save_memories(rules, state)
     state = replace(
         state,
         round=state.round + 1,
@@ -91,33 +93,33 @@ def finish(rules: Rules, state: RunState, now: float) -> Transition:
         passed=frozenset(),
         fills=0,
     )
-    state = grown(rules, state)
+    state = admit_candidates(rules, state)
     rules = rules.at(state)
     record["alpha_sha256"] = alpha_sha256(state.method.alpha)
     finished = RoundFinished(
         report=report, clients=tuple(seat.client for seat in seats), record=record
     )
     over = (*saved, finished, *banned)
-    # In the alpha exchange what the method remembers is a client's word.
+    # In the alpha exchange the memory comes from a client, so it cannot end the run.
     over_itself = rules.losses_exchange and rules.method.finished(state.method)
     if state.round < rules.spec.rounds and not over_itself:
         return state, over
     left = rules.planned_queries - state.account.spent.queries if over_itself else 0
-    told = f"the search ended by itself; {left} queries were not needed" if left > 0 else None
-    state, effects = ended(state, "completed", told, now)
+    reason = f"the search ended by itself; {left} queries were not needed" if left > 0 else None
+    state, effects = end_run(state, "completed", reason, now)
     return state, (*over, *effects)
 
 
-def _admitted(
+def _judge(
     rules: Rules, state: RunState, seats: Sequence[Seat]
 ) -> tuple[list[Seat], Memory, list[Admitted]]:
-    """The seats with what of their steps counts, and why; without a defence, as they are."""
+    """Return the seats with their admitted steps, the defence's memory and its verdicts."""
     if rules.defence is None:
         return list(seats), state.defence, []
     brought = []
     for seat in seats:
-        compared, advantage = rules.compared(seat), None
-        # Later steps' prompts come of states that are gone; a pool's alpha says too little.
+        compared, advantage = rules.compared_losses(seat), None
+        # Only the first step's prompts can be drawn again; alpha does not describe a pool.
         if compared and (len(compared) == 1 or rules.method.shares_memory):
             first = replace(seat, local=None, step=0, num_samples=len(compared[0]))
             asked = rules.candidates(state, first)
@@ -131,14 +133,14 @@ def _admitted(
     return kept, memory, verdicts
 
 
-def _banned(
+def _quarantine(
     rules: Rules, defence: Defence, state: RunState, memory: Memory, verdicts: Sequence[Admitted]
 ) -> tuple[ClientQuarantined, ...]:
-    """Whom this round puts in quarantine."""
-    # Who was let out again goes back at the next outlier, not for the old ones.
+    """Return the clients that this round puts in quarantine."""
+    # A readmitted client returns to quarantine only with a new outlier.
     suspects = {one.client for one in verdicts if one.outlier}
     found = sorted(defence.quarantined(memory) & suspects)
-    # The usual is what most clients do: half of them cannot be unusual. And rounds must go on.
+    # Outliers are a minority by definition, and a round needs K* clients.
     known = {line.client: line for line in ledger(memory)}
     staying = max(len(known) // 2 + 1, rules.spec.participation.clients_per_round)
     room = len(known) - staying - len(state.quarantined.intersection(known))
@@ -152,20 +154,22 @@ def _banned(
     )
 
 
-def _aggregated(
+def _aggregate(
     rules: Rules, state: RunState, seats: Sequence[Seat], weights: list[int] | None
 ) -> tuple[State, Memory]:
-    """The round's new method state, and the server optimiser's new memory."""
+    """Return the new method state and the server optimiser's new memory."""
     if rules.method.shares_memory:
         if len(seats) == 1:
             return seats[0].local or state.method, state.server_memory
-        # Pools have no mean: the seats' losses are told one after the other.
+        # Pools have no mean: the method receives the seats' losses one after the other.
         method = state.method
         for seat in seats:
             if seat.local is not None:
                 asked = rules.candidates(state, replace(seat, local=None, step=0))
                 curves = seat.curves[0] if seat.curves else None
-                method = rules.algorithm.tell(method, asked, rules.told(seat.losses[0], curves))
+                method = rules.algorithm.tell(
+                    method, asked, rules.as_losses(seat.losses[0], curves)
+                )
         return method, state.server_memory
     alphas = [(seat.local or state.method).alpha for seat in seats]
     part = rules.spec.participation
@@ -179,7 +183,7 @@ def _aggregated(
     return State(alpha=rules.method.project(alpha)), memory
 
 
-def _record(rules: Rules, seat: Seat) -> dict[str, Any]:
+def _seat_record(rules: Rules, seat: Seat) -> dict[str, Any]:
     record: dict[str, Any] = {
         "slot": seat.slot,
         "client": seat.client,

@@ -1,4 +1,4 @@
-"""A run's state as a JSON document and a block of arrays, exact in both directions."""
+"""Lossless codec of a run's state: a JSON document and a block of arrays."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _METHOD, _SERVER, _DEFENCE = "method", "server", "defence"
 
 
 def arrays_of(state: RunState) -> dict[str, Any]:
-    """Every array of a state under a name of its own; unchanged arrays stay the same objects."""
+    """Return all arrays of a state by name, without copies."""
     arrays = _named(_METHOD, state.method)
     arrays |= {f"{_SERVER}/{key}": value for key, value in state.server_memory.items()}
     arrays |= {f"{_DEFENCE}/{key}": value for key, value in state.defence.items()}
@@ -30,12 +30,12 @@ def arrays_of(state: RunState) -> dict[str, Any]:
 
 
 def encode_arrays(arrays: Memory) -> bytes:
-    """The arrays of `arrays_of` as bytes."""
+    """Return the arrays of `arrays_of` as bytes."""
     return dump_memory(arrays)
 
 
 def encode_document(state: RunState) -> dict[str, Any]:
-    """All of a state but its arrays, ready for JSON."""
+    """Return the state without its arrays, as JSON values."""
     return {
         "status": state.status,
         "reason": state.reason,
@@ -56,7 +56,7 @@ def encode_document(state: RunState) -> dict[str, Any]:
         "ended_at": state.ended_at,
         "metric": state.metric.model_dump(),
         "bias": state.bias,
-        # Left out where there are none: a replica of an earlier version does not know of them.
+        # Omitted when empty: replicas of earlier versions reject unknown keys.
         **({} if state.summary is None else {"summary": state.summary}),
         **({} if state.planned is None else {"planned": state.planned}),
         **({"votes": list(state.votes.items())} if state.votes else {}),
@@ -71,7 +71,7 @@ def encode_document(state: RunState) -> dict[str, Any]:
 
 
 def decode(document: dict[str, Any], arrays: bytes) -> RunState:
-    """The state that was encoded.
+    """Return the state of a document and its arrays.
 
     Raises:
         ValueError: The document or the arrays are damaged.
@@ -154,7 +154,7 @@ def _load_account(document: dict[str, Any]) -> Account:
 def _seat(seat: Seat) -> dict[str, Any]:
     plain = {field.name: getattr(seat, field.name) for field in fields(seat)}
     del plain["local"]
-    if not seat.own_model:  # A replica of an earlier version does not know of it.
+    if not seat.own_model:  # Omitted when false: earlier versions reject the key.
         del plain["own_model"]
     return {
         **plain,
@@ -166,10 +166,10 @@ def _seat(seat: Seat) -> dict[str, Any]:
 
 
 def _without_backups(document: dict[str, Any]) -> tuple[Account, list[dict[str, Any]]]:
-    """The account and the seats; one seat per slot.
+    """Return the account and the seats of a document, with one seat per slot.
 
-    A version before this one gave the slot of a slow client to a second one as well. The first
-    keeps it, and what the second may have spent is spent.
+    Earlier versions could hedge: two clients held the slot of a slow client. The first client keeps
+    the slot, and the lease of the second is charged in full.
     """
     account = _load_account(document["account"])
     seats: dict[int, dict[str, Any]] = {}

@@ -1,4 +1,4 @@
-"""Losses by class and label bias: what a client brings of a run that calibrates by labels."""
+"""Losses by class and label bias, which clients report in runs with label calibration."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from fedone_sdk.messages import Array
 from fedone_sdk.messages.ndarray import from_wire
 from fedone_sdk.task import Bias
 
-__all__ = ["Curves", "best_losses", "check_curves", "told"]
+__all__ = ["Curves", "as_class_losses", "best_losses", "check_curves"]
 
-_MOST = 1e6
-"""The bound of every loss of a message."""
+_MAX_LOSS = 1e6
+"""Upper bound of a loss in a message."""
 
 _ROUNDING = 1e-5
-"""What float32 and another order of summing may make of a loss, and more."""
+"""Relative tolerance for float32 and for another summation order."""
 
 
 class Curves(NamedTuple):
-    """One local step's losses by class and label bias, as they were sent.
+    """Losses of one local step by class and label bias, in wire form.
 
     Attributes:
-        means: Shape (I, C, G), float32.
+        means: Mean losses, float32, shape (I, C, G): prompts, classes, biases.
         counts: Examples of each class, shape (C,).
     """
 
@@ -34,26 +34,26 @@ class Curves(NamedTuple):
     counts: tuple[int, ...]
 
     def dump(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the curves as JSON values."""
         return {"means": self.means.model_dump(), "counts": list(self.counts)}
 
     @classmethod
     def load(cls, document: Mapping[str, Any]) -> Curves:
-        """What was dumped."""
+        """Return the curves of a `dump`."""
         return cls(Array.model_validate(document["means"]), tuple(document["counts"]))
 
 
 def check_curves(curves: Curves, losses: Sequence[float], biases: Sequence[Bias]) -> None:
-    """Refuses curves that no honest client sends.
+    """Check the shape and the consistency of a client's curves.
 
     Args:
-        curves: What a client sent.
-        losses: Its mean losses without a bias, one per prompt; the curves must say the same.
-        biases: The grid.
+        curves: The client's curves.
+        losses: Its mean losses without a bias, one per prompt.
+        biases: The grid of label biases.
 
     Raises:
-        ValueError: They are of another shape or beyond all bounds, speak of a class of which there
-            is no example, or contradict the losses.
+        ValueError: The shape is wrong, a loss is out of bounds, a class without examples has
+            losses, or the curves contradict `losses`.
     """
     means, shape = curves.means, (len(losses), len(biases[0]), len(biases))
     if means.dtype != "float32" or means.shape != shape:
@@ -65,8 +65,8 @@ def check_curves(curves: Curves, losses: Sequence[float], biases: Sequence[Bias]
     if not any(curves.counts):
         raise ValueError("class_counts: no example was scored")
     values, counts = from_wire(means), np.array(curves.counts)
-    if np.abs(values).max() > _MOST:
-        raise ValueError(f"by_class: a loss is beyond {_MOST:g}")
+    if np.abs(values).max() > _MAX_LOSS:
+        raise ValueError(f"by_class: a loss is beyond {_MAX_LOSS:g}")
     if values[:, counts == 0].any():
         raise ValueError("by_class: must be 0 for a class without examples")
     given = np.array(losses)
@@ -76,28 +76,28 @@ def check_curves(curves: Curves, losses: Sequence[float], biases: Sequence[Bias]
         raise ValueError("by_class: contradicts losses at bias 0")
 
 
-def told(curves: Curves, highest: float | None) -> ClassLosses:
-    """What the method is told.
+def as_class_losses(curves: Curves, highest: float | None) -> ClassLosses:
+    """Return curves as the method's input.
 
     Args:
-        curves: What a client sent.
-        highest: Losses are clipped to [0, `highest`]; None clips none.
+        curves: A client's curves.
+        highest: Losses are clipped to [0, `highest`]; None does not clip.
     """
     losses = ClassLosses(means=from_wire(curves.means), counts=np.array(curves.counts))
     return losses.clipped(highest)
 
 
 def best_losses(curves: Curves) -> NDArray[np.float64]:
-    """Each prompt's mean loss at the bias that is best for it on this mini-batch, shape (I,).
+    """Return each prompt's mean loss at its best bias on this mini-batch, shape (I,).
 
-    That is what prompts are compared by, so it is what a liar would bend.
+    Searches compare prompts by this value, so the defences examine it.
     """
     best: NDArray[np.float64] = _mixed(curves).min(axis=1)
     return best
 
 
 def _mixed(curves: Curves) -> NDArray[np.float64]:
-    """Mean losses of the mini-batch at each bias, shape (I, G)."""
+    """Return the mean losses of the mini-batch at each bias, shape (I, G)."""
     counts = np.array(curves.counts, dtype=np.float64)
     means = from_wire(curves.means).astype(np.float64)
     mixed: NDArray[np.float64] = np.tensordot(means, counts, axes=(1, 0)) / counts.sum()

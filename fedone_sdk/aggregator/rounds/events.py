@@ -1,4 +1,4 @@
-"""What can happen to a run, and what follows from it: inputs and outputs of the round machine."""
+"""Inputs (events) and outputs (effects) of the round machine."""
 
 from __future__ import annotations
 
@@ -24,41 +24,41 @@ from fedone_sdk.task import Bias
 __all__ = [
     "Accepted",
     "Assigned",
+    "CallReserved",
+    "CallSettled",
     "CandidatesProposed",
     "CapsRaised",
-    "Closed",
-    "Declined",
+    "ClientQuarantined",
+    "DeadlineExtended",
     "Effect",
     "EvaluationReserved",
     "EvaluationSettled",
     "Event",
-    "GatewayAnswered",
-    "GatewayAsked",
     "Measured",
     "MemorySaved",
-    "MetricKnown",
+    "MetricMeasured",
     "ModelSeen",
-    "PauseAsked",
-    "Prolonged",
-    "ClientQuarantined",
-    "Quarantined",
-    "RaiseAsked",
-    "Refitted",
+    "PauseRequested",
+    "QuarantineLifted",
+    "QuarantineRequested",
+    "RaiseRequested",
     "Refused",
-    "Released",
-    "Renewed",
-    "Restarted",
-    "ResumeAsked",
-    "RolledBack",
+    "RenewalRequested",
+    "ReplicasLost",
+    "ResumeRequested",
+    "RollbackRequested",
     "RoundFinished",
     "RunEnded",
+    "RunRolledBack",
     "SeatOffered",
     "SeatsVacant",
-    "StopAsked",
+    "StopRequested",
     "TimePassed",
+    "UnfitCleared",
     "UpdateArrived",
-    "RunRolledBack",
-    "WorkAsked",
+    "WorkClosed",
+    "WorkDeclined",
+    "WorkRequested",
 ]
 
 
@@ -67,11 +67,11 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeatsVacant:
-    """Seats are free, and these clients could take them.
+    """Seats are vacant.
 
     Attributes:
-        available: Enrolment index -> examples held, of the clients seen lately.
-        enrolled: How many clients there are, seen lately or not; None is not known.
+        available: Clients that may be drawn: enrolment index -> number of examples.
+        enrolled: Number of enrolled clients, connected or not; None is unknown.
     """
 
     available: Mapping[int, int]
@@ -79,15 +79,15 @@ class SeatsVacant:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkAsked:
-    """A client that has a seat came for its work.
+class WorkRequested:
+    """A client with a seat claims its work.
 
     Attributes:
         client: Its enrolment index.
-        assignment_id: A fresh id, should new work be given out.
-        own_model: Whether it asks a model of its own.
-        model: Fingerprint of that model, as far as the client knows it before it works.
-        memory: What its method remembered after its last work (losses exchange).
+        assignment_id: A fresh id for a new assignment.
+        own_model: Whether the client queries its own model.
+        model: Fingerprint of that model, if the client knows it before it works.
+        memory: Method memory after the client's last work (losses exchange).
     """
 
     client: int
@@ -99,12 +99,12 @@ class WorkAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateArrived:
-    """A client returned its work.
+    """A client sends an update.
 
     Attributes:
-        assignment_id: Which work.
+        assignment_id: Its assignment.
         update: The message.
-        body_sha256: Digest of the body it came in.
+        body_sha256: Digest of the request body.
     """
 
     assignment_id: str
@@ -113,14 +113,14 @@ class UpdateArrived:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Declined:
-    """A client gave its work back.
+class WorkDeclined:
+    """A client declines its assignment.
 
     Attributes:
-        assignment_id: Which work.
-        reason: Why.
-        usage: What it says it spent.
-        unfit: Whether it fits no work of this run.
+        assignment_id: The assignment.
+        reason: The client's reason.
+        usage: Usage that the client reports.
+        unfit: Whether the client is unfit for all work of this run.
     """
 
     assignment_id: str
@@ -130,28 +130,28 @@ class Declined:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refitted:
-    """A client that did not fit has changed: it may be offered work again."""
+class UnfitCleared:
+    """An unfit client has changed and may be drawn again."""
 
     client: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Renewed:
-    """A client is still at work and asks for another full deadline."""
+class RenewalRequested:
+    """A client asks for a full new deadline."""
 
     assignment_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GatewayAsked:
-    """The gateway is about to ask the model for a client.
+class CallReserved:
+    """The gateway is about to query the model for a client.
 
     Attributes:
-        assignment_id: Whose lease pays.
-        call: Names the client's request. Its queries count once, however often it is repeated.
-        attempt: Names this attempt at it, and the replica that makes it.
-        worst: The most that asking may spend now, beside what the attempt set aside before.
+        assignment_id: The assignment whose lease pays.
+        call: Id of the client's request. Repeated requests count their queries once.
+        attempt: Id of this attempt, with the id of its replica.
+        worst: Upper bound on the cost, on top of earlier reservations of the attempt.
     """
 
     assignment_id: str
@@ -161,11 +161,8 @@ class GatewayAsked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GatewayAnswered:
-    """The model answered an attempt, or failed; `used` is what it really spent.
-
-    Without queries, which were counted when they were asked.
-    """
+class CallSettled:
+    """An attempt has ended; `used` is its cost without queries, which were counted before."""
 
     assignment_id: str
     attempt: str
@@ -174,18 +171,18 @@ class GatewayAnswered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSeen:
-    """The provider said which model answered."""
+    """The provider reports the model that answered."""
 
     model: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PauseAsked:
-    """The run pauses until a person resumes it. Work under way is kept.
+class PauseRequested:
+    """The run pauses until an operator resumes it. Open work is kept.
 
     Attributes:
-        reason: The cause in full, for operators.
-        summary: The cause without the words of the provider, for viewers; None is the same.
+        reason: The full cause, for operators.
+        summary: The cause without the provider's text, for viewers; None equals `reason`.
     """
 
     reason: str
@@ -193,7 +190,7 @@ class PauseAsked:
 
     @classmethod
     def because(cls, failure: Exception) -> Self:
-        """The pause that a failure makes necessary."""
+        """Return the pause that a failure causes."""
         if isinstance(failure, SpecError):
             return cls(reason=one_line("; ".join(failure.problems)))
         summary = failure.summary if isinstance(failure, BackendError) else str(failure)
@@ -202,7 +199,7 @@ class PauseAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationReserved:
-    """Evaluation is about to ask the model; a lease that is open already grows."""
+    """Evaluation is about to query the model; an open lease grows."""
 
     lease_id: str
     worst: Usage
@@ -210,7 +207,7 @@ class EvaluationReserved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationSettled:
-    """Evaluation got its answers."""
+    """Evaluation has its answers."""
 
     lease_id: str
     used: Usage
@@ -218,15 +215,14 @@ class EvaluationSettled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """The dev metric of a prompt is known.
+    """The dev metric of a prompt was measured.
 
     Attributes:
-        which: Of which prompt.
+        which: The prompt.
         value: The metric.
-        at: Of ``after``: round and number of rollbacks of the run whose prompt it is.
-        bias: The label bias that the measurement found without labels and that another one of the
-            prompt would find, too.
-        verdict: Of ``after``: whether tuning was worth it.
+        at: For ``after``: round and number of rollbacks when the prompt was current.
+        bias: The label bias that the measurement estimated without labels.
+        verdict: For ``after``: whether tuning improved the metric.
     """
 
     which: Literal["no_prompt", "before", "after"]
@@ -237,12 +233,12 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Restarted:
-    """Replicas are gone: what they had under way may have been sent, and is charged in full.
+class ReplicasLost:
+    """Replicas have exited: their pending calls are charged in full.
 
     Attributes:
-        alive: The replicas that are not gone.
-        down: Whether nobody served the run for a while: its deadlines begin anew.
+        alive: The replicas that still run.
+        down: Whether no replica served the run for a while: deadlines start again.
     """
 
     alive: frozenset[str]
@@ -251,18 +247,18 @@ class Restarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimePassed:
-    """Deadlines may be over."""
+    """Deadlines may have passed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StopAsked:
-    """The run is to end now.
+class StopRequested:
+    """Stop the run.
 
     Attributes:
-        status: How it ends.
-        reason: Why, for people.
-        keep: Keeps the open work of the round for a resume, which then changes nothing in what
-            is drawn. Otherwise the round ends with what it has.
+        status: The run's final status.
+        reason: The reason, in words.
+        keep: Keeps the round's open work for a resume, which then draws the same prompts. False
+            ends the round with the updates so far.
     """
 
     status: Literal["stopped", "failed"] = "stopped"
@@ -272,7 +268,7 @@ class StopAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CandidatesProposed:
-    """New candidates for a slot; they come in when the round under way ends.
+    """New candidates for a slot, which join at the end of the current round.
 
     Attributes:
         slot: The slot's name.
@@ -284,32 +280,32 @@ class CandidatesProposed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Quarantined:
-    """A client is not to be trusted: it gets no more work."""
+class QuarantineRequested:
+    """Put a client in quarantine: it gets no more work."""
 
     client: int
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Released:
-    """A client may take part again."""
+class QuarantineLifted:
+    """Release a client from quarantine."""
 
     client: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RolledBack:
-    """The run is to be set back to where it stood before a round.
+class RollbackRequested:
+    """Roll the run back to its state after an earlier round.
 
     Attributes:
-        method: Alpha and what the method kept then.
-        server_memory: What the server optimiser remembered then.
-        memories: What clients' methods remembered then, by enrolment index.
-        to_round: Rounds done then.
-        reason: Why, for the log.
-        rollbacks: How often the run had been set back when this was looked up. In a run that was
-            set back since then, that round may be another one. None is not looked at.
+        method: Method state of that round: alpha and its memory.
+        server_memory: The server optimiser's memory of that round.
+        memories: The clients' method memories of that round, by enrolment index.
+        to_round: Number of rounds done at that point.
+        reason: The reason, for the log.
+        rollbacks: The run's number of rollbacks when the state was read. The event is refused if
+            the run was rolled back since. None skips the check.
     """
 
     method: State
@@ -321,16 +317,16 @@ class RolledBack:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResumeAsked:
-    """A stopped, paused or failed run is to go on, with the model that there is now."""
+class ResumeRequested:
+    """Resume a stopped, paused or failed run, with the current model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RaiseAsked:
-    """Caps are to be raised; a run that they have ended is to go on.
+class RaiseRequested:
+    """Raise caps; a run that they ended runs again.
 
     Attributes:
-        caps: The new caps; those that are None stay as they are.
+        caps: The new caps; None keeps a cap.
     """
 
     caps: Budget
@@ -338,27 +334,27 @@ class RaiseAsked:
 
 Event = (
     SeatsVacant
-    | WorkAsked
+    | WorkRequested
     | UpdateArrived
-    | Declined
-    | Refitted
-    | Renewed
-    | GatewayAsked
-    | GatewayAnswered
+    | WorkDeclined
+    | UnfitCleared
+    | RenewalRequested
+    | CallReserved
+    | CallSettled
     | ModelSeen
-    | PauseAsked
+    | PauseRequested
     | EvaluationReserved
     | EvaluationSettled
     | CandidatesProposed
     | Measured
-    | Quarantined
-    | Released
-    | Restarted
-    | RolledBack
+    | QuarantineRequested
+    | QuarantineLifted
+    | ReplicasLost
+    | RollbackRequested
     | TimePassed
-    | StopAsked
-    | ResumeAsked
-    | RaiseAsked
+    | StopRequested
+    | ResumeRequested
+    | RaiseRequested
 )
 
 
@@ -367,28 +363,28 @@ Event = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeatOffered:
-    """Wake this client if it waits: it has a seat."""
+    """Wake this client's poll: it has a seat."""
 
     client: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assigned:
-    """Send this work to the client that asked."""
+    """Send this assignment to the client."""
 
     assignment: AlphaAssignment | LossesAssignment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prolonged:
-    """Tell the client that it has so many seconds for its work from now."""
+class DeadlineExtended:
+    """Send the client its new deadline, seconds from now."""
 
     deadline_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accepted:
-    """Answer the client's update with this receipt, now and whenever the update is repeated."""
+    """Answer the client's update, and every repetition of it, with this receipt."""
 
     client: int
     receipt: Receipt
@@ -403,8 +399,8 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Closed:
-    """Work ended without an accepted update; remember it, so that a late update is told."""
+class WorkClosed:
+    """Record that an assignment ended without an update, to answer a late one."""
 
     assignment_id: str
     client: int
@@ -413,7 +409,7 @@ class Closed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemorySaved:
-    """Keep what this client's method remembers until its next work."""
+    """Store this client's method memory until its next work."""
 
     client: int
     memory: Memory
@@ -421,12 +417,12 @@ class MemorySaved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundFinished:
-    """A round is over.
+    """A round has ended.
 
     Attributes:
-        report: For people; `client_id` still holds enrolment indices.
+        report: The round's report, with an empty `client_id`.
         clients: Enrolment indices, in seat order.
-        record: For the log: what is needed to compute the round again.
+        record: The log record from which a replay computes the round.
     """
 
     report: RoundReport
@@ -436,12 +432,12 @@ class RoundFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientQuarantined:
-    """The defences have put a client in quarantine.
+    """The defences put a client in quarantine.
 
     Attributes:
         client: Its enrolment index.
-        round: At the end of which round.
-        reason: What it did.
+        round: The round at whose end it happened.
+        reason: The cause.
     """
 
     client: int
@@ -451,11 +447,11 @@ class ClientQuarantined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRolledBack:
-    """The run stands again where it stood after `to_round` rounds.
+    """The run was rolled back.
 
     Attributes:
-        to_round: Rounds that still count.
-        record: For the log.
+        to_round: Number of rounds that remain.
+        record: The log record.
     """
 
     to_round: int
@@ -464,21 +460,21 @@ class RunRolledBack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapsRaised:
-    """The run has higher caps.
+    """The caps were raised.
 
     Attributes:
-        record: For the log.
+        record: The log record.
     """
 
     record: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MetricKnown:
-    """The deployable prompt after a round has been measured.
+class MetricMeasured:
+    """The deployable prompt of a round was measured.
 
     Attributes:
-        round: Which round.
+        round: The round.
         value: The dev metric.
     """
 
@@ -488,7 +484,7 @@ class MetricKnown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEnded:
-    """The run is over."""
+    """The run has ended."""
 
     status: RunStatus
 
@@ -496,15 +492,15 @@ class RunEnded:
 Effect = (
     SeatOffered
     | Assigned
-    | Prolonged
+    | DeadlineExtended
     | Accepted
     | Refused
-    | Closed
+    | WorkClosed
     | MemorySaved
     | RoundFinished
     | ClientQuarantined
     | RunRolledBack
     | CapsRaised
-    | MetricKnown
+    | MetricMeasured
     | RunEnded
 )

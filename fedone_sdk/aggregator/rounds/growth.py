@@ -1,4 +1,4 @@
-"""Candidates that come in while a run is under way."""
+"""Candidates that are added during a run."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from fedone_sdk.aggregator.rounds.state import RunState
 from fedone_sdk.aggregator.rounds.transition import Transition
 from fedone_sdk.errors import ProblemError
 
-__all__ = ["grown", "proposed"]
+__all__ = ["admit_candidates", "propose"]
 
 
-def proposed(rules: Rules, event: CandidatesProposed, state: RunState, now: float) -> Transition:
-    """Takes in new candidates; prompts that were drawn already are not touched by them."""
+def propose(rules: Rules, event: CandidatesProposed, state: RunState, now: float) -> Transition:
+    """Queue new candidates until the round ends; prompts already drawn stay the same."""
     proposer = rules.spec.prompt.proposer
     if proposer is None or event.slot != rules.spec.prompt.proposed_slot:
         raise ProblemError("run_conflict", f"no candidates are proposed for slot {event.slot!r}")
@@ -27,9 +27,9 @@ def proposed(rules: Rules, event: CandidatesProposed, state: RunState, now: floa
     return replace(state, waiting=waiting), ()
 
 
-def grown(rules: Rules, state: RunState) -> RunState:
-    """The state with the waiting candidates in it; between two rounds."""
+def admit_candidates(rules: Rules, state: RunState) -> RunState:
+    """Return the state with the queued candidates in its vocabulary."""
     if not state.waiting:
         return state
     state = replace(state, proposed=(*state.proposed, *state.waiting), waiting=())
-    return replace(state, method=rules.at(state).admitted(state.method))
+    return replace(state, method=rules.at(state).with_new_candidates(state.method))

@@ -1,56 +1,56 @@
-"""How a run ends, pauses, goes on and is set back."""
+"""Lifecycle of a run: stop, pause, resume, rollback."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from fedone_sdk.aggregator.rounds.closing import finish
+from fedone_sdk.aggregator.rounds.closing import finish_round
 from fedone_sdk.aggregator.rounds.events import (
     Effect,
     Measured,
     MemorySaved,
     ModelSeen,
-    PauseAsked,
-    Restarted,
-    ResumeAsked,
-    RolledBack,
+    PauseRequested,
+    ReplicasLost,
+    ResumeRequested,
+    RollbackRequested,
     RunRolledBack,
-    StopAsked,
+    StopRequested,
 )
 from fedone_sdk.aggregator.rounds.rules import Rules
 from fedone_sdk.aggregator.rounds.spending import charge_lost, release
 from fedone_sdk.aggregator.rounds.state import RunState, Seat
-from fedone_sdk.aggregator.rounds.transition import Transition, ended
+from fedone_sdk.aggregator.rounds.transition import Transition, end_run
 from fedone_sdk.algorithms import State, alpha_sha256
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import RunStatus
 
 __all__ = [
     "can_resume",
-    "going_on",
-    "measured",
-    "model_seen",
-    "paused",
-    "restarted",
-    "resumed",
-    "rolled_back",
-    "stopped",
-    "wind_up",
+    "charge_lost_replicas",
+    "end_early",
+    "pause",
+    "record_metric",
+    "record_model",
+    "resume",
+    "roll_back",
+    "run_again",
+    "stop",
 ]
 
 
 def can_resume(state: RunState) -> bool:
-    """Whether a run was broken off, so that it can go on."""
+    """Whether the run can be resumed."""
     return state.status in ("stopped", "failed")
 
 
-def wind_up(
+def end_early(
     rules: Rules, state: RunState, status: RunStatus, reason: str | None, now: float
 ) -> Transition:
-    """Ends a run amid a round: no work stays open, and local steps that were paid for count.
+    """End a run during a round: close open work and aggregate the local steps already paid for.
 
-    A round of which nothing counts begins anew once the run is resumed, with the same draw: whom
-    it falls on again is asked the same, and what was paid for is answered from the cache.
+    A round without any finished step is discarded. After a resume it repeats the same draw, so
+    that clients answer the same queries from their caches.
     """
     effects: list[Effect] = []
     for seat in state.seats:
@@ -59,36 +59,36 @@ def wind_up(
     finished_first = sorted(state.seats, key=lambda seat: seat.phase != "done")
     kept = tuple(replace(seat, phase="done") for seat in finished_first if seat.step)
     if kept:
-        state, finished = finish(rules, replace(state, seats=kept), now)
+        state, finished = finish_round(rules, replace(state, seats=kept), now)
         effects.extend(finished)
     else:
         state = replace(state, seats=(), fills=0, passed=frozenset())
     if state.running:
-        state, over = ended(state, status, reason, now)
+        state, over = end_run(state, status, reason, now)
         effects.extend(over)
     return state, tuple(effects)
 
 
-def stopped(rules: Rules, event: StopAsked, state: RunState, now: float) -> Transition:
-    """Ends a run because somebody wants it."""
+def stop(rules: Rules, event: StopRequested, state: RunState, now: float) -> Transition:
+    """End a run on request."""
     if state.paused:
-        state = replace(state, status="running")  # so that its open work is wound up
+        state = replace(state, status="running")  # so that `end_early` closes its open work
     if not state.running:
         raise ProblemError("run_conflict", f"the run has ended: {state.status}")
     if event.keep:
-        return ended(state, event.status, event.reason, now)
-    return wind_up(rules, state, event.status, event.reason, now)
+        return end_run(state, event.status, event.reason, now)
+    return end_early(rules, state, event.status, event.reason, now)
 
 
-def resumed(rules: Rules, event: ResumeAsked, state: RunState, now: float) -> Transition:
-    """Lets a run go on that was broken off."""
+def resume(rules: Rules, event: ResumeRequested, state: RunState, now: float) -> Transition:
+    """Resume a stopped or failed run."""
     if not can_resume(state):
         raise ProblemError("run_conflict", f"a run that is {state.status} cannot be resumed")
-    return going_on(rules, state, now), ()
+    return run_again(rules, state, now), ()
 
 
-def going_on(rules: Rules, state: RunState, now: float) -> RunState:
-    """The state of a run that had ended and runs again."""
+def run_again(rules: Rules, state: RunState, now: float) -> RunState:
+    """Return the running state of a run that had ended."""
     return replace(
         state,
         status="running",
@@ -98,8 +98,8 @@ def going_on(rules: Rules, state: RunState, now: float) -> RunState:
         lost=0,
         paused=False,
         seats=_with_new_deadlines(rules, state, now),
-        # Whoever resumes a run accepts the model that there is now.
-        model=_model_from_now(rules, state),
+        # A resume accepts the current model.
+        model=_current_model(rules, state),
         votes={},
         unfit={},
         metric=state.metric.model_copy(update={"after": None}),
@@ -108,10 +108,10 @@ def going_on(rules: Rules, state: RunState, now: float) -> RunState:
     )
 
 
-def _model_from_now(rules: Rules, state: RunState) -> str | None:
-    """The model that is given; where devices decide, the next of them say which."""
-    not_looked_at_yet = rules.given_model == ""
-    return state.model if not_looked_at_yet else rules.given_model
+def _current_model(rules: Rules, state: RunState) -> str | None:
+    """Return the required model; None if the devices' next votes decide."""
+    not_looked_at_yet = rules.required_model == ""
+    return state.model if not_looked_at_yet else rules.required_model
 
 
 def _with_new_deadlines(rules: Rules, state: RunState, now: float) -> tuple[Seat, ...]:
@@ -120,37 +120,41 @@ def _with_new_deadlines(rules: Rules, state: RunState, now: float) -> tuple[Seat
     return tuple(replace(seat, due=now + patience[seat.phase]) for seat in state.seats)
 
 
-def restarted(rules: Rules, event: Restarted, state: RunState, now: float) -> Transition:
-    """Charges what was lost; clients cannot help it that nobody served, their work is theirs."""
+def charge_lost_replicas(
+    rules: Rules, event: ReplicasLost, state: RunState, now: float
+) -> Transition:
+    """Charge pending calls of exited replicas; after downtime, restart the clients' deadlines."""
     after = charge_lost(state, event.alive)
     if event.down:
         after = replace(after, seats=_with_new_deadlines(rules, after, now))
     return after, ()
 
 
-def paused(rules: Rules, event: PauseAsked, state: RunState, now: float) -> Transition:
-    """Keeps a run until somebody has changed something."""
-    told, shown = event.reason, event.summary or event.reason
-    if state.paused:  # Whoever resumes it shall know of this, too.
+def pause(rules: Rules, event: PauseRequested, state: RunState, now: float) -> Transition:
+    """Pause a run and keep its open work."""
+    detail, shown = event.reason, event.summary or event.reason
+    if state.paused:  # Adds the new reason for the operator who resumes the run.
         reason = state.reason or ""
-        return _pausing(state, _added(reason, told), _added(state.summary or reason, shown)), ()
+        return _with_reason(
+            state, _join_reasons(reason, detail), _join_reasons(state.summary or reason, shown)
+        ), ()
     if not state.running:
         return state, ()
-    reason = f"paused: {told}"
-    state, effects = ended(state, "stopped", reason, now)
-    return replace(_pausing(state, reason, f"paused: {shown}"), paused=True), effects
+    reason = f"paused: {detail}"
+    state, effects = end_run(state, "stopped", reason, now)
+    return replace(_with_reason(state, reason, f"paused: {shown}"), paused=True), effects
 
 
-def _pausing(state: RunState, reason: str, summary: str) -> RunState:
+def _with_reason(state: RunState, reason: str, summary: str) -> RunState:
     return replace(state, reason=reason, summary=None if summary == reason else summary)
 
 
-def _added(told: str, more: str) -> str:
-    return told if more in told else f"{told}; {more}"
+def _join_reasons(known: str, new: str) -> str:
+    return known if new in known else f"{known}; {new}"
 
 
-def model_seen(rules: Rules, event: ModelSeen, state: RunState, now: float) -> Transition:
-    """Takes note of what the provider calls its model; another one pauses the run."""
+def record_model(rules: Rules, event: ModelSeen, state: RunState, now: float) -> Transition:
+    """Record the provider's name of its model; a new name pauses the run."""
     if event.model in state.models:
         return state, ()
     before = state.models[-1] if state.models else None
@@ -158,11 +162,11 @@ def model_seen(rules: Rules, event: ModelSeen, state: RunState, now: float) -> T
     if before is None:
         return state, ()
     reason = f"the provider answers with {event.model!r} now, it was {before!r}"
-    return paused(rules, PauseAsked(reason=f"{reason}; resume the run to accept it"), state, now)
+    return pause(rules, PauseRequested(reason=f"{reason}; resume the run to accept it"), state, now)
 
 
-def rolled_back(rules: Rules, event: RolledBack, state: RunState, now: float) -> Transition:
-    """Sets a run back to an earlier round; what it has spent stays spent."""
+def roll_back(rules: Rules, event: RollbackRequested, state: RunState, now: float) -> Transition:
+    """Roll a run back to an earlier round; its spending stays."""
     if not (state.running or can_resume(state)):
         raise ProblemError("run_conflict", f"a run that is {state.status} cannot be rolled back")
     if event.rollbacks not in (None, state.rollbacks):
@@ -178,18 +182,20 @@ def rolled_back(rules: Rules, event: RolledBack, state: RunState, now: float) ->
     state = replace(
         state,
         round=event.to_round,
-        # Candidates that came in since then stay.
-        method=rules.admitted(State(alpha=event.method.alpha, memory=event.method.memory)),
+        # Candidates that were added since then stay.
+        method=rules.with_new_candidates(
+            State(alpha=event.method.alpha, memory=event.method.memory)
+        ),
         server_memory=event.server_memory,
         seats=(),
         passed=frozenset(),
         fills=0,
         lost=0,
-        # At its beginning nothing is left that the model had a part in.
-        model=state.model if event.to_round else _model_from_now(rules, state),
+        # After a rollback to round 0 no result depends on the model.
+        model=state.model if event.to_round else _current_model(rules, state),
         votes=state.votes if event.to_round else {},
         rollbacks=state.rollbacks + 1,
-        planned=None,  # The next work is planned for the caps that there are then.
+        planned=None,  # The next assignment plans for the caps of its time.
         metric=state.metric.model_copy(update={"after": None}),
         bias=None,
         verdict=None,
@@ -205,11 +211,11 @@ def rolled_back(rules: Rules, event: RolledBack, state: RunState, now: float) ->
     return state, (*effects, RunRolledBack(to_round=state.round, record=record))
 
 
-def measured(rules: Rules, event: Measured, state: RunState, now: float) -> Transition:
-    """Takes note of a metric."""
+def record_metric(rules: Rules, event: Measured, state: RunState, now: float) -> Transition:
+    """Record the metric of a prompt."""
     here = (state.round, state.rollbacks)
     if event.which == "after" and (state.running or event.at not in (None, here)):
-        return state, ()  # The run went on meanwhile: this prompt was not its last.
+        return state, ()  # The run has continued: this is not its final prompt.
     metric = state.metric.model_copy(update={event.which: event.value})
     if event.which != "after":
         return replace(state, metric=metric), ()

@@ -1,31 +1,31 @@
-"""Which model scores a run, where its devices have models of their own."""
+"""The model that scores a run whose devices have their own models."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
 
-from fedone_sdk.aggregator.rounds.events import Effect, RolledBack
-from fedone_sdk.aggregator.rounds.lifecycle import rolled_back
+from fedone_sdk.aggregator.rounds.events import Effect, RollbackRequested
+from fedone_sdk.aggregator.rounds.lifecycle import roll_back
 from fedone_sdk.aggregator.rounds.rules import Rules
 from fedone_sdk.aggregator.rounds.state import RunState
 from fedone_sdk.aggregator.rounds.transition import Transition
 
-__all__ = ["AGREEING", "heard", "mismatch"]
+__all__ = ["AGREEING", "model_mismatch", "vote_model"]
 
 AGREEING = 3
-"""Devices that must name the same model before a run's model is settled."""
+"""Number of devices that must report the same model before the run's model is final."""
 
 
-def heard(rules: Rules, state: RunState, client: int, model: str, now: float) -> Transition:
-    """Takes note of the model that a device has.
+def vote_model(rules: Rules, state: RunState, client: int, model: str, now: float) -> Transition:
+    """Count a device's model as its vote.
 
-    Until `AGREEING` devices have the same one, the run's model is the one that most devices have;
-    of several, the one that the run has, or that was named first. Where that changes, the run
-    begins again: rounds that another model scored say nothing of this one.
+    Until `AGREEING` devices report the same model, the run's model is that of the majority; ties
+    keep the current model, or take the first reported. A change of the model rolls the run back to
+    round 0, because losses of different models are not comparable.
     """
     settled = state.model is not None and not state.votes
-    if settled or rules.given_model is not None:
+    if settled or rules.required_model is not None:
         return state, ()
     votes = {**state.votes, client: state.votes.get(client, model)}
     counts = Counter(votes.values())
@@ -35,10 +35,10 @@ def heard(rules: Rules, state: RunState, client: int, model: str, now: float) ->
         chosen = next(named for named in votes.values() if counts[named] == most)
     effects: tuple[Effect, ...] = ()
     if before not in (None, chosen):
-        state, effects = rolled_back(
+        state, effects = roll_back(
             rules,
-            RolledBack(
-                method=rules.start().method,
+            RollbackRequested(
+                method=rules.initial_state().method,
                 memories={one: {} for one in votes},
                 to_round=0,
                 reason=f"most devices have the model {chosen!r}, not {before!r}",
@@ -50,13 +50,13 @@ def heard(rules: Rules, state: RunState, client: int, model: str, now: float) ->
         state,
         model=chosen,
         votes={} if most >= AGREEING else votes,
-        unfit=state.unfit if before in (None, chosen) else {},  # Some of them have this model.
+        unfit=state.unfit if before in (None, chosen) else {},  # Some may have the new model.
     ), effects
 
 
-def mismatch(rules: Rules, state: RunState, model: str) -> str | None:
-    """Why a device with this model cannot work for a run; None where it can."""
-    known = state.model or rules.given_model
+def model_mismatch(rules: Rules, state: RunState, model: str) -> str | None:
+    """Return why a device with this model cannot work for the run; None if it can."""
+    known = state.model or rules.required_model
     if known is None or known == model:
         return None
     return f"the run scores with {known!r}, the device with {model!r}"

@@ -1,8 +1,8 @@
-"""What devices' noise promises: epsilon by the number of times that a device gave something away.
+"""Privacy accounting: epsilon as a function of a device's number of releases.
 
-Noise of multiplier s, k times over the same data, is exactly one mechanism of multiplier
-s / sqrt(k). Mini-batches are drawn from a seed that the server knows, so nothing is won by
-subsampling, and none is claimed.
+k releases of the same data with noise multiplier s compose to one Gaussian mechanism with
+multiplier s / sqrt(k). The server knows the mini-batch seeds, so subsampling does not amplify
+privacy and is not counted.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from fedone_sdk.aggregator.rounds.state import Seat
 from fedone_sdk.messages import PrivacyReport
 from fedone_sdk.spec import PrivacySpec, RunSpec
 
-__all__ = ["Accountant", "Releases", "counted", "may_begin"]
+__all__ = ["Accountant", "Releases", "count_releases", "may_take_seat"]
 
 _MOST_RELEASES = 10**9
 
 
 class Accountant:
-    """Counts what a device's releases cost it.
+    """Privacy loss of a device as a function of its releases.
 
     Args:
-        privacy: The run's.
+        privacy: The run's privacy settings.
 
     Raises:
         MissingExtraError: dp-accounting is not installed.
@@ -34,7 +34,7 @@ class Accountant:
         self.privacy = privacy
 
     def epsilon(self, releases: int) -> float:
-        """What `releases` releases of noised numbers give away, at the run's delta.
+        """Return epsilon after `releases` releases, at the run's delta.
 
         Args:
             releases: One per local step for target ``losses``, one per round for ``alpha``.
@@ -44,7 +44,7 @@ class Accountant:
         return self._accountant.epsilon(releases / self.privacy.noise_multiplier**2)
 
     def affordable(self) -> int | None:
-        """The most releases of one device within ``max_epsilon``; None where that is not set."""
+        """Return the maximal releases per device within ``max_epsilon``; None without a limit."""
         limit = self.privacy.max_epsilon
         if limit is None:
             return None
@@ -60,16 +60,16 @@ class Accountant:
 
 
 class Releases:
-    """How often devices may give noised numbers away in a run, and what it comes to.
+    """Limits and reports the releases of a run's devices.
 
-    Work counts when it is given out: what a device did with it before it was lost is not known.
+    Releases count when work is assigned, because a lost assignment may have been released.
 
     Args:
         spec: The run; its ``privacy`` is set.
 
     Raises:
         MissingExtraError: dp-accounting is not installed.
-        ValueError: ``max_epsilon`` does not pay for the run.
+        ValueError: ``max_epsilon`` is too low for the run's rounds.
     """
 
     def __init__(self, spec: RunSpec) -> None:
@@ -78,7 +78,7 @@ class Releases:
         self.accountant = Accountant(spec.privacy)
         self.privacy = spec.privacy
         self.most = self.accountant.affordable()
-        # A step of alpha is noised once, however many local steps it took.
+        # Target `alpha` adds noise once per round, whatever the number of local steps.
         self._each_step = spec.privacy.target == "losses"
         self.per_seat = spec.method.local_steps if self._each_step else 1
         if self.most is not None and spec.data is not None:
@@ -92,15 +92,15 @@ class Releases:
 
     @classmethod
     def of(cls, spec: RunSpec) -> Releases | None:
-        """A run's; None where devices add no noise."""
+        """Return the releases of a run; None if its devices add no noise."""
         return None if spec.privacy is None else cls(spec)
 
     def of_work(self, seat: Seat) -> int:
-        """Releases that the work of a seat asks for."""
+        """Return the number of releases of a seat's assignment."""
         return seat.num_steps if self._each_step else 1
 
     def report(self, counts: Mapping[int, int]) -> PrivacyReport:
-        """What the run has cost the device that gave away most."""
+        """Return the privacy report, with the epsilon of the device with most releases."""
         most = max(counts.values(), default=0)
         return PrivacyReport(
             target=self.privacy.target,
@@ -113,21 +113,23 @@ class Releases:
         )
 
     def spent_up(self, counts: Mapping[int, int]) -> frozenset[int]:
-        """The devices that get no more work, because it would pass ``max_epsilon``."""
+        """Return the devices that have reached ``max_epsilon``."""
         return frozenset(client for client, count in counts.items() if not self.has_room(count))
 
     def has_room(self, count: int) -> bool:
-        """Whether a device with so many releases may take another seat."""
+        """Whether a device with `count` releases may take another seat."""
         return self.most is None or count + self.per_seat <= self.most
 
 
-def may_begin(releases: Releases | None, counts: Mapping[int, int], client: int) -> bool:
-    """Whether a client may take a seat without passing ``max_epsilon``."""
+def may_take_seat(releases: Releases | None, counts: Mapping[int, int], client: int) -> bool:
+    """Whether a client may take a seat within ``max_epsilon``."""
     return releases is None or releases.has_room(counts.get(client, 0))
 
 
-def counted(releases: Releases | None, counts: Mapping[int, int], seat: Seat) -> Mapping[int, int]:
-    """The counts after a seat's work was given out."""
+def count_releases(
+    releases: Releases | None, counts: Mapping[int, int], seat: Seat
+) -> Mapping[int, int]:
+    """Return the counts with the releases of a seat's assignment added."""
     if releases is None:
         return counts
     return {**counts, seat.client: counts.get(seat.client, 0) + releases.of_work(seat)}

@@ -1,4 +1,4 @@
-"""Replay: a run's alpha computed again, round by round, from nothing but its log."""
+"""Replay: recompute a run's alpha from its log, round by round."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.aggregator.rounds.codec import decode
 from fedone_sdk.aggregator.rounds.curves import Curves, check_curves
-from fedone_sdk.aggregator.rounds.events import Event, RaiseAsked, Refused, RolledBack
+from fedone_sdk.aggregator.rounds.events import Event, RaiseRequested, Refused, RollbackRequested
 from fedone_sdk.aggregator.rounds.state import RunState, Seat
 from fedone_sdk.algorithms import Memory, State, alpha_sha256, dump_memory, load_memory
 from fedone_sdk.budget import Budget
@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 _ROUNDING = 1e-5
-"""Share of an array's largest number: what two machines' roundings make of a search, and more."""
+"""Tolerance, relative to an array's maximum, for rounding differences between machines."""
 
 _Index = Annotated[int, Field(ge=0, lt=2**53)]
 
@@ -50,7 +50,7 @@ class _CurvesRecord(BaseModel):
 
 
 class _SeatRecord(BaseModel):
-    """A finished seat as the log has it; arrays stand under names of their own."""
+    """A finished seat in the log; its arrays are extra fields."""
 
     model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
 
@@ -64,7 +64,7 @@ class _SeatRecord(BaseModel):
     curves: tuple[_CurvesRecord, ...] = ()
 
     def arrays(self) -> dict[str, Any]:
-        """Alpha and what else the method keeps, by name."""
+        """Return alpha and the method's memory, by name."""
         return {
             name: from_wire(Array.model_validate(value))
             for name, value in (self.model_extra or {}).items()
@@ -98,13 +98,13 @@ class _RollbackRecord(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """Where the run stood after a line of its log.
+    """The recomputed state after a line of the log.
 
     Attributes:
-        entry: The line; None where no round was done yet.
-        state: The run; only what rounds change is filled in: alpha, memories, the round.
-        memories: What clients' methods remember, by client index (losses exchange).
-        logged_sha256: Digest of alpha that the line names.
+        entry: The line; None before the first round.
+        state: The run; only alpha, the memories and the round are filled in.
+        memories: The clients' method memories, by client index (losses exchange).
+        logged_sha256: Digest of alpha in the line.
     """
 
     entry: LogEntry | None
@@ -114,20 +114,20 @@ class Replayed:
 
     @property
     def alpha_sha256(self) -> str:
-        """Digest of the alpha that was computed."""
+        """Digest of the recomputed alpha."""
         return alpha_sha256(self.state.method.alpha)
 
     @property
     def agrees(self) -> bool:
-        """Whether it is the alpha that the run had."""
+        """Whether the recomputed alpha equals the logged one."""
         return self.alpha_sha256 == self.logged_sha256
 
 
 def machine_of(snapshot: RunSnapshot) -> RoundMachine:
-    """The machine of a stored run.
+    """Return the machine of a stored run.
 
     Raises:
-        ValueError: Its description is damaged.
+        ValueError: The stored spec is damaged.
     """
     record = snapshot.record
     spec = RunSpec.stored(record.spec)
@@ -142,10 +142,10 @@ def _machine(run_id: str, spec: RunSpec, vocabulary: Vocabulary) -> RoundMachine
 def replay(
     spec: RunSpec, vocabulary: Vocabulary, entries: Iterable[LogEntry]
 ) -> Iterator[Replayed]:
-    """Computes a run again from its log, with the code that computed it first.
+    """Recompute a run from its log, with the code of the round machine.
 
-    Lines that change no alpha are passed over. After a line that does not agree the replay goes
-    on from the alpha that it has computed itself.
+    Lines that do not change alpha are skipped. After a difference the replay continues from the
+    recomputed alpha.
 
     Args:
         spec: The run.
@@ -153,10 +153,10 @@ def replay(
         entries: Its log, oldest line first.
 
     Yields:
-        One for each round and each rollback.
+        The state after each round and each rollback.
 
     Raises:
-        ValueError: A line is damaged, or is not of this run; the message names its place.
+        ValueError: A line is damaged or belongs to another run; the message has its number.
     """
     return _replay(_machine(spec.name, spec, vocabulary), list(entries))
 
@@ -166,7 +166,7 @@ def _replay(machine: RoundMachine, entries: Sequence[LogEntry]) -> Iterator[Repl
 
 
 def _rollbacks(entries: Iterable[LogEntry]) -> set[int]:
-    """The rounds that are gone back to."""
+    """Return the target rounds of all rollbacks."""
     return {
         _RollbackRecord.model_validate_json(entry.body).round
         for entry in entries
@@ -175,26 +175,24 @@ def _rollbacks(entries: Iterable[LogEntry]) -> set[int]:
 
 
 class _Replay:
-    """Computes a run again, page by page of its log.
-
-    What raised the caps moves no alpha, and is no line of its own in what comes out.
+    """Recomputes a run page by page. Raised caps change no alpha and yield nothing.
 
     Args:
-        machine: Of the run.
-        kept: Rounds that the log will go back to.
+        machine: The machine of the run.
+        kept: Target rounds of the log's rollbacks.
     """
 
     def __init__(self, machine: RoundMachine, kept: Set[int]) -> None:
         self._machine = machine
         self._targets = kept
-        self._state = machine.start()
+        self._state = machine.initial_state()
         self._memories: Mapping[int, Memory] = {}
         self._kept: dict[int, tuple[RunState, Mapping[int, Memory]]]
         self._kept = {0: (self._state, self._memories)}
         self._number = 0
 
     def follow(self, entries: Iterable[LogEntry]) -> Iterator[Replayed]:
-        """The next lines of the log."""
+        """Apply the next lines of the log."""
         for entry in entries:
             self._number += 1
             if entry.kind not in _RECORDS:
@@ -202,7 +200,9 @@ class _Replay:
             line = _parse(entry, self._number)
             try:
                 if isinstance(line, _BudgetRecord):
-                    self._state = _stepped(self._machine, self._state, RaiseAsked(caps=line.cap))
+                    self._state = _stepped(
+                        self._machine, self._state, RaiseRequested(caps=line.cap)
+                    )
                     continue
                 logged = self._take(line)
             except ValueError as exc:
@@ -214,7 +214,7 @@ class _Replay:
             )
 
     def _take(self, line: _RoundRecord | _RollbackRecord) -> str:
-        """Goes on to the state after a line; the digest of alpha that the line names."""
+        """Apply a line; return the digest of alpha in it."""
         if isinstance(line, _RoundRecord):
             if line.round != self._state.round:
                 raise ValueError(f"it is of round {line.round}, not {self._state.round}")
@@ -228,13 +228,15 @@ class _Replay:
 
 
 class Lookback:
-    """Where a run stood when it had done `to_round` rounds, on the way to where it stands now.
+    """Recomputes the state of a run after `to_round` rounds, for a rollback.
+
+    Rounds that an earlier rollback discarded do not count.
 
     Args:
         spec: The run.
         vocabulary: Its candidates.
         rollbacks: The lines of its log of kind ``rollback``.
-        to_round: Rounds done.
+        to_round: Number of rounds.
     """
 
     def __init__(
@@ -247,16 +249,16 @@ class Lookback:
         self._machine = _machine(spec.name, spec, vocabulary)
         self._replay = _Replay(self._machine, _rollbacks(rollbacks))
         self._to_round = to_round
-        start = self._machine.start()
+        start = self._machine.initial_state()
         self._found = Replayed(
             entry=None, state=start, memories={}, logged_sha256=alpha_sha256(start.method.alpha)
         )
 
     def follow(self, entries: Iterable[LogEntry]) -> None:
-        """Goes on with the next lines of the whole log.
+        """Apply the next lines of the whole log.
 
         Raises:
-            FedOneError: The log gives another alpha than the run had.
+            FedOneError: The recomputed alpha differs from the logged one.
             ValueError: The log is damaged.
         """
         name = self._machine.spec.name
@@ -269,10 +271,10 @@ class Lookback:
                 self._found = line
 
     def found(self) -> Replayed:
-        """Where it stood, after all of the log was followed.
+        """Return the state after `to_round` rounds, once the whole log is applied.
 
         Raises:
-            FedOneError: The log does not lead there.
+            FedOneError: The log has fewer rounds.
         """
         if self._found.state.round != self._to_round:
             name = self._machine.spec.name
@@ -283,11 +285,11 @@ class Lookback:
 def at_round(
     spec: RunSpec, vocabulary: Vocabulary, entries: Sequence[LogEntry], to_round: int
 ) -> Replayed:
-    """Where a run stood when it had done `to_round` rounds, on the way to where it stands now.
+    """Return the state of a run after `to_round` rounds, without rounds that were rolled back.
 
     Raises:
-        FedOneError: Its log does not lead there, or gives another alpha than it had.
-        ValueError: Its log is damaged.
+        FedOneError: The log has fewer rounds, or the recomputed alpha differs from the logged one.
+        ValueError: The log is damaged.
     """
     lookback = Lookback(spec, vocabulary, entries, to_round)
     lookback.follow(entries)
@@ -295,7 +297,7 @@ def at_round(
 
 
 def _rolled_back(machine: RoundMachine, state: RunState, back: RunState) -> RunState:
-    event = RolledBack(
+    event = RollbackRequested(
         method=back.method,
         server_memory=back.server_memory,
         to_round=back.round,
@@ -329,12 +331,12 @@ def _parse(entry: LogEntry, number: int) -> _RoundRecord | _RollbackRecord | _Bu
 def _round(
     machine: RoundMachine, state: RunState, memories: Mapping[int, Memory], record: _RoundRecord
 ) -> tuple[RunState, dict[int, Memory]]:
-    """A round, from what its clients returned."""
+    """Recompute a round from its clients' updates."""
     memories = dict(memories)
     state = machine.with_plan(replace(state, waiting=record.candidates), record.plan)
     machine = machine.at(state)
     seats: list[Seat] = []
-    # In the order in which they were finished: a client may have had two of them.
+    # In the order in which seats were finished: a client may have had two seats.
     for line in record.seats:
         seat = Seat(
             slot=line.slot,
@@ -362,7 +364,7 @@ def _round(
 def _told(
     machine: RoundMachine, state: RunState, seat: Seat, line: _SeatRecord, memory: Memory | None
 ) -> Seat:
-    """A seat after its local steps gave the losses of its line in the log."""
+    """Return a seat after local steps with the logged losses."""
     if memory:
         seat = replace(seat, local=replace(state.method, memory=memory))
     most = machine.spec.method.num_samples
@@ -370,7 +372,7 @@ def _told(
         if len(values) > most:
             raise ValueError(f"seat {seat.slot} has {len(values)} losses, at most {most} are asked")
         seat = replace(seat, num_samples=len(values))
-        local = machine.learned(state, seat, values, curves)
+        local = machine.updated_local(state, seat, values, curves)
         seat = replace(
             seat,
             step=seat.step + 1,
@@ -382,7 +384,7 @@ def _told(
 
 
 def _curves(machine: RoundMachine, line: _SeatRecord) -> list[Curves | None]:
-    """What a seat brought by class and label bias, step by step."""
+    """Return a seat's losses by class and label bias, per local step."""
     if machine.biases is None:
         return [None] * len(line.losses)
     found = [Curves(one.means, one.counts) for one in line.curves]
@@ -395,13 +397,13 @@ def _curves(machine: RoundMachine, line: _SeatRecord) -> list[Curves | None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Where a replay and the run part.
+    """The first difference between a replay and the run.
 
     Attributes:
-        round: Rounds done by then.
-        what: What differs: ``alpha`` after a round, or a part of the newest state.
-        stored: Digest of what the run has.
-        replayed: Digest of what was computed.
+        round: Number of rounds at that point.
+        what: The part that differs: ``alpha`` after a round, or a part of the newest state.
+        stored: Digest of the stored value.
+        replayed: Digest of the recomputed value.
     """
 
     round: int
@@ -418,13 +420,13 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayReport:
-    """What a replay of a stored run found.
+    """Result of the replay of a stored run.
 
     Attributes:
         run_id: The run.
-        rounds: Rounds that were computed again, those among them that were rolled back later.
-        rollbacks: How often the run went back to an earlier round.
-        alpha_sha256: Digest of the newest alpha that was computed.
+        rounds: Number of recomputed rounds, including rounds that were rolled back later.
+        rollbacks: Number of rollbacks.
+        alpha_sha256: Digest of the newest recomputed alpha.
         difference: The first difference; None if there is none.
     """
 
@@ -436,18 +438,16 @@ class ReplayReport:
 
     @property
     def agrees(self) -> bool:
-        """Whether all of it is what the run has."""
+        """Whether the replay equals the run."""
         return self.difference is None
 
 
 def compare(snapshot: RunSnapshot) -> ReplayReport:
-    """Computes a stored run again and compares: alpha after every round, and the newest state.
+    """Replay a stored run and compare alpha after every round, and the newest state.
 
-    Where another processor rounds a method's linear algebra otherwise (`repeats_exactly`), the
-    newest state alone is compared, and but for roundings.
-
-    The newest state is more than its alpha: the round, what the method and the server's
-    optimiser remember, and what is kept of the clients' optimisers.
+    The newest state includes the round, the caps, and the memories of the method, the server
+    optimiser, the defences and the clients. If the method's linear algebra depends on the processor
+    (`repeats_exactly` is False), only the newest state is compared, with a tolerance.
 
     Raises:
         ValueError: The log or the state is damaged.
@@ -456,7 +456,7 @@ def compare(snapshot: RunSnapshot) -> ReplayReport:
     document = json.loads(snapshot.record.document)
     document.pop("counters", None)
     stored = decode(document, snapshot.record.arrays)
-    state, memories = machine.start(), dict[int, Memory]()
+    state, memories = machine.initial_state(), dict[int, Memory]()
     counts = {"round": 0, "rollback": 0}
     difference: Difference | None = None
     computed = alpha_sha256(state.method.alpha)
@@ -474,7 +474,7 @@ def compare(snapshot: RunSnapshot) -> ReplayReport:
             break
     else:
         kept = {client: load_memory(value) for client, value in snapshot.memories}
-        state = machine.with_plan(state, stored.planned)  # The round under way may have another.
+        state = machine.with_plan(state, stored.planned)  # A plan can change during a round.
         if not machine.repeats_exactly:
             state = _unless_close(state, stored)
             memories = kept if _are_close(_flat(kept), _flat(memories)) else memories
@@ -508,7 +508,7 @@ def _flat(memories: Mapping[int, Memory]) -> Memory:
 
 
 def _unless_close(state: RunState, stored: RunState) -> RunState:
-    """A replayed state with the stored arrays where they are the same but for roundings."""
+    """Return the replayed state, with stored arrays in place of those within the tolerance."""
     ours, theirs = state.method, stored.method
     if _are_close({"alpha": theirs.alpha}, {"alpha": ours.alpha}):
         ours = ours.evolve(alpha=theirs.alpha)
@@ -520,7 +520,7 @@ def _unless_close(state: RunState, stored: RunState) -> RunState:
 
 
 def _are_close(some: Memory, others: Memory) -> bool:
-    """Whether two memories are the same but for roundings."""
+    """Whether two memories are equal within the tolerance."""
     if some.keys() != others.keys():
         return False
     for name, values in some.items():

@@ -1,18 +1,19 @@
-"""What is fixed for a run, and what follows from it for a state."""
+"""The fixed rules of a run, derived from its spec."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedone_sdk.aggregator.rounds.curves import Curves, best_losses, told
-from fedone_sdk.aggregator.rounds.defence import defence_of
+from fedone_sdk.aggregator.rounds.admission import defence_of
+from fedone_sdk.aggregator.rounds.curves import Curves, as_class_losses, best_losses
 from fedone_sdk.aggregator.rounds.privacy import Releases
 from fedone_sdk.aggregator.rounds.state import RunState, Seat
 from fedone_sdk.algorithms import (
@@ -26,6 +27,7 @@ from fedone_sdk.algorithms import (
     stream_seed,
 )
 from fedone_sdk.algorithms.cma_es import check_library
+from fedone_sdk.algorithms.method import clip_losses
 from fedone_sdk.algorithms.space import Space
 from fedone_sdk.algorithms.start import Start
 from fedone_sdk.algorithms.trained import Trained
@@ -47,37 +49,38 @@ from fedone_sdk.vocabulary import Layout, Vocabulary
 __all__ = ["MIN_SAMPLES", "ONE_QUERY", "Rules", "working"]
 
 MIN_SAMPLES = 2
-"""The variance-reduced estimator divides by I - 1."""
+"""Minimal number of prompts per step: the variance-reduced estimator divides by I - 1."""
 
 ONE_QUERY = Usage(queries=1)
-"""The most that one query may spend where nothing but queries can be bounded."""
+"""Upper bound on the cost of a query if only queries can be bounded."""
 
 _STRIDE = 1 << 32
-"""Sets the draws after a rollback apart: more slots and local steps than a run may have."""
+"""Offset of seeds after a rollback: larger than any product of slots and local steps."""
 
 
-_MANY = 1 << 16
-"""Numbers of an alpha that is checked, projected and written within some milliseconds."""
+_SLOW_SIZE = 1 << 16
+"""Size of alpha up to which a check, a projection and a write take a few milliseconds."""
 
 
 class Rules:
-    """A run's description, ready to decide with.
+    """The fixed parts of a run: method, defences, limits, seeds.
 
     Args:
-        run_id: Names the run in its messages.
+        run_id: Id of the run in its messages.
         spec: The run.
-        vocab_size: N, with the candidates that may come in later.
+        vocab_size: N, including candidates that may be added during the run.
         blank: Index of the blank candidate, if all positions share one.
-        layout: The slots of the prompt (`Vocabulary.layout`); empty where positions are all alike.
-        start: What the search begins with, in the vocabulary's indices (`PromptSpec.begun`).
-        planned: The queries that the method plans with; None are those of the description.
-        worst_query: The most that one query may spend.
-        gateway_model: Fingerprint of the gateway's model, empty while that is not known; None when
-            clients score themselves.
+        layout: The slots of the prompt (`Vocabulary.layout`); empty if all positions have the same
+            candidates.
+        start: Warm start in the vocabulary's indices (`PromptSpec.warm_start`).
+        planned: Number of queries that the method plans with; None derives it from the spec.
+        worst_query: Upper bound on the cost of one query.
+        gateway_model: Fingerprint of the gateway's model; empty if it is not known yet, None if
+            clients query their own models.
 
     Raises:
         MissingExtraError: The method or the privacy needs a library that is not installed.
-        ValueError: Its messages would be too large, or the method cannot work with it.
+        ValueError: A message would exceed the size limit, or the spec does not fit the method.
     """
 
     def __init__(
@@ -99,15 +102,15 @@ class Rules:
         self._blank = blank
         self._start = start
         self._planned = planned
-        self._grown: tuple[tuple[str, str], ...] = ()
+        self._proposed: tuple[tuple[str, str], ...] = ()
         self._base: Any = self  # A type checker takes no Self here.
-        self._later: dict[tuple[int, int | None], Self] = {}
+        self._variants: dict[tuple[int, int | None], Self] = {}
         self.vocab_size = vocab_size
         self.worst_query = worst_query
         self.gateway_model = gateway_model
         self.shape = spec.method.shape(spec.prompt.length, vocab_size)
         self.losses_exchange = spec.participation.exchange == "losses"
-        # The label biases that clients report their losses at; None where they report none.
+        # The grid of label biases for which clients report losses; None without calibration.
         self.biases = (
             bias_grid(len(spec.task.labels)) if spec.calibration.kind == "labels" else None
         )
@@ -138,14 +141,14 @@ class Rules:
             asks=self.planned_asks if self.losses_exchange else None,
             start=start,
         )
-        # A seat's prompts are drawn for its assignment, for the gateway, and for what is learnt.
-        self._drawn: dict[tuple[int, ...], tuple[State, Candidates]] = {}
+        # Cache: the assignment, the gateway and the update use the same prompts of a seat.
+        self._draws: dict[tuple[int, ...], tuple[State, Candidates]] = {}
         if self.losses_exchange and spec.method.domain == "latent":
-            check_library()  # not at the first client's expense
+            check_library()  # Fails now rather than at the first client's request.
         self.defence = defence_of(spec, self.method)
         self.releases = Releases.of(spec)
         noised = spec.privacy is not None and spec.privacy.target == "losses"
-        # Devices have clipped what they add noise to; to clip the noise would bend the mean.
+        # Devices clip before they add noise. Clipping again would bias the mean.
         self.loss_clip = None if noised else spec.defence.loss_clip
         self.server_optimizer = ServerOptimizer(
             name=spec.participation.server_optimizer,
@@ -154,27 +157,27 @@ class Rules:
 
     @classmethod
     def of(cls, run_id: str, spec: RunSpec, vocabulary: Vocabulary, **options: Any) -> Self:
-        """The rules of a run over these candidates; `options` as for the class itself."""
+        """Return the rules of a run over a vocabulary; `options` as for the constructor."""
         return cls(
             run_id,
             spec,
             vocab_size=spec.prompt.capacity(vocabulary),
             blank=vocabulary.blank,
             layout=vocabulary.layout(spec.prompt.length) if vocabulary.slots else (),
-            start=spec.prompt.begun(vocabulary),
+            start=spec.prompt.warm_start(vocabulary),
             **options,
         )
 
     def at(self, state: RunState) -> Self:
-        """The rules with the candidates and the plan that a state has."""
-        if state.proposed == self._grown and state.planned == self._planned:
+        """Return the rules for the candidates and the plan of a state."""
+        if state.proposed == self._proposed and state.planned == self._planned:
             return self
         if self is not self._base:
             base: Self = self._base
             return base.at(state)
         key = len(state.proposed), state.planned
-        known = self._later.get(key)
-        if known is None or known._grown != state.proposed:
+        known = self._variants.get(key)
+        if known is None or known._proposed != state.proposed:
             counts = Counter(slot for slot, _ in state.proposed)
             names = [slot.name for slot in self.spec.prompt.slots]
             layout = tuple(
@@ -185,20 +188,33 @@ class Rules:
                 self.run_id,
                 self.spec,
                 vocab_size=self.vocab_size,
-                # With new candidates the layout says which one is blank.
+                # With added candidates the layout has the index of the blank.
                 blank=None if state.proposed else self._blank,
                 layout=layout,
                 start=self._start,
                 planned=state.planned,
+                worst_query=self.worst_query,
+                gateway_model=self.gateway_model,
             )
-            known._base, known._grown = self, state.proposed
-            self._later[key] = known
-        known.worst_query, known.gateway_model = self.worst_query, self.gateway_model
+            known._base, known._proposed = self, state.proposed
+            self._variants[key] = known
         found: Self = known
         return found
 
-    def admitted(self, method: State) -> State:
-        """A method's state with weights for candidates that are new since it was made."""
+    def with_model(self, fingerprint: str, worst_query: Usage) -> Self:
+        """Return the rules of the same run for a gateway model that was unknown or has changed.
+
+        Args:
+            fingerprint: Fingerprint of the model.
+            worst_query: Upper bound on the cost of one query.
+        """
+        rules = copy(self)
+        rules.gateway_model, rules.worst_query = fingerprint, worst_query
+        rules._base, rules._variants = rules, {}
+        return rules
+
+    def with_new_candidates(self, method: State) -> State:
+        """Return a method state with weights for candidates that were added since."""
         space = getattr(self.method, "space", None)
         if not isinstance(space, Space):
             return method
@@ -209,7 +225,7 @@ class Rules:
         """The black-box method.
 
         Raises:
-            ValueError: The clients train; nothing is asked.
+            ValueError: The method trains on the clients and has no `ask`.
         """
         if isinstance(self.method, Trained):
             raise ValueError(f"{self.spec.method.name} has no prompts to score")
@@ -217,43 +233,42 @@ class Rules:
 
     @property
     def remembers_clients(self) -> bool:
-        """Whether clients' method memory is kept here between their rounds."""
+        """Whether the server keeps the clients' method memory between rounds."""
         return self.losses_exchange and self.spec.method.remembers
 
     @property
     def repeats_exactly(self) -> bool:
-        """Whether the log gives the same numbers on every machine.
+        """Whether a replay gives the same numbers on every machine.
 
-        Where the server does linear algebra it does not: what CMA-ES and searches over whole
-        prompts find depends on the processor and on the number of threads.
+        CMA-ES and searches over whole prompts use linear algebra, whose results depend on the
+        processor and the number of threads.
         """
         algebra = self.spec.method.domain == "latent" or self.spec.method.pools
         return not (self.losses_exchange and algebra)
 
     @property
-    def slow(self) -> bool:
-        """Whether asks, tells or projections may take more than some milliseconds.
+    def is_slow(self) -> bool:
+        """Whether asks, tells or projections may take more than a few milliseconds.
 
-        Searches over whole prompts and CMA-ES take tenths of a second; all others do where alpha is
-        large.
+        True for searches over whole prompts, for CMA-ES, and for a large alpha.
         """
         algebra = self.spec.method.domain == "latent" or self.spec.method.pools
         if self.losses_exchange and algebra:
             return True
-        return math.prod(self.shape) > _MANY
+        return math.prod(self.shape) > _SLOW_SIZE
 
     @property
     def planned_asks(self) -> int:
-        """The local steps that the run's rounds and its cap on queries leave room for."""
+        """Number of asks within the run's rounds and its cap on queries."""
         return self.planned_queries // self.spec.method.num_samples
 
     @property
     def planned_queries(self) -> int:
-        """The queries that the method plans with: its cap may be higher by now."""
+        """Number of queries that the method plans with; a raised cap does not change it."""
         return self.planned_under(self.spec.budget) if self._planned is None else self._planned
 
     def planned_under(self, budget: Budget | None) -> int:
-        """The queries that the run's rounds and a cap leave to training."""
+        """Return the number of training queries within the run's rounds and a cap."""
         spec = self.spec
         per_round = spec.participation.clients_per_round * spec.method.local_steps
         planned = spec.rounds * per_round * spec.method.num_samples
@@ -261,29 +276,30 @@ class Rules:
         return planned if cap is None else min(planned, cap)
 
     def more_asks(self, budget: Budget | None) -> bool:
-        """Whether a cap leaves room for more asks than the method plans with."""
+        """Whether a cap allows more asks than the method plans with."""
         return self.planned_under(budget) // self.spec.method.num_samples > self.planned_asks
 
-    def replanned(self, state: RunState) -> RunState:
-        """The state with a plan for the caps that there are now.
+    def with_current_plan(self, state: RunState) -> RunState:
+        """Return the state with a plan for its current caps.
 
-        A plan changes what is drawn, so it changes before any work of a round is given out.
+        A plan changes the prompts that are drawn, so it stays the same once a round has assigned
+        work.
         """
-        begun = any(seat.phase != "offered" or seat.step for seat in state.seats)
-        if begun or not (self.losses_exchange and self.spec.method.pools):
+        started = any(seat.phase != "offered" or seat.step for seat in state.seats)
+        if started or not (self.losses_exchange and self.spec.method.pools):
             return state
         cap = state.account.cap
         return self.with_plan(state, self.planned_under(cap)) if self.more_asks(cap) else state
 
     def with_plan(self, state: RunState, planned: int | None) -> RunState:
-        """The state with another plan; a race that the old plan has begun is called off."""
+        """Return the state with another plan; a race of the old plan is cancelled."""
         if planned == state.planned:
             return state
         return replace(state, planned=planned, method=self.method.search_on(state.method))
 
     @property
     def min_clients(self) -> int:
-        """Clients that must be there before the first round starts."""
+        """Number of connected clients that the first round needs to start."""
         wanted = self.spec.participation.min_clients
         if wanted is not None:
             return wanted
@@ -293,16 +309,16 @@ class Rules:
         return self.spec.participation.clients_per_round if uniform else 1
 
     @property
-    def given_model(self) -> str | None:
-        """Fingerprint of the model that must score; None where devices decide.
+    def required_model(self) -> str | None:
+        """Fingerprint of the model that must score; None if the devices' votes decide.
 
-        Empty while the gateway's model was not looked at.
+        Empty if the gateway's model is not known yet.
         """
         pinned = self.spec.participation.model
         return pinned if self.gateway_model is None else self.gateway_model
 
-    def start(self) -> RunState:
-        """The state of a run that has not begun."""
+    def initial_state(self) -> RunState:
+        """Return the initial state of the run."""
         evaluation_cap = self.spec.evaluation.queries
         return RunState(
             method=self.method.init(),
@@ -310,38 +326,38 @@ class Rules:
             evaluation=Account(
                 cap=None if evaluation_cap is None else Budget(queries=evaluation_cap)
             ),
-            model=self.given_model or None,
+            model=self.required_model or None,
             metric=MetricReport(name=self.spec.task.metric),
         )
 
     def vacancies(self, state: RunState) -> int:
-        """How many of the round's seats nobody has."""
+        """Return the number of seats of the round without a client."""
         if not state.running:
             return 0
         taken = {seat.slot for seat in state.seats}
         return self.spec.participation.clients_per_round - len(taken)
 
-    def starved(self, state: RunState) -> bool:
-        """Whether no more work can be paid for, and no open lease could change that."""
+    def is_exhausted(self, state: RunState) -> bool:
+        """Whether the budget pays for no more work and no open lease can release any."""
         return not state.account.leases and self.affordable_work(state) is None
 
     def weight(self, num_examples: int) -> int:
-        """What a client counts that says it holds so many examples."""
+        """Return the aggregation weight of a client that reports `num_examples` examples."""
         most = self.spec.participation.max_weight
         return num_examples if most is None else min(num_examples, most)
 
     def affordable_work(
         self, state: RunState, local: State | None = None
     ) -> tuple[int, int] | None:
-        """The prompts and local steps that fit under the caps; fewer near the end, then None.
+        """Return the numbers of prompts and local steps that the caps pay for; None for no work.
 
         Args:
             state: The run.
-            local: The method state of the client whose work it is; None is the run's.
+            local: The client's method state; None is the run's.
         """
         steps = 1 if self.losses_exchange else self.spec.method.local_steps
         if isinstance(self.method, Trained):
-            return 0, steps  # Whoever has the model's weights asks nothing.
+            return 0, steps  # Clients with the model's weights send no queries.
         most = self.spec.method.num_samples
         if self.losses_exchange:
             most = min(most, max(self.method.wanted(local or state.method), MIN_SAMPLES))
@@ -351,71 +367,70 @@ class Rules:
                 return samples, count
         return None
 
-    # Draws: from seeds, never stored
+    # Draws: reproducible from seeds, not stored
 
     def seed(self, state: RunState, seat: Seat, purpose: str, step: int) -> int:
-        """The seed of what a seat draws in a local step."""
-        # With replacement a client may hold two seats of a round: the slot keeps them apart.
+        """Return the seed of a seat's draw in a local step."""
+        # With replacement a client may hold two seats of a round: the slot separates their seeds.
         position = seat.slot * self.spec.method.local_steps + step
         return self._seed(state, purpose, seat.client, position)
 
     def selection_seed(self, state: RunState) -> int:
-        """The seed of the next draw of clients."""
+        """Return the seed of the next draw of clients."""
         return self._seed(state, "selection", 0, state.fills)
 
     def _seed(self, state: RunState, purpose: str, client: int, position: int) -> int:
-        # What was rolled back shall not come again, with the same client and the same prompts.
+        # After a rollback the round must draw other clients and prompts.
         step = position + state.rollbacks * _STRIDE
         return stream_seed(self.spec.seed, purpose, state.round, client, step)
 
     def candidates(self, state: RunState, seat: Seat) -> Candidates:
-        """The prompts of a seat's current step."""
+        """Return the prompts of a seat's current step."""
         base = seat.local or state.method
         key = (seat.client, seat.slot, seat.step, seat.num_samples, state.round, state.rollbacks)
-        known = self._drawn.get(key)
+        known = self._draws.get(key)
         if known is not None and known[0] is base:
             return known[1]
         rng = stream(self.seed(state, seat, "prompts", seat.step))
         drawn = self.algorithm.ask(base, rng, seat.num_samples)
-        if len(self._drawn) >= 2 * self.spec.participation.clients_per_round:
-            self._drawn.clear()
-        self._drawn[key] = (base, drawn)
+        if len(self._draws) >= 2 * self.spec.participation.clients_per_round:
+            self._draws.clear()
+        self._draws[key] = (base, drawn)
         return drawn
 
-    def learned(
+    def updated_local(
         self, state: RunState, seat: Seat, losses: Sequence[float], curves: Curves | None = None
     ) -> State:
-        """What a seat's client knows once its current step gave `losses` (losses exchange).
+        """Return a client's method state after the losses of its current step (losses exchange).
 
         Args:
             state: The run.
             seat: The seat.
             losses: One per prompt.
-            curves: The same by class and label bias, where the run calibrates by labels.
+            curves: Losses by class and label bias, in runs with label calibration.
         """
         base = seat.local or state.method
         candidates = self.candidates(state, seat)
-        return self.algorithm.tell(base, candidates, self.told(losses, curves))
+        return self.algorithm.tell(base, candidates, self.as_losses(losses, curves))
 
-    def told(
+    def as_losses(
         self, losses: Sequence[float], curves: Curves | None
     ) -> NDArray[np.float64] | ClassLosses:
-        """Losses as the method is told them (losses exchange)."""
-        return self.clipped(losses) if curves is None else told(curves, self.loss_clip)
+        """Return losses as the input of the method's `tell` (losses exchange)."""
+        return self.clipped(losses) if curves is None else as_class_losses(curves, self.loss_clip)
 
-    def compared(self, seat: Seat) -> list[NDArray[np.float64]]:
-        """What a finished seat's prompts are compared by, step by step, not clipped."""
+    def compared_losses(self, seat: Seat) -> list[NDArray[np.float64]]:
+        """Return the losses that a finished seat's prompts are compared by, per step, unclipped."""
         if seat.curves:
             return [best_losses(curves) for curves in seat.curves]
         return [np.array(losses, dtype=np.float64) for losses in seat.losses]
 
     def clipped(self, losses: ArrayLike) -> NDArray[np.float64]:
-        """Losses as far as they count (losses exchange)."""
-        given = np.array(losses, dtype=np.float64)
-        return given if self.loss_clip is None else np.clip(given, 0.0, self.loss_clip)
+        """Return losses clipped to ``defence.loss_clip`` (losses exchange)."""
+        return clip_losses(np.array(losses, dtype=np.float64), self.loss_clip)
 
-    def measured(self, state: RunState) -> NDArray[Any]:
-        """The prompt whose metric is a point of the curve, as `Method.prompt` gives it."""
+    def evaluated_prompt(self, state: RunState) -> NDArray[Any]:
+        """Return the prompt of the evaluation curve, in the form of `Method.prompt`."""
         if self.spec.evaluation.prompt == "mode":
             return self.method.prompt(state.method)
         rng = stream(self._seed(state, "evaluation", 0, 0))
@@ -423,12 +438,12 @@ class Rules:
         return drawn
 
     def bias(self, state: RunState) -> Bias | None:
-        """The label bias that belongs to the deployable prompt, as far as the method finds one."""
+        """Return the label bias of the deployable prompt, if the method estimates one."""
         found = self.method.bias(state.method)
         return None if found is None else tuple(found.tolist())
 
     def plain_bias(self, state: RunState) -> Bias | None:
-        """The label bias that belongs to no prompt, as far as the run paid for its losses."""
+        """Return the label bias of "no prompt", if the run has scored it."""
         found = self.method.plain_bias(state.method)
         return None if found is None else tuple(found.tolist())
 
@@ -437,7 +452,7 @@ class Rules:
     def assignment(
         self, state: RunState, seat: Seat, now: float
     ) -> AlphaAssignment | LossesAssignment:
-        """What a working seat's client is sent."""
+        """Return the assignment of a working seat."""
         common: dict[str, Any] = {
             "assignment_id": seat.assignment_id,
             "run_id": self.run_id,
@@ -468,7 +483,7 @@ class Rules:
 
 
 def working(state: RunState, assignment_id: str) -> Seat:
-    """The seat whose work has this id.
+    """Return the seat of an open assignment.
 
     Raises:
         ProblemError: ``assignment_expired``.

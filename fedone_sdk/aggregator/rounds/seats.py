@@ -1,22 +1,22 @@
-"""Who has the seats of a round: drawing clients, and taking seats from those that are late."""
+"""Seats of a round: draw clients, expire and vacate seats, quarantine clients."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 
-from fedone_sdk.aggregator.rounds.closing import close
+from fedone_sdk.aggregator.rounds.closing import close_seat
 from fedone_sdk.aggregator.rounds.events import (
     Effect,
-    Quarantined,
-    Refitted,
-    Released,
+    QuarantineLifted,
+    QuarantineRequested,
     SeatOffered,
     SeatsVacant,
     TimePassed,
+    UnfitCleared,
 )
-from fedone_sdk.aggregator.rounds.lifecycle import wind_up
-from fedone_sdk.aggregator.rounds.privacy import may_begin
+from fedone_sdk.aggregator.rounds.lifecycle import end_early
+from fedone_sdk.aggregator.rounds.privacy import may_take_seat
 from fedone_sdk.aggregator.rounds.rules import Rules
 from fedone_sdk.aggregator.rounds.spending import release
 from fedone_sdk.aggregator.rounds.state import MOST_UNFIT, RunState, Seat
@@ -25,33 +25,33 @@ from fedone_sdk.algorithms import select, stream
 from fedone_sdk.budget import Usage
 
 __all__ = [
-    "fill",
-    "lose",
-    "quarantined",
-    "recall",
-    "refitted",
-    "released",
-    "time_passed",
-    "timed",
+    "clear_unfit",
+    "expire",
+    "fill_vacancies",
+    "lift_quarantine",
+    "quarantine",
+    "renew_offers",
+    "timed_seats",
+    "vacate",
 ]
 
 
-def fill(rules: Rules, event: SeatsVacant, state: RunState, now: float) -> Transition:
-    """Offers vacant seats to clients that are there."""
+def fill_vacancies(rules: Rules, event: SeatsVacant, state: RunState, now: float) -> Transition:
+    """Offer vacant seats to available clients; end the run if none can ever be filled."""
     if not state.running:
         return state, ()
-    if rules.starved(state):
-        return wind_up(rules, state, "budget_exhausted", _unanswered(state), now)
-    if reason := _none_fits(rules, state):
-        return wind_up(rules, state, "failed", reason, now)
-    if event.enrolled is not None and (spent := _spent_up(rules, state, event.enrolled)):
+    if rules.is_exhausted(state):
+        return end_early(rules, state, "budget_exhausted", _no_answer_reason(state), now)
+    if reason := _no_fit_reason(rules, state):
+        return end_early(rules, state, "failed", reason, now)
+    if event.enrolled is not None and (spent := _num_exhausted(rules, state, event.enrolled)):
         reason = (
             f"privacy.max_epsilon: {spent} devices have spent it, and no other is there; "
             "enrol more, then resume the run"
         )
-        return wind_up(rules, state, "stopped", reason, now)
+        return end_early(rules, state, "stopped", reason, now)
     available = event.available
-    # Thousands may be there: nobody is looked at for nothing.
+    # Filters only when needed: thousands of clients may be available.
     if rules.spec.participation.max_weight is not None:
         available = {client: rules.weight(held) for client, held in available.items()}
     if state.quarantined or state.unfit or rules.releases is not None:
@@ -60,33 +60,33 @@ def fill(rules: Rules, event: SeatsVacant, state: RunState, now: float) -> Trans
             for client, held in available.items()
             if client not in state.quarantined
             and client not in state.unfit
-            and may_begin(rules.releases, state.releases, client)
+            and may_take_seat(rules.releases, state.releases, client)
         }
     return _fill_vacant(rules, state, available, now)
 
 
-def _unanswered(state: RunState) -> str | None:
-    """Why a budget was used up before anything came of it."""
+def _no_answer_reason(state: RunState) -> str | None:
+    """Return the reason of a run that spent its budget without a single answer."""
     if state.round or not state.lost or any(seat.step for seat in state.seats):
         return None
     return f"no backend answered: {state.lost} pieces of work came to nothing"
 
 
-def _none_fits(rules: Rules, state: RunState) -> str | None:
-    """Why no client fits, where all that there will be have said so: a run with data of its own."""
+def _no_fit_reason(rules: Rules, state: RunState) -> str | None:
+    """Return why no client fits, once all clients of a run with ``data`` have declined."""
     data = rules.spec.data
     if data is None or len(state.unfit) < min(data.num_clients, MOST_UNFIT):
         return None
     return f"no client fits; last: {list(state.unfit.values())[-1]}"
 
 
-def _spent_up(rules: Rules, state: RunState, enrolled: int) -> int:
-    """How many devices have spent their epsilon, if for that no seat can be filled any more."""
+def _num_exhausted(rules: Rules, state: RunState, enrolled: int) -> int:
+    """Return the number of devices at ``max_epsilon`` if no seat can be filled; else 0."""
     if rules.releases is None or any(seat.phase != "done" for seat in state.seats):
         return 0
     spent = rules.releases.spent_up(state.releases)
     out = spent | state.quarantined
-    if rules.spec.participation.selection == "uniform":  # Nobody gets two seats of a round.
+    if rules.spec.participation.selection == "uniform":  # A client gets one seat per round.
         out |= {seat.client for seat in state.seats}
     expected = max(enrolled, rules.min_clients)
     return len(spent) if rules.vacancies(state) and len(out) >= expected else 0
@@ -104,7 +104,7 @@ def _fill_vacant(
     if uniform and state.seats:
         seated = {seat.client for seat in state.seats}
         available = {c: held for c, held in available.items() if c not in seated}
-    # Who gave a seat up is asked again only when nobody else is left.
+    # A client that gave a seat up is drawn again only if no other is available.
     pool = available
     if state.passed:
         fresh = {client: held for client, held in available.items() if client not in state.passed}
@@ -124,17 +124,17 @@ def _fill_vacant(
     return state, tuple(SeatOffered(client=seat.client) for seat in seats)
 
 
-def time_passed(rules: Rules, event: TimePassed, state: RunState, now: float) -> Transition:
-    """Takes the seats whose time is over."""
+def expire(rules: Rules, event: TimePassed, state: RunState, now: float) -> Transition:
+    """Vacate the seats whose deadline has passed."""
     effects: list[Effect] = []
-    for seat in timed(state):
+    for seat in timed_seats(state):
         if seat.due <= now and state.running:
-            state, more = lose(rules, state, seat, "the deadline passed", None, now)
+            state, more = vacate(rules, state, seat, "the deadline passed", None, now)
             effects.extend(more)
     return state, tuple(effects)
 
 
-def lose(
+def vacate(
     rules: Rules,
     state: RunState,
     seat: Seat,
@@ -144,50 +144,50 @@ def lose(
     *,
     unfit: str | None = None,
 ) -> Transition:
-    """Takes a seat from its client; what the client may have spent is spent.
+    """Take a seat from its client and charge its lease.
 
-    A client that fits no work of the run, `unfit` says why, gets no other seat. It found that out
-    before it asked its model, so that this costs nothing, and it is no failure of the run.
+    A client with a reason in `unfit` gets no other seat of the run. It declines before it queries a
+    model, so this costs nothing and does not count towards ``max_lost``.
     """
     was_working = seat.phase == "working" and unfit is None
     state, seat, effects = release(rules, state, seat, reason, reported, unasked=unfit is not None)
-    state = recall(rules, state, seat.client, now)
+    state = renew_offers(rules, state, seat.client, now)
     state = replace(state, lost=state.lost + was_working, passed=state.passed | {seat.client})
     if unfit is not None:
         state = _without_unfit(state, seat, unfit)
     more: tuple[Effect, ...] = ()
     if state.lost > rules.spec.participation.max_lost:
-        state, more = wind_up(rules, state, "failed", f"last: {reason}", now)
+        state, more = end_early(rules, state, "failed", f"last: {reason}", now)
     elif seat.step:
-        # Earlier local steps were paid for: the seat closes with what they gave.
-        state, more = close(rules, state, replace(seat, phase="done"), now)
+        # Earlier local steps are paid for: the seat closes with their result.
+        state, more = close_seat(rules, state, replace(seat, phase="done"), now)
     else:
         state = without_seat(state, seat)
     return state, effects + more
 
 
 def _without_unfit(state: RunState, seat: Seat, reason: str) -> RunState:
-    """Remembers that a client does not fit, and takes the other seats that it was offered."""
+    """Record an unfit client and remove its other offered seats."""
     others = {client: why for client, why in state.unfit.items() if client != seat.client}
     newest = list(others.items())[-(MOST_UNFIT - 1) :]
     for other in state.seats:
-        begun = other.step or other.phase != "offered" or other.slot == seat.slot
-        if other.client == seat.client and not begun:
+        started = other.step or other.phase != "offered" or other.slot == seat.slot
+        if other.client == seat.client and not started:
             state = without_seat(state, other)
     return replace(state, unfit={**dict(newest), seat.client: reason})
 
 
-def refitted(rules: Rules, event: Refitted, state: RunState, now: float) -> Transition:
-    """Lets a client be drawn again that did not fit."""
+def clear_unfit(rules: Rules, event: UnfitCleared, state: RunState, now: float) -> Transition:
+    """Let an unfit client be drawn again."""
     if event.client not in state.unfit:
         return state, ()
     return replace(state, unfit={c: why for c, why in state.unfit.items() if c != event.client}), ()
 
 
-def timed(state: RunState) -> tuple[Seat, ...]:
-    """The seats whose time runs.
+def timed_seats(state: RunState) -> tuple[Seat, ...]:
+    """Return the seats whose deadline applies.
 
-    A client that was drawn several times has until the end of its work to come for the next seat.
+    The offers of a client that works on another seat do not expire before that work ends.
     """
     at_work = {seat.client for seat in state.seats if seat.phase == "working"}
     return tuple(
@@ -197,8 +197,8 @@ def timed(state: RunState) -> tuple[Seat, ...]:
     )
 
 
-def recall(rules: Rules, state: RunState, client: int, now: float) -> RunState:
-    """Gives a client that has ended its work time to come for its other seats of the round."""
+def renew_offers(rules: Rules, state: RunState, client: int, now: float) -> RunState:
+    """Restart the claim deadline of a client's other seats, after its work has ended."""
     due = now + rules.spec.participation.claim_timeout_s
     waiting = [seat for seat in state.seats if (seat.client, seat.phase) == (client, "offered")]
     for seat in waiting:
@@ -206,8 +206,8 @@ def recall(rules: Rules, state: RunState, client: int, now: float) -> RunState:
     return state
 
 
-def quarantined(rules: Rules, event: Quarantined, state: RunState, now: float) -> Transition:
-    """Gives a client no more seats, and takes those that it has, with all that it did there."""
+def quarantine(rules: Rules, event: QuarantineRequested, state: RunState, now: float) -> Transition:
+    """Put a client in quarantine and remove its seats with their results."""
     effects: list[Effect] = []
     for seat in state.seats:
         if seat.client == event.client:
@@ -218,6 +218,8 @@ def quarantined(rules: Rules, event: Quarantined, state: RunState, now: float) -
     return replace(state, quarantined=state.quarantined | {event.client}), tuple(effects)
 
 
-def released(rules: Rules, event: Released, state: RunState, now: float) -> Transition:
-    """Lets a client take part again."""
+def lift_quarantine(
+    rules: Rules, event: QuarantineLifted, state: RunState, now: float
+) -> Transition:
+    """Release a client from quarantine."""
     return replace(state, quarantined=state.quarantined - {event.client}), ()

@@ -1,4 +1,4 @@
-"""What the model is asked for a run: set aside before, settled after."""
+"""Reservations and settlement of model calls under a run's leases."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Set
 from dataclasses import replace
 
 from fedone_sdk.aggregator.rounds.events import (
-    Closed,
+    CallReserved,
+    CallSettled,
     Effect,
     EvaluationReserved,
     EvaluationSettled,
-    GatewayAnswered,
-    GatewayAsked,
+    WorkClosed,
 )
 from fedone_sdk.aggregator.rounds.rules import Rules, working
 from fedone_sdk.aggregator.rounds.state import RunState, Seat
@@ -20,21 +20,21 @@ from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import BudgetExhausted, ProblemError, UnknownLease
 
 __all__ = [
-    "answered",
-    "asked",
     "charge_lost",
-    "evaluation_reserved",
-    "evaluation_settled",
     "is_lost",
+    "lease_cost",
     "release",
     "replica_of",
+    "reserve_call",
+    "reserve_evaluation",
+    "settle_call",
+    "settle_evaluation",
     "through_gateway",
-    "used",
 ]
 
 
 def replica_of(attempt: str) -> str:
-    """The replica that made this reservation."""
+    """Return the id of the replica that made this reservation."""
     return attempt.partition("/")[0]
 
 
@@ -47,24 +47,24 @@ def release(
     *,
     unasked: bool = False,
 ) -> tuple[RunState, Seat, tuple[Effect, ...]]:
-    """Ends the work of a seat without an update, if it has any, and settles its lease.
+    """End the open assignment of a seat, if any, without an update and settle its lease.
 
     Args:
-        rules: The run's.
+        rules: The run's rules.
         state: The run.
         seat: The seat.
-        reason: Why it ends.
-        reported: What the client says it spent.
-        unasked: Whether the client says that it has asked no model: then only what the server
-            saw is spent.
+        reason: The reason for the log.
+        reported: Usage that the client reports.
+        unasked: Whether the client reports that it queried no model. Then only usage that the
+            server has seen is charged.
     """
     if seat.phase != "working" or seat.assignment_id is None:
         return state, seat, ()
-    closed = Closed(assignment_id=seat.assignment_id, client=seat.client, reason=reason)
+    closed = WorkClosed(assignment_id=seat.assignment_id, client=seat.client, reason=reason)
     if unasked and reported == NOTHING:
-        spent = seat.used + seat.under_way
+        spent = seat.used + seat.max_pending
     else:
-        spent = used(rules, state, seat, reported)
+        spent = lease_cost(rules, state, seat, reported)
     state = replace(state, account=state.account.settle(seat.assignment_id, spent))
     seat = replace(
         seat,
@@ -79,38 +79,38 @@ def release(
 
 
 def through_gateway(rules: Rules, seat: Seat) -> bool:
-    """Whether a seat's client asks the server's model, as far as it says."""
+    """Whether a seat's client declared to query the server's model."""
     return rules.gateway_model is not None and not seat.own_model
 
 
-def used(rules: Rules, state: RunState, seat: Seat, reported: Usage | None) -> Usage:
-    """What a seat's open lease cost.
+def lease_cost(rules: Rules, state: RunState, seat: Seat, reported: Usage | None) -> Usage:
+    """Return the cost of a seat's open lease.
 
-    Through the gateway the server saw it; what is under way counts in full. A client with a
-    model of its own is believed only where the run trusts its clients.
+    Gateway calls are metered by the server; pending calls count with their upper bound. For a
+    client with its own model the whole lease is charged, or its report if the run trusts clients.
     """
     lease = state.account.leases[seat.assignment_id or ""]
-    seen = seat.used + seat.under_way
+    seen = seat.used + seat.max_pending
     if through_gateway(rules, seat):
         return seen
     if not rules.spec.participation.trusted_clients or reported is None:
         return lease
-    # Where the server has a model, caps are on what that costs, and no report passes them.
+    # With a gateway the caps are in its prices, so a report may not exceed the lease.
     has_gateway = rules.gateway_model is not None
     most = lease if has_gateway else reported.model_copy(update={"queries": lease.queries})
     return (reported - reported.beyond(most)).at_least(seen)
 
 
-def asked(rules: Rules, event: GatewayAsked, state: RunState, now: float) -> Transition:
-    """Sets aside what a call of the gateway may spend."""
+def reserve_call(rules: Rules, event: CallReserved, state: RunState, now: float) -> Transition:
+    """Reserve the upper bound on the cost of a gateway call."""
     seat = working(state, event.assignment_id)
     if not state.running:
-        # Why is for people: a provider may quote what another device has sent.
+        # Without the reason: a provider's text may quote another device's input.
         raise ProblemError(
             "run_conflict", f"the run is {'paused' if state.paused else state.status}"
         )
     lease = state.account.leases[event.assignment_id]
-    # A request that comes again bills again, but is no new logical query.
+    # A repeated request costs money again, but is not a new query.
     queries = 0 if event.call in seat.calls else event.worst.queries
     if seat.used.queries + queries > lease.queries:
         left = lease.queries - seat.used.queries
@@ -124,8 +124,8 @@ def asked(rules: Rules, event: GatewayAsked, state: RunState, now: float) -> Tra
         sent={**seat.sent, event.attempt: worst},
         used=seat.used + Usage(queries=queries),
     )
-    # The lease grows with what is asked again while the caps allow.
-    missing = (seat.used + seat.under_way).beyond(lease)
+    # Within the caps, the lease grows with the cost of repeated requests.
+    missing = (seat.used + seat.max_pending).beyond(lease)
     try:
         account = state.account.add(event.assignment_id, missing)
     except BudgetExhausted as exc:
@@ -133,25 +133,25 @@ def asked(rules: Rules, event: GatewayAsked, state: RunState, now: float) -> Tra
     return replace(with_seat(state, seat), account=account), ()
 
 
-def answered(rules: Rules, event: GatewayAnswered, state: RunState, now: float) -> Transition:
-    """Charges what a call of the gateway spent."""
+def settle_call(rules: Rules, event: CallSettled, state: RunState, now: float) -> Transition:
+    """Charge the cost of a gateway call."""
     seat = state.seat_with(event.assignment_id)
     if seat is None or event.attempt not in seat.sent:
-        # The seat or the replica was lost meanwhile, and the call charged in full.
+        # The seat or the replica was lost, and the call was charged in full.
         return state, ()
     sent = {attempt: worst for attempt, worst in seat.sent.items() if attempt != event.attempt}
     seat = replace(seat, sent=sent, used=seat.used + event.used)
-    account = state.account.owe(event.assignment_id, seat.used + seat.under_way)
+    account = state.account.owe(event.assignment_id, seat.used + seat.max_pending)
     return replace(with_seat(state, seat), account=account), ()
 
 
 def is_lost(attempt: str, alive: Set[str]) -> bool:
-    """Whether nobody will tell any more what this came to."""
+    """Whether the attempt's replica has exited, so that its cost stays unknown."""
     return replica_of(attempt) not in alive
 
 
 def charge_lost(state: RunState, alive: Set[str]) -> RunState:
-    """Charges in full what replicas that are gone had under way: it may have been sent."""
+    """Charge pending calls of exited replicas in full: they may have been sent."""
     account, evaluation = state.account, state.evaluation
     for lease_id, worst in state.evaluation.leases.items():
         if is_lost(lease_id, alive):
@@ -166,10 +166,10 @@ def charge_lost(state: RunState, alive: Set[str]) -> RunState:
     return replace(state, account=account, evaluation=evaluation, seats=tuple(seats))
 
 
-def evaluation_reserved(
+def reserve_evaluation(
     rules: Rules, event: EvaluationReserved, state: RunState, now: float
 ) -> Transition:
-    """Sets aside what an evaluation may spend."""
+    """Reserve the upper bound on the cost of an evaluation."""
     try:
         state = replace(
             state,
@@ -181,10 +181,10 @@ def evaluation_reserved(
     return state, ()
 
 
-def evaluation_settled(
+def settle_evaluation(
     rules: Rules, event: EvaluationSettled, state: RunState, now: float
 ) -> Transition:
-    """Charges what an evaluation spent."""
+    """Charge the cost of an evaluation."""
     try:
         state = replace(
             state,

@@ -1,4 +1,4 @@
-"""The state of a run, as data: what the round machine works on and a store keeps."""
+"""The state of a run: input and output of the round machine, kept by a store."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from fedone_sdk.task import Bias
 __all__ = ["MOST_UNFIT", "RunState", "Seat"]
 
 MOST_UNFIT = 1000
-"""Unfit clients that a run remembers: its state is written with every event."""
+"""Maximal number of unfit clients in a state, which is written with every event."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
-    """One of a round's K* places, from being offered to a client until its work is done.
+    """One of a round's K* seats, from its offer to a client until its work is done.
 
     Attributes:
-        slot: Which of the K* places.
+        slot: Index of the seat in the round.
         client: Enrolment index of the client.
-        phase: ``offered`` waits for the client to come, ``working`` for its update.
+        phase: ``offered`` until the client claims it, ``working`` until its update, then ``done``.
         due: When the client loses the seat, seconds since the epoch.
-        step: Local steps done (losses exchange; alpha's are done on the device).
-        assignment_id: Names the work once it is given out.
-        own_model: Whether the client asks a model of its own for it.
-        num_samples: I of the work given out.
-        num_steps: E of the work given out.
-        calls: Gateway requests whose queries were counted.
-        sent: Worst case of the gateway calls that are under way, by attempt, without queries.
-        used: Queries asked of the gateway, and what finished calls spent.
-        queries: Queries settled in this seat's earlier steps.
-        local: The client's method state; None while it is still the round's.
-        losses: Losses that came back, step by step (the log and the mean).
-        curves: The same by class and label bias, where the run calibrates by labels.
-        weight: Examples that the client holds.
-        mean_loss: Over the seat's scored prompts.
-        renewals: How often the work's deadline was put off.
+        step: Local steps done (losses exchange; in the alpha exchange the device does them).
+        assignment_id: Id of the current assignment, if any.
+        own_model: Whether the client queries its own model.
+        num_samples: I of the assignment.
+        num_steps: E of the assignment.
+        calls: Ids of the gateway requests whose queries are counted.
+        sent: Upper bounds of pending gateway calls, by attempt, without queries.
+        used: Queries sent to the gateway, and the cost of finished calls.
+        queries: Queries settled in earlier steps of the seat.
+        local: The client's method state; None if it equals the round's.
+        losses: Losses per local step.
+        curves: Losses by class and label bias per local step, in runs with label calibration.
+        weight: Number of the client's examples.
+        mean_loss: Mean over the seat's scored prompts.
+        renewals: Number of deadline renewals.
     """
 
     slot: int
@@ -65,47 +65,46 @@ class Seat:
     renewals: int = 0
 
     @property
-    def under_way(self) -> Usage:
-        """The most that gateway calls under way may spend, without queries."""
+    def max_pending(self) -> Usage:
+        """Upper bound on the cost of pending gateway calls, without queries."""
         return sum(self.sent.values(), NOTHING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """Where a run stands. Frozen: an event gives a new one.
+    """The immutable state of a run.
 
     Attributes:
-        status: Whether it runs or how it ended.
-        reason: Why it ended, where the status does not say; of a pause, for those who can end it.
-        summary: Why it is paused, for those who look on; None is the same as `reason`.
-        round: Rounds done; the number of the current round.
-        method: Alpha and what the method keeps on the server.
-        server_memory: What the server optimiser remembers.
-        account: Caps, spending and leases of training and (queries aside) evaluation.
-        evaluation: Evaluation's own count.
-        seats: The current round's seats.
+        status: ``running``, or how the run ended.
+        reason: Why the run ended or paused, in full, for operators.
+        summary: Why the run is paused, for viewers; None equals `reason`.
+        round: Number of rounds done, and index of the current round.
+        method: Alpha and the method's memory on the server.
+        server_memory: Memory of the server optimiser.
+        account: Caps, spending and leases of training, and of evaluation except for its queries.
+        evaluation: Account of evaluation queries.
+        seats: The seats of the current round.
         passed: Clients that lost or declined a seat in this round.
-        lost: Assignments that came to nothing since the last accepted update.
-        fills: How often clients of this round were drawn; part of the draw's seed.
-        rollbacks: How often the run was set back; part of the seeds of what it draws.
-        quarantined: Clients that get no work.
-        unfit: Clients that fit no work of this run, by enrolment index, with the reason; the
-            newest `MOST_UNFIT`.
-        defence: What the defences remember of the clients' updates.
-        releases: How often each client was asked for noised numbers, by enrolment index.
-        paused: Whether a stopped run waits for somebody to change something, its work kept.
+        lost: Assignments without a result since the last accepted update.
+        fills: Number of draws of clients in this round; part of the draw's seed.
+        rollbacks: Number of rollbacks; part of all seeds.
+        quarantined: Clients in quarantine.
+        unfit: Unfit clients by enrolment index, with their reasons; the newest `MOST_UNFIT`.
+        defence: Memory of the defences.
+        releases: Number of noised releases per client, by enrolment index.
+        paused: Whether a stopped run waits for an operator and keeps its open work.
         model: Fingerprint of the model that scores.
-        votes: Which model each device has named, by enrolment index, until the run's is settled.
-        models: What the provider called the models that answered; a new one pauses the run.
+        votes: Model of each device by enrolment index, until the run's model is final.
+        models: Model names that the provider has reported; a new one pauses the run.
         started_at: First assignment, seconds since the epoch.
         ended_at: End, seconds since the epoch.
-        metric: The dev metric as far as it was measured.
-        bias: The label bias that the measurement of the final prompt found without labels.
-        verdict: Whether tuning was worth it, once the final prompt was measured.
-        proposed: Candidates that were added since the run began, each with its slot.
-        waiting: Those that come in when the round ends.
-        planned: The queries that the method plans with since caps were raised; None are those of
-            the run's description.
+        metric: The dev metrics measured so far.
+        bias: Label bias that the evaluation of the final prompt estimated without labels.
+        verdict: Whether tuning improved the metric, after the final evaluation.
+        proposed: Candidates added since the start, each with its slot.
+        waiting: Candidates that are added at the end of the round.
+        planned: Number of queries that the method plans with after caps were raised; None derives
+            it from the spec.
     """
 
     status: RunStatus = "running"
@@ -140,21 +139,21 @@ class RunState:
 
     @property
     def running(self) -> bool:
-        """Whether the run still takes part in rounds."""
+        """Whether the run is running."""
         return self.status == "running"
 
     def seat_of(self, client: int) -> Seat | None:
-        """The seat that waits for this client, if any."""
+        """Return the client's seat that is not done, if any."""
         return next((s for s in self.seats if s.client == client and s.phase != "done"), None)
 
     def seat_with(self, assignment_id: str) -> Seat | None:
-        """The seat whose work has this id, while it is under way."""
+        """Return the seat of an open assignment, if any."""
         return next(
             (s for s in self.seats if s.assignment_id == assignment_id and s.phase == "working"),
             None,
         )
 
     def is_answered(self, seat: Seat) -> bool:
-        """Whether a seat's client has had all answers that it may ask for, and owes its update."""
+        """Whether all queries of a seat's lease are answered: only the update is missing."""
         lease = self.account.leases.get(seat.assignment_id or "", NOTHING)
         return bool(lease.queries) and not seat.sent and seat.used.queries == lease.queries

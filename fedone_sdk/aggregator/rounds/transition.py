@@ -1,4 +1,4 @@
-"""What an event comes to, and small changes of a run's state."""
+"""The result of an event, and elementary changes of a run's state."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from fedone_sdk.aggregator.rounds.events import Effect, RunEnded
 from fedone_sdk.aggregator.rounds.state import RunState, Seat
 from fedone_sdk.messages import RunStatus
 
-__all__ = ["Transition", "ended", "with_seat", "without_seat"]
+__all__ = ["Transition", "end_run", "with_seat", "without_seat"]
 
 Transition = tuple[RunState, tuple[Effect, ...]]
-"""The next state, and what is to be done about it."""
+"""The next state and the effects."""
 
 
 def with_seat(state: RunState, seat: Seat) -> RunState:
-    """The state with this seat in place of its client's one of its slot."""
+    """Return the state with the seat of the same slot and client replaced."""
     seats = tuple(seat if _is_same(s, seat) else s for s in state.seats)
     return replace(state, seats=seats)
 
 
 def without_seat(state: RunState, seat: Seat) -> RunState:
-    """The state without this seat."""
+    """Return the state without this seat."""
     return replace(state, seats=tuple(s for s in state.seats if not _is_same(s, seat)))
 
 
@@ -29,7 +29,7 @@ def _is_same(one: Seat, other: Seat) -> bool:
     return (one.slot, one.client) == (other.slot, other.client)
 
 
-def ended(state: RunState, status: RunStatus, reason: str | None, now: float) -> Transition:
-    """The run is over, for good or until a resume."""
+def end_run(state: RunState, status: RunStatus, reason: str | None, now: float) -> Transition:
+    """End the run, finally or until it is resumed."""
     state = replace(state, status=status, reason=reason, summary=None, ended_at=now, paused=False)
     return state, (RunEnded(status=status),)

@@ -1,4 +1,4 @@
-"""Updates: work that comes back done is checked, learnt from and paid for."""
+"""Updates: validation, local steps on the server, settlement."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedone_sdk.aggregator.rounds.closing import close
+from fedone_sdk.aggregator.rounds.closing import close_seat
 from fedone_sdk.aggregator.rounds.curves import Curves, check_curves
 from fedone_sdk.aggregator.rounds.events import Accepted, Refused, SeatOffered, UpdateArrived
-from fedone_sdk.aggregator.rounds.models import heard, mismatch
+from fedone_sdk.aggregator.rounds.models import model_mismatch, vote_model
 from fedone_sdk.aggregator.rounds.rules import Rules, working
-from fedone_sdk.aggregator.rounds.seats import lose, recall
-from fedone_sdk.aggregator.rounds.spending import through_gateway, used
+from fedone_sdk.aggregator.rounds.seats import renew_offers, vacate
+from fedone_sdk.aggregator.rounds.spending import lease_cost, through_gateway
 from fedone_sdk.aggregator.rounds.state import RunState, Seat
 from fedone_sdk.aggregator.rounds.transition import Transition, with_seat
 from fedone_sdk.algorithms import State
@@ -24,30 +24,30 @@ from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import MIN_SCORED_SHARE, AlphaUpdate, Array, LossesUpdate, Receipt
 from fedone_sdk.messages.ndarray import from_wire, memory_from_wire
 
-__all__ = ["arrived"]
+__all__ = ["accept"]
 
-_MOST = 1e15
-"""No count or sum of losses comes near it, and adding to it is exact."""
+_MAX_VALUE = 1e15
+"""Bound of numbers in a method's memory; floats below it still add exactly."""
 
 
-def arrived(rules: Rules, event: UpdateArrived, state: RunState, now: float) -> Transition:
-    """Takes a client's update; refused, it leaves everything as it was."""
+def accept(rules: Rules, event: UpdateArrived, state: RunState, now: float) -> Transition:
+    """Accept a client's update, or refuse it without a change of the state."""
     seat = working(state, event.assignment_id)
     update = event.update
-    state, begun_again = heard(rules, state, seat.client, update.model, now)
-    if begun_again:
+    state, restarted = vote_model(rules, state, seat.client, update.model, now)
+    if restarted:
         detail = "the run begins again, with the model that most devices have"
-        return state, (*begun_again, Refused(code="model_mismatch", detail=detail))
-    other = mismatch(rules, state, update.model)
+        return state, (*restarted, Refused(code="model_mismatch", detail=detail))
+    other = model_mismatch(rules, state, update.model)
     if other is not None:
-        state, effects = lose(rules, state, seat, other, update.usage, now)
+        state, effects = vacate(rules, state, seat, other, update.usage, now)
         return state, (*effects, Refused(code="model_mismatch", detail=other))
     _check_scored(update)
-    learnt = _learn(rules, state, seat, update)
-    spent = used(rules, state, seat, update.usage)
+    result = _step_result(rules, state, seat, update)
+    spent = lease_cost(rules, state, seat, update.usage)
     lease = state.account.leases[event.assignment_id]
     if through_gateway(rules, seat) and spent.queries < lease.queries:
-        # It had a model on the device all the same.
+        # The client used a model on its device after all.
         spent = lease
     state = replace(
         state,
@@ -55,7 +55,7 @@ def arrived(rules: Rules, event: UpdateArrived, state: RunState, now: float) -> 
         model=update.model,
         lost=0,
     )
-    state = recall(rules, state, seat.client, now)
+    state = renew_offers(rules, state, seat.client, now)
     receipt = Receipt(
         assignment_id=event.assignment_id, round=state.round, body_sha256=event.body_sha256
     )
@@ -66,23 +66,23 @@ def arrived(rules: Rules, event: UpdateArrived, state: RunState, now: float) -> 
         phase="done",
         assignment_id=None,
         step=steps_done,
-        local=learnt.local,
-        losses=seat.losses + learnt.losses,
-        curves=seat.curves + learnt.curves,
+        local=result.local,
+        losses=seat.losses + result.losses,
+        curves=seat.curves + result.curves,
         queries=seat.queries + spent.queries,
         weight=update.num_examples,
         mean_loss=seat.mean_loss
-        + (learnt.mean_loss - seat.mean_loss) * seat.num_steps / steps_done,
+        + (result.mean_loss - seat.mean_loss) * seat.num_steps / steps_done,
         calls=frozenset(),
         sent={},
         used=NOTHING,
     )
     if rules.losses_exchange and steps_done < rules.spec.method.local_steps:
-        # The next local step is another exchange with the same client.
+        # The next local step is a new assignment for the same client.
         due = now + rules.spec.participation.claim_timeout_s
         state = with_seat(state, replace(seat, phase="offered", due=due))
         return state, (accepted, SeatOffered(client=seat.client))
-    state, effects = close(rules, state, seat, now)
+    state, effects = close_seat(rules, state, seat, now)
     return state, (accepted, *effects)
 
 
@@ -97,14 +97,14 @@ def _check_scored(update: AlphaUpdate | LossesUpdate) -> None:
         )
 
 
-class _Learnt(NamedTuple):
-    """What an update says.
+class _StepResult(NamedTuple):
+    """The content of a valid update.
 
     Attributes:
         local: The client's method state after its work.
-        mean_loss: Over the scored prompts.
-        losses: Of the step; none in the alpha exchange.
-        curves: The same by class and label bias, where the run calibrates by labels.
+        mean_loss: Mean over the scored prompts.
+        losses: Losses of the step; empty in the alpha exchange.
+        curves: Losses by class and label bias, in runs with label calibration.
     """
 
     local: State
@@ -113,13 +113,13 @@ class _Learnt(NamedTuple):
     curves: tuple[Curves, ...] = ()
 
 
-def _learn(
+def _step_result(
     rules: Rules, state: RunState, seat: Seat, update: AlphaUpdate | LossesUpdate
-) -> _Learnt:
-    """Checks what an update says against what was asked, and learns from it."""
+) -> _StepResult:
+    """Check an update against its assignment; return its content."""
     if isinstance(update, LossesUpdate) and rules.losses_exchange:
         batch_size = rules.spec.method.batch_size
-        if update.scored.scored > batch_size:  # They weigh what it says.
+        if update.scored.scored > batch_size:  # It weights the losses.
             raise ProblemError(
                 "invalid_message",
                 f"scored: {update.scored.scored} examples, a mini-batch has at most {batch_size}",
@@ -130,14 +130,14 @@ def _learn(
                 f"losses: {len(update.losses)} were sent for {seat.num_samples} prompts",
             )
         curves = _curves(rules, update)
-        return _Learnt(
-            local=rules.learned(state, seat, update.losses, curves),
+        return _StepResult(
+            local=rules.updated_local(state, seat, update.losses, curves),
             mean_loss=float(np.mean(rules.clipped(update.losses))),
             losses=(update.losses,),
             curves=() if curves is None else (curves,),
         )
     if isinstance(update, AlphaUpdate) and not rules.losses_exchange:
-        return _Learnt(local=_local(rules, update), mean_loss=update.mean_loss)
+        return _StepResult(local=_local(rules, update), mean_loss=update.mean_loss)
     raise ProblemError(
         "invalid_message",
         f"exchange: is {update.exchange!r}, the run's is {rules.spec.participation.exchange!r}",
@@ -145,7 +145,7 @@ def _learn(
 
 
 def _curves(rules: Rules, update: LossesUpdate) -> Curves | None:
-    """The losses by class and label bias, where the run wants them."""
+    """Return the losses by class and label bias, in runs with label calibration."""
     if rules.biases is None:
         if update.by_class is not None or update.class_counts:
             raise ProblemError("invalid_message", "by_class: this run does not calibrate by labels")
@@ -166,7 +166,7 @@ def _curves(rules: Rules, update: LossesUpdate) -> Curves | None:
 
 
 def _local(rules: Rules, update: AlphaUpdate) -> State:
-    """What a client of the alpha exchange has learnt."""
+    """Return the method state of a client of the alpha exchange."""
     array = update.alpha
     if array.dtype != "float32" or array.shape != rules.shape:
         raise ProblemError(
@@ -179,18 +179,18 @@ def _local(rules: Rules, update: AlphaUpdate) -> State:
     if tokens and (not (alpha >= 0).all() or not alpha.any(axis=1).all()):
         raise ProblemError("invalid_message", "alpha: must be positive")
     if not np.array_equal(rules.method.project(alpha), alpha):
-        raise ProblemError("invalid_message", "alpha: lies outside what the method allows")
+        raise ProblemError("invalid_message", "alpha: is outside what the method allows")
     return _with_memory(rules, alpha, update.memory)
 
 
 def _with_memory(rules: Rules, alpha: NDArray[np.float32], memory: Mapping[str, Array]) -> State:
-    """A client's alpha together with the run's memory that it took along."""
+    """Return a client's alpha with the method memory of its update."""
     if not rules.method.shares_memory and memory:
         raise ProblemError("invalid_message", "memory: this method shares none")
     try:
         remembered = memory_from_wire(memory)
-        if any(values.size and np.abs(values).max() > _MOST for values in remembered.values()):
-            raise ValueError(f"a number is beyond {_MOST:g}")
+        if any(values.size and np.abs(values).max() > _MAX_VALUE for values in remembered.values()):
+            raise ValueError(f"a number is beyond {_MAX_VALUE:g}")
         local = State(alpha=alpha, memory=remembered)
         rules.method.check(local)
     except ValueError as exc:

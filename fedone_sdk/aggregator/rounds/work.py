@@ -1,4 +1,4 @@
-"""Work that goes out to clients, and comes back undone."""
+"""Assignments: claim, renewal, decline."""
 
 from __future__ import annotations
 
@@ -6,44 +6,44 @@ from dataclasses import replace
 
 from fedone_sdk.aggregator.rounds.events import (
     Assigned,
-    Declined,
-    Prolonged,
+    DeadlineExtended,
     Refused,
-    Renewed,
-    WorkAsked,
+    RenewalRequested,
+    WorkDeclined,
+    WorkRequested,
 )
-from fedone_sdk.aggregator.rounds.models import heard, mismatch
-from fedone_sdk.aggregator.rounds.privacy import counted
+from fedone_sdk.aggregator.rounds.models import model_mismatch, vote_model
+from fedone_sdk.aggregator.rounds.privacy import count_releases
 from fedone_sdk.aggregator.rounds.rules import Rules, working
-from fedone_sdk.aggregator.rounds.seats import lose
+from fedone_sdk.aggregator.rounds.seats import vacate
 from fedone_sdk.aggregator.rounds.state import RunState
 from fedone_sdk.aggregator.rounds.transition import Transition, with_seat
 from fedone_sdk.algorithms import State
 from fedone_sdk.algorithms.trained import Trained
 from fedone_sdk.errors import ProblemError
 
-__all__ = ["asked", "declined", "renewed"]
+__all__ = ["assign", "decline", "renew"]
 
 
-def asked(rules: Rules, event: WorkAsked, state: RunState, now: float) -> Transition:
-    """Gives a client the work of its seat, under a lease."""
+def assign(rules: Rules, event: WorkRequested, state: RunState, now: float) -> Transition:
+    """Assign the work of a client's seat, under a lease."""
     seat = state.seat_of(event.client)
     if seat is None or not state.running:
         return state, ()
     if seat.phase == "offered":
         if event.model is not None and not isinstance(rules.method, Trained):
-            state, begun_again = heard(rules, state, event.client, event.model, now)
-            if begun_again:
-                return state, begun_again
-            detail = mismatch(rules, state, event.model)
-            if detail is not None:  # No lease is open yet, so it costs nothing.
-                state, effects = lose(rules, state, seat, detail, None, now, unfit=detail)
+            state, restarted = vote_model(rules, state, event.client, event.model, now)
+            if restarted:
+                return state, restarted
+            detail = model_mismatch(rules, state, event.model)
+            if detail is not None:  # No lease is open yet, so this is free.
+                state, effects = vacate(rules, state, seat, detail, None, now, unfit=detail)
                 return state, (*effects, Refused(code="model_mismatch", detail=detail))
-        state = rules.replanned(state)
+        state = rules.with_current_plan(state)
         rules = rules.at(state)
         affordable = rules.affordable_work(state, seat.local)
         if affordable is None:
-            # Somebody else's lease may give something back; the seat waits for that.
+            # Another client's lease may release budget; the seat waits for it.
             return state, ()
         samples, steps = affordable
         worst = rules.worst_query * (samples * steps)
@@ -56,33 +56,33 @@ def asked(rules: Rules, event: WorkAsked, state: RunState, now: float) -> Transi
             num_samples=samples,
             num_steps=steps,
             renewals=0,
-            local=seat.local or _remembered(rules, state, event),
+            local=seat.local or _saved_local(rules, state, event),
         )
         state = replace(
             with_seat(state, seat),
             account=state.account.reserve(event.assignment_id, worst),
-            releases=counted(rules.releases, state.releases, seat),
+            releases=count_releases(rules.releases, state.releases, seat),
             started_at=now if state.started_at is None else state.started_at,
         )
-    elif event.own_model and not seat.own_model:  # It was started anew, with a model.
+    elif event.own_model and not seat.own_model:  # The client restarted with a model.
         seat = replace(seat, own_model=True)
         state = with_seat(state, seat)
-    # A client that asks again lost the answer: it gets the same work, no second lease.
+    # A repeated claim gets the same assignment and no second lease.
     return state, (Assigned(assignment=rules.assignment(state, seat, now)),)
 
 
-def _remembered(rules: Rules, state: RunState, event: WorkAsked) -> State | None:
-    """The client's method state as its last work left it, if it remembers any."""
+def _saved_local(rules: Rules, state: RunState, event: WorkRequested) -> State | None:
+    """Return the method state with the client's saved memory, if any."""
     memory = event.memory
     if rules.remembers_clients:
-        for seat in state.seats:  # in the order in which they were finished
+        for seat in state.seats:  # In the order in which they were finished.
             if seat.client == event.client and seat.phase == "done" and seat.local is not None:
                 memory = seat.local.memory
     return replace(state.method, memory=memory) if memory else None
 
 
-def renewed(rules: Rules, event: Renewed, state: RunState, now: float) -> Transition:
-    """Gives a client that is still at work another full deadline, a number of times."""
+def renew(rules: Rules, event: RenewalRequested, state: RunState, now: float) -> Transition:
+    """Give a client a full new deadline, up to ``participation.max_renewals`` times."""
     seat = working(state, event.assignment_id)
     most = rules.spec.participation.max_renewals
     if seat.renewals >= most:
@@ -92,15 +92,15 @@ def renewed(rules: Rules, event: Renewed, state: RunState, now: float) -> Transi
         )
     deadline_s = rules.spec.participation.deadline_s
     seat = replace(seat, due=now + deadline_s, renewals=seat.renewals + 1)
-    return with_seat(state, seat), (Prolonged(deadline_s=deadline_s),)
+    return with_seat(state, seat), (DeadlineExtended(deadline_s=deadline_s),)
 
 
-def declined(rules: Rules, event: Declined, state: RunState, now: float) -> Transition:
-    """Takes work back that a client cannot do."""
+def decline(rules: Rules, event: WorkDeclined, state: RunState, now: float) -> Transition:
+    """Take an assignment back from a client that declines it."""
     seat = working(state, event.assignment_id)
     if not state.running:
-        told = "paused" if state.paused else state.status
-        raise ProblemError("run_conflict", f"the run is {told}; the work is kept")
+        status = "paused" if state.paused else state.status
+        raise ProblemError("run_conflict", f"the run is {status}; the work is kept")
     reason = f"the client declined: {event.reason}"
     unfit = event.reason if event.unfit else None
-    return lose(rules, state, seat, reason, event.usage, now, unfit=unfit)
+    return vacate(rules, state, seat, reason, event.usage, now, unfit=unfit)

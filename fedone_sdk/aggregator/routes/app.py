@@ -32,7 +32,7 @@ from fedone_sdk.aggregator.routes.route import MAX_BODY_BYTES, Route
 from fedone_sdk.aggregator.routes.watch import WATCH
 from fedone_sdk.aggregator.runtime.shielded import run_shielded
 from fedone_sdk.aggregator.service import Service
-from fedone_sdk.aggregator.telemetry.observers import NOBODY, Observers
+from fedone_sdk.aggregator.telemetry.observers import NO_OBSERVERS, Observers
 
 if TYPE_CHECKING:
     from fedone_sdk.aggregator.telemetry.metrics import Metrics
@@ -58,7 +58,7 @@ def build_app(
     *,
     drain: Drain | None = None,
     readiness: Readiness | None = None,
-    observers: Observers = NOBODY,
+    observers: Observers = NO_OBSERVERS,
     limits: Limits = NO_LIMITS,
     cors: CorsConfig = NO_PAGES,
     public_metrics: bool = False,
@@ -151,5 +151,5 @@ async def _traffic(request: web.Request, handler: Handler) -> web.StreamResponse
     federated = exchange.route is not None and exchange.route.tag == "devices"
     if federated and exchange.run is not None and isinstance(response, web.Response):
         download = len(response.body) if isinstance(response.body, bytes) else 0
-        exchange.run.count(exchange.upload, download, gateway=request.path == "/v1/score")
+        exchange.run.count_traffic(exchange.upload, download, gateway=request.path == "/v1/score")
     return response

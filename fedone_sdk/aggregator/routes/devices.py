@@ -17,7 +17,7 @@ from fedone_sdk.aggregator.routes.exchange import (
 )
 from fedone_sdk.aggregator.routes.route import MAX_BODY_BYTES, Route
 from fedone_sdk.aggregator.runtime.threads import in_thread_if_large
-from fedone_sdk.aggregator.serving.pool import TurnedAway
+from fedone_sdk.aggregator.serving.client_pool import RetryLater
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import (
     UPDATE,
@@ -64,7 +64,7 @@ async def claim(request: web.Request) -> web.Response:
     if concerned is not None and EXCHANGE.get().may_see(concerned.run_id):
         EXCHANGE.get().concerns(concerned)
     found = await service.claim(client, message)
-    if isinstance(found, TurnedAway):
+    if isinstance(found, RetryLater):
         # At least one: who is told nothing else asks in a loop.
         after_s = max(math.ceil(found.retry_after_s), 1)
         return web.Response(status=204, headers={"Retry-After": str(after_s)})

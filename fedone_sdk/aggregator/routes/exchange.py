@@ -119,7 +119,7 @@ async def admit(request: web.Request, route: Route) -> None:
         if access.signs(client):
             signed = await signed_request(request, max_bytes=route.max_body)
             await access.check_signature(client, signed)
-        await service.begun()
+        await service.wait_until_open()
 
 
 def client_of(request: web.Request) -> ClientRecord:

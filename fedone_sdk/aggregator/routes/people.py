@@ -11,7 +11,7 @@ from aiohttp import web
 from pydantic import TypeAdapter
 
 from fedone_sdk.aggregator.http.requests import answer, streamed
-from fedone_sdk.aggregator.rounds.events import Effect, MetricKnown, RoundFinished, RunEnded
+from fedone_sdk.aggregator.rounds.events import Effect, MetricMeasured, RoundFinished, RunEnded
 from fedone_sdk.aggregator.routes.exchange import (
     DRAIN,
     EXCHANGE,
@@ -22,7 +22,7 @@ from fedone_sdk.aggregator.routes.exchange import (
 from fedone_sdk.aggregator.routes.route import MAX_BODY_BYTES, Route
 from fedone_sdk.aggregator.runtime.threads import in_thread_if_large
 from fedone_sdk.aggregator.service import Service
-from fedone_sdk.aggregator.serving.run import CaughtUp, ServedRun
+from fedone_sdk.aggregator.serving.run import RunReloaded, ServedRun
 from fedone_sdk.budget import Budget
 from fedone_sdk.candidates import InstructionsSource, LabelsSource
 from fedone_sdk.errors import (
@@ -54,7 +54,7 @@ _JSON: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
 _SUMMARIES: TypeAdapter[list[RunSummary]] = TypeAdapter(list[RunSummary])
 _INFLUENCES: TypeAdapter[list[ClientInfluence]] = TypeAdapter(list[ClientInfluence])
 
-_NEWS = (CaughtUp, MetricKnown, RoundFinished, RunEnded)
+_NEWS = (RunReloaded, MetricMeasured, RoundFinished, RunEnded)
 """What changes the rounds that are told, or ends them."""
 
 _POSTED = (ListVocabulary, InstructionsSource, LabelsSource)
@@ -117,7 +117,7 @@ async def run(request: web.Request) -> web.Response:
     result = _told(asked)
     if person is not None and asked.state.running:
         reasons = person.allows("operator")
-        devices = request.app[SERVICE].dispatcher.fit(asked, reasons=reasons)
+        devices = request.app[SERVICE].dispatcher.count_devices(asked, reasons=reasons)
         result = result.model_copy(update={"devices": devices})
     return answer(result if history else result.model_copy(update={"history": ()}))
 
@@ -172,9 +172,9 @@ async def events(request: web.Request) -> web.StreamResponse:
     """
     service, drain = request.app[SERVICE], request.app[DRAIN]
     watched = await run_of(request)
-    queue: asyncio.Queue[Effect | CaughtUp] = asyncio.Queue()
+    queue: asyncio.Queue[Effect | RunReloaded] = asyncio.Queue()
 
-    def listen(source: ServedRun, effect: Effect | CaughtUp) -> None:
+    def listen(source: ServedRun, effect: Effect | RunReloaded) -> None:
         if source is watched and isinstance(effect, _NEWS):
             queue.put_nowait(effect)
 
@@ -197,7 +197,7 @@ async def events(request: web.Request) -> web.StreamResponse:
                 return response
             try:
                 async with asyncio.timeout(_STILL_HERE_S):
-                    if await drain.unless_begun(queue.get()) is None:
+                    if await drain.unless_started(queue.get()) is None:
                         return response
             except TimeoutError:
                 await response.write(b": still here\n\n")

@@ -1,1 +1,3 @@
-"""Helpers around asyncio: shielded work, threads, rate limits."""
+"""Helpers for asyncio: shielded tasks, threads, rate limits."""
+
+__all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Refuses callers that ask more often than they may."""
+"""Rate limit per caller."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ __all__ = ["Bucket"]
 
 
 class Bucket:
-    """One limit for very many callers: two numbers each, however much they may ask.
+    """Token buckets with the same limit for many callers.
 
-    A caller may ask a minute's worth at once, and gets it back evenly (a token bucket).
+    Each bucket holds one minute's worth of requests and refills evenly.
 
     Args:
-        per_minute: How often each caller may ask; None is no limit.
-        capacity: How many callers are remembered; the one that asked least lately is forgotten.
+        per_minute: Requests per minute and caller; None is unlimited.
+        capacity: Maximal number of buckets; the least recently used one is dropped.
     """
 
     def __init__(self, per_minute: float | None, *, capacity: int = 65_536) -> None:
         self._per_minute = per_minute
         self._capacity = capacity
-        # When each caller's bucket is full again: what is missing follows from it.
+        # Caller -> time at which its bucket is full again, which determines its content.
         self._full_at: OrderedDict[Hashable, float] = OrderedDict()
 
-    def wait_s(self, who: Hashable, now: float) -> float:
-        """How long a caller must wait before it may ask, seconds."""
+    def wait_s(self, caller: Hashable, now: float) -> float:
+        """Return how long a caller must wait before its next request, seconds."""
         if self._per_minute is None:
             return 0.0
         share = 60.0 / self._per_minute
-        return max(self._full_at.get(who, now) + share - now - max(60.0, share), 0.0)
+        return max(self._full_at.get(caller, now) + share - now - max(60.0, share), 0.0)
 
-    def check(self, who: Hashable, now: float) -> None:
-        """Refuses a caller that must wait.
+    def check(self, caller: Hashable, now: float) -> None:
+        """Refuse a caller whose bucket is empty.
 
         Raises:
-            ProblemError: ``rate_limited``, with how long to wait.
+            ProblemError: ``rate_limited``, with the time to wait.
         """
-        wait_s = self.wait_s(who, now)
+        wait_s = self.wait_s(caller, now)
         if wait_s > 0:
             raise ProblemError(
                 "rate_limited",
@@ -47,12 +47,12 @@ class Bucket:
                 retry_after_s=wait_s,
             )
 
-    def take(self, who: Hashable, now: float) -> None:
-        """Counts that a caller asks."""
+    def take(self, caller: Hashable, now: float) -> None:
+        """Count a request of a caller."""
         if self._per_minute is None:
             return
-        self._full_at[who] = max(self._full_at.get(who, now), now) + 60.0 / self._per_minute
-        self._full_at.move_to_end(who)
+        self._full_at[caller] = max(self._full_at.get(caller, now), now) + 60.0 / self._per_minute
+        self._full_at.move_to_end(caller)
         while self._full_at and (
             len(self._full_at) > self._capacity or next(iter(self._full_at.values())) <= now
         ):

@@ -1,4 +1,4 @@
-"""Work that is done to its end, whoever goes away meanwhile."""
+"""Shielded tasks: they run to completion even if their caller is cancelled."""
 
 from __future__ import annotations
 
@@ -11,45 +11,45 @@ import structlog
 
 from fedone_sdk.errors import FedOneError
 
-__all__ = ["wait_pending", "run_shielded"]
+__all__ = ["run_shielded", "wait_pending"]
 
 T = TypeVar("T")
 
 _log = structlog.get_logger(__name__)
 
-_UNDER_WAY: dict[asyncio.Task[Any], object] = {}
-"""Each task, and whose it is. The event loop itself does not hold on to tasks."""
+_PENDING: dict[asyncio.Task[Any], object] = {}
+"""Task -> owner. The event loop only keeps weak references to tasks."""
 
 
 async def run_shielded(work: Coroutine[Any, Any, T], *, of: object) -> T:
-    """Awaits `work`; a caller that goes away must not leave it half done.
+    """Await `work`; if the caller is cancelled, `work` still runs to completion.
 
     Args:
-        work: What is to be done.
-        of: Whose it is: the store that it changes.
+        work: The coroutine.
+        of: Its owner: the store that it changes.
     """
     task = asyncio.create_task(work)
-    _UNDER_WAY[task] = of
-    task.add_done_callback(_UNDER_WAY.pop)
+    _PENDING[task] = of
+    task.add_done_callback(_PENDING.pop)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        task.add_done_callback(_hear)
+        task.add_done_callback(_log_failure)
         raise
 
 
 async def wait_pending(of: object) -> None:
-    """Returns when all such work of this owner has ended, whoever has begun it."""
+    """Wait until all shielded tasks of an owner have ended."""
     here = asyncio.current_task()
-    while rest := [task for task, owner in _UNDER_WAY.items() if owner is of and task is not here]:
+    while rest := [task for task, owner in _PENDING.items() if owner is of and task is not here]:
         await asyncio.wait(rest)
 
 
-def _hear(task: asyncio.Task[Any]) -> None:
-    """Takes note of how work ended that nobody waits for any more."""
+def _log_failure(task: asyncio.Task[Any]) -> None:
+    """Log the failure of a task whose caller was cancelled."""
     error = None if task.cancelled() else task.exception()
-    # A Ctrl-C amid the work is an end that was asked for: asyncio itself tells the caller of it.
+    # asyncio itself reports a KeyboardInterrupt to the caller.
     if isinstance(error, Exception) and not isinstance(error, FedOneError):
-        # Formatted here, as local variables are none of the log's business.
+        # Formatted here: log renderers may print local variables.
         lines = traceback.format_exception(error)
-        _log.error("work that nobody waits for failed", traceback="".join(lines))
+        _log.error("background work failed", traceback="".join(lines))

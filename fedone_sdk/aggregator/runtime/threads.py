@@ -1,4 +1,4 @@
-"""Work that takes long, away from the event loop."""
+"""Threads for work that would block the event loop."""
 
 from __future__ import annotations
 
@@ -16,20 +16,19 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _SMALL = 32 * 1024
-"""What is done at once, bytes: a visit to a thread costs about as much."""
+"""Size up to which work runs inline, bytes: a switch of threads costs about as much."""
 
-# Few: each thread that computes in Python may keep the event loop from the interpreter for a switch
-# interval, 5 ms, whenever the loop has something to do.
+# Few: each thread that runs Python code can delay the event loop by a switch interval of 5 ms.
 _THREADS = ThreadPoolExecutor(max(1, min(4, (os.cpu_count() or 2) - 1)), "fedone-worker")
 
 
 async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Does `work` in a thread.
+    """Call `work` in a thread.
 
     Args:
-        work: A function that shares nothing with others; it must not wait for more such work.
-        args: Its arguments.
-        kwargs: Those with a name.
+        work: A thread-safe function that does not itself wait for `in_thread`.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
     """
     context = contextvars.copy_context()
     call = functools.partial(context.run, work, *args, **kwargs)
@@ -39,13 +38,13 @@ async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
 async def in_thread_if_large(
     size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs
 ) -> T:
-    """Does `work` in a thread, unless it is on less than 32 KiB.
+    """Call `work` in a thread if its input has at least 32 KiB, else inline.
 
     Args:
-        size: What it is on, bytes.
-        work: As of `in_thread`.
-        args: Its arguments.
-        kwargs: Those with a name.
+        size: Size of the input, bytes.
+        work: A function as for `in_thread`.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
     """
     if size < _SMALL:
         return work(*args, **kwargs)

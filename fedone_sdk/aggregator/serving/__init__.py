@@ -1,1 +1,3 @@
-"""A run while it is served: its work, its model, its measurements, and its place in the store."""
+"""Serving of runs: clients and their work, the gateway, evaluation, archives."""
+
+__all__: list[str] = []

@@ -1,8 +1,8 @@
-"""Archives: a run with all that belongs to it in one file, to be moved to another store.
+"""Archives: a complete run in one file, to move it to another store.
 
-An archive is gzipped JSON lines: a header, the run, its closed work, what its clients' methods
-remember, its log, the clients that it refers to, and a last line with the digest of all others.
-It is text through and through: reading one runs no code of its author's.
+An archive is gzipped JSON lines: a header, the run, its closed work, the memories of its clients'
+methods, its log, the clients that it refers to, and a last line with the digest of all others.
+Reading an archive executes no code from it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from fedone_sdk.aggregator.rounds import MIN_SAMPLES, RoundMachine
 from fedone_sdk.aggregator.rounds.codec import arrays_of, decode, encode_arrays, encode_document
-from fedone_sdk.aggregator.rounds.events import Event, PauseAsked, Restarted
+from fedone_sdk.aggregator.rounds.events import Event, PauseRequested, ReplicasLost
 from fedone_sdk.aggregator.rounds.replay import compare, machine_of
 from fedone_sdk.aggregator.rounds.state import RunState, Seat
 from fedone_sdk.aggregator.runtime.threads import in_thread
@@ -38,8 +38,8 @@ from fedone_sdk.aggregator.serving.archive_lines import (
     Line,
     MemoryLine,
     Run,
-    are_its_own,
     clients_of,
+    match_clients,
     rounds_of,
 )
 from fedone_sdk.aggregator.serving.export import export_run, write_archive
@@ -66,18 +66,18 @@ __all__ = [
 ]
 
 MAX_UNPACKED_BYTES = 1 << 30
-"""The largest archive, unpacked."""
+"""Maximal unpacked size of an archive, bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Archive:
-    """A run out of an archive; all of it was checked.
+    """The checked content of an archive.
 
     Attributes:
         snapshot: The run.
-        clients: Those that it refers to and all before them, in index order; empty where the
-            run was kept apart from its clients.
-        state: Where it stands.
+        clients: Clients 0 to the highest index that the run refers to, in index order; empty if
+            the archive has no clients.
+        state: The state of the run.
     """
 
     snapshot: RunSnapshot
@@ -86,34 +86,34 @@ class Archive:
 
     @property
     def run_id(self) -> str:
-        """Names the run."""
+        """Id of the run."""
         return self.snapshot.record.run_id
 
     @property
     def has_ended(self) -> bool:
-        """Whether it can never go on, so that nobody asks for its clients any more."""
+        """Whether the run has ended for good and needs its clients no more."""
         return not self.state.running and not machine_of(self.snapshot).can_resume(self.state)
 
 
 def read_archive(
     data: bytes, *, computes: bool = True, max_unpacked_bytes: int = MAX_UNPACKED_BYTES
 ) -> Archive:
-    """Reads an archive and checks all of it.
+    """Read and check an archive.
 
     Args:
         data: The archive.
-        computes: Whether the run is computed again from its log, too.
-        max_unpacked_bytes: The most that it may hold.
+        computes: Whether to replay the run from its log as well.
+        max_unpacked_bytes: Maximal unpacked size.
 
     Raises:
-        ArchiveError: It is damaged, too large, of a newer version, or does not agree with itself.
+        ArchiveError: The archive is damaged, too large, inconsistent, or of a newer version.
     """
     try:
-        archive = _checked(_unpack(data, max_unpacked_bytes))
+        archive = _parse_archive(_unpack(data, max_unpacked_bytes))
         report = compare(archive.snapshot) if computes else None
     except ArchiveError:
         raise
-    # Whatever a stranger made of it: each part below has its own way to refuse what it is given.
+    # Untrusted input: each parser below raises its own errors.
     except (
         ArithmeticError,
         EOFError,
@@ -125,7 +125,7 @@ def read_archive(
         ValueError,
         zlib.error,
     ) as exc:
-        raise ArchiveError(f"the archive is damaged: {_told(exc)}") from exc
+        raise ArchiveError(f"the archive is damaged: {_first_error(exc)}") from exc
     if report is not None and report.difference is not None:
         raise ArchiveError(f"the archive does not agree with itself: {report.difference}")
     return archive
@@ -154,7 +154,7 @@ def _unpack(data: bytes, max_bytes: int) -> list[Any]:
     return lines
 
 
-def _checked(lines: Sequence[Any]) -> Archive:
+def _parse_archive(lines: Sequence[Any]) -> Archive:
     header, run, *rest = lines
     if not isinstance(header, Header) or not isinstance(run, Run):
         raise ValueError("it does not begin with a run")
@@ -193,12 +193,12 @@ def _checked(lines: Sequence[Any]) -> Archive:
 
 
 def _check_run(snapshot: RunSnapshot) -> RunState:
-    """Reads a run as a service would, more strictly."""
+    """Read a run like the service does, with stricter checks."""
     record, machine = snapshot.record, machine_of(snapshot)
     spec = machine.spec
     if spec.name != record.run_id:
         raise ValueError(f"run {record.run_id!r} is described as {spec.name!r}")
-    document = json.loads(record.document, parse_constant=_refuse)
+    document = json.loads(record.document, parse_constant=_refuse_constant)
     Counters.load(document.pop("counters"))
     state = decode(document, record.arrays)
     known = json.loads(json.dumps(encode_document(state)))
@@ -206,7 +206,7 @@ def _check_run(snapshot: RunSnapshot) -> RunState:
         if key not in known or known[key] != value:
             raise ValueError(f"{key}: is no part of a run's state, or not as it should be")
     _check_types(state)
-    cap = state.account.cap  # Whether it was raised so, a replay of the log says.
+    cap = state.account.cap  # The replay checks the raises in the log.
     if cap != spec.budget and (not (cap and spec.budget) or spec.budget.raised(cap) != cap):
         raise ValueError("the caps are not those of the run's budget")
     if not 0 <= state.round <= spec.rounds:
@@ -219,7 +219,7 @@ def _check_run(snapshot: RunSnapshot) -> RunState:
     if versions != sorted(versions) or max(versions, default=0) > record.version:
         raise ValueError("the log is not in order")
     for entry in snapshot.log:
-        body = json.loads(entry.body, parse_constant=_refuse)
+        body = json.loads(entry.body, parse_constant=_refuse_constant)
         if entry.kind == "round":
             RoundReport.model_validate(body["report"])
         elif entry.kind == "metric":
@@ -255,7 +255,7 @@ def _check_seat(machine: RoundMachine, state: RunState, seat: Seat) -> None:
 
 
 def _check_types(value: Any) -> None:
-    """Checks that a dataclass holds what it declares; arrays are checked by those who made them."""
+    """Check the field types of a dataclass; arrays are checked where they are built."""
     hints = get_type_hints(type(value))
     for field in fields(value):
         held, hint = getattr(value, field.name), hints[field.name]
@@ -271,7 +271,7 @@ def _check_types(value: Any) -> None:
             TypeAdapter(hint).validate_python(held, strict=True)
 
 
-def _refuse(constant: str) -> None:
+def _refuse_constant(constant: str) -> None:
     raise ValueError(f"{constant} is no number")
 
 
@@ -281,18 +281,18 @@ def _check_references(snapshot: RunSnapshot, clients: Sequence[ClientRecord]) ->
     used = clients_of(snapshot)
     if clients and max(used, default=-1) >= len(clients):
         raise ValueError(f"client {max(used)} is missing")
-    if clients and not are_its_own(rounds_of(snapshot.log), clients):
+    if clients and not match_clients(rounds_of(snapshot.log), clients):
         raise ValueError("the log names other clients")
 
 
 async def import_run(store: Store, data: bytes, now: float) -> RunRecord:
-    """Takes a run in out of an archive; one that runs is paused, its open work kept.
+    """Import a run from an archive; a running one is paused, with its open work kept.
 
-    Its clients keep their enrolment indices, which the run's random draws are over. Where the
-    store has other clients under them, only a run that has ended for good is taken in.
+    Clients keep their enrolment indices, because the run's random draws depend on them. If the
+    store has other clients with these indices, only runs that have ended for good are imported.
 
     Args:
-        store: Where the run goes.
+        store: The target store.
         data: The archive.
         now: Seconds since the epoch.
 
@@ -300,11 +300,11 @@ async def import_run(store: Store, data: bytes, now: float) -> RunRecord:
         The run as it was stored.
 
     Raises:
-        ArchiveError: The archive cannot be used, or not in this store; nothing was written.
+        ArchiveError: The archive is invalid or does not fit this store; nothing was written.
     """
     archive = await in_thread(read_archive, data)
-    clients = await _admitted(store, archive)
-    snapshot = replace(archive.snapshot, record=_at_rest(archive, now))
+    clients = await _importable_clients(store, archive)
+    snapshot = replace(archive.snapshot, record=_paused_record(archive, now))
     try:
         await store.restore(snapshot, clients)
     except ValueError as exc:
@@ -312,35 +312,35 @@ async def import_run(store: Store, data: bytes, now: float) -> RunRecord:
     return snapshot.record
 
 
-async def _admitted(store: Store, archive: Archive) -> tuple[ClientRecord, ...]:
-    """The clients to take in with a run."""
+async def _importable_clients(store: Store, archive: Archive) -> tuple[ClientRecord, ...]:
+    """Return the clients to import with a run."""
     here = await store.clients(limit=len(archive.clients))
-    trouble = None
+    obstacle = None
     if not archive.clients and clients_of(archive.snapshot):
-        trouble = "its clients are not in the archive"
-    for theirs, ours in zip(archive.clients, here, strict=False):
-        if theirs.client_id != ours.client_id:
-            trouble = (
-                f"client {theirs.index} is {theirs.client_id!r} in the archive and "
-                f"{ours.client_id!r} here; a store without clients takes it in"
+        obstacle = "its clients are not in the archive"
+    for imported, existing in zip(archive.clients, here, strict=False):
+        if imported.client_id != existing.client_id:
+            obstacle = (
+                f"client {imported.index} is {imported.client_id!r} in the archive and "
+                f"{existing.client_id!r} here; a store without clients takes it in"
             )
             break
-    if trouble is None:
+    if obstacle is None:
         return archive.clients
     if archive.has_ended:
         return ()
-    raise ArchiveError(f"run {archive.run_id!r} could not go on here: {trouble}")
+    raise ArchiveError(f"run {archive.run_id!r} could not go on here: {obstacle}")
 
 
-def _at_rest(archive: Archive, now: float) -> RunRecord:
-    """The run without anything under way but its clients' work, and paused if it ran."""
+def _paused_record(archive: Archive, now: float) -> RunRecord:
+    """Return the run with pending calls charged, and paused if it was running."""
     record, state = archive.snapshot.record, archive.state
     if archive.has_ended:
         return record
     machine = machine_of(archive.snapshot)
-    events: list[Event] = [Restarted(alive=frozenset(), down=True)]
+    events: list[Event] = [ReplicasLost(alive=frozenset(), down=True)]
     if state.running:
-        events.append(PauseAsked(reason="moved here; resume the run when it runs nowhere else"))
+        events.append(PauseRequested(reason="moved here; resume the run when it runs nowhere else"))
     for event in events:
         state, _ = machine.step(state, event, now)
     document = {
@@ -354,7 +354,7 @@ def _at_rest(archive: Archive, now: float) -> RunRecord:
     )
 
 
-def _told(error: BaseException) -> str:
+def _first_error(error: BaseException) -> str:
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"])

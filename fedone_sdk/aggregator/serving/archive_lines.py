@@ -1,4 +1,4 @@
-"""The lines of an archive, and what of a run names its clients."""
+"""The lines of an archive, and the client indices that a run refers to."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ __all__ = [
     "MemoryLine",
     "Run",
     "VERSION",
-    "are_its_own",
     "clients_of",
+    "match_clients",
+    "referenced_clients",
     "rounds_of",
-    "used_at_rest",
 ]
 
 FORMAT = "fedone-run"
@@ -43,7 +43,7 @@ _Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class Line(BaseModel):
-    """A line, read strictly."""
+    """A line, validated strictly."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
 
@@ -69,8 +69,8 @@ class Run(Line):
     created_at: float
 
 
-MOVED_WITHOUT = "moved without it: "
-"""No digest begins like this: a client that came without its credential is only a name."""
+NO_CREDENTIAL_PREFIX = "moved without it: "
+"""In place of a digest: the client was imported without its credential and cannot log in."""
 
 
 class _Credential(Line):
@@ -84,7 +84,7 @@ class _Credential(Line):
 
 
 class Client(Line):
-    """A `ClientRecord`; digests of its secrets only where they were asked for."""
+    """A `ClientRecord`, with digests of its secrets only on request."""
 
     kind: Literal["client"] = "client"
     index: _Index
@@ -95,9 +95,9 @@ class Client(Line):
 
     @classmethod
     def of(cls, client: ClientRecord, with_credentials: bool) -> Self:
-        """A client, with the digests of its credentials if it has any and they go along."""
+        """Return the line of a client, with the digests of its credentials if requested."""
         credential = None
-        none = (MOVED_WITHOUT, NO_CREDENTIAL)
+        none = (NO_CREDENTIAL_PREFIX, NO_CREDENTIAL)
         if with_credentials and not client.credential_sha256.startswith(none):
             credential = _Credential(
                 credential_sha256=client.credential_sha256,
@@ -117,8 +117,8 @@ class Client(Line):
         )
 
     def record(self) -> ClientRecord:
-        """As a store has it."""
-        secrets = {"credential_sha256": f"{MOVED_WITHOUT}{self.client_id}"}
+        """Return the client's store record."""
+        secrets = {"credential_sha256": f"{NO_CREDENTIAL_PREFIX}{self.client_id}"}
         return ClientRecord(
             index=self.index,
             client_id=self.client_id,
@@ -162,7 +162,7 @@ class Entry(Line):
 
 
 class MemoryLine(Line):
-    """What a client's method remembers."""
+    """The method memory of a client."""
 
     kind: Literal["memory"] = "memory"
     client_index: _Index
@@ -185,19 +185,19 @@ LINE: TypeAdapter[Header | Run | Client | Closed | Entry | MemoryLine | End] = T
 
 
 Seated = tuple[tuple[int, ...], str]
-"""The clients of a round, by enrolment index, and their names as the log has them."""
+"""The clients of a round: enrolment indices, and client ids from the log."""
 
 
 def rounds_of(log: Iterable[LogEntry]) -> Iterator[Seated]:
-    """Who worked in each round."""
+    """Yield the clients of each round."""
     for entry in log:
         if entry.kind == "round":
             body = json.loads(entry.body)
             yield tuple(seat["client"] for seat in body["seats"]), body["report"]["client_id"]
 
 
-def used_at_rest(snapshot: RunSnapshot) -> set[int]:
-    """The enrolment indices that a run refers to, its log aside."""
+def referenced_clients(snapshot: RunSnapshot) -> set[int]:
+    """Return the enrolment indices that a run's state and open work refer to."""
     document = json.loads(snapshot.record.document)
     found = {seat["client"] for seat in document["seats"]} | set(document["passed"])
     found |= {work.client_index for work in snapshot.closed}
@@ -205,15 +205,15 @@ def used_at_rest(snapshot: RunSnapshot) -> set[int]:
 
 
 def clients_of(snapshot: RunSnapshot) -> set[int]:
-    """The enrolment indices that a run refers to."""
-    found = used_at_rest(snapshot)
+    """Return all enrolment indices that a run refers to, its log included."""
+    found = referenced_clients(snapshot)
     for indices, _ in rounds_of(snapshot.log):
         found |= set(indices)
     return found
 
 
-def are_its_own(rounds: Iterable[Seated], clients: Sequence[ClientRecord]) -> bool:
-    """Whether these are the clients that a run worked with, not another store's."""
+def match_clients(rounds: Iterable[Seated], clients: Sequence[ClientRecord]) -> bool:
+    """Whether the client ids in the log match these clients."""
     for indices, names in rounds:
         if max(indices) >= len(clients):
             return False

@@ -1,4 +1,4 @@
-"""What pays for one call: money that a run has set aside already, and more for retries."""
+"""Budget of one model call: a reserved amount, and further reservations for retries."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ __all__ = ["CallBudget", "Reservations"]
 
 
 class Reservations:
-    """What a call has set aside: each amount under a name of its own, so that it is settled once.
+    """Reservations of a call, each under its own id, so that each is settled once.
 
-    The others charge in full what a replica had under way that they take for dead. One that lives
-    gets another name, and asks for more under that: what was charged already is not reserved any
-    more, and must not be charged again.
+    Other replicas charge the reservations of a replica that they consider dead. If it is alive, it
+    gets a new id and reserves under that, so that nothing is charged twice.
 
     Args:
-        replica: Names this process now.
+        replica: Returns the current id of this process.
     """
 
     def __init__(self, replica: Callable[[], str]) -> None:
@@ -28,14 +27,14 @@ class Reservations:
         self._granted: dict[str, Usage] = {}
         self._unknown: list[str] = []
 
-    async def set_aside(self, worst: Usage, reserve: Callable[[str], Awaitable[object]]) -> None:
-        """Has `worst` reserved under a fresh name.
+    async def reserve_more(self, worst: Usage, reserve: Callable[[str], Awaitable[object]]) -> None:
+        """Reserve `worst` under a new id.
 
         Raises:
-            ProblemError: It was refused.
+            ProblemError: The reservation was refused.
         """
         attempt = f"{self._replica()}/{uuid.uuid4().hex}"
-        self._unknown.append(attempt)  # Where the store goes away, it may be there or not.
+        self._unknown.append(attempt)  # If the store fails, the reservation may exist or not.
         try:
             await reserve(attempt)
         except ProblemError:
@@ -45,7 +44,7 @@ class Reservations:
         self._granted[attempt] = worst
 
     def shares(self, spent: Usage) -> Iterator[tuple[str, Usage]]:
-        """What each name has to bear of all that was spent, never more than it has if possible."""
+        """Yield the part of `spent` that each reservation pays; the last one pays any excess."""
         for attempt in self._unknown:
             yield attempt, NOTHING
         last = next(reversed(self._granted), None)
@@ -56,19 +55,19 @@ class Reservations:
 
 
 class CallBudget:
-    """Pays for the requests of one call out of what was granted to it beforehand.
+    """Payer of the requests of one call.
 
-    The grant covers one attempt at each request, so that a call is admitted whole or not at all.
-    What fails and is sent again needs more, and that is asked of the run's account first.
+    The initial grant covers one attempt at each request. Retries reserve more from the run's
+    account before they are sent.
 
     Args:
-        name: The run, for a fair share of the model.
-        granted: What is set aside already.
-        more: Sets more aside, or raises a `ProblemError`.
+        name: Id of the run, for fair queuing at the model.
+        granted: The amount reserved so far.
+        more: Reserves more, or raises a `ProblemError`.
 
     Attributes:
-        granted: All that was set aside by now.
-        refusal: Why the run could not pay for a request, where that happened.
+        granted: The amount reserved so far.
+        refusal: The error of the reservation that failed, if any.
     """
 
     def __init__(
@@ -82,21 +81,21 @@ class CallBudget:
 
     @property
     def spent(self) -> Usage:
-        """What was spent; a request whose end is not known counts in full."""
+        """The amount spent; a request with unknown outcome counts in full."""
         return self._account.held
 
     @asynccontextmanager
     async def reserve(self, worst: Usage) -> AsyncIterator[Lease]:
-        """Holds `worst` back while the body runs, then charges what the body settled.
+        """Reserve `worst` while the body runs, then charge the amount that the body settles.
 
         Raises:
-            BudgetExhausted: The run cannot pay for it; the body does not run.
+            BudgetExhausted: The run's budget does not cover it; the body does not run.
         """
         lease = Lease(uuid.uuid4().hex, worst)
         self._account = self._account.reserve(lease.lease_id, worst)
         missing = self._account.held.beyond(self.granted)
         if missing != Usage():
-            # Counted before it is asked for: whoever comes meanwhile must not count on it too.
+            # Added before the await: a concurrent request must not use the same amount.
             self.granted += missing
             try:
                 await self._more(missing)

@@ -1,4 +1,4 @@
-"""Gives clients their work, waiting for it with them, and takes it back."""
+"""Dispatch of work to clients: long polls, assignments, updates."""
 
 from __future__ import annotations
 
@@ -9,26 +9,31 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager
 from dataclasses import replace
 
-from fedone_sdk.aggregator.cluster.signals import MAX_NAMED, Joined, Left, written
+from fedone_sdk.aggregator.cluster.signals import (
+    MAX_NAMED,
+    MemberJoined,
+    MembersLeft,
+    encode_signals,
+)
 from fedone_sdk.aggregator.rounds.events import (
     Accepted,
     Assigned,
-    Declined,
+    DeadlineExtended,
     Effect,
-    Prolonged,
-    Refitted,
-    Renewed,
+    RenewalRequested,
     RoundFinished,
     RunEnded,
     SeatOffered,
+    UnfitCleared,
     UpdateArrived,
-    WorkAsked,
+    WorkDeclined,
+    WorkRequested,
 )
-from fedone_sdk.aggregator.rounds.seats import timed
+from fedone_sdk.aggregator.rounds.seats import timed_seats
 from fedone_sdk.aggregator.rounds.state import Seat
 from fedone_sdk.aggregator.runtime.shielded import run_shielded
-from fedone_sdk.aggregator.serving.pool import STAY_S, Pool, TurnedAway
-from fedone_sdk.aggregator.serving.run import CaughtUp, ServedRun
+from fedone_sdk.aggregator.serving.client_pool import MEMBER_TTL_S, ClientPool, RetryLater
+from fedone_sdk.aggregator.serving.run import RunReloaded, ServedRun
 from fedone_sdk.clock import Clock
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import (
@@ -47,40 +52,40 @@ from fedone_sdk.stores import ClientRecord, ClosedWork, Member, Store
 
 __all__ = ["Dispatcher"]
 
-_FEWEST_PLACES = 64
+_MIN_PLACES = 64
 _PLACES_PER_SEAT = 4
-_MOST_REASONS = 5
+_MAX_REASONS = 5
 _MAX_REASON_CHARS = 200
-"""The longest reason why a client does not fit a run that is kept."""
-_SOON = TurnedAway(retry_after_s=0.0)
-"""Nobody else wants the place: come back at once."""
+"""Maximal length of an unfit client's reason."""
+_RETRY_NOW = RetryLater(retry_after_s=0.0)
+"""No other client waits for the place: retry immediately."""
 
 
 class _Poll:
-    """A client's open request for work."""
+    """An open long poll of a client."""
 
     def __init__(self) -> None:
-        self.news = asyncio.Event()
-        self.over = False
+        self.changed = asyncio.Event()
+        self.closed = False
 
-    def end(self) -> None:
-        """Lets it be answered now."""
-        self.over = True
-        self.news.set()
+    def close(self) -> None:
+        """End the poll; it is answered at once."""
+        self.closed = True
+        self.changed.set()
 
 
 class Dispatcher:
-    """The clients' side of the runs: who waits, who works, and what comes back.
+    """Assigns work to clients and receives their updates.
 
     Args:
-        store: Keeps who waits, and how work ended.
-        clock: Tells the time.
-        runs: The runs that are served, by id.
-        refresh: Reads what other replicas may have changed in any run.
-        prepare: Makes a run ready to give work.
+        store: Store of waiting clients and closed work.
+        clock: Source of the current time.
+        runs: The served runs, by id.
+        refresh: Loads other replicas' changes of all runs.
+        prepare: Prepares a run for its next assignment.
 
     Attributes:
-        pool: Who waits.
+        pool: The waiting clients.
     """
 
     def __init__(
@@ -92,26 +97,26 @@ class Dispatcher:
         refresh: Callable[[], Awaitable[None]],
         prepare: Callable[[ServedRun], Awaitable[None]],
     ) -> None:
-        self.pool = Pool()
+        self.pool = ClientPool()
         self._store = store
         self._clock = clock
         self._runs = runs
         self._refresh = refresh
         self._prepare = prepare
         self._polls: dict[int, _Poll] = {}
-        # Enrolment index -> the runs that may have a seat for this client.
+        # Enrolment index -> ids of runs that may have a seat for the client.
         self._offers: dict[int, set[str]] = {}
         self._offered_by: dict[str, set[int]] = {}
         self._draining = False
         self._closing: set[str] = set()
-        self._turn = 0
+        self._rotation = 0
 
     @property
     def num_polls(self) -> int:
-        """How many requests for work are open."""
+        """Number of open long polls."""
         return len(self._polls)
 
-    # Asking for work
+    # Claims
 
     async def claim(
         self,
@@ -119,65 +124,65 @@ class Dispatcher:
         message: Claim,
         runs: Callable[[], Sequence[ServedRun]],
         ended: Callable[[], bool] = lambda: False,
-    ) -> AlphaAssignment | LossesAssignment | TurnedAway:
-        """Gives work, waiting for it up to the client's ``wait_s``.
+    ) -> AlphaAssignment | LossesAssignment | RetryLater:
+        """Return an assignment, or when to retry; waits up to the client's ``wait_s``.
 
-        A client's second request for work ends its first.
+        A client's new claim ends its previous one.
 
         Args:
-            client: Who asks.
-            message: What it says of itself.
-            runs: The runs that it may and wants to work for, as there are now.
-            ended: Whether there are others that have ended and are not served.
+            client: The client.
+            message: Its claim.
+            runs: Returns the served runs that the client may work for.
+            ended: Whether there are ended runs that are not served.
 
         Raises:
-            ProblemError: ``run_ended`` when all of them have ended, ``model_mismatch`` when the
-                one that has a seat for the client scores with another model.
+            ProblemError: ``run_ended`` if all runs have ended, ``model_mismatch`` if the run with a
+                seat for the client scores with another model.
         """
         until = asyncio.get_running_loop().time() + message.wait_s
         if message.changed:
-            for run_id in self._barred(client.index):
-                await self._runs[run_id].apply(Refitted(client=client.index))
+            for run_id in self._unfit_runs(client.index):
+                await self._runs[run_id].apply(UnfitCleared(client=client.index))
         with self._polling(client.index) as poll:
             while True:
-                poll.news.clear()
-                open_to_it = runs()
-                _check_open(open_to_it, ended)
-                if poll.over:
-                    return _SOON  # It asks again elsewhere, or may not ask any more.
+                poll.changed.clear()
+                eligible = runs()
+                _check_open(eligible, ended)
+                if poll.closed:
+                    return _RETRY_NOW  # A newer claim replaced this one, or the client was revoked.
                 try:
-                    assignment = await self._offered(client.index, message)
+                    assignment = await self._claim_offer(client.index, message)
                 except ProblemError as exc:
-                    if exc.code == "model_mismatch":  # It is not to be drawn for this again.
-                        self.pool.leave([client.index])
-                        await run_shielded(self._left([client.index]), of=self._store)
+                    if exc.code == "model_mismatch":  # Prevents a second draw for this run.
+                        self.pool.remove([client.index])
+                        await run_shielded(self._remove_members([client.index]), of=self._store)
                     raise
                 if assignment is not None:
                     return assignment
                 if self._draining:
-                    return _SOON
-                turned_away = await self._wait_in_pool(client, message, open_to_it)
-                if turned_away is not None:
-                    return turned_away
-                if poll.news.is_set():
+                    return _RETRY_NOW
+                retry_later = await self._wait_in_pool(client, message, eligible)
+                if retry_later is not None:
+                    return retry_later
+                if poll.changed.is_set():
                     continue
                 try:
                     async with asyncio.timeout_at(until):
-                        await poll.news.wait()
+                        await poll.changed.wait()
                 except TimeoutError:
-                    if not poll.news.is_set():
+                    if not poll.changed.is_set():
                         break
-        tired = self.pool.rest(client.index, self._clock.now())
-        if tired is None:
-            return _SOON
-        await run_shielded(self._left([client.index]), of=self._store)
-        return tired
+        retry = self.pool.time_out(client.index, self._clock.now())
+        if retry is None:
+            return _RETRY_NOW
+        await run_shielded(self._remove_members([client.index]), of=self._store)
+        return retry
 
     @contextmanager
     def _polling(self, client: int) -> Iterator[_Poll]:
         before = self._polls.get(client)
         if before is not None:
-            before.end()
+            before.close()
         poll = self._polls[client] = _Poll()
         try:
             yield poll
@@ -187,87 +192,87 @@ class Dispatcher:
 
     async def _wait_in_pool(
         self, client: ClientRecord, message: Claim, runs: Sequence[ServedRun]
-    ) -> TurnedAway | None:
-        """Lets a client wait for runs, and gives it a seat that nobody else was there for."""
+    ) -> RetryLater | None:
+        """Add a client to the pool and fill vacant seats."""
         entered = self.pool.enter(
             client.index,
             message.num_examples,
             message.run_id,
             client.runs,
             self._clock.now(),
-            self._barred(client.index),
+            self._unfit_runs(client.index),
         )
-        if isinstance(entered, TurnedAway):
+        if isinstance(entered, RetryLater):
             return entered
         if entered is not None:
             await run_shielded(self._join_or_leave(entered), of=self._store)
-        await self._seat(runs)
+        await self._fill_seats(runs)
         return None
 
     async def _join_or_leave(self, member: Member) -> None:
-        # First in the store: a draw that knows of this client must be the same after a crash.
+        # Stored before any draw, which must be reproducible after a crash.
         try:
             await self._join(member)
         except Exception:
-            self.pool.leave([member.client_index])
+            self.pool.remove([member.client_index])
             raise
 
-    async def gather(self, clients: Iterable[tuple[ClientRecord, int]]) -> None:
-        """Lets clients wait without a request of their own, each with the examples that it holds.
+    async def enter_all(self, clients: Iterable[tuple[ClientRecord, int]]) -> None:
+        """Add clients without a poll to the pool, each with its number of examples.
 
-        A pool's places are for those who ask; whoever gathers clients has room for them.
+        The caller limits their number; the pool's capacity does not apply.
         """
-        until = self._clock.now() + STAY_S
+        until = self._clock.now() + MEMBER_TTL_S
         for client, held in clients:
             member = Member(client_index=client.index, num_examples=held, run_id=None, until=until)
             await self._join(member)
-            self.take_in(member, client)
-        await self._seat(list(self._runs.values()))
+            self.add_member(member, client)
+        await self._fill_seats(list(self._runs.values()))
 
     async def _join(self, member: Member) -> None:
-        joined = Joined(
+        joined = MemberJoined(
             client_index=member.client_index,
             num_examples=member.num_examples,
             run_id=member.run_id,
             until=member.until,
         )
-        await self._store.join(member, written(self._store, joined))
+        await self._store.join(member, encode_signals(self._store, joined))
 
-    async def _seat(self, runs: Sequence[ServedRun]) -> None:
-        """Gives the free seats of runs to those who wait."""
-        # Begun with another run each time: the first ones must not take all.
-        self._turn += 1
-        vacant = [run for run in runs if run.machine.wants_seating(run.state)]
+    async def _fill_seats(self, runs: Sequence[ServedRun]) -> None:
+        """Offer the vacant seats of runs to waiting clients."""
+        # Starts with a different run each time, so that no run takes all clients.
+        self._rotation += 1
+        vacant = [run for run in runs if run.machine.needs_seating(run.state)]
         for at in range(len(vacant)):
-            await vacant[(at + self._turn) % len(vacant)].seat()
+            await vacant[(at + self._rotation) % len(vacant)].seat()
 
-    async def _offered(
+    async def _claim_offer(
         self, client: int, message: Claim
     ) -> AlphaAssignment | LossesAssignment | None:
-        """The work of a seat that a run has for this client.
+        """Return the assignment of a seat offered to this client, if any.
 
         Raises:
-            ProblemError: ``model_mismatch`` where no run has any, and one scores with another
-                model.
+            ProblemError: ``model_mismatch`` if there is no assignment because a run scores with
+                another model.
         """
         mismatch: ProblemError | None = None
         for run_id in tuple(self._offers.get(client, ())):
             run = self._runs.get(run_id)
             if run is None:
-                self._forget(client, run_id)
+                self._remove_offer(client, run_id)
                 continue
-            await run.checked.wait()
+            await run.model_checked.wait()
             await run.catch_up()
             seat = run.state.seat_of(client)
             if seat is None:
-                self._forget(client, run_id)
+                self._remove_offer(client, run_id)
                 continue
             if not run.state.running:
-                continue  # paused: the seat is kept
+                continue  # Paused: the seat is kept.
             if run_id in self._closing and seat.phase == "offered":
-                continue  # about to stop: nothing new is begun
+                continue  # Stopping: no new assignments.
             await self._prepare(run)
-            asked = WorkAsked(
+            asked = WorkRequested(
                 client=client,
                 assignment_id=uuid.uuid4().hex,
                 own_model=message.own_model,
@@ -282,20 +287,20 @@ class Dispatcher:
                 continue
             for effect in effects:
                 if isinstance(effect, Assigned):
-                    self.pool.work(client, run_id)
+                    self.pool.start_work(client, run_id)
                     return effect.assignment
         if mismatch is not None:
             raise mismatch
         return None
 
-    def _forget(self, client: int, run_id: str) -> None:
+    def _remove_offer(self, client: int, run_id: str) -> None:
         offers = self._offers.get(client, set())
         offers.discard(run_id)
         self._offered_by.get(run_id, set()).discard(client)
         if not offers:
             self._offers.pop(client, None)
 
-    # Work that is out
+    # Open assignments
 
     async def update(
         self,
@@ -304,13 +309,13 @@ class Dispatcher:
         message: AlphaUpdate | LossesUpdate,
         body_sha256: str,
     ) -> Receipt:
-        """Takes a client's work; the same body again gets the same receipt.
+        """Accept a client's update; the same body again gets the same receipt.
 
         Raises:
             ProblemError: ``assignment_expired``, ``update_conflict``, ``model_mismatch``,
                 ``invalid_message`` or ``not_found``.
         """
-        held = await self._held(client, assignment_id)
+        held = await self._open_work(client, assignment_id)
         if held is not None:
             arrived = UpdateArrived(
                 assignment_id=assignment_id, update=message, body_sha256=body_sha256
@@ -322,10 +327,10 @@ class Dispatcher:
             except ProblemError as exc:
                 if exc.code != "assignment_expired":
                     raise
-                # It ended while this one waited its turn: perhaps by the same update, sent twice.
+                # Closed while this request waited for the lock, perhaps by the same update.
             else:
-                if self.pool.served(client.index, self._clock.now()):
-                    await self._left([client.index])
+                if self.pool.finish_work(client.index, self._clock.now()):
+                    await self._remove_members([client.index])
                 return next(e.receipt for e in effects if isinstance(e, Accepted))
         closed = await self._closed(client, assignment_id)
         if closed.receipt is None:
@@ -339,16 +344,18 @@ class Dispatcher:
         return Receipt.model_validate_json(closed.receipt)
 
     async def renew(self, client: ClientRecord, assignment_id: str) -> Renewal:
-        """Gives a client that is still at work another full deadline."""
+        """Give a client a full new deadline."""
         run, _ = await self.working(client, assignment_id)
-        effects = await run.apply(Renewed(assignment_id=assignment_id))
-        return next(Renewal(deadline_s=e.deadline_s) for e in effects if isinstance(e, Prolonged))
+        effects = await run.apply(RenewalRequested(assignment_id=assignment_id))
+        return next(
+            Renewal(deadline_s=e.deadline_s) for e in effects if isinstance(e, DeadlineExtended)
+        )
 
     async def decline(self, client: ClientRecord, assignment_id: str, message: Decline) -> None:
-        """Takes work back that a client cannot do."""
+        """Take an assignment back from a client that declines it."""
         run, _ = await self.working(client, assignment_id)
         await run.apply(
-            Declined(
+            WorkDeclined(
                 assignment_id=assignment_id,
                 reason=message.reason[:_MAX_REASON_CHARS] if message.unfit else message.reason,
                 usage=message.usage,
@@ -357,19 +364,19 @@ class Dispatcher:
         )
 
     async def working(self, client: ClientRecord, assignment_id: str) -> tuple[ServedRun, Seat]:
-        """The seat in which a client does this work.
+        """Return the seat of a client's open assignment.
 
         Raises:
             ProblemError: ``not_found``, or ``assignment_expired``.
         """
-        held = await self._held(client, assignment_id)
+        held = await self._open_work(client, assignment_id)
         if held is not None:
             return held
         await self._closed(client, assignment_id)
         raise ProblemError("assignment_expired", f"assignment {assignment_id} has ended")
 
     async def _closed(self, client: ClientRecord, assignment_id: str) -> ClosedWork:
-        """How a client's work ended.
+        """Return the record of a client's closed assignment.
 
         Raises:
             ProblemError: ``not_found``.
@@ -379,19 +386,19 @@ class Dispatcher:
             raise ProblemError("not_found", f"you have no assignment {assignment_id}")
         return closed
 
-    async def _held(
+    async def _open_work(
         self, client: ClientRecord, assignment_id: str
     ) -> tuple[ServedRun, Seat] | None:
-        found = self._find(client, assignment_id)
+        found = self._find_seat(client, assignment_id)
         if found is None and self._store.shared:
-            await self._refresh()  # Another replica may have given it out a moment ago.
-            found = self._find(client, assignment_id)
-        if found is not None and not found[0].checked.is_set():
-            await found[0].checked.wait()
-            found = self._find(client, assignment_id)
+            await self._refresh()  # Another replica may just have assigned it.
+            found = self._find_seat(client, assignment_id)
+        if found is not None and not found[0].model_checked.is_set():
+            await found[0].model_checked.wait()
+            found = self._find_seat(client, assignment_id)
         return found
 
-    def _find(self, client: ClientRecord, assignment_id: str) -> tuple[ServedRun, Seat] | None:
+    def _find_seat(self, client: ClientRecord, assignment_id: str) -> tuple[ServedRun, Seat] | None:
         for run_id in self._offers.get(client.index, ()):
             run = self._runs.get(run_id)
             seat = None if run is None else run.state.seat_with(assignment_id)
@@ -399,10 +406,10 @@ class Dispatcher:
                 return run, seat
         return None
 
-    # Who waits
+    # Waiting clients
 
     def available(self, run: ServedRun) -> Mapping[int, int]:
-        """Who could take a seat of a run now: enrolment index -> examples held."""
+        """Return the clients that can take a seat now: enrolment index -> number of examples."""
         busy = {
             seat.client
             for other in self._runs.values()
@@ -410,18 +417,18 @@ class Dispatcher:
             for seat in other.state.seats
             if seat.phase == "working"
         }
-        self.pool.bar(run.run_id, run.state.unfit)
+        self.pool.remove_unfit(run.run_id, run.state.unfit)
         waiting = self.pool.waiting(run.run_id, self._clock.now())
         if not busy:
             return waiting
         return {client: held for client, held in waiting.items() if client not in busy}
 
-    def fit(self, run: ServedRun, *, reasons: bool) -> RunDevices:
-        """How many of the clients that are here fit a run.
+    def count_devices(self, run: ServedRun, *, reasons: bool) -> RunDevices:
+        """Return how many connected clients fit a run.
 
         Args:
             run: The run.
-            reasons: Whether to say why the others do not, in their own words.
+            reasons: Whether to include the unfit clients' reasons.
         """
         state = run.state
         here = self.pool.members(run.run_id, self._clock.now())
@@ -431,118 +438,118 @@ class Dispatcher:
             fit=len(here) - unfit.total(),
             unfit=tuple(
                 UnfitDevices(reason=reason, devices=count)
-                for reason, count in unfit.most_common(_MOST_REASONS)
+                for reason, count in unfit.most_common(_MAX_REASONS)
             )
             if reasons
             else (),
         )
 
-    def _barred(self, client: int) -> frozenset[str]:
-        """The runs that a client does not fit."""
+    def _unfit_runs(self, client: int) -> frozenset[str]:
+        """Return the ids of runs that the client is unfit for."""
         return frozenset(run_id for run_id, run in self._runs.items() if client in run.state.unfit)
 
-    def take_in(self, member: Member, client: ClientRecord) -> None:
-        """Takes note of a client that waits, as the store or another replica knows."""
-        self.pool.take(member, client.runs, self._barred(client.index))
+    def add_member(self, member: Member, client: ClientRecord) -> None:
+        """Add a waiting client that the store or another replica reported."""
+        self.pool.add(member, client.runs, self._unfit_runs(client.index))
 
-    def presume(self, member: Member) -> Member:
-        """A member after nobody could be reached for a while: its time begins anew."""
-        return replace(member, until=max(member.until, self._clock.now() + STAY_S))
+    def extend_membership(self, member: Member) -> Member:
+        """Return a member with a new expiry, for use after downtime of all replicas."""
+        return replace(member, until=max(member.until, self._clock.now() + MEMBER_TTL_S))
 
-    async def miss(self, run: ServedRun) -> None:
-        """Stops counting on clients that did not come for their seat in time."""
+    async def drop_missed(self, run: ServedRun) -> None:
+        """Remove clients from the pool that did not claim an offered seat in time."""
         now = self._clock.now()
         missed = [
             seat.client
-            for seat in timed(run.state)
+            for seat in timed_seats(run.state)
             if seat.phase == "offered" and seat.due <= now and seat.client not in self._polls
         ]
         if missed:
-            self.pool.leave(missed)
-            await self._left(missed)
+            self.pool.remove(missed)
+            await self._remove_members(missed)
 
-    def shut_out(self, client: ClientRecord) -> None:
-        """Lets a client that was revoked wait no longer."""
-        self.pool.leave([client.index])
+    def revoke(self, client: ClientRecord) -> None:
+        """Remove a revoked client and end its poll."""
+        self.pool.remove([client.index])
         poll = self._polls.get(client.index)
         if poll is not None:
-            poll.end()
+            poll.close()
 
-    async def _left(self, clients: Sequence[int]) -> None:
+    async def _remove_members(self, clients: Sequence[int]) -> None:
         left = (
-            Left(client_indices=tuple(clients[at : at + MAX_NAMED]))
+            MembersLeft(client_indices=tuple(clients[at : at + MAX_NAMED]))
             for at in range(0, len(clients), MAX_NAMED)
         )
-        await self._store.leave(clients, written(self._store, *left))
+        await self._store.leave(clients, encode_signals(self._store, *left))
 
-    def left(self, clients: Sequence[int]) -> None:
-        """Takes note of clients that do not wait at another replica any more."""
-        self.pool.leave(clients)
+    def on_members_left(self, clients: Sequence[int]) -> None:
+        """Remove clients that stopped waiting at another replica."""
+        self.pool.remove(clients)
         for client in clients:
             poll = self._polls.get(client)
             if poll is not None:
-                poll.news.set()  # It waits here now, and takes its place again.
+                poll.changed.set()  # The client polls here now and re-enters the pool.
 
-    # What happens to runs
+    # Changes of runs
 
-    def notice(self, run: ServedRun, effect: Effect | CaughtUp) -> None:
-        """Wakes whom an effect concerns."""
+    def on_effect(self, run: ServedRun, effect: Effect | RunReloaded) -> None:
+        """Update offers and wake the clients that an effect concerns."""
         if isinstance(effect, SeatOffered):
             self.offer(run.run_id, [effect.client])
-        elif isinstance(effect, (CaughtUp, RunEnded)):
-            self.look_at(run)
-        if isinstance(effect, (CaughtUp, RoundFinished, RunEnded)):
-            self._forget_offers(run)
+        elif isinstance(effect, (RunReloaded, RunEnded)):
+            self.sync_run(run)
+        if isinstance(effect, (RunReloaded, RoundFinished, RunEnded)):
+            self._prune_offers(run)
 
-    def look_at(self, run: ServedRun) -> None:
-        """Takes note of where a run stands: it was added, taken up, resumed, moved or ended."""
-        # Whoever waits for a paused run is drawn from as soon as it goes on.
-        waited_for = run.state.running or run.state.paused
-        if waited_for and not self.pool.is_open(run.run_id):
+    def sync_run(self, run: ServedRun) -> None:
+        """Update the pool and the offers after a run was added, loaded, resumed or ended."""
+        # A paused run stays open, so that its clients are available when it resumes.
+        is_open = run.state.running or run.state.paused
+        if is_open and not self.pool.is_open(run.run_id):
             part = run.spec.participation
             places = max(
-                run.machine.min_clients, part.clients_per_round * _PLACES_PER_SEAT, _FEWEST_PLACES
+                run.machine.min_clients, part.clients_per_round * _PLACES_PER_SEAT, _MIN_PLACES
             )
             self.pool.open(run.run_id, places, again=run.state.started_at is not None)
             self.wake()
-        elif not waited_for and self.pool.is_open(run.run_id):
-            self.pool.shut(run.run_id)
+        elif not is_open and self.pool.is_open(run.run_id):
+            self.pool.close(run.run_id)
             self.wake()
         self.offer(run.run_id, [s.client for s in run.state.seats if s.phase != "done"])
 
-    def drop(self, run: ServedRun) -> None:
-        """Forgets a run that was deleted."""
+    def remove_run(self, run: ServedRun) -> None:
+        """Remove a deleted run."""
         if self.pool.is_open(run.run_id):
-            self.pool.shut(run.run_id)
+            self.pool.close(run.run_id)
         for client in tuple(self._offered_by.pop(run.run_id, ())):
-            self._forget(client, run.run_id)
+            self._remove_offer(client, run.run_id)
         self.wake()
 
     def offer(self, run_id: str, clients: Sequence[int]) -> None:
-        """Tells clients that a run may have a seat for them."""
+        """Record that a run may have seats for clients, and wake their polls."""
         for client in clients:
             self._offers.setdefault(client, set()).add(run_id)
             self._offered_by.setdefault(run_id, set()).add(client)
             poll = self._polls.get(client)
             if poll is not None:
-                poll.news.set()
+                poll.changed.set()
 
-    def _forget_offers(self, run: ServedRun) -> None:
-        """Drops who had a seat and has none any more: most of them are not heard of for long."""
-        if run.behind:
-            return  # A seat may have been heard of that this state does not know yet.
+    def _prune_offers(self, run: ServedRun) -> None:
+        """Remove the offers of clients that have no seat any more."""
+        if run.is_stale:
+            return  # An announced seat may be missing from this copy of the state.
         seated = {seat.client for seat in run.state.seats if seat.phase != "done"}
         for client in self._offered_by.get(run.run_id, set()) - seated:
-            self._forget(client, run.run_id)
+            self._remove_offer(client, run.run_id)
 
     def wake(self) -> None:
-        """Lets everybody who waits look again."""
+        """Wake all polls."""
         for poll in self._polls.values():
-            poll.news.set()
+            poll.changed.set()
 
     @contextmanager
     def closing(self, run: ServedRun) -> Iterator[None]:
-        """Gives out no new work of a run; work that is out can be returned."""
+        """Context in which a run assigns no new work; open work can be returned."""
         self._closing.add(run.run_id)
         try:
             yield
@@ -550,7 +557,7 @@ class Dispatcher:
             self._closing.discard(run.run_id)
 
     def drain(self) -> None:
-        """Answers everybody who waits, and lets nobody wait any more."""
+        """Answer all polls at once, now and in the future."""
         self._draining = True
         self.wake()
 

@@ -1,4 +1,4 @@
-"""Evaluation: the deployable prompt on held-out examples, billed apart from training."""
+"""Evaluation of deployable prompts on held-out examples, billed separately from training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedone_sdk.aggregator.rounds.events import (
     EvaluationReserved,
     EvaluationSettled,
     Measured,
-    PauseAsked,
+    PauseRequested,
     RoundFinished,
     RunEnded,
 )
@@ -24,7 +24,7 @@ from fedone_sdk.aggregator.rounds.state import RunState
 from fedone_sdk.aggregator.runtime.threads import in_thread
 from fedone_sdk.aggregator.serving.call_budget import CallBudget, Reservations
 from fedone_sdk.aggregator.serving.outcomes import Outcomes, Which
-from fedone_sdk.aggregator.serving.run import CaughtUp, ServedRun
+from fedone_sdk.aggregator.serving.run import RunReloaded, ServedRun
 from fedone_sdk.algorithms import stream_seed
 from fedone_sdk.backends import (
     Answer,
@@ -51,15 +51,15 @@ from fedone_sdk.soft_prompt import SoftPrompt
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.task import Bias, Example, ScoreFunction, TextPrompt
 
-__all__ = ["Evaluation", "ask_as_evaluation", "curve_examples"]
+__all__ = ["Evaluation", "curve_examples", "query_as_evaluation"]
 
 _log = structlog.get_logger(__name__)
 
-_PATIENCE_S = 1.0
+_RETRY_S = 1.0
 
 
 def curve_examples(spec: RunSpec, examples: Sequence[Example]) -> list[Example]:
-    """The examples of the dev split that the points of the curve are measured on."""
+    """Return the dev examples that the points of the curve are measured on."""
     if not examples:
         return []
     seed = stream_seed(spec.seed, "evaluation", 0)
@@ -67,25 +67,25 @@ def curve_examples(spec: RunSpec, examples: Sequence[Example]) -> list[Example]:
     return [examples[index] for index in sorted(subset)]
 
 
-class _Shown(NamedTuple):
-    """A prompt that is measured.
+class _ShownPrompt(NamedTuple):
+    """A prompt to be measured.
 
     Attributes:
-        prompt: As `Method.prompt` gives it; None is no prompt.
-        bias: The label bias that belongs to it.
+        prompt: In the form of `Method.prompt`; None is "no prompt".
+        bias: Its label bias.
     """
 
     prompt: Sequence[float] | None = None
     bias: Bias | None = None
 
 
-class _Found(NamedTuple):
-    """What a measurement found.
+class _Measurement(NamedTuple):
+    """Result of a measurement.
 
     Attributes:
         value: The metric.
-        bias: The label bias that it found without labels, where another one would find the same.
-        outcomes: Example by example; None for a point of the curve.
+        bias: The label bias estimated without labels, if it is reproducible.
+        outcomes: Results per example; None for a point of the curve.
     """
 
     value: float
@@ -94,19 +94,18 @@ class _Found(NamedTuple):
 
 
 class Evaluation:
-    """Measures one run's prompts on its dev split, beside training.
+    """Measures a run's prompts on its dev split, concurrently with training.
 
-    Nothing that it finds goes back into training: the prompt that is deployed was chosen without
-    it, and what it asks has an account of its own.
+    Results do not influence training, and queries are charged to a separate account.
 
     Args:
         run: The run.
         backend: The model.
         examples: The dev split.
-        score: The user's function, for loss ``score``.
-        measure: The user's function, for a metric of their own.
-        replica: Names this process now; what it has under way bears its name.
-        leads: Whether this replica measures whole dev splits: one of them is enough.
+        score: User function for loss ``score``.
+        measure: User function for a custom metric.
+        replica: Returns the current id of this process, for its reservations.
+        is_leader: Whether this replica measures whole dev splits; one replica does.
     """
 
     def __init__(
@@ -118,98 +117,100 @@ class Evaluation:
         measure: MetricFunction | None = None,
         *,
         replica: Callable[[], str],
-        leads: Callable[[], bool] = lambda: True,
+        is_leader: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._replica, self._leads = replica, leads
+        self._replica, self._is_leader = replica, is_leader
         self._run = run
         self._backend = backend
         self._examples = examples
         self._score = score
         self._metric = measure
         self._subset = curve_examples(run.spec, examples)
-        # The prompt is taken when its round ends; training does not wait for the measurement.
-        self._points: asyncio.Queue[tuple[int, _Shown, int] | None] = asyncio.Queue()
-        self._waits = False
+        # Prompts are captured at the end of their rounds; training does not wait.
+        self._points: asyncio.Queue[tuple[int, _ShownPrompt, int] | None] = asyncio.Queue()
+        self._retry_s = False
 
-    def notice(self, effect: Effect | CaughtUp) -> None:
-        """Takes note of what happened to the run."""
+    def on_effect(self, effect: Effect | RunReloaded) -> None:
+        """Queue measurements after a round or the end of the run."""
         every = self._run.spec.evaluation.every
         if isinstance(effect, RoundFinished) and every and (effect.report.round + 1) % every == 0:
             shown, rollbacks = self._deployable(self._run.state), self._run.state.rollbacks
             self._points.put_nowait((effect.report.round, shown, rollbacks))
         elif isinstance(effect, RunEnded) or (
-            isinstance(effect, CaughtUp) and not self._run.state.running and self._waits
+            isinstance(effect, RunReloaded) and not self._run.state.running and self._retry_s
         ):
-            self._points.put_nowait(None)  # The run has ended, here or on another replica.
+            self._points.put_nowait(None)  # The run has ended on some replica.
 
-    async def follow(self) -> None:
-        """Measures no prompt and the untrained prompt, then the curve, at last the final prompt.
+    async def measure_run(self) -> None:
+        """Measure "no prompt" and the untrained prompt, then the curve, then the final prompt.
 
-        Returns when the run is over or paused; after a pause, call it again.
+        Returns when the run has ended or paused. After a pause, call it again.
         """
         run = self._run
         if not run.state.running and run.state.metric.after is not None:
-            return  # a run that had ended before a restart
-        begun = await self._measure_beginning()
+            return  # The run had ended before a restart.
+        has_baselines = await self._measure_baselines()
         while not run.state.paused:
             if run.state.running or not self._points.empty():
-                self._waits = True
+                self._retry_s = True
                 point = await self._points.get()
-                self._waits = False
-                if point is not None:  # else the run has ended, or had before it was resumed
+                self._retry_s = False
+                if point is not None:  # None: the run has ended, or had ended before a resume.
                     await self._measure_point(*point)
             else:
                 at = run.state.round, run.state.rollbacks
-                await self._until_leading()
-                begun = begun or await self._measure_beginning()
+                await self._wait_for_leadership()
+                has_baselines = has_baselines or await self._measure_baselines()
                 await self._measure_whole("after", self._deployable(run.state), at)
                 if not run.state.running and at == (run.state.round, run.state.rollbacks):
                     return
 
-    async def _measure_beginning(self) -> bool:
-        """Measures no prompt and the untrained one, if this replica leads; returns whether it does.
+    async def _measure_baselines(self) -> bool:
+        """Measure the baselines if this replica is the leader; return whether it is.
 
-        Another replica may have led, and ended, before it came to that.
+        A previous leader may have exited before it measured them.
         """
-        if not self._leads():
+        if not self._is_leader():
             return False
-        await self._measure_whole("no_prompt", _Shown())
-        untrained = self._deployable(self._run.base.start())
-        await self._measure_whole("before", _Shown(untrained.prompt))
+        await self._measure_whole("no_prompt", _ShownPrompt())
+        untrained = self._deployable(self._run.base.initial_state())
+        await self._measure_whole("before", _ShownPrompt(untrained.prompt))
         return True
 
-    async def _until_leading(self) -> None:
-        """Returns when this replica leads, or another one has measured the end of the run."""
+    async def _wait_for_leadership(self) -> None:
+        """Wait until this replica is the leader, or another one has measured the final prompt."""
         state = self._run.state
-        while not (self._leads() or state.running or state.metric.after is not None):
-            await asyncio.sleep(_PATIENCE_S)
+        while not (self._is_leader() or state.running or state.metric.after is not None):
+            await asyncio.sleep(_RETRY_S)
             state = self._run.state
 
-    def _deployable(self, state: RunState) -> _Shown:
+    def _deployable(self, state: RunState) -> _ShownPrompt:
         machine = self._run.machine
-        return _Shown(machine.measured(state).tolist(), machine.bias(state))
+        return _ShownPrompt(machine.evaluated_prompt(state).tolist(), machine.bias(state))
 
-    async def _measure_point(self, round_number: int, shown: _Shown, rollbacks: int) -> None:
+    async def _measure_point(self, round_number: int, shown: _ShownPrompt, rollbacks: int) -> None:
         if self._run.state.rollbacks != rollbacks:
             return
         found = await self._measure(shown, self._subset)
         if found is not None:
-            # After a rollback, there is or will be another round of this number.
+            # After a rollback the round number belongs to another round.
             if self._run.state.rollbacks == rollbacks:
-                await _kept(self._run, partial(self._run.record_metric, round_number, found.value))
+                await _persist(
+                    self._run, partial(self._run.record_metric, round_number, found.value)
+                )
         elif self._run.state.paused:
             self._points.put_nowait((round_number, shown, rollbacks))
 
     async def _measure_whole(
-        self, which: Which, shown: _Shown, at: tuple[int, int] | None = None
+        self, which: Which, shown: _ShownPrompt, at: tuple[int, int] | None = None
     ) -> None:
         if getattr(self._run.state.metric, which) is not None:
             return
         found = await self._measure(shown, self._examples, which)
         if found is not None:
             if found.outcomes is not None:
-                # First: what has its metric is not measured again.
-                await _kept(self._run, partial(self._run.record_outcomes, found.outcomes))
+                # Stored before the metric: a prompt with a metric is not measured again.
+                await _persist(self._run, partial(self._run.record_outcomes, found.outcomes))
             measured = Measured(
                 which=which,
                 value=found.value,
@@ -217,22 +218,22 @@ class Evaluation:
                 bias=found.bias,
                 verdict=await self._verdict() if which == "after" else None,
             )
-            await _kept(self._run, partial(self._run.apply, measured))
+            await _persist(self._run, partial(self._run.apply, measured))
 
     async def _verdict(self) -> Verdict | None:
-        """Whether tuning was worth it; None where that cannot be found out."""
+        """Return whether tuning improved the metric; None if that is unknown."""
         run = self._run
         try:
-            return await in_thread(run.judged, await run.outcomes(), self._metric)
+            return await in_thread(run.compute_verdict, await run.outcomes(), self._metric)
         except Exception:
-            # The metric is known, and counts without it.
+            # The metric is valid without a verdict.
             _log.error("no verdict", run_id=run.run_id, traceback=traceback.format_exc())
             return None
 
     async def _measure(
-        self, shown: _Shown, examples: Sequence[Example], which: Which | None = None
-    ) -> _Found | None:
-        """The metric of a prompt, or None where the budget or the model does not allow it."""
+        self, shown: _ShownPrompt, examples: Sequence[Example], which: Which | None = None
+    ) -> _Measurement | None:
+        """Measure a prompt; None if the budget is exhausted or the model fails."""
         run, calibration = self._run, self._run.spec.calibration.label_free
         if run.state.paused:
             return None
@@ -247,33 +248,33 @@ class Evaluation:
             queries = prediction_queries(
                 self._backend, task, prompt, examples, run.spec.method.batch_size, calibration
             )
-            answers = await ask_as_evaluation(run, self._backend, queries, self._replica)
-            await run.note(answers)
+            answers = await query_as_evaluation(run, self._backend, queries, self._replica)
+            await run.record_answers(answers)
             found = Prediction.of(
                 task, queries, answers, examples, self._score, calibration, self._metric
             )
             if found.metric is None:
                 return None
-            # Another batch gives another bias; what is without content says the same again.
-            lasts = calibration == "contextual"
-            return _Found(
+            # A batch's bias depends on the batch; that of a content-free input does not.
+            remaining = calibration == "contextual"
+            return _Measurement(
                 found.metric,
-                found.task.bias if lasts else None,
+                found.task.bias if remaining else None,
                 None if which is None else Outcomes.of(which, found),
             )
         except (BackendError, BudgetExhausted, SpecError) as exc:
             _log.warning("evaluation failed", run_id=run.run_id, reason=str(exc))
             if isinstance(exc, (BackendBlocked, BudgetExhausted, SpecError)):
-                await run.apply(PauseAsked.because(exc))
+                await run.apply(PauseRequested.because(exc))
         except ProblemError as exc:
             _log.warning("evaluation skipped", run_id=run.run_id, reason=exc.detail)
         except Exception:
-            # What training has paid for must not be lost by what breaks beside it.
+            # A bug in evaluation must not end the training.
             _log.error("evaluation failed", run_id=run.run_id, traceback=traceback.format_exc())
         return None
 
 
-async def ask_as_evaluation(
+async def query_as_evaluation(
     run: ServedRun,
     backend: LLMBackend,
     queries: Sequence[Query],
@@ -281,24 +282,24 @@ async def ask_as_evaluation(
     *,
     counted: bool = True,
 ) -> list[Answer]:
-    """Asks the model something that is no training, and charges it to the run's evaluation.
+    """Query the model outside training and charge the run's evaluation account.
 
     Args:
         run: The run that pays.
         backend: The model.
-        queries: What is asked.
-        replica: Names this process now.
-        counted: Count them as evaluation queries, not only what they cost.
+        queries: The queries.
+        replica: Returns the current id of this process.
+        counted: Whether to count them as evaluation queries in addition to their cost.
 
     Raises:
         BackendError: The model refused a query.
-        BudgetExhausted: A retry cannot be paid for.
-        ProblemError: The caps do not allow it; nothing was asked.
+        BudgetExhausted: The budget does not cover a retry.
+        ProblemError: The caps do not cover the queries; none was sent.
     """
     attempts = Reservations(replica)
 
-    async def set_aside(worst: Usage) -> None:
-        await attempts.set_aside(
+    async def reserve_more(worst: Usage) -> None:
+        await attempts.reserve_more(
             worst,
             lambda lease_id: run.apply(EvaluationReserved(lease_id=lease_id, worst=worst)),
         )
@@ -306,29 +307,29 @@ async def ask_as_evaluation(
     quotes = [await backend.quote(query) for query in queries]
     worst = sum((quote.without_queries() for quote in quotes), NOTHING)
     count = Usage(queries=len(queries)) if counted else NOTHING
-    reserved, purse = NOTHING, CallBudget(run.run_id, NOTHING, set_aside)
+    reserved, call_budget = NOTHING, CallBudget(run.run_id, NOTHING, reserve_more)
     try:
-        await set_aside(worst + count)
-        purse.granted, reserved = worst, count
-        paid = [replace(query, payer=purse) for query in queries]
+        await reserve_more(worst + count)
+        call_budget.granted, reserved = worst, count
+        paid = [replace(query, payer=call_budget) for query in queries]
         return await score_all(backend, paid)
     except BudgetExhausted as exc:
-        # The run's own budget, or one behind the model?
-        raise purse.refusal or exc from None
+        # Tells the run's budget from a budget of the backend.
+        raise call_budget.refusal or exc from None
     finally:
-        # Also after a cancellation during `set_aside`, which may have opened a lease.
-        for lease_id, used in attempts.shares(purse.spent + reserved):
+        # Also after a cancellation during `reserve_more`, which may have opened a lease.
+        for lease_id, used in attempts.shares(call_budget.spent + reserved):
             settled = EvaluationSettled(lease_id=lease_id, used=used)
-            await _kept(run, partial(run.apply, settled))
+            await _persist(run, partial(run.apply, settled))
 
 
-async def _kept(run: ServedRun, keep: Callable[[], Awaitable[object]]) -> None:
-    """Stores something, however long the store is away: an open lease holds the budget back."""
+async def _persist(run: ServedRun, keep: Callable[[], Awaitable[object]]) -> None:
+    """Store a result, with retries until the store is available: an open lease blocks budget."""
     while True:
         try:
             await keep()
         except ProblemError:
-            return  # There is no such lease: it was refused, or charged in full.
+            return  # No such lease: refused, or already charged in full.
         except FedOneError:
             _log.error(
                 "an evaluation cannot be stored",
@@ -337,7 +338,7 @@ async def _kept(run: ServedRun, keep: Callable[[], Awaitable[object]]) -> None:
             )
             task = asyncio.current_task()
             if task is None or task.cancelling():
-                return  # The next start charges it in full.
-            await asyncio.sleep(_PATIENCE_S)
+                return  # The next start of the server charges it in full.
+            await asyncio.sleep(_RETRY_S)
         else:
             return

@@ -1,4 +1,4 @@
-"""Runs written as archives, page by page: however long a log is, little of it is held."""
+"""Export of runs as archives, page by page, in constant memory."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from fedone_sdk.aggregator.serving.archive_lines import (
     Line,
     MemoryLine,
     Run,
-    are_its_own,
+    match_clients,
+    referenced_clients,
     rounds_of,
-    used_at_rest,
 )
 from fedone_sdk.errors import ArchiveError
 from fedone_sdk.stores import (
@@ -39,7 +39,7 @@ __all__ = ["export_pages", "export_run", "write_archive"]
 
 
 async def export_run(store: Store, run_id: str, *, with_credentials: bool = False) -> bytes:
-    """A run as an archive, as it stands at one moment; see `export_pages`."""
+    """Return a consistent archive of a run; see `export_pages`."""
     pages = export_pages(store, run_id, with_credentials=with_credentials)
     return b"".join([page async for page in pages])
 
@@ -47,26 +47,26 @@ async def export_run(store: Store, run_id: str, *, with_credentials: bool = Fals
 async def export_pages(
     store: Store, run_id: str, *, with_credentials: bool = False
 ) -> AsyncIterator[bytes]:
-    """A run as an archive, as it stands at one moment, piece by piece.
+    """Yield a consistent archive of a run in pieces.
 
     Args:
-        store: Where it is; other processes may serve it meanwhile.
+        store: The store of the run; other processes may serve it meanwhile.
         run_id: The run.
-        with_credentials: Whether the digests of its clients' credentials go along, so that they
-            can go on working for it elsewhere.
+        with_credentials: Whether to include the digests of its clients' credentials, so that they
+            can continue to work for it elsewhere.
 
     Yields:
-        Its bytes.
+        The bytes of the archive.
 
     Raises:
-        ArchiveError: There is no such run, or it is deleted meanwhile.
+        ArchiveError: The run does not exist, or was deleted during the export.
     """
     snapshot = await store.snapshot(run_id, log=False)
     if snapshot is None:
         raise ArchiveError(f"there is no run {run_id!r} in the store")
     writer = await in_thread(_Writer, snapshot)
     async for page in log_pages(store, run_id):
-        # What is appended later is of a later state; what was written stays as it is.
+        # Later lines belong to a later state; existing lines do not change.
         kept = [entry for entry in page if entry.version <= snapshot.record.version]
         yield await in_thread(writer.log, kept)
     if (await store.size(run_id)).log < writer.num_log:
@@ -78,12 +78,12 @@ async def export_pages(
 def write_archive(
     snapshot: RunSnapshot, clients: Sequence[ClientRecord], with_credentials: bool = False
 ) -> bytes:
-    """A run as an archive; the same run gives the same bytes.
+    """Return a run as an archive; equal runs give equal bytes.
 
     Args:
         snapshot: The run.
         clients: All clients of its store, in index order.
-        with_credentials: Whether the digests of clients' credentials go along.
+        with_credentials: Whether to include the digests of the clients' credentials.
     """
     writer = _Writer(snapshot)
     log = writer.log(snapshot.log)
@@ -91,28 +91,28 @@ def write_archive(
 
 
 class _Writer:
-    """Makes an archive of what it is given, in this order: the log, the end.
+    """Writes an archive: first `log` for each page, then `end`.
 
     Args:
         snapshot: The run; its log may be missing.
 
     Attributes:
-        num_log: Lines of the log so far.
-        num_clients: Clients that the run refers to, and all before them, so far.
+        num_log: Number of log lines so far.
+        num_clients: 1 + the highest client index that the run refers to, so far.
     """
 
     def __init__(self, snapshot: RunSnapshot) -> None:
         self.num_log = 0
-        self.num_clients = max(used_at_rest(snapshot), default=-1) + 1
+        self.num_clients = max(referenced_clients(snapshot), default=-1) + 1
         self._rounds: set[tuple[tuple[int, ...], str]] = set()
         self._digest = hashlib.sha256()
         self._num_lines = 0
         self._packed = io.BytesIO()
         self._file = gzip.GzipFile(fileobj=self._packed, mode="wb", filename="", mtime=0)
-        self._write(_lines_at_rest(snapshot))
+        self._write(_lines_without_log(snapshot))
 
     def log(self, entries: Sequence[LogEntry]) -> bytes:
-        """What a page of the log adds."""
+        """Add a page of the log; return the next bytes."""
         self._write(
             Entry(entry=entry.kind, version=entry.version, body=entry.body) for entry in entries
         )
@@ -123,8 +123,8 @@ class _Writer:
         return self._taken()
 
     def end(self, clients: Sequence[ClientRecord], with_credentials: bool) -> bytes:
-        """The rest, with the first `num_clients` clients of the store."""
-        if len(clients) == self.num_clients and are_its_own(self._rounds, clients):
+        """Return the last bytes, given the first `num_clients` clients of the store."""
+        if len(clients) == self.num_clients and match_clients(self._rounds, clients):
             self._write(Client.of(client, with_credentials) for client in clients)
         end = End(lines=self._num_lines, sha256=self._digest.hexdigest())
         self._file.write(end.model_dump_json().encode() + b"\n")
@@ -145,8 +145,8 @@ class _Writer:
         return found
 
 
-def _lines_at_rest(snapshot: RunSnapshot) -> Iterator[Line]:
-    """All of a run but its log and its clients."""
+def _lines_without_log(snapshot: RunSnapshot) -> Iterator[Line]:
+    """Yield all lines of a run except its log and its clients."""
     yield Header(run_id=snapshot.record.run_id)
     yield _run_line(snapshot.record)
     for work in snapshot.closed:
@@ -162,7 +162,7 @@ def _lines_at_rest(snapshot: RunSnapshot) -> Iterator[Line]:
 
 
 def _run_line(record: RunRecord) -> Run:
-    # As this version writes it, whichever wrote it.
+    # In the format of this version, whichever version wrote it.
     document: dict[str, Any] = json.loads(record.document)
     counters = document.pop("counters")
     document = {**encode_document(decode(document, record.arrays)), "counters": counters}

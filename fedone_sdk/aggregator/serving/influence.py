@@ -1,4 +1,4 @@
-"""What each client has done to a run, for people."""
+"""Influence of each client on a run."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from fedone_sdk.aggregator.rounds.state import RunState
 from fedone_sdk.algorithms.defence import ledger
 from fedone_sdk.messages import ClientInfluence
 
-__all__ = ["influences"]
+__all__ = ["client_influences"]
 
 
-def influences(rules: Rules, state: RunState) -> dict[int, ClientInfluence]:
-    """The ledger of a run, by enrolment index: of the defences, of quarantine and of the noise."""
+def client_influences(rules: Rules, state: RunState) -> dict[int, ClientInfluence]:
+    """Return each client's contribution, quarantine and privacy loss, by enrolment index."""
     judged = {line.client: line for line in ledger(state.defence)}
     movement = math.fsum(line.movement for line in judged.values())
     found = {}

@@ -16,14 +16,14 @@ __all__ = ["Interval", "confusion", "difference", "interval", "metrics_of_tables
 
 _DRAWS = 10_000
 _CHUNK = 2**22
-"""Numbers that are drawn at once."""
+"""Maximal number of values per batch of draws."""
 
 _Floats = NDArray[np.float64]
 _Ints = NDArray[np.int64]
 
 
 class Interval(NamedTuple):
-    """A number and the ends of its 95 % interval."""
+    """A value and the bounds of its 95 % interval."""
 
     value: float
     low: float
@@ -31,86 +31,88 @@ class Interval(NamedTuple):
 
 
 def interval(metric: str, outcomes: Outcomes, num_labels: int) -> Interval | None:
-    """The metric of one prompt: a percentile interval over resampled examples.
+    """Return the percentile bootstrap interval of a prompt's metric over examples.
 
-    Examples are drawn again with replacement, as often as there are (Efron and Tibshirani 1993,
-    chapter 13); always the same draws, so that a report of the same run is the same. It says what
-    other examples of the same kind might have given, not what other runs would.
+    Examples are resampled with replacement (Efron and Tibshirani 1993, chapter 13) with a fixed
+    seed, so that reports are reproducible. The interval covers the choice of examples, not the
+    variation between runs.
 
     Args:
         metric: ``accuracy``, ``f1``, ``matthews`` or ``loss``.
         outcomes: The measurement.
-        num_labels: Labels of the task; 0 where it has none.
+        num_labels: Number of labels of the task; 0 for tasks without labels.
 
     Returns:
-        The interval; None where nothing was scored, or the metric is a function of somebody's: no
-        report imports what a file names.
+        The interval; None if nothing was scored or the metric is a user function, which reports do
+        not import.
     """
     if metric == "loss":
         losses = [value for value in outcomes.losses if value is not None]
-        return _ends(math.fsum(losses) / len(losses), _means(losses)) if losses else None
-    pairs = _scored(outcomes.targets, outcomes.predicted)
+        return (
+            _percentile_interval(math.fsum(losses) / len(losses), _means(losses))
+            if losses
+            else None
+        )
+    pairs = _rows_with_answers(outcomes.targets, outcomes.predicted)
     if metric not in METRICS or not pairs:
         return None
-    value, drawn = _drawn(metric, np.array(pairs), num_labels, (1,))
-    return _ends(float(value[0]), drawn[0])
+    value, drawn = _resample(metric, np.array(pairs), num_labels, (1,))
+    return _percentile_interval(float(value[0]), drawn[0])
 
 
 def difference(metric: str, first: Outcomes, second: Outcomes, num_labels: int) -> Interval | None:
-    """The metric of one prompt less that of another, on the same examples.
-
-    The examples are drawn in pairs: what both prompts find hard does not widen the interval.
+    """Return the paired bootstrap interval of the difference of two prompts' metrics.
 
     Args:
-        metric: As above.
+        metric: As for `interval`.
         first: The measurement of one prompt.
-        second: Of the other, on the same dev split.
-        num_labels: Labels of the task; 0 where it has none.
+        second: The measurement of the other prompt on the same dev split.
+        num_labels: Number of labels of the task; 0 for tasks without labels.
 
     Returns:
-        The interval; None as above, or where they are of two dev splits.
+        The interval of first minus second; None as for `interval`, or for different dev splits.
     """
     if metric == "loss":
         if len(first.losses) != len(second.losses):
             return None
         both = zip(first.losses, second.losses, strict=True)
         apart = [a - b for a, b in both if a is not None and b is not None]
-        return _ends(math.fsum(apart) / len(apart), _means(apart)) if apart else None
+        return _percentile_interval(math.fsum(apart) / len(apart), _means(apart)) if apart else None
     if metric not in METRICS or first.targets != second.targets:
         return None
-    rows = _scored(first.targets, first.predicted, second.predicted)
+    rows = _rows_with_answers(first.targets, first.predicted, second.predicted)
     if not rows:
         return None
-    value, drawn = _drawn(metric, np.array(rows), num_labels, (1, 2))
-    return _ends(float(value[0] - value[1]), drawn[0] - drawn[1])
+    value, drawn = _resample(metric, np.array(rows), num_labels, (1, 2))
+    return _percentile_interval(float(value[0] - value[1]), drawn[0] - drawn[1])
 
 
 def confusion(outcomes: Outcomes, num_labels: int) -> list[list[int]]:
-    """How often each label (row) was taken for each (column); the last column is no label."""
+    """Return the confusion matrix: true labels in rows, predictions in columns, "none" last."""
     counts = [[0] * (num_labels + 1) for _ in range(num_labels)]
-    for target, predicted in _scored(outcomes.targets, outcomes.predicted):
+    for target, predicted in _rows_with_answers(outcomes.targets, outcomes.predicted):
         counts[target][predicted] += 1
     return counts
 
 
-def _scored(*columns: Sequence[int | None]) -> list[tuple[int, ...]]:
-    """The examples on which no answer failed."""
+def _rows_with_answers(*columns: Sequence[int | None]) -> list[tuple[int, ...]]:
+    """Return the rows without a failed answer."""
     rows = zip(*columns, strict=True)
     return [tuple(int(v) for v in row if v is not None) for row in rows if None not in row]
 
 
-def _drawn(
+def _resample(
     metric: str, rows: _Ints, num_labels: int, columns: Sequence[int]
 ) -> tuple[_Floats, _Floats]:
-    """The metric of each column of predictions: as it is, shape (P,), and drawn, (P, draws).
+    """Return each prompt's metric, shape (P,), and its bootstrap draws, shape (P, draws).
 
-    All that a metric knows is how often each combination of answers occurs, so that is what is
-    drawn: a multinomial over the combinations, however many examples there are.
+    Metrics depend only on the counts of each combination of answers, so the bootstrap draws these
+    counts from a multinomial.
     """
     cells, counts = np.unique(rows, axis=0, return_counts=True)
     rng = np.random.Generator(np.random.Philox(0))
     draws = rng.multinomial(counts.sum(), counts / counts.sum(), size=_DRAWS)
-    width = num_labels + 1  # The last one, index -1, is no label at all.
+    width = num_labels + 1  # The last column, index -1, is "no label".
     values, drawn = [], []
     for column in columns:
         place = cells[:, 0] * width + cells[:, column] % width
@@ -123,12 +125,12 @@ def _drawn(
 
 
 def metrics_of_tables(name: str, tables: _Floats) -> _Floats:
-    """One of `fedone_sdk.metrics` for many confusion tables at once.
+    """Return a metric of `fedone_sdk.metrics` for many confusion tables.
 
     Args:
         name: ``accuracy``, ``f1`` or ``matthews``.
-        tables: Counts by true label and predicted one, shape (tables, C, C + 1); the last column
-            is no label.
+        tables: Counts by true and predicted label, shape (tables, C, C + 1); the last column is
+            "no label".
 
     Returns:
         The metric of each table, shape (tables,).
@@ -151,7 +153,7 @@ def _quotient(above: _Floats, below: _Floats) -> _Floats:
 
 
 def _means(values: Sequence[float]) -> _Floats:
-    """Means of resampled values, shape (draws,)."""
+    """Return the means of resampled values, shape (draws,)."""
     numbers = np.array(values, dtype=np.float64)
     rng = np.random.Generator(np.random.Philox(0))
     size = max(1, _CHUNK // len(numbers))
@@ -164,6 +166,6 @@ def _means(values: Sequence[float]) -> _Floats:
     )
 
 
-def _ends(value: float, drawn: _Floats) -> Interval:
+def _percentile_interval(value: float, drawn: _Floats) -> Interval:
     low, high = np.quantile(drawn, (0.025, 0.975))
     return Interval(value, float(low), float(high))

@@ -1,4 +1,4 @@
-"""The gateway: devices that hold no key ask the model through the server, under their lease."""
+"""The model gateway: devices without a model query the server's, under their lease."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from functools import partial
 
 import structlog
 
-from fedone_sdk.aggregator.rounds.events import GatewayAnswered, GatewayAsked, PauseAsked
+from fedone_sdk.aggregator.rounds.events import CallReserved, CallSettled, PauseRequested
 from fedone_sdk.aggregator.rounds.state import Seat
 from fedone_sdk.aggregator.serving.call_budget import CallBudget, Reservations
 from fedone_sdk.aggregator.serving.run import ServedRun
@@ -42,38 +42,37 @@ from fedone_sdk.messages import Array, Score, Scores
 from fedone_sdk.messages.ndarray import from_wire
 from fedone_sdk.vocabulary import are_prompts
 
-__all__ = ["Gateway"]
+__all__ = ["ModelGateway"]
 
 _log = structlog.get_logger(__name__)
 
-_UNDUE = (DataError, MissingExtraError)
-"""What only a backend raises here, though it should not."""
-_MOST_BUGS = 3
-"""Calls in a row that may meet a bug in the backend before their run pauses."""
+_UNEXPECTED = (DataError, MissingExtraError)
+"""Exceptions that indicate a bug in a backend."""
+_MAX_BUGS = 3
+"""Number of consecutive calls with a bug in the backend after which the run pauses."""
 
 
-class Gateway:
-    """Scores prompts for clients; what it asks is reserved before and settled after.
+class ModelGateway:
+    """Scores prompts for clients, with a reservation before and a settlement after each call.
 
-    A repeated request is answered from memory, and its queries count once. After a restart the
-    memory is gone and a repeated request is asked again, out of the backend's cache where it keeps
-    one: the model is never asked for more than was set aside.
+    A repeated request is answered from memory and its queries count once. After a restart it goes
+    to the backend again, within the same lease.
 
     Args:
         backend: The model, which charges each request to its query's payer.
-        replica: Names this process now; what it has under way bears its name.
+        replica: Returns the current id of this process, for its reservations.
     """
 
     def __init__(self, backend: LLMBackend, replica: Callable[[], str]) -> None:
         self.backend = backend
         self._replica = replica
         self._calls: dict[str, dict[str, asyncio.Task[Scores]]] = {}
-        self._runs_of: dict[str, ServedRun] = {}
-        self._under_way: dict[asyncio.Task[Scores], ServedRun] = {}
-        self._bugs: Counter[str] = Counter()  # Calls in a row that met one, by run.
+        self._run_ids: dict[str, ServedRun] = {}
+        self._pending: dict[asyncio.Task[Scores], ServedRun] = {}
+        self._bugs: Counter[str] = Counter()  # Consecutive failures per run.
 
     async def score(self, run: ServedRun, seat: Seat, message: Score, body_sha256: str) -> Scores:
-        """Answers a client's request.
+        """Score a client's request.
 
         Raises:
             ProblemError: The request does not fit the assignment, or the model failed.
@@ -86,46 +85,46 @@ class Gateway:
             rows = self._prompts(run, seat, message)
             self._check(run, message)
             self._calls[message.assignment_id] = calls
-            self._runs_of[message.assignment_id] = run
+            self._run_ids[message.assignment_id] = run
             task = calls[body_sha256] = asyncio.create_task(
                 self._ask(run, message, rows, show, body_sha256),
                 name=f"gateway {message.assignment_id}",
             )
-            self._under_way[task] = run
-            task.add_done_callback(partial(self._ended, calls, body_sha256))
-        # Shielded: the answer is paid for, and a device that comes back shall have it.
+            self._pending[task] = run
+            task.add_done_callback(partial(self._on_call_done, calls, body_sha256))
+        # Shielded: the answer is paid for and kept for a retry.
         return await asyncio.shield(task)
 
-    def forget(self, assignment_id: str) -> None:
-        """Drops what is remembered for work that has ended."""
+    def discard_answers(self, assignment_id: str) -> None:
+        """Discard the answers of a closed assignment."""
         self._calls.pop(assignment_id, None)
-        self._runs_of.pop(assignment_id, None)
+        self._run_ids.pop(assignment_id, None)
 
-    def tidy(self, run: ServedRun) -> None:
-        """Drops what is remembered for a run's work that has ended on another replica."""
-        for assignment_id in [work for work, of in self._runs_of.items() if of is run]:
+    def prune(self, run: ServedRun) -> None:
+        """Discard the answers of a run's assignments that were closed on another replica."""
+        for assignment_id in [work for work, of in self._run_ids.items() if of is run]:
             if run.state.seat_with(assignment_id) is None:
-                self.forget(assignment_id)
+                self.discard_answers(assignment_id)
 
-    async def wait(self, run: ServedRun) -> None:
-        """Returns when a run's calls that are under way now have ended."""
-        calls = [task for task, owner in self._under_way.items() if owner is run]
+    async def wait_idle(self, run: ServedRun) -> None:
+        """Wait until the pending calls of a run have ended."""
+        calls = [task for task, owner in self._pending.items() if owner is run]
         if calls:
             await asyncio.wait(calls)
 
     async def stop(self) -> None:
-        """Ends the calls under way; they are charged in full."""
-        calls = list(self._under_way)
+        """Cancel the pending calls; they are charged in full."""
+        calls = list(self._pending)
         for task in calls:
             task.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
 
-    def _ended(
+    def _on_call_done(
         self, calls: dict[str, asyncio.Task[Scores]], call: str, task: asyncio.Task[Scores]
     ) -> None:
-        del self._under_way[task]
-        # A failure is fetched here, for a device that goes away, and not kept: asked again, the
-        # model is. It would keep all texts of the request, and cost nothing to add to.
+        del self._pending[task]
+        # Retrieves the exception of a call without a waiter. Failures are not kept: a retry queries
+        # the model again, and the traceback would hold the request's texts in memory.
         if _failed(task) and calls.get(call) is task:
             del calls[call]
 
@@ -137,26 +136,26 @@ class Gateway:
         except SpecError as exc:
             raise ProblemError("backend_failed", "; ".join(exc.problems)) from exc
         except Exception as exc:
-            raise await self._met_bug(run, exc) from exc
+            raise await self._on_bug(run, exc) from exc
 
-    async def _met_bug(self, run: ServedRun, bug: Exception) -> ProblemError:
-        """The refusal of a call that met a bug in the backend; a few in a row pause the run.
+    async def _on_bug(self, run: ServedRun, bug: Exception) -> ProblemError:
+        """Return the refusal of a call that failed with a bug in the backend.
 
-        To ask again would meet the same bug, and each attempt is charged in full.
+        Repeated failures pause the run, because each attempt is charged in full.
         """
-        # Formatted here, since some log renderers print local variables: texts are among them.
+        # Formatted here: some log renderers print local variables, which contain texts.
         lines = "".join(traceback.format_exception(bug))
         _log.error("the backend has a bug", run_id=run.run_id, traceback=lines)
         self._bugs[run.run_id] += 1
         times = self._bugs[run.run_id]
-        if times < _MOST_BUGS:
+        if times < _MAX_BUGS:
             return ProblemError("backend_failed", "the model's backend has a bug")
         del self._bugs[run.run_id]
         reason = (
             f"the model's backend failed {times} times in a row with {type(bug).__name__}: see the "
             "server's log"
         )
-        await run.apply(PauseAsked(reason=reason))
+        await run.apply(PauseRequested(reason=reason))
         return ProblemError("run_conflict", "the run is paused")
 
     @staticmethod
@@ -234,7 +233,7 @@ class Gateway:
     ) -> list[Query]:
         if run.spec.method.domain == "tokens":
             prompts = [show(row) for row in rows]
-        else:  # Two hundred projections take half a second, and nobody else shall wait for it.
+        else:  # 200 projections take half a second and would block the event loop.
             prompts = await asyncio.to_thread(lambda: [show(row) for row in rows])
         return [
             query_for(
@@ -252,11 +251,11 @@ class Gateway:
     ) -> Scores:
         assignment_id, attempts = message.assignment_id, Reservations(self._replica)
 
-        async def set_aside(worst: Usage) -> None:
-            await attempts.set_aside(
+        async def reserve_more(worst: Usage) -> None:
+            await attempts.reserve_more(
                 worst.without_queries(),
                 lambda attempt: run.apply(
-                    GatewayAsked(
+                    CallReserved(
                         assignment_id=assignment_id, call=call, attempt=attempt, worst=worst
                     )
                 ),
@@ -265,55 +264,57 @@ class Gateway:
         async def settle(spent: Usage) -> None:
             for attempt, used in attempts.shares(spent):
                 await run.apply(
-                    GatewayAnswered(assignment_id=assignment_id, attempt=attempt, used=used)
+                    CallSettled(assignment_id=assignment_id, attempt=attempt, used=used)
                 )
 
-        purse = CallBudget(run.run_id, NOTHING, set_aside)
+        call_budget = CallBudget(run.run_id, NOTHING, reserve_more)
         try:
             queries = await self._queries(run, rows, show, message)
-            answers = await self._paid(queries, purse, set_aside, settle)
+            answers = await self._paid(queries, call_budget, reserve_more, settle)
             scores = _scores(queries, answers, self.backend.fingerprint)
         except BackendUnavailable as exc:
             raise ProblemError(
                 "backend_unavailable", exc.summary, retry_after_s=exc.retry_after_s
             ) from exc
         except (BackendBlocked, BudgetExhausted, SpecError) as exc:
-            refusal = purse.refusal
+            refusal = call_budget.refusal
             if refusal is not None and isinstance(exc, BudgetExhausted):
                 raise ProblemError(refusal.code, refusal.detail) from exc
-            # Not the run's own budget but one behind the model: only a person can raise it.
-            await run.apply(PauseAsked.because(exc))
+            # A budget of the backend is exhausted, which only an operator can raise.
+            await run.apply(PauseRequested.because(exc))
             raise ProblemError("run_conflict", "the run is paused") from exc
         except BackendError as exc:
             raise ProblemError("backend_failed", exc.summary) from exc
         except Exception as exc:
-            if isinstance(exc, FedOneError) and not isinstance(exc, _UNDUE):
-                raise  # The store is away, or the run refuses.
-            raise await self._met_bug(run, exc) from exc
+            if isinstance(exc, FedOneError) and not isinstance(exc, _UNEXPECTED):
+                raise  # The store is unavailable, or the run refuses the reservation.
+            raise await self._on_bug(run, exc) from exc
         self._bugs.pop(run.run_id, None)
-        await run.note(answers)
+        await run.record_answers(answers)
         return scores
 
     async def _paid(
         self,
         queries: list[Query],
-        purse: CallBudget,
-        set_aside: Callable[[Usage], Awaitable[None]],
+        call_budget: CallBudget,
+        reserve_more: Callable[[Usage], Awaitable[None]],
         settle: Callable[[Usage], Awaitable[None]],
     ) -> list[Answer]:
-        """Asks the model out of a purse that is filled before, and settled after."""
+        """Query the model with a budget that is reserved before and settled after."""
         quotes = [await self.backend.quote(query) for query in queries]
         worst = sum((quote.without_queries() for quote in quotes), NOTHING)
         try:
-            await set_aside(worst + Usage(queries=len(queries)))
-            purse.granted = worst
-            return await score_all(self.backend, (replace(query, payer=purse) for query in queries))
+            await reserve_more(worst + Usage(queries=len(queries)))
+            call_budget.granted = worst
+            return await score_all(
+                self.backend, (replace(query, payer=call_budget) for query in queries)
+            )
         finally:
-            await settle(purse.spent)
+            await settle(call_budget.spent)
 
 
 def _scores(queries: Sequence[Query], answers: list[Answer], model: str) -> Scores:
-    """The answers as a message.
+    """Return answers as a message.
 
     Raises:
         ValueError: They do not fit the queries.

@@ -1,4 +1,4 @@
-"""What a measurement found example by example: what intervals and confusion come from."""
+"""Results of a measurement per example, for intervals and confusion matrices."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from fedone_sdk.task import example_loss, predicted, target_of
 __all__ = ["OUTCOMES", "Outcomes", "Which", "newest_outcomes"]
 
 OUTCOMES = "outcomes"
-"""The kind of a log's line that holds them."""
+"""Kind of the log lines with outcomes."""
 
 Which = Literal["no_prompt", "before", "after"]
-"""Whose they are: no prompt's, the untrained prompt's, the deployable prompt's."""
+"""The measured prompt: "no prompt", the untrained one, or the deployable one."""
 
 
 def _is_empty(value: object) -> bool:
@@ -29,16 +29,16 @@ _Index = Annotated[int, Field(ge=-1, lt=64)]
 
 
 class Outcomes(BaseModel):
-    """One prompt on each example of the dev split, in its order. No text stands in it.
+    """Results of one prompt per example of the dev split, in order, without texts.
 
     Attributes:
-        which: Which prompt.
-        predicted: Index of the predicted label: -1 where the model wrote none of them, null where
-            it failed. Empty for tasks without labels.
+        which: The prompt.
+        predicted: Index of the predicted label; -1 if the model wrote no label, null if it failed.
+            Empty for tasks without labels.
         targets: Index of the true label. Empty for tasks without labels.
-        losses: The task's loss, null where the model failed. Only where it is the metric.
-        log_probs: Of no prompt, each label's log-probability without a bias, nats; null where the
-            model failed. Its label bias is fitted on them. Empty for other prompts, and for tasks
+        losses: The task's loss, null if the model failed. Empty unless the loss is the metric.
+        log_probs: For "no prompt", log-probability of each label without a bias, nats; null if the
+            model failed. Its label bias is fitted on them. Empty for other prompts and for tasks
             without labels.
     """
 
@@ -60,10 +60,10 @@ class Outcomes(BaseModel):
 
     @classmethod
     def of(cls, which: Which, found: Prediction) -> Self:
-        """What a prediction says of each example.
+        """Return the outcomes of a prediction.
 
         Args:
-            which: Which prompt was asked about.
+            which: The prompt.
             found: The prediction.
 
         Raises:
@@ -90,11 +90,11 @@ class Outcomes(BaseModel):
 
 
 def newest_outcomes(log: Iterable[LogEntry]) -> dict[Which, Outcomes]:
-    """The newest measurement of each prompt that a log holds.
+    """Return the newest outcomes of each prompt in a log.
 
     Args:
-        log: Its lines in order, at least those of the kinds `OUTCOMES` and ``rollback``, which
-            makes what was measured of the deployable prompt void.
+        log: Its lines in order, at least those of the kinds `OUTCOMES` and ``rollback``. A rollback
+            discards the outcomes of the deployable prompt.
 
     Raises:
         ArchiveError: A line is damaged.

@@ -1,4 +1,4 @@
-"""Alpha as people read it: each position's likeliest tokens."""
+"""Readable form of alpha: the most probable tokens per position."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ __all__ = ["likeliest"]
 def likeliest(
     alpha: NDArray[np.float32], vocabulary: Vocabulary, top: int
 ) -> tuple[PositionProbabilities, ...]:
-    """The likeliest tokens of every position.
+    """Return the most probable tokens of every position.
 
     Args:
-        alpha: Shape (n, N), 0 where a position has no such candidate. Its rows' shares are the
-            probabilities that tokens are drawn with; of a Gumbel-Softmax, as its temperature goes
-            to 0.
+        alpha: Shape (n, N), 0 for candidates that a position does not have. Normalised rows are the
+            token probabilities; for Gumbel-Softmax, their limit at temperature 0.
         vocabulary: The candidates.
-        top: How many tokens of each position.
+        top: Number of tokens per position.
     """
     weights = alpha.astype(np.float64)
     shares = weights / weights.sum(axis=1, keepdims=True)
-    # A candidate that cannot be drawn adds nothing.
+    # Candidates with probability 0 contribute nothing to the entropy.
     logs = np.log2(shares, out=np.zeros_like(shares), where=shares > 0)
     entropies = -(shares * logs).sum(axis=1)
     order = np.argsort(-shares, axis=1, kind="stable")[:, :top]

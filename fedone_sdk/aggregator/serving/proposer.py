@@ -1,4 +1,4 @@
-"""The proposer: a language model that writes new candidates while a run is under way."""
+"""The proposer: a language model that writes new candidates during a run."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 import structlog
 
 from fedone_sdk.aggregator.rounds.events import CandidatesProposed, Effect, RoundFinished
-from fedone_sdk.aggregator.serving.evaluation import ask_as_evaluation
-from fedone_sdk.aggregator.serving.run import CaughtUp, ServedRun
+from fedone_sdk.aggregator.serving.evaluation import query_as_evaluation
+from fedone_sdk.aggregator.serving.run import RunReloaded, ServedRun
 from fedone_sdk.algorithms.standings import standings
 from fedone_sdk.backends import LLMBackend, Query
 from fedone_sdk.candidates import ScoredCandidate, proposal_messages, read_proposals
@@ -25,20 +25,19 @@ __all__ = ["Proposer"]
 _log = structlog.get_logger(__name__)
 
 _SHOWN = 5
-"""Of the best and of the worst candidates, so many are shown to the model."""
+"""Number of best and of worst candidates in the proposer's prompt."""
 
 
 class Proposer:
-    """Asks a model for new candidates every few rounds, and hands them to the run.
+    """Generates new candidates every few rounds.
 
-    The model sees the task's description, its templates and label words, and candidates with their
-    mean losses: aggregates, noised where the run is private. A proposal that fails costs its call,
-    and the run goes on.
+    Its prompt has the task's description, templates and label words, and candidates with their mean
+    losses: aggregates, which are noised in private runs. The run continues after a failed proposal.
 
     Args:
         run: A run with ``prompt.proposer``.
-        backend: The model that writes.
-        replica: Names this process now; what it has under way bears its name.
+        backend: The model that writes candidates.
+        replica: Returns the current id of this process, for its reservations.
 
     Raises:
         SpecError: The model writes no text.
@@ -60,8 +59,8 @@ class Proposer:
         self._slot = slot
         self._task: asyncio.Task[None] | None = None
 
-    def notice(self, effect: Effect | CaughtUp) -> None:
-        """Takes note of what happened to the run."""
+    def on_effect(self, effect: Effect | RunReloaded) -> None:
+        """Start a proposal after a round, if one is due."""
         if not isinstance(effect, RoundFinished):
             return
         busy = self._task is not None and not self._task.done()
@@ -69,7 +68,7 @@ class Proposer:
             self._task = asyncio.create_task(self._propose(), name=f"proposer {self._run.run_id}")
 
     async def aclose(self) -> None:
-        """Ends a call under way; it is charged in full."""
+        """Cancel a pending call; it is charged in full."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -82,9 +81,9 @@ class Proposer:
     async def _propose(self) -> None:
         run, spec = self._run, self._run.spec
         try:
-            query = Query(inputs=(self._question(),), want="text", max_tokens=self._spec.max_tokens)
-            # Its cost counts as evaluation, but it is no query of the deployable prompt.
-            (answer,) = await ask_as_evaluation(
+            query = Query(inputs=(self._messages(),), want="text", max_tokens=self._spec.max_tokens)
+            # Charged to evaluation, but not counted as an evaluation query.
+            (answer,) = await query_as_evaluation(
                 run, self._backend, [query], self._replica, counted=False
             )
             texts = read_proposals(
@@ -99,7 +98,7 @@ class Proposer:
         except FedOneError as exc:
             _log.warning("no candidates proposed", run_id=run.run_id, reason=str(exc))
 
-    def _question(self) -> Rendered:
+    def _messages(self) -> Rendered:
         spec = self._run.spec
         scored = sorted(self._scored(), key=lambda one: one.mean_loss)
         worst = scored[_SHOWN:][-_SHOWN:]

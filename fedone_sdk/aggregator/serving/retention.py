@@ -1,4 +1,4 @@
-"""Retention: how long ended runs, logs, receipts and idle clients are kept."""
+"""Retention of ended runs, logs, receipts and idle clients."""
 
 from __future__ import annotations
 
@@ -25,16 +25,15 @@ Days = Annotated[float, Field(gt=0, le=36_500)]
 
 
 class Retention(Spec):
-    """How long is kept what has come to an end, in days. Null keeps it for ever, the default.
+    """Retention periods in days. Null, the default, keeps data for ever.
 
     Attributes:
-        ended_runs_days: Runs that have ended, counted from their end. They are deleted with all
-            that belongs to them; their names stay taken.
-        logs_days: Logs of runs that have ended for good. The result and the prompt stay; the
-            rounds, and with them replay and export, do not.
-        closed_work_days: Receipts of runs that have ended. After that, a repeated update gets
-            404.
-        idle_clients_days: Clients that have asked for nothing. Their index and public id stay.
+        ended_runs_days: Runs, counted from their end. A run is deleted with all its data; its name
+            stays reserved.
+        logs_days: Logs of runs that have ended for good. The result and the prompt stay; replay and
+            export need the log.
+        closed_work_days: Receipts of ended runs. Afterwards a repeated update gets 404.
+        idle_clients_days: Clients without a request. Their index and public id stay.
     """
 
     ended_runs_days: Days | None = None
@@ -44,20 +43,20 @@ class Retention(Spec):
 
     @property
     def active(self) -> bool:
-        """Whether anything is ever removed."""
+        """Whether any period is set."""
         return any(days is not None for days in self.model_dump().values())
 
 
 class Sweeper:
-    """Removes what is older than it is kept.
+    """Removes data whose retention period is over.
 
     Args:
-        retention: How long things are kept.
-        store: Where they are.
-        clock: Tells the time.
-        runs: Reads what is stored of runs, by id.
-        delete: Deletes a run that is at a version, here and for the other replicas.
-        retire: Erases clients, here and for the other replicas.
+        retention: The periods.
+        store: The store.
+        clock: Source of the current time.
+        runs: Returns the stored runs by id.
+        delete: Deletes a run at a version, on all replicas.
+        retire: Erases clients, on all replicas.
     """
 
     def __init__(
@@ -76,14 +75,11 @@ class Sweeper:
         self._runs = runs
         self._delete = delete
         self._retire = retire
-        # What was trimmed already: version, log, closed work.
+        # Run id -> version, log and closed work that were trimmed.
         self._trimmed: dict[str, tuple[int, bool, bool]] = {}
 
     async def sweep(self) -> None:
-        """Removes what is too old now.
-
-        One that cannot be removed does not keep the others.
-        """
+        """Remove expired data; a failure for one run does not stop the others."""
         now, runs = self._clock.now(), await self._runs()
         for run_id, run in runs.items():
             ended_at = run.summary.ended_at
@@ -96,7 +92,7 @@ class Sweeper:
                     "a run cannot be removed", run_id=run_id, traceback=traceback.format_exc()
                 )
         if self._retention.idle_clients_days is not None:
-            # As another client, one would begin with a clean ledger and a fresh epsilon.
+            # Not clients of live runs: re-enrolled they would have a new ledger and epsilon.
             known = {client for run in runs.values() if not run.final for client in run.clients}
             await self._sweep_clients(now - self._retention.idle_clients_days * _DAY_S, known)
 
@@ -117,7 +113,7 @@ class Sweeper:
     async def _sweep_clients(self, before: float, known: Set[int]) -> None:
         num_spared = 0
         while True:
-            # Those that are spared are found again each time.
+            # The query returns spared clients again, so the limit grows by their number.
             limit = num_spared + _CLIENTS_AT_ONCE
             idle = await self._store.idle_clients(before, limit)
             found = [index for index in idle if index not in known]

@@ -1,4 +1,4 @@
-"""A run that is being served: its state, changed one event and one transaction at a time."""
+"""A served run: applies events to its state, one transaction per event."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from typing import Any
 
 import structlog
 
-from fedone_sdk.aggregator.cluster.signals import MAX_NAMED, RunMoved
+from fedone_sdk.aggregator.cluster.signals import MAX_NAMED, RunChanged
 from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.aggregator.rounds.codec import arrays_of, decode, encode_arrays, encode_document
 from fedone_sdk.aggregator.rounds.events import (
     Accepted,
     CapsRaised,
     ClientQuarantined,
-    Closed,
     Effect,
     Event,
     MemorySaved,
-    MetricKnown,
+    MetricMeasured,
     ModelSeen,
-    PauseAsked,
+    PauseRequested,
     Refused,
-    Restarted,
-    RolledBack,
+    ReplicasLost,
+    RollbackRequested,
     RoundFinished,
     RunEnded,
     RunRolledBack,
     SeatOffered,
     SeatsVacant,
-    WorkAsked,
+    WorkClosed,
+    WorkRequested,
 )
 from fedone_sdk.aggregator.rounds.state import RunState, Seat
 from fedone_sdk.aggregator.runtime.rate_limit import Bucket
 from fedone_sdk.aggregator.runtime.shielded import run_shielded
 from fedone_sdk.aggregator.runtime.threads import in_thread, in_thread_if_large
-from fedone_sdk.aggregator.serving.influence import influences
+from fedone_sdk.aggregator.serving.influence import client_influences
 from fedone_sdk.aggregator.serving.outcomes import OUTCOMES, Outcomes, Which, newest_outcomes
 from fedone_sdk.aggregator.serving.verdict import judge, not_measured, sentence
 from fedone_sdk.algorithms import alpha_sha256, dump_memory, load_memory
@@ -78,34 +78,34 @@ from fedone_sdk.stores import (
 )
 from fedone_sdk.vocabulary import Vocabulary
 
-__all__ = ["CaughtUp", "Counters", "Listener", "ServedRun"]
+__all__ = ["Counters", "Listener", "RunReloaded", "ServedRun"]
 
 _log = structlog.get_logger(__name__)
 
 _MAX_LOST = 200
-"""Lost work that a copy of a run remembers; the log has it all."""
+"""Number of lost assignments kept in memory; the log has all."""
 
 
 @dataclass(frozen=True, slots=True)
-class CaughtUp:
-    """Another replica had moved the run; its state is the newest one again."""
+class RunReloaded:
+    """The run was reloaded after a commit of another replica."""
 
 
-Listener = Callable[["ServedRun", Effect | CaughtUp], None]
-"""Told of what happens to a run, once it is safe in the store."""
+Listener = Callable[["ServedRun", Effect | RunReloaded], None]
+"""Receives the effects of a run after they are committed."""
 
 
 @dataclass(slots=True)
 class Counters:
-    """Traffic and answers; saved with the next event, so a crash may lose a little.
+    """Counters of traffic and answers, saved with the next event; a crash loses the newest.
 
     Attributes:
-        communication: Federated messages.
-        gateway: Scoring through the gateway.
-        cache_hits: Queries that were answered without asking the model.
-        values: Label log-probabilities that were scored.
-        censored: How many of them are upper bounds only.
-        unpriced: Requests whose price is not known.
+        communication: Traffic of federated messages.
+        gateway: Traffic of the gateway.
+        cache_hits: Queries answered from a cache.
+        values: Number of scored label log-probabilities.
+        censored: Number of those that are only upper bounds.
+        unpriced: Number of requests with an unknown price.
     """
 
     communication: Traffic = field(default_factory=Traffic)
@@ -116,7 +116,7 @@ class Counters:
     unpriced: int = 0
 
     def plus(self, other: Counters) -> Counters:
-        """The sum of both."""
+        """Return the sum."""
         return Counters(
             communication=self.communication.sum(other.communication),
             gateway=self.gateway.sum(other.gateway),
@@ -127,7 +127,7 @@ class Counters:
         )
 
     def dump(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the counters as JSON values."""
         return {
             "communication": self.communication.model_dump(),
             "gateway": self.gateway.model_dump(),
@@ -139,7 +139,7 @@ class Counters:
 
     @classmethod
     def load(cls, document: Mapping[str, Any]) -> Counters:
-        """What was dumped."""
+        """Return the counters of a `dump`."""
         return cls(
             communication=Traffic.model_validate(document["communication"]),
             gateway=Traffic.model_validate(document["gateway"]),
@@ -150,15 +150,15 @@ class Counters:
         )
 
 
-_Line = tuple[int, RoundReport | LostWork | RunRolledBack | MetricKnown | None]
-"""What a run keeps of a line of its log, with the line's version."""
+_Line = tuple[int, RoundReport | LostWork | RunRolledBack | MetricMeasured | None]
+"""The version of a log line, and its content if the run keeps it in memory."""
 
 
-def _lines_of(entries: Iterable[LogEntry]) -> list[_Line]:
-    return [(entry.version, _line_of(entry)) for entry in entries]
+def _parse_lines(entries: Iterable[LogEntry]) -> list[_Line]:
+    return [(entry.version, _parse_line(entry)) for entry in entries]
 
 
-def _line_of(entry: LogEntry) -> RoundReport | LostWork | RunRolledBack | MetricKnown | None:
+def _parse_line(entry: LogEntry) -> RoundReport | LostWork | RunRolledBack | MetricMeasured | None:
     if entry.kind == "round":
         return RoundReport.model_validate(json.loads(entry.body)["report"])
     if entry.kind == "lost":
@@ -168,22 +168,22 @@ def _line_of(entry: LogEntry) -> RoundReport | LostWork | RunRolledBack | Metric
         return RunRolledBack(to_round=record["round"], record=record)
     if entry.kind == "metric":
         body = json.loads(entry.body)
-        return MetricKnown(round=body["round"], value=body["value"])
+        return MetricMeasured(round=body["round"], value=body["value"])
     return None
 
 
-def _size_of(entries: Iterable[LogEntry]) -> int:
+def _total_size(entries: Iterable[LogEntry]) -> int:
     return sum(len(entry.body) for entry in entries)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Unsure:
-    """A commit of which it is not known whether it was stored.
+class _UnconfirmedCommit:
+    """A commit whose outcome is unknown.
 
     Attributes:
-        version: Of the run, if it was.
-        document: What it stored.
-        counters: What it would have added.
+        version: Version of the run if it was stored.
+        document: Its document.
+        counters: The counters that it added.
     """
 
     version: int
@@ -192,30 +192,30 @@ class _Unsure:
 
 
 class ServedRun:
-    """Applies events to a run: the machine decides, the store keeps, listeners are told.
+    """Applies events to a run: step of the machine, commit to the store, notification of listeners.
 
-    Several replicas may serve a run. Each keeps a copy of its state; an event is applied to the
-    copy and committed on top of the version that it was made from. Where another replica was
-    faster, the copy is read anew and the same event applied to that.
+    Several replicas may serve a run. Each has a copy of its state, and commits an event on top of
+    the version that the event was applied to. If another replica commits first, the copy is
+    reloaded and the event is applied again.
 
     Args:
-        machine: Decides.
-        vocabulary: The candidates that the run began with.
-        store: Keeps the state.
-        clock: Tells the time.
-        available: Who could take a seat now: enrolment index -> examples held.
-        enrolled: How many clients there are.
-        names: Client ids of enrolment indices, for reports.
-        listener: Told of every effect once it is safe in the store.
+        machine: The round machine.
+        vocabulary: The initial candidates.
+        store: The store.
+        clock: Source of the current time.
+        available: Returns the clients that can take a seat: enrolment index -> number of examples.
+        enrolled: Returns the number of enrolled clients.
+        names: Returns the client ids of enrolment indices.
+        listener: Receives every effect after its commit.
         priced: Whether the price of the gateway's model is known.
 
     Attributes:
-        base: The machine with the candidates that the run began with.
-        history: One entry per round.
-        lost: The newest work that came to nothing, oldest first.
-        ended: Set while the run does not run.
-        checked: Set unless its model is being looked at: until then it gives and takes no work.
-        broken_off: Whether it was stopped, paused or failed already when it was taken up.
+        history: One report per round.
+        lost: The newest lost assignments, oldest first.
+        ended: Set while the run is not running.
+        model_checked: Cleared during the check of the model after a restart; until it is set, the
+            run neither assigns work nor accepts updates.
+        was_stopped: Whether the run was stopped, paused or failed when it was loaded.
     """
 
     def __init__(
@@ -231,21 +231,21 @@ class ServedRun:
         listener: Listener,
         priced: Callable[[], bool] = lambda: True,
     ) -> None:
-        self.base = machine
+        self._base = machine
         self._vocabulary = vocabulary
         self._proposed: tuple[tuple[str, str], ...] = ()
-        self._grown = vocabulary
+        self._current_vocabulary = vocabulary
         self.history: list[RoundReport] = []
         self.lost: deque[LostWork] = deque(maxlen=_MAX_LOST)
         self.ended = asyncio.Event()
-        self.checked = asyncio.Event()
-        self.checked.set()
-        self.broken_off = False
+        self.model_checked = asyncio.Event()
+        self.model_checked.set()
+        self.was_stopped = False
         self._created_at: float | None = None
         self._active_at: float | None = None
-        self._stored = Counters()
-        self._fresh = Counters()
-        self._unsure: _Unsure | None = None
+        self._stored_counters = Counters()
+        self._new_counters = Counters()
+        self._unconfirmed: _UnconfirmedCommit | None = None
         self._store = store
         self._clock = clock
         self._available = available
@@ -255,62 +255,71 @@ class ServedRun:
         self._priced = priced
         self._lock = asyncio.Lock()
         policy = machine.spec.gateway
-        self._rate_of_client = Bucket(policy.client_requests_per_minute)
+        self._client_rate = Bucket(policy.client_requests_per_minute)
         self._rate = Bucket(policy.run_requests_per_minute)
-        self._state = machine.start()
+        self._state = machine.initial_state()
         self._arrays = arrays_of(self._state)
         self._version = 0
-        self._newest = 0
-        self._doubtful = False
+        self._known_version = 0
+        self._marked_stale = False
         self._logged = -1
         self._due: float | None = None
 
     @property
     def run_id(self) -> str:
-        """Names the run."""
+        """Id of the run."""
         return self.base.run_id
 
     @property
     def spec(self) -> RunSpec:
-        """What the run is."""
+        """Spec of the run."""
         return self.base.spec
 
     @property
+    def base(self) -> RoundMachine:
+        """The machine of the run's initial candidates."""
+        return self._base
+
+    @property
     def machine(self) -> RoundMachine:
-        """Decides, with the candidates that there are now."""
-        return self.base.at(self._state)
+        """The machine of the current candidates."""
+        return self._base.at(self._state)
+
+    def use_machine(self, machine: RoundMachine) -> None:
+        """Replace the machine by one of the same run, after the gateway's model is known."""
+        self._base = machine
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """The candidates that there are now."""
-        return self._grown
+        """The current candidates."""
+        return self._current_vocabulary
 
     @property
     def state(self) -> RunState:
-        """Where it stands, as far as this replica has seen."""
+        """This replica's copy of the state."""
         return self._state
 
     @property
     def version(self) -> int:
-        """The commit that the state is of."""
+        """Version of this replica's copy."""
         return self._version
 
     @property
     def counters(self) -> Counters:
-        """Traffic and cache hits."""
-        counters = self._stored.plus(self._fresh)
-        return counters if self._unsure is None else counters.plus(self._unsure.counters)
+        """Traffic, cache hits and scored values."""
+        counters = self._stored_counters.plus(self._new_counters)
+        return counters if self._unconfirmed is None else counters.plus(self._unconfirmed.counters)
 
     @property
     def due(self) -> float | None:
-        """When its next deadline is over, seconds since the epoch, whoever set it."""
+        """The next deadline of any replica's assignments, seconds since the epoch."""
         return self._due
 
     async def create(self) -> None:
-        """Stores a new run.
+        """Store a new run.
 
         Raises:
-            ValueError: There is a run of this name.
+            ValueError: A run of this name exists.
         """
         self._created_at = self._clock.now()
         await self._store.add_run(
@@ -318,7 +327,7 @@ class ServedRun:
                 run_id=self.run_id,
                 spec=self.spec.model_dump_json(),
                 candidates=self._vocabulary.dump(),
-                document=self._document(self._state, self._stored),
+                document=self._document(self._state, self._stored_counters),
                 arrays=encode_arrays(self._arrays),
                 version=0,
                 created_at=self._created_at,
@@ -326,13 +335,13 @@ class ServedRun:
         )
 
     async def load(self, record: RunRecord) -> None:
-        """Takes up a stored run where it stands."""
-        await self._take(record)
-        self.broken_off = self.machine.can_resume(self._state)
+        """Load a stored run."""
+        await self._load_record(record)
+        self.was_stopped = self.machine.can_resume(self._state)
 
     @property
     def summary(self) -> RunSummary:
-        """Where it stands, in a line."""
+        """Summary of the run."""
         state = self._state
         return RunSummary(
             run_id=self.run_id,
@@ -356,19 +365,19 @@ class ServedRun:
         measured = (r.metric for r in reversed(self.history) if r.metric is not None)
         return next(measured, self._state.metric.before)
 
-    async def restarted(self, alive: frozenset[str], *, down: bool) -> None:
-        """Charges in full what replicas that are gone had under way; it may have been sent.
+    async def charge_lost_replicas(self, alive: frozenset[str], *, down: bool) -> None:
+        """Charge the pending calls of exited replicas in full: they may have been sent.
 
-        Clients' leases stay open; their owners or their deadlines settle them.
+        Clients' leases stay open until their updates or deadlines.
 
         Args:
             alive: The replicas that are running.
-            down: Whether nobody served the run for a while, so that its deadlines are renewed.
+            down: Whether no replica served the run for a while, so that deadlines start again.
         """
-        await self.apply(Restarted(alive=alive, down=down))
+        await self.apply(ReplicasLost(alive=alive, down=down))
 
     async def check_model(self) -> None:
-        """Pauses the run if it was scored by another model than there is now."""
+        """Pause the run if it was scored by another model than the current one."""
         before, now = self._state.model, self.machine.gateway_model
         if before and now and before != now:
             reason = (
@@ -376,102 +385,102 @@ class ServedRun:
                 "resume the run to accept it"
             )
             if reason not in (self._state.reason or ""):
-                # Nobody has seen it yet, so nobody who starts the run again accepts it.
-                await self.apply(PauseAsked(reason=reason))
-                self.broken_off = False
+                # `was_stopped` is False, so that a plain restart does not accept the new model.
+                await self.apply(PauseRequested(reason=reason))
+                self.was_stopped = False
 
-    # What other replicas did
+    # Commits of other replicas
 
-    def hear(self, moved: RunMoved) -> None:
-        """Takes note of another replica's commit; `catch_up` reads it."""
-        if moved.version > self._newest:
-            # Where one was not heard of, nobody knows whom it offered a seat.
-            self._doubtful |= moved.version > self._newest + 1
-            self._newest, self._due = moved.version, moved.due
+    def on_remote_commit(self, changed: RunChanged) -> None:
+        """Record another replica's commit; `catch_up` loads it."""
+        if changed.version > self._known_version:
+            # After a missed signal, its offers are unknown.
+            self._marked_stale |= changed.version > self._known_version + 1
+            self._known_version, self._due = changed.version, changed.due
 
-    def hear_version(self, version: int) -> None:
-        """Takes note that the store holds this version."""
-        if version > self._newest:
-            self._newest, self._doubtful = version, True
+    def on_remote_version(self, version: int) -> None:
+        """Record that the store has this version."""
+        if version > self._known_version:
+            self._known_version, self._marked_stale = version, True
 
-    def doubt(self) -> None:
-        """Signals may have been lost: the next `catch_up` reads the run."""
-        self._doubtful = True
-
-    @property
-    def doubtful(self) -> bool:
-        """Whether something may have happened of which nobody told."""
-        return self._doubtful
+    def mark_stale(self) -> None:
+        """Make the next `catch_up` reload the run, because signals may have been lost."""
+        self._marked_stale = True
 
     @property
-    def behind(self) -> bool:
-        """Whether the run may have moved on from this copy."""
-        return self._doubtful or self._newest > self._version
+    def may_be_stale(self) -> bool:
+        """Whether there may be commits without a signal."""
+        return self._marked_stale
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the store may have a newer version than this copy."""
+        return self._marked_stale or self._known_version > self._version
 
     async def catch_up(self) -> None:
-        """Makes sure that the state is the newest that is known to exist."""
-        if self.behind:
+        """Reload the state if it is stale."""
+        if self.is_stale:
             await run_shielded(self._catch_up(), of=self._store)
 
     async def _catch_up(self) -> None:
         async with self._lock:
-            if self.behind:
+            if self.is_stale:
                 before = self._state.round
                 await self._reload()
-                if self._state.round > before:  # At another replica.
+                if self._state.round > before:  # By another replica.
                     self._active_at = self._clock.now()
 
     async def _reload(self) -> None:
-        # Cleared first: what is heard while the store reads may be newer than what it reads.
-        self._doubtful = False
+        # Cleared first: signals during the read may be newer than its result.
+        self._marked_stale = False
         try:
             record = await self._store.run(self.run_id)
             if record is None:
                 raise ProblemError("not_found", f"run {self.run_id!r} was deleted")
-            await self._take(record)
+            await self._load_record(record)
         except BaseException:
-            self.doubt()
+            self.mark_stale()
             raise
-        self._listener(self, CaughtUp())
+        self._listener(self, RunReloaded())
 
-    async def _take(self, record: RunRecord) -> None:
-        # Whatever fails, fails before anything is changed.
+    async def _load_record(self, record: RunRecord) -> None:
+        # All steps that can fail come before any change.
         lines: list[_Line] = []
         async for page in log_pages(self._store, self.run_id, after=self._logged):
             page = [entry for entry in page if entry.version <= record.version]
-            lines += await in_thread_if_large(_size_of(page), _lines_of, page)
+            lines += await in_thread_if_large(_total_size(page), _parse_lines, page)
         document = json.loads(record.document)
         stored = Counters.load(document.pop("counters"))
         state = await in_thread_if_large(len(record.arrays), decode, document, record.arrays)
-        self._settle_unsure(record)
-        self._stored, self._state, self._arrays = stored, state, arrays_of(state)
+        self._settle_unconfirmed(record)
+        self._stored_counters, self._state, self._arrays = stored, state, arrays_of(state)
         self._version, self._created_at = record.version, record.created_at
-        self._moved()
-        self._read(lines)
+        self._on_new_state()
+        self._add_lines(lines)
 
-    def _settle_unsure(self, record: RunRecord) -> None:
-        """Adds the counters of a commit again that the store does not have."""
-        unsure, self._unsure = self._unsure, None
-        if unsure is None or record.version > unsure.version:
-            return  # Whose commit it was cannot be told any more: rather too little than twice.
-        if (record.version, record.document) != (unsure.version, unsure.document):
-            self._fresh = unsure.counters.plus(self._fresh)
+    def _settle_unconfirmed(self, record: RunRecord) -> None:
+        """Restore the counters of a commit that was not stored."""
+        unconfirmed, self._unconfirmed = self._unconfirmed, None
+        if unconfirmed is None or record.version > unconfirmed.version:
+            return  # It may have been stored: counting too little is better than twice.
+        if (record.version, record.document) != (unconfirmed.version, unconfirmed.document):
+            self._new_counters = unconfirmed.counters.plus(self._new_counters)
 
-    def _moved(self) -> None:
-        """What follows from the state when it has become another one."""
+    def _on_new_state(self) -> None:
+        """Update everything that depends on the state."""
         if self._proposed != self._state.proposed:
             self._proposed = self._state.proposed
-            self._grown = self._vocabulary.with_candidates(self._proposed)
-        self._newest = max(self._newest, self._version)
-        if self._newest == self._version:  # else a newer deadline was heard of
+            self._current_vocabulary = self._vocabulary.with_candidates(self._proposed)
+        self._known_version = max(self._known_version, self._version)
+        if self._known_version == self._version:  # Else a signal had a newer deadline.
             self._due = self.machine.next_deadline(self._state)
         if self._state.running:
             self.ended.clear()
         else:
             self.ended.set()
 
-    def _read(self, lines: Iterable[_Line]) -> None:
-        """Adds the rounds, and the metrics measured after them, to the history."""
+    def _add_lines(self, lines: Iterable[_Line]) -> None:
+        """Add lines of the log to the history."""
         for version, line in lines:
             match line:
                 case RoundReport():
@@ -480,7 +489,7 @@ class ServedRun:
                     self.lost.append(line)
                 case RunRolledBack():
                     del self.history[line.to_round :]
-                case MetricKnown():
+                case MetricMeasured():
                     self._add_metric(line.round, line.value)
             self._logged = version
 
@@ -492,24 +501,24 @@ class ServedRun:
 
     # Events
 
-    def admit(self, client: int) -> None:
-        """Counts a client's request to the gateway, or refuses it.
+    def check_rate(self, client: int) -> None:
+        """Count a client's gateway request, or refuse it.
 
         Raises:
-            ProblemError: ``rate_limited``, with how long to wait.
+            ProblemError: ``rate_limited``, with the time to wait.
         """
         now = self._clock.now()
-        rates = ((self._rate_of_client, client), (self._rate, 0))
-        for rate, who in rates:
-            rate.check(who, now)
-        for rate, who in rates:
-            rate.take(who, now)
+        limits = ((self._client_rate, client), (self._rate, 0))
+        for limit, key in limits:
+            limit.check(key, now)
+        for limit, key in limits:
+            limit.take(key, now)
 
     async def apply(self, event: Event) -> tuple[Effect, ...]:
-        """Applies an event and whatever follows from it in one transaction.
+        """Apply an event in one transaction.
 
         Returns:
-            The effects, which are already stored and told to the listener.
+            The effects, after their commit and the call of the listener.
 
         Raises:
             ProblemError: The machine refused the event.
@@ -523,78 +532,77 @@ class ServedRun:
     async def _apply(self, event: Event) -> tuple[Effect, ...]:
         async with self._lock:
             while True:
-                if self.behind:
+                if self.is_stale:
                     await self._reload()
-                state, effects = await self._step(await self._completed(event))
+                state, effects = await self._step(await self._complete_event(event))
                 if state is self._state:
-                    # An answer that no commit confirms may be that of a state that has passed.
-                    if effects and await self._was_moved():
+                    # Without a commit, check that the answer comes from the newest state.
+                    if effects and await self._has_newer_version():
                         continue
                     break
                 try:
                     await self._commit(state, effects)
                     break
                 except VersionConflict:
-                    self.doubt()
+                    self.mark_stale()
             for effect in effects:
-                self._tell(effect)
+                self._emit(effect)
         return effects
 
-    async def _completed(self, event: Event) -> Event:
-        """Reads what an event needs of the store, and must not be older than the state is.
+    async def _complete_event(self, event: Event) -> Event:
+        """Add data from the store to an event, read no earlier than the state.
 
-        A client that asks for work does so with what its method remembers in this very state. One
-        that did not work before the round that is gone back to forgets all, though it may have been
-        done with its first work a moment ago. And a replica that came since it was looked who is
-        alive may have something under way by now.
+        A work request gets the client's current method memory. A rollback clears the memory of
+        clients without work before the target round. `ReplicasLost` gets replicas that have started
+        since the list was read, because they may have pending calls.
         """
-        if isinstance(event, Restarted):
+        if isinstance(event, ReplicasLost):
             return replace(event, alive=event.alive | await self._store.alive())
-        if isinstance(event, RolledBack) and self.machine.remembers_clients:
+        if isinstance(event, RollbackRequested) and self.machine.remembers_clients:
             known = await self._store.memories(self.run_id)
             return replace(event, memories={**{one: {} for one in known}, **event.memories})
-        if not (isinstance(event, WorkAsked) and self.machine.remembers_clients):
+        if not (isinstance(event, WorkRequested) and self.machine.remembers_clients):
             return event
         saved = await self._store.memory(self.run_id, event.client)
         return event if saved is None else replace(event, memory=load_memory(saved))
 
-    async def _was_moved(self) -> bool:
-        """Whether another replica has moved the run, though nobody said so yet."""
+    async def _has_newer_version(self) -> bool:
+        """Whether the store has a newer version that was not signalled yet."""
         if not self._store.shared:
             return False
         if (await self._store.versions()).get(self.run_id, 0) <= self._version:
             return False
-        self.doubt()
+        self.mark_stale()
         return True
 
     async def _step(self, event: Event) -> tuple[RunState, tuple[Effect, ...]]:
         now = self._clock.now()
-        if self.machine.takes_long(event):  # Nobody else shall wait for it.
+        if self.machine.is_slow_step(event):  # Would block the event loop.
             state, effects = await in_thread(self.machine.step, self._state, event, now)
         else:
             state, effects = self.machine.step(self._state, event, now)
-        if self.base.at(state).wants_seating(state) and not isinstance(event, SeatsVacant):
-            state, more = self.base.step(state, self._seating(), now)
+        if self.base.at(state).needs_seating(state) and not isinstance(event, SeatsVacant):
+            state, more = self.base.step(state, self._seats_vacant(), now)
             effects += more
         return state, effects
 
-    async def draw(self, seat: Seat) -> None:
-        """Draws the prompts of a seat, which are kept, where the draw takes long."""
+    async def prefetch_prompts(self, seat: Seat) -> None:
+        """Draw and cache the prompts of a seat in a thread if the draw is slow."""
         machine = self.machine
-        if machine.losses_exchange and machine.slow:
+        if machine.losses_exchange and machine.is_slow:
             await in_thread(machine.candidates, self._state, seat)
 
     async def seat(self) -> None:
-        """Gives free seats to clients that are available."""
-        if self.machine.wants_seating(self._state):
-            await self.apply(self._seating())
+        """Offer vacant seats to available clients."""
+        if self.machine.needs_seating(self._state):
+            await self.apply(self._seats_vacant())
 
-    def _seating(self) -> SeatsVacant:
+    def _seats_vacant(self) -> SeatsVacant:
         return SeatsVacant(available=self._available(self), enrolled=self._enrolled())
 
     async def clients(self) -> list[ClientInfluence]:
-        """What each client has done to the run, by enrolment index."""
-        lines = influences(self.machine, self._state)
+        """Return the influence of each client, by enrolment index."""
+        lines = client_influences(self.machine, self._state)
         names = await self._names(list(lines))
         return [
             line.model_copy(update={"client_id": name})
@@ -602,7 +610,7 @@ class ServedRun:
         ]
 
     async def seats(self) -> tuple[SeatReport, ...]:
-        """Who works on the round under way, in the order of the seats."""
+        """Return the seats of the current round, in order."""
         seats, now = self._state.seats, self._clock.now()
         names = await self._names([seat.client for seat in seats])
         return tuple(
@@ -617,19 +625,19 @@ class ServedRun:
         )
 
     async def record_metric(self, round_number: int, value: float) -> None:
-        """Adds a point to the metric's curve."""
+        """Add a point to the metric's curve."""
         body = json.dumps({"round": round_number, "value": value})
         await run_shielded(self._append(LogEntry(kind="metric", body=body)), of=self._store)
         self._add_metric(round_number, value)
-        self._tell(MetricKnown(round=round_number, value=value))
+        self._emit(MetricMeasured(round=round_number, value=value))
 
     async def record_outcomes(self, outcomes: Outcomes) -> None:
-        """Writes down what a measurement found, example by example."""
+        """Store the outcomes of a measurement in the log."""
         body = outcomes.model_dump_json()
         await run_shielded(self._append(LogEntry(kind=OUTCOMES, body=body)), of=self._store)
 
     async def outcomes(self) -> dict[Which, Outcomes]:
-        """The newest measurement of each prompt that is written down.
+        """Return the newest stored outcomes of each prompt.
 
         Raises:
             ArchiveError: A line of the log is damaged.
@@ -642,13 +650,13 @@ class ServedRun:
     async def _append(self, entry: LogEntry) -> None:
         async with self._lock:
             while True:
-                if self.behind:
+                if self.is_stale:
                     await self._reload()
                 try:
                     await self._store_commit(self._state, (), log=(entry,))
                     return
                 except VersionConflict:
-                    self.doubt()
+                    self.mark_stale()
 
     async def _commit(self, state: RunState, effects: Sequence[Effect]) -> None:
         closed, log, memories = [], [], []
@@ -666,7 +674,7 @@ class ServedRun:
                         receipt=receipt.model_dump_json(),
                     )
                 )
-            elif isinstance(effect, Closed):
+            elif isinstance(effect, WorkClosed):
                 closed.append(
                     ClosedWork(
                         assignment_id=effect.assignment_id,
@@ -676,7 +684,7 @@ class ServedRun:
                     )
                 )
                 (name,) = await self._names([effect.client])
-                # The round before the event: with its last seat a round may end, too.
+                # The round before the event, which may also end the round.
                 work = LostWork(
                     round=self._state.round,
                     client_id=name,
@@ -684,7 +692,7 @@ class ServedRun:
                     at=self._clock.now(),
                 )
                 lost.append(work)
-                # Without the time, which earlier versions refuse.
+                # Without the time: earlier versions reject the key.
                 log.append(LogEntry(kind="lost", body=work.model_dump_json(exclude={"at"})))
             elif isinstance(effect, RoundFinished):
                 names = ",".join(await self._names(effect.clients))
@@ -719,8 +727,8 @@ class ServedRun:
         if not same:
             size = sum(array.nbytes for array in arrays.values())
             encoded = await in_thread_if_large(size, encode_arrays, arrays)
-        counters, fresh = self.counters, self._fresh
-        self._fresh = Counters()
+        counters, fresh = self.counters, self._new_counters
+        self._new_counters = Counters()
         commit = Commit(
             document=self._document(state, counters),
             arrays=encoded,
@@ -732,30 +740,30 @@ class ServedRun:
         except KeyError:
             raise ProblemError("not_found", f"run {self.run_id!r} was deleted") from None
         except VersionConflict:
-            self._fresh = fresh.plus(self._fresh)
+            self._new_counters = fresh.plus(self._new_counters)
             raise
         except BaseException:
-            # Whether it was stored is not known where the store went away: read before going on.
-            self._unsure = _Unsure(
+            # The outcome is unknown if the store became unavailable: reload before the next event.
+            self._unconfirmed = _UnconfirmedCommit(
                 version=self._version + 1, document=commit.document, counters=fresh
             )
-            self.doubt()
+            self.mark_stale()
             raise
         self._version += 1
-        self._stored = counters
+        self._stored_counters = counters
         self._state, self._arrays = state, arrays
-        self._moved()
+        self._on_new_state()
         if commit.log:
             self._logged = self._version
 
     @property
     def _num_bytes(self) -> int:
-        """What the state's arrays hold; a round's line of the log holds about as much."""
+        """Size of the state's arrays; a round's log line is about as large."""
         return sum(array.nbytes for array in self._arrays.values())
 
     def _signal(self, state: RunState, effects: Sequence[Effect]) -> str:
         offered = tuple(effect.client for effect in effects if isinstance(effect, SeatOffered))
-        moved = RunMoved(
+        changed = RunChanged(
             run_id=self.run_id,
             version=self._version + 1,
             due=self.machine.next_deadline(state),
@@ -763,18 +771,18 @@ class ServedRun:
             finished=any(isinstance(effect, RoundFinished) for effect in effects),
             status=state.status,
         )
-        return moved.model_dump_json()
+        return changed.model_dump_json()
 
     def _document(self, state: RunState, counters: Counters) -> str:
         document = {**encode_document(state), "counters": counters.dump()}
         return json.dumps(document, separators=(",", ":"))
 
-    def _tell(self, effect: Effect) -> None:
+    def _emit(self, effect: Effect) -> None:
         if isinstance(effect, Accepted):
             self._active_at = self._clock.now()
         elif isinstance(effect, RunEnded):
             _log.info("run ended", run_id=self.run_id, status=effect.status)
-        elif isinstance(effect, Closed):
+        elif isinstance(effect, WorkClosed):
             _log.info("assignment closed", run_id=self.run_id, **asdict(effect))
         elif isinstance(effect, CapsRaised):
             _log.info("caps raised", run_id=self.run_id, **effect.record)
@@ -782,32 +790,36 @@ class ServedRun:
             _log.warning("client quarantined", run_id=self.run_id, **asdict(effect))
         self._listener(self, effect)
 
-    async def note(self, answers: Iterable[Answer]) -> None:
-        """Counts what answers say of themselves; a model that the run did not know pauses it."""
+    async def record_answers(self, answers: Iterable[Answer]) -> None:
+        """Update the counters from answers; a new model name pauses the run."""
         models = dict[str, None]()
         for answer in answers:
-            self._fresh.cache_hits += answer.cached
-            self._fresh.values += sum(len(row) for row in answer.log_probs if row is not None)
-            self._fresh.censored += answer.censored
-            self._fresh.unpriced += 0 if self._priced() else answer.usage.requests
+            self._new_counters.cache_hits += answer.cached
+            self._new_counters.values += sum(
+                len(row) for row in answer.log_probs if row is not None
+            )
+            self._new_counters.censored += answer.censored
+            self._new_counters.unpriced += 0 if self._priced() else answer.usage.requests
             if answer.model is not None:
                 models[answer.model] = None
         for model in models:
             if model not in self._state.models:
                 await self.apply(ModelSeen(model=model))
 
-    def count(self, upload: int, download: int, *, gateway: bool) -> None:
-        """Adds an exchange of HTTP bodies to the run's report."""
+    def count_traffic(self, upload: int, download: int, *, gateway: bool) -> None:
+        """Add the sizes of a request and a response body to the run's traffic."""
         if gateway:
-            self._fresh.gateway = self._fresh.gateway.plus(upload, download)
+            self._new_counters.gateway = self._new_counters.gateway.plus(upload, download)
         else:
-            self._fresh.communication = self._fresh.communication.plus(upload, download)
+            self._new_counters.communication = self._new_counters.communication.plus(
+                upload, download
+            )
 
     @property
     def task(self) -> RunTask:
-        """What a client must know of the run."""
+        """Description of the run for clients."""
         return RunTask(
-            # Devices have no use for it, and older ones do not know it.
+            # Devices do not use the description, and older ones reject it.
             task=self.spec.task.model_copy(update={"description": None}),
             method=self.spec.method,
             prompt_len=self.spec.prompt.length,
@@ -823,7 +835,7 @@ class ServedRun:
         )
 
     def vocabulary_list(self, after: int = 0) -> VocabularyList:
-        """The candidates; with a version of them, only those that were added since."""
+        """Return all candidates, or only those added after a version."""
         proposed = self._state.proposed
         if after:
             return VocabularyList(appended=proposed[after:], version=len(proposed))
@@ -831,7 +843,7 @@ class ServedRun:
         return VocabularyList(candidates=found.candidates, slots=found.slots, version=len(proposed))
 
     def prompt(self, state: RunState | None = None) -> PromptReport:
-        """The deployable prompt of a state, the newest by default."""
+        """Return the deployable prompt of a state, by default the current one."""
         state = state or self._state
         bias = state.bias or self.machine.bias(state)
         if self.spec.method.domain != "tokens":
@@ -839,28 +851,28 @@ class ServedRun:
         indices = self.machine.method.prompt(state.method).tolist()
         return PromptReport.of(self.spec.task, self.vocabulary, indices, bias)
 
-    def judged(
+    def compute_verdict(
         self, outcomes: Mapping[Which, Outcomes], measure: MetricFunction | None = None
     ) -> Verdict:
-        """Whether tuning was worth it, by the measurements of the newest prompt and of others.
+        """Return whether tuning improved the metric.
 
         Args:
-            outcomes: As of `outcomes`.
-            measure: The user's function, for a metric of their own.
+            outcomes: Measurements of the current prompt and of the baselines, as from `outcomes`.
+            measure: User function for a custom metric.
         """
         found = judge(
             self.spec.task,
             outcomes,
             plain_bias=self.machine.plain_bias(self._state),
             calibrated=self.spec.calibration.label_free is not None,
-            empty=self._is_empty,
+            empty=self._is_blank,
             measure=measure,
         )
-        return self._told(found)
+        return self._with_text(found)
 
     @property
-    def _is_empty(self) -> bool:
-        """Whether the deployable prompt is no prompt."""
+    def _is_blank(self) -> bool:
+        """Whether the deployable prompt equals "no prompt"."""
         if self.spec.method.domain != "tokens":
             return False
         indices = self.machine.method.prompt(self._state.method).tolist()
@@ -868,11 +880,11 @@ class ServedRun:
         return prompt_of(self.spec.task, self.vocabulary, indices) == bare
 
     async def show(self, backend: LLMBackend) -> Show:
-        """How the run's prompts look to a model.
+        """Return the function that turns the method's prompts into model input.
 
         Raises:
-            SpecError: The model takes no such prompts.
-            BackendError: The model cannot be looked at.
+            SpecError: The model does not support the method's prompts.
+            BackendError: The model is not available.
         """
         return await shown_by(
             self.spec.method,
@@ -883,17 +895,17 @@ class ServedRun:
         )
 
     def vectors(self) -> Array:
-        """The deployable prompt of a run that tunes no words.
+        """Return the deployable vectors of a run with a latent prompt.
 
         Raises:
-            ProblemError: ``not_found`` for a run that does.
+            ProblemError: ``not_found`` for a run that tunes words.
         """
         if self.spec.method.domain == "tokens":
             raise ProblemError("not_found", "this run tunes words, not vectors")
         return to_wire(self._state.method.alpha)
 
     def result(self) -> RunResult:
-        """Where the run stands, or how it ended."""
+        """Return the current or final result of the run."""
         state, counters = self._state, self.counters
         began = state.started_at
         until = state.ended_at if state.ended_at is not None else self._clock.now()
@@ -928,15 +940,15 @@ class ServedRun:
     def _verdict(self) -> Verdict | None:
         state = self._state
         if state.verdict is not None:
-            return self._told(state.verdict)
+            return self._with_text(state.verdict)
         if state.running or state.paused or state.metric.after is not None:
             return None
         if state.metric.no_prompt is None and state.metric.before is None:
             return not_measured("the server has no dev rows of this run (data.dev)")
-        return not_measured("the evaluation has not come to the last prompt")
+        return not_measured("the final prompt is not evaluated yet")
 
-    def _told(self, verdict: Verdict) -> Verdict:
-        """A verdict with its text."""
+    def _with_text(self, verdict: Verdict) -> Verdict:
+        """Return a verdict with its sentence."""
         state, priced = self._state, not self.counters.unpriced
         text = sentence(verdict, state.metric.name, state.account.spent, priced=priced)
         return verdict.model_copy(update={"text": text})

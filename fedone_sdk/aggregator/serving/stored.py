@@ -1,4 +1,4 @@
-"""Runs that are in the store and not served here: what is known of them without reading them."""
+"""Stored runs that this process does not serve, by the heads of their records."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _ROUNDS = RunSpec.model_fields["rounds"].default
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredRun:
-    """What is known of a stored run without its candidates, arrays and log.
+    """A stored run without its candidates, arrays and log.
 
     Attributes:
-        version: The version that this is known of.
-        live: Whether the run has to be served: it runs, waits, or has something under way.
-        final: Whether it can never go on.
-        clients: Clients that it knows by their enrolment index: at work, in quarantine, or counted
-            for its privacy.
-        summary: For people.
+        version: Version of the head.
+        live: Whether the run must be served: it is running or paused, or has open work.
+        final: Whether it has ended for good.
+        clients: Enrolment indices that its state refers to: at work, in quarantine, or in its
+            privacy accounting.
+        summary: Its summary.
     """
 
     version: int
@@ -37,10 +37,10 @@ class StoredRun:
 
     @classmethod
     def of(cls, head: RunHead) -> Self:
-        """What the head of a run says.
+        """Return the stored run of a head.
 
         Raises:
-            ValueError: It is damaged.
+            ValueError: The head is damaged.
         """
         document = json.loads(head.document)
         try:
@@ -51,10 +51,10 @@ class StoredRun:
     @classmethod
     def _of(cls, head: RunHead, document: dict[str, Any]) -> Self:
         status, account = document["status"], document["account"]
-        under_way = document["seats"] or account["leases"] or document["evaluation"]["leases"]
+        open_work = document["seats"] or account["leases"] or document["evaluation"]["leases"]
         return cls(
             version=head.version,
-            live=status == "running" or document["paused"] or bool(under_way),
+            live=status == "running" or document["paused"] or bool(open_work),
             final=status not in ("running", "stopped", "failed"),
             clients=frozenset(
                 [

@@ -1,4 +1,4 @@
-"""Whether tuning was worth it: what the measurements of a run say, and the sentence about it."""
+"""Verdict of a run: whether tuning improved the metric, with intervals and a sentence."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from fedone_sdk.task import LOG_ZERO, Bias, LogProbs, TaskSpec, label_loss, pred
 __all__ = ["Plain", "examples_needed", "judge", "no_prompt_biased", "not_measured", "sentence"]
 
 _FOLDS = 5
-_FEWEST = 10
-"""Rows that a label bias is fitted on at least."""
+_MIN_ROWS = 10
+"""Minimal number of rows to fit a label bias on."""
 
-_MOST_TIMES = 100
-"""Times the rows that there are: more of them is no advice."""
+_MAX_FACTOR = 100
+"""Maximal factor of the current rows that a verdict recommends."""
 
 _OVER: Mapping[Compared, str] = {
     "no_prompt": "no prompt",
@@ -34,12 +34,12 @@ _OVER: Mapping[Compared, str] = {
 
 
 class Plain(NamedTuple):
-    """No prompt with a label bias of its own.
+    """ "No prompt" with its own label bias.
 
     Attributes:
-        outcomes: What it is measured at.
-        bias: The bias, nats; None where each fold has its own.
-        bias_from: What it was fitted on (`Verdict.bias_from`).
+        outcomes: Its outcomes.
+        bias: The bias, nats; None if each fold has its own.
+        bias_from: The data that it was fitted on (`Verdict.bias_from`).
     """
 
     outcomes: Outcomes
@@ -48,29 +48,28 @@ class Plain(NamedTuple):
 
 
 def no_prompt_biased(task: TaskSpec, bare: Outcomes, plain_bias: Bias | None) -> Plain | None:
-    """No prompt with a label bias of its own, from answers that were paid for.
+    """Return "no prompt" with its own label bias, computed from existing answers.
 
-    The bias is the one that training found for no prompt, if the run asked about it. Otherwise it
-    is cross-fitted: the rows are dealt into 5 folds, label by label, and the rows of a fold get
-    the bias of least cross-entropy on the other folds. No row has a part in its own bias, and the
-    model is not asked again.
+    The bias is that of training, if the run scored "no prompt". Otherwise it is cross-fitted: rows
+    are dealt into 5 folds, stratified by label, and each fold uses the bias with the least
+    cross-entropy on the other folds. This sends no queries.
 
     Args:
         task: The task.
-        bare: The measurement of no prompt.
-        plain_bias: What training found.
+        bare: The outcomes of "no prompt".
+        plain_bias: The label bias of "no prompt" in training, if any.
 
     Returns:
-        The measurement; None for a task without labels or with a bias of its own, for a model
-        that shows no log-probabilities, or for fewer than 10 rows.
+        The baseline; None for a task without labels or with a fixed bias, for a model without
+        log-probabilities, or for fewer than 10 rows.
     """
     if task.bias is not None or not any(map(_is_shown, bare.log_probs)):
         return None
     if plain_bias is not None:
         biases: Sequence[Bias | None] = [plain_bias] * len(bare.log_probs)
-        return Plain(_under(task, bare, biases), plain_bias, "training")
-    fitted = _cross_fitted(bare, len(task.labels))
-    return None if fitted is None else Plain(_under(task, bare, fitted), None, "dev")
+        return Plain(_with_biases(task, bare, biases), plain_bias, "training")
+    fitted = _cross_fit_biases(bare, len(task.labels))
+    return None if fitted is None else Plain(_with_biases(task, bare, fitted), None, "dev")
 
 
 def judge(
@@ -82,15 +81,15 @@ def judge(
     empty: bool = False,
     measure: MetricFunction | None = None,
 ) -> Verdict:
-    """Compares the tuned prompt with chance, no prompt, and the untrained prompt.
+    """Compare the tuned prompt with chance, "no prompt", and the untrained prompt.
 
     Args:
         task: The task.
-        outcomes: The measurements, with that of the tuned prompt (``after``).
-        plain_bias: The label bias that training found for no prompt.
-        calibrated: Whether all prompts were measured with a bias that was found without labels.
-        empty: Whether the tuned prompt is no prompt.
-        measure: The user's function, for a metric of their own.
+        outcomes: The measurements, including the tuned prompt's (``after``).
+        plain_bias: The label bias of "no prompt" in training, if any.
+        calibrated: Whether all prompts were measured with a bias estimated without labels.
+        empty: Whether the tuned prompt is "no prompt".
+        measure: User function for a custom metric.
 
     Returns:
         The verdict, without its text.
@@ -98,11 +97,11 @@ def judge(
     after, bare = outcomes["after"], outcomes.get("no_prompt")
     measured: dict[Compared, Outcomes] = {}
     plain: Plain | None = None
-    if (guess := _one_answer(task, after)) is not None:
+    if (guess := _majority_baseline(task, after)) is not None:
         measured["chance"] = guess
     if bare is not None and calibrated:
         if bare.log_probs:
-            measured["no_prompt"] = _under(task, bare, [None] * len(bare.log_probs))
+            measured["no_prompt"] = _with_biases(task, bare, [None] * len(bare.log_probs))
         measured["no_prompt_biased"] = bare
     elif bare is not None:
         measured["no_prompt"] = bare
@@ -113,11 +112,11 @@ def judge(
         measured["untrained"] = outcomes["before"]
     measured["tuned"] = after
     standings = {name: _standing(task, name, one, after, measure) for name, one in measured.items()}
-    against = _fair(task.metric, standings)
+    against = _best_baseline(task.metric, standings)
     gain = None if against is None else standings[against].gain
     over_chance = standings["chance"].gain if "chance" in standings else None
     rows = len(after.targets or after.losses)
-    conclusion = _concluded(gain, over_chance)
+    conclusion = _conclude(gain, over_chance)
     return Verdict(
         conclusion=conclusion,
         source="dev",
@@ -132,23 +131,23 @@ def judge(
 
 
 def not_measured(why: str) -> Verdict:
-    """The verdict on a run without a measurement of its last prompt.
+    """Return the verdict of a run without a measurement of its final prompt.
 
     Args:
-        why: There is none.
+        why: The reason.
     """
     return Verdict(conclusion="not_measured", text=f"not measured: {why}")
 
 
 def examples_needed(rows: int, found: Spread) -> int | None:
-    """About how many rows in all would tell a difference from 0.
+    """Return about how many rows the interval of a difference needs to exclude 0.
 
-    With ``h`` the half width of the interval on the side of 0 and ``d`` the difference, the
-    interval leaves out 0 where ``h < |d|``. ``h`` falls with the square root of the number of
-    rows, so that it takes ``rows * (h / d)^2`` of them, if the difference stays what it is.
+    With half width ``h`` on the side of 0 and difference ``d``, the interval excludes 0 if
+    ``h < |d|``. ``h`` falls with the square root of the number of rows, so ``rows * (h / d)^2``
+    rows are needed if the difference stays the same.
 
     Args:
-        rows: Rows that the difference was measured on.
+        rows: Number of rows of the measurement.
         found: The difference.
 
     Returns:
@@ -161,13 +160,13 @@ def examples_needed(rows: int, found: Spread) -> int | None:
 
 
 def sentence(verdict: Verdict, metric: str, spent: Usage, *, priced: bool) -> str:
-    """A verdict in words.
+    """Return a verdict as a sentence.
 
     Args:
         verdict: The verdict of `judge`.
         metric: Name of the metric.
-        spent: What the run spent.
-        priced: Whether the price of it is known.
+        spent: Usage of the run.
+        priced: Whether the price of the usage is known.
     """
     tuned = verdict.standing("tuned")
     base = None if verdict.against is None else verdict.standing(verdict.against)
@@ -179,25 +178,25 @@ def sentence(verdict: Verdict, metric: str, spent: Usage, *, priced: bool) -> st
             f"{metric} {_number(tuned.value)} against {_number(base.value)} of {over} for {cost}: "
             "a metric of your own has no interval"
         )
-    said = f"{_gained(metric, base.gain, over)} for {cost}"
+    summary = f"{_gained(metric, base.gain, over)} for {cost}"
     if verdict.empty and verdict.conclusion != "worth_keeping":
-        return f"{said}: the tuned prompt is empty, and its label bias is all that was found"
+        return f"{summary}: the tuned prompt is empty, and its label bias is all that was found"
     if verdict.conclusion == "worth_keeping":
-        return f"{said}: worth keeping"
+        return f"{summary}: worth keeping"
     if verdict.conclusion == "worse":
-        return f"{said}: worse than {over}"
+        return f"{summary}: worse than {over}"
     chance = verdict.standing("chance")
     one = "" if chance is None else f"{_number(chance.value)}"
     if verdict.conclusion == "guessing":
         return (
             f"no better than guessing: {metric} {_number(tuned.value)}, and {one} with one answer "
-            f"for everything; {said}"
+            f"for everything; {summary}"
         )
     more = verdict.more_examples
     tell = "" if more is None else f": about {more:,} more dev rows would tell"
     if base.gain.low > 0:
-        return f"{said}, but not distinguishable from one answer for everything ({one}){tell}"
-    return f"{said}, not distinguishable from luck{tell}"
+        return f"{summary}, but not distinguishable from one answer for everything ({one}){tell}"
+    return f"{summary}, not distinguishable from luck{tell}"
 
 
 def _gained(metric: str, gain: Spread, over: str) -> str:
@@ -219,7 +218,7 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
-def _concluded(gain: Spread | None, over_chance: Spread | None) -> Conclusion:
+def _conclude(gain: Spread | None, over_chance: Spread | None) -> Conclusion:
     if gain is None:
         return "unknown"
     if over_chance is not None and over_chance.value <= 0:
@@ -231,11 +230,11 @@ def _concluded(gain: Spread | None, over_chance: Spread | None) -> Conclusion:
 
 
 def _more(rows: int, *found: Spread | None) -> int | None:
-    """Rows that are missing, to two digits."""
+    """Return the number of additional rows needed, rounded to two digits."""
     open_ones = [one for one in found if one is not None and one.low <= 0 <= one.high]
     needed = [examples_needed(rows, one) for one in open_ones]
     most = max((number for number in needed if number is not None), default=0)
-    if None in needed or most > _MOST_TIMES * rows:
+    if None in needed or most > _MAX_FACTOR * rows:
         return None
     more = max(most - rows, 1)
     step = int(10 ** max(0, len(str(more)) - 2))
@@ -252,7 +251,7 @@ def _standing(
     count = len(task.labels)
     ends = interval(task.metric, one, count)
     if ends is None:
-        return Standing(name=name, value=_own(task, one, measure))
+        return Standing(name=name, value=_own_metric(task, one, measure))
     gain = None
     if name != "tuned":
         pair = (one, after) if task.metric == "loss" else (after, one)
@@ -265,16 +264,16 @@ def _standing(
     )
 
 
-def _own(task: TaskSpec, one: Outcomes, measure: MetricFunction | None) -> float | None:
-    """The user's metric of a measurement."""
+def _own_metric(task: TaskSpec, one: Outcomes, measure: MetricFunction | None) -> float | None:
+    """Return the custom metric of a measurement."""
     pairs = [(p, t) for p, t in zip(one.predicted, one.targets, strict=True) if p is not None]
     if measure is None or not pairs:
         return None
     return evaluate(task.metric, [p for p, _ in pairs], [t for _, t in pairs], measure)
 
 
-def _fair(metric: str, standings: Mapping[Compared, Standing]) -> Compared | None:
-    """The better of no prompt with and without a bias; with it, where they are alike."""
+def _best_baseline(metric: str, standings: Mapping[Compared, Standing]) -> Compared | None:
+    """Return the better of "no prompt" with and without a bias; with a bias if equal."""
     names: tuple[Compared, ...] = ("no_prompt_biased", "no_prompt")
     found = [name for name in names if name in standings]
     if not found or ":" in metric:
@@ -283,8 +282,8 @@ def _fair(metric: str, standings: Mapping[Compared, Standing]) -> Compared | Non
     return max(found, key=lambda name: sign * (standings[name].value or 0.0))
 
 
-def _one_answer(task: TaskSpec, after: Outcomes) -> Outcomes | None:
-    """The best that one answer for everything does: with the loss, the shares of the labels."""
+def _majority_baseline(task: TaskSpec, after: Outcomes) -> Outcomes | None:
+    """Return the best constant answer; for the loss, the label frequencies."""
     targets = after.targets
     if not targets:
         return None
@@ -306,12 +305,12 @@ def _one_answer(task: TaskSpec, after: Outcomes) -> Outcomes | None:
 
 
 def _is_shown(row: LogProbs | None) -> bool:
-    """Whether a bias can change this answer: the model showed more than the label it wrote."""
+    """Whether a bias can change this answer: it has log-probabilities of several labels."""
     return row is not None and sum(value > LOG_ZERO for value in row) > 1
 
 
-def _under(task: TaskSpec, bare: Outcomes, biases: Sequence[Bias | None]) -> Outcomes:
-    """The same answers, each under a bias."""
+def _with_biases(task: TaskSpec, bare: Outcomes, biases: Sequence[Bias | None]) -> Outcomes:
+    """Return the outcomes of the same answers, each with its bias."""
     tasks = {bias: task.with_bias(bias) for bias in dict.fromkeys(biases)}
     rows = [(row, tasks[bias]) for row, bias in zip(bare.log_probs, biases, strict=True)]
     losses: tuple[float | None, ...] = ()
@@ -328,9 +327,9 @@ def _under(task: TaskSpec, bare: Outcomes, biases: Sequence[Bias | None]) -> Out
     )
 
 
-def _cross_fitted(bare: Outcomes, num_labels: int) -> list[Bias | None] | None:
+def _cross_fit_biases(bare: Outcomes, num_labels: int) -> list[Bias | None] | None:
     answered = [place for place, row in enumerate(bare.log_probs) if row is not None]
-    if len(answered) < _FEWEST:
+    if len(answered) < _MIN_ROWS:
         return None
     answered.sort(key=lambda place: (bare.targets[place], place))
     log_probs = np.array([bare.log_probs[place] for place in answered], dtype=np.float64)

@@ -1,1 +1,3 @@
 """Metrics for Prometheus and traces for OpenTelemetry."""
+
+__all__: list[str] = []

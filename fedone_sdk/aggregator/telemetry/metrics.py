@@ -1,4 +1,4 @@
-"""What the service tells Prometheus: counted as it happens, or read from the runs when asked."""
+"""Prometheus metrics: counters of events, and gauges that are read on each scrape."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ Labels = tuple[str, ...]
 
 
 class Metrics:
-    """The figures of one aggregator process, in a registry of their own.
+    """The metrics of one aggregator process, in their own registry.
 
-    Labels are bounded: routes as they are declared, problem codes, and the runs that go on or
-    ended within the hour; never a client.
+    Labels are bounded: declared routes, problem codes, and runs that are running or ended within
+    the last hour. No label names a client.
     """
 
     def __init__(self) -> None:
@@ -91,24 +91,24 @@ class Metrics:
         )
 
     def watch(self, service: Service) -> None:
-        """Reads the figures of a service's runs and clients whenever they are asked for."""
+        """Register gauges of a service's runs and clients."""
         self.registry.register(_ServiceFigures(service))
 
     def exposition(self) -> tuple[bytes, str]:
-        """The figures now, in Prometheus' text format, and its content type."""
+        """Return all metrics in Prometheus' text format, and its content type."""
         return exposition.generate_latest(self.registry), exposition.CONTENT_TYPE_LATEST
 
     def answered(
         self, method: str, route: str, status: int, problem: str | None, seconds: float
     ) -> None:
-        """Counts an answered request.
+        """Count a response.
 
         Args:
-            method: Its method.
-            route: The path of its route, names in braces; empty where there is none.
-            status: HTTP status of the answer.
-            problem: Code of the refusal.
-            seconds: How long it took.
+            method: Method of the request.
+            route: Path template of its route; empty if no route matched.
+            status: HTTP status.
+            problem: Problem code of an error response.
+            seconds: Duration of the request.
         """
         self._requests.labels(method if route else "", route, str(status)).observe(seconds)
         if problem is not None:
@@ -121,7 +121,7 @@ class Metrics:
 
     @contextmanager
     def commit(self) -> Iterator[None]:
-        """Times a transaction."""
+        """Measure the duration of a transaction."""
         began, outcome = time.perf_counter(), "error"
         try:
             yield
@@ -134,7 +134,7 @@ class Metrics:
 
     @contextmanager
     def model_request(self) -> Iterator[None]:
-        """Times a request to the model."""
+        """Measure the duration of a request to the model."""
         began, outcome = time.perf_counter(), "cancelled"
         try:
             yield
@@ -153,17 +153,17 @@ class Metrics:
 
 
 class _ServiceFigures(Collector):
-    """What the service knows by itself, read when Prometheus asks."""
+    """Gauges of the service's state, read on each scrape."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing: else it would be collected once when it is registered."""
+        """Return nothing, so that registration does not call `collect`."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """All figures, as they stand now."""
+        """Yield all current values."""
         yield from self._of_clients()
         yield from self._of_replicas()
         yield GaugeMetricFamily(
@@ -186,7 +186,7 @@ class _ServiceFigures(Collector):
             (
                 "away",
                 "Devices that were sent away with a Retry-After and not seen since",
-                pool.away,
+                pool.num_away,
             ),
         ):
             yield GaugeMetricFamily(f"fedone_clients_{name}", text, value)
@@ -202,7 +202,7 @@ class _ServiceFigures(Collector):
             "fedone_replicas", "Replicas on this store, this one among them", service.num_replicas
         )
         yield GaugeMetricFamily(
-            "fedone_leader", "Whether this replica does the leader's work", service.leads
+            "fedone_leader", "Whether this replica does the leader's work", service.is_leader
         )
 
     def _of_runs(self) -> Iterator[Metric]:
@@ -237,7 +237,7 @@ class _ServiceFigures(Collector):
             ended_at = run.state.ended_at
             if run.state.running or run.state.paused or ended_at is None or ended_at > recently:
                 quarantined.add_metric((run.run_id,), len(run.state.quarantined))
-                devices = self._service.dispatcher.fit(run, reasons=False)
+                devices = self._service.dispatcher.count_devices(run, reasons=False)
                 connected.add_metric((run.run_id,), devices.connected)
                 fit.add_metric((run.run_id,), devices.fit)
                 for name, labels, value in _figures_of(run):
@@ -274,7 +274,7 @@ def _figures_of(run: ServedRun) -> Iterator[tuple[str, Labels, float]]:
     for name, usage in (("spent", account.spent), ("leased", account.leased)):
         for unit in Usage.model_fields:
             yield name, (unit,), float(getattr(usage, unit))
-        # A cap may be on both kinds together.
+        # Unit of a cap on prompt and completion tokens together.
         yield name, ("tokens",), float(usage.prompt_tokens + usage.completion_tokens)
     if account.cap is not None:
         for unit, cap, held in account.cap.pairs(account.held):

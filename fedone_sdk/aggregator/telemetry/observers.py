@@ -1,4 +1,4 @@
-"""Who looks on: metrics and traces, as one thing to hand around."""
+"""Metrics and traces, bundled as one argument."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from fedone_sdk.aggregator.telemetry.tracing import Tracing
     from fedone_sdk.backends import LLMBackend, Query
 
-__all__ = ["NOBODY", "Observers", "RequestLevel"]
+__all__ = ["NO_OBSERVERS", "Observers", "RequestLevel"]
 
 RequestLevel = Literal["off", "debug", "info"]
 """Level of the log line that each request gets."""
@@ -20,12 +20,12 @@ RequestLevel = Literal["off", "debug", "info"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observers:
-    """Who is told of requests, commits and requests to the model.
+    """Observers of requests, commits and model requests.
 
     Attributes:
-        metrics: Counts them; None keeps no figures.
-        tracing: Makes spans of them; None makes none.
-        request_level: Level of the log line of each request.
+        metrics: Prometheus metrics; None disables them.
+        tracing: OpenTelemetry traces; None disables them.
+        request_level: Log level of requests.
     """
 
     metrics: Metrics | None = None
@@ -34,7 +34,7 @@ class Observers:
 
     @contextmanager
     def commit(self, run_id: str) -> Iterator[None]:
-        """What is around a transaction of a run."""
+        """Observe a transaction of a run."""
         with ExitStack() as stack:
             if self.tracing is not None:
                 stack.enter_context(self.tracing.commit(run_id))
@@ -44,7 +44,7 @@ class Observers:
 
     @contextmanager
     def model_request(self, backend: LLMBackend, query: Query) -> Iterator[None]:
-        """What is around a request to the model."""
+        """Observe a request to the model."""
         with ExitStack() as stack:
             if self.tracing is not None:
                 stack.enter_context(self.tracing.model_request(backend, query))
@@ -53,4 +53,4 @@ class Observers:
             yield
 
 
-NOBODY = Observers()
+NO_OBSERVERS = Observers()

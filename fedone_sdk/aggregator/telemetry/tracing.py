@@ -1,6 +1,6 @@
-"""OpenTelemetry traces: a span for each request, each commit, each request to the model.
+"""OpenTelemetry traces: one span per request, commit and model request.
 
-Nothing else imports this module, so that OpenTelemetry is loaded only where traces are wanted.
+No other module imports this one, so that OpenTelemetry is loaded only if tracing is enabled.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ __all__ = ["Tracing"]
 
 
 class Tracing:
-    """Makes spans. A caller's W3C ``traceparent`` is taken over.
+    """Creates spans, with the parent from the request's W3C ``traceparent``.
 
     Args:
-        provider: Exports them; shut down together with this.
+        provider: Exports the spans; `close` shuts it down.
     """
 
     def __init__(self, provider: TracerProvider) -> None:
@@ -46,11 +46,11 @@ class Tracing:
 
     @classmethod
     def otlp(cls, endpoint: str | None = None) -> Self:
-        """Exports over OTLP/HTTP.
+        """Return tracing that exports over OTLP/HTTP.
 
         Args:
-            endpoint: URL that traces are posted to, such as ``http://127.0.0.1:4318/v1/traces``;
-                None takes it from OpenTelemetry's own environment variables, as everything else.
+            endpoint: URL of the collector, such as ``http://127.0.0.1:4318/v1/traces``; None uses
+                OpenTelemetry's environment variables.
         """
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -62,7 +62,7 @@ class Tracing:
         return cls(provider)
 
     def close(self) -> None:
-        """Exports what is left; waits for it a few seconds."""
+        """Export the remaining spans; waits a few seconds."""
         self._provider.shutdown()
 
     @contextmanager
@@ -71,7 +71,7 @@ class Tracing:
             name,
             context=parent,
             kind=kind,
-            # An error's text may hold what only the server may know.
+            # Error texts may contain private data.
             record_exception=False,
             set_status_on_exception=False,
         ) as span:
@@ -84,7 +84,7 @@ class Tracing:
 
     @contextmanager
     def request(self, request: web.Request, exchange: Exchange) -> Iterator[None]:
-        """The span of a request to this server."""
+        """Span of a request to this server."""
         parent = extract(request.headers)
         with self._span(request.method, SpanKind.SERVER, parent) as span:
             trace_id = format(span.get_span_context().trace_id, "032x")
@@ -112,7 +112,7 @@ class Tracing:
 
     @contextmanager
     def commit(self, run_id: str) -> Iterator[None]:
-        """The span of a transaction."""
+        """Span of a transaction."""
         with self._span("store commit", SpanKind.CLIENT) as span:
             span.set_attribute("fedone.run_id", run_id)
             yield

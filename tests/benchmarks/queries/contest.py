@@ -23,7 +23,7 @@ from tests.benchmarks.queries.variants import ATTACKER_SHARE, Variant
 if TYPE_CHECKING:
     from fedone_sdk.aggregator import ServedRun
     from fedone_sdk.aggregator.rounds.events import Effect
-    from fedone_sdk.aggregator.serving.run import CaughtUp
+    from fedone_sdk.aggregator.serving.run import RunReloaded
     from fedone_sdk.algorithms import State
     from fedone_sdk.messages import RunResult
     from fedone_sdk.simulation import Federation
@@ -182,7 +182,7 @@ class _Milestones:
         self._passed: list[tuple[int, _Point]] = []
         self._now: _Point | None = None
 
-    def watch(self, run: ServedRun, effect: Effect | CaughtUp | None) -> None:
+    def watch(self, run: ServedRun, effect: Effect | RunReloaded | None) -> None:
         """Record an event of the run."""
         from fedone_sdk.aggregator.rounds.events import RoundFinished
 

@@ -16,19 +16,19 @@ from fedone_sdk.aggregator.rounds.codec import arrays_of, decode, encode_arrays,
 from fedone_sdk.aggregator.rounds.events import (
     Accepted,
     Assigned,
-    Closed,
+    CallReserved,
+    CallSettled,
     Effect,
     Event,
-    GatewayAnswered,
-    GatewayAsked,
     Refused,
-    Restarted,
+    ReplicasLost,
     RoundFinished,
     SeatOffered,
     SeatsVacant,
     TimePassed,
     UpdateArrived,
-    WorkAsked,
+    WorkClosed,
+    WorkRequested,
 )
 from fedone_sdk.aggregator.rounds.state import RunState
 from fedone_sdk.algorithms import State, stream
@@ -46,7 +46,7 @@ from fedone_sdk.spec import RunSpec
 
 N, LENGTH, SAMPLES, MODEL = 3, 2, 4, "model-a"
 HERE = "this-replica"
-ALL_GONE = Restarted(alive=frozenset({"another"}), down=True)
+ALL_GONE = ReplicasLost(alive=frozenset({"another"}), down=True)
 GATEWAY_QUERY = Usage(queries=1, requests=2, prompt_tokens=10, usd=Decimal("0.01"))
 
 
@@ -80,9 +80,9 @@ def spec_of(
     )
 
 
-def answered(asked: GatewayAsked, used: Usage) -> GatewayAnswered:
+def answered(asked: CallReserved, used: Usage) -> CallSettled:
     """The end of an attempt."""
-    return GatewayAnswered(assignment_id=asked.assignment_id, attempt=asked.attempt, used=used)
+    return CallSettled(assignment_id=asked.assignment_id, attempt=asked.attempt, used=used)
 
 
 def plain(value: object) -> Any:
@@ -114,7 +114,7 @@ class Game:
             gateway_model=MODEL if gateway else None,
         )
         self.spec = spec
-        self.state = self.machine.start()
+        self.state = self.machine.initial_state()
         self.now = 1000.0
         self.made = 0
         self.effects: list[Effect] = []
@@ -136,7 +136,7 @@ class Game:
             assert after is before
         # Work ends once, with its update or without.
         over = [e.receipt.assignment_id for e in effects if isinstance(e, Accepted)]
-        over += [e.assignment_id for e in effects if isinstance(e, Closed)]
+        over += [e.assignment_id for e in effects if isinstance(e, WorkClosed)]
         assert sorted(over) == sorted(_working(before) - _working(after))
         assert self.over.isdisjoint(over)
         self.over.update(over)
@@ -182,7 +182,7 @@ class Game:
 
     def claim(self, client: int, **more: Any) -> AlphaAssignment | LossesAssignment | None:
         self.made += 1
-        asked = WorkAsked(client=client, assignment_id=f"work-{self.made}", **more)
+        asked = WorkRequested(client=client, assignment_id=f"work-{self.made}", **more)
         effects = self.apply(asked)
         return next((e.assignment for e in effects if isinstance(e, Assigned)), None)
 
@@ -230,11 +230,11 @@ class Game:
 
     def asked(
         self, work: AlphaAssignment | LossesAssignment, worst: Usage, call: str | None = None
-    ) -> GatewayAsked:
+    ) -> CallReserved:
         """The gateway is asked; by a request of its own unless `call` names it."""
         self.made += 1
         name = f"call-{self.made}" if call is None else call
-        return GatewayAsked(
+        return CallReserved(
             assignment_id=work.assignment_id,
             call=name,
             attempt=f"{HERE}/{self.made}",
@@ -247,7 +247,7 @@ class Game:
             if not self.state.running:
                 return
             self.advance(11)
-            if self.machine.at(self.state).wants_seating(self.state):
+            if self.machine.at(self.state).needs_seating(self.state):
                 self.seat(clients)
             offered = [seat.client for seat in self.state.seats if seat.phase == "offered"]
             for client in offered:

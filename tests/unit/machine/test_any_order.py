@@ -11,30 +11,30 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from fedone_sdk.aggregator.rounds.events import (
     Assigned,
-    Declined,
+    CallReserved,
     Effect,
     EvaluationReserved,
     EvaluationSettled,
     Event,
-    GatewayAsked,
     Measured,
     MemorySaved,
     ModelSeen,
-    PauseAsked,
-    Quarantined,
-    RaiseAsked,
+    PauseRequested,
+    QuarantineLifted,
+    QuarantineRequested,
+    RaiseRequested,
     Refused,
-    Released,
-    Renewed,
-    Restarted,
-    ResumeAsked,
-    RolledBack,
+    RenewalRequested,
+    ReplicasLost,
+    ResumeRequested,
+    RollbackRequested,
     RunEnded,
     RunRolledBack,
     SeatsVacant,
-    StopAsked,
+    StopRequested,
     TimePassed,
-    WorkAsked,
+    WorkDeclined,
+    WorkRequested,
 )
 from fedone_sdk.aggregator.rounds.state import RunState
 from fedone_sdk.budget import NOTHING, Budget, Usage
@@ -118,7 +118,7 @@ class AnyOrder(RuleBasedStateMachine):
         )
         self.memories: dict[int, Any] = {}
         self.known: list[Any] = []
-        self.calls: list[GatewayAsked] = []
+        self.calls: list[CallReserved] = []
         self.may_have_been_sent = NOTHING
         self.evaluations: list[tuple[str, Usage]] = []
 
@@ -144,7 +144,7 @@ class AnyOrder(RuleBasedStateMachine):
         before = self.state.account.leases
         seat = self.state.seat_of(client)
         self.game.made += 1
-        event = WorkAsked(
+        event = WorkRequested(
             client=client,
             assignment_id=f"work-{self.game.made}",
             memory=self.memories.get(client, {}) if self.game.machine.remembers_clients else {},
@@ -183,13 +183,13 @@ class AnyOrder(RuleBasedStateMachine):
     def declined(self, data: st.DataObject, reported: int) -> None:
         work = data.draw(st.sampled_from(self.known))
         usage = Usage(queries=reported)
-        self.apply(Declined(assignment_id=work.assignment_id, reason="tired", usage=usage))
+        self.apply(WorkDeclined(assignment_id=work.assignment_id, reason="tired", usage=usage))
 
     @precondition(lambda self: self.known)
     @rule(data=st.data())
     def renewed(self, data: st.DataObject) -> None:
         work = data.draw(st.sampled_from(self.known))
-        self.apply(Renewed(assignment_id=work.assignment_id))
+        self.apply(RenewalRequested(assignment_id=work.assignment_id))
 
     @precondition(lambda self: self.known and self.game.machine.gateway_model)
     @rule(data=st.data(), queries=st.integers(1, 12), retry=st.booleans())
@@ -242,30 +242,32 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(down=st.booleans())
     def restarted(self, down: bool) -> None:
-        self.apply(Restarted(alive=frozenset({"another"}), down=down))
+        self.apply(ReplicasLost(alive=frozenset({"another"}), down=down))
         self.evaluations.clear()
 
     @rule()
     def another_replica_restarted(self) -> None:
         before = self.state.seats
-        self.apply(Restarted(alive=frozenset({HERE}), down=False))
+        self.apply(ReplicasLost(alive=frozenset({HERE}), down=False))
         assert self.state.seats == before
 
     @rule(client=st.integers(0, 5))
     def quarantined(self, client: int) -> None:
-        self.apply(Quarantined(client=client, reason="lies"))
+        self.apply(QuarantineRequested(client=client, reason="lies"))
         assert self.state.seat_of(client) is None
 
     @rule(client=st.integers(0, 5))
     def released(self, client: int) -> None:
-        self.apply(Released(client=client))
+        self.apply(QuarantineLifted(client=client))
 
     @rule(data=st.data())
     def rolled_back(self, data: st.DataObject) -> None:
         spent, before = self.game.spent, self.state
         to_round = data.draw(st.integers(0, before.round))
-        start = self.game.machine.start().method
-        effects = self.apply(RolledBack(method=start, to_round=to_round, reason="a lying client"))
+        start = self.game.machine.initial_state().method
+        effects = self.apply(
+            RollbackRequested(method=start, to_round=to_round, reason="a lying client")
+        )
         if any(isinstance(effect, RunRolledBack) for effect in effects):
             assert (self.state.round, self.state.seats) == (to_round, ())
             assert self.state.rollbacks == before.rollbacks + 1
@@ -277,22 +279,22 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule()
     def pause(self) -> None:
-        self.apply(PauseAsked(reason="the key was revoked"))
+        self.apply(PauseRequested(reason="the key was revoked"))
 
     @rule(status=st.sampled_from(["stopped", "failed"]))
     def stop(self, status: Any) -> None:
-        self.apply(StopAsked(status=status))
+        self.apply(StopRequested(status=status))
 
     @rule()
     def resume(self) -> None:
-        self.apply(ResumeAsked())
+        self.apply(ResumeRequested())
 
     @rule(unit=st.sampled_from(["queries", "requests", "usd"]), cap=st.integers(0, 90))
     def raise_caps(self, unit: str, cap: int) -> None:
         before, account = self.state, self.state.account
         held = getattr(account.held, unit)
         now = None if account.cap is None else getattr(account.cap, unit)
-        effects = self.apply(RaiseAsked(caps=Budget(**{unit: cap})))
+        effects = self.apply(RaiseRequested(caps=Budget(**{unit: cap})))
         assert self.state.account.held == account.held
         if any(isinstance(effect, Refused) for effect in effects):
             assert now is None or cap < max(now, held) or before.status == "completed"
@@ -324,9 +326,9 @@ class AnyOrder(RuleBasedStateMachine):
         for lease_id, worst in self.evaluations:
             self.apply(EvaluationSettled(lease_id=lease_id, used=worst))
         if self.state.status in ("stopped", "failed"):
-            self.apply(ResumeAsked())
+            self.apply(ResumeRequested())
         for client in self.state.quarantined:
-            self.apply(Released(client=client))
+            self.apply(QuarantineLifted(client=client))
         self.game.play(range(6))
         assert self.state.status in ("completed", "budget_exhausted", "failed")
         assert self.state.account.leased == NOTHING

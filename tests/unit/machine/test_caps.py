@@ -10,9 +10,9 @@ from fedone_sdk.aggregator.rounds.events import (
     CapsRaised,
     EvaluationReserved,
     Measured,
-    RaiseAsked,
+    RaiseRequested,
     SeatOffered,
-    StopAsked,
+    StopRequested,
 )
 from fedone_sdk.algorithms import alpha_sha256
 from fedone_sdk.budget import Budget, Usage
@@ -22,7 +22,7 @@ SEARCH: dict[str, Any] = {"name": "evolution", "rounds": 100, "participation": L
 
 
 def raised(game: Game, **caps: Any) -> Any:
-    return game.apply(RaiseAsked(caps=Budget(**caps)))
+    return game.apply(RaiseRequested(caps=Budget(**caps)))
 
 
 @both
@@ -110,6 +110,6 @@ def test_a_run_without_caps_or_with_all_rounds_done_is_not_raised() -> None:
 
 def test_a_stopped_run_stays_stopped() -> None:
     game = Game(spec_of(rounds=9, budget={"queries": 8}))
-    game.apply(StopAsked())
+    game.apply(StopRequested())
     raised(game, queries=16)
     assert (game.state.status, game.state.account.cap) == ("stopped", Budget(queries=16))

@@ -14,10 +14,10 @@ from fedone_sdk.aggregator.rounds import MIN_SAMPLES
 from fedone_sdk.aggregator.rounds.curves import Curves
 from fedone_sdk.aggregator.rounds.events import (
     Measured,
-    ResumeAsked,
-    RolledBack,
+    ResumeRequested,
+    RollbackRequested,
     RoundFinished,
-    StopAsked,
+    StopRequested,
 )
 from fedone_sdk.algorithms import ClassLosses
 from fedone_sdk.calibration import bias_grid
@@ -170,7 +170,7 @@ def test_the_method_is_told_them() -> None:
     bias = game.machine.algorithm.bias(by_hand)
     assert bias is not None
     assert game.machine.bias(game.state) == tuple(bias.tolist())
-    assert game.machine.bias(game.machine.start()) is None
+    assert game.machine.bias(game.machine.initial_state()) is None
 
 
 def test_a_client_of_one_class_is_welcome() -> None:
@@ -216,7 +216,7 @@ def test_local_steps_and_several_clients() -> None:
         updates[client] = update_for(several, given, counts=(1, 1) if client == one else (3, 0))
         several.send(given, updates[client])
     # Told by enrolment index, whoever came first.
-    expected = several.machine.start().method
+    expected = several.machine.initial_state().method
     for client in sorted((one, other)):
         by_class = updates[client].by_class
         assert by_class is not None
@@ -233,7 +233,7 @@ def test_they_are_clipped_as_losses_are() -> None:
     work = game.take()
     update = update_for(game, work)
     assert update.by_class is not None
-    told = game.machine.told(update.losses, Curves(update.by_class, update.class_counts))
+    told = game.machine.as_losses(update.losses, Curves(update.by_class, update.class_counts))
     assert isinstance(told, ClassLosses)
     assert np.array_equal(told.means, np.clip(from_wire(update.by_class), 0, 1.5))
     assert told.means.max() == 1.5 < from_wire(update.by_class).max()
@@ -247,7 +247,7 @@ class TestDefence:
         assert update.by_class is not None
         (seat,) = game.state.seats
         brought = replace(seat, losses=(update.losses,), curves=(Curves(update.by_class, (1, 3)),))
-        (compared,) = game.machine.compared(brought)
+        (compared,) = game.machine.compared_losses(brought)
         means = from_wire(update.by_class).astype(np.float64)
         by_hand = [min((one[0] + 3 * one[1]).tolist()) / 4 for one in means]
         assert compared.tolist() == pytest.approx(by_hand)
@@ -289,18 +289,20 @@ class TestMeasuredBias:
         assert game.state.metric.after == 0.75
         game = Game(calibrated(rounds=3))
         play(game, 1)
-        game.apply(StopAsked())
+        game.apply(StopRequested())
         game.apply(Measured(which="after", value=0.75, bias=self.BIAS))
-        game.apply(ResumeAsked())
+        game.apply(ResumeRequested())
         assert (game.state.metric.after, game.state.bias) == (None, None)
 
     def test_a_rollback_forgets_it(self) -> None:
         game = Game(calibrated(rounds=3))
         play(game, 1)
-        game.apply(StopAsked())
+        game.apply(StopRequested())
         game.apply(Measured(which="after", value=0.75, bias=self.BIAS))
-        start = game.machine.start()
-        game.apply(RolledBack(method=start.method, server_memory={}, to_round=0, reason="a test"))
+        start = game.machine.initial_state()
+        game.apply(
+            RollbackRequested(method=start.method, server_memory={}, to_round=0, reason="a test")
+        )
         assert game.state.bias is None
 
 

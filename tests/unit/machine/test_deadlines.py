@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from fedone_sdk.aggregator.rounds import ONE_QUERY
 from fedone_sdk.aggregator.rounds.events import (
-    Closed,
-    Declined,
-    Prolonged,
-    Renewed,
+    DeadlineExtended,
+    RenewalRequested,
     RoundFinished,
     RunEnded,
+    WorkClosed,
+    WorkDeclined,
 )
 from fedone_sdk.budget import NOTHING, Usage
 from tests.unit.machine.game import LOSSES, SAMPLES, Game, both, refusal, spec_of
@@ -23,7 +23,7 @@ class TestDeadlines:
         loser = game.state.seats[0].client
         assert game.advance(99) == ()
         (closed,) = game.advance(1)
-        assert closed == Closed(
+        assert closed == WorkClosed(
             assignment_id=work.assignment_id, client=loser, reason="the deadline passed"
         )
         assert game.state.seats == ()
@@ -48,8 +48,8 @@ class TestDeadlines:
         game = Game(spec_of())
         work = game.take()
         game.advance(60)
-        (again,) = game.apply(Renewed(assignment_id=work.assignment_id))
-        assert again == Prolonged(deadline_s=100)
+        (again,) = game.apply(RenewalRequested(assignment_id=work.assignment_id))
+        assert again == DeadlineExtended(deadline_s=100)
         game.advance(99)
         assert game.state.seat_with(work.assignment_id) is not None
         assert game.machine.next_deadline(game.state) == game.now + 1
@@ -58,10 +58,10 @@ class TestDeadlines:
     def test_renewals_are_counted(self, exchange: str) -> None:
         game = Game(spec_of(participation={"exchange": exchange, "max_renewals": 2}))
         work = game.take()
-        renewed = Renewed(assignment_id=work.assignment_id)
+        renewed = RenewalRequested(assignment_id=work.assignment_id)
         for _ in range(2):
             game.advance(99)
-            assert isinstance(game.apply(renewed)[0], Prolonged)
+            assert isinstance(game.apply(renewed)[0], DeadlineExtended)
         game.advance(50)
         refused = refusal(game.apply(renewed))
         assert (refused.code, refused.detail) == (
@@ -71,13 +71,13 @@ class TestDeadlines:
         game.advance(49)
         assert game.state.seat_with(work.assignment_id) is not None
         (closed,) = game.advance(1)
-        assert isinstance(closed, Closed)
+        assert isinstance(closed, WorkClosed)
 
     def test_each_piece_of_work_has_renewals_of_its_own(self) -> None:
         game = Game(spec_of(local_steps=2, participation={**LOSSES, "max_renewals": 1}))
         for _ in range(2):
             work = game.take([0])
-            game.apply(Renewed(assignment_id=work.assignment_id))
+            game.apply(RenewalRequested(assignment_id=work.assignment_id))
             game.send(work)
         assert game.state.round == 1
 
@@ -114,8 +114,8 @@ class TestDeadlines:
         game.advance(100)
         assert refusal(game.send(work)).code == "assignment_expired"
         for event in (
-            Renewed(assignment_id=work.assignment_id),
-            Declined(assignment_id=work.assignment_id, reason="late"),
+            RenewalRequested(assignment_id=work.assignment_id),
+            WorkDeclined(assignment_id=work.assignment_id, reason="late"),
             game.asked(work, ONE_QUERY),
         ):
             assert refusal(game.apply(event)).code == "assignment_expired"
@@ -127,7 +127,7 @@ class TestDeadlines:
         game.advance(100)
         assert game.state.round == 1
         assert game.only(RoundFinished).report.queries == 2 * SAMPLES  # the lost one was paid too
-        assert game.only(Closed).reason == "the deadline passed"
+        assert game.only(WorkClosed).reason == "the deadline passed"
 
     @both
     def test_too_many_lost_in_a_row_fail_the_run(self, exchange: str) -> None:
@@ -137,7 +137,7 @@ class TestDeadlines:
         works = [game.claim(client) for client in game.seat(range(9))]
         for work in works:
             assert work is not None
-            game.apply(Declined(assignment_id=work.assignment_id, reason="no battery"))
+            game.apply(WorkDeclined(assignment_id=work.assignment_id, reason="no battery"))
             if game.state.running:
                 for client in game.seat(range(9)):
                     game.claim(client)
@@ -148,7 +148,7 @@ class TestDeadlines:
         # Nothing is left behind: no lease, no seat, and an answer for whoever is late.
         assert game.leased == NOTHING
         assert game.state.seats == ()
-        closed = {effect.assignment_id for effect in game.effects if isinstance(effect, Closed)}
+        closed = {effect.assignment_id for effect in game.effects if isinstance(effect, WorkClosed)}
         assert len(closed) == 5
         assert works[0] is not None
         assert refusal(game.send(works[0])).code == "assignment_expired"
@@ -168,5 +168,10 @@ class TestDeadlines:
         for client in game.seat():
             game.claim(client)
         effects = game.advance(100)
-        assert [type(effect) for effect in effects] == [Closed, Closed, Closed, RunEnded]
+        assert [type(effect) for effect in effects] == [
+            WorkClosed,
+            WorkClosed,
+            WorkClosed,
+            RunEnded,
+        ]
         assert game.state.status == "failed"

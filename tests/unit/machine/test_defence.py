@@ -11,15 +11,15 @@ import pytest
 
 from fedone_sdk.aggregator.rounds.events import (
     ClientQuarantined,
+    QuarantineLifted,
     Refused,
-    Released,
-    ResumeAsked,
-    RolledBack,
+    ResumeRequested,
+    RollbackRequested,
     RoundFinished,
     SeatsVacant,
 )
 from fedone_sdk.aggregator.rounds.replay import replay
-from fedone_sdk.aggregator.serving.influence import influences
+from fedone_sdk.aggregator.serving.influence import client_influences
 from fedone_sdk.algorithms import (
     State,
     aggregate,
@@ -141,7 +141,7 @@ def test_who_is_let_out_goes_back_at_the_next_lie_only() -> None:
     play(game, liars=(LIAR,))
     resumed = Game(defended(rounds=200))
     resumed.state = dataclasses.replace(game.state, status="running")
-    resumed.apply(Released(client=LIAR))
+    resumed.apply(QuarantineLifted(client=LIAR))
     before = resumed.state.round
     play(resumed, until=before + 20)
     assert LIAR in {record["seats"][0]["client"] for record in records(resumed)}
@@ -154,7 +154,9 @@ def test_a_rollback_keeps_the_ledger() -> None:
     game = Game(defended())
     play(game, until=20)
     before = dict(game.state.defence)
-    game.apply(RolledBack(method=game.machine.start().method, to_round=0, reason="test"))
+    game.apply(
+        RollbackRequested(method=game.machine.initial_state().method, to_round=0, reason="test")
+    )
     assert game.state.round == 0
     assert dict(game.state.defence).keys() == before.keys()
     assert all(game.state.defence[name] is before[name] for name in before)
@@ -404,7 +406,7 @@ def test_a_run_ends_when_every_device_has_spent_its_epsilon() -> None:
         "privacy.max_epsilon: 4 devices have spent it, and no other is there; "
         "enrol more, then resume the run"
     )
-    game.apply(ResumeAsked())
+    game.apply(ResumeRequested())
     game.apply(SeatsVacant(available={**there, 9: 5}, enrolled=len(CLIENTS) + 1))
     assert [seat.client for seat in game.state.seats] == [9]
 
@@ -453,7 +455,7 @@ def test_the_ledger_for_people() -> None:
     privacy = {"clip": 1.0, "noise_multiplier": 2.0}
     game = Game(defended(privacy=privacy, rounds=30))
     play(game, liars=(LIAR,))
-    found = influences(game.machine, game.state)
+    found = client_influences(game.machine, game.state)
     assert set(found) == set(CLIENTS)
     assert sum(line.share for line in found.values()) == pytest.approx(1.0)
     assert {client for client, line in found.items() if line.quarantined} == game.state.quarantined
@@ -461,4 +463,4 @@ def test_the_ledger_for_people() -> None:
         assert line.releases == line.rounds == game.state.releases[client]
         assert line.epsilon is not None
         assert line.epsilon > 0
-    assert influences(Game(defended()).machine, Game(defended()).state) == {}
+    assert client_influences(Game(defended()).machine, Game(defended()).state) == {}

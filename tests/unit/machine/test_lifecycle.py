@@ -8,16 +8,16 @@ import numpy as np
 
 from fedone_sdk.aggregator.rounds import ONE_QUERY
 from fedone_sdk.aggregator.rounds.events import (
-    Closed,
-    Declined,
     Measured,
     ModelSeen,
-    PauseAsked,
-    ResumeAsked,
-    RolledBack,
+    PauseRequested,
+    ResumeRequested,
+    RollbackRequested,
     RoundFinished,
     RunEnded,
-    StopAsked,
+    StopRequested,
+    WorkClosed,
+    WorkDeclined,
 )
 from fedone_sdk.budget import NOTHING
 from fedone_sdk.messages import AlphaAssignment, LossesAssignment
@@ -30,7 +30,7 @@ class TestPauses:
         game = Game(spec_of(rounds=3), gateway=True)
         work = game.take()
         game.gateway(work, SAMPLES)
-        game.apply(PauseAsked(reason="the key was revoked"))
+        game.apply(PauseRequested(reason="the key was revoked"))
         return game, work
 
     def test_a_pause_ends_nothing_but_the_waiting(self) -> None:
@@ -45,14 +45,14 @@ class TestPauses:
         game, work = self.paused()
         game.advance(100_000)
         assert game.state.seat_with(work.assignment_id) is not None
-        declined = Declined(assignment_id=work.assignment_id, reason="the gateway failed")
+        declined = WorkDeclined(assignment_id=work.assignment_id, reason="the gateway failed")
         assert refusal(game.apply(declined)).code == "run_conflict"
         assert refusal(game.apply(game.asked(work, ONE_QUERY))).code == "run_conflict"
 
     def test_resumed_the_same_client_gets_the_same_work(self) -> None:
         game, work = self.paused()
         game.advance(100_000)
-        game.apply(ResumeAsked())
+        game.apply(ResumeRequested())
         assert (game.state.status, game.state.paused, game.state.reason) == ("running", False, None)
         again = game.claim(game.state.seats[0].client)
         assert again == work
@@ -68,9 +68,9 @@ class TestPauses:
 
     def test_a_paused_run_can_be_stopped_for_good(self) -> None:
         game, _ = self.paused()
-        game.apply(StopAsked())
+        game.apply(StopRequested())
         assert (game.state.status, game.state.paused, game.leased) == ("stopped", False, NOTHING)
-        game.apply(PauseAsked(reason="too late"))
+        game.apply(PauseRequested(reason="too late"))
         assert not game.state.paused
 
 
@@ -89,7 +89,7 @@ class TestModels:
         assert game.state.reason == (
             "paused: the provider answers with 'm-2' now, it was 'm-1'; resume the run to accept it"
         )
-        game.apply(ResumeAsked())
+        game.apply(ResumeRequested())
         game.apply(ModelSeen(model="m-2"))
         game.apply(ModelSeen(model="m-1"))  # a cache may still hold its answers
         assert (game.state.models, game.state.status) == (("m-1", "m-2"), "running")
@@ -97,7 +97,7 @@ class TestModels:
     def test_a_paused_run_tells_of_it_too(self) -> None:
         game = Game(spec_of(), gateway=True)
         game.apply(ModelSeen(model="m-1"))
-        game.apply(PauseAsked(reason="the key was revoked"))
+        game.apply(PauseRequested(reason="the key was revoked"))
         game.apply(ModelSeen(model="m-2"))
         assert game.state.reason == (
             "paused: the key was revoked; the provider answers with 'm-2' now, it was 'm-1'; "
@@ -107,7 +107,7 @@ class TestModels:
     def test_an_ended_run_only_notes_it(self) -> None:
         game = Game(spec_of(), gateway=True)
         game.apply(ModelSeen(model="m-1"))
-        game.apply(StopAsked())
+        game.apply(StopRequested())
         game.apply(ModelSeen(model="m-2"))
         assert (game.state.reason, game.state.paused) == (None, False)
         assert game.state.models == ("m-1", "m-2")
@@ -115,8 +115,8 @@ class TestModels:
     def test_who_resumes_accepts_the_servers_model(self) -> None:
         game = Game(spec_of(), gateway=True)
         game.state = replace(game.state, model="another")
-        game.apply(PauseAsked(reason="the server's model is another"))
-        game.apply(ResumeAsked())
+        game.apply(PauseRequested(reason="the server's model is another"))
+        game.apply(ResumeRequested())
         assert game.state.model == game.machine.gateway_model
 
     @both
@@ -133,16 +133,16 @@ class TestModels:
         for client in range(3, 6):
             send(client, "of-the-fleet")
         assert (game.state.status, game.state.model) == ("failed", "of-a-few")
-        game.apply(ResumeAsked())
+        game.apply(ResumeRequested())
         for client in range(3, 6):
             send(client, "of-the-fleet")
         assert (game.state.round, game.state.model) == (6, "of-the-fleet")
 
     def test_a_server_that_cannot_ask_its_model_keeps_the_runs_one(self) -> None:
         game = Game(spec_of(), gateway=True)
-        game.machine.gateway_model = ""
-        game.apply(StopAsked())
-        game.apply(ResumeAsked())
+        game.machine = game.machine.with_model("", game.machine.worst_query)
+        game.apply(StopRequested())
+        game.apply(ResumeRequested())
         assert game.state.model == MODEL
 
 
@@ -155,8 +155,8 @@ class TestStopAndResume:
         assert done is not None
         assert lost is not None
         game.send(done)
-        effects = game.apply(StopAsked(reason="enough"))
-        assert [type(effect) for effect in effects] == [Closed, RoundFinished, RunEnded]
+        effects = game.apply(StopRequested(reason="enough"))
+        assert [type(effect) for effect in effects] == [WorkClosed, RoundFinished, RunEnded]
         assert (game.state.status, game.state.reason) == ("stopped", "enough")
         assert game.state.ended_at == game.now
         assert game.state.round == 1
@@ -164,7 +164,7 @@ class TestStopAndResume:
         assert game.seat() == []
         assert game.claim(first) is None
         assert refusal(game.send(lost)).code == "assignment_expired"
-        game.apply(ResumeAsked())
+        game.apply(ResumeRequested())
         assert game.state.running
         assert (game.state.reason, game.state.ended_at) == (None, None)
         game.play()
@@ -180,7 +180,7 @@ class TestStopAndResume:
         assert work is not None
         assert other is not None
         game.send(work)  # is offered its second step now
-        game.apply(StopAsked())
+        game.apply(StopRequested())
         assert game.reports[0].queries == SAMPLES
         assert game.only(RoundFinished).clients == (first,)
         assert not np.array_equal(game.state.method.alpha, before)
@@ -193,9 +193,9 @@ class TestStopAndResume:
         for client in game.seat(clients):
             game.claim(client)
         seats = game.state.seats
-        game.apply(StopAsked())
+        game.apply(StopRequested())
         assert game.state.seats == ()
-        game.apply(ResumeAsked())
+        game.apply(ResumeRequested())
         for client in game.seat(clients):
             game.claim(client)
         ids = {seat.slot: seat.assignment_id for seat in seats}
@@ -210,19 +210,19 @@ class TestStopAndResume:
         for client in first:
             work = game.claim(client)
             assert work is not None
-            game.apply(Declined(assignment_id=work.assignment_id, reason="no battery"))
+            game.apply(WorkDeclined(assignment_id=work.assignment_id, reason="no battery"))
         assert set(first).isdisjoint(game.seat(clients))
-        game.apply(StopAsked())
-        game.apply(ResumeAsked())
+        game.apply(StopRequested())
+        game.apply(ResumeRequested())
         assert game.seat(clients) == first
 
     def test_stopping_is_no_failure_of_the_clients(self) -> None:
         game = Game(spec_of(participation={"clients_per_round": 3, "max_lost": 1}))
         for client in game.seat():
             game.claim(client)
-        effects = game.apply(StopAsked())
+        effects = game.apply(StopRequested())
         assert game.state.status == "stopped"
-        assert [type(e) for e in effects] == [Closed] * 3 + [RunEnded]
+        assert [type(e) for e in effects] == [WorkClosed] * 3 + [RunEnded]
 
     def test_a_failed_run_may_go_on_with_a_new_row(self) -> None:
         game = Game(spec_of(participation={"max_lost": 1}))
@@ -230,19 +230,19 @@ class TestStopAndResume:
             game.take()
             game.advance(100)
         assert game.state.status == "failed"
-        game.apply(ResumeAsked())
+        game.apply(ResumeRequested())
         game.take()
         game.advance(100)
         assert game.state.running
 
     def test_only_where_it_makes_sense(self) -> None:
         game = Game(spec_of())
-        assert refusal(game.apply(ResumeAsked())).code == "run_conflict"
-        game.apply(StopAsked())
-        assert refusal(game.apply(StopAsked())).code == "run_conflict"
+        assert refusal(game.apply(ResumeRequested())).code == "run_conflict"
+        game.apply(StopRequested())
+        assert refusal(game.apply(StopRequested())).code == "run_conflict"
         done = Game(spec_of(rounds=1))
         done.play()
-        for event in (ResumeAsked(), StopAsked()):
+        for event in (ResumeRequested(), StopRequested()):
             refused = refusal(done.apply(event))
             assert (refused.code, "completed" in refused.detail) == ("run_conflict", True)
 
@@ -255,17 +255,17 @@ class TestStopAndResume:
             game.apply(Measured(which="after", value=value, at=at))
             return game.state.metric.after
 
-        game.apply(StopAsked())
+        game.apply(StopRequested())
         assert after(0.1, (0, 0)) is None
         assert after(0.2, (1, 0)) == 0.2
-        game.apply(RolledBack(method=start.method, to_round=0, reason="a lying client"))
+        game.apply(RollbackRequested(method=start.method, to_round=0, reason="a lying client"))
         assert after(0.2, (1, 0)) is None
         assert after(0.3, (0, 0)) is None
         assert after(0.4, (0, 1)) == 0.4
 
     def test_ended_by_whom(self) -> None:
         game = Game(spec_of())
-        game.apply(StopAsked(status="failed", reason="the disk is full"))
+        game.apply(StopRequested(status="failed", reason="the disk is full"))
         assert (game.state.status, game.state.reason) == ("failed", "the disk is full")
 
 
@@ -275,15 +275,15 @@ class TestKeptStops:
         work = game.take()
         game.gateway(work, SAMPLES)
         leased = game.state.account.leased
-        game.apply(StopAsked(reason="interrupted", keep=True))
+        game.apply(StopRequested(reason="interrupted", keep=True))
         assert (game.state.status, game.state.paused) == ("stopped", False)
         assert game.state.reason == "interrupted"
         assert game.state.account.leased == leased != NOTHING
         assert [seat.assignment_id for seat in game.state.seats] == [work.assignment_id]
-        declined = Declined(assignment_id=work.assignment_id, reason="the app ends")
+        declined = WorkDeclined(assignment_id=work.assignment_id, reason="the app ends")
         assert refusal(game.apply(declined)).code == "run_conflict"
         game.advance(100_000)
-        game.apply(ResumeAsked())
+        game.apply(ResumeRequested())
         again = game.claim(game.state.seats[0].client)
         assert again == work
         game.send(again)

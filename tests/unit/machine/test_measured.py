@@ -17,19 +17,19 @@ def machine(prompt: str) -> RoundMachine:
 
 def test_the_mode_is_what_would_be_deployed() -> None:
     rules = machine("mode")
-    state = replace(rules.start(), method=State(alpha=[[0.1, 0.8, 0.1], [0.7, 0.2, 0.1]]))
-    assert rules.measured(state).tolist() == [1, 0]
+    state = replace(rules.initial_state(), method=State(alpha=[[0.1, 0.8, 0.1], [0.7, 0.2, 0.1]]))
+    assert rules.evaluated_prompt(state).tolist() == [1, 0]
 
 
 def test_a_sample_is_drawn_anew_for_each_round_and_the_same_again() -> None:
     rules = machine("sample")
-    states = [replace(rules.start(), round=number) for number in range(200)]
-    drawn = [tuple(rules.measured(state).tolist()) for state in states]
-    assert drawn == [tuple(rules.measured(state).tolist()) for state in states]
+    states = [replace(rules.initial_state(), round=number) for number in range(200)]
+    drawn = [tuple(rules.evaluated_prompt(state).tolist()) for state in states]
+    assert drawn == [tuple(rules.evaluated_prompt(state).tolist()) for state in states]
     # An untrained alpha has all prompts alike; of 200 draws none of the 9 is missing.
     assert len(set(drawn)) == N**LENGTH
     sure = State(alpha=[[1e-5, 1.0, 1e-5], [1.0, 1e-5, 1e-5]])
-    likely = [rules.measured(replace(state, method=sure)).tolist() for state in states]
+    likely = [rules.evaluated_prompt(replace(state, method=sure)).tolist() for state in states]
     assert sum(prompt == [1, 0] for prompt in likely) > 190
 
 

@@ -9,12 +9,12 @@ import pytest
 from fedone_sdk.aggregator.rounds.events import (
     Assigned,
     MemorySaved,
-    Refitted,
     Refused,
-    ResumeAsked,
+    ResumeRequested,
     RunRolledBack,
-    StopAsked,
-    WorkAsked,
+    StopRequested,
+    UnfitCleared,
+    WorkRequested,
 )
 from fedone_sdk.budget import NOTHING
 from fedone_sdk.messages import AlphaAssignment, LossesAssignment
@@ -39,8 +39,10 @@ def asked(game: Game, client: int, model: str) -> AlphaAssignment | LossesAssign
     )
 
 
-def event(game: Game, client: int, model: str) -> WorkAsked:
-    return WorkAsked(client=client, assignment_id=f"work-{game.made}", own_model=True, model=model)
+def event(game: Game, client: int, model: str) -> WorkRequested:
+    return WorkRequested(
+        client=client, assignment_id=f"work-{game.made}", own_model=True, model=model
+    )
 
 
 def works(game: Game, client: int, model: str) -> None:
@@ -99,7 +101,7 @@ class TestAsked:
         for _ in range(4):
             assert isinstance(asked(game, 1, ODD), Refused)
             assert game.seat([1]) == []  # It does not fit,
-            game.apply(Refitted(client=1))  # and says that it has changed.
+            game.apply(UnfitCleared(client=1))  # and says that it has changed.
         assert isinstance(asked(game, 0, ODD), Refused)
         assert (game.state.model, game.state.votes) == (MODEL, {0: MODEL, 1: ODD})
 
@@ -113,8 +115,8 @@ class TestAsked:
 
     def test_a_pin_outlasts_a_resume(self) -> None:
         game = game_of(model=MODEL)
-        game.apply(StopAsked())
-        game.apply(ResumeAsked())
+        game.apply(StopRequested())
+        game.apply(ResumeRequested())
         assert game.state.model == MODEL
 
     def test_work_that_is_out_is_given_again(self) -> None:

@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 
 from fedone_sdk.aggregator.rounds.events import (
-    Closed,
     MemorySaved,
-    PauseAsked,
-    ResumeAsked,
-    RolledBack,
+    PauseRequested,
+    ResumeRequested,
+    RollbackRequested,
     RoundFinished,
     RunRolledBack,
     SeatOffered,
     SeatsVacant,
-    StopAsked,
+    StopRequested,
+    WorkClosed,
 )
 from fedone_sdk.aggregator.rounds.state import RunState
 from fedone_sdk.algorithms import alpha_sha256, stream_seed
@@ -34,9 +34,9 @@ from tests.unit.machine.game import (
 )
 
 
-def back(state: RunState, **more: Any) -> RolledBack:
+def back(state: RunState, **more: Any) -> RollbackRequested:
     """The event that sets a run back to where it stood once."""
-    return RolledBack(
+    return RollbackRequested(
         method=state.method,
         server_memory=state.server_memory,
         to_round=state.round,
@@ -84,7 +84,7 @@ class TestRollback:
         states = rounds(game, 1)
         work = game.take()
         closed, went = game.apply(back(states[0]))
-        assert isinstance(closed, Closed)
+        assert isinstance(closed, WorkClosed)
         assert (closed.assignment_id, closed.reason) == (
             work.assignment_id,
             "the run was rolled back",
@@ -139,10 +139,10 @@ class TestRollback:
     def test_a_run_that_was_broken_off(self, status: Any) -> None:
         game = Game(spec_of(rounds=5))
         states = rounds(game, 2)
-        game.apply(StopAsked(status=status))
+        game.apply(StopRequested(status=status))
         game.apply(back(states[1]))
         assert (game.state.status, game.state.round) == (status, 1)
-        game.apply(ResumeAsked())
+        game.apply(ResumeRequested())
         game.play()
         assert game.state.status == "completed"
 
@@ -150,11 +150,11 @@ class TestRollback:
         game = Game(spec_of(rounds=5))
         states = rounds(game, 1)
         game.take()
-        game.apply(PauseAsked(reason="the key was revoked"))
+        game.apply(PauseRequested(reason="the key was revoked"))
         game.apply(back(states[0]))
         assert (game.state.status, game.state.paused) == ("stopped", True)
         assert (game.state.seats, game.leased) == ((), NOTHING)
-        game.apply(ResumeAsked())
+        game.apply(ResumeRequested())
         assert game.state.round == 0
         game.play()
         assert game.state.status == "completed"
@@ -175,7 +175,9 @@ class TestRollback:
         game = Game(spec_of(rounds=5))
         rounds(game, 1)
         for to_round in (-1, 2):
-            event = RolledBack(method=game.state.method, to_round=to_round, reason="a mistake")
+            event = RollbackRequested(
+                method=game.state.method, to_round=to_round, reason="a mistake"
+            )
             refused = refusal(game.apply(event))
             assert refused.detail == f"the run has done 1 rounds, not {to_round}"
 

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.aggregator.rounds.events import (
     Accepted,
-    Closed,
-    Declined,
     MemorySaved,
     RoundFinished,
     RunEnded,
     SeatOffered,
     SeatsVacant,
+    WorkClosed,
+    WorkDeclined,
 )
 from fedone_sdk.aggregator.rounds.state import Seat
 from fedone_sdk.algorithms import alpha_sha256
@@ -162,7 +162,7 @@ class TestRounds:
             spec_of(participation={"exchange": exchange, "clients_per_round": 2}, local_steps=2)
         )
         game.play()
-        state = game.machine.start().method
+        state = game.machine.initial_state().method
         for effect in game.effects:
             if not isinstance(effect, RoundFinished):
                 continue
@@ -259,7 +259,7 @@ class TestRounds:
             game.advance(99)
             game.send(work)
         assert game.only(RoundFinished).clients == (4, 4, 4)
-        assert not [effect for effect in game.effects if isinstance(effect, Closed)]
+        assert not [effect for effect in game.effects if isinstance(effect, WorkClosed)]
 
     @pytest.mark.parametrize("end", ["works", "vanishes", "declines", "never comes"])
     def test_a_client_that_vanishes_loses_all_its_seats(self, end: str) -> None:
@@ -274,7 +274,7 @@ class TestRounds:
             elif end == "vanishes":
                 game.advance(100)
             else:
-                game.apply(Declined(assignment_id=work.assignment_id, reason="no battery"))
+                game.apply(WorkDeclined(assignment_id=work.assignment_id, reason="no battery"))
         assert game.machine.next_deadline(game.state) == game.now + 10
         game.advance(9)
         assert game.state.seat_of(4) is not None

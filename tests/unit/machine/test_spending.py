@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 
 from fedone_sdk.aggregator.rounds.events import (
-    Declined,
+    CallReserved,
     EvaluationReserved,
     EvaluationSettled,
-    GatewayAsked,
     Measured,
     MemorySaved,
-    Restarted,
-    ResumeAsked,
+    ReplicasLost,
+    ResumeRequested,
     RoundFinished,
     SeatOffered,
-    StopAsked,
+    StopRequested,
+    WorkDeclined,
 )
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.messages import AlphaAssignment, LossesAssignment
@@ -120,7 +120,7 @@ class TestBudget:
         )
         before = game.state.method.alpha
         game.send(game.take())
-        assert game.machine.wants_seating(game.state)
+        assert game.machine.needs_seating(game.state)
         game.seat()
         assert game.state.status == "budget_exhausted"
         assert [report.queries for report in game.reports] == [4]
@@ -138,9 +138,9 @@ class TestBudget:
         work = game.claim(first)
         assert work is not None
         assert game.claim(second) is None
-        assert not game.machine.wants_seating(game.state)
+        assert not game.machine.needs_seating(game.state)
         effects = game.apply(
-            Declined(assignment_id=work.assignment_id, reason="low battery", usage=NOTHING)
+            WorkDeclined(assignment_id=work.assignment_id, reason="low battery", usage=NOTHING)
         )
         assert SeatOffered(client=second) in effects  # it is woken, and finds work now
         assert game.claim(second) is not None
@@ -182,7 +182,7 @@ class TestWhatALostSeatCost:
         game = Game(spec_of(participation={"trusted_clients": trusted}))
         work = game.take()
         usage = Usage(queries=1, requests=9)
-        game.apply(Declined(assignment_id=work.assignment_id, reason="broken", usage=usage))
+        game.apply(WorkDeclined(assignment_id=work.assignment_id, reason="broken", usage=usage))
         assert game.spent == expected
 
     def test_even_trusted_silence_is_charged_in_full(self) -> None:
@@ -215,9 +215,9 @@ class TestAModelOnTheDeviceBesideThatOfTheServer:
         if way == "late":
             game.advance(100)
         elif way == "stopped":
-            game.apply(StopAsked())
+            game.apply(StopRequested())
         else:
-            declined = Declined(
+            declined = WorkDeclined(
                 assignment_id=work.assignment_id, reason="too many failed", usage=usage
             )
             game.apply(declined)
@@ -297,7 +297,7 @@ class TestAModelOnTheDeviceBesideThatOfTheServer:
         game.send(first)
         second = game.claim(game.state.seats[0].client)
         assert second is not None
-        game.apply(Declined(assignment_id=second.assignment_id, reason="broken", usage=NOTHING))
+        game.apply(WorkDeclined(assignment_id=second.assignment_id, reason="broken", usage=NOTHING))
         assert game.spent == GATEWAY_QUERY * SAMPLES
 
 
@@ -378,7 +378,7 @@ class TestRestarts:
         game = Game(spec_of(), gateway=True)
         work = game.take()
         lost, kept = (
-            GatewayAsked(
+            CallReserved(
                 assignment_id=work.assignment_id,
                 call=f"call of {replica}",
                 attempt=f"{replica}/1",
@@ -391,12 +391,12 @@ class TestRestarts:
             game.apply(asked)
         due = game.state.seats[0].due
         game.advance(1)
-        assert game.machine.has_lost(game.state, frozenset({"b"}))
-        game.apply(Restarted(alive=frozenset({"b"}), down=False))
+        assert game.machine.has_lost_calls(game.state, frozenset({"b"}))
+        game.apply(ReplicasLost(alive=frozenset({"b"}), down=False))
         (seat,) = game.state.seats
         assert (seat.sent, seat.used) == ({"b/1": worst}, worst + Usage(queries=2))
         assert seat.due == due  # others served it meanwhile
-        assert not game.machine.has_lost(game.state, frozenset({"b"}))
+        assert not game.machine.has_lost_calls(game.state, frozenset({"b"}))
         # The lost replica was only slow: its call was charged in full.
         state = game.state
         assert game.apply(answered(lost, NOTHING)) == ()
@@ -422,7 +422,7 @@ class TestRestarts:
         worst = Usage(queries=3, requests=5)
         for replica in ("a", "b"):
             game.apply(EvaluationReserved(lease_id=f"{replica}/evaluation", worst=worst))
-        game.apply(Restarted(alive=frozenset({"b"}), down=False))
+        game.apply(ReplicasLost(alive=frozenset({"b"}), down=False))
         assert game.state.evaluation.spent == worst
         assert set(game.state.evaluation.leases) == {"b/evaluation"}
         assert set(game.state.account.leases) == {"b/evaluation"}
@@ -479,9 +479,9 @@ class TestEvaluation:
         game = Game(spec_of())
         game.apply(Measured(which="before", value=0.5))
         game.apply(Measured(which="after", value=0.25))  # too early: the run goes on
-        game.apply(StopAsked())
+        game.apply(StopRequested())
         game.apply(Measured(which="after", value=0.75))
         metric = game.state.metric
         assert (metric.no_prompt, metric.before, metric.after) == (None, 0.5, 0.75)
-        game.apply(ResumeAsked())
+        game.apply(ResumeRequested())
         assert (game.state.metric.before, game.state.metric.after) == (0.5, None)

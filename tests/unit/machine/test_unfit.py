@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
-from fedone_sdk.aggregator.rounds.events import Declined, Refitted, ResumeAsked, StopAsked
+from fedone_sdk.aggregator.rounds.events import (
+    ResumeRequested,
+    StopRequested,
+    UnfitCleared,
+    WorkDeclined,
+)
 from fedone_sdk.aggregator.rounds.state import MOST_UNFIT
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.spec import RunSpec
@@ -17,7 +22,7 @@ def declines(game: Game, client: int, *, unfit: bool = True, usage: Usage = NOTH
     assert game.seat([client]) == [client]
     work = game.claim(client, own_model=True)
     assert work is not None
-    game.apply(Declined(assignment_id=work.assignment_id, reason=WHY, usage=usage, unfit=unfit))
+    game.apply(WorkDeclined(assignment_id=work.assignment_id, reason=WHY, usage=usage, unfit=unfit))
 
 
 def game_of(**budget: int) -> Game:
@@ -45,7 +50,7 @@ def test_they_are_not_drawn_until_they_change() -> None:
     game = game_of()
     declines(game, 0)
     assert game.seat([0]) == []
-    game.apply(Refitted(client=0))
+    game.apply(UnfitCleared(client=0))
     assert game.seat([0]) == [0]
 
 
@@ -55,7 +60,7 @@ def test_other_seats_of_theirs_are_taken() -> None:
     assert game.seat([0]) == [0, 0, 0]
     work = game.claim(0)
     assert work is not None
-    game.apply(Declined(assignment_id=work.assignment_id, reason=WHY, unfit=True))
+    game.apply(WorkDeclined(assignment_id=work.assignment_id, reason=WHY, unfit=True))
     assert game.state.seats == ()
 
 
@@ -69,7 +74,7 @@ def test_a_run_whose_clients_are_all_known_fails() -> None:
         seated = game.seat([0, 1])
         work = game.claim(seated[0])
         assert work is not None
-        game.apply(Declined(assignment_id=work.assignment_id, reason=WHY, unfit=True))
+        game.apply(WorkDeclined(assignment_id=work.assignment_id, reason=WHY, unfit=True))
     game.seat([0, 1])
     assert (game.state.status, game.state.reason) == ("failed", f"no client fits; last: {WHY}")
 
@@ -87,8 +92,8 @@ def test_a_budget_that_bought_nothing_says_so() -> None:
 def test_a_resume_lets_them_be_asked_again() -> None:
     game = game_of()
     declines(game, 0)
-    game.apply(StopAsked())
-    game.apply(ResumeAsked())
+    game.apply(StopRequested())
+    game.apply(ResumeRequested())
     assert game.seat([0]) == [0]
 
 

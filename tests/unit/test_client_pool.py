@@ -6,19 +6,24 @@ from collections import Counter
 
 import pytest
 
-from fedone_sdk.aggregator.serving.pool import MAX_RETRY_AFTER_S, STAY_S, Pool, TurnedAway
+from fedone_sdk.aggregator.serving.client_pool import (
+    MAX_RETRY_AFTER_S,
+    MEMBER_TTL_S,
+    ClientPool,
+    RetryLater,
+)
 from fedone_sdk.stores import Member
 
 
-def pool_of(**capacities: int) -> Pool:
-    pool = Pool(random.Random(0))
+def pool_of(**capacities: int) -> ClientPool:
+    pool = ClientPool(random.Random(0))
     for run_id, capacity in capacities.items():
         pool.open(run_id, capacity)
     return pool
 
 
 def enter(
-    pool: Pool, client: int, now: float = 0.0, patterns: tuple[str, ...] | None = None
+    pool: ClientPool, client: int, now: float = 0.0, patterns: tuple[str, ...] | None = None
 ) -> object:
     return pool.enter(client, 10 + client, None, patterns, now)
 
@@ -28,9 +33,9 @@ class TestPlaces:
         pool = pool_of(a=2)
         assert isinstance(enter(pool, 0), Member)
         assert isinstance(enter(pool, 1), Member)
-        assert isinstance(enter(pool, 2), TurnedAway)
+        assert isinstance(enter(pool, 2), RetryLater)
         assert pool.waiting("a", 0.0) == {0: 10, 1: 11}
-        assert pool.away == 1
+        assert pool.num_away == 1
 
     def test_a_member_that_comes_again_keeps_its_place_and_costs_no_write(self) -> None:
         pool = pool_of(a=1)
@@ -41,21 +46,21 @@ class TestPlaces:
     def test_a_member_is_written_again_before_it_counts_as_gone(self) -> None:
         pool = pool_of(a=1)
         enter(pool, 0)
-        again = enter(pool, 0, now=STAY_S * 0.6)
+        again = enter(pool, 0, now=MEMBER_TTL_S * 0.6)
         assert isinstance(again, Member)
-        assert again.until == STAY_S * 1.6
+        assert again.until == MEMBER_TTL_S * 1.6
 
     def test_a_member_that_is_silent_for_long_is_not_drawn(self) -> None:
         pool = pool_of(a=1)
         enter(pool, 0)
-        assert pool.waiting("a", STAY_S - 1) == {0: 10}
-        assert pool.waiting("a", STAY_S) == {}
+        assert pool.waiting("a", MEMBER_TTL_S - 1) == {0: 10}
+        assert pool.waiting("a", MEMBER_TTL_S) == {}
 
     def test_its_place_goes_to_another(self) -> None:
         pool = pool_of(a=1)
         enter(pool, 0)
-        assert isinstance(enter(pool, 1, now=STAY_S - 1), TurnedAway)
-        assert isinstance(enter(pool, 1, now=STAY_S + 20), Member)
+        assert isinstance(enter(pool, 1, now=MEMBER_TTL_S - 1), RetryLater)
+        assert isinstance(enter(pool, 1, now=MEMBER_TTL_S + 20), Member)
 
     def test_what_it_says_of_itself_is_kept(self) -> None:
         pool = pool_of(a=1)
@@ -100,7 +105,7 @@ class TestPlaces:
     def test_a_run_that_is_shut_has_nobody(self) -> None:
         pool = pool_of(a=1)
         enter(pool, 0)
-        pool.shut("a")
+        pool.close("a")
         assert pool.waiting("a", 0.0) == {}
         assert not pool.is_open("a")
 
@@ -112,7 +117,7 @@ class TestPlaces:
     def test_work_for_one_run_frees_the_places_in_others_until_the_next_request(self) -> None:
         pool = pool_of(a=1, b=1)
         enter(pool, 0)
-        pool.work(0, "a")
+        pool.start_work(0, "a")
         assert set(pool.waiting("a", 0.0)) == {0}
         assert pool.waiting("b", 0.0) == {}
         assert enter(pool, 0) is None
@@ -123,23 +128,23 @@ class TestMakingRoom:
     def test_whoever_has_worked_stays_while_nobody_else_waits(self) -> None:
         pool = pool_of(a=2)
         enter(pool, 0)
-        assert not pool.served(0, 1.0)
+        assert not pool.finish_work(0, 1.0)
         assert 0 in pool
 
     def test_and_makes_room_where_others_do(self) -> None:
         pool = pool_of(a=2)
         for client in range(3):
             enter(pool, client)
-        assert pool.served(0, 1.0)
-        assert isinstance(enter(pool, 0, now=1.1), TurnedAway)
+        assert pool.finish_work(0, 1.0)
+        assert isinstance(enter(pool, 0, now=1.1), RetryLater)
         assert isinstance(enter(pool, 2, now=1.2), Member)
 
     def test_having_waited_in_vain_it_makes_room_too(self) -> None:
         pool = pool_of(a=1)
         enter(pool, 0)
-        assert pool.rest(0, 25.0) is None
+        assert pool.time_out(0, 25.0) is None
         enter(pool, 1, now=25.0)
-        assert isinstance(pool.rest(0, 26.0), TurnedAway)
+        assert isinstance(pool.time_out(0, 26.0), RetryLater)
         assert 0 not in pool
 
     def test_it_is_let_in_again_when_too_few_are_left_to_draw_from(self) -> None:
@@ -147,15 +152,15 @@ class TestMakingRoom:
         for client in range(5):
             enter(pool, client)
         for client in range(3):
-            pool.served(client, 1.0)
+            pool.finish_work(client, 1.0)
         assert isinstance(enter(pool, 0, now=1.1), Member)
 
     def test_those_who_never_come_back_are_forgotten(self) -> None:
         pool = pool_of(a=1)
         enter(pool, 0)
         enter(pool, 1)
-        assert pool.rest(0, 3 * MAX_RETRY_AFTER_S) is None
-        assert pool.away == 0
+        assert pool.time_out(0, 3 * MAX_RETRY_AFTER_S) is None
+        assert pool.num_away == 0
 
 
 class TestPause:
@@ -163,7 +168,7 @@ class TestPause:
         pool = pool_of(a=1)
         enter(pool, 0)
         pauses = [enter(pool, client, now=1.0) for client in range(1, 200)]
-        assert all(isinstance(pause, TurnedAway) for pause in pauses)
+        assert all(isinstance(pause, RetryLater) for pause in pauses)
         assert len({pause.retry_after_s for pause in pauses}) == len(pauses)  # type: ignore[attr-defined]
 
     def test_is_short_at_first_and_never_longer_than_allowed(self) -> None:
@@ -171,10 +176,10 @@ class TestPause:
         enter(pool, 0)
         for client in range(1, 5000):
             first = enter(pool, client, now=1.0)
-            assert isinstance(first, TurnedAway)
+            assert isinstance(first, RetryLater)
             assert first.retry_after_s <= 1.5 * 11.0
         late = [enter(pool, client, now=500.0) for client in range(1, 5000)]
-        longest = max(pause.retry_after_s for pause in late if isinstance(pause, TurnedAway))
+        longest = max(pause.retry_after_s for pause in late if isinstance(pause, RetryLater))
         assert 100 < longest <= MAX_RETRY_AFTER_S
 
 
@@ -182,7 +187,9 @@ def test_what_the_store_knew_is_taken_in_again() -> None:
     pool = pool_of(a=1)
     enter(pool, 0)
     after = pool_of(a=1)
-    after.take(Member(client_index=0, num_examples=10, run_id=None, until=STAY_S), ("a", "gone"))
+    after.add(
+        Member(client_index=0, num_examples=10, run_id=None, until=MEMBER_TTL_S), ("a", "gone")
+    )
     assert after.waiting("a", 0.0) == pool.waiting("a", 0.0)
 
 
@@ -203,7 +210,7 @@ def test_every_device_has_the_same_chance(devices: int, work_s: float) -> None:
         if what == "ask":
             asked += now > warm
             answer = pool.enter(device, 10, None, None, now)
-            if isinstance(answer, TurnedAway):
+            if isinstance(answer, RetryLater):
                 heapq.heappush(agenda, (now + answer.retry_after_s, "ask", device))
             else:
                 polls[device] = now + 25.0
@@ -212,11 +219,11 @@ def test_every_device_has_the_same_chance(devices: int, work_s: float) -> None:
             if polls.get(device) != now:
                 continue
             del polls[device]
-            rest = pool.rest(device, now)
+            rest = pool.time_out(device, now)
             heapq.heappush(agenda, (now + (rest.retry_after_s if rest else 1.0), "ask", device))
         else:
             working = None
-            pool.served(device, now)
+            pool.finish_work(device, now)
             heapq.heappush(agenda, (now + 0.01, "ask", device))
         if working is None:
             waiting = [client for client in pool.waiting("a", now) if client in polls]

@@ -1,4 +1,4 @@
-"""The defences at work in a run: what its seats brought, judged before it is aggregated."""
+"""Adapter between seats and the defences of `fedone_sdk.algorithms.defence`."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from fedone_sdk.algorithms import Method, State
 from fedone_sdk.algorithms.defence import Admitted, Contribution, Defence
 from fedone_sdk.spec import RunSpec
 
-__all__ = ["admitted_seat", "contribution", "defence_of", "verdict"]
+__all__ = ["admission_record", "admitted_seat", "contribution", "defence_of"]
 
 
 def defence_of(spec: RunSpec, method: Method) -> Defence | None:
-    """The judge that a run's ``defence`` describes; None where updates are taken as they come."""
+    """Return the defence of a run; None if every update is aggregated unchanged."""
     wanted = spec.defence
     if not wanted.judges:
         return None
     return Defence(
         num_samples=spec.method.num_samples,
-        # The alpha of a method with a pool follows from the pool: its steps cannot be scaled.
+        # Methods with a pool derive alpha from the pool, so a step cannot be scaled.
         trust_region=None if method.shares_memory else wanted.trust_region,
         outliers=wanted.outliers,
         quarantine=wanted.quarantine,
@@ -39,17 +39,17 @@ def contribution(
     mean_loss: float,
     advantage: NDArray[np.float64] | None,
 ) -> Contribution:
-    """What a finished seat would do.
+    """Return the contribution of a finished seat.
 
     Args:
-        state: The run at the round's start.
+        state: The run at the start of the round.
         seat: The seat.
-        compared: What its prompts are compared by, step by step.
-        mean_loss: Over all of its prompts.
-        advantage: Per token how much worse it looked in the seat's first local step; None looks
-            at the step of alpha itself.
+        compared: Losses that its prompts are compared by, per local step.
+        mean_loss: Mean over all of its prompts.
+        advantage: Per token, how much higher its losses were in the seat's first local step; None
+            uses the step of alpha.
     """
-    # The mean of equal numbers may be rounded: their spread is none nevertheless.
+    # Rounding of the mean gives equal numbers a standard deviation above 0.
     spreads = [float(np.std(step)) if np.ptp(step) else 0.0 for step in compared]
     return Contribution(
         client=seat.client,
@@ -61,7 +61,7 @@ def contribution(
 
 
 def admitted_seat(seat: Seat, admitted: Admitted) -> Seat:
-    """The seat with what of its step counts."""
+    """Return the seat with the admitted part of its step."""
     if admitted.outlier:
         return replace(seat, local=None)
     if admitted.scale == 1.0 or seat.local is None:
@@ -69,8 +69,8 @@ def admitted_seat(seat: Seat, admitted: Admitted) -> Seat:
     return replace(seat, local=State(alpha=admitted.alpha, memory=seat.local.memory))
 
 
-def verdict(seat: Seat, admitted: Admitted) -> dict[str, Any]:
-    """What the log says of it."""
+def admission_record(seat: Seat, admitted: Admitted) -> dict[str, Any]:
+    """Return the log record of a seat's admission."""
     return {
         "slot": seat.slot,
         "scale": admitted.scale,

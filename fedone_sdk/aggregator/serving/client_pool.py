@@ -1,0 +1,314 @@
+"""The pool of waiting clients: a limited number per run; other clients get a ``Retry-After``.
+
+A round needs K* clients out of possibly very many. Each run keeps a limited number of clients
+waiting to draw from. The others retry after a random pause, chosen so that they return about as
+fast as places become free. While clients are turned away, a place is held for one long poll or one
+assignment. Random pauses give every device the same chance of a place, so a uniform draw from the
+pool is a uniform draw from all devices.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from fedone_sdk.aggregator.access.tokens import may_see
+from fedone_sdk.stores import Member
+
+__all__ = ["ClientPool", "MAX_RETRY_AFTER_S", "MEMBER_TTL_S", "RetryLater"]
+
+MAX_RETRY_AFTER_S = 900.0
+"""Maximal ``Retry-After``, seconds."""
+
+_MIN_RETRY_AFTER_S = 1.0
+_POLL_S = 25.0
+"""Typical time that a place is held, seconds: one long poll."""
+MEMBER_TTL_S = 600.0
+"""Time after which a client without a new claim leaves the pool, seconds."""
+_RATE_WINDOW_S = 30.0
+_REPLICA_TTL_S = 10.0
+"""Time for which another replica's load report is valid, seconds."""
+_MAX_IDLE = 64
+"""Maximal number of clients that wait while no run is open to them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryLater:
+    """There is no work now; the client should retry after `retry_after_s` seconds."""
+
+    retry_after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A member and the patterns of the runs that it may work for; None is all runs."""
+
+    member: Member
+    patterns: Sequence[str] | None
+
+    def may(self, run_id: str) -> bool:
+        return self.member.run_id in (None, run_id) and may_see(self.patterns, run_id)
+
+
+class ClientPool:
+    """The clients that wait for work, with a limited number of places per run.
+
+    A client waits for each run that it may work for and that has a free place. It keeps its places
+    until it works, times out or leaves.
+
+    Args:
+        rng: Random generator for the pauses.
+    """
+
+    def __init__(self, rng: random.Random | None = None) -> None:
+        self._rng = rng or random.Random()
+        self._members: dict[int, _Waiting] = {}
+        self._capacities: dict[str, int] = {}
+        self._places: dict[str, dict[int, int]] = {}
+        # Earliest expiry of a member.
+        self._next_expiry = 0.0
+        # Clients that were turned away -> expected return.
+        self._away: dict[int, float] = {}
+        self._swept_at = 0.0
+        # Clients that left after their work -> until when others have precedence.
+        self._just_worked: dict[int, float] = {}
+        # Replica -> number of clients turned away there, places freed per second, expiry.
+        self._other_replicas: dict[str, tuple[int, float, float]] = {}
+        self._opened_at: float | None = None
+        self._rate = 0.0
+        self._rate_at = 0.0
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __contains__(self, client: int) -> bool:
+        return client in self._members
+
+    @property
+    def num_away(self) -> int:
+        """Number of clients that were turned away and are expected back."""
+        return len(self._away)
+
+    def rate(self, now: float) -> float:
+        """Return the rate of finished assignments on this replica, per second."""
+        return self._current_rate(now)
+
+    def record_replica(self, replica: str, away: int, rate: float, now: float) -> None:
+        """Record the load of another replica, whose clients have the same claim to places.
+
+        Args:
+            replica: Its id.
+            away: Number of clients that it has turned away and expects back.
+            rate: Its rate of finished assignments, per second.
+            now: Seconds since the epoch.
+        """
+        self._other_replicas[replica] = (away, rate, now + _REPLICA_TTL_S)
+
+    @property
+    def _num_outside(self) -> int:
+        return len(self._away) + sum(away for away, _, _ in self._other_replicas.values())
+
+    def open(self, run_id: str, capacity: int, *, again: bool = False) -> None:
+        """Open a run for waiting clients.
+
+        Args:
+            run_id: The run.
+            capacity: Its number of places.
+            again: Whether the run ran before. Eligible members then get their places at once, so
+                that its draws do not depend on the order of their claims. A new run waits for
+                claims, because some members may have disconnected.
+        """
+        self._capacities[run_id] = capacity
+        if run_id not in self._places:
+            waiting = self._members.items() if again else ()
+            self._places[run_id] = {
+                client: one.member.num_examples for client, one in waiting if one.may(run_id)
+            }
+
+    def close(self, run_id: str) -> None:
+        """Close a run and remove its places."""
+        self._capacities.pop(run_id, None)
+        self._places.pop(run_id, None)
+
+    def is_open(self, run_id: str) -> bool:
+        """Whether a run is open."""
+        return run_id in self._places
+
+    def waiting(self, run_id: str, now: float) -> Mapping[int, int]:
+        """Return the clients that wait for a run: enrolment index -> number of examples."""
+        places = self._places.get(run_id, {})
+        if now >= self._next_expiry:
+            until = [one.member.until for one in self._members.values()]
+            self._next_expiry = min(until, default=math.inf)
+        if now < self._next_expiry:
+            return dict(places)
+        return {
+            client: held
+            for client, held in places.items()
+            if self._members[client].member.until > now
+        }
+
+    def members(self, run_id: str, now: float) -> list[int]:
+        """Return the members that may work for a run, with or without a place."""
+        return [
+            client
+            for client, one in self._members.items()
+            if one.member.until > now and one.may(run_id)
+        ]
+
+    def remove_unfit(self, run_id: str, clients: Iterable[int]) -> None:
+        """Remove unfit clients from the places of a run."""
+        places = self._places.get(run_id)
+        if places:
+            for client in places.keys() & set(clients):
+                del places[client]
+
+    def enter(
+        self,
+        client: int,
+        num_examples: int,
+        run_id: str | None,
+        patterns: Sequence[str] | None,
+        now: float,
+        unfit_runs: Container[str] = (),
+    ) -> Member | RetryLater | None:
+        """Add a client to the pool, or turn it away.
+
+        Args:
+            client: Its enrolment index.
+            num_examples: Its number of examples.
+            run_id: The only run that it wants to work for; None is any.
+            patterns: Patterns of the runs that it may work for; None is all.
+            now: Seconds since the epoch.
+            unfit_runs: Ids of runs that it is unfit for.
+
+        Returns:
+            A new or changed member, to be stored; None if the stored member is current; or when to
+            retry.
+        """
+        if self._opened_at is None:
+            self._opened_at = now
+        self._expire(now)
+        member = Member(
+            client_index=client, num_examples=num_examples, run_id=run_id, until=now + MEMBER_TTL_S
+        )
+        waiting = _Waiting(member, patterns)
+        known = self._members.get(client)
+        may = [r for r in self._places if waiting.may(r) and r not in unfit_runs]
+        if known is None:
+            returned = self._away.pop(client, None) is not None
+            has_worked = client in self._just_worked
+            self._just_worked.pop(client, None)
+            free = [r for r in may if self._has_place(r, has_worked and not returned)]
+            if not free and (may or len(self._members) >= _MAX_IDLE):
+                return self._turn_away(client, now)
+        else:
+            free = [r for r in may if client in self._places[r] or self._has_place(r, False)]
+            for place in free:
+                self._places[place][client] = num_examples
+            before = known.member
+            same = before.num_examples == num_examples and before.run_id == run_id
+            if same and before.until > now + MEMBER_TTL_S / 2:
+                return None
+        self._add_to_runs(waiting, free)
+        return member
+
+    def _has_place(self, run_id: str, has_worked: bool) -> bool:
+        # A client that has just worked gives others precedence, unless too few are waiting.
+        capacity = self._capacities.get(run_id, 0)
+        room = capacity - len(self._places.get(run_id, ()))
+        return room > (capacity // 2 if has_worked and self._num_outside else 0)
+
+    def _add_to_runs(self, waiting: _Waiting, run_ids: Iterable[str]) -> None:
+        client = waiting.member.client_index
+        self.remove([client])
+        self._members[client] = waiting
+        self._next_expiry = min(self._next_expiry, waiting.member.until)
+        for run_id in run_ids:
+            self._places[run_id][client] = waiting.member.num_examples
+
+    def add(
+        self, member: Member, patterns: Sequence[str] | None, unfit_runs: Container[str] = ()
+    ) -> None:
+        """Add a member that the store or another replica reported.
+
+        Args:
+            member: The member.
+            patterns: Patterns of the runs that it may work for; None is all.
+            unfit_runs: Ids of runs that it is unfit for.
+        """
+        waiting = _Waiting(member, patterns)
+        may = [r for r in self._places if waiting.may(r) and r not in unfit_runs]
+        self._add_to_runs(waiting, may)
+
+    def remove(self, clients: Iterable[int]) -> None:
+        """Remove clients from the pool."""
+        for client in clients:
+            self._members.pop(client, None)
+            for places in self._places.values():
+                places.pop(client, None)
+
+    def start_work(self, client: int, run_id: str) -> None:
+        """Free a client's places in other runs while it works for this one."""
+        for other, places in self._places.items():
+            if other != run_id:
+                places.pop(client, None)
+
+    def time_out(self, client: int, now: float) -> RetryLater | None:
+        """Turn a client away after its poll timed out, if other clients wait for a place."""
+        self._expire(now)
+        if not self._num_outside:
+            return None
+        self.remove([client])
+        return self._turn_away(client, now)
+
+    def finish_work(self, client: int, now: float) -> bool:
+        """Record a finished assignment; return whether the client left the pool for others."""
+        self._record_work(now)
+        self._expire(now)
+        if not self._num_outside or client not in self._members:
+            return False
+        self.remove([client])
+        self._just_worked[client] = now + MAX_RETRY_AFTER_S
+        return True
+
+    # Pauses
+
+    def _turn_away(self, client: int, now: float) -> RetryLater:
+        retry_after_s = self._mean_retry_s(now) * self._rng.uniform(0.5, 1.5)
+        self._away[client] = now + retry_after_s
+        return RetryLater(retry_after_s=retry_after_s)
+
+    def _mean_retry_s(self, now: float) -> float:
+        """Return the mean pause with which clients return as fast as places become free."""
+        capacity = sum(self._capacities.values())
+        # 50 % more than needed: too few clients would delay rounds.
+        rate = self._current_rate(now) + sum(rate for _, rate, _ in self._other_replicas.values())
+        wanted = 1.5 * max(capacity / _POLL_S, rate)
+        pause = (self._num_outside + 1) / wanted if wanted else MAX_RETRY_AFTER_S
+        # The rate is only as reliable as the time over which it was observed.
+        watched = now - (now if self._opened_at is None else self._opened_at) + 10.0
+        return max(min(pause, watched, MAX_RETRY_AFTER_S / 1.5), _MIN_RETRY_AFTER_S)
+
+    def _record_work(self, now: float) -> None:
+        self._rate = self._current_rate(now) + 1.0 / _RATE_WINDOW_S
+        self._rate_at = now
+
+    def _current_rate(self, now: float) -> float:
+        """Return the rate of finished assignments over about the last 30 s, per second."""
+        return self._rate * max(0.0, 1.0 - (now - self._rate_at) / _RATE_WINDOW_S)
+
+    def _expire(self, now: float) -> None:
+        """Remove expired entries: clients that disconnected or use another replica."""
+        if self._other_replicas:
+            self._other_replicas = {
+                r: load for r, load in self._other_replicas.items() if load[2] > now
+            }
+        if now > self._swept_at + 10.0:
+            self._swept_at = now
+            self.remove([c for c, one in self._members.items() if one.member.until <= now])
+            late = MAX_RETRY_AFTER_S / 10
+            self._away = {c: back for c, back in self._away.items() if back + late > now}
+            self._just_worked = {c: until for c, until in self._just_worked.items() if until > now}
