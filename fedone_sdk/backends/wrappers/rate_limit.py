@@ -259,8 +259,6 @@ class Meter:
 
     def allow(self, sent: _Count, left: int, until: float) -> None:
         """Applies the provider's limit: `left` after `sent`, reset at `until`."""
-        if (
-            sent.sum >= self._allowed_by
-        ):  # Answers may be out of order.
+        if sent.sum >= self._allowed_by:  # Answers may be out of order.
             self._allowed_by = sent.sum
             self._allowed, self._allowed_until = sent.sum + left, until
