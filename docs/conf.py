@@ -41,8 +41,8 @@ if find_spec("sphinx_copybutton"):  # in the extra docs; the site is whole witho
 copybutton_exclude = ".linenos, .gp, .go"
 root_doc = "docs/index"
 include_patterns = [
-    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/**.md", "docs/**.rst"),
-    *("examples/**.md", "deploy/**.md"),
+    *("README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md"),
+    *("docs/**.md", "docs/**.rst", "examples/**.md", "deploy/**.md"),
 ]
 exclude_patterns = ["docs/_templates", "**/node_modules"]
 external_toc_path = "docs/_toc.yml"

@@ -1,4 +1,4 @@
-"""Queries, answers and errors as JSON that comes back exactly; and the key of a query."""
+"""Lossless JSON for queries, answers and errors, and the key of a query."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ _ERRORS = (LabelWordError, BackendUnavailable, BackendBlocked, BackendError)
 
 
 def dump(value: object) -> bytes:
-    """One line of JSON. Floats are written in the shortest form that reads back exactly."""
+    """One line of JSON. Floats have the shortest form that parses to the same value."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    # "surrogatepass": a lone surrogate is the model's to refuse.
+    # "surrogatepass": the model rejects lone surrogates.
     return text.encode("utf-8", "surrogatepass")
 
 
 def query_key(fingerprint: str, query: Query, shortened: object | None = None) -> bytes:
-    """Names a query to a model, in 16 bytes; who pays is no part of it.
+    """16-byte key of a query to a model, independent of the payer.
 
     Args:
         fingerprint: The model.
-        query: What it is asked.
-        shortened: What it sees of inputs that are too long; None where it sees all of them.
+        query: The query.
+        shortened: The truncated form of inputs that are too long; None if no input is.
     """
     named = [fingerprint, *dump_query(query).values()]
     if shortened is not None:
@@ -49,7 +49,7 @@ def query_key(fingerprint: str, query: Query, shortened: object | None = None) -
 
 
 def dump_query(query: Query) -> dict[str, object]:
-    """A query for JSON, without who pays. The order of its values makes keys: never change it."""
+    """A query for JSON, without its payer. Keys depend on the order of its values."""
     dumped: dict[str, object] = {
         "want": query.want,
         "label_words": query.label_words,
@@ -65,10 +65,10 @@ def dump_query(query: Query) -> dict[str, object]:
 
 
 def load_query(found: dict[str, Any]) -> Query:
-    """What `dump_query` wrote.
+    """Loads the result of `dump_query`.
 
     Raises:
-        KeyError, TypeError, ValueError: It is something else.
+        KeyError, TypeError, ValueError: The value has another form.
     """
     return Query(
         want=found["want"],
@@ -88,7 +88,7 @@ def _load_soft_prompt(found: dict[str, Any] | None) -> SoftPrompt | None:
 
 
 def dump_answer(answer: Answer) -> dict[str, object]:
-    """An answer for JSON, without the rate limits: they hold for a moment only."""
+    """An answer for JSON, without the rate limits, which are short-lived."""
     return {
         "log_probs": answer.log_probs,
         "texts": answer.texts,
@@ -100,10 +100,10 @@ def dump_answer(answer: Answer) -> dict[str, object]:
 
 
 def load_answer(found: dict[str, Any]) -> Answer:
-    """What `dump_answer` wrote.
+    """Loads the result of `dump_answer`.
 
     Raises:
-        KeyError, TypeError, ValueError: It is something else.
+        KeyError, TypeError, ValueError: The value has another form.
     """
     try:
         rows = tuple(
@@ -123,7 +123,7 @@ def load_answer(found: dict[str, Any]) -> Answer:
 
 
 def dump_error(error: BaseException) -> dict[str, object]:
-    """An error for JSON; of a backend's errors all facts."""
+    """An error for JSON, with all attributes of backend errors."""
     if not isinstance(error, BackendError):
         return {"class": type(error).__name__, "message": str(error)}
     found: dict[str, object] = {
@@ -140,10 +140,10 @@ def dump_error(error: BaseException) -> dict[str, object]:
 
 
 def load_error(found: dict[str, Any]) -> BackendError | None:
-    """What `dump_error` wrote; None where that was no backend's error.
+    """Loads the result of `dump_error`; None if it is not a backend's error.
 
     Raises:
-        KeyError, TypeError, ValueError: It is something else.
+        KeyError, TypeError, ValueError: The value has another form.
     """
     name, message = str(found["class"]), str(found["message"])
     if name not in {known.__name__ for known in _ERRORS}:

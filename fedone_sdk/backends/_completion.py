@@ -1,4 +1,4 @@
-"""What is read of a provider's completion: the shown tokens, and what they say of the labels."""
+"""Parsing of a provider's completion: the shown tokens and the labels' log-probabilities."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from fedone_sdk.errors import SpecError
 
 __all__ = ["Choice", "Completion", "Token", "chosen_label", "label_log_probs", "spellings"]
 
-# OpenAI puts -9999 for "very unlikely"; it says nothing about how much.
+# OpenAI reports -9999 for any very unlikely token.
 _NOT_SHOWN = -9000.0
-# The shown probabilities are rounded to float32 or so; their sum is no better than this.
+# Relative error of the sum of the shown probabilities, which are rounded to about float32.
 _ROUNDING = 1e-6
 
 
@@ -29,14 +29,14 @@ class _Shown(BaseModel):
 
 
 class _Position(BaseModel):
-    """The place of one written token (chat)."""
+    """The position of one generated token (chat)."""
 
     token: str
     top_logprobs: tuple[_Shown, ...] = ()
 
 
 class _Shows(BaseModel):
-    """``logprobs``, of both endpoints."""
+    """The field ``logprobs`` of both endpoints."""
 
     content: list[_Position] | None = None
     tokens: list[str] | None = None
@@ -56,7 +56,7 @@ class Token(NamedTuple):
 
 
 class Choice(BaseModel):
-    """One of ``choices``, of both endpoints."""
+    """An entry of ``choices``, of both endpoints."""
 
     message: _Message | None = None
     text: str | None = None
@@ -65,17 +65,17 @@ class Choice(BaseModel):
 
     @property
     def withheld(self) -> bool:
-        """Whether it was filtered or refused."""
+        """Whether the answer was filtered or refused."""
         refused = self.message is not None and bool(self.message.refusal)
         return refused or self.finish_reason == "content_filter"
 
     @property
     def written(self) -> str | None:
-        """What the model wrote."""
+        """The generated text."""
         return self.text if self.message is None else self.message.content
 
     def first_token(self) -> str | None:
-        """The token that was written."""
+        """The first generated token."""
         if self.logprobs is None:
             return None
         if self.logprobs.content:
@@ -83,9 +83,9 @@ class Choice(BaseModel):
         return self.logprobs.tokens[0] if self.logprobs.tokens else None
 
     def top(self) -> list[Token] | None:
-        """The shown tokens of the first place, the likeliest first.
+        """The shown tokens of the first position, most likely first.
 
-        Empty where the model wrote nothing at all; None where it does not show them.
+        Empty if the model wrote nothing; None if the model does not show tokens.
         """
         shows = self.logprobs
         if shows is None:
@@ -105,7 +105,7 @@ class Choice(BaseModel):
 
 
 class Completion(BaseModel):
-    """What is read of an answer."""
+    """The parsed fields of a completion."""
 
     choices: list[Choice] = Field(min_length=1)
     model: str | None = None
@@ -114,18 +114,18 @@ class Completion(BaseModel):
 
 
 def _spelling(text: str) -> str:
-    """A token or label word without what does not count: case, and space in front.
+    """A token or label word, lower-cased and without leading space.
 
-    Some servers show their tokenisers' own signs for that space.
+    Some servers show their tokeniser's own characters for that space.
     """
     return text.lstrip(" \t\n\u2581\u0120").casefold()
 
 
 def spellings(label_words: Sequence[str]) -> list[str]:
-    """The label words without what does not count: case, and the space around them.
+    """The label words, lower-cased and stripped.
 
     Raises:
-        SpecError: Two of them are the same then, or one is empty.
+        SpecError: Two of them are equal then, or one is empty.
     """
     first: dict[str, str] = {}
     for word in label_words:
@@ -145,14 +145,14 @@ def spellings(label_words: Sequence[str]) -> list[str]:
 def label_log_probs(
     top: Sequence[Token], written: str | None, words: Sequence[str]
 ) -> tuple[tuple[float, ...], int]:
-    """The labels' log-probabilities, nats, and how many of them are upper bounds.
+    """The labels' log-probabilities in nats, and the number of upper bounds among them.
 
     Args:
-        top: The shown tokens, the likeliest first.
-        written: The token that was written.
+        top: The shown tokens, most likely first.
+        written: The generated token.
         words: The labels' spellings.
     """
-    # The written token may be shown on top of the most likely ones: it then bounds nothing.
+    # The generated token may be shown in addition to the most likely ones, and is no bound then.
     least = top[-2] if len(top) > 1 and top[-1].text == written else top[-1]
     bound = least.log_prob
     rest = 1.0 - math.fsum(math.exp(token.log_prob) for token in top)
@@ -170,7 +170,7 @@ def label_log_probs(
 
 
 def chosen_label(written: str, words: Sequence[str]) -> tuple[float, ...] | None:
-    """0.0 at the label word that was written, at none where it is another; None for nothing."""
+    """0.0 for the written label word and `LOG_ZERO` for others; None if nothing was written."""
     try:
         found = json.loads(written)
     except ValueError:
@@ -186,5 +186,5 @@ def chosen_label(written: str, words: Sequence[str]) -> tuple[float, ...] | None
 
 
 def _float32(value: float) -> float:
-    """The nearest float32 number, which the wire does not change."""
+    """The nearest float32 number, which the wire preserves."""
     return float(struct.unpack("<f", struct.pack("<f", value))[0])

@@ -1,4 +1,4 @@
-"""Whether a hosted model shows the label words at all, by its first answers."""
+"""Detection of hosted models that do not show the label words, by their first answers."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ __all__ = ["LabelWatch", "NUM_WATCHED"]
 NUM_WATCHED = 64
 """How many answers are counted for each set of label words."""
 
-_MAX_SETS = 256  # Callers of a gateway bring label words of their own.
+_MAX_SETS = 256  # Callers of a gateway may use different label words.
 _MAX_NAMED = 5
-# A token is named only where so many answers have it as their likeliest: then it is the model's
-# way to begin an answer, and not a word of one input.
+# A token is named in the error only if this many answers have it as their most likely token: it is
+# then how the model begins an answer, not a word of one private input.
 _MIN_REPEATS = 3
 
 
 @dataclass(slots=True)
 class _Count:
-    """What the first answers showed for one set of label words."""
+    """Counts over the first answers for one set of label words."""
 
     answers: int = 0
     unseen: int = 0
@@ -41,7 +41,7 @@ class LabelWatch:
 
     The first `NUM_WATCHED` answers for each set of label words count. As soon as more than half
     of them are certain to show none of the words, further queries with these words are refused,
-    until `reset`. Queries with other label words go on.
+    until `reset`. Queries with other label words are still sent.
 
     Args:
         model: As the provider names it, for the messages.
@@ -54,7 +54,7 @@ class LabelWatch:
         self._counts: OrderedDict[tuple[str, ...], _Count] = OrderedDict()
 
     def admit(self, words: tuple[str, ...]) -> None:
-        """Lets a query pass, before it is sent.
+        """Checks a query before it is sent.
 
         Args:
             words: Its label words.
@@ -86,7 +86,7 @@ class LabelWatch:
             count.likeliest[top[0].text] += 1
 
     def reset(self) -> None:
-        """Forgets all answers; counting starts again."""
+        """Resets all counts."""
         self._counts.clear()
 
     def _refusal(self, words: tuple[str, ...], count: _Count) -> LabelsNotShown:

@@ -1,6 +1,6 @@
-"""Reads keys, and keeps them out of what servers say.
+"""Reading of keys, and their removal from servers' messages.
 
-What they say goes into errors, logs, reports and to devices.
+Servers' messages appear in errors, logs and reports, and are sent to devices.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def read_secret(option: str, env: str, *, unset: str) -> str:
     """A secret in an environment variable.
 
     Args:
-        option: Which option names the variable.
+        option: Name of the option that names the variable.
         env: The variable.
-        unset: What to do where it is not set, for the error.
+        unset: Advice in the error if it is not set.
 
     Raises:
         SpecError: It is not set, or a header cannot carry its value, which the error does not show.
@@ -50,17 +50,17 @@ def read_secret(option: str, env: str, *, unset: str) -> str:
 
 
 def without_secrets(text: str, key_env: str | None = None) -> str:
-    """A text without keys: a server may repeat the one that it was sent.
+    """Removes keys from a text, because servers may repeat the key of the request.
 
     Args:
-        text: What a server says.
-        key_env: Environment variable that holds the key it was sent, whatever its name and form;
-            those with a secret's name are looked at in any case, and so is what looks like a key.
+        text: A server's message.
+        key_env: Environment variable that holds the request's key. Variables with a secret's name,
+            and text that looks like a key, are removed in any case.
     """
     secrets = {
         value.strip() for name, value in os.environ.items() if name == key_env or _NAME.search(name)
     }
-    # The longest first: one may be the beginning of another.
+    # Longest first: one key may be a prefix of another.
     for secret in sorted(secrets, key=len, reverse=True):
         if len(secret) >= _LEAST_CHARS:
             text = text.replace(secret, "[removed]")

@@ -1,4 +1,4 @@
-"""From a task to queries, and from queries to answers: what all who ask a model share."""
+"""Building of queries from a task, and concurrent scoring of queries."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ __all__ = [
 ]
 
 CONCURRENCY = 32
-"""Queries under way at once. More than a rate limiter lets through gains nothing, and delays the
-news that one has failed."""
+"""Number of concurrent queries. A number beyond the rate limit only delays the detection of
+failures."""
 
 _WANTED: dict[Loss, tuple[Want, ...]] = {
     "cross_entropy": ("labels",),
     "hinge": ("labels",),
-    # Where there are log-probabilities, the likeliest label is what the model would write.
+    # With log-probabilities, the most likely label is the one that the model would write.
     "zero_one": ("labels", "choice"),
     "nll": ("reference",),
     "score": ("text",),
@@ -50,14 +50,14 @@ _WANTED: dict[Loss, tuple[Want, ...]] = {
 
 
 def want_of(task: TaskSpec, answers: frozenset[Want]) -> Want:
-    """What a task's loss needs to know about each input.
+    """The kind of query that a task's loss needs.
 
     Args:
         task: The task.
-        answers: What may be asked of the backend.
+        answers: The kinds of queries that the backend supports.
 
     Raises:
-        SpecError: The backend cannot answer that.
+        SpecError: The backend does not support it.
     """
     wanted = _WANTED[task.loss]
     for want in wanted:
@@ -84,19 +84,19 @@ def query_for(
     references: Sequence[str] = (),
     payer: Payer | None = None,
 ) -> Query:
-    """One prompt on one mini-batch, as a task puts it.
+    """The query of one prompt on one mini-batch.
 
     Args:
         task: The task.
-        prompt: The prompt's text, what its slots hold, or the vectors that take its place.
+        prompt: The prompt's text, the contents of its slots, or a soft prompt.
         texts: The text fields of each example.
-        backend: Who will be asked.
+        backend: The backend that will score the query.
         references: The reference text of each example, for loss ``nll``.
-        payer: Who pays.
+        payer: Budget that is charged for its requests.
 
     Raises:
         DataError: A text field is missing.
-        SpecError: The backend cannot answer what the task's loss needs, or takes no such vectors.
+        SpecError: The backend supports neither the loss nor the soft prompt.
     """
     want = want_of(task, backend.answers)
     soft = prompt if isinstance(prompt, SoftPrompt) else None
@@ -115,18 +115,18 @@ def query_for(
 
 
 def rows_of(query: Query, answer: Answer) -> tuple[LogProbs | str | None, ...]:
-    """What an answer says of each input: log-probabilities, or the text; None where it failed."""
+    """Per input the log-probabilities or the text; None if the input failed."""
     if query.want != "text":
         return answer.log_probs
-    # No longer than a message may carry, so that a loss does not hang on where it is computed.
+    # Truncated to the wire's limit, so that a loss does not depend on where it is computed.
     return tuple(None if text is None else text[:MAX_WRITTEN_CHARS] for text in answer.texts)
 
 
 def check_answer(query: Query, answer: Answer) -> None:
-    """Looks whether an answer is one to a query: a backend may be anybody's.
+    """Checks that an answer fits its query, because a backend may be user code.
 
     Raises:
-        ValueError: It has another size, or a number that is none.
+        ValueError: It has a wrong size, or a number that is not finite.
     """
     rows = rows_of(query, answer)
     if len(rows) != len(query.inputs):
@@ -142,18 +142,18 @@ def check_answer(query: Query, answer: Answer) -> None:
 
 
 async def is_known(backend: LLMBackend, query: Query) -> bool:
-    """Whether a cache of the backend has the answer, so that asking costs nothing."""
+    """Whether a cache of the backend has the answer, so that the query costs nothing."""
     return (await backend.quote(query)).without_queries() == NOTHING
 
 
 async def score_all(
     backend: LLMBackend, queries: Iterable[Query], *, concurrency: int = CONCURRENCY
 ) -> list[Answer]:
-    """Asks several queries, many at a time, and waits for all of them (see `ask_each`).
+    """Scores several queries concurrently and waits for all of them (see `ask_each`).
 
     Raises:
-        BackendError: The gravest of the failures.
-        BudgetError: A request could not be paid.
+        BackendError: The most severe failure.
+        BudgetError: The budget does not suffice for a request.
     """
     asked = list(queries)
     answers, failures = await ask_each(backend, asked, concurrency=concurrency)
@@ -165,13 +165,13 @@ async def score_all(
 async def ask_each(
     backend: LLMBackend, queries: Iterable[Query], *, concurrency: int = CONCURRENCY
 ) -> tuple[dict[int, Answer], list[Exception]]:
-    """Asks several queries, `concurrency` of them at a time.
+    """Scores several queries, `concurrency` of them at a time.
 
-    When one fails, no further one is begun. Those under way are waited for: they are paid, and a
+    After a failure no further query starts. Pending queries complete, because they are paid and a
     cache keeps their answers. A cancellation cancels them.
 
     Returns:
-        The answers by position, and the failures, the gravest first.
+        The answers by position, and the failures, most severe first.
     """
     answers: dict[int, Answer] = {}
     failures: list[Exception] = []
@@ -192,7 +192,7 @@ async def ask_each(
 
 
 def _gravity(failure: Exception) -> int:
-    """Higher for what waiting helps least; what nobody foresaw is a bug, and comes first."""
+    """Severity: higher if a retry helps less; unexpected exceptions are bugs and come first."""
     order = (BackendUnavailable, BackendBlocked, BudgetError, BackendError)
     ranks = {BackendUnavailable: 0, BackendError: 1, BudgetError: 2, BackendBlocked: 3}
     return next((ranks[kind] for kind in order if isinstance(failure, kind)), len(order))

@@ -1,4 +1,4 @@
-"""What a language model looks like to the SDK: it answers queries."""
+"""The interface of language models: a backend answers queries."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 __all__ = ["Answer", "EmbeddingSpace", "LLMBackend", "LOG_ZERO", "Query", "RateLimits", "Want"]
 
 Want = Literal["labels", "choice", "reference", "text"]
-"""What is asked about each input: the log-probabilities of the label words; which of them the
-model writes (for models without log-probabilities); the log-probability of a reference text; or a
-text."""
+"""Kind of a query: the log-probabilities of the label words; the label word that the model writes
+(for models without log-probabilities); the log-probability of a reference text; or a text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +29,12 @@ class Query:
     Attributes:
         inputs: The rendered inputs, B of them.
         label_words: The C label words (``labels`` and ``choice``).
-        want: What is asked.
-        references: Per input the text whose log-probability is asked for (``reference``).
-        max_tokens: The longest text that may be written, tokens (``text``).
-        soft_prompt: Vectors that take the prompt's place; the text of its part is empty then.
-        payer: Who pays for each request, retries included. No part of what is asked.
+        want: Kind of the query.
+        references: Per input, the text to score (``reference``).
+        max_tokens: Limit of the generated text, in tokens (``text``).
+        soft_prompt: Vectors in place of the prompt, whose text is empty then.
+        payer: Budget that is charged for each request, retries included. Not part of the query's
+            identity.
     """
 
     inputs: tuple[Rendered, ...]
@@ -48,13 +48,13 @@ class Query:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateLimits:
-    """What a provider says is left of its rate limits; None is unknown.
+    """Remaining rate limits as reported by a provider; None is unknown.
 
     Attributes:
         requests: Requests left.
-        requests_reset_s: Seconds until they are full again.
+        requests_reset_s: Seconds until `requests` is at its maximum.
         tokens: Tokens left.
-        tokens_reset_s: Seconds until they are full again.
+        tokens_reset_s: Seconds until `tokens` is at its maximum.
     """
 
     requests: int | None = None
@@ -68,18 +68,17 @@ class Answer:
     """The answer to a query.
 
     Attributes:
-        log_probs: Per input its natural log-probabilities, or None where this input failed
-            (refused, filtered). ``labels``: C of them, over the whole vocabulary of the model;
-            ``choice``: 0.0 for the label that the model wrote, `LOG_ZERO` for the others, and for
-            all of them where it wrote something else;
-            ``reference``: one, of the whole reference text; ``text``: an empty tuple.
-        usage: What was really spent; its ``queries`` stay 0, they are counted by who asks.
-        cached: Whether the answer was known already and the model was not asked.
-        texts: Per input what the model wrote (``text``).
-        censored: How many of the log-probabilities are upper bounds: the model's interface did
-            not show that label.
-        model: What the provider says has answered, where it says more than the fingerprint.
-        limits: What the provider says of its rate limits.
+        log_probs: Per input, natural log-probabilities, or None if the input failed (refused,
+            filtered). ``labels``: C values, over the whole vocabulary of the model; ``choice``:
+            0.0 for the label that the model wrote, `LOG_ZERO` for all others; ``reference``: one
+            value for the whole reference text; ``text``: an empty tuple.
+        usage: Actual usage. Its ``queries`` are 0; the caller counts them.
+        cached: Whether the answer came from a cache.
+        texts: Per input, the generated text (``text``).
+        censored: Number of log-probabilities that are upper bounds, because the model's interface
+            did not show that label.
+        model: The model version that the provider reports, if more specific than the fingerprint.
+        limits: The provider's rate limits.
     """
 
     log_probs: tuple[tuple[float, ...] | None, ...]
@@ -93,7 +92,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingSpace:
-    """Where a model's input embeddings lie.
+    """Scale of a model's input embeddings.
 
     Attributes:
         size: H, the width of the model.
@@ -105,21 +104,21 @@ class EmbeddingSpace:
 
 
 class LLMBackend(ABC):
-    """A language model that can only be asked.
+    """A black-box language model.
 
-    A backend of your own implements `fingerprint` and `score`. Retry, rate limits, budget, cache
-    and recording are wrappers around it, so that it stays one adapter to one API.
+    Subclasses implement `fingerprint` and `score`, for one API. Wrappers add retry, rate limits,
+    budget, cache and recording.
 
     Attributes:
-        bounds: The units that `worst_case` really bounds. A run with a cap in another unit is
-            refused at its start.
-        answers: What may be asked of it.
-        max_inputs: The most inputs of one request; None takes a whole query at once. A wrapper
-            splits queries, so that each call of `score` is one request.
-        metered: Whether each request is charged to the query's payer (a wrapper does that).
-        censors: Whether log-probabilities of labels may be upper bounds only.
-        takes: The kinds of soft prompts that it can be asked with.
-        local: Whether it runs in this process at no cost, so that a plan may time it.
+        bounds: The units that `worst_case` bounds. A run with a cap in another unit is refused at
+            its start.
+        answers: The supported kinds of queries.
+        max_inputs: Maximum number of inputs per request; None sends a whole query at once. A
+            wrapper splits queries, so that each call of `score` is one request.
+        metered: Whether each request is charged to the query's payer (done by a wrapper).
+        censors: Whether log-probabilities of labels may be upper bounds.
+        takes: The supported kinds of soft prompts.
+        local: Whether the model runs in this process at no cost, so that a plan may time it.
     """
 
     bounds: frozenset[str] = frozenset({"queries", "requests"})
@@ -133,66 +132,65 @@ class LLMBackend(ABC):
     @property
     @abstractmethod
     def fingerprint(self) -> str:
-        """Names the exact model; scores of different fingerprints must not be mixed."""
+        """Identifier of the exact model; scores of different fingerprints are not comparable."""
 
     @abstractmethod
     async def score(self, query: Query) -> Answer:
-        """Answers one query by one request.
+        """Answers one query with one request.
 
         Raises:
             BackendError: The model refused the query as a whole.
-            BackendUnavailable: The model cannot be asked now; asking again may help.
-            BackendBlocked: It cannot be asked until somebody changes something.
+            BackendUnavailable: Temporary failure; a retry may succeed.
+            BackendBlocked: Permanent failure until a setting, key or quota changes.
         """
 
     async def check(  # noqa: B027 (optional)
         self, label_words: tuple[str, ...], form: Rendered = ()
     ) -> None:
-        """Checks, at no cost, that the model is there and can be asked so.
+        """Checks, at no cost, that the model exists and supports the task.
 
         Args:
-            label_words: As the task has them; each must be one token of the model.
-            form: The task's form (`fedone_sdk.task.form_of`); empty checks the label words alone,
+            label_words: The task's label words; each must be one token of the model.
+            form: The task's form (`fedone_sdk.task.form_of`); empty checks only the label words,
                 as those of a template.
 
         Raises:
             LabelWordError: A label word is not one token.
-            BackendError: The model cannot be used as described.
+            BackendError: The model does not support the task.
         """
 
     async def embedding_space(self) -> EmbeddingSpace:
-        """Where the input embeddings lie, of a backend that takes them.
+        """The scale of the input embeddings.
 
         Raises:
-            SpecError: It takes none.
-            BackendError: The model cannot be looked at.
+            SpecError: The backend takes no input embeddings.
+            BackendError: The model cannot be read.
         """
         raise SpecError("method: needs a backend that takes input embeddings; this one does not")
 
     def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
-        """The most that any query of `batch_size` inputs may spend (in the units of `bounds`).
+        """Upper bound on the usage of a query of `batch_size` inputs, in the units of `bounds`.
 
-        It counts one attempt at each of its requests; a retry is charged when it is made.
+        It counts one attempt per request; each retry is charged when it is sent.
 
         Args:
             batch_size: B.
-            max_tokens: The longest text that is written for each input; 0 where none is asked for.
+            max_tokens: Limit of the generated text per input, in tokens; 0 for other queries.
         """
         return Usage(queries=1, requests=1)
 
     async def quote(self, query: Query) -> Usage:
-        """The most that this query may spend: at least what it will, at most its `worst_case`."""
+        """Upper bound on the usage of this query; at most its `worst_case`."""
         return self.worst_case(len(query.inputs), query.max_tokens)
 
     async def shortened(self, query: Query) -> object | None:
-        """What the model sees of inputs that are too long for it, for the key of a cache.
+        """The truncated form of inputs that are too long, for a cache key.
 
-        How an input is shortened may depend on more than the fingerprint: on the tokeniser that is
-        at hand, say.
+        Truncation may depend on more than the fingerprint, for example on the installed tokeniser.
 
         Returns:
-            A value for JSON, the same for the same texts or token ids; None where nothing is taken
-            off, or the fingerprint names all that matters.
+            A JSON value that is equal for equal texts or token ids; None if nothing is truncated,
+            or if the fingerprint determines the truncation.
 
         Raises:
             BackendError: An input does not fit the model.
@@ -201,14 +199,14 @@ class LLMBackend(ABC):
 
     @property
     def trouble(self) -> str | None:
-        """Why it is known that the model cannot be asked now; None while it may be asked."""
+        """Why the model is known to be unavailable; None if it may be called."""
         return None
 
     def reset(self) -> None:  # noqa: B027 (optional)
-        """Forgets that the model failed: somebody says that it can be asked again."""
+        """Clears recorded failures, after an operator has resolved them."""
 
     async def aclose(self) -> None:  # noqa: B027 (optional)
-        """Frees what the backend holds."""
+        """Releases the backend's resources."""
 
     async def __aenter__(self) -> Self:
         return self

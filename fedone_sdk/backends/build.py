@@ -1,4 +1,4 @@
-"""From a description to a backend with its wrappers, in the one order that they have."""
+"""Building of a backend from its spec, with wrappers in a fixed order."""
 
 from __future__ import annotations
 
@@ -43,23 +43,23 @@ def build_backend(
     guard: BudgetGuard | None = None,
     watch: Watch | None = None,
 ) -> LLMBackend:
-    """A backend as a run describes it.
+    """Builds the backend of a spec.
 
-    A query passes, from the outside in:
+    A query passes these layers, from the outside in:
 
-    1. split: into requests, where the model takes fewer inputs at once;
-    2. cache: what is known, or under way already, is not asked again;
-    3. retry: what failed for reasons that pass is asked again, until a breaker opens;
-    4. rate limit: waits for its turn;
-    5. budget: is paid for, each attempt anew;
-    6. recording: goes into the cassette;
-    7. the adapter: is sent.
+    1. split: divides it into requests of at most `max_inputs` inputs;
+    2. cache: returns known answers, and joins equal pending queries;
+    3. retry: repeats requests after temporary failures, until a circuit breaker opens;
+    4. rate limit: delays requests;
+    5. budget: reserves and settles the cost of each attempt;
+    6. recording: appends to the cassette;
+    7. adapter: sends the request.
 
     Args:
-        spec: The description.
-        folder: Where its relative paths start.
-        guard: A budget of the caller's own, beside each query's payer.
-        watch: Told of every request that is sent, each attempt anew.
+        spec: The backend's spec.
+        folder: Base of its relative paths.
+        guard: A budget that is charged in addition to each query's payer.
+        watch: Called for every request, including each retry.
 
     Raises:
         SpecError: The description cannot be met: a missing file, key or model.
@@ -98,11 +98,11 @@ def build_backend(
 
 @contextmanager
 def _about(key: str) -> Iterator[None]:
-    """Says which key of ``backend`` names a file that cannot be used."""
+    """Adds the key of ``backend`` to errors about its file."""
     try:
         yield
     except SpecError as exc:
-        if exc.source == "backend":  # it says so itself
+        if exc.source == "backend":  # names its key
             raise SpecError([f"backend.{problem}" for problem in exc.problems]) from exc
         if exc.source != "spec":
             raise SpecError(f"backend.{key}: {exc}") from exc
@@ -117,12 +117,12 @@ def _about(key: str) -> Iterator[None]:
 async def proposer_of(
     spec: RunSpec, folder: str | Path = ".", backend: LLMBackend | None = None
 ) -> AsyncIterator[LLMBackend | None]:
-    """The model of a run's ``prompt.proposer``, open; None where the run has no proposer.
+    """The open model of a run's ``prompt.proposer``; None if the run has no proposer.
 
     Args:
         spec: The run.
-        folder: Where its relative paths start.
-        backend: The run's own model, open: it is taken where the proposer has the same one.
+        folder: Base of its relative paths.
+        backend: The run's open model, which is reused if the proposer has the same spec.
 
     Raises:
         SpecError: The description cannot be met.
@@ -143,7 +143,7 @@ async def proposer_of(
 
 
 def build_adapter(spec: BackendSpec, folder: Path) -> LLMBackend:
-    """The bare adapter to one API, without wrappers.
+    """The adapter to one API, without wrappers.
 
     Raises:
         SpecError: The description cannot be met.
@@ -180,7 +180,7 @@ def build_adapter(spec: BackendSpec, folder: Path) -> LLMBackend:
 
 
 def _own(spec: OwnSpec, folder: Path) -> LLMBackend:
-    """A backend of the user's own."""
+    """A user-defined backend."""
     try:
         make = load_object("object", spec.object, folder, group="fedone.backends")
     except SpecError as exc:
@@ -189,7 +189,7 @@ def _own(spec: OwnSpec, folder: Path) -> LLMBackend:
         found = make(**spec.options)
     except (BackendError, MissingExtraError):
         raise
-    except Exception as exc:  # The user's code can raise anything.
+    except Exception as exc:  # User code may raise any exception.
         problem = f"options: {spec.object} raises {type(exc).__name__}: {exc}"
         raise SpecError(problem, source="backend") from exc
     if not isinstance(found, LLMBackend):
@@ -199,7 +199,7 @@ def _own(spec: OwnSpec, folder: Path) -> LLMBackend:
 
 
 def _gguf(model: str, folder: Path) -> Path:
-    """The file of a known model, or the file that a path names."""
+    """The file of a known model, or the file at a path."""
     from fedone_sdk.backends.local_models import LOCAL_MODELS, model_path
 
     file = _path(folder, model)

@@ -1,4 +1,4 @@
-"""A model that is a recording: it answers what it was asked before."""
+"""Backend that replays recorded answers."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ __all__ = ["CassetteBackend"]
 class CassetteBackend(LLMBackend):
     """Replays the file of a `RecordingBackend`, with its fingerprint, usage and errors.
 
-    A query that was asked several times gets its answers in their order, the last one from then
-    on. Requests without an answer, because they were cancelled, are left out. Rate limits are not
-    recorded.
+    A query that was recorded several times gets its answers in order, then the last one. Cancelled
+    requests are skipped. Rate limits are not recorded.
 
     Attributes:
-        bounds: All units: nothing but what was recorded can be spent.
-        answers: What was asked.
-        max_inputs: The most inputs of a recorded query, so that larger ones are split as then.
+        bounds: All units, because only recorded usage can occur.
+        answers: The recorded kinds of queries.
+        max_inputs: The most inputs of a recorded query, so that larger ones are split alike.
 
     Args:
         file: The cassette.
@@ -46,7 +45,7 @@ class CassetteBackend(LLMBackend):
         self._fingerprint = ""
         wants = set()
         for number, line in enumerate(_lines(file), 1):
-            if not line:  # Somebody who opened it amid another's line has closed that line.
+            if not line:  # From a process that opened the file during a write.
                 continue
             try:
                 found = json.loads(line.decode("utf-8", "surrogatepass"))
@@ -85,7 +84,7 @@ class CassetteBackend(LLMBackend):
 
     @property
     def fingerprint(self) -> str:
-        """The recorded model's."""
+        """The fingerprint of the recorded model."""
         return self._fingerprint
 
     async def score(self, query: Query) -> Answer:
@@ -108,7 +107,7 @@ class CassetteBackend(LLMBackend):
         return outcome
 
     def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
-        """The most that a recorded query of this size has spent."""
+        """The largest usage of a recorded query of this size."""
         return self._worst.get(batch_size, Usage(queries=1))
 
     def _note_worst(self, batch_size: int, outcome: Answer | BackendError) -> None:

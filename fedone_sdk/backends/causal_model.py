@@ -1,4 +1,4 @@
-"""A causal language model, loaded."""
+"""A loaded causal language model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class CausalModel(TorchModel):
     ) -> None:
         self.encoder = encoder
         super().__init__(checkpoint, max_length, **options)
-        # Greedy, whatever the model's authors recommend for chatting.
+        # Greedy decoding, in place of the model's recommended sampling.
         self.module.generation_config = import_module("transformers").GenerationConfig(
             do_sample=False,
             pad_token_id=self.pad_id,
@@ -43,7 +43,7 @@ class CausalModel(TorchModel):
         texts: Sequence[Sequence[list[int]]],
         vectors: Vectors | None,
     ) -> Plan:
-        """Each text is asked about as what follows its input."""
+        """Each text is scored as the continuation of its input."""
         num_soft, prefix = room_of(vectors)
         rows: list[Row] = []
         ends: list[list[tuple[int, int, int]]] = []
@@ -67,7 +67,7 @@ class CausalModel(TorchModel):
         return Plan(rows, ends, num_tokens)
 
     def write(self, query: Query) -> Answer:
-        """The likeliest next tokens, one by one, up to the model's end or `max_tokens`.
+        """Generates greedily up to the model's end token or `max_tokens`.
 
         Raises:
             BackendError: An input does not fit the model, or it cannot be run.
@@ -106,7 +106,7 @@ class CausalModel(TorchModel):
         )
 
     def _generate(self, ids: Any, mask: Any, vectors: Vectors | None, max_tokens: int) -> Any:
-        """The tokens that are written, shape (rows, at most `max_tokens`)."""
+        """The generated tokens, shape (rows, at most `max_tokens`)."""
         given = self._arguments(ids, mask, vectors)
         if vectors is not None and vectors.kind == "key_values":
             # The library cuts off the ids of what its cache holds, so there must be some.

@@ -1,9 +1,9 @@
-"""How a model's chat template frames messages, learned once and filled in without it.
+"""Frames of chat templates.
 
-A chat template turns messages into one text that is mostly the messages themselves. Here it is
-applied to placeholders, and what stands around them is the frame. So the contents of messages never
-pass through the template or through a tokeniser that looks for special tokens: those come from the
-frame alone.
+A chat template turns messages into one text. Here it is applied to placeholders once; the text
+around them is the frame. Contents of messages are then inserted into the frame, so that they pass
+neither through the template nor through a tokeniser that parses special tokens. Special tokens
+come only from the frame.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ __all__ = [
 _log = structlog.get_logger(__name__)
 
 MASKED = "a masked model answers at {mask}, so write the task as a template"
-"""Why a masked model takes no chat, and what to do."""
+"""Error text for chats on a masked model."""
 
 ApplyTemplate = Callable[[list[dict[str, str]]], str]
 """Applies a model's chat template to messages (``role``, ``content``), and returns the text.
 
-After a last message of the user the text opens the answer; a last message of the assistant is an
-answer that goes on, so nothing follows it.
+After a last message of the user the text opens the answer. A last message of the assistant is the
+beginning of the answer, so nothing follows it.
 
 Raises:
     BackendError: The template refuses the messages.
@@ -51,8 +51,8 @@ class Message(NamedTuple):
     """A message of a rendered chat.
 
     Attributes:
-        role: Who speaks.
-        parts: What is said.
+        role: Its role.
+        parts: Its content.
     """
 
     role: str
@@ -73,12 +73,12 @@ class Message(NamedTuple):
 
 
 class ChatFrame(NamedTuple):
-    """What a chat template puts around the contents of messages.
+    """The parts of a chat template around the contents of messages.
 
     Attributes:
-        pieces: What stands before each content, and after the last one: ``text`` and ``special``
-            parts.
-        strips: Per content whether the template takes the white space off its two ends.
+        pieces: The parts before each content and after the last one, of kinds ``text`` and
+            ``special``.
+        strips: Per content, whether the template strips white space at its two ends.
     """
 
     pieces: tuple[Rendered, ...]
@@ -95,10 +95,10 @@ def refuse_chat(parts: Rendered, instead: str) -> None:
 
     Args:
         parts: The input.
-        instead: What to do about it.
+        instead: Advice in the error.
 
     Raises:
-        BackendError: It is one.
+        BackendError: The input is a chat.
     """
     if is_chat(parts):
         raise BackendError(f"the task is a chat, which this model does not take: {instead}")
@@ -128,13 +128,13 @@ def messages_of(parts: Rendered, *, soft: bool = False) -> list[Message]:
 
 
 def probes(roles: Sequence[str]) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """The messages that a chat template is applied to so that `chat_frame` can read its frame.
+    """Placeholder messages from which `chat_frame` reads the frame.
 
     Args:
-        roles: Of the messages, in order.
+        roles: Roles of the messages, in order.
 
     Returns:
-        The same messages twice, the second time with a space at both ends of each.
+        The messages twice, the second time with a space at both ends of each.
     """
     names = _names(roles)
     return _said(roles, names), _said(roles, [f" {name} " for name in names])
@@ -146,13 +146,13 @@ def chat_frame(
     """The frame that a chat template makes for messages of these roles.
 
     Args:
-        roles: Of the messages, in order.
-        bare: What the template makes of the first of the `probes`.
-        spaced: What it makes of the second.
-        cut: Cuts a text into the model's special tokens and the text between them.
+        roles: Roles of the messages, in order.
+        bare: The template's text for the first of the `probes`.
+        spaced: The template's text for the second.
+        cut: Splits a text into the model's special tokens and the text between them.
 
     Raises:
-        BackendError: The template changes what messages say.
+        BackendError: The template changes the contents of messages.
     """
     names = _names(roles)
     pieces, wider = _pieces(bare, names), _pieces(spaced, names)
@@ -187,7 +187,7 @@ def _pieces(text: str, names: Sequence[str]) -> list[str]:
 
 
 def unpadded(parts: Rendered, ends: tuple[bool, bool]) -> Rendered:
-    """A content without the white space at its ends, as its template shows it.
+    """A content without white space at the ends that its template strips.
 
     Args:
         parts: The content.
@@ -222,7 +222,7 @@ def answer_words(words: Sequence[str], framed: Rendered) -> tuple[str, ...]:
 
 
 class TemplateWarning:
-    """Warns once where an instruct model is asked outside of its chat template.
+    """Warns once if an instruct model is used without its chat template.
 
     Args:
         model: The model's name.
@@ -233,10 +233,10 @@ class TemplateWarning:
         self._given = False
 
     def look(self, form: Rendered) -> None:
-        """Looks at how the model is to be asked.
+        """Checks the form of the task.
 
         Args:
-            form: The task's form; an empty one says nothing.
+            form: The task's form; an empty one is ignored.
         """
         if form and not is_chat(form) and not self._given:
             self._given = True

@@ -1,4 +1,4 @@
-"""Where a model of the transformers library lies, and how it is loaded."""
+"""Location and loading of models of the transformers library."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 
 
 class Checkpoint(NamedTuple):
-    """Where a model lies.
+    """Location of a model.
 
     Attributes:
-        name: What people call it.
-        folder: Holds its small files.
+        name: Its display name.
+        folder: Folder of its small files.
         commit: Of a hub model; None of a local one.
     """
 
@@ -50,7 +50,7 @@ class Checkpoint(NamedTuple):
 
 
 def find_checkpoint(model: str, revision: str | None) -> Checkpoint:
-    """Finds a model, and brings the small files of one on the hub.
+    """Finds a model, and downloads the small files of a hub model.
 
     Args:
         model: A folder, or a name on the hub.
@@ -76,7 +76,7 @@ def find_checkpoint(model: str, revision: str | None) -> Checkpoint:
 
 
 def _fetch(model: str, revision: str | None) -> Path:
-    """Brings a hub model's small files; their folder is named by the commit."""
+    """Downloads a hub model's small files into a folder named by the commit."""
     hub = import_module("huggingface_hub")
     try:
         return Path(
@@ -90,10 +90,9 @@ def _fetch(model: str, revision: str | None) -> Path:
 
 
 def chat_template(checkpoint: Checkpoint) -> ApplyTemplate | None:
-    """The chat template of a model; None where it has none.
+    """The chat template of a model; None if it has none.
 
-    It is run by the transformers library, in Jinja's sandbox. The library's tokeniser is loaded by
-    the first use.
+    The transformers library runs it in Jinja's sandbox, and loads its tokeniser on first use.
     """
     folder = checkpoint.folder
     in_config = read_json(folder / "tokenizer_config.json").get("chat_template")
@@ -148,7 +147,7 @@ def check_device(device: str) -> None:
     """Checks that torch sees a device: ``cuda``, ``cuda:1``, ``mps``.
 
     Raises:
-        SpecError: It does not.
+        SpecError: torch does not see it.
     """
     torch = import_module("torch")
     if device == "mps":
@@ -164,16 +163,16 @@ def check_device(device: str) -> None:
 
 
 def load_module(auto_class: str, checkpoint: Checkpoint, dtype: Any, device: str) -> Any:
-    """Loads a model, for being asked: without dropout and without gradients of its weights.
+    """Loads a model for inference, without dropout and gradients of its weights.
 
     Args:
-        auto_class: The class of the transformers library that knows its kind.
-        checkpoint: Where it lies.
-        dtype: torch's.
-        device: torch's.
+        auto_class: Class of the transformers library for its kind.
+        checkpoint: Its location.
+        dtype: torch dtype.
+        device: torch device.
 
     Raises:
-        BackendError: It cannot be loaded, or lacks weights.
+        BackendError: The model cannot be loaded, or has missing weights.
     """
     torch, transformers = import_module("torch"), import_module("transformers")
     place = (
@@ -219,5 +218,5 @@ def hash_folder(folder: Path) -> str:
 
 
 def first_line(exc: Exception) -> str:
-    """The first line of what an error says, or its name."""
+    """The first line of an error's message, or the error's class."""
     return (str(exc).strip().splitlines() or [type(exc).__name__])[0]

@@ -1,4 +1,4 @@
-"""How many tokens a query takes of a model in this process, counted by its tokeniser alone."""
+"""Token counts of queries to models in this process, by the tokeniser without the model."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ __all__ = ["count_tokens"]
 def count_tokens(
     encoder: CausalEncoder | ClozeEncoder, query: Query, *, multi_token_labels: bool = False
 ) -> Usage:
-    """What a query spends, without a look at the model.
+    """The usage of a query, without loading the model.
 
-    Each input counts once, with its longest label word or reference but for the last token, which
-    the model never reads. Vectors at the place of the prompt count as tokens; keys and values do
-    not, and what they cut off a long input is not subtracted.
+    Each input counts once, with its longest label word or reference except for the last token,
+    which the model does not read. Embedding vectors of a soft prompt count as tokens; keys and
+    values do not, and the truncation that they cause is not subtracted.
 
     Args:
         encoder: The model's tokeniser.
-        query: What is asked.
+        query: The query.
         multi_token_labels: Whether label words may be several tokens.
 
     Returns:
-        At least what the answer will report; a generated text counts `Query.max_tokens` per input.
+        An upper bound on the answer's usage; a generated text counts `Query.max_tokens` per input.
 
     Raises:
         BackendError: An input does not fit the model.
-        LabelWordError: A label word is not one token, where it must be.
+        LabelWordError: A label word is not one token and must be.
     """
     soft = query.soft_prompt
     num_soft = soft.shape[0] if soft is not None and soft.kind == "embeddings" else 0
@@ -53,7 +53,7 @@ def count_tokens(
 
 
 def _asked(encoder: CausalEncoder, query: Query, multi_token_labels: bool) -> list[int]:
-    """Per input the tokens of the longest text that is asked about."""
+    """Per input, the tokens of the longest text to score."""
     if query.want == "reference":
         return [len(encoder.continuation(text)) for text in query.references]
     labels = encoder.label_ids(query.label_words, query.inputs[0], several=multi_token_labels)

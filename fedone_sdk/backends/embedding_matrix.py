@@ -1,4 +1,4 @@
-"""The input embeddings of a model whose weights lie in a folder, without loading the model."""
+"""Input embeddings of a model in a folder, read without loading the model."""
 
 from __future__ import annotations
 
@@ -33,21 +33,20 @@ _TYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 _MAX_HEADER = 100_000_000
 """Bytes; the format's own limit."""
 _BLOCK = 4096
-"""Rows that are looked at together: a copy of all of them could be gigabytes."""
+"""Rows per chunk; a copy of all rows could take gigabytes."""
 
 
 class EmbeddingMatrix:
-    """The input embedding matrix of a causal model, read where it lies (memory-mapped).
+    """The memory-mapped input embedding matrix of a causal model.
 
-    Safe to use from several threads at once.
+    Thread-safe.
 
     Attributes:
-        file: The safetensors file that holds it.
-        name: Its name there.
+        file: Its safetensors file.
+        name: Its name in the file.
 
     Args:
-        path: A folder with a model's safetensors files, or one such file. Of them only this matrix
-            is read.
+        path: A folder with a model's safetensors files, or one such file. Only this matrix is read.
 
     Raises:
         SpecError: There is no such file, or no such matrix in it.
@@ -75,8 +74,8 @@ class EmbeddingMatrix:
         """An input as vectors, shape (len(ids), H).
 
         Args:
-            ids: Token ids; `SOFT` stands where one of the vectors does.
-            vectors: As many as there are `SOFT` among the ids, of width H.
+            ids: Token ids, with `SOFT` at the place of each vector.
+            vectors: One per `SOFT`, of width H.
 
         Raises:
             BackendError: A token is not in the matrix.
@@ -96,7 +95,7 @@ class EmbeddingMatrix:
 
     @cached_property
     def space(self) -> EmbeddingSpace:
-        """Where the embeddings lie; the first time the whole matrix is read."""
+        """The scale of the embeddings; the first call reads the whole matrix."""
         total = squares = 0.0
         for begin in range(0, len(self._stored), _BLOCK):
             block = self._numbers(self._stored[begin : begin + _BLOCK]).astype(np.float64)
@@ -113,10 +112,10 @@ class EmbeddingMatrix:
 
 
 def _tensors(path: Path) -> dict[str, Path]:
-    """The names of all tensors, and the file of each."""
+    """The file of each tensor, by its name."""
     if path.is_file():
         return dict.fromkeys(_header(path), path)
-    # Of a model in several files only the index is read, and the file with the matrix.
+    # For a model in several files, only the index and the matrix's file are read.
     index = read_json(path / "model.safetensors.index.json").get("weight_map")
     if isinstance(index, dict):
         return {name: path / str(file) for name, file in index.items()}
@@ -127,7 +126,7 @@ def _tensors(path: Path) -> dict[str, Path]:
 
 
 def _header(file: Path) -> dict[str, Any]:
-    """What the file says of its tensors."""
+    """The header of a safetensors file."""
     try:
         with file.open("rb") as content:
             size = int.from_bytes(content.read(8), "little")
@@ -142,7 +141,7 @@ def _header(file: Path) -> dict[str, Any]:
 
 
 def _mapped(file: Path, name: str) -> tuple[NDArray[Any], bool]:
-    """A matrix as it is stored, and whether that is as bfloat16."""
+    """A matrix as stored, and whether its type is bfloat16."""
     try:
         entry = _header(file)[name]
         kind, (num_rows, size), (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]

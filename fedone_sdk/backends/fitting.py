@@ -1,4 +1,4 @@
-"""How a rendered input becomes the token ids of a model, shortened until they fit."""
+"""Tokenisation of rendered inputs, truncated to a model's maximum length."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from fedone_sdk.task import Part, Rendered
 __all__ = ["CausalEncoder", "Cloze", "ClozeEncoder", "SOFT", "read_json", "read_max_length"]
 
 SOFT = -1
-"""Stands among token ids where a vector of a soft prompt stands in the input."""
+"""Placeholder token id of a soft prompt's vector."""
 
 
 class Cloze(NamedTuple):
-    """An input as a masked model takes it.
+    """An input of a masked model.
 
     Attributes:
         ids: Its token ids.
-        mask_index: Where the mask is among them.
-        whole: Whether nothing was taken off its fields.
+        mask_index: Index of the mask in `ids`.
+        whole: Whether its fields are not truncated.
     """
 
     ids: list[int]
@@ -45,16 +45,16 @@ class Cloze(NamedTuple):
 
 
 class _Encoding(NamedTuple):
-    """Token ids of a text, and which of its characters each token covers."""
+    """Token ids of a text, and the characters that each token covers."""
 
     ids: list[int]
     offsets: list[tuple[int, int]]
 
 
 class _Encoder:
-    """A loaded tokeniser. Safe to use from several threads at once."""
+    """A loaded tokeniser. Thread-safe."""
 
-    # What a text goes on after, where that is not the same as to begin.
+    # Text before a continuation, for tokenisers that tokenise the start of a text differently.
     _anchor = ""
 
     def __init__(self, tokenizer_file: Path, max_length: int) -> None:
@@ -67,14 +67,14 @@ class _Encoder:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._place_special_tokens(tokenizer_file)
-        # "<mask>" in somebody's text is text.
+        # "<mask>" in a user's text is plain text.
         self._tokenizer.encode_special_tokens = True
         # Special tokens are placed here by id; what is left to post-process is that offsets must
         # cover the spaces too, for cutting.
         self._tokenizer.post_processor = tokenizers.processors.ByteLevel(trim_offsets=False)
 
     def _place_special_tokens(self, tokenizer_file: Path) -> None:
-        """Learns the special tokens, while the tokeniser still places them itself."""
+        """Reads the special tokens while the tokeniser still inserts them."""
         raise NotImplementedError
 
     def _tokenise(self, text: str) -> Any:
@@ -86,7 +86,7 @@ class _Encoder:
             raise BackendError("an input is not valid Unicode (it has a lone surrogate)") from exc
 
     def _goes_on(self, text: str) -> Any:
-        """The tokens of a text that goes on after another.
+        """The tokens of a text that continues another one.
 
         Raises:
             BackendError: The tokeniser does not show them apart from the text before.
@@ -110,18 +110,18 @@ class _Encoder:
     def _fitted(
         self, parts: Rendered, num_extra: int, stands: Mapping[str, Sequence[int]]
     ) -> tuple[list[int], bool]:
-        """The token ids of a rendered input, with `num_extra` more at most max_length.
+        """The token ids of a rendered input, truncated to max_length - `num_extra`.
 
         Args:
             parts: The rendered input.
             num_extra: Positions to leave free.
-            stands: Part kinds that are no text, and the ids that stand at their place.
+            stands: Placeholder ids by kind of part, for parts without text.
 
         Returns:
-            The ids, and whether nothing was taken off the fields.
+            The ids, and whether the fields are not truncated.
 
         Raises:
-            BackendError: It is too long without its fields already.
+            BackendError: The input is too long without its fields.
         """
         whole = True
         while True:
@@ -164,8 +164,8 @@ class _Encoder:
                     f"the input is {length} tokens without its text fields, "
                     f"the model takes {self._max_length}: shorten the prompt or the template"
                 )
-            # Cutting may change how the border is tokenised, so measure again. It ends: each turn
-            # removes a character or more.
+            # Truncation may change the tokens at the border, so the length is measured again.
+            # Each iteration removes at least one character.
             parts, whole = shorten(parts, starts[:-1], length - self._max_length), False
 
 
@@ -181,11 +181,11 @@ def _check_place(parts: Rendered) -> None:
 class ClozeEncoder(_Encoder):
     """Inputs of masked language models of the RoBERTa family.
 
-    A too long input loses the ends of its text fields, the longest field first; prompt, template
-    text and mask stay whole. Special tokens in a text are text.
+    The text fields of an input that is too long are truncated at their ends, the longest first;
+    prompt, template text and mask are not. Special tokens in a text are plain text.
 
     Attributes:
-        pad_id: The token id that fills up short inputs of a batch.
+        pad_id: The token id of padding.
         mask_id: The token id of the mask.
 
     Args:
@@ -222,12 +222,12 @@ class ClozeEncoder(_Encoder):
         Args:
             parts: The rendered input.
             reserve: Positions that must be left free.
-            num_soft: Vectors that stand where the prompt does, each as `SOFT`; 0 for a prompt of
+            num_soft: Number of vectors in place of the prompt, each as `SOFT`; 0 for a prompt of
                 text.
 
         Raises:
-            BackendError: There is not exactly one mask (or place for the vectors), or the rest is
-                too long already.
+            BackendError: There is not exactly one mask (or place for the vectors), or the input is
+                too long without its fields.
         """
         refuse_chat(parts, MASKED)
         num_masks = sum(part.kind == "mask" for part in parts)
@@ -248,12 +248,12 @@ class ClozeEncoder(_Encoder):
 class CausalEncoder(_Encoder):
     """Inputs of causal language models, which answer at the end.
 
-    They start as the model's own tokeniser starts them, with <s> or the like where it has that,
-    and are shortened as those of `ClozeEncoder`. A chat stands in the frame of the model's chat
-    template instead. Special tokens in a text are text.
+    They start with the tokeniser's start tokens, if it has any, and are truncated like those of
+    `ClozeEncoder`. A chat has the frame of the model's chat template instead. Special tokens in a
+    text are plain text.
 
     Attributes:
-        frames: The frames that are known, by the roles of their messages.
+        frames: Cached frames, by the roles of their messages.
 
     Args:
         tokenizer_file: The model's ``tokenizer.json``.
@@ -288,12 +288,11 @@ class CausalEncoder(_Encoder):
         if not plain or not starts:
             raise BackendError(f"{tokenizer_file}: cannot tell which special tokens start a text")
         self._start = whole[: starts[0]]
-        # Some tokenisers (SentencePiece's) begin every text with a space of their own; behind a
-        # line break they show how a text goes on.
+        # Some tokenisers (SentencePiece) put a space before every text, but not after a line break.
         self._anchor = "" if ids("\na") == ids("\n") + plain else "\n"
 
     def _special_names(self, piece: str) -> list[str]:
-        """The special tokens that may stand in a piece of a frame."""
+        """The special tokens that a piece of a frame may contain."""
         added = self._tokenizer.get_added_tokens_decoder().values()
         return [token.content for token in added if token.special and token.content in piece]
 
@@ -309,7 +308,7 @@ class CausalEncoder(_Encoder):
         return tuple(part for part in (*parts, Part("text", piece[end:])) if part.text)
 
     def frame(self, roles: tuple[str, ...]) -> ChatFrame:
-        """What the model's chat template puts around messages of these roles.
+        """The frame of the model's chat template for messages of these roles.
 
         Raises:
             BackendError: The model has no chat template, or it refuses such messages.
@@ -325,11 +324,11 @@ class CausalEncoder(_Encoder):
         return self.frames[roles]
 
     def framed(self, parts: Rendered, *, soft: bool = False) -> Rendered:
-        """A chat within the frame of the model's template; any other input as it is.
+        """A chat in the frame of the model's template; other inputs are unchanged.
 
         Args:
             parts: The rendered input.
-            soft: Whether vectors stand at the place of the prompt.
+            soft: Whether a soft prompt replaces the prompt.
 
         Raises:
             BackendError: As `frame`.
@@ -347,7 +346,7 @@ class CausalEncoder(_Encoder):
         """The label words as the answer to an input spells them.
 
         Args:
-            label_words: As the task has them.
+            label_words: The task's label words.
             like: One of the inputs, or the task's form; an empty one is no chat.
 
         Raises:
@@ -361,7 +360,7 @@ class CausalEncoder(_Encoder):
         """The token ids of each label word.
 
         Args:
-            label_words: As the task has them.
+            label_words: The task's label words.
             like: As for `spelled`.
             several: Whether a label word may be several tokens.
 
@@ -379,7 +378,7 @@ class CausalEncoder(_Encoder):
         return ids
 
     def continuation(self, text: str) -> list[int]:
-        """The token ids of a text that goes on after another, with its leading space as given.
+        """The token ids of a text that continues another one, with its leading space as given.
 
         Raises:
             BackendError: The tokeniser does not show them apart from the text before.
@@ -408,16 +407,16 @@ class CausalEncoder(_Encoder):
 
         Args:
             parts: The rendered input.
-            reserve: Positions that must be left for what follows.
-            num_soft: Vectors that stand where the prompt does, each as `SOFT`; 0 for a prompt of
+            reserve: Positions to leave free after the input.
+            num_soft: Number of vectors in place of the prompt, each as `SOFT`; 0 for a prompt of
                 text.
 
         Returns:
-            The token ids, and whether nothing was taken off the fields.
+            The token ids, and whether the fields are not truncated.
 
         Raises:
-            BackendError: There is a mask, nothing at all, or no place for the vectors, or the rest
-                is too long already.
+            BackendError: There is a mask, no token, or no place for the vectors, or the input is
+                too long without its fields.
         """
         if any(part.kind == "mask" for part in parts):
             raise BackendError(
@@ -442,14 +441,14 @@ class CausalEncoder(_Encoder):
 
 
 def read_max_length(folder: Path, *, causal: bool = False) -> int:
-    """The tokens that a model takes per input, as its folder says.
+    """A model's maximum number of tokens per input, from its folder.
 
     Args:
-        folder: Holds ``tokenizer_config.json`` or ``config.json``.
-        causal: A causal model; else one of the RoBERTa family.
+        folder: Folder with ``tokenizer_config.json`` or ``config.json``.
+        causal: Whether the model is causal; else it is of the RoBERTa family.
 
     Raises:
-        SpecError: Neither file says it, or one is not JSON.
+        SpecError: Neither file has it, or one is not JSON.
     """
     limits = []
     stated = read_json(folder / "tokenizer_config.json").get("model_max_length")
@@ -470,7 +469,7 @@ def read_max_length(folder: Path, *, causal: bool = False) -> int:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty where there is no such file.
+    """The object in a JSON file; empty if there is no such file.
 
     Raises:
         SpecError: It is not JSON.
@@ -485,7 +484,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def token_starts(parts: Sequence[Part], offsets: Sequence[tuple[int, int]]) -> list[list[int]]:
-    """Where the tokens of each part start, counted from the part's start; only fields have any."""
+    """The starts of the tokens of each field, relative to the field; empty for other parts."""
     starts: list[list[int]] = []
     end = 0
     for part in parts:
@@ -499,7 +498,7 @@ def token_starts(parts: Sequence[Part], offsets: Sequence[tuple[int, int]]) -> l
 
 
 def shorten(parts: Rendered, starts: Sequence[Sequence[int]], excess: int) -> Rendered:
-    """Cuts `excess` tokens off the ends of the fields, each from the field that is longest then."""
+    """Removes `excess` tokens from the ends of the fields, each from the longest field."""
     keep = [len(part_starts) for part_starts in starts]
     for _ in range(min(excess, sum(keep))):
         keep[keep.index(max(keep))] -= 1

@@ -1,7 +1,7 @@
-"""What a GGUF file says of its model, read without the engine.
+"""Reader of GGUF metadata.
 
-The engine puts a template of its own in the place of a missing chat template and does not say so,
-hence the look into the file. The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+The engine silently substitutes a default for a missing chat template, so the file is read here.
+The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ def read_gguf(file: Path, keys: Collection[str]) -> dict[str, object]:
 
     Args:
         file: The model.
-        keys: What to look for. Arrays are not read.
+        keys: Keys to read. Arrays are skipped.
 
     Returns:
-        Those that the file has.
+        The values of the keys that the file has.
 
     Raises:
-        SpecError: It is no GGUF file, or it is cut off.
+        SpecError: It is not a GGUF file, or it is truncated.
     """
     try:
         with file.open("rb") as content:
@@ -55,7 +55,7 @@ def read_gguf(file: Path, keys: Collection[str]) -> dict[str, object]:
 
 
 def _value(content: BinaryIO, kind: int) -> object:
-    """The value that comes next; None for an array, which is passed over."""
+    """The next value; None for an array, which is skipped."""
     if kind == _STRING:
         return _text(content)
     if kind != _ARRAY:

@@ -1,4 +1,4 @@
-"""Label words of a model: all wrong ones of a task at once, and words that it takes instead."""
+"""Validation of label words against a model, with suggestions."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _SUGGESTED = 3
 async def check_label_words(
     backend: LLMBackend, label_words: tuple[str, ...], form: Rendered = ()
 ) -> None:
-    """Checks label words and form, as `LLMBackend.check`, and names all words that do not fit.
+    """Checks label words and form like `LLMBackend.check`, and reports all wrong words.
 
     Raises:
-        LabelWordError: The first label word that is not one token of the model; its `also` are the
-            others, and each suggests words that are.
-        BackendError: The model cannot be asked, or takes no such form.
+        LabelWordError: The first label word that is not one token of the model. Its `also` has the
+            others; each has suggestions.
+        BackendError: The model is unavailable, or does not support the form.
     """
     try:
         await backend.check(label_words, form)
@@ -49,10 +49,10 @@ async def taken_words(
     *,
     apart_from: Sequence[str] = (),
 ) -> list[str]:
-    """The words that a model takes as label words, without those of other labels.
+    """The words that are valid label words of a model, without those of other labels.
 
     Raises:
-        BackendError: The model cannot be asked, or takes no such form.
+        BackendError: The model is unavailable, or does not support the form.
     """
     taken = {word.strip().casefold() for word in apart_from}
     found = []
@@ -68,13 +68,13 @@ async def taken_words(
 
 
 def _alike(word: str, position: int, label_words: Sequence[str]) -> list[str]:
-    """Words that may stand for the same: other spellings, its parts, and those of known sets."""
+    """Alternatives to a word: other spellings, its parts, and those of known sets."""
     sets = shipped_label_sets({str(at): one for at, one in enumerate(label_words)})
     return [*spellings_of(word), *(words[position] for words in sets)]
 
 
 def spellings_of(text: str) -> Iterator[str]:
-    """A text as label words: whole and in parts, with a leading space and without a capital."""
+    """Spellings of a text: whole and in parts, with a leading space and in lower case."""
     whole = " ".join(re.split(r"[\W_]+", text)).strip()
     for part in (whole, *whole.split(), text.strip()):
         if part:

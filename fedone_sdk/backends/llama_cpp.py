@@ -1,4 +1,4 @@
-"""GGUF models, run by llama.cpp in this process."""
+"""Backend for GGUF models, run by llama.cpp in this process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["LlamaCppBackend"]
 R = TypeVar("R")
 
 _CONTEXT_LENGTH = 4096
-"""Tokens of context where nothing else is said; a model that was trained on fewer gets those."""
+"""Default context length in tokens, at most the model's training length."""
 
 _TEMPLATE = "tokenizer.chat_template"
 _ARCHITECTURE = "general.architecture"
@@ -38,31 +38,30 @@ _NOT_QUANTISED = (0, 1, 32)  # float32, float16, bfloat16
 
 
 class LlamaCppBackend(LLMBackend):
-    """Asks a causal language model in a GGUF file, on the CPU or on a GPU.
+    """Backend for a causal language model in a GGUF file, on the CPU or on a GPU.
 
-    A query's inputs are computed one after the other, and the tokens that an input shares with the
-    one before it, its instructions and demonstrations, are not computed again. Log-probabilities
-    are over the whole vocabulary. An answer depends on its query alone.
+    A query's inputs are evaluated sequentially; the tokens of the prefix that an input shares with
+    the previous one are not computed again. Log-probabilities are over the whole vocabulary. An
+    answer depends only on its query.
 
-    The file's metadata is read here; the model is loaded in a worker thread by the first call that
-    needs it.
+    The constructor reads the file's metadata. A worker thread loads the model on the first call
+    that needs it.
 
     Attributes:
-        max_length: Tokens that the model takes per input, what follows it included.
+        max_length: Maximum tokens per input, including its continuation.
 
     Args:
         model: The GGUF file.
-        context_length: The longest input, tokens; None is what the model was trained on, at most
+        context_length: Maximum tokens per input; None is the model's training length, at most
             4096.
         threads: CPU threads; None is one per core.
-        gpu_layers: Layers that a GPU computes, with a build of the engine for one; None is as many
-            as fit.
-        multi_token_labels: Lets label words be several tokens; each is scored by the sum of its
+        gpu_layers: Layers on a GPU, with a GPU build of the engine; None is as many as fit.
+        multi_token_labels: Allows label words of several tokens, each scored by the sum of its
             tokens' log-probabilities.
 
     Raises:
         MissingExtraError: The extra ``llama-cpp`` is not installed.
-        SpecError: There is no such file, or it is no causal model in GGUF.
+        SpecError: There is no such file, or it is not a causal model in GGUF.
     """
 
     bounds = frozenset(
@@ -118,9 +117,9 @@ class LlamaCppBackend(LLMBackend):
 
     @cached_property
     def fingerprint(self) -> str:
-        """``llama_cpp:<file name>:<sha256>``, 16 hex digits of it, and settings that move scores.
+        """``llama_cpp:<file name>:<16 hex digits of sha256>``, and settings that change scores.
 
-        The file is read once in full, by the first call that loads the model.
+        The first call that loads the model reads the whole file once.
         """
         with self._file.open("rb") as content:
             digest = file_digest(content, "sha256").hexdigest()
@@ -129,11 +128,11 @@ class LlamaCppBackend(LLMBackend):
     async def score(self, query: Query) -> Answer:
         """Answers one query.
 
-        A too long input loses the ends of its text fields, the longest field first; prompt and
-        template text stay whole.
+        The text fields of an input that is too long are truncated at their ends, the longest
+        first; prompt and template text are not.
 
         Returns:
-            Log-probabilities as float32 numbers, so that the wire does not change them.
+            Log-probabilities as float32 numbers, which the wire preserves.
             ``prompt_tokens`` counts each input once, with its longest label word.
 
         Raises:
@@ -152,10 +151,10 @@ class LlamaCppBackend(LLMBackend):
         return await self._in(self._model_thread, lambda model: model.answer(query))
 
     async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
-        """Checks that every label word is one token, and that the model takes such inputs.
+        """Checks that every label word is one token, and that the model supports the form.
 
         Raises:
-            BackendError: The model cannot be loaded, or takes no such inputs.
+            BackendError: The model cannot be loaded, or does not support the form.
             LabelWordError: A label word is not one token (or none, where it may be several).
         """
         await self._in(self._token_thread, lambda model: model.look(label_words, form))
@@ -163,7 +162,7 @@ class LlamaCppBackend(LLMBackend):
             self._template_warning.look(form)
 
     def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
-        """One query of `batch_size` inputs of the maximum length; a local model costs no money."""
+        """One query of `batch_size` inputs of the maximum length, at no cost in money."""
         return Usage(
             queries=1,
             requests=1,
@@ -172,7 +171,7 @@ class LlamaCppBackend(LLMBackend):
         )
 
     async def quote(self, query: Query) -> Usage:
-        """What it will spend: the tokens of its inputs are counted.
+        """The exact usage: the tokens of the inputs are counted.
 
         Raises:
             BackendError: As `score`.
@@ -180,7 +179,7 @@ class LlamaCppBackend(LLMBackend):
         return await self._in(self._token_thread, lambda model: model.count(query))
 
     async def aclose(self) -> None:
-        """Ends the worker threads, after the queries that they hold, and frees the model."""
+        """Stops the worker threads after their pending queries, and frees the model."""
         for thread in (self._token_thread, self._model_thread):
             await asyncio.to_thread(thread.shutdown)
         self._loaded = None
@@ -209,7 +208,7 @@ class LlamaCppBackend(LLMBackend):
 
 
 class _Plan(NamedTuple):
-    """What must be computed to answer a query.
+    """The token ids of a query.
 
     Attributes:
         starts: The token ids of each input.
@@ -221,7 +220,7 @@ class _Plan(NamedTuple):
 
 
 class _Model:
-    """The loaded model and its tokeniser: everything that blocks."""
+    """The loaded model and its tokeniser. All methods block."""
 
     def __init__(
         self, engine: LlamaEngine, encoder: GgufEncoder, *, multi_token_labels: bool
@@ -232,13 +231,13 @@ class _Model:
         self._plan = lru_cache(maxsize=16)(self._planned)
 
     def look(self, label_words: Sequence[str], form: Rendered) -> None:
-        """Raises an error if label words or form cannot be asked."""
+        """Raises an error if the model does not support label words or form."""
         self._label_ids(label_words, form)
         if form:
             self._encoder.encode(form, reserve=1)
 
     def count(self, query: Query) -> Usage:
-        """What a query will spend, texts at most."""
+        """The usage of a query; an upper bound for generated texts."""
         plan = self._plan(query.inputs, query.label_words, query.max_tokens)
         return Usage(
             queries=1,
@@ -262,7 +261,7 @@ class _Model:
         return Answer(log_probs=self._label_log_probs(plan), usage=usage)
 
     def _label_log_probs(self, plan: _Plan) -> tuple[tuple[float, ...], ...]:
-        # What stands between an input and each token of a label word: mostly nothing.
+        # The tokens between an input and each token of a label word; none for one-token words.
         heads = sorted({label[:end] for label in plan.labels for end in range(len(label))})
         asked = {
             head: [

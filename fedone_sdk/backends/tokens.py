@@ -1,4 +1,4 @@
-"""Counts tokens for models whose tokeniser is somewhere else."""
+"""Token counters for remote models."""
 
 from __future__ import annotations
 
@@ -20,40 +20,40 @@ from fedone_sdk.task import Rendered
 __all__ = ["ByteCounter", "CHAT_OVERHEAD", "OPENAI_CHAT_OVERHEAD", "TokenCounter", "token_counter"]
 
 OPENAI_CHAT_OVERHEAD = 16
-"""Tokens that OpenAI charges for the frame of one user message, at most.
+"""Upper bound on OpenAI's tokens for the frame of one user message.
 
-It is 7 by their cookbook: 3 for a message, 1 for its role, 3 that open the answer. Twice that and
-some for models to come; a quote must never be less than the bill.
+OpenAI's cookbook counts 7: 3 for a message, 1 for its role, 3 that open the answer. The bound has
+a margin for later models, because a quote must not be less than the bill.
 """
 
 CHAT_OVERHEAD = 128
-"""The same for other servers.
+"""The same bound for other servers.
 
-Their chat templates also put a system text in front that nobody asked for. The longest in wide use
-is that of gpt-oss (its name, two dates, the effort, the channels), about 70 tokens.
+Their chat templates may add a default system message. The longest in wide use is that of gpt-oss
+(its name, two dates, the effort, the channels), about 70 tokens.
 """
 
 _PATIENCE_S = 5.0
-"""How long tiktoken may take to fetch a vocabulary (a few MB, once per machine)."""
+"""Time limit for tiktoken's download of a vocabulary (a few MB, once per machine)."""
 
 Span = tuple[int, int]
 
 
 class TokenCounter(ABC):
-    """Cuts a text into tokens.
+    """Splits a text into tokens.
 
     Attributes:
-        exact: Whether these are the model's own tokens, or more than it will count.
+        exact: Whether the tokens are the model's; else their number is an upper bound.
     """
 
     exact = True
 
     @abstractmethod
     def spans(self, text: str) -> list[Span]:
-        """Where each token starts and ends in `text`, characters. Special tokens are text."""
+        """Start and end of each token in `text`, in characters. Special tokens are plain text."""
 
     def count(self, text: str) -> int:
-        """How many tokens `text` is."""
+        """The number of tokens of `text`."""
         return len(self.spans(text))
 
     def tokens(self, text: str) -> list[str]:
@@ -61,10 +61,10 @@ class TokenCounter(ABC):
         return [text[begin:end] for begin, end in self.spans(text)]
 
     def fit(self, parts: Rendered, most: int) -> Rendered:
-        """Takes the ends off the fields, the longest first, until the input is `most` tokens.
+        """Truncates the fields at their ends, the longest first, until the input has `most` tokens.
 
         Raises:
-            BackendError: It is longer without its fields.
+            BackendError: It is too long without its fields.
         """
         while True:
             spans = self.spans("".join(part.text for part in parts))
@@ -76,18 +76,18 @@ class TokenCounter(ABC):
                     f"the input is {'' if self.exact else 'up to '}{len(spans)} tokens without its "
                     f"text fields, max_input_tokens is {most}: shorten the prompt or the template"
                 )
-            # Cutting may change how the border is tokenised, so measure again. It ends: each turn
-            # removes a character or more.
+            # Truncation may change the tokens at the border, so the length is measured again.
+            # Each iteration removes at least one character.
             parts = shorten(parts, starts, len(spans) - most)
 
 
 class ByteCounter(TokenCounter):
-    """Counts UTF-8 bytes: no tokeniser over bytes (all of OpenAI's are) makes more tokens."""
+    """Counts UTF-8 bytes, an upper bound for byte-level tokenisers such as OpenAI's."""
 
     exact = False
 
     def spans(self, text: str) -> list[Span]:
-        """One span per byte, that of its character."""
+        """One span per byte: the span of its character."""
         return [
             (index, index + 1)
             for index, character in enumerate(text)
@@ -130,17 +130,17 @@ class _TiktokenCounter(TokenCounter):
 def token_counter(
     *, model: str, tokenizer: str | None = None, patience_s: float = _PATIENCE_S
 ) -> TokenCounter:
-    """The best counter at hand. It blocks: tiktoken may download a vocabulary.
+    """The most exact counter available. It blocks, as tiktoken may download a vocabulary.
 
     Args:
-        model: As the provider names it; tiktoken knows OpenAI's.
+        model: The provider's name of the model; tiktoken supports OpenAI's models.
         tokenizer: ``tokenizer.json``, or a folder with it; None looks for one by the model's
-            name, then asks tiktoken, and else counts bytes.
-        patience_s: How long tiktoken may take.
+            name, then falls back to tiktoken, then to counting bytes.
+        patience_s: Time limit for tiktoken, in seconds.
 
     Raises:
         MissingExtraError: `tokenizer` is given and the package tokenizers is not installed.
-        SpecError: `tokenizer` is not there, or cannot be loaded.
+        SpecError: `tokenizer` does not exist, or cannot be loaded.
     """
     file = find_tokenizer(tokenizer, model)
     if file is not None and find_spec("tokenizers") is not None:
@@ -161,7 +161,7 @@ def token_counter(
 
 
 def _tiktoken_encoding(model: str, patience_s: float) -> tuple[Any, str]:
-    """The encoding, or None and the reason."""
+    """The encoding; or None, with the reason."""
     if find_spec("tiktoken") is None:
         return None, "tiktoken is not installed"
     found: list[Any] = []
@@ -172,10 +172,10 @@ def _tiktoken_encoding(model: str, patience_s: float) -> tuple[Any, str]:
             found.append(import_module("tiktoken").encoding_for_model(model))
         except KeyError:
             failed.append("tiktoken does not know the model")
-        except Exception as exc:  # It downloads: requests' errors, a bad checksum, a full disk ...
+        except Exception as exc:  # An error of requests, a bad checksum, a full disk.
             failed.append(f"tiktoken cannot load its vocabulary ({type(exc).__name__})")
 
-    # The download has no time limit of its own. A daemon does not hold up the end of the process.
+    # The download has no time limit. A daemon thread does not block the end of the process.
     thread = threading.Thread(target=load, name="fedone-tiktoken", daemon=True)
     thread.start()
     thread.join(patience_s)

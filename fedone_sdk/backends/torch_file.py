@@ -1,4 +1,4 @@
-"""The file that `torch.save` makes of a matrix, written without torch."""
+"""Writer of `torch.save` files without torch."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ __all__ = ["torch_saved"]
 
 
 def torch_saved(matrix: NDArray[np.float32]) -> bytes:
-    """A float32 matrix as ``torch.load(..., weights_only=True)`` reads it back.
+    """A float32 matrix as a file for ``torch.load(..., weights_only=True)``.
 
-    It is an archive of a pickle, which says how to rebuild the tensor, and of its numbers. The
-    pickle is the one of torch 1.6 and later, put together of its opcodes; the same matrix always
-    makes the same bytes.
+    The file is a zip archive with a pickle, in the form of torch 1.6 and later, and the numbers.
+    Equal matrices give equal bytes.
 
     Args:
-        matrix: Of two dimensions, neither of them 0.
+        matrix: Two-dimensional and not empty.
     """
     rows, columns = matrix.shape
     files = {
@@ -32,7 +31,7 @@ def torch_saved(matrix: NDArray[np.float32]) -> bytes:
         "version": b"3\n",
     }
     archive = io.BytesIO()
-    with ZipFile(archive, "w") as zipped:  # Stored as it is: torch takes nothing compressed.
+    with ZipFile(archive, "w") as zipped:  # Uncompressed, as torch requires.
         for name, content in files.items():
             zipped.writestr(ZipInfo(f"matrix/{name}"), content)
     return archive.getvalue()
@@ -49,7 +48,7 @@ def _pickle(rows: int, columns: int) -> bytes:
         + _text("0")  # The name of its file.
         + _text("cpu")
         + _integer(rows * columns)
-        + b"tQ"  # A persistent id: the reader looks the storage up.
+        + b"tQ"  # A persistent id, by which the reader finds the storage.
     )
     hooks = b"ccollections\nOrderedDict\n)R"
     return (

@@ -1,4 +1,4 @@
-"""A loaded model of the transformers library, as torch runs it."""
+"""A loaded model of the transformers library, run by torch."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Vectors(NamedTuple):
     """A soft prompt on the model's device.
 
     Attributes:
-        kind: Where it acts.
+        kind: Its kind.
         tensor: Its numbers, in the shape of `fedone_sdk.soft_prompt.SoftPrompt`.
-        length: n, the positions that it takes.
+        length: n, its number of positions.
     """
 
     kind: SoftPromptKind
@@ -38,11 +38,11 @@ class Vectors(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A sequence for the model.
+    """An input sequence of the model.
 
     Attributes:
-        ids: Token ids; `SOFT` where a vector of the soft prompt stands.
-        asked: The (position, next token) pairs that are asked about.
+        ids: Token ids, with `SOFT` for each vector of the soft prompt.
+        asked: The (position, next token) pairs to score.
     """
 
     ids: list[int]
@@ -50,12 +50,12 @@ class Row(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What must be run to answer a query.
+    """The forward passes of a query.
 
     Attributes:
         rows: The sequences.
-        spans: Per input and text: its row, and the begin and end of the text's tokens in what that
-            row is asked.
+        spans: Per input and text, its row, and the start and end of its tokens in the row's
+            `asked`.
         num_tokens: The tokens of all inputs, each with its longest text.
     """
 
@@ -65,19 +65,19 @@ class Plan(NamedTuple):
 
 
 class TorchModel(ABC):
-    """The model and its tokeniser: everything that blocks. For one thread only.
+    """The model and its tokeniser. All methods block, and are not thread-safe.
 
     Attributes:
-        module: torch's module, for being asked: no dropout, no gradients of its weights.
-        max_batch: The most rows of one forward pass.
+        module: The torch module, in evaluation mode and without gradients of its weights.
+        max_batch: Maximum rows per forward pass.
 
     Args:
-        checkpoint: Where the model lies.
-        max_length: Tokens that it takes per input, special tokens included.
-        device: torch's; ``auto`` is ``cuda`` where there is one, and else ``cpu``.
-        dtype: Of weights and arithmetic.
+        checkpoint: The model's location.
+        max_length: Maximum tokens per input, special tokens included.
+        device: torch device; ``auto`` is ``cuda`` if available, else ``cpu``.
+        dtype: Type of weights and arithmetic.
         max_batch: As above.
-        multi_token_labels: Lets a causal model's label words be several tokens.
+        multi_token_labels: Allows a causal model's label words of several tokens.
 
     Raises:
         BackendError: The model cannot be loaded.
@@ -109,8 +109,8 @@ class TorchModel(ABC):
 
     @property
     def head(self) -> Any:
-        """What makes logits of hidden states."""
-        # RoBERTa's is the whole head: dense layer, norm and vocabulary.
+        """The module that maps hidden states to logits."""
+        # For RoBERTa it is the whole head: dense layer, norm and vocabulary.
         return getattr(self.module, "lm_head", None) or self.module.get_output_embeddings()
 
     @property
@@ -119,7 +119,7 @@ class TorchModel(ABC):
         return self.module.get_input_embeddings().weight
 
     def copy(self) -> Self:
-        """The same model with weights of its own."""
+        """A copy of the model with separate weights."""
         other = copy(self)
         other.module = deepcopy(self.module)
         return other
@@ -128,12 +128,12 @@ class TorchModel(ABC):
         """The tokens of each label word.
 
         Args:
-            label_words: As the task has them.
-            like: An input that they answer; the label words of a chat depend on its frame.
+            label_words: The task's label words.
+            like: One of the inputs; the label words of a chat depend on its frame.
 
         Raises:
             LabelWordError: It is not one token (or none, where it may be several).
-            BackendError: The input is a chat that the model does not take.
+            BackendError: The input is a chat that the model does not support.
         """
         encoder = self.encoder
         if isinstance(encoder, ClozeEncoder):
@@ -143,8 +143,8 @@ class TorchModel(ABC):
     def soft_shape(self, kind: SoftPromptKind, length: int) -> tuple[int, int]:
         """Rows and columns of a soft prompt of `length` vectors.
 
-        The columns of ``key_values`` are all heads of a layer that have keys of their own: fewer
-        than the model's width where several query heads share them.
+        The columns of ``key_values`` are those of all key heads of a layer: fewer than the model's
+        width if several query heads share keys.
 
         Raises:
             BackendError: The model has no such layers.
@@ -155,17 +155,17 @@ class TorchModel(ABC):
         return 2 * layers * length, heads * head_size
 
     def vectors(self, soft: SoftPrompt | None) -> Vectors | None:
-        """Brings a soft prompt to the model.
+        """Moves a soft prompt to the model's device.
 
         Raises:
-            BackendError: It is one for another model.
+            BackendError: Its shape is that of another model.
         """
         if soft is None:
             return None
         return self.on_device(soft.kind, self._torch.from_numpy(soft.array()))
 
     def on_device(self, kind: SoftPromptKind, matrix: Any) -> Vectors:
-        """As `vectors`, of a torch matrix, which keeps its gradients."""
+        """`vectors` of a torch matrix, which keeps its gradients."""
         rows, columns = matrix.shape
         per_vector, width = self.soft_shape(kind, 1)
         if columns != width or rows % per_vector:
@@ -182,7 +182,7 @@ class TorchModel(ABC):
         texts: Sequence[Sequence[list[int]]],
         vectors: Vectors | None,
     ) -> Plan:
-        """What must be run to know the log-probabilities of each input's texts.
+        """Plans the forward passes for the log-probabilities of each input's texts.
 
         Raises:
             BackendError: An input does not fit the model.
@@ -229,7 +229,7 @@ class TorchModel(ABC):
 
     @contextmanager
     def failing_clearly(self) -> Iterator[None]:
-        """Turns what torch raises into a `BackendError` of one line."""
+        """Converts torch's exceptions to a `BackendError` of one line."""
         torch = self._torch
         try:
             yield
@@ -240,11 +240,11 @@ class TorchModel(ABC):
                 f"{self._device} is out of memory: lower backend.max_batch "
                 f"(now {self.max_batch}), or take dtype bfloat16 or a smaller model"
             ) from exc
-        except (RuntimeError, IndexError, ValueError) as exc:  # What torch raises on a bad input.
+        except (RuntimeError, IndexError, ValueError) as exc:  # torch's exception for a bad input.
             raise BackendError(f"torch failed: {first_line(exc)}") from exc
 
     def _in_batches(self, rows: Sequence[Row], vectors: Vectors | None) -> list[list[float]]:
-        """For each row the log-probabilities that it asks for."""
+        """The requested log-probabilities of each row."""
         order = list(range(len(rows)))
         if len(rows) > self.max_batch:
             order.sort(key=lambda index: len(rows[index].ids), reverse=True)
@@ -258,9 +258,9 @@ class TorchModel(ABC):
         return found
 
     def _forward(self, rows: Sequence[Row], vectors: Vectors | None) -> Any:
-        """What the rows ask for, one after another: float32, nats over the whole vocabulary."""
+        """The requested log-probabilities of all rows: float32, nats over the whole vocabulary."""
         torch = self._torch
-        # Each position once, however many tokens are asked about there: the head is dear.
+        # The head is expensive, so it runs once per position, for any number of tokens.
         picks = list(
             dict.fromkeys(
                 (row, position) for row, (_, asked) in enumerate(rows) for position, _ in asked
@@ -273,7 +273,7 @@ class TorchModel(ABC):
             for position, token in pairs
         ]
         with self._only(*zip(*picks, strict=True)):
-            # Padding lies on the right, where a causal model never looks back at it.
+            # Padding is on the right, so causal attention does not reach it.
             ids, mask = self._padded([row.ids for row in rows], right=True)
             logits = self._logits(self._arguments(ids, mask, vectors))
         if logits.shape[:2] != (1, len(picks)):
@@ -287,7 +287,7 @@ class TorchModel(ABC):
 
     @abstractmethod
     def _arguments(self, ids: Any, mask: Any, vectors: Vectors | None) -> dict[str, Any]:
-        """What the module is called with.
+        """The arguments of the module.
 
         Args:
             ids: Token ids, shape (rows, length).
@@ -296,13 +296,13 @@ class TorchModel(ABC):
         """
 
     def _embedded(self, ids: Any, vectors: Vectors) -> Any:
-        """The input embeddings of `ids`, with the soft prompt where it stands."""
+        """The input embeddings of `ids`, with those of the soft prompt at its place."""
         embedded = self.module.get_input_embeddings()(ids.clamp(min=0))
         soft = vectors.tensor.to(embedded.dtype).repeat(len(ids), 1)
         return embedded.masked_scatter((ids == SOFT).unsqueeze(-1), soft)
 
     def _prefix(self, vectors: Vectors, num_rows: int) -> Any:
-        """Keys and values that all layers find before their own, as a cache of `num_rows` rows."""
+        """The soft prompt's keys and values for all layers, as a cache of `num_rows` rows."""
         layers, heads, head_size = self._attention_shape()
         pairs = vectors.tensor.to(self.module.dtype).view(
             layers, 2, vectors.length, heads, head_size
@@ -315,11 +315,11 @@ class TorchModel(ABC):
         return cache
 
     def _with_prefix(self, mask: Any, vectors: Vectors) -> Any:
-        """The attention mask of a prefix and what follows it."""
+        """The attention mask of the prefix and the input."""
         return self._torch.cat([mask.new_ones(len(mask), vectors.length), mask], dim=1)
 
     def _attention_shape(self) -> tuple[int, int, int]:
-        """Layers, heads with keys of their own, and numbers per head."""
+        """Layers, key heads, and numbers per head."""
         config = self.module.config.get_text_config()
         try:
             heads = config.num_attention_heads
@@ -345,7 +345,7 @@ class TorchModel(ABC):
 
     @contextmanager
     def _only(self, rows: Sequence[int], positions: Sequence[int]) -> Iterator[None]:
-        """Lets the head see these positions only, in a batch of one; M picks give (1, M, ...)."""
+        """Restricts the head to these positions, in a batch of one; M picks give (1, M, ...)."""
 
         def pick(_: object, args: tuple[Any, ...]) -> tuple[Any, ...]:
             return (args[0][list(rows), list(positions)].unsqueeze(0), *args[1:])
@@ -358,7 +358,7 @@ class TorchModel(ABC):
 
 
 def room_of(vectors: Vectors | None) -> tuple[int, int]:
-    """Positions that a soft prompt takes: in the input, and before it."""
+    """Positions of a soft prompt: in the input, and before it."""
     if vectors is None:
         return 0, 0
     return (vectors.length, 0) if vectors.kind == "embeddings" else (0, vectors.length)

@@ -1,4 +1,4 @@
-"""Models of the transformers library, masked and causal, run by torch in this process."""
+"""Backend for models of the transformers library, masked and causal, run by torch."""
 
 from __future__ import annotations
 
@@ -37,38 +37,39 @@ R = TypeVar("R")
 
 
 class TransformersBackend(LLMBackend):
-    """Asks a masked language model of the RoBERTa family at ``{mask}``, or a causal one at the end.
+    """Backend for a masked model of the RoBERTa family, or a causal model.
 
-    Which of the two a model is, its ``architectures`` say. Every query is one forward pass with
-    its own padding, however many others wait; only a query of more than `max_batch` rows is split,
-    sorted by length. The vocabulary is summed in float32, at the asked positions only.
+    A masked model answers at ``{mask}``, a causal one at the end of the input; the model's
+    ``architectures`` decide. Every query is one forward pass with its own padding; a query of more
+    than `max_batch` rows is split, sorted by length. The softmax over the vocabulary is computed in
+    float32, only at the scored positions.
 
-    The small files are read here, those of a hub model over the network; the weights are loaded
-    in a worker thread by the first call that needs them. Code that comes with a model is never run.
+    The constructor reads the small files, those of a hub model over the network. A worker thread
+    loads the weights on the first call that needs them. Code that comes with a model is never run.
 
-    Soft prompts of both kinds are taken. ``embeddings`` stand where the input has its prompt, and
-    are part of its length. ``key_values`` are what every layer's attention finds before the input:
-    its positions start after them, so that they too take room of `max_length`.
+    Both kinds of soft prompts are supported. ``embeddings`` take the prompt's place in the input,
+    and count to its length. ``key_values`` precede the input in every layer's attention; the
+    input's positions start after them, so they count to `max_length` too.
 
     Attributes:
-        max_length: Tokens that the model takes per input, special tokens included.
-        answers: ``labels``; of a causal model ``reference`` and ``text`` (greedy) too.
+        max_length: Maximum tokens per input, special tokens included.
+        answers: ``labels``; for a causal model also ``reference`` and ``text`` (greedy).
         takes: ``embeddings`` and ``key_values``.
 
     Args:
         model: A folder, or a name on the hub. It needs ``config.json`` and ``tokenizer.json``.
-        revision: Of the hub model; None is its newest.
-        device: ``cpu``, ``cuda``, ``cuda:1``, ``mps``; ``auto`` is ``cuda`` where there is one, and
-            else ``cpu``.
-        dtype: Of weights and arithmetic.
-        max_batch: The most rows of one forward pass: one per input, or one per input and label
-            word where those are several tokens.
-        multi_token_labels: Lets a causal model's label words be several tokens; each is scored by
+        revision: Revision of the hub model; None is the newest.
+        device: ``cpu``, ``cuda``, ``cuda:1``, ``mps``; ``auto`` is ``cuda`` if available, else
+            ``cpu``.
+        dtype: Type of weights and arithmetic.
+        max_batch: Maximum rows per forward pass: one row per input, or one per input and label
+            word if label words have several tokens.
+        multi_token_labels: Allows a causal model's label words of several tokens, each scored by
             the sum of its tokens' log-probabilities.
 
     Raises:
         MissingExtraError: The extra ``torch`` is not installed.
-        SpecError: There is no such model or device, or it is no such model.
+        SpecError: There is no such model or device, or the model is of another kind.
     """
 
     bounds = frozenset(
@@ -116,9 +117,9 @@ class TransformersBackend(LLMBackend):
     def fingerprint(self) -> str:
         """``transformers:<name>:<version>:<dtype>``, the version in 16 hex digits.
 
-        Of a hub model it is the commit's. Of a folder it is the sha256 over configuration,
-        tokeniser and weights, read once in full (a gigabyte takes about a second) by the first
-        call that loads the model; whoever asks before that waits here.
+        For a hub model it is the commit. For a folder it is the sha256 over configuration,
+        tokeniser and weights, which takes about a second per gigabyte. The first call that loads
+        the model computes it; reading this property earlier blocks.
         """
         with self._hashing:
             return f"transformers:{self._checkpoint.name}:{self._version}:{self._dtype}"
@@ -132,11 +133,11 @@ class TransformersBackend(LLMBackend):
     async def score(self, query: Query) -> Answer:
         """Answers one query by one forward pass.
 
-        A too long input loses the ends of its text fields, the longest field first; prompt,
-        template text and mask stay whole.
+        The text fields of an input that is too long are truncated at their ends, the longest
+        first; prompt, template text and mask are not.
 
         Returns:
-            Log-probabilities as float32 numbers, so that the wire does not change them.
+            Log-probabilities as float32 numbers, which the wire preserves.
             ``prompt_tokens`` counts each input once, with its longest label word or reference.
 
         Raises:
@@ -148,17 +149,17 @@ class TransformersBackend(LLMBackend):
         return await self.with_model(lambda model: _answer(model, query))
 
     async def quote(self, query: Query) -> Usage:
-        """What it will spend: its tokens are counted by the tokeniser alone, without the weights.
+        """The usage: the tokeniser counts the tokens, without the weights.
 
         A generated text counts `max_tokens` completion tokens per input.
 
         Raises:
-            BackendError: As `score`, but for what only the loaded model shows.
+            BackendError: As `score`, except for failures of the loaded model.
             LabelWordError: As `score`.
             ValueError: As `score`.
         """
         self._check_query(query)
-        # Not in the worker thread: there the count waits for the forward passes of others.
+        # Not in the worker thread, where the count would wait for forward passes.
         return await asyncio.to_thread(
             lambda: count_tokens(
                 self._load_encoder(), query, multi_token_labels=self._multi_token_labels
@@ -166,18 +167,18 @@ class TransformersBackend(LLMBackend):
         )
 
     async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
-        """Checks that every label word is one token, and that the model takes such inputs.
+        """Checks that every label word is one token, and that the model supports the form.
 
         Raises:
-            BackendError: The model cannot be loaded, or takes no such inputs.
-            LabelWordError: A label word is not one token (or none, where it may be several).
+            BackendError: The model cannot be loaded, or does not support the form.
+            LabelWordError: A label word is not one token (or none, if it may be several).
         """
         await self.with_model(lambda model: model.label_ids(label_words, form))
         if self._causal and chat_template(self._checkpoint) is not None:
             self._template_warning.look(form)
 
     def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
-        """One query of `batch_size` inputs of the maximum length; a local model costs no money."""
+        """One query of `batch_size` inputs of the maximum length, at no cost in money."""
         return Usage(
             queries=1,
             requests=1,
@@ -186,7 +187,7 @@ class TransformersBackend(LLMBackend):
         )
 
     async def embedding_space(self) -> EmbeddingSpace:
-        """Where the model's input embeddings lie.
+        """The scale of the model's input embeddings.
 
         Raises:
             BackendError: The model cannot be loaded.
@@ -203,15 +204,15 @@ class TransformersBackend(LLMBackend):
         """Rows and columns of a soft prompt of `length` vectors for this model.
 
         Raises:
-            BackendError: The model cannot be loaded, or takes none of this kind.
+            BackendError: The model cannot be loaded, or does not support this kind.
         """
         return await self.with_model(lambda model: model.soft_shape(kind, length))
 
     async def with_model(self, call: Callable[[TorchModel], R]) -> R:
-        """Calls a function with the loaded model, in the worker thread, between two queries.
+        """Calls a function with the loaded model, in the worker thread.
 
-        So white-box methods train with the one copy of the weights that is asked. The function
-        leaves the model as it was.
+        White-box methods train with it on the one copy of the weights. The function must restore
+        the model's state.
 
         Raises:
             BackendError: The model cannot be loaded.
@@ -220,11 +221,11 @@ class TransformersBackend(LLMBackend):
         return await loop.run_in_executor(self._executor, lambda: call(self._loaded()))
 
     def holding(self, model: TorchModel, version: str) -> TransformersBackend:
-        """The same backend with other weights: a worker thread of its own, and closed on its own.
+        """A copy of this backend with other weights, with a separate worker thread and lifetime.
 
         Args:
-            model: Of the same kind, with other weights.
-            version: Tells them apart in the fingerprint.
+            model: A model of the same kind.
+            version: Its version in the fingerprint.
         """
         other = copy(self)
         other._executor = _worker()
@@ -235,7 +236,7 @@ class TransformersBackend(LLMBackend):
         return other
 
     async def aclose(self) -> None:
-        """Ends the worker thread, after the queries that it holds, and frees the model."""
+        """Stops the worker thread after its pending queries, and frees the model."""
         await asyncio.to_thread(self._executor.shutdown)
         self._model = None
 

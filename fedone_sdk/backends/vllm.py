@@ -1,4 +1,4 @@
-"""Models on a vLLM server: causal ones, and RoBERTa with the SDK's plugin."""
+"""Backend for vLLM servers: causal models, and RoBERTa with the SDK's plugin."""
 
 from __future__ import annotations
 
@@ -59,18 +59,18 @@ _Found = tuple[Rows, tuple[str, ...]]
 """Log-probabilities and texts, as in `Answer`."""
 
 _LONG = 20_000
-"""Characters; tokenising more is left to a thread. It is about 6 ms of work."""
+"""Characters; longer inputs are tokenised in a thread. These take about 6 ms."""
 
 
 class _Request(NamedTuple):
-    """One request, and how to read its answer.
+    """One request, and the parser of its answer.
 
     Attributes:
-        path: Below the server's root.
-        body: What is sent; with `SOFT` among the token ids where the query has a soft prompt.
-        worst: The most that it uses.
-        read: From the answer to log-probabilities and texts.
-        shortened: The token ids of the inputs where they were too long; None where none was.
+        path: Path below the server's root.
+        body: The JSON body; with `SOFT` among the token ids if the query has a soft prompt.
+        worst: Upper bound of its usage.
+        read: Parses the answer to log-probabilities and texts.
+        shortened: The truncated token ids, if an input was too long; else None.
     """
 
     path: str
@@ -81,39 +81,39 @@ class _Request(NamedTuple):
 
 
 class VllmBackend(LLMBackend):
-    """Asks a vLLM server, one request per query.
+    """Backend for a vLLM server, with one request per query.
 
-    Texts are tokenised here, so that special tokens in somebody's text are text, tokens are
-    counted before they are paid for, and too long inputs lose the ends of their text fields. With
-    no ``tokenizer.json`` here the server is asked to tokenise, which costs a round trip per text.
+    The client tokenises texts, so that special tokens in them are plain text, tokens are counted
+    before the request, and inputs that are too long are truncated. Without a local
+    ``tokenizer.json`` the server tokenises, which costs a round trip per text.
 
-    Log-probabilities are exact and over the whole vocabulary, whatever the sampling settings of
-    the server (as long as it keeps ``--logprobs-mode raw_logprobs``, the default).
+    Log-probabilities are exact and over the whole vocabulary, independent of the server's sampling
+    settings (with ``--logprobs-mode raw_logprobs``, the default).
 
-    The server says itself how long its inputs may be, how they start, and whether the model is
-    causal or masked. So `check` comes before `fingerprint` and `worst_case`.
+    `check` reads the maximum length, the start tokens and the kind of model from the server, and
+    must precede `fingerprint` and `worst_case`.
 
-    A server of a causal model that runs with ``--enable-prompt-embeds`` takes soft prompts of
-    vectors for one-token label words and for texts. The tokens beside them are then sent as
-    vectors too, so their embeddings must be known here: `embeddings`.
+    A server of a causal model with ``--enable-prompt-embeds`` supports soft prompts of vectors, for
+    one-token label words and for texts. The other tokens are then sent as vectors too, which needs
+    their `embeddings`.
 
     Attributes:
-        takes: ``embeddings`` where they are known here, else nothing.
+        takes: ``embeddings`` if they are configured, else empty.
 
     Args:
-        model: As the server names it.
-        base_url: Of the server, with or without ``/v1``.
-        api_key_env: Environment variable that holds the key; None sends none.
+        model: The server's name of the model.
+        base_url: The server's URL, with or without ``/v1``.
+        api_key_env: Environment variable that holds the key; None sends no key.
         tokenizer: ``tokenizer.json`` or a folder with it; None looks for one by the model's name.
-        multi_token_labels: Lets a causal model's label words be several tokens. Each input is then
-            sent once per label word.
-        embeddings: A folder with the server's model as safetensors, or one such file; of it only
-            the input embedding matrix is read. None asks with texts only.
-        timeout_s: Seconds until an unanswered request counts as failed.
+        multi_token_labels: Allows a causal model's label words of several tokens. Each input is
+            then sent once per label word.
+        embeddings: A folder with the server's model as safetensors, or one such file, of which
+            only the input embedding matrix is read. None disables soft prompts.
+        timeout_s: Time limit of a request, in seconds.
 
     Raises:
         MissingExtraError: The extra ``vllm`` is not installed, or NumPy for `embeddings`.
-        SpecError: The key's variable, the tokeniser's file or the embeddings are not there.
+        SpecError: The key's variable, the tokeniser's file or the embeddings do not exist.
     """
 
     bounds = frozenset(
@@ -159,14 +159,15 @@ class VllmBackend(LLMBackend):
         return f"vllm:{served.root}:{served.max_length}"
 
     async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
-        """Asks the server for its model, and compares its tokeniser with the one here.
+        """Reads the model from the server, and compares its tokeniser with the local one.
 
-        Embeddings are compared too, the first time: by one request of some 50 tokens, in no count.
+        The first call also compares embeddings, by one request of about 50 tokens that is not
+        counted.
 
         Raises:
             BackendUnavailable: The server does not answer.
-            BackendBlocked: It does not serve this model, has another tokeniser, lacks the plugin,
-                takes no embeddings or has others; or it has changed since the last check.
+            BackendBlocked: The server does not have this model, the same tokeniser, the plugin, or
+                support for these embeddings; or it has changed since the last check.
             LabelWordError: A label word is not one token.
             BackendError: Two label words are the same token.
         """
@@ -192,13 +193,13 @@ class VllmBackend(LLMBackend):
         """Answers one query by one request.
 
         Returns:
-            Log-probabilities as float32 numbers, so that the wire does not change them.
+            Log-probabilities as float32 numbers, which the wire preserves.
 
         Raises:
             BackendError: An input or soft prompt does not fit the model (its length, ``{mask}``),
-                vLLM cannot answer this with a soft prompt, or the server refused the request.
-            BackendUnavailable: The server cannot be asked now.
-            BackendBlocked: The server cannot be asked until somebody changes something.
+                vLLM does not support this query with a soft prompt, or the server refused it.
+            BackendUnavailable: The server is temporarily unavailable.
+            BackendBlocked: Key, model or server settings must change.
             LabelWordError: A label word is not one token.
             ValueError: The query has no inputs.
         """
@@ -221,9 +222,9 @@ class VllmBackend(LLMBackend):
         )
 
     def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
-        """`batch_size` inputs of the maximum length, and a token more for each, or a text.
+        """`batch_size` inputs of the maximum length, each with one generated token or a text.
 
-        With label words of several tokens, as many for each of the words last checked.
+        With label words of several tokens, as many for each of the label words of the last check.
 
         Raises:
             BackendError: The server has not been checked yet.
@@ -239,11 +240,11 @@ class VllmBackend(LLMBackend):
         )
 
     async def quote(self, query: Query) -> Usage:
-        """The tokens that this query sends, and the most that it can get back."""
+        """The tokens that this query sends, and the bound on the generated ones."""
         return (await self._request(query)).worst
 
     async def shortened(self, query: Query) -> object | None:
-        """The token ids of inputs that are too long: where they end depends on the tokeniser.
+        """The truncated token ids of inputs that are too long; the cut depends on the tokeniser.
 
         Raises:
             BackendError: As `score`.
@@ -251,7 +252,7 @@ class VllmBackend(LLMBackend):
         return (await self._request(query)).shortened
 
     async def embedding_space(self) -> EmbeddingSpace:
-        """Where the input embeddings lie, by the weights here; their first look reads them all."""
+        """The scale of the input embeddings; the first call reads the whole local matrix."""
         embeds = self._embeds
         if embeds is None:
             return await super().embedding_space()
@@ -320,7 +321,7 @@ class VllmBackend(LLMBackend):
         )
 
     async def _label_request(self, query: Query, labels: list[int]) -> _Request:
-        """Asks for the log-probabilities of chosen tokens after each input."""
+        """The request for the log-probabilities of given tokens after each input."""
         ids, shortened = await self._encoded(query, [1] * len(query.inputs))
 
         def read(answer: Any) -> _Found:
@@ -329,7 +330,7 @@ class VllmBackend(LLMBackend):
         return self._completion(ids, read, shortened=shortened, **asking_for(labels))
 
     async def _ending_request(self, query: Query, endings: list[list[list[int]]]) -> _Request:
-        """Asks for the log-probability of each of some endings of each input."""
+        """The request for the log-probability of each given ending of each input."""
         reserve = [max(map(len, some)) + 1 for some in endings]
         if short := [room for room in reserve if room >= self._checked().max_length]:
             raise BackendError(
@@ -384,7 +385,7 @@ class VllmBackend(LLMBackend):
                 "model": self._server.model,
                 "prompt": ids,
                 "max_tokens": max_tokens,
-                # The same text each time; log-probabilities do not depend on it.
+                # Greedy, for reproducible texts; log-probabilities do not depend on it.
                 "temperature": 0,
                 **options,
             },
@@ -402,7 +403,7 @@ class VllmBackend(LLMBackend):
         return self._encoder
 
     async def _look_at_form(self, form: Rendered) -> None:
-        """Sees whether the model takes inputs of this form."""
+        """Checks that the model supports inputs of this form."""
         if isinstance(self._encoder, ClozeEncoder):
             refuse_chat(form, MASKED)
         elif is_chat(form):
@@ -413,11 +414,11 @@ class VllmBackend(LLMBackend):
             self._template_warning = None
 
     async def _know_frame(self, parts: Rendered, *, soft: bool = False) -> None:
-        """Learns the frame of a chat from the server, where it is not known yet.
+        """Fetches the frame of a chat from the server, unless it is cached.
 
         Raises:
             BackendBlocked: The model has no chat template, or refuses such messages; or its
-                tokeniser is not here.
+                tokeniser is not on this machine.
         """
         if not is_chat(parts):
             return
@@ -442,7 +443,7 @@ class VllmBackend(LLMBackend):
         self._causal.frames[roles] = chat_frame(roles, bare, spaced, self._causal.cut)
 
     async def _labels(self, words: Sequence[str], like: Rendered) -> list[list[int]]:
-        """The token ids of each label word, as the answer to an input like this spells it."""
+        """The token ids of each label word, in its spelling as the answer to such an input."""
         if is_chat(like):
             words = self._causal.spelled(words, like)
         labels: list[list[int]] = []
@@ -476,10 +477,10 @@ class VllmBackend(LLMBackend):
     async def _encoded(
         self, query: Query, reserve: Sequence[int]
     ) -> tuple[list[list[int]], list[list[int]] | None]:
-        """The token ids of inputs of a causal model, with room for as many more after each.
+        """The token ids of a causal model's inputs, with positions left free after each.
 
         Returns:
-            The ids; and once more where an input was too long, else None.
+            The ids; and the same ids again if an input was truncated, else None.
         """
         soft = query.soft_prompt
         num_soft = 0 if soft is None else soft.shape[0]
@@ -495,7 +496,7 @@ class VllmBackend(LLMBackend):
         return ids, None if all(whole for _, whole in found) else ids
 
     async def _learning(self, call: Callable[[], R]) -> R:
-        """The result of a call, after the server has tokenised the texts that it needs."""
+        """Repeats a call until the server has tokenised all texts that it needs."""
         while True:
             try:
                 return call()

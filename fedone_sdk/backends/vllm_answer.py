@@ -1,4 +1,4 @@
-"""Log-probabilities in a vLLM server's answers: how they are asked for, and where they stand."""
+"""Parsing of log-probabilities in a vLLM server's answers."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Rows = tuple[tuple[float, ...], ...]
 """Log-probabilities: one row per input, float32 numbers."""
 
 UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""What the functions here raise on an answer of another form."""
+"""Exceptions of the functions here for an answer of another form."""
 
 
 def asking_for(tokens: list[int]) -> dict[str, Any]:
-    """What a request says to be answered by the log-probabilities of chosen next tokens."""
+    """The fields of a request for the log-probabilities of given next tokens."""
     return {
         "logprobs": 0,
         "logprob_token_ids": tokens,
@@ -34,7 +34,7 @@ def asking_for(tokens: list[int]) -> dict[str, Any]:
 
 
 def next_tokens(answer: Any, num_prompts: int, tokens: list[int]) -> Rows:
-    """Per prompt the log-probabilities of the chosen tokens, see `asking_for`."""
+    """Per prompt, the log-probabilities of the given tokens; see `asking_for`."""
     shown = [choice["logprobs"]["top_logprobs"][0] for choice in choices(answer, num_prompts)]
     rows = [[row[f"token_id:{token}"] for token in tokens] for row in shown]
     return log_prob_rows(rows, num_prompts, len(tokens))
@@ -47,7 +47,7 @@ def choices(answer: Any, num_prompts: int) -> list[Any]:
 
 
 def log_prob_rows(rows: Any, num_rows: int, num_columns: int) -> Rows:
-    """Checks that rows are log-probabilities, and as many as they must be."""
+    """Checks the shape of rows of log-probabilities."""
     found = tuple(tuple(_float32(value) for value in row) for row in rows)
     if [len(row) for row in found] != [num_columns] * num_rows:
         raise ValueError("log-probabilities are missing")

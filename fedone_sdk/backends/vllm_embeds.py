@@ -1,4 +1,4 @@
-"""Soft prompts for a vLLM server, which takes a whole input as vectors or as tokens."""
+"""Soft prompts for a vLLM server, which accepts an input either as vectors or as tokens."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 __all__ = ["PromptEmbeds"]
 
 _CLOSE = 0.25
-"""Nats; how far log-probabilities may be apart, on average, where the same is asked in two ways.
-Rounding to bfloat16 moves them by hundredths, weights of another model by some nats."""
+"""Tolerance in nats of the mean difference between log-probabilities for tokens and for vectors.
+Rounding to bfloat16 changes them by hundredths, weights of another model by several nats."""
 
 
 class PromptEmbeds:
-    """Makes inputs with a soft prompt into what vLLM calls ``prompt_embeds``.
+    """Converts inputs with a soft prompt to vLLM's ``prompt_embeds``.
 
     Args:
         path: A folder with the served model as safetensors, or one such file.
@@ -41,15 +41,15 @@ class PromptEmbeds:
 
     @property
     def space(self) -> EmbeddingSpace:
-        """Where the input embeddings lie; the first time all of them are read."""
+        """The scale of the input embeddings; the first call reads the whole matrix."""
         return self._matrix.space
 
     def check_query(self, soft: SoftPrompt, want: Want) -> None:
-        """Refuses what the server cannot be asked with a soft prompt.
+        """Checks that the server supports a query with a soft prompt.
 
         Raises:
-            BackendError: The soft prompt is one for another model, or ``prompt_logprobs`` would be
-                needed.
+            BackendError: The soft prompt has the shape of another model, or the query needs
+                ``prompt_logprobs``.
         """
         rows, columns = soft.shape
         if soft.kind != "embeddings" or columns != self._matrix.size:
@@ -61,22 +61,22 @@ class PromptEmbeds:
             raise BackendError("vLLM cannot score reference texts after embeddings")
 
     def in_body(self, body: dict[str, Any], soft: SoftPrompt) -> dict[str, Any]:
-        """A request with vectors instead of its token ids; the soft prompt's where `SOFT` stands.
+        """The request with vectors instead of token ids; those of the soft prompt replace `SOFT`.
 
         Raises:
-            BackendError: The weights here have no such token.
+            BackendError: The local weights do not have such a token.
         """
         vectors = soft.array()
         embeds = [_sent(self._matrix.embedded(ids, vectors)) for ids in body["prompt"]]
         return {**body, "prompt": None, "prompt_embeds": embeds}
 
     async def check_server(self, server: VllmServer, served: ServedModel) -> None:
-        """Checks that vectors of tokens are to the server what the tokens are.
+        """Checks that the server's answers for tokens and for their vectors are equal.
 
         Raises:
             BackendUnavailable: The server does not answer.
-            BackendBlocked: It takes no vectors, or has other embeddings.
-            BackendError: The weights here are too few.
+            BackendBlocked: The server does not support vectors, or has other embeddings.
+            BackendError: The local weights do not have all tokens.
         """
         if served.masked:
             raise BackendBlocked(

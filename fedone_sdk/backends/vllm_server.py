@@ -1,4 +1,4 @@
-"""A vLLM server: what it says of the model that it serves, and one request to it."""
+"""Client of a vLLM server: description of its model, and requests."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from fedone_sdk.errors import BackendBlocked
 
 __all__ = ["PROBE", "ServedModel", "VllmServer"]
 
-# Scripts, numbers, line breaks and runs of spaces are where tokenisers differ.
+# Tokenisers differ in scripts, numbers, line breaks and runs of spaces.
 PROBE = "The film's  cast: 3 naïve\n actors, 1 24 日本 Ω."
 """A text that tells tokenisers apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """What a server says about the model it serves.
+    """A server's description of its model.
 
     Attributes:
-        root: The model's folder or its name on the hub, as the server was started.
-        max_length: Tokens per input, what is generated included.
-        version: Of vLLM.
-        masked: Whether it is a masked model, behind the SDK's plugin.
-        start: The special tokens that it puts before a text.
-        probe: What it makes of `PROBE`, without special tokens.
+        root: The model's folder or its name on the hub, as configured on the server.
+        max_length: Maximum tokens per input, generated ones included.
+        version: Version of vLLM.
+        masked: Whether it is a masked model with the SDK's plugin.
+        start: The special tokens that the server puts before a text.
+        probe: The server's tokens of `PROBE`, without special tokens.
     """
 
     root: str
@@ -41,19 +41,19 @@ class ServedModel:
 
 
 class VllmServer:
-    """The connections to a server, for one of its models.
+    """Client of a server, for one of its models.
 
-    `look`, `tokenise` and `post` raise what `fedone_sdk.backends.openai_api.translated` names.
+    `look`, `tokenise` and `post` raise the errors of `fedone_sdk.backends.openai_api.translated`.
 
     Attributes:
-        url: Its root, without ``/v1``.
-        model: As the server names it.
-        timeout_s: Seconds until an unanswered request counts as failed.
+        url: The server's root, without ``/v1``.
+        model: The server's name of the model.
+        timeout_s: Time limit of a request, in seconds.
 
     Args:
         model: As above.
-        base_url: With or without ``/v1``.
-        api_key_env: Environment variable that holds the key; None sends none.
+        base_url: URL with or without ``/v1``.
+        api_key_env: Environment variable that holds the key; None sends no key.
         timeout_s: As above.
 
     Raises:
@@ -71,11 +71,11 @@ class VllmServer:
         )
 
     async def look(self) -> ServedModel:
-        """What the server says of the model.
+        """Fetches the description of the model.
 
         Raises:
-            BackendBlocked: It is no vLLM server, or has no such model, or one that it can neither
-                generate with nor serve by the SDK's plugin.
+            BackendBlocked: It is not a vLLM server, it does not have the model, or the model
+                neither generates nor runs with the SDK's plugin.
         """
         listed = (await self._get("/v1/models")).get("data")
         cards = listed if isinstance(listed, list) else []
@@ -104,14 +104,14 @@ class VllmServer:
         )
 
     async def tokenise(self, text: str, *, special: bool = False) -> tuple[list[int], list[str]]:
-        """The ids and names of the tokens that the server makes of a text.
+        """The ids and names of a text's tokens.
 
         Args:
             text: The text.
-            special: Whether with the special tokens around it.
+            special: Whether to include the special tokens around it.
 
         Raises:
-            BackendBlocked: It is no vLLM server.
+            BackendBlocked: It is not a vLLM server.
         """
         body = {"model": self.model, "prompt": text, "add_special_tokens": special}
         found = await self.post("/tokenize", {**body, "return_token_strs": True})
@@ -121,11 +121,11 @@ class VllmServer:
         return ids, names
 
     async def apply_template(self, messages: list[dict[str, str]]) -> str | None:
-        """The text that the server's chat template makes of messages.
+        """Applies the server's chat template to messages.
 
         Returns:
-            The text, special tokens included; None where the server refuses to make one: the model
-            has no chat template, or one that does not take such messages.
+            The text, special tokens included; None if the server refuses, because the model has no
+            chat template or one that does not support such messages.
         """
         import openai
 
@@ -151,20 +151,20 @@ class VllmServer:
         return text
 
     async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """The answer to one request.
+        """Sends one request.
 
         Args:
-            path: Below the server's root.
-            body: What is sent, as JSON.
+            path: Path below the server's root.
+            body: The JSON body.
         """
         with self._translated():
             return await self._send(path, body)
 
     def unreadable(self, usage: Usage | None = None) -> BackendBlocked:
-        """The error of an answer without the log-probabilities that were asked for.
+        """The error for an answer without the requested log-probabilities.
 
         Args:
-            usage: What it cost.
+            usage: Usage of the request.
         """
         return BackendBlocked(
             "the answer is not that of a vLLM with log-probabilities of chosen "
@@ -178,7 +178,7 @@ class VllmServer:
         await self._client.close()
 
     async def _is_masked(self) -> bool:
-        """Whether the server runs the SDK's plugin: by a request that it can only refuse."""
+        """Whether the server runs the SDK's plugin, by a request that the plugin refuses."""
         import openai
 
         with self._translated():
@@ -186,7 +186,7 @@ class VllmServer:
                 await self._send("/pooling", {"model": self.model, "data": {}})
             except openai.APIStatusError as exc:
                 if exc.status_code in (403, 404, 405):
-                    return False  # Causal; a proxy may hide what such a model has no use for.
+                    return False  # Causal; a proxy may hide this endpoint.
                 if exc.status_code == 400 and "token_ids" in message_of(exc, self._key_env):
                     return True
                 if exc.status_code not in (400, 422, 501):
@@ -207,7 +207,7 @@ class VllmServer:
 
     async def _send(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         async with asyncio.timeout(self.timeout_s):
-            # As plain text: making the client's own objects of it takes longer than all the rest.
+            # As plain text, because the client's parsing to objects is the slowest part.
             return _object(await self._client.post(self.url + path, body=body, cast_to=str))
 
     def _translated(self) -> AbstractContextManager[None]:

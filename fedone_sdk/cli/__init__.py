@@ -1,4 +1,4 @@
-"""`fedone`, the command: builds objects, holds no logic."""
+"""The command `fedone`. It parses arguments and builds objects."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Runs the command that the arguments name."""
-    # Matrices here are small: on busy cores OpenBLAS's threads wait for one another, not for them.
+    """Runs the command line."""
+    # Matrices are small: on busy cores OpenBLAS's threads would mostly wait for each other.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         _run()
-    except KeyboardInterrupt:  # while modules were loaded: a command says more of it
+    except KeyboardInterrupt:  # during imports; commands handle it themselves
         sys.exit(130)
 
 
@@ -23,8 +23,8 @@ def _run() -> None:
     if any(find_spec(name) is None for name in ("rich", "typer", "yaml")):
         print("the fedone command needs an extra: pip install 'fedone-sdk[cli]'", file=sys.stderr)
         sys.exit(2)
-    from fedone_sdk.cli._failures import told
+    from fedone_sdk.cli._failures import reporting_errors
     from fedone_sdk.cli.app import app
 
-    with told():
+    with reporting_errors():
         app(prog_name="fedone")

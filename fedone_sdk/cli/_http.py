@@ -1,4 +1,4 @@
-"""How commands ask a server: its people's routes, with an admin token."""
+"""HTTP client of commands, for a server's routes for people, with an admin token."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def call(
     body: bytes | None = None,
     content_type: str = "application/json",
 ) -> bytes:
-    """The body of an answer; see `request`."""
+    """The body of a response; see `request`."""
 
     async def ask() -> bytes:
         asked = request(
@@ -67,13 +67,13 @@ async def request(
     body: bytes | None = None,
     content_type: str = "application/json",
 ) -> AsyncIterator[aiohttp.ClientResponse]:
-    """Asks a server; the answer is a success, and its body is still to be read.
+    """Sends a request; yields a successful response whose body is not read.
 
     Raises:
-        SpecError: The URL cannot be used.
+        SpecError: The URL is invalid.
         TransportError: The server cannot be reached.
-        ProblemError: It refused.
-        MessageError: It is no aggregator.
+        ProblemError: The server refused the request.
+        MessageError: The server is not an aggregator.
     """
     base = _base(server)
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=60)
@@ -83,7 +83,7 @@ async def request(
     try:
         async with (
             aiohttp.ClientSession(timeout=timeout) as session,
-            # A redirect would carry the token elsewhere.
+            # A redirect would send the token to another server.
             session.request(
                 method,
                 base.joinpath(path.lstrip("/")),
@@ -104,22 +104,22 @@ async def request(
 def _base(server: str) -> URL:
     try:
         base = URL(server)
-        (base.raw_host or "").encode("idna")  # as who looks it up does
+        (base.raw_host or "").encode("idna")  # as the DNS lookup does
     except ValueError:
         base = URL()
     if base.scheme not in ("http", "https") or not base.host:
         raise SpecError(f"--server: {server!r} is not an http(s) URL", source="arguments")
     if base.user is not None or base.password is not None:
-        # aiohttp would send them in the place of the token.
+        # aiohttp would send them instead of the token.
         raise SpecError("--server: must not hold a user or password", source="arguments")
     return base
 
 
 def parse(parser: Callable[[bytes], T], body: bytes) -> T:
-    """What a body says.
+    """Parses a body.
 
     Raises:
-        MessageError: Nothing that an aggregator would say.
+        MessageError: It is not a response of an aggregator.
     """
     try:
         return parser(body)

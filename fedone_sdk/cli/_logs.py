@@ -1,4 +1,4 @@
-"""What the library's log lines become: quiet for people, JSON for machines."""
+"""Log configuration of commands: warnings on stderr, or JSON lines on stdout."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ __all__ = ["json_logs", "quiet_logs"]
 
 
 def quiet_logs() -> None:
-    """Warnings and worse, to stderr, in human form."""
+    """Logs warnings and errors to stderr, in human-readable form."""
     structlog.configure(
         processors=[
             structlog.stdlib.add_log_level,
             structlog.dev.ConsoleRenderer(
                 colors=sys.stderr.isatty(),
-                # The default one prints local variables: private texts are among them.
+                # The default formatter prints local variables, which may contain private texts.
                 exception_formatter=structlog.dev.plain_traceback,
             ),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
-        # Asked for with each line: a live display puts itself in the place of stderr.
+        # Resolved for each line, because a live display replaces stderr.
         logger_factory=_current_stderr,
         cache_logger_on_first_use=False,
     )
 
 
 def json_logs(level: str = "info", **always: str) -> None:
-    """One JSON object a line, to stdout.
+    """Logs one JSON object per line to stdout.
 
     Args:
-        level: Lines of this level and worse.
-        always: What every line says beside its own.
+        level: Minimum level.
+        always: Fields of every line.
     """
 
     def add(_: Any, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:

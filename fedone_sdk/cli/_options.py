@@ -25,14 +25,14 @@ __all__ = [
 
 
 class ExchangeName(StrEnum):
-    """What travels between server and client."""
+    """Exchanges between server and client."""
 
     alpha = "alpha"
     losses = "losses"
 
 
 class CalibrationName(StrEnum):
-    """How a label bias is found without labels."""
+    """Methods of estimating a label bias without labels."""
 
     none = "none"
     contextual = "contextual"
@@ -40,17 +40,17 @@ class CalibrationName(StrEnum):
 
 
 class TransportName(StrEnum):
-    """How messages travel."""
+    """Transports of messages."""
 
     http = "http"
     memory = "memory"
 
 
 def header_value(option: typer.CallbackParam, token: str | None) -> str | None:
-    """A token as a header takes it: without what a file or a shell put around it.
+    """Strips a token for a header.
 
     Raises:
-        SpecError: It cannot be sent. The message does not show it.
+        SpecError: It cannot be sent. The message does not contain it.
     """
     found = None if token is None else token.strip()
     if found and not is_sendable(found):
@@ -78,13 +78,13 @@ Cap = Annotated[
 Calibration = Annotated[
     CalibrationName | None,
     typer.Option(
-        help="Find a label bias without labels: from inputs without content (one more query), or "
-        "from all examples. The run's own way by default."
+        help="Estimate a label bias without labels: from inputs without content (one more query), "
+        "or from all examples. By default as in the run."
     ),
 ]
 Exchange = Annotated[
     ExchangeName | None,
-    typer.Option(help="What travels: alpha (as in the paper) or one loss per prompt."),
+    typer.Option(help="Contents of updates: alpha (as in the paper) or one loss per prompt."),
 ]
 Trackers = Annotated[
     list[str] | None,
@@ -92,7 +92,7 @@ Trackers = Annotated[
         "--tracker",
         metavar="NAME",
         show_default=False,
-        help="Tell mlflow, tensorboard, wandb, or one of yours, of the run; repeatable.",
+        help="Report the run to mlflow, tensorboard, wandb or a custom tracker; repeatable.",
     ),
 ]
 Transport = Annotated[

@@ -1,4 +1,4 @@
-"""Where a command's result goes: a report for people, JSON for programs."""
+"""Output of commands: text for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ __all__ = ["Output", "moment", "money", "printable", "say", "size", "terminal"]
 
 
 def terminal(*, stderr: bool = False) -> Console:
-    """A console that prints text as it is: a prompt may well look like markup."""
+    """A console without markup, because a prompt may look like markup."""
     return Console(stderr=stderr, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
 
 def say(text: str) -> None:
-    """Prints a text to the letter and at once; a standard output that is closed gets none."""
+    """Prints a text unchanged and flushes; does nothing if standard output is closed."""
     if sys.stdout is not None:
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -35,14 +35,14 @@ def say(text: str) -> None:
 class Output:
     """Prints a report and writes the JSON file.
 
-    The file comes first: whoever reads the report may go away, and what was paid for stays.
+    The file is written first, so that a closed output pipe loses no paid result.
 
     Args:
-        json_file: Where the JSON goes; ``-`` is standard output, and the report then goes to
-            stderr; None writes none.
+        json_file: The JSON file; ``-`` is standard output, which moves the report to stderr; None
+            writes none.
 
     Raises:
-        SpecError: The file cannot be written. Said before the work, not after it.
+        SpecError: The file cannot be written. Raised before the work.
     """
 
     def __init__(self, json_file: Path | None) -> None:
@@ -53,7 +53,7 @@ class Output:
             check_target("--json", self._file)
 
     def write_json(self, document: object) -> None:
-        """Writes the JSON, whole or not at all."""
+        """Writes the JSON atomically."""
         text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
         if self._to_stdout:
             say(text)
@@ -72,7 +72,7 @@ class Output:
             self.console.print(Text.assemble("  ", (name.ljust(width), "dim"), "  ", shown))
 
     def table(self, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-        """Columns: the first to the left, the others to the right."""
+        """Prints columns, the first left-aligned, the others right-aligned."""
         cells = [header, *([printable(cell) for cell in row] for row in rows)]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         for number, row in enumerate(cells):
@@ -85,17 +85,17 @@ class Output:
 
 
 def printable(text: str) -> str:
-    """What is shown of a text that a device may have sent: nothing that moves the cursor."""
+    """Replaces control characters in a text that a device may have sent."""
     return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text)
 
 
 def money(usage: Usage, *, priced: bool) -> str:
-    """What an amount cost, in US dollars; ``unknown`` where the price is not known."""
+    """A cost in US dollars; ``unknown`` if the price is not known."""
     return f"{usage.usd:.4f}" if priced else "unknown"
 
 
 def size(num_bytes: int) -> str:
-    """A number of bytes for people."""
+    """A number of bytes in a readable unit."""
     if num_bytes < 1000:
         return f"{num_bytes} B"
     value, unit = num_bytes / 1000, "kB"
@@ -107,12 +107,12 @@ def size(num_bytes: int) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """A number of things: ``1 round``, ``2 rounds``; "query" has "queries"."""
+    """A count with its noun: ``1 round``, ``2 rounds``, ``2 queries``."""
     if count == 1:
         return f"1 {noun}"
     return f"{count} {noun[:-1]}ies" if noun.endswith("y") else f"{count} {noun}s"
 
 
 def moment(seconds: float) -> str:
-    """A time since the epoch for people, in UTC."""
+    """A time since the epoch as text, in UTC."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")

@@ -11,31 +11,38 @@ from fedone_sdk.messages import COMPARED
 if TYPE_CHECKING:
     from fedone_sdk.messages import RunDevices, RunResult, Verdict
 
-__all__ = ["bias_text", "can_go_on", "devices_text", "exit_code", "print_exchanges", "print_result"]
+__all__ = [
+    "bias_text",
+    "is_resumable",
+    "devices_text",
+    "exit_code",
+    "print_exchanges",
+    "print_result",
+]
 
 
 def exit_code(result: RunResult) -> int:
     """0 for a success, 130 for a run that Ctrl-C stopped.
 
-    1 for one that failed or is paused, or whose caps did not pay for a round.
+    1 for a run that failed or is paused, or whose caps did not suffice for a round.
     """
     if result.status == "stopped":
         return 1 if _paused(result) else 130
     return int(result.status == "failed" or not result.rounds)
 
 
-def can_go_on(result: RunResult) -> bool:
-    """Whether the same command goes on with the run: it is paused, or Ctrl-C stopped it."""
+def is_resumable(result: RunResult) -> bool:
+    """Whether the same command continues the run: it is paused, or Ctrl-C stopped it."""
     return result.status == "stopped" and (_paused(result) or result.reason == "interrupted")
 
 
 def _paused(result: RunResult) -> bool:
-    """Whether the run waits for somebody to change something."""
+    """Whether the run is paused until a setting, key or quota changes."""
     return (result.reason or "").startswith("paused: ")
 
 
 def print_result(output: Output, result: RunResult, *, num_clients: int | None = None) -> None:
-    """Prints what a run found and what it cost."""
+    """Prints the results and the cost of a run."""
     spent, cap = result.spent, result.cap.queries
     usd = "" if result.cap.usd is None else f" of {result.cap.usd:g}"
     reason = f" ({result.reason})" if result.reason else ""
@@ -84,7 +91,7 @@ def print_result(output: Output, result: RunResult, *, num_clients: int | None =
 
 
 def _ends(result: RunResult) -> dict[str, str]:
-    """The metric of each prompt in one line, where there is no table of them."""
+    """The metric of each prompt in one line, for runs without a verdict's table."""
     if result.verdict is not None and result.verdict.standings:
         return {}
     found = (f"{COMPARED[one.name].lower()} {_number(one.value)}" for one in result.standings)
@@ -92,7 +99,7 @@ def _ends(result: RunResult) -> dict[str, str]:
 
 
 def _standings(metric: str, verdict: Verdict) -> tuple[list[str], list[list[str]]]:
-    """What a verdict compares, as a table: its header and its rows."""
+    """The prompts that a verdict compares, as a table: header and rows."""
     header = [f"{metric} on {verdict.examples} dev rows", "value", "95 %", "tuned gains", "95 %"]
     return header, [
         [
@@ -114,14 +121,14 @@ def _number(value: float | None) -> str:
 
 
 def devices_text(devices: RunDevices) -> str:
-    """Who could be drawn, and why others cannot."""
+    """The number of devices that fit a run, and the reasons of those that do not."""
     reasons = "; ".join(f"{one.reason} ({one.devices})" for one in devices.unfit)
-    told = f"{devices.connected} connected, {devices.fit} fit"
-    return f"{told}: {reasons}" if reasons else told
+    counts = f"{devices.connected} connected, {devices.fit} fit"
+    return f"{counts}: {reasons}" if reasons else counts
 
 
 def bias_text(bias: Sequence[float]) -> str:
-    """A label bias for people: one number per label, as ``--bias`` takes it."""
+    """A label bias as text: one number per label, in the form of ``--bias``."""
     return ",".join(f"{value:.4g}" for value in bias)
 
 

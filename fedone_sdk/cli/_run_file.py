@@ -1,4 +1,4 @@
-"""RUN.yaml as the commands use it: the spec, and the objects that it describes."""
+"""RUN.yaml: the spec, and the objects that it describes."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class RunFile:
         raised: Mapping[str, Any] | None = None,
         start: Sequence[Mapping[str, float]] | None = None,
     ) -> Self:
-        """Reads a RUN.yaml; what is not None replaces what the file says.
+        """Reads a RUN.yaml; arguments that are not None override the file.
 
         Raises:
             SpecError: One line per mistake, in the file or in the arguments.
         """
         spec = RunSpec.load(path)
-        # What the file leaves open stays open (`RunSpec.is_same_run`).
+        # Keys that are not set in the file remain unset (`RunSpec.is_same_run`).
         given: dict[str, Any] = spec.model_dump(exclude_unset=True)
         if seed is not None:
             given["seed"] = seed
@@ -67,22 +67,22 @@ class RunFile:
 
     @property
     def folder(self) -> Path:
-        """Where the file's relative paths start."""
+        """Base of the file's relative paths."""
         return self.path.parent
 
     def federation(self) -> Federation:
-        """The run with its data in place."""
+        """The run with its data."""
         from fedone_sdk.simulation import Federation
 
         with naming(str(self.path)):
             return Federation.load(self.spec, self.folder)
 
     def backend(self, *, cache: Path | None = None, guard: BudgetGuard | None = None) -> LLMBackend:
-        """The model with its wrappers.
+        """The model's backend with its wrappers.
 
         Args:
-            cache: Keeps its answers where the run names no file.
-            guard: Pays as well as each query's payer.
+            cache: File of its answers, unless the run has one.
+            guard: A budget that is charged in addition to each query's payer.
         """
         from fedone_sdk.backends.build import build_backend
 

@@ -1,4 +1,4 @@
-"""Ctrl-C once ends things in good order; twice ends them."""
+"""Signal handling: the first Ctrl-C stops gracefully, the second at once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def stopping(stop: Callable[[], object]) -> Iterator[None]:
-    """Calls `stop` at the first SIGINT or SIGTERM; a second one has its ordinary effect."""
+    """Calls `stop` at the first SIGINT or SIGTERM; a second one has its default effect."""
     loop = asyncio.get_running_loop()
 
     def restore() -> None:
@@ -28,7 +28,7 @@ def stopping(stop: Callable[[], object]) -> Iterator[None]:
         restore()
         stop()
 
-    # Windows has no such handlers; Ctrl-C then ends the command at once.
+    # Windows does not support these handlers; Ctrl-C then ends the command at once.
     with suppress(NotImplementedError):
         for number in _SIGNALS:
             loop.add_signal_handler(number, first)
@@ -41,10 +41,10 @@ def stopping(stop: Callable[[], object]) -> Iterator[None]:
 
 @contextmanager
 def interruptible(message: str) -> Iterator[None]:
-    """Ends the command with 130 at Ctrl-C or SIGTERM, after the work inside has cleaned up.
+    """Exits with 130 at Ctrl-C or SIGTERM, after the body has cleaned up.
 
     Args:
-        message: What is printed then: what is kept, and how to go on.
+        message: Printed then: where results are kept, and how to continue.
     """
 
     def interrupt(*_: object) -> None:

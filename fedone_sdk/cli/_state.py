@@ -1,4 +1,4 @@
-"""Where `fedone tune` keeps a run: its store, its clients' folders, and paid answers."""
+"""Files of a run of `fedone tune`: its store, its clients' folders, and paid answers."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
 __all__ = ["FOLDER", "KnownRun", "RunState", "default_store"]
 
 FOLDER = ".fedone"
-"""The folder next to a RUN.yaml that holds the state of its run."""
+"""Name of the state folder next to a RUN.yaml."""
 
 _FINAL = {"completed", "budget_exhausted", "target_reached"}
 
 
 def default_store(run_id: str, folder: Path = Path()) -> Path:
-    """The store of a run that was tuned from a RUN.yaml in this folder."""
+    """The default store of a run whose RUN.yaml is in this folder."""
     return folder / FOLDER / f"{run_id}.db"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownRun:
-    """What a store holds of a run before the command goes on with it.
+    """A stored run before the command continues it.
 
     Attributes:
-        ended: How it ended for good; None where it can go on.
-        raised: The caps that are raised now, each as ``queries 300 -> 600``.
+        ended: Its final status; None if it can continue.
+        raised: The caps that this command raises, each as ``queries 300 -> 600``.
         round: Rounds done.
         cache_hits: Answers that cost nothing so far.
     """
@@ -48,9 +48,9 @@ class KnownRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """The files that keep one run.
+    """The files of one run.
 
-    No run name makes two of these paths equal: a store alone ends in ``.db``.
+    The paths are distinct for any run name, because only a store ends in ``.db``.
 
     Attributes:
         store: SQLite file with the run, its log and its ledger.
@@ -63,8 +63,8 @@ class RunState:
     answers: Path
 
     @classmethod
-    def beside(cls, run_path: Path, name: str) -> Self:
-        """The default place of a run: ``.fedone`` next to its RUN.yaml.
+    def next_to(cls, run_path: Path, name: str) -> Self:
+        """The default files of a run: in ``.fedone`` next to its RUN.yaml.
 
         Raises:
             SpecError: The folder cannot be written to.
@@ -81,7 +81,7 @@ class RunState:
 
     @classmethod
     def at(cls, store: Path) -> Self:
-        """The place that ``--store`` names."""
+        """The files for ``--store``."""
         return cls(
             store=store,
             clients=store.with_name(f"{store.name}.fedone-clients"),
@@ -89,10 +89,10 @@ class RunState:
         )
 
     def make(self) -> None:
-        """Makes the default folder, which git ignores.
+        """Creates the default folder, with a file that makes git ignore it.
 
         Raises:
-            SpecError: It cannot be made.
+            SpecError: It cannot be created.
         """
         folder = self.store.parent
         if folder.name != FOLDER:
@@ -113,20 +113,20 @@ class RunState:
         fresh: bool,
         model: str | None = None,
     ) -> KnownRun | None:
-        """Looks for the run in the store, and makes sure that it can go on.
+        """Finds the run in the store, and checks that it can continue.
 
         Args:
-            spec: The run as it is described now.
+            spec: The current description of the run.
             vocabulary: Its candidates.
-            fresh: Whether to remove the run and its clients first. Answers stay.
-            model: Fingerprint that the stored run's model must have; None takes any.
+            fresh: Whether to remove the run and its clients first. Answers are kept.
+            model: Required fingerprint of the stored run's model; None accepts any.
 
         Returns:
-            What the store holds; None where there is no such run.
+            The stored run; None if there is none.
 
         Raises:
-            SpecError: The store holds another run of this name, one of another model, or ``fresh``
-                would remove others.
+            SpecError: The store has another run of this name, one of another model, or ``fresh``
+                would remove other runs.
             StoreUnavailable: Another process uses the store, or it cannot be read.
         """
         if not self.store.exists():
@@ -173,19 +173,19 @@ class RunState:
         await store.clear()
 
     def _remove_clients(self) -> None:
-        """Removes the clients of a store that is gone: a new one would not know them."""
+        """Removes the clients of a deleted store, whose identities a new store would not accept."""
         shutil.rmtree(self.clients, ignore_errors=True)
 
     def _compare(
         self, known: RunRecord, cap: Any, spec: RunSpec, vocabulary: Vocabulary
     ) -> tuple[str, ...]:
-        """Makes sure that it is the same run; the caps that are higher than the stored run's."""
+        """Checks that it is the same run; returns the caps that are higher than the stored ones."""
         from fedone_sdk.budget import Budget
         from fedone_sdk.spec import RunSpec
         from fedone_sdk.vocabulary import Vocabulary
 
         stored = RunSpec.stored(known.spec)
-        # Caps may have been raised since it was stored; a file that says less would not hold.
+        # Caps may have been raised since it was stored; lower caps in the file have no effect.
         caps = None if cap is None else Budget.model_validate(cap)
         stored = stored.model_copy(update={"budget": caps})
         differences = tuple(stored.differences(spec))

@@ -1,4 +1,4 @@
-"""The trackers that a command was told to tell."""
+"""Trackers of the option `--tracker`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def tracking_of(names: Sequence[str] | None) -> Tracking:
     """Loads trackers by their names.
 
     Raises:
-        MissingExtraError: What one needs is not installed.
-        SpecError: There is none of a name.
+        MissingExtraError: The extra of a tracker is not installed.
+        SpecError: There is no tracker of a name.
     """
     from fedone_sdk.trackers import Tracking, find_tracker
 

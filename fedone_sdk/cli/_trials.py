@@ -1,4 +1,4 @@
-"""How far an experiment is: a bar on a terminal, plain lines elsewhere."""
+"""Progress of an experiment: a bar on a terminal, else plain lines."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["trial_progress"]
 
 
 class _State:
-    """What is shown, from what the engine says."""
+    """The displayed progress of the engine."""
 
     def __init__(self, title: str) -> None:
         self.title = title
@@ -56,7 +56,7 @@ class _State:
 
 @contextmanager
 def trial_progress(title: str) -> Iterator[Callable[[Progress], None]]:
-    """Shows progress on stderr for as long as the context lasts; a failure gets its own line."""
+    """Shows progress on stderr inside the context; each failure is a separate line."""
     console, state = terminal(stderr=True), _State(title)
 
     def note(progress: Progress) -> None:

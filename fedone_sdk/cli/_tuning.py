@@ -1,4 +1,4 @@
-"""One run in this process, with progress and Ctrl-C: what tune, quickstart and retune share."""
+"""One run in this process with progress and Ctrl-C, for tune, quickstart and retune."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from fedone_sdk.cli._failures import naming
 from fedone_sdk.cli._output import plural
-from fedone_sdk.cli._report import can_go_on
+from fedone_sdk.cli._report import is_resumable
 from fedone_sdk.cli._signals import interruptible, stopping
 from fedone_sdk.cli._state import KnownRun, RunState
 from fedone_sdk.cli.archives import stored_run
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from fedone_sdk.stores import Store
     from fedone_sdk.trackers import Tracking
 
-__all__ = ["KeptRun", "abortable", "run_here", "same_command", "what_is_next"]
+__all__ = ["KeptRun", "abortable", "run_here", "same_command", "next_steps"]
 
 
 async def run_here(
@@ -49,26 +49,26 @@ async def run_here(
 
     Args:
         federation: The run and its data.
-        source: The file that a mistake would stand in.
-        backend: The model; stays open.
-        proposer: The model of ``prompt.proposer``; stays open.
-        transport: How messages travel.
-        store: Keeps the run.
-        state_dir: Keeps the clients.
-        tracking: Told of the run as well.
-        first: What the model is asked before the run begins; see `simulate`.
+        source: The run's file, for errors.
+        backend: The model; not closed.
+        proposer: The model of ``prompt.proposer``; not closed.
+        transport: Transport of messages.
+        store: Store of the run.
+        state_dir: Folder of the clients' state.
+        tracking: Trackers of the run.
+        first: Work before the run begins; see `simulate`.
     """
     from fedone_sdk.baselines import trainer_of
     from fedone_sdk.simulation import simulate
 
     stop = asyncio.Event()
 
-    def stop_in_good_order() -> None:
+    def stop_gracefully() -> None:
         stop.set()
-        print("stopping, the prompt so far is measured; Ctrl-C again aborts", file=sys.stderr)
+        print("stopping, measuring the prompt so far; Ctrl-C again aborts", file=sys.stderr)
 
     with (
-        stopping(stop_in_good_order),
+        stopping(stop_gracefully),
         progress(federation.spec.name) as shown,
         naming(str(source)),
     ):
@@ -95,12 +95,12 @@ async def run_here(
     return result
 
 
-def what_is_next(
+def next_steps(
     spec: RunSpec, result: RunResult, state: RunState | None, known: KnownRun | None
 ) -> Iterator[str]:
-    """The lines below a result: where the run is kept, and the command that goes on."""
+    """The lines below a result: where the run is kept, and the command that continues it."""
     if state is None:
-        if can_go_on(result):
+        if is_resumable(result):
             cache = spec.backend.cache
             kept = "nothing" if cache is None else f"nothing but the answers in {cache}"
             yield f"{result.reason}; {kept} is kept because of --no-store"
@@ -108,32 +108,32 @@ def what_is_next(
     place = shlex.quote(str(state.store))
     if not result.rounds and result.status == "budget_exhausted":
         yield (
-            "no round was done: the caps pay for none; "
-            "`fedone plan` says the smallest useful cap, and a raised cap lets the run go on"
+            "no round was done, because the caps do not suffice for one; "
+            "`fedone plan` shows the smallest useful cap, and a raised cap continues the run"
         )
     if known is not None and known.ended is None:
         free = result.cache.hits - known.cache_hits
-        yield f"went on after round {known.round}; {plural(free, 'answer')} free, paid for before"
+        yield f"continued after round {known.round}; {plural(free, 'answer')} free, paid for before"
     if known is not None and known.ended is not None:
         yield (
             f"the run had ended before ({known.ended}); --fresh starts over, with the answers kept"
         )
-    elif can_go_on(result):
-        yield f"{result.reason}; goes on with: {same_command()}"
+    elif is_resumable(result):
+        yield f"{result.reason}; continue with: {same_command()}"
     yield f"kept in {state.store}; a report: fedone report {result.run_id} --store {place}"
 
 
 def abortable(state: RunState | None) -> AbstractContextManager[None]:
-    """Ends the command at a second Ctrl-C with the line that says how the run goes on."""
+    """At a second Ctrl-C, exits with a line that has the command that continues the run."""
     if state is None:
         return interruptible("aborted; nothing is kept because of --no-store")
     return interruptible(
-        "aborted; what was under way counts as spent. The run goes on with: " + same_command()
+        "aborted; pending requests count as spent. Continue with: " + same_command()
     )
 
 
 def same_command() -> str:
-    """The command that was typed, without ``--fresh``, which would start over."""
+    """The user's command without ``--fresh``, which would start over."""
     return shlex.join(["fedone", *(word for word in sys.argv[1:] if word != "--fresh")])
 
 
@@ -144,7 +144,7 @@ def _store(path: Path | None) -> Store | None:
 
 
 class KeptRun:
-    """A run's store, which is read when the run is over.
+    """A run's store, which is read after the run.
 
     Attributes:
         store: The store.
@@ -157,7 +157,7 @@ class KeptRun:
         self.store: Store = _store(path) or MemoryStore()
 
     def run(self, run_id: str) -> ReportedRun:
-        """What was kept of a run."""
+        """The stored run."""
         if self._path is not None:
             return stored_run(run_id, None, None, str(self._path))
         return asyncio.run(self._from_memory(run_id))

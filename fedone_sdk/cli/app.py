@@ -1,4 +1,4 @@
-"""The command tree. Commands load what they need when they run, so that `--help` is quick."""
+"""The command tree. Commands import their dependencies when they run, so that `--help` is fast."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ class _Commands(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[:1] == ["gateway"]:
             raise SpecError(
-                "fedone gateway was removed: `fedone serve` asks the model for devices; for other "
+                "fedone gateway was removed: `fedone serve` has a gateway for devices; for other "
                 "programs start a LiteLLM proxy, and use kind openai with its base_url",
                 source="arguments",
             )
         return super().resolve_command(ctx, args)
 
 
-# Plain help and errors: they read the same in a terminal, a pipe and a log.
+# Plain help and errors, equal in a terminal, a pipe and a log.
 app = typer.Typer(
     cls=_Commands,
-    help="Federated tuning of short prompts for language models that can only be asked.",
+    help="Federated tuning of short prompts for black-box language models.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -66,7 +66,9 @@ def _print_version(asked: bool) -> None:
 def _root(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Say the version."),
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
     ] = False,
 ) -> None:
     pass

@@ -1,4 +1,4 @@
-"""`fedone runs replay, export, import`: a run computed again, or moved to another store."""
+"""`fedone runs replay, export, import`: replay of a run, and its transfer between stores."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ StoreUrl = Annotated[
         "--store",
         metavar="STORE",
         show_default=False,
-        help="The store itself: a SQLite file, or postgresql://USER@HOST/DATABASE.",
+        help="A store: a SQLite file, or postgresql://USER@HOST/DATABASE.",
     ),
 ]
 RunStore = Annotated[
@@ -67,14 +67,14 @@ RunStore = Annotated[
         "--store",
         metavar="STORE",
         show_default=False,
-        help="The store itself: a SQLite file, or postgresql://USER@HOST/DATABASE. By default the "
-        "one that `fedone tune` keeps in .fedone of this folder.",
+        help="A store: a SQLite file, or postgresql://USER@HOST/DATABASE. By default the store "
+        "of `fedone tune` in this folder's .fedone.",
     ),
 ]
 
 
 class ExportName(StrEnum):
-    """What of a run is written."""
+    """Contents of an export."""
 
     archive = "archive"
     prompt = "prompt"
@@ -87,11 +87,13 @@ def replay(
     store: RunStore = None,
     archive: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", show_default=False, help="What `fedone runs export` wrote."),
+        typer.Option(
+            metavar="FILE", show_default=False, help="An archive, written by `fedone runs export`."
+        ),
     ] = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Compute a run's alpha again from its log, and compare it after every round.
+    """Recompute a run's alpha from its log, and compare it after every round.
 
     Exits with 1 at the first difference.
     """
@@ -107,7 +109,7 @@ def replay(
     try:
         report = compare(snapshot)
     except ValueError as exc:
-        raise ArchiveError(f"run {run_id!r} cannot be computed again: {exc}") from exc
+        raise ArchiveError(f"run {run_id!r} cannot be replayed: {exc}") from exc
     output.write_json({"agrees": report.agrees, **dataclasses.asdict(report)})
     output.heading(f"{run_id}: {'the same' if report.agrees else 'another'} alpha")
     facts = {"rounds": str(report.rounds), "rollbacks": str(report.rollbacks)}
@@ -136,7 +138,7 @@ def export_run(
     ] = None,
     form: Annotated[
         ExportName,
-        typer.Option("--as", help="The run, to go on elsewhere; or its prompt, to be used."),
+        typer.Option("--as", help="The run as an archive, or its prompt as an artefact."),
     ] = ExportName.archive,
     server: Server = None,
     token: Token = None,
@@ -145,14 +147,14 @@ def export_run(
         bool,
         typer.Option(
             "--with-credentials",
-            help="Take the digests of its clients' credentials along: they can then go on "
-            "elsewhere. Keep the file as you keep the store.",
+            help="Include the digests of its clients' credentials, so that they can continue "
+            "elsewhere. Protect the file like the store.",
         ),
     ] = False,
 ) -> None:
     """Write a run with its log, state and open work to one file, or its prompt.
 
-    A run may go on in one place only: its budget does not know of the other.
+    A run may continue in one place only, because two copies would each spend up to the cap.
     """
     if form == ExportName.prompt:
         if with_credentials:
@@ -175,11 +177,11 @@ def export_run(
 def stored_run(
     run_id: str, server: str | None, token: str | None, store: str | None
 ) -> ReportedRun:
-    """A run of a server or a store, to be told of.
+    """A run of a server or a store, for reports.
 
     Raises:
         ArchiveError: There is no such run.
-        SpecError: Not one of server and store is given.
+        SpecError: Not exactly one of server and store is given.
     """
     from fedone_sdk.reports import run_of_archive
 
@@ -195,9 +197,9 @@ def import_run(
     token: Token = None,
     store: StoreUrl = None,
 ) -> None:
-    """Take a run in that `fedone runs export` wrote; it is stopped, and can be resumed.
+    """Import a run that `fedone runs export` wrote; it is stopped, and can be resumed.
 
-    All of the file is checked, and the run computed again, before anything is written.
+    The whole file is checked, and the run replayed, before anything is written.
     """
     from fedone_sdk.aggregator.serving import archive
     from fedone_sdk.clock import SystemClock
@@ -217,11 +219,11 @@ def import_run(
         result = parse(RunResult.model_validate_json, body)
         typer.echo(f"run {result.run_id}: {result.status}, {plural(result.rounds, 'round')}")
         return
-    # As a server: none may serve a SQLite file meanwhile, for it would not see the run.
+    # With a server's lock: a server of the same SQLite file would not see the run.
     record = _in_store(
         store or "", True, lambda opened: archive.import_run(opened, data, SystemClock().now())
     )
-    typer.echo(f"run {record.run_id}: taken in")
+    typer.echo(f"run {record.run_id}: imported")
 
 
 def _exported(
@@ -241,7 +243,7 @@ def _exported(
         params = {"credentials": str(with_credentials).lower()}
         path = f"/v1/runs/{run_id}/export"
         data = call(server, _required(token), "GET", path, params=params)
-        _snapshot(data, run_id, server)  # whatever answers there: this may replace a good archive
+        _snapshot(data, run_id, server)  # checked, as it may replace a valid archive
         return data
     return _in_store(
         store or "",
@@ -272,10 +274,10 @@ def _in_store(where: str, serving: bool, work: Callable[[SqlStore], Awaitable[T]
 
 
 def _snapshot(data: bytes, run_id: str, source: str) -> RunSnapshot:
-    """An archive's run, which may differ from what its log gives.
+    """An archive's run, not yet replayed.
 
     Raises:
-        ArchiveError: It is no archive, or another run's.
+        ArchiveError: It is not an archive, or that of another run.
     """
     from fedone_sdk.aggregator.serving.archive import read_archive
 

@@ -1,4 +1,4 @@
-"""`fedone budget`: what the ledger file of a budget holds."""
+"""`fedone budget`: the ledger file of a budget."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 app = typer.Typer(
-    help="Look at a ledger file, and release the leases that a killed process left.",
+    help="Show a ledger file, and release the leases of killed processes.",
     no_args_is_help=True,
     rich_markup_mode=None,
     epilog="Example: fedone budget show spent.db",
@@ -39,10 +39,10 @@ Ledger = Annotated[
 
 @app.command(epilog="Example: fedone budget show spent.db --json leases.json")
 def show(path: Ledger, json_file: JsonFile = None) -> None:
-    """Show what is spent, what is leased, and which process holds each lease.
+    """Show the spent and leased amounts, and the process of each lease.
 
-    A process of this host is running or has ended; of another host, or of a version that wrote
-    no owner, that is not known.
+    A process of this host is running or has ended. For a process of another host, or of a version
+    that recorded no owner, the state is unknown.
     """
     output = Output(json_file)
     with _opened(path) as ledger:
@@ -62,7 +62,9 @@ def release(
     path: Ledger,
     lease_ids: Annotated[
         list[str] | None,
-        typer.Argument(metavar="LEASE_ID...", show_default=False, help="Leases that `show` names."),
+        typer.Argument(
+            metavar="LEASE_ID...", show_default=False, help="Ids of leases, as shown by `show`."
+        ),
     ] = None,
     dead: Annotated[
         bool, typer.Option("--dead", help="Release all leases of processes that have ended.")
@@ -71,23 +73,23 @@ def release(
         bool,
         typer.Option(
             "--unspent",
-            help="Charge nothing: you know that what they held was not spent. "
-            "By default all of it counts as spent.",
+            help="Charge nothing, if you are certain that nothing was spent. "
+            "By default the full amount counts as spent.",
         ),
     ] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Release also leases of processes that run.")
+        bool, typer.Option("--force", help="Also release leases of running processes.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what would be released.")
+        bool, typer.Option("--dry-run", help="Show what would be released, and change nothing.")
     ] = False,
     json_file: JsonFile = None,
 ) -> None:
-    """Release leases, so that nothing waits for a process that is gone.
+    """Release the leases of ended processes.
 
     A killed process may have sent the request of an open lease, and the provider may have charged
-    for it. So a lease counts as spent, in full, unless --unspent says otherwise. When a process
-    settles a lease that was released, what it really used takes the place of that charge.
+    for it. A lease therefore counts as spent in full, unless --unspent is given. If a process
+    settles a released lease later, the actual usage replaces that charge.
     """
     from fedone_sdk.budget import NOTHING
 
@@ -101,7 +103,7 @@ def release(
             if not dry_run:
                 try:
                     ledger.release(lease.lease_id, charge=NOTHING if unspent else None)
-                except UnknownLease:  # It was settled meanwhile.
+                except UnknownLease:  # Settled in the meantime.
                     continue
             released.append((lease, state))
         account = ledger.account(None)
@@ -131,7 +133,7 @@ def _chosen(
     """The named leases, else those of processes that have ended.
 
     Raises:
-        SpecError: One is not open, or its process runs. Then none is released.
+        SpecError: A lease is not open, or its process is running. No lease is released then.
     """
     if not lease_ids:
         return [(lease, state) for lease, state in leases if state == "ended"]
@@ -152,10 +154,10 @@ def _chosen(
 
 @contextmanager
 def _opened(path: Path) -> Iterator[SqliteLedger]:
-    """The ledger in a file, which is neither made nor turned into one.
+    """Opens the ledger in an existing file.
 
     Raises:
-        SpecError: The file is no ledger, or cannot be used.
+        SpecError: The file is not a ledger, or cannot be used.
     """
     from fedone_sdk.budget import SqliteLedger
 
@@ -218,7 +220,7 @@ def _print(
 
 
 def _text(usage: Usage) -> str:
-    """An amount for people: the units that are not 0."""
+    """An amount as text: the units that are not 0."""
     counts = {
         "queries": usage.queries,
         "requests": usage.requests,

@@ -30,7 +30,7 @@ _log = structlog.get_logger(__name__)
 
 
 class BackendName(StrEnum):
-    """Models that a client can bring."""
+    """Backends that a client can use."""
 
     onnx = "onnx"
     transformers = "transformers"
@@ -39,7 +39,7 @@ class BackendName(StrEnum):
 
 
 class UnitName(StrEnum):
-    """What privacy protects."""
+    """Units of privacy."""
 
     label = "label"
     example = "example"
@@ -53,7 +53,10 @@ class _Own(Spec):
 def client(
     server: Annotated[str, typer.Option(metavar="URL", help="The aggregator.")],
     data: Annotated[
-        str, typer.Option(metavar="FILE", help="This client's labelled examples; they stay here.")
+        str,
+        typer.Option(
+            metavar="FILE", help="This client's labelled examples; they stay on this machine."
+        ),
     ],
     token: Annotated[
         str | None,
@@ -67,26 +70,26 @@ def client(
     ] = None,
     backend: Annotated[
         BackendName | None,
-        typer.Option(help="A model of this client's own; else the server's gateway is asked."),
+        typer.Option(help="A separate model of this client, instead of the server's gateway."),
     ] = None,
     model: Annotated[
         str | None, typer.Option(metavar="MODEL", help="Folder or name, for --backend.")
     ] = None,
     base_url: Annotated[
-        str | None, typer.Option(metavar="URL", help="Where --backend is asked, if not at home.")
+        str | None, typer.Option(metavar="URL", help="URL of --backend, if not the default.")
     ] = None,
     state: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Keep identity, unsent updates and paid losses here, so that a restart goes on.",
+            help="Keep identity, unsent updates and paid losses here, for restarts.",
         ),
     ] = None,
     run_id: Annotated[
         str | None, typer.Option("--run", metavar="RUN_ID", help="Work only for this run.")
     ] = None,
     sign: Annotated[
-        bool, typer.Option("--sign", help="Make a key when enrolling, and sign all requests.")
+        bool, typer.Option("--sign", help="Create a key when enrolling, and sign all requests.")
     ] = False,
     max_epsilon: Annotated[
         float | None,
@@ -95,8 +98,8 @@ def client(
             envvar="FEDONE_MAX_EPSILON",
             show_default=False,
             show_envvar=True,
-            help="Decline work of runs without differential privacy, and work with which this "
-            "client would give away more than this epsilon; --state keeps the count. Without "
+            help="Decline work of runs without differential privacy, and work that raises this "
+            "client's total epsilon above this value; --state keeps the total. Without "
             "--backend only with --privacy-unit label.",
         ),
     ] = None,
@@ -152,17 +155,17 @@ def client(
     check: Annotated[
         bool,
         typer.Option(
-            "--check", help="Only say how the data fit the runs; exit 1 if they fit none of them."
+            "--check", help="Only check whether the data fit the runs; exit 1 if they fit none."
         ),
     ] = False,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Log warnings and errors only.")
     ] = False,
 ) -> None:
-    """Take part in prompt tuning with this machine's data, until the run has ended.
+    """Tune prompts as an edge client with this machine's data, until the run has ended.
 
-    Ctrl-C or SIGTERM finishes the work under way; a second one breaks it off. Logs are JSON lines
-    on standard output.
+    Ctrl-C or SIGTERM completes the pending work; a second one aborts it. Logs are JSON lines on
+    standard output.
     """
     if check:
         quiet_logs()
@@ -215,7 +218,7 @@ def _required(
 
 
 _LOGGED = ("updated", "offline", "online")
-"""Events that have a line in the library's own log."""
+"""Events that the library itself logs."""
 
 
 def _log_event(event: ClientEvent) -> None:
@@ -245,11 +248,11 @@ async def _check(edge: EdgeClient, own: LLMBackend | None, server: str) -> int:
         finally:
             if own is not None:
                 await own.aclose()
-    typer.echo(f"{server} lets this client in")
+    typer.echo(f"{server} accepts this client")
     for fit in fits:
         typer.echo(f"your rows fit {fit}")
     if not fits:
-        typer.echo("no run is running that this client may work for")
+        typer.echo("no run is running that this client may join")
     return int(not any(fit.fit for fit in fits))
 
 

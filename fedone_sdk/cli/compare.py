@@ -1,4 +1,4 @@
-"""`fedone compare`: methods x seeds on a task and model of one's own."""
+"""`fedone compare`: methods x seeds on the user's task and model."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def compare(
             metavar="TOTAL",
             min=1,
             show_default=False,
-            help="Requests of all trials together, measurements and repeated starts included.",
+            help="Requests of all trials, measurements and restarts included.",
         ),
     ] = None,
     usd: Annotated[
@@ -95,10 +95,10 @@ def compare(
         ),
     ] = None,
     yes: Annotated[
-        bool, typer.Option("--yes", help="Begin, though the model may cost money.")
+        bool, typer.Option("--yes", help="Start although the model may cost money.")
     ] = False,
     only_report: Annotated[
-        bool, typer.Option("--only-report", help="Run nothing; report what is there.")
+        bool, typer.Option("--only-report", help="Report the kept trials without running any.")
     ] = False,
     html: Annotated[
         Path | None,
@@ -111,8 +111,8 @@ def compare(
     """Compare methods on your own task and model, in pairs of the same seed.
 
     Trials are kept in .fedone/NAME.compare next to RUN.yaml, and answers in
-    .fedone/answers.sqlite: the same command goes on after a stop or a crash, and pays for no answer
-    twice.
+    .fedone/answers.sqlite. The same command continues after a stop or a crash, and pays for no
+    answer twice.
     """
     output = Output(json_file)
     quiet_logs()
@@ -159,11 +159,11 @@ class _Caps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """Where a comparison is kept.
+    """The files of a comparison.
 
     Attributes:
-        folder: Its own.
-        state: Where `fedone tune` keeps the run: the answers are shared.
+        folder: Folder of its trials.
+        state: The files of `fedone tune`, whose answers are shared.
     """
 
     folder: Path
@@ -171,12 +171,12 @@ class _Place:
 
     @classmethod
     def of(cls, run: RunFile) -> _Place:
-        """The place of a run's comparison: next to its RUN.yaml.
+        """The default files of a run's comparison, next to its RUN.yaml.
 
         Raises:
             SpecError: It cannot be written to.
         """
-        state = RunState.beside(run.path, run.spec.name)
+        state = RunState.next_to(run.path, run.spec.name)
         return cls(folder=state.store.with_name(f"{run.spec.name}.compare"), state=state)
 
     @property
@@ -188,10 +188,10 @@ class _Place:
 
     @contextmanager
     def locked(self, *, makes: bool) -> Iterator[None]:
-        """Makes the folder, and keeps other processes from running its trials too.
+        """Creates and locks the folder.
 
         Raises:
-            SpecError: Another process does, or the folder cannot be made.
+            SpecError: Another process runs the comparison, or the folder cannot be created.
         """
         from filelock import FileLock, Timeout
 
@@ -203,7 +203,7 @@ class _Place:
             self.folder.mkdir(mode=0o700, exist_ok=True)
         except OSError as exc:
             raise SpecError(
-                f"{self.folder}: cannot be made: {exc.strerror}", source="arguments"
+                f"{self.folder}: cannot be created: {exc.strerror}", source="arguments"
             ) from exc
         lock = FileLock(self.folder / "lock")
         try:
@@ -242,7 +242,7 @@ async def _run(
     *,
     yes: bool,
 ) -> _Records:
-    """Runs what is missing and affordable; all records that are there then."""
+    """Runs the missing trials that the caps allow, and returns all records."""
     from fedone_sdk.backends.label_words import check_label_words
     from fedone_sdk.comparison import affordable, costs_of, is_free
     from fedone_sdk.task import form_of
@@ -269,7 +269,7 @@ async def _run(
                     raise SpecError(text, source="arguments")
                 _say(text)
             return records
-        for line in _told(costs, len(trials), len(missing), caps):
+        for line in _cost_lines(costs, len(trials), len(missing), caps):
             _say(line)
         if not yes and not is_free(backend, run.spec.method.batch_size):
             raise SpecError(
@@ -291,7 +291,7 @@ async def _run(
 async def _go(
     ahead: list[Trial], backend: LLMBackend, place: _Place, records: _Records, *, total: int
 ) -> None:
-    """Runs trials, and adds their records."""
+    """Runs trials, and appends their records."""
     from fedone_sdk.comparison import run_trials
     from fedone_sdk.experiments.engine import Progress
 
@@ -307,7 +307,7 @@ async def _go(
         except asyncio.CancelledError:
             _say(
                 f"stopped; {len(records)} of {total} trials are kept in {place.folder}, and the "
-                "same command goes on from there"
+                "same command continues from there"
             )
             raise typer.Exit(130) from None
         except FedOneError:
@@ -316,7 +316,7 @@ async def _go(
 
 
 def _guard(place: _Place, caps: _Caps) -> TotalGuard | None:
-    """What keeps all trials together within their caps, also after a crash."""
+    """The guard of the caps on all trials, which survives a crash."""
     from fedone_sdk.budget import Budget, SqliteLedger
     from fedone_sdk.comparison import TotalGuard
 
@@ -337,8 +337,8 @@ def _check_caps(caps: _Caps, backend: LLMBackend) -> None:
         )
 
 
-def _told(costs: Costs, total: int, missing: int, caps: _Caps) -> Iterator[str]:
-    """What all trials may cost, before they cost anything."""
+def _cost_lines(costs: Costs, total: int, missing: int, caps: _Caps) -> Iterator[str]:
+    """The estimated cost of all trials, as lines."""
     kept = total - missing
     yield (
         f"{costs.trials} of {total} trials to run"

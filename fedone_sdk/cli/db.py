@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 app = typer.Typer(
-    help="Look at the schema of a store, and upgrade it.",
+    help="Show and upgrade the schema of a store.",
     no_args_is_help=True,
     rich_markup_mode=None,
     epilog="Example: fedone db upgrade config.yaml",
@@ -33,17 +33,17 @@ Url = Annotated[
         "--store",
         metavar="URL",
         show_default=False,
-        help="The store itself: a SQLite file, or postgresql://USER@HOST/DATABASE.",
+        help="A store: a SQLite file, or postgresql://USER@HOST/DATABASE.",
     ),
 ]
 
 
 @app.command(epilog="Example: fedone db upgrade --store postgresql://fedone@db.example/fedone")
 def upgrade(config_path: Config = None, url: Url = None) -> None:
-    """Bring a store to the newest schema; all it holds is kept.
+    """Upgrade a store to the newest schema; its contents are kept.
 
-    Stop every server on it first, and make a backup. Without arguments the store is the one that
-    the environment names (FEDONE_STORE__URL).
+    Stop every server on it first, and make a backup. Without arguments the store is that of the
+    environment variable FEDONE_STORE__URL.
     """
     from fedone_sdk.stores.sql.schema import HEAD
 
@@ -53,7 +53,7 @@ def upgrade(config_path: Config = None, url: Url = None) -> None:
         typer.echo(f"schema {HEAD} is the newest")
         return
     asyncio.run(store.upgrade())
-    typer.echo(f"made schema {HEAD}" if before is None else f"upgraded {before} to {HEAD}")
+    typer.echo(f"created schema {HEAD}" if before is None else f"upgraded {before} to {HEAD}")
 
 
 @app.command(epilog="Example: fedone db current config.yaml")
@@ -65,7 +65,7 @@ def current(config_path: Config = None, url: Url = None) -> None:
     if found == HEAD:
         typer.echo(f"schema {HEAD} is the newest")
     elif found is None:
-        typer.echo(f"empty; schema {HEAD} is made when it is first opened")
+        typer.echo(f"empty; schema {HEAD} is created when it is first opened")
     else:
         typer.echo(f"schema {found}; run `fedone db upgrade` to get {HEAD}")
         raise typer.Exit(1)

@@ -35,10 +35,10 @@ def init(
         ),
     ],
     text: Annotated[
-        str | None, typer.Option(metavar="COLUMN", show_default=False, help="Holds the texts.")
+        str | None, typer.Option(metavar="COLUMN", show_default=False, help="Column of the texts.")
     ] = None,
     label: Annotated[
-        str | None, typer.Option(metavar="COLUMN", show_default=False, help="Holds the labels.")
+        str | None, typer.Option(metavar="COLUMN", show_default=False, help="Column of the labels.")
     ] = None,
     model: Annotated[
         str | None,
@@ -53,13 +53,13 @@ def init(
         int, typer.Option(metavar="N", min=_SAMPLES, help="The cap on training queries.")
     ] = 300,
     target: Annotated[
-        Path, typer.Option("--output", "-o", metavar="RUN.yaml", help="Write there.")
+        Path, typer.Option("--output", "-o", metavar="RUN.yaml", help="The file to write.")
     ] = Path("run.yaml"),
 ) -> None:
     """Write a RUN.yaml for a file of labelled texts, with a dev set split off.
 
-    On a terminal the columns and the model are asked for, unless they are given. Nothing that is
-    there is overwritten.
+    On a terminal the command prompts for columns and model, unless they are given. Existing files
+    are not overwritten.
     """
     output = Output(None)
     quiet_logs()
@@ -68,7 +68,7 @@ def init(
     for file in (target, train_path, dev_path):
         check_target("--output", file)
         if file.exists():
-            raise SpecError(f"{file} is there, and is not overwritten", source="arguments")
+            raise SpecError(f"{file} exists, and is not overwritten", source="arguments")
     with naming(str(data)):
         rows = load_examples(data)
         label = _chosen("--label", label, label_columns(rows), list(rows[0]))
@@ -112,7 +112,7 @@ def _interactive() -> bool:
 
 
 def _chosen(option: str, given: str | None, likely: Sequence[str], known: Sequence[str]) -> str:
-    """A column: as given, as answered, or the likeliest."""
+    """A column: as given, as answered, or the most likely one."""
     if given is None and _interactive():
         others = ", ".join(likely[1:])
         question = f"Column of the {option[2:]}s{f' (or {others})' if others else ''}"
@@ -134,7 +134,7 @@ def _model(given: str | None) -> str:
 
 
 def _backend_of(model: str, folder: Path) -> dict[str, Any]:
-    """What RUN.yaml says of a model."""
+    """The ``backend`` of RUN.yaml for a model."""
     if model in LOCAL_MODELS:
         known = LOCAL_MODELS[model]
         return {"kind": "onnx"} if known.wheel is None else {"kind": known.backend, "model": model}
@@ -156,7 +156,7 @@ class _Word:
 async def _label_words(
     backend: Mapping[str, Any], folder: Path, values: Sequence[str]
 ) -> dict[str, _Word]:
-    """A word for each label: one that the model takes, else a guess that says so."""
+    """A word for each label: one that the model supports, else a guess with a note."""
     from pydantic import TypeAdapter
 
     from fedone_sdk.backends.build import build_backend
@@ -185,7 +185,7 @@ async def _label_words(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Draft:
-    """What a RUN.yaml is made of."""
+    """The values of a RUN.yaml."""
 
     name: str
     text: str
@@ -247,15 +247,15 @@ _MASKED = """\
 _CHAT = """\
   # Sent through the model's own chat template; {{instruction}} is what is tuned.
   chat: {{user: "{{instruction}}{{text}}"}}
-  # The words in which the instructions speak of the task.
+  # Words for the task in the instructions.
   description: {{text: {text}, aspect: {aspect}}}
 """
 _WORDS = """\
-# Eight words, chosen from the texts; a blank one is allowed.
+# Eight words, chosen from the texts; a position may be blank.
 prompt: {length: 8, vocabulary: {kind: pmi, size: 100}}
 """
 _SLOTS = """\
-# Which instruction stands there: some that ship with the SDK. Add your own sentences as a list.
+# Candidate instructions that ship with the SDK. Add your own sentences as a list.
 prompt:
   slots:
     - {name: instruction, candidates: {kind: instructions, size: 12}}
@@ -264,24 +264,24 @@ _RUN = """\
 # Written by `fedone init`. All keys: docs/reference/run-yaml.md
 name: {name}
 task:
-{form}  # What the model answers for each label: words that are one token of it, each with its
-  # leading space. Words that say what the label means work best.
+{form}  # The model's answer for each label: a word that is one token of it, with its leading space.
+  # Words that describe the label work best.
   labels:
 {labels}
   metric: accuracy
 data:
   train: {train}
-  # Only measures the prompt; no device has it.
+  # Only for measuring the prompt; no device has these rows.
   dev: {dev}
-  # The rows are spread over so many simulated devices.
+  # Number of simulated devices that share the rows.
   num_clients: {clients}
 {prompt}# Thompson sampling over whole prompts. A query is one prompt on one mini-batch.
 method: {{name: thompson, num_samples: {samples}, batch_size: 16}}
 participation: {{exchange: losses}}
-# Never overshot. A higher number lets the same run go on.
+# A hard cap. A higher number continues the same run.
 budget: {{queries: {queries}}}
 rounds: {rounds}
-# 0 measures the ends only.
+# 0 measures only before and after the run.
 evaluation: {{every: 0}}
 backend: {backend}
 seed: 0

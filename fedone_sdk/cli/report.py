@@ -1,4 +1,4 @@
-"""`fedone report`: what a run found and cost, as one page."""
+"""`fedone report`: results and cost of a run, as one page."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def report(
         typer.Argument(
             metavar="RUN",
             show_default=False,
-            help="What `fedone runs export` or --json wrote; or the id of a run that --store, "
-            "--server or .fedone of this folder holds.",
+            help="An archive (`fedone runs export`) or result file (--json); or the id of a run "
+            "in --store, --server or this folder's .fedone.",
         ),
     ],
     target: Annotated[
@@ -45,7 +45,7 @@ def report(
         ),
     ] = None,
     markdown: Annotated[
-        bool, typer.Option("--markdown", help="Write Markdown, and its figure beside it.")
+        bool, typer.Option("--markdown", help="Write Markdown, with the figure as a separate file.")
     ] = False,
     run_path: Annotated[
         Path | None,
@@ -53,17 +53,17 @@ def report(
             "--run",
             metavar="RUN.yaml",
             show_default=False,
-            help="For a result file, which does not say what the task is.",
+            help="The run of a result file, which does not contain the task.",
         ),
     ] = None,
     store: RunStore = None,
     server: Server = None,
     token: Token = None,
 ) -> None:
-    """Tell what a run found and cost, on one page that needs no network.
+    """Write the results and cost of a run as one page that needs no network.
 
-    Metric with intervals, curves, the prompt before and after, confusion, cost, clients, and
-    programs that use the prompt. It holds neither texts of examples nor keys.
+    The page has the metric with intervals, curves, the prompt before and after, confusion, cost,
+    clients, and programs that use the prompt. It contains neither texts of examples nor keys.
     """
     if store is None and server is None and not os.path.exists(source):
         store = str(default_store(source)) if os.path.isfile(default_store(source)) else None
@@ -90,11 +90,11 @@ def _of_file(source: Path, run_path: Path | None) -> ReportedRun:
 
 
 def check_report(option: str, target: Path) -> None:
-    """Looks whether a report can be written, before the work.
+    """Checks, before the work, that a report can be written.
 
     Raises:
-        MissingExtraError: What draws and fills pages is not installed.
-        SpecError: There is no such kind of report, or the file cannot be written.
+        MissingExtraError: The extra ``report`` is not installed.
+        SpecError: The suffix is not supported, or the file cannot be written.
     """
     if target.suffix not in (".html", ".md"):
         raise SpecError(f"{option}: {target} must end in .html or .md", source="arguments")
@@ -104,7 +104,7 @@ def check_report(option: str, target: Path) -> None:
 
 
 def check_page(option: str, target: Path) -> None:
-    """Like `check_report`, for what is written as HTML alone."""
+    """`check_report` for pages that exist only as HTML."""
     if target.suffix != ".html":
         raise SpecError(f"{option}: {target} must end in .html", source="arguments")
     check_report(option, target)
@@ -114,9 +114,9 @@ def write_report(option: str, target: Path, run: ReportedRun) -> list[Path]:
     """Writes a report.
 
     Args:
-        option: That names the file, for messages.
-        target: The file; its suffix says which form.
-        run: What it tells of.
+        option: Name of the option, for messages.
+        target: The file; its suffix selects the form.
+        run: The run.
 
     Returns:
         The files that were written.

@@ -1,4 +1,4 @@
-"""`fedone reproduce`: one of the paper's tables or figures."""
+"""`fedone reproduce`: a table or figure of the paper."""
 
 from __future__ import annotations
 
@@ -49,14 +49,17 @@ def reproduce(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Folder with TASK/train.jsonl and TASK/dev.jsonl for GLUE's tasks, or what else "
-            "the experiment takes.",
+            help="Folder with TASK/train.jsonl and TASK/dev.jsonl for GLUE's tasks, or other data "
+            "of the experiment.",
         ),
     ] = None,
     seeds: Annotated[
         int | None,
         typer.Option(
-            metavar="N", min=1, max=1000, help="Repeats; as the paper has, and 1 with --quick."
+            metavar="N",
+            min=1,
+            max=1000,
+            help="Number of seeds; by default as in the paper, and 1 with --quick.",
         ),
     ] = None,
     quick: Quick = False,
@@ -78,16 +81,19 @@ def reproduce(
     cap: Annotated[
         int | None,
         typer.Option(
-            metavar="N", min=1, help="Training queries of the whole experiment, where it is paid."
+            metavar="N",
+            min=1,
+            help="Cap on training queries of the whole experiment, for paid models.",
         ),
     ] = None,
     cap_usd: Annotated[
-        float | None, typer.Option(metavar="X", min=0, help="Its money, US dollars.")
+        float | None, typer.Option(metavar="X", min=0, help="Cap on its cost, in US dollars.")
     ] = None,
     prices: Annotated[
         tuple[float, float] | None,
         typer.Option(
-            metavar="PROMPT COMPLETION", help="US dollars per million tokens, where not known."
+            metavar="PROMPT COMPLETION",
+            help="US dollars per million tokens, if the price is not known.",
         ),
     ] = None,
     base_url: Annotated[
@@ -103,12 +109,12 @@ def reproduce(
     json_file: JsonFile = None,
     listing: Annotated[
         bool,
-        typer.Option("--list", callback=_list, is_eager=True, help="Say what there is."),
+        typer.Option("--list", callback=_list, is_eager=True, help="List the experiments."),
     ] = False,
 ) -> None:
-    """Run one of the paper's tables or figures; what was run before is not run again.
+    """Run a table or figure of the paper; finished trials are not repeated.
 
-    Each trial's result is kept in DIR/NAME/trials: after Ctrl-C the same command goes on.
+    Each trial's result is kept in DIR/NAME/trials, so that the same command continues after Ctrl-C.
     """
     from fedone_sdk.experiments import Settings, find_experiment
 

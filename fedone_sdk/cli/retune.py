@@ -1,4 +1,4 @@
-"""`fedone retune`: a prompt moves to another model, because its own retires."""
+"""`fedone retune`: migration of a prompt to another model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedone_sdk.cli._output import Output, money
 from fedone_sdk.cli._report import exit_code
 from fedone_sdk.cli._run_file import RunFile
 from fedone_sdk.cli._state import KnownRun, RunState
-from fedone_sdk.cli._tuning import KeptRun, abortable, run_here, what_is_next
+from fedone_sdk.cli._tuning import KeptRun, abortable, next_steps, run_here
 from fedone_sdk.cli.report import check_page
 from fedone_sdk.data import load_examples
 from fedone_sdk.errors import SpecError
@@ -42,7 +42,7 @@ def retune(
         typer.Argument(
             metavar="PROMPT.json",
             show_default=False,
-            help="The prompt: what `fedone runs export --as prompt` wrote.",
+            help="A prompt artefact, written by `fedone runs export --as prompt`.",
         ),
     ],
     backend_path: Annotated[
@@ -61,7 +61,7 @@ def retune(
             "--run",
             metavar="RUN.yaml",
             show_default=False,
-            help="Take task, data, method, vocabulary and caps from there; its model is not asked.",
+            help="Use its task, data, method, vocabulary and caps, but not its model.",
         ),
     ] = None,
     train: Annotated[
@@ -87,11 +87,11 @@ def retune(
             metavar="N",
             min=1,
             show_default=False,
-            help="Spend no more than N training queries; by default RUN.yaml's cap, or 200.",
+            help="Cap on training queries; by default RUN.yaml's cap, or 200.",
         ),
     ] = None,
     plan: Annotated[
-        bool, typer.Option("--plan", help="Say what it would cost, and ask nothing.")
+        bool, typer.Option("--plan", help="Estimate the cost without sending requests.")
     ] = False,
     target: Annotated[
         Path | None,
@@ -104,7 +104,7 @@ def retune(
         ),
     ] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace another prompt that --output holds.")
+        bool, typer.Option("--overwrite", help="Replace another prompt in --output.")
     ] = False,
     html: Annotated[
         Path | None,
@@ -129,9 +129,9 @@ def retune(
 ) -> None:
     """Move a prompt to another model: measure it there, tune it under a cap, compare.
 
-    On the new model and the dev split: no prompt, the old prompt with its old label bias and with
-    one found again, and the new prompt. The run is kept in .fedone next to PROMPT.json: the same
-    command goes on after a stop or a crash.
+    The comparison on the new model and the dev split has no prompt, the old prompt with its old
+    label bias and with a new one, and the new prompt. The run is kept in .fedone next to
+    PROMPT.json, so that the same command continues after a stop or a crash.
     """
     from fedone_sdk.reports import read_artefact
     from fedone_sdk.simulation.retune import Retuning
@@ -154,7 +154,7 @@ def retune(
         output.write_json(estimate.model_dump(mode="json"))
         _print_plan(output, name, estimate)
         return
-    state = RunState.beside(path, name) if store is None else RunState.at(store)
+    state = RunState.next_to(path, name) if store is None else RunState.at(store)
     kept = KeptRun(state.store)
     with abortable(state):
         known, result, found = asyncio.run(
@@ -169,7 +169,7 @@ def retune(
         "run": result.model_dump(mode="json"),
         "output": str(target) if final else None,
     }
-    # What was paid for: that one cannot be written costs none of the others.
+    # These results are paid for, so a failure to write one must not prevent the others.
     with ExitStack() as last_first:
         last_first.callback(_print, output, page)
         if html is not None:
@@ -179,7 +179,7 @@ def retune(
         last_first.callback(output.write_json, document)
     if final:
         print(f"{target}: the new prompt", file=sys.stderr)
-    for line in what_is_next(spec, result, state, known):
+    for line in next_steps(spec, result, state, known):
         print(line, file=sys.stderr)
     raise typer.Exit(exit_code(result))
 
@@ -203,13 +203,13 @@ def _check_targets(
         check_target("--store", store)
     if target.is_file() and not overwrite and not _is_of(target, name):
         raise SpecError(
-            f"--output: {target} is there and is not of run {name!r}; --overwrite replaces it",
+            f"--output: {target} exists and is not of run {name!r}; --overwrite replaces it",
             source="arguments",
         )
 
 
 def _is_of(target: Path, name: str) -> bool:
-    """Whether a file is what an earlier start of the same command wrote."""
+    """Whether an earlier start of the same command wrote the file."""
     from fedone_sdk.reports import read_artefact
 
     try:
@@ -247,7 +247,7 @@ def _spec(
 
 
 async def _plan(model: RunFile, move: Retuning) -> RetunePlan:
-    """By a backend of its own without a cache, so that what was paid already counts as well."""
+    """The plan, by a separate backend without a cache, so that paid answers count too."""
     backend = model.spec.backend.model_copy(update={"cache": None, "record": None})
     spec = model.spec.model_copy(update={"backend": backend})
     async with RunFile(path=model.path, spec=spec).backend() as opened:
@@ -276,7 +276,7 @@ async def _retune(
                 fresh=fresh,
                 model=backend.fingerprint,
             )
-        # What it will cost, before it does.
+        # The estimate is printed before any request.
         print(f"{federation.spec.name}: {_cost(estimate)}", file=sys.stderr)
         result = await run_here(
             federation,
@@ -320,7 +320,7 @@ def _cost(plan: RetunePlan) -> str:
 
 
 def _print_plan(output: Output, name: str, plan: RetunePlan) -> None:
-    output.heading(f"{name}: what it would cost")
+    output.heading(f"{name}: estimated cost")
     output.console.print(f"  {_cost(plan)}")
     for warning in plan.run.warnings:
         output.console.print(f"  warning: {warning}")

@@ -1,4 +1,4 @@
-"""`fedone score`: one prompt, one data file, one model."""
+"""`fedone score`: measurement of one prompt on one data file."""
 
 from __future__ import annotations
 
@@ -41,16 +41,14 @@ def score(
             metavar="RUN.yaml", help="Its task, model and dev data.", show_default=False
         ),
     ] = None,
-    prompt: Annotated[
-        str, typer.Option(help="The prompt, taken as it is; nothing is no prompt.")
-    ] = "",
+    prompt: Annotated[str, typer.Option(help="The prompt's exact text; empty is no prompt.")] = "",
     slot: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME=TEXT",
             show_default=False,
-            help="What a slot of the task holds, once for each; others are empty. labels=bad,good "
-            "takes these label words, in the order of the task's.",
+            help="Content of a slot of the task, once per slot; others are empty. labels=bad,good "
+            "uses these label words, in the order of the task's labels.",
         ),
     ] = None,
     artefact_path: Annotated[
@@ -59,8 +57,8 @@ def score(
             "--artefact",
             metavar="FILE",
             show_default=False,
-            help="The prompt, its task and label bias, as `tune --artefact` wrote them; RUN.yaml "
-            "then only says which model is asked, and its dev data.",
+            help="A prompt artefact with task and label bias, written by `tune --artefact`; "
+            "RUN.yaml then only provides the model and the dev data.",
         ),
     ] = None,
     task_name: Annotated[
@@ -133,7 +131,7 @@ def score(
     }
     try:
         output.write_json(report)
-    finally:  # paid for: shown even where it cannot be written
+    finally:  # paid for: printed even if the file cannot be written
         output.heading(f"{report['prompt']!r} on {source}")
         output.facts(facts)
 
@@ -151,7 +149,7 @@ def _artefact(
 
 def _task(run: RunFile | None, name: str | None) -> TaskSpec:
     if (run is None) == (name is None):
-        raise SpecError("either RUN.yaml or --task says what is asked", source="arguments")
+        raise SpecError("give either RUN.yaml or --task", source="arguments")
     if run is not None:
         return run.spec.task
     try:
@@ -161,7 +159,7 @@ def _task(run: RunFile | None, name: str | None) -> TaskSpec:
 
 
 def _asked(task: TaskSpec, prompt: str, slots: list[str]) -> TextPrompt:
-    """The prompt that is measured: a text, or what the task's slots hold."""
+    """The prompt to measure: a text, or the contents of the task's slots."""
     if not slots:
         if prompt and task.slots:
             names = ", ".join(task.slots)
@@ -186,7 +184,7 @@ def _asked(task: TaskSpec, prompt: str, slots: list[str]) -> TextPrompt:
 
 
 def _label_free(run: RunFile | None, bias: str | None, wanted: str | None) -> LabelFree | None:
-    """How a bias is found without labels: as asked, else as the run does, unless one is given."""
+    """The method of estimating a label bias; None if a bias is given."""
     if wanted is None:
         return None if run is None or bias is not None else run.spec.calibration.label_free
     if bias is not None and wanted != "none":
@@ -205,7 +203,9 @@ def _with_bias(task: TaskSpec, text: str) -> TaskSpec:
 def _examples(run: RunFile | None, data: str | None, task: TaskSpec) -> tuple[str, list[Example]]:
     if data is None:
         if run is None or run.spec.data is None or run.spec.data.dev is None:
-            raise SpecError("--data: is required where no run names dev data", source="arguments")
+            raise SpecError(
+                "--data: is required without a run that has dev data", source="arguments"
+            )
         dev = run.spec.data.dev
         data = dev if dev.startswith("hf:") else str(run.folder / dev)
     examples: list[Example] = [*load_examples(data, split="validation")]

@@ -32,7 +32,7 @@ __all__ = ["collect_rarely", "serve"]
 _log = structlog.get_logger(__name__)
 
 _TRACES_GO = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-"""OpenTelemetry's own variables that name where traces go."""
+"""OpenTelemetry's variables for the destination of traces."""
 
 
 def serve(
@@ -41,7 +41,7 @@ def serve(
         typer.Argument(metavar="CONFIG.yaml", help="The service.", show_default=False),
     ] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Only say whether it would start; change nothing.")
+        bool, typer.Option("--check", help="Only check whether it would start; change nothing.")
     ] = False,
 ) -> None:
     """Serve tuning runs to edge clients, until SIGTERM or Ctrl-C.
@@ -49,8 +49,8 @@ def serve(
     CONFIG.yaml: {listen: HOST:PORT, store: FILE or URL, auth: {enrolment_tokens: [...],
     admin_token: ...}, tls: {certificate: FILE, key: FILE}, backend: {kind: onnx} or null, runs:
     [RUN.yaml ...], metrics: {...}, tracing: {...}, log: {...}, drain_s: 20}. A token is text or
-    {env: NAME}. Every key can be set by a variable too, which has the last word:
-    FEDONE_AUTH__ADMIN_TOKEN is auth.admin_token. Logs are JSON lines on standard output.
+    {env: NAME}. Environment variables override keys: FEDONE_AUTH__ADMIN_TOKEN is
+    auth.admin_token. Logs are JSON lines on standard output.
     """
     from fedone_sdk.aggregator.config import ServeConfig
 
@@ -78,18 +78,18 @@ def serve(
 
 
 async def _check(config: ServeConfig, folder: Path, runs: list[RunToServe]) -> str:
-    """Does all that serving does before it listens, on a store in memory."""
+    """Runs all steps of serving before listening, on a store in memory."""
     from fedone_sdk.aggregator import Aggregator
 
     config.server_tls(folder)
     store = await config.store.check(folder)
     async with AsyncExitStack() as stack:
         if _traced(config):
-            from fedone_sdk.aggregator.telemetry import tracing  # noqa: F401 (it says what is missing)
+            from fedone_sdk.aggregator.telemetry import tracing  # noqa: F401 (raises if the extra is missing)
         backend = await _backend(config, folder, None, stack)
         aggregator = Aggregator(backend=backend, **config.auth.arguments())
         await stack.enter_async_context(aggregator)
-        await _add_runs(aggregator, runs, stack, measured=False)  # That would cost something.
+        await _add_runs(aggregator, runs, stack, measured=False)  # That costs queries.
     return store
 
 
@@ -121,7 +121,7 @@ async def _serve(config: ServeConfig, folder: Path, runs: list[RunToServe]) -> N
         json_logs(config.log.level, replica=store.replica)
         for warning in config.warnings:
             _log.warning("weak token", reason=warning)
-        # First: probes are answered, and people served, however long stored runs take to read.
+        # Listen first, so that probes and people get responses while stored runs are read.
         with _listening("listen", config.listen):
             host, port = config.address
             url = await aggregator.listen(
@@ -185,13 +185,13 @@ async def _add_runs(
 
 
 class _Dev(NamedTuple):
-    """What a run's prompts are measured with.
+    """The data for measuring a run's prompts.
 
     Attributes:
-        rows: The public dev rows; none where nothing is measured.
-        why: Nothing is measured.
+        rows: The public dev rows; empty if nothing is measured.
+        why: Why nothing is measured.
         score: The user's function, for loss ``score``.
-        measure: The user's function, for a metric of their own.
+        measure: The user's function, for a user-defined metric.
     """
 
     rows: tuple[Example, ...] = ()
@@ -208,7 +208,7 @@ def _dev_of(run: RunToServe) -> _Dev:
     task, folder = run.spec.task, run.path.parent
     try:
         return _Dev(run.dev, "", load_score(task, folder), load_measure(task, folder))
-    except SpecError as exc:  # Devices may have a function that the server has not.
+    except SpecError as exc:  # Devices may have a function that the server does not have.
         return _Dev(why="; ".join(exc.problems))
 
 
@@ -236,7 +236,7 @@ def _traced(config: ServeConfig) -> bool:
 
 @contextmanager
 def _listening(key: str, address: str) -> Iterator[None]:
-    """Says which key names an address that cannot be listened on."""
+    """Adds the key of the address to errors of listening on it."""
     try:
         yield
     except OSError as exc:
@@ -244,10 +244,10 @@ def _listening(key: str, address: str) -> Iterator[None]:
 
 
 def collect_rarely() -> None:
-    """Lets Python look for cyclic garbage less often, in a process that serves many devices.
+    """Reduces the frequency of cyclic garbage collection, in a process with many connections.
 
-    Thousands of connections are live objects: looking through all of them again and again would
-    keep every device waiting for a tenth of a second.
+    A full collection over the objects of thousands of connections takes a tenth of a second, in
+    which no request is served.
     """
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""`fedone tokens`: what devices enrol with."""
+"""`fedone tokens`: enrolment tokens of devices."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedone_sdk.spec import validate_spec
 __all__ = ["app"]
 
 app = typer.Typer(
-    help="Make and revoke the tokens that devices enrol with.",
+    help="Create and revoke enrolment tokens of devices.",
     no_args_is_help=True,
     rich_markup_mode=None,
     epilog="Example: fedone tokens create fleet --run 'acme-*' --server https://fedone.example",
@@ -42,20 +42,25 @@ def create(
         typer.Option(
             metavar="PATTERN",
             show_default=False,
-            help="A run that its devices may see; * is any text. May be given again. All, if none.",
+            help="A run that its devices may see; * matches any text; repeatable. Default: all.",
         ),
     ] = None,
     uses: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, show_default=False, help="Let N devices enrol with it."),
+        typer.Option(
+            metavar="N",
+            min=1,
+            show_default=False,
+            help="Maximum number of devices that enrol with it.",
+        ),
     ] = None,
     expires_in: Annotated[
         str | None,
-        typer.Option(metavar="TIME", show_default=False, help="How long it works: 90m, 12h, 30d."),
+        typer.Option(metavar="TIME", show_default=False, help="Its lifetime: 90m, 12h, 30d."),
     ] = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Make a token, and show its secret: it cannot be shown again."""
+    """Create a token, and print its secret, which cannot be shown again."""
     output = Output(json_file)
     asked = {
         "name": name,
@@ -68,7 +73,7 @@ def create(
     made = parse(CreatedToken.model_validate_json, call(server, token, "POST", _PATH, body=body))
     try:
         output.write_json(made.model_dump(mode="json"))
-    finally:  # no other answer holds it
+    finally:  # no other response contains it
         output.facts({"token": made.token, **_facts(made)})
 
 
@@ -86,7 +91,7 @@ def list_tokens(server: Server, token: Token, json_file: JsonFile = None) -> Non
 
 @app.command(epilog="Example: fedone tokens revoke fleet --server https://fedone.example")
 def revoke(name: Name, server: Server, token: Token, json_file: JsonFile = None) -> None:
-    """Revoke a token for good; devices that came with it stay."""
+    """Revoke a token; devices that enrolled with it stay enrolled."""
     output = Output(json_file)
     revoked = parse(TokenInfo.model_validate_json, call(server, token, "DELETE", f"{_PATH}/{name}"))
     output.write_json(revoked.model_dump(mode="json"))

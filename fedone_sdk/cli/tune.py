@@ -1,4 +1,4 @@
-"""`fedone tune`: a run of one's own, with all its clients in this process."""
+"""`fedone tune`: a run with all its clients in this process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fedone_sdk.cli._report import exit_code, print_result
 from fedone_sdk.cli._run_file import RunFile
 from fedone_sdk.cli._state import KnownRun, RunState
 from fedone_sdk.cli._tracking import tracking_of
-from fedone_sdk.cli._tuning import KeptRun, abortable, run_here, what_is_next
+from fedone_sdk.cli._tuning import KeptRun, abortable, next_steps, run_here
 from fedone_sdk.cli.report import check_report, write_report
 from fedone_sdk.errors import SpecError
 
@@ -52,8 +52,8 @@ def tune(
             "--raise",
             metavar="UNIT=N",
             show_default=False,
-            help="Raise a cap of the kept run, which goes on with what it has paid for, as if "
-            "RUN.yaml had the higher number: queries=600, usd=5; repeatable.",
+            help="Raise a cap of the kept run and continue it, as if RUN.yaml had the higher "
+            "number: queries=600, usd=5; repeatable.",
         ),
     ] = None,
     start: Annotated[
@@ -61,8 +61,8 @@ def tune(
         typer.Option(
             metavar="FILE",
             show_default=False,
-            help="Begin with what an earlier run came to: its archive (`fedone runs export`), or "
-            "its result (--json).",
+            help="Warm start from an earlier run: its archive (`fedone runs export`) or result "
+            "(--json).",
         ),
     ] = None,
     store: Annotated[
@@ -76,14 +76,15 @@ def tune(
         ),
     ] = None,
     no_store: Annotated[
-        bool, typer.Option("--no-store", help="Keep nothing: a run that stops cannot go on.")
+        bool,
+        typer.Option("--no-store", help="Keep nothing, so that a stopped run cannot continue."),
     ] = False,
     fresh: Annotated[
         bool,
         typer.Option(
             "--fresh",
-            help="Remove the kept run of this name and start over. Answers that were paid for "
-            "stay, and are not paid for again.",
+            help="Remove the kept run of this name and start over. Paid answers are kept and "
+            "reused.",
         ),
     ] = False,
     artefact: Annotated[
@@ -91,7 +92,7 @@ def tune(
         typer.Option(
             metavar="FILE",
             show_default=False,
-            help="Write the prompt with all that says where it comes from (`fedone prompt`).",
+            help="Write the prompt with its provenance (`fedone prompt`).",
         ),
     ] = None,
     report: Annotated[
@@ -105,8 +106,8 @@ def tune(
 ) -> None:
     """Tune a prompt for your own model and data, under your own budget.
 
-    The run is kept in .fedone next to RUN.yaml: the same command goes on after a stop, a crash or
-    a pause. Paths in RUN.yaml start at its folder.
+    The run is kept in .fedone next to RUN.yaml, so that the same command continues after a stop, a
+    crash or a pause. Paths in RUN.yaml are relative to its folder.
     """
     output = Output(json_file)
     quiet_logs()
@@ -135,18 +136,19 @@ def tune(
     known = None if state is None else _find(run, federation, state, fresh=fresh)
     if known is not None and known.raised:
         print(
-            f"raised {', '.join(known.raised)}; goes on after round {known.round}", file=sys.stderr
+            f"raised {', '.join(known.raised)}; continues after round {known.round}",
+            file=sys.stderr,
         )
     kept = KeptRun(None if state is None else state.store)
     with tracking, abortable(state):
         result = asyncio.run(_tune(run, federation, transport, state, kept, tracking))
-    # What was paid for: that one cannot be written, or nobody reads it, costs none of the others.
+    # These results are paid for, so a failure to write one must not prevent the others.
     with ExitStack() as last_first:
         last_first.callback(print_result, output, result, num_clients=len(federation.shards))
         if artefact is not None or report is not None:
             last_first.callback(_write, kept, result.run_id, artefact, report)
         last_first.callback(output.write_json, result.model_dump(mode="json"))
-    for line in what_is_next(run.spec, result, state, known):
+    for line in next_steps(run.spec, result, state, known):
         print(line, file=sys.stderr)
     raise typer.Exit(exit_code(result))
 
@@ -160,7 +162,7 @@ def _check_options(
 
 
 def _caps(raised: list[str]) -> dict[str, str]:
-    """What ``--raise`` says, by unit; the run's own rules judge the values."""
+    """The caps of ``--raise`` by unit; the run's spec validates the values."""
     pairs = [text.partition("=") for text in raised]
     for unit, mark, _ in pairs:
         if not (unit and mark):
@@ -169,7 +171,7 @@ def _caps(raised: list[str]) -> dict[str, str]:
 
 
 def _state(run: RunFile, store: Path | None) -> RunState:
-    return RunState.beside(run.path, run.spec.name) if store is None else RunState.at(store)
+    return RunState.next_to(run.path, run.spec.name) if store is None else RunState.at(store)
 
 
 def _find(run: RunFile, federation: Federation, state: RunState, *, fresh: bool) -> KnownRun | None:

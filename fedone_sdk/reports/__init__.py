@@ -1,4 +1,4 @@
-"""What a run leaves behind for people: the prompt artefact and the report."""
+"""The prompt artefact and the report of a run."""
 
 from fedone_sdk.reports.artefact import (
     ArtefactEvaluation,

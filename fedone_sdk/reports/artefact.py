@@ -1,4 +1,4 @@
-"""The prompt artefact: a tuned prompt in one JSON file, with all that says where it comes from."""
+"""The prompt artefact: a tuned prompt with its provenance, in one JSON file."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ class _Part(BaseModel):
 
 
 class LedgerReport(Billed):
-    """What the run had spent, and the log that it stands in.
+    """The run's account, and a digest of its log.
 
     Attributes:
-        lines: Lines of the run's log when the artefact was made. A log only ever grows.
+        lines: Lines of the run's log when the artefact was written. A log is append-only.
         sha256: Digest of these lines (`ledger_sha256`).
         cap: The caps.
-        spent: What was spent.
-        leased: What was reserved for work under way.
-        evaluation: What of it evaluation spent.
+        spent: Spent usage.
+        leased: Usage reserved for open work.
+        evaluation: The part of `spent` for evaluation.
     """
 
     lines: _Count
@@ -64,14 +64,14 @@ class LedgerReport(Billed):
 
 
 class ArtefactEvaluation(_Part):
-    """What the prompt was measured at.
+    """The measurement of the prompt.
 
     Attributes:
-        metric: On the dev split.
-        examples: Examples of it; null where nobody measured.
-        interval: The ends of the metric's 95 % bootstrap interval over the examples; null as above.
-        batch_size: Examples of a query: what quantised models answer hangs on it a little.
-        verdict: Whether tuning was worth it; absent where an earlier version wrote the file.
+        metric: The metric on the dev split.
+        examples: Number of its examples; null without a measurement.
+        interval: The metric's 95 % bootstrap interval over the examples; null as above.
+        batch_size: Examples per query. Answers of quantised models depend on it slightly.
+        verdict: Whether tuning was worth it; absent in files of earlier versions.
     """
 
     metric: MetricReport
@@ -82,26 +82,26 @@ class ArtefactEvaluation(_Part):
 
 
 class PromptArtefact(_Part):
-    """A tuned prompt and where it comes from. The same run gives the same artefact.
+    """A tuned prompt and its provenance. The same run gives the same artefact.
 
     Attributes:
-        format: What kind of file this is.
-        version: Of the format.
+        format: Kind of the file.
+        version: Version of the format.
         run_id: The run.
-        name: What its RunSpec calls it.
-        status: How it stood.
-        rounds: Rounds done.
-        seed: Of the run.
+        name: The run's name.
+        status: The run's status.
+        rounds: Completed rounds.
+        seed: The run's seed.
         method: The method that tuned it.
         prompt: The prompt: text, tokens, label bias.
         task: Template, label words, loss, metric.
-        calibration: How the label bias was found, or is to be found when the prompt is used.
+        calibration: Method of estimating the label bias, in the run or when the prompt is used.
         model: Fingerprint of the model that it was tuned for.
-        models: What the provider called the models that answered.
+        models: Model versions that the provider reported.
         vocabulary_sha256: Digest of the candidates (`Vocabulary.sha256`).
         alpha_sha256: Digest of alpha's bytes.
-        ledger: What it cost, and the log that says so.
-        evaluation: What it was measured at.
+        ledger: Its cost, and a digest of the log.
+        evaluation: Its measurement.
         sdk_version: Version of fedone-sdk that wrote this.
         sha256: Digest of all other keys, as canonical JSON.
     """
@@ -128,29 +128,29 @@ class PromptArtefact(_Part):
 
     @property
     def digest(self) -> str:
-        """What `sha256` must be."""
+        """The expected value of `sha256`."""
         rest = self.model_dump(mode="json", exclude={"sha256"})
         return hashlib.sha256(_canonical(rest)).hexdigest()
 
     @property
     def asked(self) -> TaskSpec:
-        """The task with the prompt's label words and label bias: what a user of the prompt asks."""
+        """The task with the prompt's label words and label bias."""
         task = self.task
         if self.prompt.labels is not None:
             task = task.with_labels(self.prompt.labels)
         return task if self.prompt.bias is None else task.with_bias(self.prompt.bias)
 
     def signed(self) -> Self:
-        """With its digest."""
+        """A copy with its digest."""
         return self.model_copy(update={"sha256": self.digest})
 
     def dump(self) -> str:
-        """As a file has it."""
+        """The artefact as the contents of a file."""
         return json.dumps(self.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n"
 
 
 def ledger_sha256(lines: Sequence[LogEntry]) -> str:
-    """Digest of a log's lines: SHA-256 over ``["kind","body"]`` as canonical JSON, one a line."""
+    """SHA-256 of a log's lines, each ``["kind","body"]`` as canonical JSON."""
     digest = hashlib.sha256()
     for entry in lines:
         digest.update(_canonical([entry.kind, entry.body]) + b"\n")
@@ -158,13 +158,13 @@ def ledger_sha256(lines: Sequence[LogEntry]) -> str:
 
 
 def artefact_of(run: ReportedRun) -> PromptArtefact:
-    """The artefact of a run, as it stands.
+    """The artefact of a run in its current state.
 
     Args:
-        run: Out of an archive or a store.
+        run: A run from an archive or a store.
 
     Raises:
-        ArchiveError: It is out of a result file, which has not all of it; or tunes no words.
+        ArchiveError: The run is from a result file, which is incomplete; or tunes vectors.
     """
     result, spec = run.result, run.spec
     if spec is None or run.snapshot is None or run.vocabulary is None:
@@ -215,10 +215,10 @@ def read_artefact(path: Path, *, checked: bool = True) -> PromptArtefact:
 
     Args:
         path: The file.
-        checked: Whether one whose digest is another is refused.
+        checked: Whether to refuse an artefact with a wrong digest.
 
     Raises:
-        SpecError: It is no artefact, of a newer version, or was changed.
+        SpecError: It is not an artefact, is of a newer version, or was modified.
     """
     try:
         with path.open("rb") as file:

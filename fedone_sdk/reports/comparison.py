@@ -1,4 +1,4 @@
-"""Which answers a tuned prompt changes."""
+"""Answers that a tuned prompt changes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Change:
 
     Attributes:
         example: The example.
-        before: Index of the label without a prompt, with the bias that belongs to that where there
-            is one; -1 for none.
+        before: Index of the label without a prompt, with the label bias of no prompt if there is
+            one; -1 for none.
         after: The same with the tuned prompt.
         target: Index of the true label.
     """
@@ -36,12 +36,12 @@ def changed_answers(
     examples: Sequence[Example],
     plain_bias: Bias | None,
 ) -> list[Change]:
-    """The examples whose answer is another one than without a prompt, in their order.
+    """The examples whose answer differs from that without a prompt, in their order.
 
     Args:
         task: The task.
-        outcomes: The run's measurements, of no prompt and of the tuned one.
-        examples: The dev split that they are of.
+        outcomes: The run's measurements of no prompt and of the tuned one.
+        examples: Their dev split.
         plain_bias: The label bias that training found for no prompt.
     """
     bare, tuned = outcomes["no_prompt"], outcomes["after"]

@@ -1,4 +1,4 @@
-"""What a report says, before it is HTML or Markdown."""
+"""Contents of a report, independent of its form."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedone_sdk.reports.source import ReportedRun
 __all__ = ["Client", "Contents", "Table", "contents_of"]
 
 MOST_CLIENTS = 30
-"""Clients with a line of their own."""
+"""Number of clients with a separate row."""
 
 _BIAS_NOTES: Mapping[str, str] = {
     "training": "The label bias of no prompt was fitted on the training losses that were paid for.",
@@ -33,8 +33,8 @@ class Table:
     """A confusion matrix.
 
     Attributes:
-        columns: What was predicted.
-        rows: The true label, and how often it was taken for each of the columns.
+        columns: The predicted labels.
+        rows: Each true label with its counts per column.
         most: The largest count.
     """
 
@@ -45,13 +45,13 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Client:
-    """What a client did.
+    """The contribution of a client.
 
     Attributes:
         name: Its id.
-        rounds: Rounds that it took part in.
-        share: Of all seats.
-        mean_loss: Over its rounds.
+        rounds: Rounds with an update of the client.
+        share: Its share of all seats.
+        mean_loss: Mean loss over its rounds.
     """
 
     name: str
@@ -62,21 +62,21 @@ class Client:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """All that a report says.
+    """Contents of a report.
 
     Attributes:
         run: The run.
-        verdict: Whether tuning was worth it; empty where that is not known.
-        measured: What was measured on the dev split, by its name.
-        bias_note: Where the label bias of no prompt comes from.
-        confusion: Of the tuned prompt; None where it is not known, or there are no labels.
-        costs: Name, what was spent, the cap; as text.
-        clients: Those that did most.
-        others: How many more took part.
-        programs: How to use the prompt.
-        note: A word about these programs.
-        version: Of the SDK that wrote this.
-        began: When the run was made, UTC; None where it is not known.
+        verdict: Whether tuning was worth it; empty if not known.
+        measured: The measurements on the dev split, by name.
+        bias_note: Source of the label bias of no prompt.
+        confusion: Confusion of the tuned prompt; None if not known, or without labels.
+        costs: Name, spent amount and cap, as text.
+        clients: The clients with the most rounds.
+        others: Number of further clients.
+        programs: Programs that use the prompt.
+        note: A note about these programs.
+        version: Version of the SDK that wrote the report.
+        began: Time of the run's creation, UTC; None if not known.
     """
 
     run: ReportedRun
@@ -94,7 +94,7 @@ class Contents:
 
 
 def contents_of(run: ReportedRun) -> Contents:
-    """Computes what a report of a run says."""
+    """Computes the contents of a run's report."""
     result, spec, verdict = run.result, run.spec, run.result.verdict
     after = run.outcomes.get("after")
     table = None
@@ -167,7 +167,7 @@ def _cap(cap: int | None) -> str:
 
 
 def _clients(run: ReportedRun) -> list[Client]:
-    """Who did how much, the most first."""
+    """The clients' contributions, largest first."""
     losses = defaultdict[str, list[float]](list)
     for entry in run.result.history:
         for name in entry.client_id.split(","):

@@ -16,15 +16,15 @@ from fedone_sdk.reports.source import ReportedRun
 __all__ = ["curves_svg"]
 
 _SMOOTHING = 0.1
-"""Weight of the newest round in the smooth loss: single mini-batches jump."""
+"""Weight of the newest round in the smoothed loss."""
 
 _INK, _BLUE, _GREY, _GREEN = "#1c2430", "#2563a8", "#6b7280", "#1b7f5c"
 
 _DARK = {_INK: "#e6e9ee", _BLUE: "#7db2ea", _GREY: "#a5aebb", _GREEN: "#5fcf9f"}
-"""What the colours become where a person prefers dark pages."""
+"""Replacements of colours in dark mode."""
 
 _STYLE: Any = {
-    # Text stays text: it is smaller, and a screen reader finds it.
+    # Text is kept as text, which is smaller and accessible to screen readers.
     "svg.hashsalt": "fedone",
     "svg.fonttype": "none",
     "font.size": 11.0,
@@ -37,9 +37,9 @@ _STYLE: Any = {
 
 
 def curves_svg(run: ReportedRun) -> str:
-    """Metric and loss over the training queries; the same run gives the same picture.
+    """The SVG of metric and loss over training queries; the same run gives the same figure.
 
-    One below the other, about as wide as a phone, in colours that follow the reader's preference.
+    The two plots are stacked, fit the width of a phone, and support light and dark mode.
     """
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(4.6, 5.8), layout="constrained")
@@ -58,7 +58,7 @@ def curves_svg(run: ReportedRun) -> str:
 
 
 def _in_the_dark() -> str:
-    """Style that takes the place of the colours that matplotlib writes at each element."""
+    """Style that overrides the colours that matplotlib writes on each element."""
     rules = (
         f'[style*="{kind}: {light}"]{{{kind}:{dark} !important}}'
         for light, dark in _DARK.items()
@@ -83,7 +83,7 @@ def _draw_metric(axes: Axes, run: ReportedRun) -> None:
     if metric.after is not None:
         end = queries[-1] if queries else 0
         axes.plot([end], [metric.after], color=_GREEN, marker="o", ls="", label="tuned prompt")
-    # A result file may call it anything: no formulas, and nothing that XML cannot hold.
+    # The name in a result file is arbitrary: disable formulas, and remove invalid XML characters.
     name = "".join(char if char.isprintable() else " " for char in metric.name)
     axes.set_title(f"{name} on dev", parse_math=False)
     if axes.get_legend_handles_labels()[0]:
@@ -91,7 +91,7 @@ def _draw_metric(axes: Axes, run: ReportedRun) -> None:
 
 
 def _along(run: ReportedRun) -> str:
-    """What the curve is called: it may be of a part of the dev split only."""
+    """The legend of the curve, which may cover a part of the dev split only."""
     after = run.outcomes.get("after")
     if after is None or run.spec is None:
         return "along the way"

@@ -1,4 +1,4 @@
-"""Other forms of an artefact: the plain text, the input that it makes, DSPy's."""
+"""Forms of an artefact: plain text, template, DSPy program."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["FORMS", "dspy_state", "in_form", "ready_messages", "ready_text"]
 
 
 def ready_messages(task: TaskSpec, prompt: TextPrompt) -> list[dict[str, str]]:
-    """The task's messages with the prompt in its place: what a chat model is sent, but the fields.
+    """The task's messages with the prompt inserted, and fields for ``str.format``.
 
-    A template is one message of the user. System and assistant messages without content are left
-    out. Braces in the prompt are doubled, as ``str.format`` wants it.
+    A template becomes one user message. System and assistant messages without content are omitted.
+    Braces in the prompt are doubled.
     """
     texts = placed(task, prompt)
     filled = [(role or "user", _filled(template, texts)) for role, template in task.messages]
@@ -25,9 +25,9 @@ def ready_messages(task: TaskSpec, prompt: TextPrompt) -> list[dict[str, str]]:
 
 
 def ready_text(task: TaskSpec, prompt: TextPrompt) -> str:
-    """The task's template with the prompt in its place; of a chat its messages, as JSON.
+    """The task's template with the prompt inserted; for a chat its messages, as JSON.
 
-    Braces in the prompt are doubled, as ``str.format`` wants it.
+    Braces in the prompt are doubled for ``str.format``.
     """
     if task.template is not None:
         return _filled(task.template, placed(task, prompt))
@@ -44,10 +44,10 @@ def _filled(template: str, texts: Mapping[str, str]) -> str:
 
 
 def dspy_state(artefact: PromptArtefact) -> dict[str, Any]:
-    """What `dspy.Predict("FIELD, ... -> LABEL_FIELD").load(FILE)` reads.
+    """The state for `dspy.Predict("FIELD, ... -> LABEL_FIELD").load(FILE)`.
 
-    DSPy puts its own frame around an input, so what the prompt was measured at does not hold for
-    it, and a label bias has no place there.
+    DSPy puts its own frame around an input, so the prompt's measurement does not apply, and a label
+    bias is not supported.
     """
     task = artefact.asked
     words = ", ".join(word.strip() for word in task.label_words)
@@ -85,8 +85,8 @@ def in_form(artefact: PromptArtefact, form: str) -> str:
 
     Args:
         artefact: The artefact.
-        form: One of `FORMS`: ``text`` is the prompt alone, to the letter; ``template`` is
-            `ready_text`; ``dspy`` is the JSON of `dspy_state`.
+        form: One of `FORMS`: ``text`` is the prompt's exact text; ``template`` is `ready_text`;
+            ``dspy`` is the JSON of `dspy_state`.
 
     Raises:
         ValueError: There is no such form.

@@ -19,28 +19,28 @@ _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 
 
 def html_report(run: ReportedRun) -> str:
-    """One page that needs nothing else: no network, no script."""
+    """One self-contained page, without network and scripts."""
     figure = base64.b64encode(curves_svg(run).encode()).decode() if run.result.history else None
-    # An image of its own: what stands in it cannot reach the page.
+    # A data URL isolates the image from the page.
     return _HTML.get_template("report.html.j2").render(
         report=contents_of(run), figure=figure and f"data:image/svg+xml;base64,{figure}"
     )
 
 
 def filled_html(template: str, **values: object) -> str:
-    """A page of a template, with all values as text."""
+    """Renders a template; all values are escaped."""
     return _HTML.get_template(template).render(**values)
 
 
 def markdown_report(run: ReportedRun, figure: str) -> tuple[str, str | None]:
-    """Markdown, and the SVG that it shows.
+    """The report as Markdown, and its SVG.
 
     Args:
         run: The run.
-        figure: What the SVG's file will be called, beside the Markdown's.
+        figure: File name of the SVG, in the Markdown's folder.
 
     Returns:
-        The Markdown; the SVG, None for a run without rounds.
+        The Markdown; and the SVG, or None for a run without rounds.
     """
     svg = curves_svg(run) if run.result.history else None
     text = _MARKDOWN.get_template("report.md.j2").render(
@@ -58,25 +58,25 @@ def _signed(value: float, digits: int = 3) -> str:
 
 
 def _inline(text: object) -> str:
-    """Any text as Markdown that shows it to the letter, in one line."""
+    """Escapes a text for Markdown, in one line."""
     line = " ".join(str(text).split()) if "\n" in str(text) or "\r" in str(text) else str(text)
     return _SPECIAL.sub(lambda found: _ENTITIES.get(found[1], f"\\{found[1]}"), line)
 
 
 def _fenced(text: str, language: str = "") -> str:
-    """Any text as a Markdown code block, which nothing in it can end."""
+    """A text as a Markdown code block, with a fence that the text does not contain."""
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
-    # A carriage return, or what else ends a line, would end the block's line as well.
+    # A carriage return or another line separator would end the block's line.
     body = "\n".join(text.splitlines())
     return f"{fence}{language}\n{body}\n{fence}"
 
 
 def html_environment(*packages: str) -> Environment:
-    """Templates of HTML pages, which escape what they are given.
+    """The environment of HTML templates, with autoescaping.
 
     Args:
-        packages: Where templates are, the first that has one counts.
+        packages: Packages of templates, in order of precedence.
     """
     return _environment(*packages, autoescape=True)
 

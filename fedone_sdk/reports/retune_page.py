@@ -1,4 +1,4 @@
-"""What a change of model does to a prompt, on one page."""
+"""Page of a retuning: the effect of a change of model on a prompt."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ __all__ = ["RetunePage", "retune_html", "retune_page"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetunePage:
-    """The page, as text.
+    """Contents of the page, as text.
 
     Attributes:
-        title: Which prompt.
-        facts: Name and text.
-        metric: What the measurements are called.
-        measured: Prompt, metric, 95 % interval, label bias.
-        gains: What is compared, difference, 95 % interval.
-        costs: Unit, expected, at most, spent.
-        verdict: Sentences: whether the old prompt holds, what the new one gains, what to do.
-        version: Of the SDK.
+        title: Title, with the prompt's name.
+        facts: Rows of name and text.
+        metric: Title of the measurements.
+        measured: Rows of prompt, metric, 95 % interval, label bias.
+        gains: Rows of comparison, difference, 95 % interval.
+        costs: Rows of unit, expected, at most, spent.
+        verdict: Sentences: whether the old prompt holds, the new one's gain, a recommendation.
+        version: Version of the SDK.
     """
 
     title: str
@@ -46,12 +46,12 @@ class RetunePage:
 def retune_page(
     artefact: PromptArtefact, found: Retuned, plan: RetunePlan, result: RunResult
 ) -> RetunePage:
-    """Puts a page together.
+    """Composes the page.
 
     Args:
         artefact: The old prompt.
-        found: What was measured.
-        plan: What the switch was expected to cost.
+        found: The measurements.
+        plan: The estimated cost.
         result: The run that tuned the new prompt.
     """
     stopped = result.status in ("stopped", "failed")
@@ -77,7 +77,7 @@ def retune_page(
 
 
 def retune_html(page: RetunePage) -> str:
-    """One HTML page that needs nothing else: no network, no script."""
+    """One self-contained HTML page, without network and scripts."""
     from fedone_sdk.reports.render import filled_html
 
     return filled_html("retune.html.j2", page=page)

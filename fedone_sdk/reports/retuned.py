@@ -1,4 +1,4 @@
-"""A prompt on another model: whether it still holds there, and what a new one gains."""
+"""Comparison of the old and the new prompt on a new model."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from fedone_sdk.task import Bias, Example, ScoreFunction, TextPrompt
 __all__ = ["Conclusion", "Holds", "Keep", "MeasuredPrompt", "Retuned", "Spread", "measure_retuned"]
 
 Holds = Literal["yes", "no", "unknown"]
-"""Whether a prompt is as good as before: no where it is worse, by an interval without 0."""
+"""Whether a prompt is as good as before: no if it is worse, by an interval without 0."""
 
 Keep = Literal["as_it_is", "biased"]
-"""Which bias the old prompt is kept with, if it is: its old one; or the one found again, where that
-is better by an interval without 0, or the old prompt does not hold as it is."""
+"""The label bias with which the old prompt would be kept: its old one; or a new one, if that is
+better by an interval without 0, or if the old prompt does not hold with its old bias."""
 
 Conclusion = Literal["take_new", "keep_old", "no_difference", "unknown"]
-"""By the new prompt's gain over the old one as that would be kept: its interval is above 0, below
-it, or holds it. Where tuning came back to the old prompt's text, that is kept."""
+"""The recommendation by the new prompt's gain over the kept old one: its interval is above 0, below
+0, or contains 0. If tuning returned the old prompt's text, the old prompt is kept."""
 
 
 class Spread(Message):
@@ -46,7 +46,7 @@ class Spread(Message):
 
     @classmethod
     def of(cls, found: Interval | None) -> Spread | None:
-        """As a message; None for none."""
+        """The difference as a message; None for none."""
         return None if found is None else cls(value=found.value, low=found.low, high=found.high)
 
 
@@ -54,9 +54,9 @@ class MeasuredPrompt(Message):
     """A prompt on the dev split.
 
     Attributes:
-        value: The metric; null where it was not measured.
-        interval: Its 95 % interval; null also for a metric of one's own.
-        bias: The label bias that it was measured with.
+        value: The metric; null without a measurement.
+        interval: Its 95 % interval; null also for a user-defined metric.
+        bias: The label bias of the measurement.
         scored: Examples that the model answered.
     """
 
@@ -67,18 +67,18 @@ class MeasuredPrompt(Message):
 
 
 class Retuned(Message):
-    """What a change of model does to a prompt. All is measured on the dev split.
+    """The effect of a change of model on a prompt, measured on the dev split.
 
     Attributes:
         metric: Its name.
         examples: Examples of the dev split.
         old_model: Fingerprint of the model that the old prompt was tuned for.
         new_model: Fingerprint of the new one.
-        on_old_model: The old prompt there, as the artefact says.
+        on_old_model: The old prompt on the old model, from the artefact.
         no_prompt: The new model without a prompt.
-        no_prompt_biased: The same with its own label bias; null without calibration.
-        old_prompt: The old prompt on the new model as it is, with its old bias.
-        old_prompt_biased: The same with a bias found for the new model; null as above.
+        no_prompt_biased: The same with a label bias for no prompt; null without calibration.
+        old_prompt: The old prompt on the new model, with its old bias.
+        old_prompt_biased: The same with a bias for the new model; null as above.
         new_prompt: The new prompt with its bias.
         change: `old_prompt` less `on_old_model`.
         change_biased: `old_prompt_biased` less `on_old_model`.
@@ -140,12 +140,12 @@ async def measure_retuned(
         artefact: The old prompt.
         spec: The run that tuned it for the new model.
         dev: Its dev split.
-        prompt: What the run came to.
-        biases: Label biases on the new model, by prompt, as `Retuning` has found them.
-        finished: Whether the run is over, so that there is something to conclude.
-        bare: What stands for no prompt.
+        prompt: The run's prompt.
+        biases: Label biases on the new model by prompt, as found by `Retuning`.
+        finished: Whether the run is over, so that a conclusion is possible.
+        bare: The prompt that represents no prompt.
         score: The user's function, for loss ``score``.
-        measure: The user's function, for a metric of their own.
+        measure: The user's function, for a user-defined metric.
 
     Raises:
         SpecError: The user's function is missing or broken.
@@ -210,7 +210,7 @@ def _again(reader: _Reader, found: Prediction, bias: Bias | None) -> Prediction 
 
 
 class _Reader:
-    """Predictions out of a cache, and what they are worth."""
+    """Predictions from a cache, and their metrics."""
 
     def __init__(
         self,
@@ -224,7 +224,7 @@ class _Reader:
         self._score, self._metric = score, measure
 
     async def known(self, prompt: TextPrompt) -> Prediction:
-        """What the model answered to a prompt; what is not known is as if it had failed."""
+        """The cached answers to a prompt; missing answers count as failed."""
         task, free = self._spec.task, self._spec.calibration.label_free
         size = self._spec.method.batch_size
         queries = prediction_queries(self._backend, task, prompt, self._dev, size, free)
@@ -234,7 +234,7 @@ class _Reader:
     async def _answer(self, query: Query) -> Answer:
         if await is_known(self._backend, query):
             return await self._backend.score(query)
-        # Where the model takes one input at a time, the others may be known.
+        # If the model accepts one input at a time, the other inputs may be cached.
         count, inputs = len(query.inputs), enumerate(query.inputs)
         parts = [
             replace(query, inputs=(one,), references=query.references[at : at + 1])
@@ -253,7 +253,7 @@ class _Reader:
         )
 
     def under(self, found: Prediction, bias: Bias | None) -> Prediction:
-        """The same answers under a bias."""
+        """The same answers with another bias."""
         return replace(found, task=self._spec.task.with_bias(bias))
 
     def measured(self, found: Prediction) -> MeasuredPrompt:
@@ -270,7 +270,7 @@ class _Reader:
         )
 
     def gain(self, better: Prediction, worse: Prediction) -> Spread | None:
-        """What one prompt gains over another on the same examples; positive is better."""
+        """The paired gain of one prompt over another on the same examples; positive is better."""
         if not (better.scored and worse.scored):
             return None
         metric, count = self._spec.task.metric, len(self._spec.task.labels)
@@ -294,10 +294,10 @@ def _on_old_model(artefact: PromptArtefact) -> MeasuredPrompt:
 
 
 def _apart(metric: str, here: MeasuredPrompt, there: MeasuredPrompt) -> Spread | None:
-    """By how much a prompt is better here than there: two measurements that are not paired.
+    """The difference of two unpaired measurements.
 
-    The interval is put together from those of both (MOVER, Zou and Donner 2008). On one and the
-    same dev split it is wider than it had to be.
+    The interval combines those of both (MOVER, Zou and Donner 2008). For measurements on the same
+    dev split it is conservative.
     """
     if here.value is None or there.value is None:
         return None

@@ -1,4 +1,4 @@
-"""Programs that use a prompt, to be copied out of a report."""
+"""Example programs of a report that use the prompt."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ from fedone_sdk.task import TaskSpec
 __all__ = ["Snippet", "snippets"]
 
 _TOP = 20
-"""The most tokens that OpenAI shows."""
+"""OpenAI's maximum of ``top_logprobs``."""
 
 
-# Programs are no HTML: what stands in them is written as Python's literals. A page that shows them
-# escapes them as a whole.
+# Values are inserted as Python literals, not as HTML. The page escapes the whole program.
 _PROGRAMS = Environment(
     loader=PackageLoader("fedone_sdk.reports"),
     autoescape=False,
@@ -32,7 +31,7 @@ _PROGRAMS = Environment(
     lstrip_blocks=True,
     keep_trailing_newline=True,
 )
-# JSON's texts, numbers, lists and objects are Python's too.
+# Strings, numbers, lists and objects of JSON are valid Python.
 _PROGRAMS.filters["py"] = partial(json.dumps, ensure_ascii=False)
 _PROGRAMS.filters["literal"] = partial(pformat, sort_dicts=False, width=96)
 
@@ -42,7 +41,7 @@ class Snippet:
     """A program.
 
     Attributes:
-        title: What it uses.
+        title: The library that it uses.
         code: Python.
     """
 
@@ -53,43 +52,43 @@ class Snippet:
 def snippets(
     spec: RunSpec, prompt: PromptReport, model: str | None = None
 ) -> tuple[list[Snippet], str]:
-    """Programs that ask the model that the prompt was tuned for.
+    """Programs that call the model that the prompt was tuned for.
 
-    A server with OpenAI's API is asked by the `openai` client and by plain HTTP, all other models
-    by the SDK. They send what the run's model was sent; those without the SDK do not shorten texts
-    that are too long for the model.
+    For a server with OpenAI's API they use the `openai` client and plain HTTP, for other models the
+    SDK. Their requests equal those of the run; those without the SDK do not truncate texts that are
+    too long for the model.
 
     Args:
         spec: The run; its ``backend`` is the model.
         prompt: Its prompt.
-        model: Fingerprint of the model that scored, where it is known.
+        model: Fingerprint of the model that scored, if known.
 
     Returns:
-        The programs, and a word about them; none where there is no such program.
+        The programs, and a note about them; no programs if the run does not support any.
     """
     task, backend = spec.task, spec.backend
     if prompt.labels is not None:
         task = task.with_labels(prompt.labels)
     if spec.method.domain != "tokens":
-        return [], "The prompt is vectors: no program takes it as text."
+        return [], "The prompt consists of vectors, so there is no program that takes it as text."
     if task.loss == "nll":
-        return [], "The task scores a text that is given; there is nothing to ask for."
+        return [], "The task scores given texts, so there is nothing to predict."
     if model is not None and not _is_of(backend, model):
-        return [], f"The run does not say how to ask the model that scored, {model}."
+        return [], f"The run does not describe how to call the model that scored, {model}."
     messages = ready_messages(task, prompt.prompt)
     masked = any("mask" in _names(message["content"]) for message in messages)
     if not isinstance(backend, (OpenAISpec, VllmSpec)) or masked:
         return [_local(task, spec, prompt)], ""
     note = ""
     if isinstance(backend, OpenAISpec) and not backend.log_probs and backend.structured:
-        note = "The run held answers to the label words by a JSON schema; these programs do not."
+        note = "The run restricted answers to label words by a JSON schema; these programs do not."
     chat = task.chat is not None or getattr(backend, "api", "chat") == "chat"
     if isinstance(backend, VllmSpec):
         chat = task.chat is not None
     if messages[-1]["role"] == "assistant":
         note = (
-            f"{note} The last message begins the answer: llama.cpp's server goes on with it, vLLM "
-            "where continue_final_message is sent too; most services do not."
+            f"{note} The last message begins the answer: llama.cpp's server continues it, vLLM "
+            "with continue_final_message; most services do not."
         ).strip()
     facts = {
         "messages": messages,
@@ -115,7 +114,7 @@ def snippets(
 
 
 def _local(task: TaskSpec, spec: RunSpec, prompt: PromptReport) -> Snippet:
-    """A program that asks any backend by the SDK."""
+    """A program that calls any backend by the SDK."""
     asked = task.with_bias(prompt.bias) if prompt.bias else task
     settings = spec.backend.model_dump(
         mode="json", exclude_defaults=True, exclude={"cache", "record"}
@@ -135,12 +134,12 @@ def _local(task: TaskSpec, spec: RunSpec, prompt: PromptReport) -> Snippet:
 
 
 def _is_of(backend: BackendSpec, model: str) -> bool:
-    """Whether a fingerprint may be of this backend."""
+    """Whether a fingerprint may belong to this backend."""
     return model.partition(":")[0] == backend.kind
 
 
 def _url(backend: BackendSpec) -> str | None:
-    """Where OpenAI's API is asked; None is where its clients ask by themselves."""
+    """The URL of OpenAI's API; None is the clients' default."""
     url: str | None = getattr(backend, "base_url", None)
     if isinstance(backend, VllmSpec) and url is not None and not url.endswith("/v1"):
         return f"{url}/v1"
@@ -148,13 +147,13 @@ def _url(backend: BackendSpec) -> str | None:
 
 
 def _shown(task: TaskSpec, spec: RunSpec) -> int:
-    """How many tokens are looked at; 0 where the answer's text is."""
+    """The number of ``top_logprobs``; 0 if the program reads the answer's text."""
     silent = isinstance(spec.backend, OpenAISpec) and not spec.backend.log_probs
     return 0 if task.generates or silent else _TOP
 
 
 def _max_name(spec: RunSpec) -> str:
-    """How the server calls the limit of completion tokens: OpenAI has a name of its own."""
+    """The server's name of the limit of completion tokens, which differs for OpenAI."""
     url = getattr(spec.backend, "base_url", None)
     host = urlsplit(url or "").netloc
     ours = url is None or host == "openai.com" or host.endswith(".openai.com")

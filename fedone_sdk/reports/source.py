@@ -1,4 +1,4 @@
-"""A run to report on: out of an archive, with its log, or out of a result file, without it."""
+"""A run to report on: from an archive, with its log, or from a result file, without it."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ _MAX_RESULT_BYTES = 1 << 28
 
 @dataclass(frozen=True, kw_only=True)
 class ReportedRun:
-    """All that is known of a run.
+    """The available data of a run.
 
     Attributes:
-        result: Where it stands, or how it ended.
-        spec: What it is; None where only its result file is there.
+        result: Its result so far, or its final result.
+        spec: Its spec; None for a result file without one.
         vocabulary: Its candidates; None as above.
-        snapshot: All that a store keeps of it; None as above.
-        alpha: Its state, shape (n, N), float32; None as above, and where it tunes no words.
-        untrained: The prompt that it began with; None as above, and where it tunes no words.
+        snapshot: Its records in a store; None as above.
+        alpha: Its state, shape (n, N), float32; None as above, and for a run that tunes vectors.
+        untrained: Its initial prompt; None as above, and for a run that tunes vectors.
         outcomes: The measurements of whole dev splits, example by example.
     """
 
@@ -62,19 +62,19 @@ class ReportedRun:
 
 
 async def run_of_archive(data: bytes) -> ReportedRun:
-    """A run out of an archive; one that does not agree with itself is told as it stands.
+    """A run from an archive, without replaying it.
 
     Args:
-        data: What `fedone runs export` wrote.
+        data: An archive, written by `fedone runs export`.
 
     Raises:
-        ArchiveError: It is damaged, or no archive.
+        ArchiveError: It is damaged, or not an archive.
     """
     snapshot = read_archive(data, computes=False).snapshot
     run = await _taken_up(snapshot)
     result = run.result()
     outcomes = _outcomes(snapshot, result)
-    if result.verdict is None and "after" in outcomes:  # Of an earlier version.
+    if result.verdict is None and "after" in outcomes:  # From an earlier version.
         result = result.model_copy(update={"verdict": run.compute_verdict(outcomes)})
     words = run.spec.method.domain == "tokens"
     return ReportedRun(
@@ -89,11 +89,11 @@ async def run_of_archive(data: bytes) -> ReportedRun:
 
 
 async def read_run(path: Path, spec: RunSpec | None = None) -> ReportedRun:
-    """A run out of a file: an archive, or a result that `--json` wrote.
+    """A run from a file: an archive, or a result that `--json` wrote.
 
     Args:
         path: The file.
-        spec: What the run is, for a result file, which does not say it.
+        spec: The run's spec, for a result file, which does not contain it.
 
     Raises:
         ArchiveError: The file cannot be used.
@@ -122,7 +122,7 @@ def _result(path: Path, data: bytes) -> RunResult:
     try:
         document = json.loads(data)
         if isinstance(document, dict):
-            document.pop("losses_exchange", None)  # What `fedone quickstart` adds.
+            document.pop("losses_exchange", None)  # Keys that `fedone quickstart` adds.
         return RunResult.model_validate_json(json.dumps(document))
     except ValidationError as exc:
         first = exc.errors(include_url=False, include_input=False)[0]
@@ -133,7 +133,7 @@ def _result(path: Path, data: bytes) -> RunResult:
 
 
 async def _taken_up(snapshot: RunSnapshot) -> ServedRun:
-    """The run as a server has it, though nobody serves it."""
+    """The machine's state of a run that no server serves."""
     store = MemoryStore()
     await store.restore(snapshot)
     run = ServedRun(
@@ -155,6 +155,6 @@ async def _no_names(indices: object) -> list[str]:
 
 
 def _outcomes(snapshot: RunSnapshot, result: RunResult) -> dict[Which, Outcomes]:
-    """The newest measurement of each prompt, if it is the one that the result speaks of."""
+    """The newest measurement of each prompt, if it agrees with the result."""
     found = newest_outcomes(snapshot.log)
     return {which: one for which, one in found.items() if getattr(result.metric, which) is not None}

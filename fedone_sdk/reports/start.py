@@ -1,4 +1,4 @@
-"""What a new run may begin with: what an earlier one came to."""
+"""Warm start of a new run from an earlier one."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from fedone_sdk.reports.source import ReportedRun
 __all__ = ["start_of"]
 
 _BELIEVED = 0.8
-"""Share of a prompt's tokens where nothing more is known than the prompt."""
+"""Probability of a prompt's tokens if the earlier alpha is not known."""
 
 _MOST = 32
-"""Tokens of a position."""
+"""Maximum tokens of a position."""
 
 
 def start_of(run: ReportedRun) -> tuple[dict[str, float], ...]:
-    """A run's alpha as `PromptSpec.start` has it; of a result file, its prompt's tokens.
+    """A run's alpha in the form of `PromptSpec.start`; for a result file, its prompt's tokens.
 
-    Of each position the likeliest tokens, as far as they are likelier than the average one: the
-    new run may have other candidates.
+    Each position has its most likely tokens, as far as they are more likely than the average one,
+    because the new run may have other candidates.
 
     Args:
         run: The earlier run.
 
     Raises:
-        ArchiveError: It tunes no words.
+        ArchiveError: The run tunes vectors.
     """
     if run.alpha is None or run.vocabulary is None:
         if not run.result.prompt.tokens:

@@ -1,4 +1,4 @@
-"""Using a prompt: labels for examples that have none."""
+"""Use of a prompt: prediction of labels."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = ["Labelled", "label_examples"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Labelled:
-    """What the model said of some examples.
+    """A model's answers to examples.
 
     Attributes:
-        labels: The label of each: null where the model wrote none of them, or failed.
-        scores: Each label's log-probability with the bias, nats, by label; null where the model
+        labels: The label of each example; null if the model wrote no label word, or failed.
+        scores: Each label's log-probability with the bias, in nats, by label; null if the model
             failed.
-        texts: What it wrote, for tasks without labels.
-        usage: What was spent.
+        texts: The generated texts, for tasks without labels.
+        usage: The usage.
     """
 
     labels: tuple[str | None, ...]
@@ -41,20 +41,20 @@ async def label_examples(
     batch_size: int | None = None,
     any_model: bool = False,
 ) -> Labelled:
-    """Asks a model about examples under the artefact's prompt.
+    """Predicts the labels of examples with the artefact's prompt.
 
     Args:
         backend: The model, open.
-        artefact: The prompt, and what it is for.
-        examples: The template's text fields; no labels.
-        batch_size: Examples of a query; None is as the prompt was measured.
-        any_model: Take another model than the one that the prompt was tuned for.
+        artefact: The prompt and its task.
+        examples: The template's text fields, without labels.
+        batch_size: Examples per query; None is that of the prompt's measurement.
+        any_model: Whether to allow another model than the one the prompt was tuned for.
 
     Raises:
         BackendError: The model cannot answer.
         DataError: A text field is missing.
         LabelWordError: A label word is not one token of the model.
-        SpecError: It is another model, or cannot answer what the task asks.
+        SpecError: It is another model, or does not support the task.
     """
     task = artefact.asked
     if task.loss == "nll":

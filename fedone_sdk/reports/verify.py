@@ -1,4 +1,4 @@
-"""What can be checked of an artefact: by itself, and against the run that it comes from."""
+"""Verification of an artefact: by itself, and against its run."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ Verdict = Literal["ok", "differs", "not checked"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-        what: Which.
-        verdict: What came out.
-        detail: What differs, or why nothing was checked.
+        what: The checked property.
+        verdict: The result.
+        detail: The difference, or why the property was not checked.
     """
 
     what: str
@@ -39,12 +39,12 @@ class Check:
 
 
 def check_artefact(artefact: PromptArtefact) -> list[Check]:
-    """What an artefact says about itself."""
+    """Checks an artefact by itself."""
     prompt, labels = artefact.prompt, artefact.task.labels
     return [
         _same("digest of the file", artefact.sha256, artefact.digest),
         _same(
-            f"prompt is made of its {'tokens' if prompt.slots is None else 'slots'}",
+            f"prompt consists of its {'tokens' if prompt.slots is None else 'slots'}",
             prompt.text,
             "".join(prompt.tokens if prompt.slots is None else prompt.slots.values()),
         ),
@@ -57,15 +57,15 @@ def check_artefact(artefact: PromptArtefact) -> list[Check]:
 
 
 def check_against(artefact: PromptArtefact, run: ReportedRun) -> list[Check]:
-    """An artefact against its run.
+    """Checks an artefact against its run.
 
-    Against an archive or a store all of it: hashes, ledger, and alpha computed again from the log.
-    The run may have gone on since: then alpha and the prompt are those of the artefact's round,
-    computed again. A result file knows no task, no candidates and no log.
+    For an archive or a store, the checks cover hashes, the ledger, and alpha by a replay of the
+    log. If the run has continued, alpha and prompt are replayed up to the artefact's round. A
+    result file has no task, candidates or log.
 
     Args:
         artefact: The artefact.
-        run: What it is held against.
+        run: The run.
     """
     result = run.result
     checks = [
@@ -112,7 +112,7 @@ def _ends_alike(artefact: PromptArtefact, run: ReportedRun) -> Iterator[Check]:
 def _ends_then(
     artefact: PromptArtefact, spec: RunSpec, vocabulary: Vocabulary, snapshot: RunSnapshot
 ) -> Iterator[Check]:
-    """Alpha and the prompt when the run had done as many rounds as the artefact says."""
+    """Checks alpha and the prompt at the artefact's round."""
     lines = snapshot.log[: artefact.ledger.lines]
     then = _told(lambda: at_round(spec, vocabulary, lines, artefact.rounds))
     if isinstance(then, str):
@@ -122,7 +122,7 @@ def _ends_then(
     indices = machine_of(snapshot).method.prompt(then.state.method).tolist()
     found = PromptReport.of(spec.task, vocabulary, indices, artefact.prompt.bias)
     yield _same("prompt", artefact.prompt, found)
-    yield _unchecked("evaluation", f"the run has gone on since round {artefact.rounds}")
+    yield _unchecked("evaluation", f"the run has continued since round {artefact.rounds}")
 
 
 def _replayed(snapshot: RunSnapshot) -> Check:
@@ -131,11 +131,11 @@ def _replayed(snapshot: RunSnapshot) -> Check:
         return Check(what="replay", verdict="differs", detail=report)
     if report.difference is not None:
         return Check(what="replay", verdict="differs", detail=str(report.difference))
-    return Check(what="replay", verdict="ok", detail=f"{report.rounds} rounds computed again")
+    return Check(what="replay", verdict="ok", detail=f"{report.rounds} rounds replayed")
 
 
 def _told(compute: Callable[[], T]) -> T | str:
-    """What was computed, or why it could not be."""
+    """The replay, or why it failed."""
     try:
         return compute()
     except (FedOneError, ValueError) as exc:
@@ -143,8 +143,8 @@ def _told(compute: Callable[[], T]) -> T | str:
 
 
 def _covers(what: str, artefact: PromptArtefact, run: ReportedRun) -> Check:
-    """Whether the run has spent at least what the artefact says: an account only ever grows."""
-    # As JSON has both: the money of an artefact went through a float.
+    """Checks that the run has spent at least the artefact's amount, as an account only grows."""
+    # Compared as JSON, because the artefact's money was converted to a float.
     theirs = run.result.spent.model_dump(mode="json")
     ours = artefact.ledger.spent.model_dump(mode="json")
     units = ", ".join(unit for unit, amount in ours.items() if amount > theirs[unit])
@@ -156,7 +156,7 @@ def _covers(what: str, artefact: PromptArtefact, run: ReportedRun) -> Check:
 def _same(what: str, ours: object, theirs: object) -> Check:
     if ours == theirs:
         return Check(what=what, verdict="ok")
-    # As Python writes it: a stranger's text must not steer the terminal.
+    # As a Python literal, because an untrusted text must not control the terminal.
     return Check(what=what, verdict="differs", detail=f"artefact: {ours!r}; found: {theirs!r}")
 
 

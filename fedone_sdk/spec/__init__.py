@@ -1,4 +1,4 @@
-"""What people write in RUN.yaml, as strict models."""
+"""Strict models of RUN.yaml."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from fedone_sdk._lazy import lazy
 
-# A program pays for the parts that it uses: an edge device uses few.
+# Submodules are imported on first use, because an edge device uses few of them.
 if TYPE_CHECKING:
     from fedone_sdk.spec.backend_file import load_backend
     from fedone_sdk.spec.backends import (

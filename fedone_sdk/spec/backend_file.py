@@ -1,4 +1,4 @@
-"""A file that describes a language model and nothing else."""
+"""Files with a `backend` section only."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def load_backend(path: str | Path) -> BackendSpec:
     """Reads a `backend` section from a file.
 
     Args:
-        path: A YAML file. It holds the keys of the section; or the key ``backend``, and other keys
-            of a RUN.yaml, which are not looked at.
+        path: A YAML file with the keys of the section; or with the key ``backend``, and other keys
+            of a RUN.yaml, which are ignored.
 
     Raises:
         SpecError: One line per mistake: file, key, what is allowed.
@@ -34,7 +34,7 @@ def load_backend(path: str | Path) -> BackendSpec:
     if "backend" not in document:
         try:
             return validate_spec(_File, {"backend": document}, source=source).backend
-        except SpecError as exc:  # Its keys stand at the top.
+        except SpecError as exc:  # The keys are at the top level.
             problems = [problem.removeprefix(_PREFIX) for problem in exc.problems]
             raise SpecError(problems, source=source) from None
     unknown = [str(key) for key in document if key not in RunSpec.model_fields]

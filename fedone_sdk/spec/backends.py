@@ -1,4 +1,4 @@
-"""The language models as RUN.yaml names them. No secret stands in them, only where it is kept."""
+"""Language models in RUN.yaml. They contain no secrets, only the variables that hold them."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ _Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
 
 class RetrySpec(Spec):
-    """When a request is sent again. Every attempt is charged to the budget.
+    """Retries of requests. Every attempt is charged to the budget.
 
     Attributes:
-        attempts: The most attempts at one request; 1 never tries again.
-        max_wait_s: The longest pause between two attempts, seconds; also caps ``Retry-After``.
-        breaker_failures: After so many failed attempts in a row, over all requests, the model
-            counts as down: the run pauses.
+        attempts: Maximum attempts per request; 1 disables retries.
+        max_wait_s: Maximum delay between two attempts, in seconds; also caps ``Retry-After``.
+        breaker_failures: Number of failed attempts in a row, over all requests, after which the run
+            pauses.
     """
 
     attempts: Annotated[int, Field(ge=1, le=50)] = 6
@@ -50,12 +50,12 @@ class RetrySpec(Spec):
 
 
 class LimitsSpec(Spec):
-    """How fast the model is asked.
+    """Rate limits of the model.
 
     Attributes:
-        requests_per_minute: Null is no limit but the provider's own headers.
+        requests_per_minute: Null applies only the limits in the provider's headers.
         tokens_per_minute: Prompt and completion tokens; null as above.
-        concurrency: Requests under way at once.
+        concurrency: Maximum concurrent requests.
     """
 
     requests_per_minute: Annotated[float, Field(gt=0, le=1e9)] | None = None
@@ -64,14 +64,14 @@ class LimitsSpec(Spec):
 
 
 PriceSpec = Price
-"""What a model costs, as a backend's ``prices`` say it."""
+"""Prices of a model, from a backend's ``prices``."""
 
 
 class _Answering(Spec):
-    """What every kind has.
+    """Options of every kind.
 
     Attributes:
-        cache: SQLite file that keeps paid answers across runs; null remembers until the end.
+        cache: SQLite file that keeps paid answers across runs; null caches in memory only.
         record: Cassette (JSON lines) of all requests and answers, for audits and tests.
     """
 
@@ -84,8 +84,8 @@ class OnnxSpec(_Answering):
 
     Attributes:
         model: Folder with ``model.int8.onnx`` or ``model.onnx`` and ``tokenizer.json``; null is
-            the model that comes with the SDK.
-        threads: Queries scored at once; null picks by the machine.
+            the SDK's built-in model.
+        threads: Concurrent queries; null depends on the machine.
         cache: As for all kinds.
         record: As for all kinds.
     """
@@ -100,12 +100,12 @@ class TransformersSpec(_Answering):
 
     Attributes:
         model: Folder, or name on the hub.
-        revision: Of the hub; null is its newest.
-        device: ``cpu``, ``cuda``, ``cuda:1`` ...; ``auto`` takes CUDA where it is, else the CPU.
-        dtype: Of weights and arithmetic; log-probabilities are always float32.
-        max_batch: The most rows of one forward pass: one per input, or one per input and label
-            word where label words are several tokens.
-        multi_token_labels: Lets a causal model's label words be several tokens.
+        revision: Revision on the hub; null is the newest.
+        device: ``cpu``, ``cuda``, ``cuda:1`` ...; ``auto`` is CUDA if available, else the CPU.
+        dtype: Type of weights and arithmetic; log-probabilities are always float32.
+        max_batch: Maximum rows per forward pass: one row per input, or one per input and label
+            word if label words have several tokens.
+        multi_token_labels: Allows a causal model's label words of several tokens.
         cache: As for all kinds.
         record: As for all kinds.
     """
@@ -123,13 +123,12 @@ class LlamaCppSpec(_Answering):
     """A causal model in a GGUF file, run by llama.cpp in this process.
 
     Attributes:
-        model: The file; or the name of a known model (`fedone models list`) that was fetched.
-        context_length: The longest input, tokens; null is what the model was trained on, at most
+        model: The file, or the name of a fetched model (`fedone models list`).
+        context_length: Maximum tokens per input; null is the model's training length, at most
             4096.
         threads: CPU threads; null is one per core.
-        gpu_layers: Layers that a GPU computes, with a build of the engine for one; null is as many
-            as fit.
-        multi_token_labels: Lets label words be several tokens.
+        gpu_layers: Layers on a GPU, with a GPU build of the engine; null is as many as fit.
+        multi_token_labels: Allows label words of several tokens.
         cache: As for all kinds.
         record: As for all kinds.
     """
@@ -143,7 +142,7 @@ class LlamaCppSpec(_Answering):
 
 
 class RemoteSpec(_Answering):
-    """What every model has that is asked over HTTP."""
+    """Options of models behind HTTP."""
 
     timeout_s: _Seconds = 60.0
     retry: RetrySpec = RetrySpec()
@@ -164,18 +163,18 @@ class VllmSpec(RemoteSpec):
     """A vLLM server: a causal model, or RoBERTa with the SDK's plugin (`{mask}` in the template).
 
     Attributes:
-        base_url: Of the server, with or without ``/v1``.
-        model: As the server names it.
-        api_key_env: Environment variable that holds the key; null sends none.
+        base_url: The server's URL, with or without ``/v1``.
+        model: The server's name of the model.
+        api_key_env: Environment variable that holds the key; null sends no key.
         tokenizer: ``tokenizer.json`` or a folder with it; null looks for one by the model's name,
-            and else asks the server to tokenise (slower).
-        multi_token_labels: Lets a causal model's label words be several tokens.
+            then falls back to the server, which is slower.
+        multi_token_labels: Allows a causal model's label words of several tokens.
         embeddings: Folder or ``.safetensors`` file with the weights of the server's model, for
-            methods whose prompts are vectors; null asks with texts only.
-        timeout_s: Seconds until an unanswered request counts as failed.
-        retry: When a request is sent again.
-        limits: How fast it is asked.
-        prices: What it costs; null is nothing, for a server of one's own.
+            methods whose prompts are vectors; null disables these.
+        timeout_s: Time limit of a request, in seconds.
+        retry: Retries of requests.
+        limits: Rate limits.
+        prices: Prices; null is free of charge, for your own server.
         cache: As for all kinds.
         record: As for all kinds.
     """
@@ -190,27 +189,26 @@ class VllmSpec(RemoteSpec):
 
 
 class OpenAISpec(RemoteSpec):
-    """OpenAI, or a service that speaks its API.
+    """OpenAI, or a service with its API.
 
     Attributes:
-        model: As the provider names it.
-        base_url: Null is OpenAI's own.
-        api_key_env: Environment variable that holds the key; null sends none.
+        model: The provider's name of the model.
+        base_url: URL of the service; null is OpenAI's own.
+        api_key_env: Environment variable that holds the key; null sends no key.
         api: ``chat``, or ``completions`` for servers of the older kind.
         log_probs: Whether the model shows log-probabilities. Without them the task's loss must be
             ``zero_one``: the label that the model writes is right or wrong.
-        structured: Without log-probabilities: whether the answer is held to the label words by a
-            JSON schema (where the model offers that).
-        reasoning_effort: Sent where it is set; newer models show log-probabilities only with
-            ``none``.
-        max_input_tokens: The longest input, tokens; longer ones lose the ends of their text
-            fields. It bounds what one request can cost.
-        tokenizer: ``tokenizer.json`` to count with; null counts with tiktoken where that knows
-            the model, and else by bytes, which is always more than the truth.
-        timeout_s: Seconds until an unanswered request counts as failed.
-        retry: When a request is sent again.
-        limits: How fast it is asked.
-        prices: What it costs; null looks the model up in the SDK's price table.
+        structured: Without log-probabilities: whether a JSON schema restricts the answer to the
+            label words, if the model supports that.
+        reasoning_effort: Sent if set; newer models show log-probabilities only with ``none``.
+        max_input_tokens: Maximum tokens per input; the text fields of longer inputs are truncated.
+            It bounds the cost of a request.
+        tokenizer: ``tokenizer.json`` for counting; null counts with tiktoken if it supports the
+            model, else by bytes, which is an upper bound.
+        timeout_s: Time limit of a request, in seconds.
+        retry: Retries of requests.
+        limits: Rate limits.
+        prices: Prices; null uses the SDK's price table.
         cache: As for all kinds.
         record: As for all kinds.
     """
@@ -241,23 +239,23 @@ def _refuse_removed(value: object, info: ValidationInfo) -> object:
     if not isinstance(value, dict) or not isinstance(kind, str) or kind not in _REMOVED:
         return value
     if info.context is STORED:
-        # A stored run's model is asked as the description says under which it goes on.
+        # A stored run continues with the backend of the current description.
         known = {name: given for name, given in value.items() if name in OpenAISpec.model_fields}
         return {"model": kind, **known, "kind": "openai"}
     raise ValueError(f"kind {kind} was removed: use kind openai with base_url of a LiteLLM proxy")
 
 
 class OwnSpec(RemoteSpec):
-    """A backend of your own (`LLMBackend`), with the SDK's wrappers around it.
+    """A user-defined backend (`LLMBackend`), with the SDK's wrappers.
 
     Attributes:
-        object: The class or function that makes it: ``package.module:object``, also from a module
+        object: The class or function that creates it: ``package.module:object``, also from a module
             next to the file, or the name of an entry point of the group ``fedone.backends``.
         options: Its keyword arguments.
-        timeout_s: Of no effect: the backend has its own.
-        retry: When a request is sent again.
-        limits: How fast it is asked.
-        prices: What it costs; null is not known.
+        timeout_s: No effect; the backend has its own time limit.
+        retry: Retries of requests.
+        limits: Rate limits.
+        prices: Prices; null is unknown.
         cache: As for all kinds.
         record: As for all kinds.
     """

@@ -1,4 +1,4 @@
-"""How people's descriptions are read: strict models, YAML, errors that a person can act on."""
+"""Base of spec models: strict validation, YAML, and readable errors."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from fedone_sdk.errors import MissingExtraError, SpecError
 __all__ = ["RunName", "STORED", "Spec", "load_yaml", "validate_spec"]
 
 RunName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
-"""What a run is called, in specs, messages and paths."""
+"""Name of a run, in specs, messages and paths."""
 
 STORED = {"stored": True}
-"""Validation context of documents out of a store: keys that were removed are left out there."""
+"""Validation context of stored documents, in which removed keys are ignored."""
 
 
 class Spec(BaseModel):
-    """Base of all descriptions that people write: immutable, unknown keys refused."""
+    """Base of all specs: immutable, without unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
@@ -29,7 +29,7 @@ SpecT = TypeVar("SpecT", bound=BaseModel)
 
 
 def validate_spec(model: type[SpecT], value: object, *, source: str) -> SpecT:
-    """Validates a mapping, with errors that a person can act on.
+    """Validates a mapping, with readable errors.
 
     Raises:
         SpecError: One line per mistake: source, key, what is allowed.
@@ -41,10 +41,10 @@ def validate_spec(model: type[SpecT], value: object, *, source: str) -> SpecT:
 
 
 def load_yaml(path: str | Path) -> Any:
-    """Reads a YAML file; a key that stands twice is an error, not the last one's win.
+    """Reads a YAML file; duplicate keys are an error.
 
     Raises:
-        SpecError: The file is missing or no YAML.
+        SpecError: The file is missing or not YAML.
         MissingExtraError: PyYAML is not installed.
     """
     try:
@@ -96,9 +96,9 @@ def _problems(error: ValidationError, model: type[BaseModel]) -> Iterator[str]:
 
 
 def _tags(model: type[BaseModel]) -> set[object]:
-    """What pydantic puts into an error's path though people never wrote it.
+    """Whether pydantic added a step to an error's path that is not in the file.
 
-    The chosen member of a tagged union, and its mark for a mapping's key.
+    These are the member of a tagged union, and the mark of a mapping's key.
     """
     seen: set[type[BaseModel]] = set()
     ahead = [model]
@@ -114,7 +114,7 @@ def _tags(model: type[BaseModel]) -> set[object]:
 def _siblings(
     model: type[BaseModel], location: tuple[str | int, ...], tags: set[object]
 ) -> set[str]:
-    """The keys that are allowed beside the last step of `location`."""
+    """The allowed keys at the level of the last step of `location`."""
     models: list[type[BaseModel]] = [model]
     for step in location[:-1]:
         if step in tags:

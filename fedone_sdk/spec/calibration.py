@@ -1,4 +1,4 @@
-"""How a model's preference for some label words is made up for, as RUN.yaml says it."""
+"""Correction of a model's label bias, in RUN.yaml."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ __all__ = ["CalibrationSpec"]
 
 
 class CalibrationSpec(Spec):
-    """What is done about label bias (docs/explanation/calibration.md); its kind for short.
+    """Correction of label bias (docs/explanation/calibration.md); may be written as its kind.
 
     Attributes:
-        kind: ``auto`` is ``labels`` where a run allows it, else ``none``. ``labels``: losses are
-            told by class on a grid of label biases, from answers that are paid for anyway, and the
-            method finds a bias for each prompt; it needs a method that keeps a pool of prompts, a
-            cross-entropy over a few label words, and no privacy. Without labels, and only where a
-            prompt is measured: ``contextual`` takes the bias from what the model says of inputs
-            without content, at one more query per measurement, and ``batch`` from the inputs that
-            are predicted together.
+        kind: ``auto`` is ``labels`` if the run supports it, else ``none``. ``labels``: updates have
+            losses by class on a grid of label biases, at no further query, and the method fits a
+            bias for each prompt; it needs a method with a pool of prompts, a cross-entropy over a
+            few label words, and no privacy. Without labels, and only for measurements:
+            ``contextual`` takes the bias from the model's answers to inputs without content, with
+            one more query per measurement, and ``batch`` from the inputs that are predicted
+            together.
     """
 
     kind: Literal["auto", "none", "labels", "contextual", "batch"] = "auto"
@@ -34,5 +34,5 @@ class CalibrationSpec(Spec):
 
     @property
     def label_free(self) -> LabelFree | None:
-        """How predictions are calibrated without labels; None where they are not."""
+        """The method of label-free calibration; None if there is none."""
         return self.kind if self.kind == "contextual" or self.kind == "batch" else None

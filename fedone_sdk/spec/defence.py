@@ -1,4 +1,4 @@
-"""How a run is kept from clients that lie, as RUN.yaml says it."""
+"""Defences against Byzantine clients, in RUN.yaml."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ _STANDARD: dict[str, Any] = {
 
 
 class DefenceSpec(Spec):
-    """Defences against lying clients (docs/explanation/defences.md); ``standard`` for short.
+    """Defences against Byzantine clients (docs/explanation/defences.md); or ``standard``.
 
     Attributes:
-        kind: ``none``, or ``standard`` for devices that are not yours: what is not named below
-            then has its standard value. Every value may be named, and null switches it off.
+        kind: ``none``, or ``standard`` for devices that are not yours, with the standard values of
+            keys that are not set. Null disables a single defence.
         loss_clip: G: mean losses are clipped to [0, G], by the server in the ``losses`` exchange
             and by the client in the ``alpha`` exchange. Standard is 20; null for losses that may
-            honestly be larger, such as ``nll`` of long texts.
-        trust_region: The longest step of alpha, in medians of the run's last steps; a longer one
-            is scaled down. Standard is 1.5.
-        outliers: Robust standard deviations of disagreement from which on an update is held back.
-            Standard is 3.
-        quarantine: A client gets no more work when at least so many of its updates, and more than
-            half of them, were held back. Standard is 2.
-        max_influence: The largest share of the run's movement that one client may have, once 2
-            over this share updates are in. Standard has none.
+            legitimately be larger, such as ``nll`` of long texts.
+        trust_region: Maximum step of alpha, in medians of the run's last steps; a longer one is
+            scaled down. Standard is 1.5.
+        outliers: Threshold of disagreement, in robust standard deviations, from which an update is
+            rejected. Standard is 3.
+        quarantine: A client gets no more work if at least this many of its updates, and more than
+            half of them, were rejected. Standard is 2.
+        max_influence: Maximum share of one client in the run's movement, once the run has 2 / share
+            updates. Standard is no limit.
     """
 
     kind: Literal["none", "standard"] = "none"
@@ -63,7 +63,7 @@ class DefenceSpec(Spec):
 
     @property
     def judges(self) -> bool:
-        """Whether updates are looked at beyond their losses' size."""
+        """Whether updates are checked beyond the clipping of losses."""
         return any(
             value is not None for value in (self.trust_region, self.outliers, self.max_influence)
         )

@@ -1,4 +1,4 @@
-"""The black-box methods as RUN.yaml names them."""
+"""Methods in RUN.yaml."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ Rate = Annotated[float, Field(gt=0, le=1e6)]
 """A learning rate."""
 
 Domain = Literal["tokens", "latent", "parameters"]
-"""What is tuned: a distribution over tokens, a vector that a projection makes a soft prompt of, or
-the parameters of a soft prompt themselves, which clients train with the model's gradients."""
+"""Kind of the tuned parameters: a distribution over tokens, a vector that a projection maps to a
+soft prompt, or the parameters of a soft prompt, which clients train with the model's gradients."""
 
 
 class _Common(Spec):
@@ -42,25 +42,25 @@ class _Common(Spec):
 
         Args:
             prompt_len: n.
-            vocab_size: N; of no interest where there is no vocabulary.
+            vocab_size: N; ignored by methods without a vocabulary.
         """
         return prompt_len, vocab_size
 
     def prompt_width(self, prompt_len: int) -> int:
-        """How many numbers one candidate prompt is."""
+        """Number of values of one candidate prompt."""
         return prompt_len
 
     @property
     def remembers(self) -> bool:
-        """Whether each client remembers something of the method from round to round."""
+        """Whether clients keep state of the method between rounds."""
         return False
 
     def travelling_memory(self, prompt_len: int, points: int) -> int:
-        """Size of the largest array that travels beside alpha, in float32; 0 where none does.
+        """Size of the largest array that is sent with alpha, in float32; 0 for none.
 
         Args:
             prompt_len: n.
-            points: Numbers that a prompt's loss is told as: C x G under calibration, else 1.
+            points: Values of a prompt's loss: C x G under calibration, else 1.
         """
         return 0
 
@@ -79,11 +79,11 @@ class GsBdplSpec(_MethodSpec):
         local_steps: E.
         batch_size: B, examples per mini-batch.
         tau: Gumbel-Softmax temperature.
-        optimizer: Of the local step; AdamW state is per client.
-        learning_rate: Of the local step.
-        weight_decay: Of AdamW; null means its default, 0.01.
-        alpha_init: Start of every entry; null means 1/N.
-        alpha_min: Floor of every entry.
+        optimizer: Optimiser of the local step; AdamW state is per client.
+        learning_rate: Learning rate of the local step.
+        weight_decay: Weight decay of AdamW; null means its default, 0.01.
+        alpha_init: Initial value of every entry; null means 1/N.
+        alpha_min: Minimum of every entry.
     """
 
     name: Literal["gs-bdpl"] = "gs-bdpl"
@@ -107,13 +107,13 @@ class BdplSpec(_MethodSpec):
         num_samples: I, prompts per local step.
         local_steps: E.
         batch_size: B, examples per mini-batch.
-        estimator: Which score function.
-        optimizer: Of the local step; AdamW state is per client.
-        learning_rate: Of the local step.
-        weight_decay: Of AdamW; null means its default, 0.01.
-        alpha_min: Floor of every probability.
-        projection: ``simplex``; or ``capped``, as the paper's code has it: onto rows that sum to
-            at most 1, so that a row below that stays as it is.
+        estimator: The score function.
+        optimizer: Optimiser of the local step; AdamW state is per client.
+        learning_rate: Learning rate of the local step.
+        weight_decay: Weight decay of AdamW; null means its default, 0.01.
+        alpha_min: Minimum of every probability.
+        projection: ``simplex``; or ``capped``, as in the paper's code: onto rows that sum to at
+            most 1, so that a row with a smaller sum is unchanged.
     """
 
     name: Literal["bdpl"]
@@ -131,7 +131,7 @@ class BdplSpec(_MethodSpec):
 
 
 class PoolSpec(_MethodSpec):
-    """What searches over whole prompts have in common: one evaluator, and a race at the end."""
+    """Options of searches over whole prompts, with one evaluator and a race at the end."""
 
     pools: ClassVar[bool] = True
 
@@ -141,22 +141,23 @@ class PoolSpec(_MethodSpec):
     patience: Annotated[int, Field(ge=1, le=10**9)] | None = None
 
     def travelling_memory(self, prompt_len: int, points: int) -> int:
-        """The prompts, in int64, or their losses (4 are remembered for each prompt)."""
+        """The prompts in int64, or their losses (4 are kept for each prompt)."""
         return self.pool_size * max(2 * prompt_len, 4 * max(points, 2))
 
 
 class EvolutionSpec(PoolSpec):
-    """A population of prompts: children of the elite, leaders evaluated again.
+    """Evolution of a population of prompts: mutations of the elite, and incumbents re-evaluated.
 
     Attributes:
         num_samples: I, prompts per local step.
         local_steps: E.
         batch_size: B, examples per mini-batch.
-        elite: How many of the best prompts have children, and are never forgotten.
+        elite: Number of best prompts that are mutated, and are never evicted.
         mutation_rate: Per position; null means 1/n.
-        pool_size: How many prompts are remembered.
-        race: Part of the run in which the best prompts race, in the ``losses`` exchange.
-        patience: Local steps without a better leader after which the race begins; null waits.
+        pool_size: Number of prompts in the pool.
+        race: Fraction of the run for the race, in the ``losses`` exchange.
+        patience: Local steps without a better incumbent after which the race begins; null is no
+            early race.
     """
 
     name: Literal["evolution"]
@@ -164,49 +165,52 @@ class EvolutionSpec(PoolSpec):
 
 
 class RandomSpec(PoolSpec):
-    """Random prompts, the best of them evaluated again.
+    """Random prompts, with the best of them re-evaluated.
 
     Attributes:
         num_samples: I, prompts per local step.
         local_steps: E.
         batch_size: B, examples per mini-batch.
-        elite: How many of the best prompts are never forgotten.
-        pool_size: How many prompts are remembered.
-        race: Part of the run in which the best prompts race, in the ``losses`` exchange.
-        patience: Local steps without a better leader after which the race begins; null waits.
+        elite: Number of best prompts that are never evicted.
+        pool_size: Number of prompts in the pool.
+        race: Fraction of the run for the race, in the ``losses`` exchange.
+        patience: Local steps without a better incumbent after which the race begins; null is no
+            early race.
     """
 
     name: Literal["random"]
 
 
 class ThompsonSpec(PoolSpec):
-    """Thompson sampling from a Gaussian process over what prompts have in common.
+    """Thompson sampling from a Gaussian process over the prompts' shared features.
 
     Attributes:
         num_samples: I, prompts per local step.
         local_steps: E.
         batch_size: B, examples per mini-batch.
-        elite: How many of the best prompts are never forgotten.
-        pool_size: How many prompts are remembered.
-        race: Part of the run in which the best prompts race, in the ``losses`` exchange.
-        patience: Local steps without a better leader after which the race begins; null waits.
+        elite: Number of best prompts that are never evicted.
+        pool_size: Number of prompts in the pool.
+        race: Fraction of the run for the race, in the ``losses`` exchange.
+        patience: Local steps without a better incumbent after which the race begins; null is no
+            early race.
     """
 
     name: Literal["thompson"]
 
 
 class TpeSpec(PoolSpec):
-    """The Tree-structured Parzen Estimator of Optuna (extra `optuna`), to compare with.
+    """The Tree-structured Parzen Estimator of Optuna (extra `optuna`), for comparison.
 
     Attributes:
         num_samples: I, prompts per local step.
         local_steps: E.
         batch_size: B, examples per mini-batch.
-        elite: How many of the best prompts are never forgotten.
+        elite: Number of best prompts that are never evicted.
         pool_size: How many prompts are remembered.
-        race: Part of the run in which the best prompts race, in the ``losses`` exchange; with 0 it
-            is plain TPE, and the prompt with the least mean loss is handed out.
-        patience: Local steps without a better leader after which the race begins; null waits.
+        race: Fraction of the run for the race, in the ``losses`` exchange; 0 is plain TPE, whose
+            deployable prompt has the least mean loss.
+        patience: Local steps without a better incumbent after which the race begins; null is no
+            early race.
     """
 
     name: Literal["tpe"]
@@ -215,21 +219,20 @@ class TpeSpec(PoolSpec):
 class BbtSpec(_MethodSpec):
     """Black-box tuning of a soft prompt by CMA-ES (Sun et al. 2022).
 
-    It needs a model that takes input embeddings.
+    It needs a model that accepts input embeddings.
 
     Attributes:
-        num_samples: The population of CMA-ES: prompts per local step.
+        num_samples: Population of CMA-ES: prompts per local step.
         local_steps: E, generations.
         batch_size: B, examples per mini-batch.
-        intrinsic_dim: d, numbers that are searched; a random projection makes n embeddings of
-            them.
-        sigma: First step size of CMA-ES.
-        bound: No number that the model is shown leaves [-bound, bound].
-        scale: Standard deviation of the projected embeddings at the first step, in that of the
-            model's own.
-        projection_seed: Seeds the projection, which is never sent.
-        memory: Who keeps the state of CMA-ES beside its mean: each ``client`` (in the paper's code
-            each visit starts with none), or the ``run``: then it travels with alpha, or stays on
+        intrinsic_dim: d, dimension of the search; a random projection maps it to n embeddings.
+        sigma: Initial step size of CMA-ES.
+        bound: Values of the embeddings are clipped to [-bound, bound].
+        scale: Standard deviation of the projected embeddings at the first step, relative to the
+            model's embeddings.
+        projection_seed: Seed of the projection, which is never sent.
+        memory: Owner of the CMA-ES state except its mean: each ``client`` (in the paper's code each
+            visit starts without state), or the ``run``, which sends it with alpha or keeps it on
             the server.
     """
 
@@ -281,16 +284,16 @@ class _TrainedSpec(_Common):
 class PromptTuningSpec(_TrainedSpec):
     """Prompt tuning (Lester et al. 2021): clients train n input embeddings by gradients.
 
-    It needs the model's weights on the clients; no query is asked in training.
+    It needs the model's weights on the clients; training uses no queries.
 
     Attributes:
-        local_steps: E, steps of AdamW, which starts afresh at each visit.
+        local_steps: E, steps of AdamW, whose state is reset at each visit.
         batch_size: B, examples per step.
-        learning_rate: AdamW's.
-        weight_decay: AdamW's.
-        patience: Steps in a row without a loss below all before, after which a visit ends early;
-            null takes all steps.
-        init_std: Standard deviation of the first values.
+        learning_rate: Learning rate of AdamW.
+        weight_decay: Weight decay of AdamW.
+        patience: Steps in a row without a new minimum of the loss, after which a visit ends early;
+            null disables early stopping.
+        init_std: Standard deviation of the initial values.
         hidden_size: H, width of the model.
     """
 
@@ -304,17 +307,17 @@ class PromptTuningSpec(_TrainedSpec):
 class PTuningV2Spec(_TrainedSpec):
     """P-tuning v2 (Liu et al. 2022): clients train n keys and values for every layer.
 
-    It needs the model's weights on the clients; no query is asked in training.
+    It needs the model's weights on the clients; training uses no queries.
 
     Attributes:
-        local_steps: E, steps of AdamW, which starts afresh at each visit.
+        local_steps: E, steps of AdamW, whose state is reset at each visit.
         batch_size: B, examples per step.
-        learning_rate: AdamW's.
-        weight_decay: AdamW's.
-        patience: Steps in a row without a loss below all before, after which a visit ends early;
-            null takes all steps.
-        init_std: Standard deviation of the first values.
-        hidden_size: H, width of a layer's keys; the model's, where heads share no keys.
+        learning_rate: Learning rate of AdamW.
+        weight_decay: Weight decay of AdamW.
+        patience: Steps in a row without a new minimum of the loss, after which a visit ends early;
+            null disables early stopping.
+        init_std: Standard deviation of the initial values.
+        hidden_size: H, width of a layer's keys; equal to the model's width if heads share no keys.
         num_layers: L, attention layers of the model.
     """
 
@@ -322,7 +325,7 @@ class PTuningV2Spec(_TrainedSpec):
     num_layers: Annotated[int, Field(ge=1, le=1000)]
 
     def shape(self, prompt_len: int, vocab_size: int) -> tuple[int, int]:
-        """For each layer n keys, then n values, of the model's width."""
+        """Per layer n keys, then n values, of the model's width."""
         return 2 * self.num_layers * prompt_len, self.hidden_size
 
 

@@ -1,4 +1,4 @@
-"""How much noise devices add to what they return: what a run asks for, what a device requires."""
+"""Differential privacy of updates: a run's noise, and a device's requirements."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ class PrivacySpec(Spec):
     """Clipping and Gaussian noise on the device (docs/explanation/privacy.md).
 
     Attributes:
-        mechanism: Gaussian noise is the only one.
-        target: ``losses`` clips each example's loss and adds noise to each prompt's mean loss: it
-            protects one example. ``alpha`` clips the whole step of alpha and adds noise to each
-            entry: it protects all that a device holds, and needs the ``alpha`` exchange.
-        clip: ``losses``: the largest loss of one example. ``alpha``: the largest L2 norm of a
-            step.
-        noise_multiplier: Standard deviation of the noise over the L2 sensitivity.
-        delta: Of (epsilon, delta)-differential privacy.
-        max_epsilon: A device that has spent so much gets no more work; null only counts.
+        mechanism: The mechanism; only Gaussian noise is supported.
+        target: ``losses`` clips each example's loss and adds noise to each prompt's mean loss,
+            which protects one example. ``alpha`` clips the step of alpha and adds noise to each
+            entry, which protects all data of a device, and needs the ``alpha`` exchange.
+        clip: ``losses``: maximum loss of one example. ``alpha``: maximum L2 norm of a step.
+        noise_multiplier: Standard deviation of the noise, divided by the L2 sensitivity.
+        delta: The delta of (epsilon, delta)-differential privacy.
+        max_epsilon: A device that has spent this epsilon gets no more work; null only counts.
     """
 
     mechanism: Literal["gaussian"] = "gaussian"
@@ -35,18 +34,18 @@ class PrivacySpec(Spec):
 
 
 class RequiredPrivacy(Spec):
-    """What a device requires of the runs that it works for (docs/explanation/privacy.md).
+    """A device's requirements of the runs that it works for (docs/explanation/privacy.md).
 
-    A run's clip needs no bound: its noise is a multiple of it.
+    A run's clip needs no bound, because its noise is proportional to it.
 
     Attributes:
-        max_epsilon: What all work of the device together may give away. Work that would pass it is
+        max_epsilon: Maximum total epsilon of all work of the device. Work that would exceed it is
             declined.
-        delta: Of (epsilon, delta)-differential privacy; the run's own delta does not matter.
-        min_noise_multiplier: Work with less noise is declined, however little of `max_epsilon` it
-            takes; null takes any noise.
-        unit: What is protected. ``label``: one example's label, the server may see texts.
-            ``example``: one whole example. ``device``: all that the device holds, which only runs
+        delta: The delta of (epsilon, delta)-differential privacy, independent of the run's delta.
+        min_noise_multiplier: Work with less noise is declined, independent of `max_epsilon`; null
+            accepts any noise.
+        unit: Unit of privacy. ``label``: the label of one example; the server may see texts.
+            ``example``: one whole example. ``device``: all data of the device, which only runs
             with target ``alpha`` protect.
     """
 

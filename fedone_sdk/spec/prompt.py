@@ -1,4 +1,4 @@
-"""The prompt that is tuned, as RUN.yaml says it, and its candidates."""
+"""The tuned prompt and its candidates, in RUN.yaml."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ from fedone_sdk.vocabulary import (
 __all__ = ["CandidatesSpec", "PromptSpec", "ProposerSpec", "Shares", "SlotSpec", "Start"]
 
 Shares = Annotated[dict[Token, Annotated[float, Field(gt=0, le=1)]], Field(max_length=256)]
-"""Parts of a position's probability, by token."""
+"""Probabilities of a position, by token."""
 
 Start = tuple[tuple[tuple[int, float], ...], ...]
-"""For each position, candidates' indices and their shares."""
+"""Per position, indices of candidates and their probabilities."""
 
 _ROUNDING = 1e-6
 _RESERVED = ("prompt", "mask")
 
 
 def _written_short(value: object) -> object:
-    """A list in the place of ``{kind: list, candidates: [...]}``, a name of ``{kind: ...}``."""
+    """Expands the short forms: a list, and a name for ``{kind: ...}``."""
     if isinstance(value, str):
         return {"kind": value}
     if isinstance(value, (list, tuple)):
@@ -64,17 +64,17 @@ CandidatesSpec = Annotated[
     ],
     BeforeValidator(_written_short),
 ]
-"""Where the candidates of a slot come from."""
+"""Source of a slot's candidates."""
 
 
 class SlotSpec(Spec):
-    """A place of the prompt with candidates of its own.
+    """A part of the prompt with its own candidates.
 
     Attributes:
-        name: What the task's templates call it; ``labels`` is reserved for the label words, which
-            no template names.
-        candidates: Where they come from: a source by its kind, or a list of texts.
-        repeat: How many positions it has; their candidates are concatenated.
+        name: Its name in the task's templates; ``labels`` is reserved for the label words, which
+            are not in templates.
+        candidates: Their source: a kind, or a list of texts.
+        repeat: Number of its positions, whose candidates are concatenated.
     """
 
     name: SlotName
@@ -107,22 +107,21 @@ class SlotSpec(Spec):
 
 
 class ProposerSpec(Spec):
-    """A model that writes new candidates for a slot, from what the run knows of the old ones.
+    """A model that writes new candidates for a slot during the run.
 
-    It sees the task's description and templates, the label names, and the best and worst
-    candidates with their mean losses, over all and by class: never a device's text. Its calls are
-    paid from the run's budget.
+    It receives the task's description and templates, the label names, and the best and worst
+    candidates with their mean losses, overall and by class, but never a device's text. Its calls
+    are charged to the run's budget.
 
     Attributes:
-        kind: How candidates are proposed.
-        backend: The model; it must write text.
-        slot: Which slot it writes for; null is the first one with shipped instructions, else the
-            first one that holds text.
+        kind: Kind of proposer.
+        backend: The model, which must generate text.
+        slot: Its slot; null is the first one with built-in instructions, else the first text slot.
         every: Rounds between two proposals.
-        count: Candidates of a proposal.
-        max_candidates: Candidates that it may add in all.
-        max_chars: The longest candidate, characters.
-        max_tokens: The longest answer, tokens.
+        count: Candidates per proposal.
+        max_candidates: Maximum number of added candidates.
+        max_chars: Maximum length of a candidate, in characters.
+        max_tokens: Maximum length of an answer, in tokens.
     """
 
     kind: Literal["llm"] = "llm"
@@ -140,19 +139,19 @@ def _is_none(value: object) -> bool:
 
 
 class PromptSpec(Spec):
-    """The prompt that is tuned.
+    """The tuned prompt.
 
     Attributes:
         length: n, positions. With slots it follows from them.
-        vocabulary: Where the N candidates of every position come from; null for methods that tune
-            no tokens, and where there are slots.
-        slots: In the place of `vocabulary`: the parts of the prompt, in order, each with
-            candidates of its own.
-        start: What the search begins with: a text, which becomes a candidate and has the first
-            position to itself; or, position by position, shares of tokens, such as an earlier
-            run's alpha had. What a position's shares leave over goes to all candidates alike;
-            positions that are not named begin half blank. Null begins with nothing.
-        proposer: A model that writes new candidates while the run is under way; null is none.
+        vocabulary: Source of the N candidates of every position; null for methods without tokens,
+            and with slots.
+        slots: Instead of `vocabulary`: the parts of the prompt in order, each with its own
+            candidates.
+        start: Warm start: a text, which becomes the only candidate of the first position; or, per
+            position, probabilities of tokens, such as those of an earlier run's alpha. The rest of
+            a position's probability is uniform over all candidates; positions without an entry
+            start half blank. Null is a uniform start.
+        proposer: A model that writes new candidates during the run; null is none.
     """
 
     length: Annotated[int, Field(ge=1, le=1000)] = 20
@@ -216,22 +215,22 @@ class PromptSpec(Spec):
 
     @property
     def has_candidates(self) -> bool:
-        """Whether tokens are tuned."""
+        """Whether the method tunes tokens."""
         return self.vocabulary is not None or bool(self.slots)
 
     @property
     def text_slots(self) -> tuple[str, ...]:
-        """The names of the slots that hold text, in order."""
+        """The names of the text slots, in order."""
         return tuple(slot.name for slot in self.slots if slot.name != LABELS)
 
     @property
     def chooses_labels(self) -> bool:
-        """Whether a slot chooses the label words."""
+        """Whether a slot selects the label words."""
         return any(slot.name == LABELS for slot in self.slots)
 
     @property
     def sources(self) -> Iterator[tuple[str, CandidatesSpec]]:
-        """Where candidates come from, each with its key in RUN.yaml."""
+        """The sources of candidates, each with its key in RUN.yaml."""
         if self.vocabulary is not None:
             yield "prompt.vocabulary", self.vocabulary
         for number, slot in enumerate(self.slots):
@@ -239,14 +238,14 @@ class PromptSpec(Spec):
 
     @property
     def proposed_slot(self) -> str | None:
-        """The slot that new candidates are written for; None without a proposer."""
+        """The slot of the proposer; None without one."""
         if self.proposer is None:
             return None
         shipped = [s.name for s in self.slots if isinstance(s.candidates, InstructionsSource)]
         return self.proposer.slot or [*shipped, *self.text_slots][0]
 
     def capacity(self, vocabulary: Vocabulary) -> int:
-        """N, with room for the candidates that a proposer may add."""
+        """N, including the candidates that a proposer may add."""
         if self.proposer is None:
             return len(vocabulary)
         slot = len(vocabulary.candidates_of(self.proposed_slot or ""))
@@ -254,18 +253,18 @@ class PromptSpec(Spec):
 
     @property
     def wanted(self) -> tuple[str, ...]:
-        """Candidates that the vocabulary must have."""
+        """Candidates that the vocabulary must contain."""
         return tuple(token for shares in self.start or () for token in shares)
 
     def build(
         self, task: TaskSpec, texts: Iterable[str] = (), base_dir: str | Path = "."
     ) -> Vocabulary:
-        """Makes the candidates.
+        """Builds the candidates.
 
         Args:
-            task: What the prompt is for.
-            texts: Training text, for sources that count it.
-            base_dir: Where a relative path starts.
+            task: The prompt's task.
+            texts: Training texts, for sources that use their statistics.
+            base_dir: Base of relative paths.
 
         Raises:
             DataError: A file is missing or malformed, or a source has too few candidates.
@@ -292,7 +291,7 @@ class PromptSpec(Spec):
         return Vocabulary(slots=tuple(built))
 
     def warm_start(self, vocabulary: Vocabulary) -> Start | None:
-        """`start` in a vocabulary's indices, for all positions."""
+        """`start` as indices of a vocabulary, for all positions."""
         if self.start is None:
             return None
         given = [*self.start, *[{"": 0.5}] * (self.length - len(self.start))]
@@ -334,7 +333,7 @@ def _candidates(
             max_chars=source.max_chars,
         )
     elif isinstance(source, ListVocabulary) and len(source.candidates) == 1 and not source.blank:
-        found = source.candidates  # A slot may be fixed.
+        found = source.candidates  # A slot may have one candidate only.
     else:
         return build_vocabulary(source, texts, base_dir, wanted=wanted).candidates
     return tuple(dict.fromkeys((*found, *wanted)))
@@ -343,15 +342,15 @@ def _candidates(
 def _own_candidates(
     source: OwnSource, task: TaskSpec, texts: Sequence[str], base_dir: Path
 ) -> tuple[str, ...]:
-    """What the user's function returns."""
+    """Returns the candidates of the user's function."""
     make = load_object("candidates.object", source.object, base_dir, group="fedone.candidates")
     try:
         found = tuple(make(task=task, texts=texts, **source.options))
     except (DataError, SpecError):
         raise
-    except Exception as exc:  # The user's code can raise anything.
+    except Exception as exc:  # User code may raise any exception.
         reason = f"{type(exc).__name__}: {exc}"
         raise DataError(f"candidates.object: {source.object} failed: {reason}") from exc
     if not all(isinstance(text, str) for text in found):
-        raise DataError(f"candidates.object: {source.object} returns what is no text")
+        raise DataError(f"candidates.object: {source.object} returns a value that is not text")
     return found

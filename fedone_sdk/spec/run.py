@@ -1,4 +1,4 @@
-"""RunSpec: everything that defines a run, as RUN.yaml says it."""
+"""RunSpec: the complete definition of a run, in RUN.yaml."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ class IidSpec(Spec):
 
 
 class DirichletSpec(Spec):
-    """Label proportions differ between clients: Dirichlet(alpha); small alpha is uneven."""
+    """Label proportions differ between clients: Dirichlet(alpha); a small alpha is uneven."""
 
     kind: Literal["dirichlet"]
     alpha: Annotated[float, Field(gt=0, le=1e6)]
 
 
 class DataSpec(Spec):
-    """Where examples come from and how they are spread over clients.
+    """Source of examples, and their partition over clients.
 
     Attributes:
         train: Training file, or ``hf:NAME``.
-        dev: Held-out file, or ``hf:NAME``; only evaluation sees it.
+        dev: Held-out file, or ``hf:NAME``; used only by evaluation.
         num_clients: K.
-        shots: Examples per class and client; null spreads all of them.
-        partition: How the classes spread over clients.
+        shots: Examples per class and client; null uses all of them.
+        partition: Partition of the classes over clients.
     """
 
     train: str
@@ -67,32 +67,31 @@ class DataSpec(Spec):
 
 
 class ParticipationSpec(Spec):
-    """Who works in a round, and how.
+    """Selection, work and aggregation of clients.
 
     Attributes:
         clients_per_round: K*; 1 is the paper's query-optimal choice, more is FedAvg.
-        exchange: What travels: ``alpha`` (the paper's) or ``losses``.
+        exchange: Contents of assignments and updates: ``alpha`` (the paper's) or ``losses``.
         selection: ``uniform`` without replacement, or ``proportional`` to examples held, with
             replacement (the paper's proof).
         aggregation: Mean of the clients' alpha, ``plain`` (the paper's Algorithm 1) or weighted by
-            ``examples`` held (its code); or ``trimmed_mean`` or ``median`` of each entry, which
-            count clients alike.
-        trim: Share of the clients that a trimmed mean leaves out at each end.
-        server_optimizer: ``none`` takes the mean; ``adamw`` treats alpha minus the mean as a
+            ``examples`` (its code); or ``trimmed_mean`` or ``median`` of each entry, unweighted.
+        trim: Share of the clients that a trimmed mean drops at each end.
+        server_optimizer: ``none`` uses the mean; ``adamw`` treats alpha minus the mean as a
             gradient and keeps its state on the server (FedOpt).
-        server_learning_rate: Of the server optimiser.
-        min_clients: Enrolled clients before the first round starts.
-        deadline_s: Seconds until a silent client loses its seat.
-        max_renewals: How often a client that is still at work may ask for another deadline.
-        claim_timeout_s: Seconds that a chosen client has to come for its work.
-        max_weight: The most examples that count of those that a client says it holds, in the mean
-            and in the draw: nobody can check them, and more would be more influence. Null is no
+        server_learning_rate: Learning rate of the server optimiser.
+        min_clients: Enrolled clients that are required to start the first round.
+        deadline_s: Seconds until a client without a message loses its seat.
+        max_renewals: Maximum deadline renewals of an assignment.
+        claim_timeout_s: Seconds that a selected client has to claim its work.
+        max_weight: Cap on a client's reported number of examples, in the mean and in the draw,
+            because the number cannot be verified and raises the client's influence. Null is no
             limit.
-        max_lost: Assignments in a row that may come to nothing before the run ends as failed.
-        trusted_clients: Whether the usage that clients with a model of their own report is
-            believed, so that their unused lease is given back.
-        model: Fingerprint of the model that must score. Null is the gateway's, or without one the
-            model that most devices have.
+        max_lost: Lost assignments in a row after which the run ends as failed.
+        trusted_clients: Whether usage reported by clients with their own model is trusted, so that
+            their unused lease is refunded.
+        model: Fingerprint of the required model. Null is the gateway's, or without a gateway the
+            model of most devices.
     """
 
     clients_per_round: Annotated[int, Field(ge=1, le=10_000)] = 1
@@ -125,13 +124,14 @@ class ParticipationSpec(Spec):
 
 
 class EvaluationSpec(Spec):
-    """How the deployable prompt is measured on the dev split.
+    """Measurement of the deployable prompt on the dev split.
 
     Attributes:
-        every: Rounds between measurements for the curve; 0 measures only the ends.
-        examples: Dev examples per measurement of the curve; the ends use the whole split.
-        prompt: What is measured of a distribution over tokens: its ``mode``, which is what would
-            be deployed; or, as in the paper's code, a fresh ``sample``.
+        every: Rounds between points of the curve; 0 measures only before and after the run.
+        examples: Dev examples per point of the curve; the first and last measurement use the whole
+            split.
+        prompt: The measured prompt of a distribution over tokens: its ``mode``, which is the
+            deployable prompt; or, as in the paper's code, a fresh ``sample``.
         queries: Cap on evaluation's own queries.
     """
 
@@ -142,14 +142,14 @@ class EvaluationSpec(Spec):
 
 
 class GatewayPolicy(Spec):
-    """What clients may ask of the gateway.
+    """Limits of clients' requests to the gateway.
 
     Attributes:
-        max_text_chars: The longest text field, characters.
-        client_requests_per_minute: Requests of one client; null is no limit.
-        run_requests_per_minute: Requests of all clients together; null is no limit.
-        generated_text: Whether texts that the model wrote may leave the gateway; only loss
-            ``score`` needs it.
+        max_text_chars: Maximum length of a text field, in characters.
+        client_requests_per_minute: Limit per client; null is no limit.
+        run_requests_per_minute: Limit of all clients together; null is no limit.
+        generated_text: Whether the gateway may return generated texts; only loss ``score`` needs
+            them.
     """
 
     max_text_chars: Annotated[int, Field(ge=1, le=20_000)] = 20_000
@@ -162,22 +162,21 @@ class RunSpec(Spec):
     """One tuning run.
 
     Attributes:
-        name: What people call it.
+        name: Its name.
         task: Template, label words, loss, metric; or a built-in name such as ``sst2``.
-        data: Where examples come from; absent when clients bring their own (`fedone serve`).
-        prompt: The prompt that is tuned: length and vocabulary, or slots.
-        method: The black-box method.
-        participation: Who works in a round.
-        calibration: What is done about the model's preference for some label words; never
-            ``auto`` once the run is read.
-        defence: What is done against clients that lie; ``standard`` where devices are not yours.
-        privacy: What noise devices add to what they return.
+        data: Source of examples; absent if clients have their own data (`fedone serve`).
+        prompt: The tuned prompt: length and vocabulary, or slots.
+        method: The method.
+        participation: Selection and aggregation of clients.
+        calibration: Correction of label bias; resolved from ``auto`` when the run is read.
+        defence: Defences against Byzantine clients; ``standard`` for devices that are not yours.
+        privacy: Noise of the devices' updates.
         budget: Caps.
         rounds: T.
-        evaluation: How progress is measured.
+        evaluation: Measurement of progress.
         backend: The language model.
-        gateway: What clients may ask of it.
-        seed: All random streams derive from it.
+        gateway: Limits of clients' requests to the gateway.
+        seed: Seed of all random streams.
     """
 
     name: RunName = "run"
@@ -204,7 +203,7 @@ class RunSpec(Spec):
     @model_validator(mode="before")
     @classmethod
     def _name_slots(cls, value: object) -> object:
-        """Tells the task which names in its templates are slots of the prompt."""
+        """Sets the names of the prompt's slots on the task."""
         if not isinstance(value, dict):
             return value
         task, prompt = value.get("task"), value.get("prompt")
@@ -299,7 +298,7 @@ class RunSpec(Spec):
             raise ValueError(reason)
 
     def _against_calibration(self, kind: str) -> str | None:
-        """Why a kind of calibration cannot be had; None if it can."""
+        """Why a kind of calibration is not supported; None if it is."""
         task = self.task
         if task.generates:
             return f"calibration: {kind} needs a task with label words"
@@ -334,7 +333,7 @@ class RunSpec(Spec):
                 f"defence: needs participation.exchange losses for {self.method.name}, whose pool "
                 "a client could replace"
             )
-        # How many examples a client holds is its own word.
+        # A client's number of examples is not verified.
         weighted = part.aggregation == "examples" and part.max_weight is None
         if part.clients_per_round > 1 and weighted:
             raise ValueError(
@@ -355,12 +354,11 @@ class RunSpec(Spec):
             )
 
     def is_same_run(self, other: RunSpec) -> bool:
-        """Whether a stored run can go on under the other description.
+        """Whether a stored run can continue with the other spec.
 
-        Its model may be asked elsewhere or otherwise: that it is the same one, the fingerprint
-        says. Its caps may be higher (`Budget.raised`). ``participation.aggregation`` is the stored
-        run's where the other description leaves it open, so that a run whose default was
-        ``examples`` goes on with it.
+        The backend may differ, because the fingerprint identifies the model. Caps may be higher
+        (`Budget.raised`). An unset ``participation.aggregation`` keeps the stored run's value, so
+        that a run whose default was ``examples`` continues with it.
         """
         same: dict[str, Any] = {"backend": self.backend}
         if self.budget and other.budget and _are_raised(self.budget, other.budget):
@@ -368,7 +366,7 @@ class RunSpec(Spec):
         return self == self._completed(other).model_copy(update=same)
 
     def differences(self, other: RunSpec) -> Iterator[str]:
-        """What keeps a stored run from going on under the other description.
+        """The differences that prevent a stored run from continuing with the other spec.
 
         Yields:
             ``key OWN -> OTHER`` for short values, ``key`` for long ones.
@@ -387,7 +385,7 @@ class RunSpec(Spec):
 
     @classmethod
     def stored(cls, document: str) -> Self:
-        """Reads a run as a store keeps it, with what has been removed since it was written.
+        """Reads a stored run, which may have keys that were removed since.
 
         Raises:
             ValueError: The document is damaged.
@@ -412,7 +410,7 @@ def _are_raised(caps: Budget, other: Budget) -> bool:
 
 
 _MOST_SHOWN = 64
-"""Characters of two values that one line has room for."""
+"""Maximum characters of two values in one line."""
 
 
 def _differences(

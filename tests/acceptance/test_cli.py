@@ -117,7 +117,7 @@ def test_quickstart_keeps_its_cap_and_compares_the_exchanges(
     assert "answers, " in out
     assert "Next, a run of your own: fedone quickstart --write run.yaml" in out
     assert "60 of 60" in out
-    assert "asked again in the second: 0" in out
+    assert "requests in the second: 0" in out
     assert "round 1/" in err
     document = json.loads((tmp_path / "result.json").read_text())
     losses = RunResult.model_validate(document.pop("losses_exchange"))
@@ -439,7 +439,7 @@ def test_a_mistake_is_one_line(
     [
         (["plan", "missing.yaml"], "missing.yaml: cannot be read: No such file or directory"),
         (["tune", "run.yaml", "--cap", -1], "arguments: budget.queries: input should be greater"),
-        (["score"], "arguments: either RUN.yaml or --task says what is asked"),
+        (["score"], "arguments: give either RUN.yaml or --task"),
         (["score", "--task", "sst2"], "arguments: --data: is required"),
         (["score", "--task", "sst3", "--data", "dev.jsonl"], "arguments: --task: no built-in"),
         (["score", "run.yaml", "--bias", "1"], "arguments: --bias: needs 2 numbers with commas"),

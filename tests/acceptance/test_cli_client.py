@@ -114,7 +114,7 @@ async def test_check(tmp_path: Path, labels: dict[Any, str], code: int, line: st
         async with fedone_client(tmp_path, url, "--check") as process:
             out, err = await process.communicate()
     assert (process.returncode, err) == (code, b"")
-    assert out.decode().splitlines() == [f"{url} lets this client in", line]
+    assert out.decode().splitlines() == [f"{url} accepts this client", line]
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def test_a_table_becomes_a_run(fedone: Fedone, folder: Path) -> None:
     before = Path("run.yaml").read_bytes()
     outcome = fedone("init", "my tickets.csv", "--model", "roberta-mini")
     assert outcome.code == 2
-    assert outcome.err == "arguments: run.yaml is there, and is not overwritten\n"
+    assert outcome.err == "arguments: run.yaml exists, and is not overwritten\n"
     assert Path("run.yaml").read_bytes() == before
 
 

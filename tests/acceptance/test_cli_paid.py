@@ -130,7 +130,7 @@ class TestPaused:
         code, out, err = fedone(*tune)
         assert code == 1
         line = refused(err)
-        assert "; goes on with: fedone tune " in line
+        assert "; continue with: fedone tune " in line
         assert f"--store {folder / 'run.db'}" in line
         assert "stopped (paused: " in out
         assert "prompt so far" in out
@@ -182,7 +182,7 @@ class TestPaused:
         code, _, err = fedone(*tune, "--fresh")
         assert code == 1
         # The command that goes on does not start over.
-        assert refused(err).endswith(f"; goes on with: fedone {' '.join(map(str, tune))}")
+        assert refused(err).endswith(f"; continue with: fedone {' '.join(map(str, tune))}")
         assert fedone(*tune).code == 0
         first, paid = result(folder), provider.received
         assert fedone(*tune, "--fresh").code == 0

@@ -165,7 +165,7 @@ def test_ctrl_c_twice_aborts(start: Start, folder: Path) -> None:
     run.popen.send_signal(signal.SIGINT)
     assert run.ended() == 130
     assert "Traceback" not in run.err
-    assert f"The run goes on with: fedone tune {run_file} --json r.json\n" in run.err
+    assert f"Continue with: fedone tune {run_file} --json r.json\n" in run.err
     assert run.out == ""
     assert not (folder / "r.json").exists()
 
@@ -179,7 +179,7 @@ def test_the_same_command_goes_on(start: Start, folder: Path, number: signal.Sig
     run.popen.send_signal(number)
     assert run.ended() == (-9 if number == signal.SIGKILL else 130)
     if number != signal.SIGKILL:
-        assert f"interrupted; goes on with: fedone tune {run_file} --json r.json\n" in run.err
+        assert f"interrupted; continue with: fedone tune {run_file} --json r.json\n" in run.err
         assert "prompt so far" in run.out
     run = start(*tune)
     assert run.ended() == 0

@@ -179,7 +179,7 @@ def test_verify_finds_what_differs(fedone: Fedone, folder: Path) -> None:
         ),
         (
             ["prompt", "use", "prompt.json", "--run", "run.yaml"],
-            "arguments: --data: is required to ask a model",
+            "arguments: --data: is required to use a model",
         ),
         (
             ["prompt", "use", "prompt.json", "--data", "bad.txt"],

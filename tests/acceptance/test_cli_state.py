@@ -143,9 +143,9 @@ def test_a_raised_cap_lets_the_run_go_on(
     raised = ["--raise", "queries=12"] if how == "--raise" else []
     code, out, err = tune(*raised)
     assert code == 0
-    assert "raised queries 8 -> 12; goes on after round 2" in err
+    assert "raised queries 8 -> 12; continues after round 2" in err
     # The run called "whole" has asked it all before.
-    assert "went on after round 2; 4 answers free, paid for before" in err
+    assert "continued after round 2; 4 answers free, paid for before" in err
     assert "12 of 12" in out
     assert (result().cap.queries, result().spent.queries) == (12, 12)
     assert result().spent.requests == 0
@@ -262,7 +262,7 @@ async def test_two_processes_do_not_tune_one_run(folder: Path) -> None:
     from fedone_sdk.stores import SqlStore
 
     run = RunFile.load(folder / "run.yaml")
-    state = RunState.beside(run.path, "tiny")
+    state = RunState.next_to(run.path, "tiny")
     state.make()
     store = SqlStore.sqlite(state.store)
     await store.open()

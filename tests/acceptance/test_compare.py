@@ -199,7 +199,7 @@ def test_a_process_that_ends_costs_no_trial(
         _, err = process.communicate()
     if number == signal.SIGINT:
         assert process.returncode == 130
-        assert b"the same command goes on from there" in err
+        assert b"the same command continues from there" in err
     before = kept()
     assert 2 <= len(before) < 10
 

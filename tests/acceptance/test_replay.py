@@ -729,7 +729,7 @@ class TestCommands:
         assert fedone("replay", "run", "--archive", archive)[0] == 0
         there = folder / "there.db"
         code, out, _ = fedone("import", archive, "--store", there)
-        assert (code, out) == (0, "run run: taken in\n")
+        assert (code, out) == (0, "run run: imported\n")
         again = folder / "again.fedone"
         assert fedone("export", "run", "-o", again, "--store", there)[0] == 0
         first, second = (read_archive(path.read_bytes()) for path in (archive, again))

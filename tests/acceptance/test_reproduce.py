@@ -89,7 +89,7 @@ def test_table1_from_an_interruption_to_the_end(data: list[object], tmp_path: Pa
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
-    assert f"stopped; what is done is kept in {tmp_path / 'table1'}" in err
+    assert f"stopped; trials are kept in {tmp_path / 'table1'}" in err
     _, left = psutil.wait_procs(workers, timeout=30)
     assert [worker for worker in left if worker.status() != psutil.STATUS_ZOMBIE] == []
     kept = len(list((tmp_path / "table1" / "trials").glob("*.json")))

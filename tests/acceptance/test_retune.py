@@ -181,7 +181,7 @@ def test_a_plan_asks_and_writes_nothing(retune: Fedone, folder: Path) -> None:
             ["--run", "run.yaml", "--queries", 3],
             "new.yaml: budget.queries: 3 does not cover one round of 4",
         ),
-        ([*DATA, "-o", "old.json"], "arguments: --output: old.json is there and is not of run"),
+        ([*DATA, "-o", "old.json"], "arguments: --output: old.json exists and is not of run"),
         ([*DATA, "-o", "no/new.json"], "arguments: --output: there is no folder no"),
         ([*DATA, "--html", "r.txt"], "arguments: --html: r.txt must end in .html"),
     ],
@@ -311,7 +311,7 @@ def test_ctrl_c_and_the_same_command(folder: Path) -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE_S) == 130
     said = Path("err").read_text()
-    assert "goes on with: fedone retune old.json --backend new.yaml" in said
+    assert "continue with: fedone retune old.json --backend new.yaml" in said
     assert "Conclusion: none yet" in said
     assert "Traceback" not in said
     assert document()["conclusion"] == "unknown"

@@ -327,8 +327,8 @@ class TestCommand:
     def test_server(self, postgres: Cluster, database: str) -> None:
         url = postgres.tcp_url(database)
         for command, said in [
-            ("current", "empty; schema 0003 is made when it is first opened"),
-            ("upgrade", "made schema 0003"),
+            ("current", "empty; schema 0003 is created when it is first opened"),
+            ("upgrade", "created schema 0003"),
             ("current", "schema 0003 is the newest"),
         ]:
             done = fedone(command, "--store", url)

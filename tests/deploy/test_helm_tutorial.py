@@ -108,7 +108,7 @@ def test_from_values_to_a_finished_run(tmp_path: Path, database: str) -> None:
         "FEDONE_ADMIN_TOKEN": secret["admin-token"],
     }
     logs = [kubelet.run(kubelet.pod("migration", "migration"), "migration")]
-    assert logs[0].startswith("made schema ")
+    assert logs[0].startswith("created schema ")
     with ExitStack() as stack:
         first = kubelet.pod("aggregator", "aggregator-0", "fedone-aggregator")
         second = kubelet.pod("aggregator", "aggregator-1")

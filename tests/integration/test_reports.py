@@ -194,7 +194,7 @@ async def test_a_result_file_gives_what_it_has(tmp_path: Path) -> None:
     assert done.result.prompt.text in page.text
     with_task = await read_run(tmp_path / "result.json", RunSpec.model_validate(SPEC))
     # Its backend is not the model that scored, so there is no program to copy.
-    assert "does not say how to ask the model" in Page(html_report(with_task)).text
+    assert "does not describe how to call the model" in Page(html_report(with_task)).text
     assert "openai" not in Page(html_report(with_task)).text
     text, _ = markdown_report(run, "x.svg")
     assert "| Tuned prompt |" in text

@@ -23,7 +23,7 @@ from tests.pages import blocks
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")),
+    *(ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "deploy").rglob("*.md")),
     *(p for p in sorted((ROOT / "examples").rglob("*.md")) if "node_modules" not in p.parts),
@@ -184,3 +184,12 @@ def test_every_key_of_a_run_is_on_the_reference_page() -> None:
         if key not in documented
     }
     assert missing == set()
+
+
+def test_the_architecture_names_modules_that_exist() -> None:
+    page = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    package = ROOT / "fedone_sdk"
+    for name in re.findall(r"`([\w/]+\.py)`", page):
+        assert (package / name).is_file() or (package / "aggregator" / name).is_file(), name
+    walk = page.partition("## The path of one loss")[2].partition("\n## ")[0]
+    assert 15 < len(set(re.findall(r"`[\w/]+\.py`", walk))) <= 25

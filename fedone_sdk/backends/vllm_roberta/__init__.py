@@ -1,10 +1,10 @@
 """A plugin for vLLM that serves RoBERTa as a masked language model.
 
-Stock vLLM loads ``RobertaForMaskedLM`` as an embedding model, without its head. Where this package
-is installed beside vLLM and the server is started with ``--io-processor-plugin fedone_roberta``,
-``POST /pooling`` answers the log-probabilities of label tokens at the mask.
+Stock vLLM loads ``RobertaForMaskedLM`` as an embedding model, without its head. If this package is
+installed in vLLM's environment and the server runs with ``--io-processor-plugin fedone_roberta``,
+``POST /pooling`` returns the log-probabilities of label tokens at the mask.
 
-vLLM calls the two functions here, through entry points; nothing else of the SDK imports this
+vLLM calls the two functions here through entry points. No other module of the SDK imports this
 package, and this module imports neither vllm nor torch.
 """
 
@@ -16,14 +16,14 @@ _ARCHITECTURE = "RobertaForMaskedLM"
 
 
 def register() -> None:
-    """Tells vLLM to load RoBERTa with its head (``vllm.general_plugins``, in every process)."""
+    """Registers RoBERTa with its head (``vllm.general_plugins``, in every process)."""
     from vllm import ModelRegistry
 
-    # vLLM imports "module:Class" when a model of this architecture is served, and not before: a
-    # CUDA context made here would break its forked workers.
+    # vLLM imports "module:Class" only to serve a model of this architecture. An import
+    # here would make a CUDA context, which breaks its forked workers.
     ModelRegistry.register_model(_ARCHITECTURE, f"{__name__}._model:{_ARCHITECTURE}")
 
 
 def io_processor() -> str:
-    """Names the class that reads requests to ``/pooling`` (``vllm.io_processor_plugins``)."""
+    """Class path of the parser of requests to ``/pooling`` (``vllm.io_processor_plugins``)."""
     return f"{__name__}._io_processor.MaskIOProcessor"

@@ -15,15 +15,15 @@ from vllm.pooling_params import PoolingParams
 
 __all__ = ["MaskIOProcessor", "MaskRequest"]
 
-_MAX_LABELS = 128  # As many as vLLM gives log-probabilities of in causal models.
+_MAX_LABELS = 128  # vLLM's maximum number of log-probabilities for causal models.
 
 
 class MaskRequest(BaseModel):
-    """What a client sends as ``data``.
+    """The field ``data`` of a request.
 
     Attributes:
-        token_ids: Per input its token ids, special tokens included, with exactly one mask.
-        label_token_ids: The tokens whose log-probabilities are asked for, at most 128.
+        token_ids: Per input, its token ids, special tokens included, with exactly one mask.
+        label_token_ids: The tokens to score, at most 128.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -33,13 +33,13 @@ class MaskRequest(BaseModel):
 
 
 class MaskIOProcessor(IOProcessor[MaskRequest, dict[str, Any]]):
-    """Checks requests, and sends each of their inputs to the engine.
+    """Validates requests, and sends each of their inputs to the engine.
 
-    All that a client can get wrong is refused here, as `ValueError`, which vLLM answers with 400:
-    the engine does not survive an exception of its own.
+    Invalid requests raise `ValueError` here, which vLLM answers with 400. An exception inside the
+    engine would stop it.
 
     Raises:
-        ValueError: The server has another model than RoBERTa, or no tokenizer.
+        ValueError: The server's model is not RoBERTa, or has no tokenizer.
     """
 
     def __init__(self, vllm_config: VllmConfig, renderer: Any) -> None:
@@ -56,12 +56,12 @@ class MaskIOProcessor(IOProcessor[MaskRequest, dict[str, Any]]):
         self._mask: int = mask
         self._vocab_size: int = model.hf_config.vocab_size
         self._max_length: int = model.max_model_len
-        # vLLM asks for the parameters of a request without saying of which: right after
-        # `pre_process`, in the same context.
+        # vLLM requests the pooling parameters without naming the request, right after
+        # `pre_process` and in the same context.
         self._labels: ContextVar[list[int]] = ContextVar("label_token_ids")
 
     def parse_data(self, data: object) -> MaskRequest:
-        """Reads and checks a request.
+        """Parses and validates a request.
 
         Raises:
             ValueError: The request is malformed; the message says where.
@@ -69,7 +69,7 @@ class MaskIOProcessor(IOProcessor[MaskRequest, dict[str, Any]]):
         try:
             request = MaskRequest.model_validate(data)
         except ValidationError as exc:
-            # One line, and without the whole input in it.
+            # One line, without the input.
             error = exc.errors(include_url=False, include_input=False)[0]
             where = ".".join(map(str, ("data", *error["loc"])))
             raise ValueError(f"{where}: {error['msg']}") from None
@@ -110,10 +110,10 @@ class MaskIOProcessor(IOProcessor[MaskRequest, dict[str, Any]]):
         request_id: str | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """The answer: ``log_probs`` (per input those of the labels, nats) and ``prompt_tokens``.
+        """The answer: ``log_probs`` (per input, those of the labels in nats) and ``prompt_tokens``.
 
         Raises:
-            ValueError: Another option of the request has cut the mask away.
+            ValueError: Another option of the request has truncated the mask.
         """
         log_probs = []
         for output in model_output:

@@ -1,4 +1,4 @@
-"""RoBERTa with its language model head, as vLLM loads and runs it."""
+"""RoBERTa with its language model head, for vLLM."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DECODER = "lm_head.decoder.weight"
 
 
 class _Head(nn.Module):
-    """The language model head; in float32 even where the encoder is not, as vLLM's heads are."""
+    """The language model head, in float32 like all heads of vLLM."""
 
     def __init__(self, config: Any, dtype: torch.dtype) -> None:
         super().__init__()
@@ -36,11 +36,11 @@ class _Head(nn.Module):
 
 
 class _MaskPooler(Pooler):
-    """Takes the hidden states at the masks to log-probabilities of the label tokens.
+    """Maps the hidden states at the masks to log-probabilities of the label tokens.
 
-    A request names the mask's token id as ``step_tag_id`` and its label token ids as
-    ``returned_token_ids``. An exception here would end the whole engine, so a request without
-    them (vLLM's warm-up, or ``/pooling`` past the plugin) gets an empty answer.
+    A request has the mask's token id as ``step_tag_id`` and its label token ids as
+    ``returned_token_ids``. An exception here would stop the engine, so a request without them
+    (vLLM's warm-up, or ``/pooling`` without the plugin) gets an empty answer.
     """
 
     def __init__(self, head: _Head) -> None:
@@ -71,7 +71,7 @@ class _MaskPooler(Pooler):
             columns += [labels] * len(masks)
             shapes.append((len(masks), len(labels)))
             start += length
-        # Requests have different labels: shorter rows are filled up, so that one gather serves all.
+        # Requests have different labels; shorter rows are padded, so that one gather suffices.
         width = max(map(len, columns), default=0)
         filled = [labels + [0] * (width - len(labels)) for labels in columns]
         device = hidden_states.device
@@ -87,11 +87,11 @@ class _MaskPooler(Pooler):
 @attn_type("encoder_only")
 @default_pooling_type(tok_pooling_type="STEP")
 class RobertaForMaskedLM(nn.Module):
-    """vLLM's RoBERTa encoder and the head that vLLM leaves out.
+    """vLLM's RoBERTa encoder with the language model head.
 
     Raises:
-        ValueError: The server would take longer inputs than the model has positions, or would
-            split them.
+        ValueError: The server's maximum length exceeds the model's positions, or chunked prefill
+            is enabled.
     """
 
     is_pooling_model = True
@@ -99,7 +99,7 @@ class RobertaForMaskedLM(nn.Module):
     hf_to_vllm_mapper = WeightsMapper(
         orig_to_new_prefix={
             "lm_head.bias": "lm_head.decoder.bias",
-            "roberta.embeddings.position_ids": None,  # A constant that old checkpoints carry.
+            "roberta.embeddings.position_ids": None,  # A constant in old checkpoints.
         }
     )
 
@@ -107,7 +107,7 @@ class RobertaForMaskedLM(nn.Module):
         super().__init__()
         model_config = vllm_config.model_config
         self.config = config = model_config.hf_config
-        # RoBERTa numbers positions from pad_token_id + 1; vLLM does not take them off.
+        # RoBERTa numbers positions from pad_token_id + 1; vLLM does not subtract these.
         positions = config.max_position_embeddings - config.pad_token_id - 1
         if model_config.max_model_len > positions:
             raise ValueError(
@@ -127,7 +127,7 @@ class RobertaForMaskedLM(nn.Module):
         self.pooler = _MaskPooler(self.lm_head)
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Word embeddings alone; shape (tokens, hidden size)."""
+        """Word embeddings, shape (tokens, hidden size)."""
         return self.roberta.embed_input_ids(input_ids)
 
     def forward(
@@ -137,7 +137,7 @@ class RobertaForMaskedLM(nn.Module):
         intermediate_tensors: Any = None,
         inputs_embeds: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """The hidden states of all tokens of all requests, one after the other."""
+        """The hidden states of all tokens of all requests, concatenated."""
         return self.roberta(
             input_ids=input_ids,
             positions=positions,
@@ -146,7 +146,7 @@ class RobertaForMaskedLM(nn.Module):
         )
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Loads a checkpoint of transformers; vLLM refuses to start where a weight is missing."""
+        """Loads a checkpoint of transformers; vLLM does not start if a weight is missing."""
         return AutoWeightsLoader(self).load_weights(
             self._with_tied_decoder(weights), mapper=self.hf_to_vllm_mapper
         )
@@ -154,8 +154,8 @@ class RobertaForMaskedLM(nn.Module):
     def _with_tied_decoder(
         self, weights: Iterable[tuple[str, torch.Tensor]]
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        # From the checkpoint, and not from the loaded embedding: that one has padding rows, and is
-        # split between GPUs with tensor parallelism.
+        # From the checkpoint, because the loaded embedding has padding rows, and tensor parallelism
+        # splits it between GPUs.
         tied = getattr(self.config, "tie_word_embeddings", True)
         embedding = None
         for name, weight in weights:

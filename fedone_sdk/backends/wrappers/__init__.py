@@ -1,4 +1,4 @@
-"""Wrappers around a backend: what any model needs, written once."""
+"""Wrappers that add caching, retries, limits, budgets and recording to any backend."""
 
 from fedone_sdk.backends.wrappers.budgeted import BudgetedBackend
 from fedone_sdk.backends.wrappers.cache import CachedBackend

@@ -1,4 +1,4 @@
-"""The file of a cache: paid answers that outlive the process."""
+"""Persistent answers of a cache, in a SQLite file."""
 
 from __future__ import annotations
 
@@ -23,21 +23,18 @@ __all__ = ["AnswerFile"]
 
 T = TypeVar("T")
 
-_APPLICATION_ID = 0x46454441  # "FEDA"; tells this file from the SQLite files of others.
+_APPLICATION_ID = 0x46454441  # "FEDA", to distinguish this file from other SQLite files.
 _SCHEMA = 1
 
 
 class AnswerFile:
     """Answers by key in a SQLite file (WAL), which several processes may share.
 
-    One worker thread does all that blocks. Answers that come in while it writes are written
-    together, in one transaction: so many callers share the price of one `fsync`.
+    One worker thread does all blocking work. Answers that arrive during a write are written in one
+    transaction, so that they share one `fsync`.
 
     Args:
-        path: The file; made with mode 0600 where there is none.
-
-    Raises:
-        SpecError: The file cannot be opened, is damaged, or is not such a file.
+        path: The file; created with mode 0600 if it does not exist.
     """
 
     def __init__(self, path: Path) -> None:
@@ -56,24 +53,24 @@ class AnswerFile:
         """The answer to a key, or None.
 
         Raises:
-            BackendBlocked: The file cannot be read, or an earlier answer still not be written.
+            BackendBlocked: The file cannot be read, or an earlier answer cannot be written.
         """
         return await self._in_worker(lambda: self._get(key))
 
     async def put(self, key: bytes, fingerprint: str, answer: Answer) -> None:
-        """Keeps an answer; on return it is on the disk. The first answer to a key stays.
+        """Stores an answer durably. The first answer to a key is kept.
 
-        A cancelled caller's answer is written all the same.
+        The answer of a cancelled caller is written too.
 
         Raises:
-            BackendBlocked: It cannot be written now; the next call tries it again first.
+            BackendBlocked: It cannot be written; the next call retries it first.
         """
         with self._lock:
             self._unwritten[key] = (fingerprint, answer)
         await asyncio.shield(self._in_worker(self._flush, usage=answer.usage))
 
     async def aclose(self) -> None:
-        """Writes what is left and closes the file."""
+        """Writes pending answers and closes the file."""
         try:
             await self._in_worker(self._flush)
         finally:
@@ -103,7 +100,7 @@ class AnswerFile:
     def _flush(self) -> None:
         with self._lock:
             answers = dict(self._unwritten)
-        if not answers:  # Somebody's flush before this one took them along.
+        if not answers:  # An earlier flush has written them.
             return
         now = time.time()
         rows = [
@@ -124,9 +121,9 @@ class AnswerFile:
 
 
 def _opened(path: Path) -> sqlite3.Connection:
-    # SQLite would make it readable by all; the answers may be generated text.
+    # SQLite would create it readable for all users; the answers may be generated text.
     os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-    # Made here, then used by the worker alone.
+    # Created here, then used only by the worker.
     db = sqlite3.connect(path, timeout=PATIENCE_S, isolation_level=None, check_same_thread=False)
     try:
         _prepare(db, path)
@@ -138,7 +135,7 @@ def _opened(path: Path) -> sqlite3.Connection:
 
 def _prepare(db: sqlite3.Connection, path: Path) -> None:
     db.execute("PRAGMA synchronous=FULL")
-    db.execute("BEGIN IMMEDIATE")  # Others may be making the same file.
+    db.execute("BEGIN IMMEDIATE")  # Other processes may create the same file.
     application, schema = _number(db, "application_id"), _number(db, "user_version")
     (tables,) = db.execute("SELECT count(*) FROM sqlite_schema").fetchone()
     if (application, schema, tables) == (0, 0, 0):

@@ -1,4 +1,4 @@
-"""Requests that are paid for: reserved before they are sent, settled after."""
+"""Budgeted requests: reserved before they are sent, settled after."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ _log = structlog.get_logger(__name__)
 
 
 class BudgetedBackend(Wrapper):
-    """Charges each request to the query's payer, and to a budget of one's own.
+    """Charges each request to the query's payer, and to an optional second budget.
 
-    The most that a request may cost is reserved before it is sent; what does not fit is not sent.
-    Afterwards what it really cost is charged, and the rest is free again. A request whose cost is
-    not known (it timed out, its caller was cancelled) is charged in full.
+    The upper bound of a request's cost is reserved before it is sent; a request that does not fit
+    is not sent. The actual cost is charged after the answer, and the rest is released. A request
+    of unknown cost (a timeout, a cancelled caller) is charged in full.
 
-    Logical queries are not counted here but by who asks: a retry is the same query again.
+    Logical queries are not counted here but by the caller, because a retry is the same query.
 
-    The reservation is only as good as the inner backend's `quote`. When a provider bills more
-    than that, the truth is charged, although it may pass the cap by that much, and a warning is
-    logged; to keep the quote above the bill is the adapter's duty.
+    The bound is the inner backend's `quote`, which the adapter must keep above the bill. If a
+    provider bills more, the actual cost is charged, a cap may be exceeded by the difference, and a
+    warning is logged.
 
     Args:
-        inner: The backend to pay for.
-        price: What it costs. None leaves the money as the inner backend tells it, so that there
-            is no bound in money unless the inner backend has one.
-        guard: Pays as well as the query's payer.
+        inner: The backend to charge for.
+        price: Its price. None keeps the inner backend's cost, so that there is no bound in money
+            unless the inner backend has one.
+        guard: A budget that is charged in addition to the query's payer.
     """
 
     def __init__(
@@ -48,26 +48,26 @@ class BudgetedBackend(Wrapper):
         super()._describe()
         self.metered = True
         if self._price is not None:
-            # Money is bounded where everything is that costs money.
+            # Money is bounded if every unit with a price is.
             if self._price.units <= self.bounds:
                 self.bounds |= {"usd"}
             else:
                 self.bounds -= {"usd"}
 
     def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
-        """The inner backend's, with its money."""
+        """The inner backend's bound, with its cost in money."""
         return self._priced(self.inner.worst_case(batch_size, max_tokens))
 
     async def quote(self, query: Query) -> Usage:
-        """The inner backend's, with its money."""
+        """The inner backend's bound, with its cost in money."""
         return self._priced(await self.inner.quote(query))
 
     async def score(self, query: Query) -> Answer:
-        """The inner backend's answer, paid for; its usage has its money.
+        """The inner backend's answer; its usage includes the cost in money.
 
         Raises:
-            BudgetExhausted: It cannot be paid for, and nothing was sent; or the model's own budget
-                is spent, and what it cost until then is charged.
+            BudgetExhausted: The request does not fit a budget and was not sent; or the model's own
+                budget is exhausted, and the usage until then is charged.
         """
         worst = (await self.quote(query)).without_queries()
         async with AsyncExitStack() as stack:
@@ -78,7 +78,7 @@ class BudgetedBackend(Wrapper):
                 if exc.usage is not None:
                     self._settle(leases, worst, self._priced(exc.usage))
                 raise
-            except BudgetExhausted as exc:  # Of another account, behind this model.
+            except BudgetExhausted as exc:  # From another account, behind this model.
                 self._settle(leases, worst, self._priced(exc.usage or NOTHING))
                 raise
             usage = self._priced(answer.usage)

@@ -1,4 +1,4 @@
-"""A memory of answers: the same query is asked once."""
+"""Cache of answers."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ __all__ = ["CachedBackend"]
 
 
 class CachedBackend(Wrapper):
-    """Remembers answers, and lets concurrent equal queries share one call.
+    """Caches answers, and shares one call between concurrent equal queries.
 
-    Queries are equal when all that is asked is the same, and what the model sees of it where an
-    input is too long (`LLMBackend.shortened`); who pays does not matter. A remembered or
-    shared answer has ``usage=NOTHING``, ``cached=True`` and no ``limits``, and is otherwise the
-    model's. Errors and answers with a failed input are not remembered; who waited for the call
-    gets them too. One instance serves one event loop at a time.
+    Queries are equal if their contents and the truncated forms of inputs that are too long
+    (`LLMBackend.shortened`) are equal; the payer does not matter. A cached or shared answer has
+    ``usage=NOTHING``, ``cached=True`` and no ``limits``. Errors and answers with a failed input are
+    not cached, but shared with all callers of that call. One instance serves one event loop at a
+    time.
 
-    With a file, answers outlive the process: each is on the disk before `score` returns it, so
-    what was paid and reported is never paid again, also after a crash. Processes may share a
-    file; equal queries under way in two of them are two calls.
+    With a file, answers are durable: each is on disk before `score` returns, so that an answer is
+    never paid twice, also after a crash. Processes may share a file; equal concurrent queries of
+    two processes are two calls.
 
     Attributes:
-        hits: Answers given without asking the model.
-        misses: Calls made to the model, failed ones included.
+        hits: Number of answers from the cache.
+        misses: Number of calls of the inner backend, failed ones included.
 
     Args:
-        inner: The backend to ask.
-        max_entries: How many answers to keep in memory; the least recently used one goes first.
-        file: SQLite file that keeps all answers; made where there is none. It holds no inputs.
+        inner: The inner backend.
+        max_entries: Maximum answers in memory; the least recently used one is evicted.
+        file: SQLite file for all answers; created if it does not exist. It contains no inputs.
 
     Raises:
         SpecError: The file cannot be opened, is damaged, or is not a cache's.
@@ -57,11 +57,11 @@ class CachedBackend(Wrapper):
         self._in_flight: dict[bytes, asyncio.Future[Answer]] = {}
 
     async def score(self, query: Query) -> Answer:
-        """Answers from memory, else joins an equal query under way, else from file, else asks.
+        """Answers from memory, a pending equal query, the file or the inner backend, in this order.
 
         Raises:
-            BackendBlocked: The file can no longer be read or written. An answer that was paid is
-                written as soon as that works again, before anything else is asked.
+            BackendBlocked: The file cannot be read or written. A paid answer is written once that
+                works again, before any further call.
         """
         key = await self._key(query)
         while True:
@@ -70,20 +70,20 @@ class CachedBackend(Wrapper):
                 return known
             if (call := self._in_flight.get(key)) is None:
                 return await self._answer(key, query)
-            # Not `await call`: that would cancel the call for everyone when this caller is.
+            # Not `await call`: a cancelled caller would cancel the call for all callers.
             await asyncio.wait({call})
             if not call.cancelled():
                 known = _as_known(call.result())
                 self.hits += 1
                 return known
-            # Who asked was cancelled, and pays for that call itself, or had no budget left: one of
-            # those who waited asks anew, so that whatever was spent is always reported to exactly
-            # one caller, and nobody is refused by another's budget.
+            # The calling query was cancelled (and pays for the call), or had no budget left. One of
+            # the waiting queries then calls again, so that usage is reported to exactly one caller,
+            # and no query fails because of another's budget.
 
     async def quote(self, query: Query) -> Usage:
-        """One query and nothing else where the answer is known; else the inner backend's.
+        """One query at no other cost if the answer is cached; else the inner backend's quote.
 
-        So a resumed run that is near its cap can replay what it paid for.
+        A resumed run near its cap can thus replay paid answers.
         """
         key = await self._key(query)
         if self._remembered(key) is not None or await self._filed(key) is not None:
@@ -114,14 +114,14 @@ class CachedBackend(Wrapper):
             raise
         except Exception as exc:
             call.set_exception(exc)
-            call.exception()  # Perhaps nobody waits; asyncio must not complain about that.
+            call.exception()  # Marks it as retrieved, for a call without waiters.
             raise
         else:
             call.set_result(answer)
             return answer
         finally:
             del self._in_flight[key]
-            call.cancel()  # Does nothing to a call that has ended.
+            call.cancel()  # A no-op for a finished call.
 
     async def _ask(self, key: bytes, query: Query) -> Answer:
         self.misses += 1

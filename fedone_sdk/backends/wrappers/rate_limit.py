@@ -1,4 +1,4 @@
-"""A backend that is asked no faster than its provider allows, and by all in turn."""
+"""Rate limiting with fair queueing between payers."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ __all__ = ["Meter", "RateLimitedBackend"]
 
 
 class RateLimitedBackend(Wrapper):
-    """Holds requests back until the limits let them through.
+    """Delays requests until the rate limits allow them.
 
-    In no minute are more requests and tokens sent than the limits, bursts included. What the
-    provider says is left (`Answer.limits`) is not passed before it is full again, and when it asks
-    for a pause (`BackendUnavailable.retry_after_s`) everybody pauses. Payers take turns by their
-    names: who has a thousand requests waiting does not hold up who has one.
+    In any window of a minute, requests and tokens stay within the limits, bursts included. The
+    provider's remaining limits (`Answer.limits`) hold until their reset, and a requested pause
+    (`BackendUnavailable.retry_after_s`) applies to all requests. Payers take turns (round robin),
+    so that a payer with many waiting requests does not delay one with few.
 
-    Tokens are counted as quoted until the answer tells the truth. A request of more tokens than
-    a minute allows is sent alone, after a minute without others.
+    Tokens count as quoted until the answer reports their number. A request with more tokens than
+    the limit per minute is sent after a minute without others.
 
     One instance serves one event loop at a time.
 
     Args:
-        inner: The backend to ask.
-        requests_per_minute: None is no limit but what the provider says.
+        inner: The inner backend.
+        requests_per_minute: None applies only the provider's limits.
         tokens_per_minute: Prompt and completion tokens; None as above.
-        concurrency: The most requests under way at once.
-        max_wait_s: The longest that anything the provider says holds requests back, seconds.
+        concurrency: Maximum concurrent requests.
+        max_wait_s: Longest delay that a provider's limits or pause may cause, in seconds.
     """
 
     def __init__(
@@ -55,12 +55,12 @@ class RateLimitedBackend(Wrapper):
         self._max_wait_s = max_wait_s
         self._under_way = 0
         self._held_until = 0.0
-        # By payer; the first in order is next, and then goes to the end.
+        # By payer, in round-robin order.
         self._queues: dict[str, deque[_Waiter]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     async def score(self, query: Query) -> Answer:
-        """The inner backend's answer, when it is this query's turn."""
+        """The inner backend's answer, once the limits allow the request."""
         tokens = 0
         if self._counts_tokens:
             quote = await self.inner.quote(query)
@@ -83,11 +83,11 @@ class RateLimitedBackend(Wrapper):
             self._end()
 
     def refuse_waiting(self, reason: BackendBlocked) -> None:
-        """Lets all who wait fail for this reason; nothing of theirs is sent."""
+        """Fails all waiting requests with this reason, without sending them."""
         for queue in self._queues.values():
             for waiter in queue:
                 if not waiter.turn.done():
-                    # One each: a shared one would collect the traceback of every waiter.
+                    # A copy each: a shared exception would collect the traceback of every waiter.
                     refusal = BackendBlocked(reason.summary, usage=NOTHING, **reason.private)
                     waiter.turn.set_exception(refusal)
         self._queues.clear()
@@ -101,14 +101,14 @@ class RateLimitedBackend(Wrapper):
             return await turn
         except asyncio.CancelledError:
             if turn.cancelled():
-                self._pump()  # It may have been the first, for whom all others waited.
-            elif turn.exception() is None:  # It was its turn, and it did not live to see it.
+                self._pump()  # The cancelled request may have been the first in line.
+            elif turn.exception() is None:  # It was cancelled after it got its turn.
                 turn.result().take_back()
                 self._end()
             raise
 
     def _pump(self) -> None:
-        """Gives turns while the limits allow, and comes back when they do again."""
+        """Releases requests while the limits allow, and schedules the next call."""
         loop = asyncio.get_running_loop()
         while self._under_way < self._concurrency and (head := self._next()) is not None:
             name, waiter = head
@@ -143,7 +143,7 @@ class RateLimitedBackend(Wrapper):
 
     def _end(self) -> None:
         self._under_way -= 1
-        # Not at once: an error that is on its way up may close the door (`refuse_waiting`).
+        # Deferred, because the caller of a failed request may call `refuse_waiting` first.
         asyncio.get_running_loop().call_soon(self._pump)
 
     def _learn(self, sent: _Sent, answer: Answer) -> None:
@@ -158,26 +158,26 @@ class RateLimitedBackend(Wrapper):
             until = now + min(limits.requests_reset_s, self._max_wait_s)
             self._requests.allow(sent.requests, limits.requests, until)
         if limits.tokens is not None and limits.tokens_reset_s is not None:
-            self._counts_tokens = True  # Not before: a quote may take time.
+            self._counts_tokens = True  # After the quote, which may take time.
             until = now + min(limits.tokens_reset_s, self._max_wait_s)
             self._tokens.allow(sent.tokens, limits.tokens, until)
 
 
 class _Waiter(NamedTuple):
-    """Who waits: for what, and the future that brings it."""
+    """A waiting request: its tokens, and the future of its turn."""
 
     tokens: int
     turn: asyncio.Future[_Sent]
 
 
 class _Sent(NamedTuple):
-    """What a request counts."""
+    """The counts of a sent request."""
 
     requests: _Count
     tokens: _Count
 
     def take_back(self) -> None:
-        """Says that it was not sent after all."""
+        """Removes a request that was not sent."""
         self.requests.correct(0)
         self.tokens.correct(0)
 
@@ -187,10 +187,10 @@ class _Count:
     """An amount that was sent at one time.
 
     Attributes:
-        meter: Who counts it.
-        at: When, seconds.
-        amount: How much.
-        sum: All that was sent by then, this included.
+        meter: Its meter.
+        at: Time, in seconds.
+        amount: The amount.
+        sum: Cumulative sum, this amount included.
         recent: Whether it is in the meter's window.
     """
 
@@ -201,7 +201,7 @@ class _Count:
     recent: bool
 
     def correct(self, amount: int) -> None:
-        """Says that it was really so much."""
+        """Corrects the amount to the actual value."""
         if self.recent:
             self.meter.in_window += amount - self.amount
             self.amount = amount
@@ -209,10 +209,10 @@ class _Count:
 
 @dataclass(slots=True)
 class Meter:
-    """Counts one unit against a limit of one's own and against what the provider says is left.
+    """Counts one unit against a configured limit and the provider's remaining limit.
 
     Args:
-        per_minute: The limit; None is none.
+        per_minute: The configured limit; None is unlimited.
     """
 
     per_minute: float | None
@@ -225,11 +225,11 @@ class Meter:
 
     @property
     def _window_s(self) -> float:
-        # Less than one a minute is one in a longer window.
+        # A limit below one per minute is one in a longer window.
         return 60.0 if self.per_minute is None else max(60.0, 60.0 / self.per_minute)
 
     def ready_at(self, amount: int, now: float) -> float:
-        """When so much may be sent; the past means now."""
+        """The time at which an amount may be sent; a past time means now."""
         ready = 0.0
         if now < self._allowed_until and self._sum + amount > self._allowed:
             ready = self._allowed_until
@@ -239,7 +239,7 @@ class Meter:
             old = self._recent.popleft()
             old.recent = False
             self.in_window -= old.amount
-        # What is above the limit alone waits for an empty window.
+        # An amount above the limit waits for an empty window.
         excess = self.in_window + amount - max(self.per_minute, amount, 1)
         for old in self._recent:
             if excess <= 0:
@@ -249,7 +249,7 @@ class Meter:
         return ready
 
     def send(self, amount: int, now: float) -> _Count:
-        """Counts what is sent now."""
+        """Counts an amount as sent now."""
         self._sum += amount
         count = _Count(self, now, amount, self._sum, recent=self.per_minute is not None)
         if count.recent:
@@ -258,7 +258,7 @@ class Meter:
         return count
 
     def allow(self, sent: _Count, left: int, until: float) -> None:
-        """Says that so much was left after `sent`, and that it is full again at `until`."""
-        if sent.sum >= self._allowed_by:  # Answers overtake each other; the latest request counts.
+        """Applies the provider's limit: `left` after `sent`, reset at `until`."""
+        if sent.sum >= self._allowed_by:  # Answers may be out of order.
             self._allowed_by = sent.sum
             self._allowed, self._allowed_until = sent.sum + left, until

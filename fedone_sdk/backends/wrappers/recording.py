@@ -1,4 +1,4 @@
-"""A cassette of every request and its answer, for audits and for tests without a model."""
+"""Recording of requests and answers to a cassette, for audits and for tests without a model."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ __all__ = ["RecordingBackend"]
 
 
 class RecordingBackend(Wrapper):
-    """Appends one JSON line per request to a file: what was asked, and the answer or the error.
+    """Appends one JSON line per request to a file, with the query and its answer or error.
 
     A line has ``time`` (UTC), ``fingerprint``, the query (``want``, ``label_words``, ``inputs`` as
     [kind, text] pairs, ``references``, ``max_tokens``), and ``answer`` or ``error``. It is written
     before the answer is returned; floats read back exactly. `CassetteBackend` replays it.
 
-    The inputs are people's texts: the file is made readable by its owner only. Keys and headers
-    never get here, and what looks like one in an error message is removed.
+    The inputs are private texts, so the file is only readable by its owner. Keys and headers are
+    never recorded; text that looks like a key is removed from error messages.
 
-    Processes may share a file: a line is one write to its end.
+    Processes may share a file, because each line is one append.
 
     Args:
-        inner: The backend inside.
-        file: The cassette; made where there is none, else continued.
-        clock: Tells the time of each line.
+        inner: The inner backend.
+        file: The cassette; created if it does not exist, else appended to.
+        clock: Clock for the time of each line.
 
     Raises:
         SpecError: The file cannot be opened for writing.
@@ -57,7 +57,7 @@ class RecordingBackend(Wrapper):
         """The inner backend's answer, after it is recorded.
 
         Raises:
-            BackendBlocked: An earlier line cannot be written; this query was not asked.
+            BackendBlocked: An earlier line cannot be written; this query was not sent.
         """
         if self._unwritten:
             await self._retry()
@@ -69,7 +69,7 @@ class RecordingBackend(Wrapper):
         try:
             answer = await self.inner.score(query)
         except asyncio.CancelledError as exc:
-            self._append({**line, "error": _dump_error(exc)})  # Who cancels does not wait.
+            self._append({**line, "error": _dump_error(exc)})  # Without waiting.
             raise
         except Exception as exc:
             await self._appended({**line, "error": _dump_error(exc)})
@@ -78,7 +78,7 @@ class RecordingBackend(Wrapper):
         return answer
 
     async def aclose(self) -> None:
-        """Closes the file, when all lines are in it, and the inner backend."""
+        """Writes pending lines, then closes the file and the inner backend."""
         try:
             await asyncio.to_thread(self._executor.shutdown)
             self._file.close()
@@ -89,7 +89,7 @@ class RecordingBackend(Wrapper):
         return self._executor.submit(self._write, line)
 
     async def _appended(self, line: dict[str, object]) -> None:
-        # The answer is paid: a full disk must not lose it. The next query will meet it.
+        # The answer is paid, so a full disk must not lose it. The next query raises the error.
         with suppress(OSError):
             await asyncio.shield(asyncio.wrap_future(self._append(line)))
 
@@ -110,7 +110,7 @@ class RecordingBackend(Wrapper):
     def _flush(self) -> None:
         while self._unwritten:
             written = self._file.write(self._unwritten[0])
-            if written < len(self._unwritten[0]):  # The disk is full: the rest comes later.
+            if written < len(self._unwritten[0]):  # The disk is full; the rest is written later.
                 self._unwritten[0] = self._unwritten[0][written:]
             else:
                 del self._unwritten[0]
@@ -120,8 +120,8 @@ def _opened(path: Path) -> BinaryIO:
     file = open(path, "ab", buffering=0, opener=lambda name, flags: os.open(name, flags, 0o600))  # noqa: SIM115 (closed by aclose)
     try:
         if path.stat().st_size and not _ends_a_line(path):
-            # A crash cut a line short, which must not swallow the next one; or another process
-            # is amid its line, and an empty one will follow that.
+            # A crash has truncated the last line; or another process is writing it, which leaves
+            # an empty line.
             file.write(b"\n")
     except OSError:
         file.close()
@@ -136,5 +136,5 @@ def _ends_a_line(path: Path) -> bool:
 
 
 def _dump_error(error: BaseException) -> dict[str, object]:
-    # Adapters keep secrets out of their errors; this is the last guard.
+    # A second safeguard: adapters already remove secrets from their errors.
     return {**dump_error(error), "message": without_secrets(str(error))}

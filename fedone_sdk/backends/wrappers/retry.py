@@ -1,4 +1,4 @@
-"""A backend that is asked again, until it is clear that asking does not help."""
+"""Retries with exponential backoff and a circuit breaker."""
 
 from __future__ import annotations
 
@@ -25,29 +25,28 @@ _log = structlog.get_logger(__name__)
 
 
 class RetryingBackend(Wrapper):
-    """Sends a request again when that may help (`BackendUnavailable`), and knows when to stop.
+    """Retries requests after `BackendUnavailable`, with a circuit breaker.
 
-    Between two attempts it waits a random time, up to twice as long each time (exponential
-    backoff with full jitter), on top of what the provider asks for; never longer than
-    `max_wait_s`. Each attempt passes the wrappers inside anew: its turn, its reservation. The
-    answer's usage is that of the last attempt; the others were charged when they were made.
+    Delays between attempts use exponential backoff with full jitter, in addition to the pause that
+    the provider requests, and are at most `max_wait_s`. Each attempt passes the inner wrappers
+    again, with its own turn and reservation. The answer's usage is that of the last attempt;
+    earlier attempts were charged when they were sent.
 
-    The first request goes alone, and all others wait, until it is known what becomes of it: a wrong
-    key or setting costs one request.
+    The first request is sent alone, so that a wrong key or setting costs one request.
 
-    A breaker opens after so many failed attempts in a row, over all queries, or at the first
-    `BackendBlocked`. Then every query, also of those that wait, fails with `BackendBlocked`, and
-    nothing is sent but what is under way. Who asks after a pause of `max_wait_s`, or after
-    `reset`, sends one request, and all others wait for what becomes of it. `LabelsNotShown` leaves
-    the breaker closed: it concerns the label words of one query.
+    The breaker opens after `breaker_failures` failed attempts in a row, over all queries, or at the
+    first `BackendBlocked`. While it is open, all queries, including waiting ones, fail with
+    `BackendBlocked`, and only pending requests complete. After a pause of `max_wait_s`, or after
+    `reset`, one probe request is sent, and all other queries wait for its result. `LabelsNotShown`
+    does not open the breaker, because it concerns the label words of one query.
 
     One instance serves one event loop at a time.
 
     Args:
-        inner: The backend to ask. It should be metered, by a `BudgetedBackend`: nobody is charged
-            for failed attempts at one that is not.
-        attempts: The most attempts at one request.
-        max_wait_s: The longest wait between two attempts, seconds.
+        inner: The inner backend. It should be metered by a `BudgetedBackend`; else failed attempts
+            are not charged.
+        attempts: Maximum attempts per request.
+        max_wait_s: Maximum delay between two attempts, in seconds.
         breaker_failures: Failed attempts in a row that open the breaker.
     """
 
@@ -75,30 +74,30 @@ class RetryingBackend(Wrapper):
         )
         self._pauses: set[asyncio.Future[None]] = set()
         self._failures = 0  # in a row
-        self._untried = True  # Nothing is known of the model yet.
-        self._refusal: BackendBlocked | None = None  # Why the breaker is open.
+        self._untried = True  # No request has completed yet.
+        self._refusal: BackendBlocked | None = None  # Reason of the open breaker.
         self._refuse_until = 0.0
         self._openings = 0
         self._probe: asyncio.Future[None] | None = None
 
     async def score(self, query: Query) -> Answer:
-        """The inner backend's answer, at the latest of the last attempt.
+        """The answer of the first successful attempt.
 
         Raises:
-            BackendBlocked: The breaker is open, or somebody must change something.
+            BackendBlocked: The breaker is open, or a setting, key or quota must change.
         """
-        # A copy, because tenacity keeps statistics on the instance.
+        # A copy, because tenacity stores statistics on the instance.
         return await self._retrying.copy()(self._attempt, query)
 
     @property
     def trouble(self) -> str | None:
-        """Why the breaker is open; None once the pause is over and the model may be tried."""
+        """Why the breaker is open; None once the pause is over and a probe may be sent."""
         if self._refusal is not None and asyncio.get_running_loop().time() < self._refuse_until:
             return str(self._refusal)
         return super().trouble
 
     def reset(self) -> None:
-        """Lets the next query try whether the model can be asked again, without a pause before."""
+        """Makes the next query the probe, without the pause before it."""
         self._refuse_until = 0.0
         super().reset()
 
@@ -108,7 +107,7 @@ class RetryingBackend(Wrapper):
         try:
             answer = await self.inner.score(query)
         except LabelsNotShown:
-            self._answered(openings)  # Queries with other label words are not concerned.
+            self._answered(openings)  # Other label words may work.
             raise
         except BackendBlocked as exc:
             if openings == self._openings:
@@ -118,7 +117,7 @@ class RetryingBackend(Wrapper):
         except BackendUnavailable as exc:
             if openings != self._openings:
                 raise  # It was sent before the breaker opened.
-            if exc.retry_after_s != 0:  # Else it was asked in a wrong way, and knows a better one.
+            if exc.retry_after_s != 0:  # 0: the form of the request changes.
                 self._untried = False
             self._failures += 1
             if self._failures < self._breaker_failures:
@@ -130,7 +129,7 @@ class RetryingBackend(Wrapper):
             self._open(blocked)
             raise blocked from exc
         except BackendError:
-            self._answered(openings)  # A refusal of this query alone.
+            self._answered(openings)  # The model refused only this query.
             raise
         else:
             self._answered(openings)
@@ -141,7 +140,7 @@ class RetryingBackend(Wrapper):
                 probe.set_result(None)
 
     async def _admit(self) -> asyncio.Future[None] | None:
-        """Lets a query in; the one that tries a new model, or an open breaker, gets the probe.
+        """Admits a query; the first one, or the first after the pause, becomes the probe.
 
         Raises:
             BackendBlocked: The breaker is open.
@@ -159,7 +158,7 @@ class RetryingBackend(Wrapper):
         return None
 
     def _open(self, reason: BackendBlocked) -> None:
-        # Without the traceback, which holds texts.
+        # Without the traceback, which contains private texts.
         self._refusal = BackendBlocked(reason.summary, usage=NOTHING, **reason.private)
         self._refuse_until = asyncio.get_running_loop().time() + self._max_wait_s
         self._openings += 1

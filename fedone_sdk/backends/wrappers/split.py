@@ -1,4 +1,4 @@
-"""Queries that are larger than one request, as several requests."""
+"""Splitting of queries into requests."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ __all__ = ["SplitBackend"]
 
 
 class SplitBackend(Wrapper):
-    """Takes queries of any size for a model that takes `max_inputs` inputs per request.
+    """Splits queries for a model that accepts `max_inputs` inputs per request.
 
-    A query of B inputs is asked as ceil(B / max_inputs) queries at the same time, and is answered
-    when all of them are. When one fails, no further one is begun, those under way are waited for,
-    and the gravest error is raised with the usage of all (`ask_each`).
+    A query of B inputs becomes ceil(B / max_inputs) concurrent queries. After a failure no further
+    one starts, pending ones complete, and the most severe error is raised with the usage of all
+    (`ask_each`).
 
     Args:
-        inner: The backend inside.
-        concurrency: The most parts of one query under way at once.
+        inner: The inner backend.
+        concurrency: Maximum concurrent parts of one query.
     """
 
     def __init__(self, inner: LLMBackend, *, concurrency: int = CONCURRENCY) -> None:
@@ -39,18 +39,18 @@ class SplitBackend(Wrapper):
         self.max_inputs = None
 
     async def score(self, query: Query) -> Answer:
-        """Answers one query by as many requests as it needs.
+        """Answers one query with as many requests as needed.
 
         Returns:
-            The rows in the order of the inputs, `usage` and `censored` of all parts together,
-            `cached` when all parts were, `limits` of the last part, and the `model` of the first
-            or, where they are not the same, one that differs from it.
+            The rows in the order of the inputs, the sums of `usage` and `censored`, `cached` if all
+            parts are, `limits` of the last part, and the `model` of the first part, or of one that
+            differs from it.
 
         Raises:
-            BackendBlocked: A part met it; first of all errors.
-            BudgetExhausted: A part could not be paid; second.
-            BackendError: A part was refused; third.
-            BackendUnavailable: The model cannot be asked now; what was answered is paid.
+            BackendBlocked: A part raised it; takes precedence over all other errors.
+            BudgetExhausted: The budget does not suffice for a part; second in precedence.
+            BackendError: A part was refused; third in precedence.
+            BackendUnavailable: Temporary failure; answered parts are paid.
         """
         parts = self._parts(query)
         if len(parts) == 1:
@@ -61,7 +61,7 @@ class SplitBackend(Wrapper):
         return _merged([answers[index] for index in range(len(parts))])
 
     def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
-        """All requests of `batch_size` inputs together: one query."""
+        """The bound of all requests of `batch_size` inputs, as one query."""
         most = self.inner.max_inputs
         if most is None or batch_size <= most:
             return self.inner.worst_case(batch_size, max_tokens)
@@ -70,7 +70,7 @@ class SplitBackend(Wrapper):
         return _as_one_query(usage + self.inner.worst_case(rest, max_tokens) if rest else usage)
 
     async def quote(self, query: Query) -> Usage:
-        """All requests of the query together: one query."""
+        """The quote of all requests of the query, as one query."""
         quotes = [await self.inner.quote(part) for part in self._parts(query)]
         return quotes[0] if len(quotes) == 1 else _as_one_query(reduce(Usage.__add__, quotes))
 
@@ -99,14 +99,14 @@ def _merged(answers: Sequence[Answer]) -> Answer:
         cached=all(answer.cached for answer in answers),
         texts=tuple(chain.from_iterable(answer.texts for answer in answers)),
         censored=sum(answer.censored for answer in answers),
-        # One that differs from the first is what a run must hear of.
+        # A run must detect that answers came from different models.
         model=next((a.model for a in answers if a.model != answers[0].model), answers[0].model),
         limits=answers[-1].limits,
     )
 
 
 def _total(answers: Iterable[Answer], errors: Iterable[Exception]) -> Usage | None:
-    """What all parts cost together; None where one does not know."""
+    """The usage of all parts; None if that of one part is unknown."""
     usage = reduce(Usage.__add__, (answer.usage for answer in answers), NOTHING)
     for error in errors:
         if isinstance(error, BackendError):
@@ -119,7 +119,7 @@ def _total(answers: Iterable[Answer], errors: Iterable[Exception]) -> Usage | No
 def _with_usage(error: Exception, usage: Usage | None) -> Exception:
     if not isinstance(error, BackendError):
         return error
-    # A copy: a cache inside may have given the same error to others.
+    # A copy, because an inner cache may share the error with other callers.
     copied = type(error).__new__(type(error), *error.args)
     copied.__dict__.update(error.__dict__)
     copied.usage = usage

@@ -1,4 +1,4 @@
-"""A backend whose requests somebody watches: metrics, traces."""
+"""Observation of requests, for metrics and traces."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from fedone_sdk.backends.wrappers.wrapper import Wrapper
 __all__ = ["Watch", "WatchedBackend"]
 
 Watch = Callable[[LLMBackend, Query], AbstractContextManager[object]]
-"""Makes what is around a request; it sees how the request ends."""
+"""Returns a context manager that wraps one request."""
 
 
 class WatchedBackend(Wrapper):
-    """Does every request inside of what `watch` makes for it.
+    """Wraps every request in a context manager.
 
     Args:
-        inner: The backend to ask.
-        watch: Called once for each request.
+        inner: The inner backend.
+        watch: Called once per request.
     """
 
     def __init__(self, inner: LLMBackend, watch: Watch) -> None:

@@ -1,4 +1,4 @@
-"""What all wrappers share: they are the backend inside, but for what they add."""
+"""Base class of wrappers."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["Wrapper"]
 
 
 class Wrapper(LLMBackend):
-    """Passes everything on to the backend inside; a subclass changes what it is about.
+    """Delegates all methods to the inner backend; subclasses override some.
 
     Args:
-        inner: The backend inside; closed together with the wrapper.
+        inner: The inner backend, closed together with the wrapper.
     """
 
     def __init__(self, inner: LLMBackend) -> None:
@@ -21,7 +21,7 @@ class Wrapper(LLMBackend):
         self._describe()
 
     def _describe(self) -> None:
-        """Takes over what the backend inside says of itself: some know only once checked."""
+        """Copies the inner backend's attributes, which `check` may change."""
         self.bounds = self.inner.bounds
         self.answers = self.inner.answers
         self.max_inputs = self.inner.max_inputs
@@ -32,7 +32,7 @@ class Wrapper(LLMBackend):
 
     @property
     def innermost(self) -> LLMBackend:
-        """The adapter that all wrappers are around."""
+        """The adapter inside all wrappers."""
         backend = self.inner
         while isinstance(backend, Wrapper):
             backend = backend.inner

@@ -22,7 +22,7 @@ from fedone_sdk.cli._experiments import (
     known_options,
     run_and_report,
 )
-from fedone_sdk.cli._failures import told
+from fedone_sdk.cli._failures import reporting_errors
 from fedone_sdk.cli._logs import quiet_logs
 from fedone_sdk.cli._options import JsonFile
 from fedone_sdk.cli._output import Output
@@ -97,7 +97,7 @@ def main() -> None:
     """Run the command line."""
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.command()(queries)
-    with told():
+    with reporting_errors():
         app(prog_name="python -m tests.benchmarks.queries")
 
 
