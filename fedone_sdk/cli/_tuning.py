@@ -120,7 +120,8 @@ def what_is_next(
         )
     elif can_go_on(result):
         yield f"{result.reason}; goes on with: {same_command()}"
-    yield f"kept in {state.store}; a report: fedone report {result.run_id} --store {place}"
+    own = " --run RUN.yaml" if spec.method.name == "own" else ""
+    yield f"kept in {state.store}; a report: fedone report {result.run_id} --store {place}{own}"
 
 
 def abortable(state: RunState | None) -> AbstractContextManager[None]:

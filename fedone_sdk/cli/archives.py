@@ -17,6 +17,7 @@ from fedone_sdk.cli._files import check_target, write_file
 from fedone_sdk.cli._http import call, parse
 from fedone_sdk.cli._options import JsonFile, header_value
 from fedone_sdk.cli._output import Output, plural, size
+from fedone_sdk.cli._run_file import RunFile
 from fedone_sdk.cli._state import default_store
 from fedone_sdk.errors import ArchiveError, SpecError
 
@@ -25,12 +26,14 @@ if TYPE_CHECKING:
     from fedone_sdk.stores import RunSnapshot, SqlStore
 
 __all__ = [
+    "OwnRun",
     "RunStore",
     "Server",
     "StoreUrl",
     "Token",
     "export_run",
     "import_run",
+    "load_own",
     "replay",
     "stored_run",
 ]
@@ -61,6 +64,15 @@ StoreUrl = Annotated[
         help="The store itself: a SQLite file, or postgresql://USER@HOST/DATABASE.",
     ),
 ]
+OwnRun = Annotated[
+    Path | None,
+    typer.Option(
+        "--run",
+        metavar="RUN.yaml",
+        show_default=False,
+        help="The run's file, if it names a method of your own: what is stored loads no code.",
+    ),
+]
 RunStore = Annotated[
     str | None,
     typer.Option(
@@ -89,6 +101,7 @@ def replay(
         Path | None,
         typer.Option(metavar="FILE", show_default=False, help="What `fedone runs export` wrote."),
     ] = None,
+    run_path: OwnRun = None,
     json_file: JsonFile = None,
 ) -> None:
     """Compute a run's alpha again from its log, and compare it after every round.
@@ -98,6 +111,7 @@ def replay(
     from fedone_sdk.aggregator.rounds.replay import compare
 
     output = Output(json_file)
+    load_own(run_path)
     if archive is not None:
         _one_of({"--server": server, "--store": store, "--archive": str(archive)})
         data = _read(archive)
@@ -149,11 +163,13 @@ def export_run(
             "elsewhere. Keep the file as you keep the store.",
         ),
     ] = False,
+    run_path: OwnRun = None,
 ) -> None:
     """Write a run with its log, state and open work to one file, or its prompt.
 
     A run may go on in one place only: its budget does not know of the other.
     """
+    load_own(run_path)
     if form == ExportName.prompt:
         if with_credentials:
             raise SpecError("--with-credentials: does not go with --as prompt", source="arguments")
@@ -170,6 +186,12 @@ def export_run(
     data = _exported(run_id, server, token, store, with_credentials=with_credentials)
     write_file("--output", target, data, mode=0o600)
     typer.echo(f"{target}: run {run_id}, {size(len(data))}")
+
+
+def load_own(run_path: Path | None) -> None:
+    """Loads the method of the user's own that a run's file names, for what is stored of the run."""
+    if run_path is not None:
+        RunFile.load(run_path)
 
 
 def stored_run(
@@ -194,6 +216,7 @@ def import_run(
     server: Server = None,
     token: Token = None,
     store: StoreUrl = None,
+    run_path: OwnRun = None,
 ) -> None:
     """Take a run in that `fedone runs export` wrote; it is stopped, and can be resumed.
 
@@ -204,6 +227,7 @@ def import_run(
     from fedone_sdk.messages import RunResult
 
     data = _read(source)
+    load_own(run_path)
     _one_of({"--server": server, "--store": store})
     if server is not None:
         body = call(

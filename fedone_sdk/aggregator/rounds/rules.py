@@ -40,7 +40,7 @@ from fedone_sdk.messages import (
     Step,
 )
 from fedone_sdk.messages.ndarray import memory_to_wire, prompts_to_wire, to_wire
-from fedone_sdk.spec import RunSpec
+from fedone_sdk.spec import OwnMethodSpec, RunSpec
 from fedone_sdk.task import Bias
 from fedone_sdk.vocabulary import Layout, Vocabulary
 
@@ -138,6 +138,8 @@ class Rules:
             asks=self.planned_asks if self.losses_exchange else None,
             start=start,
         )
+        if isinstance(spec.method, OwnMethodSpec) and self.method.shares_memory:
+            spec.check_shared_memory(spec.method.label, "its memories")
         # A seat's prompts are drawn for its assignment, for the gateway, and for what is learnt.
         self._drawn: dict[tuple[int, ...], tuple[State, Candidates]] = {}
         if self.losses_exchange and spec.method.domain == "latent":
@@ -218,6 +220,8 @@ class Rules:
     @property
     def remembers_clients(self) -> bool:
         """Whether clients' method memory is kept here between their rounds."""
+        if isinstance(self.spec.method, OwnMethodSpec):
+            return not self.method.shares_memory
         return self.losses_exchange and self.spec.method.remembers
 
     @property
@@ -227,20 +231,24 @@ class Rules:
         Where the server does linear algebra it does not: what CMA-ES and searches over whole
         prompts find depends on the processor and on the number of threads.
         """
-        algebra = self.spec.method.domain == "latent" or self.spec.method.pools
-        return not (self.losses_exchange and algebra)
+        return not (self.losses_exchange and self._computes)
 
     @property
     def slow(self) -> bool:
         """Whether asks, tells or projections may take more than some milliseconds.
 
-        Searches over whole prompts and CMA-ES take tenths of a second; all others do where alpha is
-        large.
+        Searches over whole prompts and CMA-ES take tenths of a second, methods of the user's own
+        may take any time; all others take long where alpha is large.
         """
-        algebra = self.spec.method.domain == "latent" or self.spec.method.pools
-        if self.losses_exchange and algebra:
+        if self.losses_exchange and self._computes:
             return True
         return math.prod(self.shape) > _MANY
+
+    @property
+    def _computes(self) -> bool:
+        """Whether asks and tells do, or may do, linear algebra."""
+        method = self.spec.method
+        return method.domain == "latent" or method.pools or isinstance(method, OwnMethodSpec)
 
     @property
     def planned_asks(self) -> int:

@@ -15,6 +15,7 @@ import json
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import partial
 from typing import Any, get_args, get_type_hints
 
 import numpy as np
@@ -47,6 +48,7 @@ from fedone_sdk.aggregator.serving.run import Counters
 from fedone_sdk.algorithms import Memory, State
 from fedone_sdk.errors import ArchiveError, one_line
 from fedone_sdk.messages import LostWork, RoundReport
+from fedone_sdk.spec import OwnMethodSpec, RunSpec
 from fedone_sdk.stores import (
     ClientRecord,
     ClosedWork,
@@ -96,20 +98,26 @@ class Archive:
 
 
 def read_archive(
-    data: bytes, *, computes: bool = True, max_unpacked_bytes: int = MAX_UNPACKED_BYTES
+    data: bytes,
+    *,
+    computes: bool = True,
+    own_method: bool = True,
+    max_unpacked_bytes: int = MAX_UNPACKED_BYTES,
 ) -> Archive:
     """Reads an archive and checks all of it.
 
     Args:
         data: The archive.
         computes: Whether the run is computed again from its log, too.
+        own_method: Whether the run may name a method of the user's own, which `load_method` has
+            loaded.
         max_unpacked_bytes: The most that it may hold.
 
     Raises:
         ArchiveError: It is damaged, too large, of a newer version, or does not agree with itself.
     """
     try:
-        archive = _checked(_unpack(data, max_unpacked_bytes))
+        archive = _checked(_unpack(data, max_unpacked_bytes), own_method)
         report = compare(archive.snapshot) if computes else None
     except ArchiveError:
         raise
@@ -154,7 +162,7 @@ def _unpack(data: bytes, max_bytes: int) -> list[Any]:
     return lines
 
 
-def _checked(lines: Sequence[Any]) -> Archive:
+def _checked(lines: Sequence[Any], own_method: bool) -> Archive:
     header, run, *rest = lines
     if not isinstance(header, Header) or not isinstance(run, Run):
         raise ValueError("it does not begin with a run")
@@ -186,6 +194,11 @@ def _checked(lines: Sequence[Any]) -> Archive:
             for line in groups[MemoryLine]
         ),
     )
+    if not own_method and isinstance(RunSpec.stored(snapshot.record.spec).method, OwnMethodSpec):
+        raise ArchiveError(
+            "a run with a method of its own cannot be imported over HTTP; import it into the "
+            "server's store: fedone runs import FILE --store STORE --run RUN.yaml"
+        )
     clients = tuple(line.record() for line in groups[Client])
     state = _check_run(snapshot)
     _check_references(snapshot, clients)
@@ -285,7 +298,9 @@ def _check_references(snapshot: RunSnapshot, clients: Sequence[ClientRecord]) ->
         raise ValueError("the log names other clients")
 
 
-async def import_run(store: Store, data: bytes, now: float) -> RunRecord:
+async def import_run(
+    store: Store, data: bytes, now: float, *, own_method: bool = True
+) -> RunRecord:
     """Takes a run in out of an archive; one that runs is paused, its open work kept.
 
     Its clients keep their enrolment indices, which the run's random draws are over. Where the
@@ -295,6 +310,7 @@ async def import_run(store: Store, data: bytes, now: float) -> RunRecord:
         store: Where the run goes.
         data: The archive.
         now: Seconds since the epoch.
+        own_method: As of `read_archive`.
 
     Returns:
         The run as it was stored.
@@ -302,7 +318,7 @@ async def import_run(store: Store, data: bytes, now: float) -> RunRecord:
     Raises:
         ArchiveError: The archive cannot be used, or not in this store; nothing was written.
     """
-    archive = await in_thread(read_archive, data)
+    archive = await in_thread(partial(read_archive, data, own_method=own_method))
     clients = await _admitted(store, archive)
     snapshot = replace(archive.snapshot, record=_at_rest(archive, now))
     try:

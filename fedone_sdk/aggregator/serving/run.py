@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import traceback
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -33,6 +34,7 @@ from fedone_sdk.aggregator.rounds.events import (
     RunRolledBack,
     SeatOffered,
     SeatsVacant,
+    StopAsked,
     WorkAsked,
 )
 from fedone_sdk.aggregator.rounds.state import RunState, Seat
@@ -46,7 +48,7 @@ from fedone_sdk.algorithms import alpha_sha256, dump_memory, load_memory
 from fedone_sdk.backends import Answer, LLMBackend, Show, shown_by
 from fedone_sdk.candidates import no_prompt, prompt_of
 from fedone_sdk.clock import Clock
-from fedone_sdk.errors import ProblemError
+from fedone_sdk.errors import MethodError, ProblemError
 from fedone_sdk.messages import (
     Array,
     CacheReport,
@@ -66,7 +68,7 @@ from fedone_sdk.messages import (
 )
 from fedone_sdk.messages.ndarray import to_wire
 from fedone_sdk.metrics import MetricFunction
-from fedone_sdk.spec import RunSpec
+from fedone_sdk.spec import OwnMethodSpec, RunSpec
 from fedone_sdk.stores import (
     ClosedWork,
     Commit,
@@ -525,7 +527,10 @@ class ServedRun:
             while True:
                 if self.behind:
                     await self._reload()
-                state, effects = await self._step(await self._completed(event))
+                try:
+                    state, effects = await self._step(await self._completed(event))
+                except MethodError as exc:
+                    state, effects = self._failed(exc)
                 if state is self._state:
                     # An answer that no commit confirms may be that of a state that has passed.
                     if effects and await self._was_moved():
@@ -539,6 +544,19 @@ class ServedRun:
             for effect in effects:
                 self._tell(effect)
         return effects
+
+    def _failed(self, error: MethodError) -> tuple[RunState, tuple[Effect, ...]]:
+        """The run's end by its own method; its open work is kept for a resume."""
+        _log.error(
+            "a method failed",
+            run_id=self.run_id,
+            reason=str(error),
+            traceback="".join(traceback.format_exception(error)),
+        )
+        asked = StopAsked(status="failed", reason=str(error), keep=True)
+        state, effects = self.machine.step(self._state, asked, self._clock.now())
+        refused = Refused(code="assignment_expired", detail="the run has failed")
+        return state, (*effects, refused)
 
     async def _completed(self, event: Event) -> Event:
         """Reads what an event needs of the store, and must not be older than the state is.
@@ -806,10 +824,11 @@ class ServedRun:
     @property
     def task(self) -> RunTask:
         """What a client must know of the run."""
+        method = self.spec.method
         return RunTask(
             # Devices have no use for it, and older ones do not know it.
             task=self.spec.task.model_copy(update={"description": None}),
-            method=self.spec.method,
+            method=method.for_devices() if isinstance(method, OwnMethodSpec) else method,
             prompt_len=self.spec.prompt.length,
             vocab_size=self.machine.vocab_size,
             blank=self.vocabulary.blank,
