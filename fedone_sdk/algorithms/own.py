@@ -1,7 +1,7 @@
 """Methods of a user's own, which RUN.yaml names.
 
-Only a file or a program of this machine can load one (`load_method`). A run in a message, an archive
-or a store names an object, and is refused unless that object was loaded here.
+Only a file or a program of this machine can load one (`load_method`). A run in a message, an
+archive or a store names an object, and is refused unless that object was loaded here.
 """
 
 from __future__ import annotations
