@@ -40,6 +40,7 @@ export interface Claim {
   run_id?: string | null;
   own_model?: boolean;
   model?: string | null;
+  changed?: boolean;
 }
 /**
  * Work in the `alpha` exchange: run ask and tell for the steps, or train; return your alpha.
@@ -112,6 +113,7 @@ export interface RunTask {
     | ThompsonSpec
     | TpeSpec
     | BbtSpec
+    | OwnMethodSpec
     | PromptTuningSpec
     | PTuningV2Spec;
   prompt_len: number;
@@ -126,7 +128,7 @@ export interface RunTask {
   calibration?: CalibrationSpec;
 }
 /**
- * A task put to a language model as a cloze, a question, a beginning to go on with, or a chat.
+ * A task for a language model, as a cloze, a question, a text to continue, or a chat.
  */
 export interface TaskSpec {
   template?: string | null;
@@ -144,7 +146,7 @@ export interface TaskSpec {
   bias?: number[] | null;
 }
 /**
- * The messages that put a task to an instruct model, each a template.
+ * The messages of a task for an instruct model; each is a template.
  */
 export interface ChatSpec {
   system?: string | null;
@@ -152,7 +154,7 @@ export interface ChatSpec {
   assistant?: string | null;
 }
 /**
- * What is classified, and by what: the words in which shipped instructions speak of a task.
+ * What is classified, and by what, in the words of the shipped instructions.
  */
 export interface Description {
   text?: string;
@@ -260,6 +262,20 @@ export interface BbtSpec {
   memory?: "client" | "run";
 }
 /**
+ * An algorithm of your own (`Algorithm`), which runs on the server alone.
+ */
+export interface OwnMethodSpec {
+  num_samples?: number;
+  local_steps?: number;
+  batch_size?: number;
+  name: "own";
+  object?: string | null;
+  options?: {
+    [k: string]: JsonValue;
+  };
+}
+export interface JsonValue {}
+/**
  * Prompt tuning (Lester et al. 2021): clients train n input embeddings by gradients.
  *
  * It needs the model's weights on the clients; no query is asked in training.
@@ -319,7 +335,7 @@ export interface VocabularyList {
   version?: number;
 }
 /**
- * A place of the prompt with candidates of its own.
+ * A part of the prompt with its own candidates.
  */
 export interface Slot {
   name: string;
@@ -383,6 +399,7 @@ export interface Usage {
 export interface Decline {
   reason: string;
   usage?: Usage;
+  unfit?: boolean;
 }
 /**
  * The answer to an accepted update; the same body again gets the same receipt.
