@@ -4,10 +4,9 @@ python examples/own_algorithm.py
 fedone tune examples/own_algorithm.yaml
 
 A black-box method is a pure function of its state: `ask` gives prompts, the caller finds the loss
-of of each, `tell` gives the next state. Prints for either method its prompt and its accuracy on
-held-out rows, before and after the same number of queries. for either method its prompt and its accuracy on held-out
-rows, before and after the same number of queries. RUN.yaml names the search as a run's method
-(`method: {name: own, object: "own_algorithm:HillClimb"}`), and `fedone serve` serves it to devices.
+of each, `tell` gives the next state. Prints for either method its prompt and its accuracy on
+held-out rows, before and after the same number of queries. RUN.yaml names the search as a run's
+method (`method: {name: own, object: "own_algorithm:HillClimb"}`), and `fedone serve` serves it.
 """
 
 from __future__ import annotations
