@@ -1,10 +1,12 @@
-"""A search of one's own by `ask` and `tell`, beside one of the SDK's, on the embedded model.
+"""A search of one's own by `ask` and `tell`, compared with one of the SDK's, on the embedded model.
 
 python examples/own_algorithm.py
+fedone tune examples/own_algorithm.yaml
 
-A black-box method is a pure function of its state: `ask` gives prompts, somebody finds the loss of
-each, `tell` gives the next state. Prints for either method its prompt and its accuracy on held-out
-rows, before and after the same number of queries. (Methods that RUN.yaml can name are the SDK's.)
+A black-box method is a pure function of its state: `ask` gives prompts, the caller finds the loss
+of each, `tell` gives the next state. Prints for either method its prompt and its accuracy on
+held-out rows, before and after the same number of queries. RUN.yaml names the search as a run's
+method (`method: {name: own, object: "own_algorithm:HillClimb"}`), and `fedone serve` serves it.
 """
 
 from __future__ import annotations
@@ -17,8 +19,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedone_sdk import OnnxBackend, TaskSpec, Vocabulary, assets
-from fedone_sdk.algorithms import Algorithm, Candidates, ClassLosses, State, make_method, stream
-from fedone_sdk.algorithms.method import PlainAlgorithm
+from fedone_sdk.algorithms import (
+    Algorithm,
+    Candidates,
+    ClassLosses,
+    PlainAlgorithm,
+    State,
+    make_method,
+    stream,
+)
 from fedone_sdk.backends import predict
 from fedone_sdk.data import load_examples
 
@@ -31,7 +40,11 @@ POSITIONS, PROMPTS, STEPS, BATCH = 4, 8, 12, 16
 
 @dataclass(frozen=True, kw_only=True)
 class HillClimb(PlainAlgorithm):
-    """Changes one position of its prompt at a time, and keeps what did best on the mini-batch."""
+    """Changes one position of its prompt at a time, and keeps what did best on the mini-batch.
+
+    A run gives the arguments that it names. What it must remember is in the state: `alpha`, and
+    where that is not enough NumPy arrays by name (`State.memory`), which are stored as numbers.
+    """
 
     shares_memory: ClassVar[bool] = True
 

@@ -4,6 +4,7 @@ FedOneError
 ├── SpecError              a RUN.yaml, config or argument is invalid
 ├── DataError              a data file or example cannot be used
 ├── ArchiveError           a run's archive is damaged, or cannot be imported here
+├── MethodError            a method of the user's own failed during a run
 ├── MissingExtraError      an optional dependency is not installed
 ├── BudgetError
 │   ├── BudgetExhausted    a reservation exceeds the cap
@@ -39,6 +40,7 @@ __all__ = [
     "LabelWordError",
     "LabelsNotShown",
     "MessageError",
+    "MethodError",
     "MissingExtraError",
     "PROBLEMS",
     "ProblemError",
@@ -75,6 +77,10 @@ class DataError(FedOneError):
 
 class ArchiveError(FedOneError):
     """A run's archive is damaged, or cannot be imported here."""
+
+
+class MethodError(FedOneError):
+    """A method of the user's own failed during a run, or returned what cannot be used."""
 
 
 class MissingExtraError(FedOneError, ImportError):

@@ -19,6 +19,7 @@ from fedone_sdk.aggregator.service import KEEP_ALL, Service
 from fedone_sdk.aggregator.serving.retention import Retention
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.aggregator.telemetry.observers import NO_OBSERVERS, Observers
+from fedone_sdk.algorithms import load_method
 from fedone_sdk.backends import LLMBackend
 from fedone_sdk.clock import Clock, SystemClock
 from fedone_sdk.metrics import MetricFunction
@@ -221,7 +222,7 @@ class Aggregator:
         """Adds a run under its spec's name, or takes up the stored one.
 
         Args:
-            spec: The run.
+            spec: The run. Its own method, if it has one, is imported, unless `load_method` did it.
             vocabulary: Its candidates.
             dev: Held-out examples to measure prompts on.
             score: The user's function that measures them, for loss ``score``.
@@ -232,6 +233,7 @@ class Aggregator:
             SpecError: The run cannot work, or its name is taken by a different run.
             LabelWordError: A label word is not one token of the model.
         """
+        load_method(spec.method)
         return await self.service.add_run(
             spec, vocabulary, dev=dev, score=score, measure=measure, proposer=proposer
         )

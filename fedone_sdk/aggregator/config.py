@@ -18,7 +18,7 @@ from fedone_sdk.aggregator.http.tls import ServerTls, TlsConfig
 from fedone_sdk.aggregator.serving.retention import Retention
 from fedone_sdk.data import check_examples, load_examples
 from fedone_sdk.errors import DataError, FedOneError, MissingExtraError, SpecError
-from fedone_sdk.spec import BackendSpec, OnnxSpec, RunSpec, Spec
+from fedone_sdk.spec import BackendSpec, OnnxSpec, OwnMethodSpec, RunSpec, Spec
 from fedone_sdk.stores import SqlStore
 from fedone_sdk.task import Example
 from fedone_sdk.vocabulary import PmiVocabulary, TopVocabulary, Vocabulary
@@ -324,6 +324,13 @@ class ServeConfig(Spec):
 
     def _load_run(self, path: Path, folder: Path) -> RunToServe:
         spec = RunSpec.load(path)
+        if isinstance(spec.method, OwnMethodSpec):
+            from fedone_sdk.algorithms import load_method
+
+            try:
+                load_method(spec.method, path.parent)
+            except SpecError as exc:
+                raise SpecError(exc.problems, source=str(path)) from exc
         if (
             self.backend is not None
             and "backend" in spec.model_fields_set

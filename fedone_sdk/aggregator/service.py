@@ -260,6 +260,8 @@ class Service:
                 await self.known(run_id)
             except StoreUnavailable:
                 raise
+            except SpecError as exc:
+                _log.error("a run cannot be read", run_id=run_id, reason="; ".join(exc.problems))
             except Exception:
                 # Such as one of a newer version: the others must not suffer from it.
                 _log.error("a run cannot be read", run_id=run_id, traceback=traceback.format_exc())
@@ -483,6 +485,8 @@ class Service:
                     await run.catch_up()
                 elif stored is None or stored.live:
                     await self.known(run_id)
+            except SpecError as exc:
+                _log.error("a run cannot be read", run_id=run_id, reason="; ".join(exc.problems))
             except Exception:
                 # Such as one of a newer version: the others must not suffer from it.
                 _log.error("a run cannot be read", run_id=run_id, traceback=traceback.format_exc())
@@ -790,7 +794,7 @@ class Service:
             ArchiveError: The archive cannot be used, or not here; nothing was changed.
         """
         async with self._adding:
-            record = await import_run(self._store, data, self._clock.now())
+            record = await import_run(self._store, data, self._clock.now(), own_method=False)
             await self.access.reload()
             run = await self.run(record.run_id)
             await self.replicas.publish_added(run)
@@ -859,9 +863,12 @@ class Service:
         """The run of this name, where it stands now.
 
         Raises:
-            ProblemError: ``not_found``.
+            ProblemError: ``not_found``; ``run_conflict``: it cannot be read here.
         """
-        run = await self.known(run_id)
+        try:
+            run = await self.known(run_id)
+        except SpecError as exc:
+            raise ProblemError("run_conflict", "; ".join(exc.problems)) from exc
         if run is None:
             raise ProblemError("not_found", f"there is no run {run_id!r}")
         await run.catch_up()

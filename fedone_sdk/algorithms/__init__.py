@@ -7,14 +7,16 @@ from .bbt import BBT
 from .bdpl import BDPL
 from .evolution import Evolution
 from .gs_bdpl import GumbelSoftmaxBDPL
-from .method import Algorithm, Candidates, ClassLosses, Method
+from .method import Algorithm, Candidates, ClassLosses, Method, PlainAlgorithm
 from .optimizers import SGD, AdamW, Optimizer, make_optimizer
+from .own import check_algorithm, load_method
 from .projection import bounded, projected
 from .random_search import RandomSearch
 from .registry import METHODS, make_method, method_from_spec, method_options
 from .selection import select
 from .server import ServerOptimizer
 from .simplex import project_to_simplex
+from .space import Space
 from .state import (
     Memory,
     State,
@@ -41,18 +43,22 @@ __all__ = [
     "Memory",
     "Method",
     "Optimizer",
+    "PlainAlgorithm",
     "RandomSearch",
     "SGD",
     "ServerOptimizer",
+    "Space",
     "State",
     "TPE",
     "ThompsonSampling",
     "aggregate",
     "alpha_sha256",
     "bounded",
+    "check_algorithm",
     "dump_memory",
     "dump_state",
     "load_memory",
+    "load_method",
     "load_state",
     "make_method",
     "make_optimizer",

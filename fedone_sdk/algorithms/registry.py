@@ -14,6 +14,7 @@ from .bdpl import BDPL
 from .evolution import Evolution
 from .gs_bdpl import GumbelSoftmaxBDPL
 from .method import Algorithm
+from .own import own_method
 from .random_search import RandomSearch
 from .space import Space
 from .start import Start
@@ -106,11 +107,23 @@ def method_from_spec(
         start: The warm start of the search (`warm_start`), for a method that tunes tokens.
 
     Raises:
+        SpecError: A method of the user's own was not loaded (`load_method`).
         ValueError: The settings do not fit each other.
     """
     if spec.name == "prompt-tuning" or spec.name == "p-tuning-v2":
         rows, columns = spec.shape(prompt_len, vocab_size)
         return Trained(rows=rows, columns=columns, init_std=spec.init_std, seed=seed)
+    if spec.name == "own":
+        return own_method(
+            spec,
+            prompt_len=prompt_len,
+            vocab_size=vocab_size,
+            blank=blank,
+            space=space,
+            seed=seed,
+            asks=asks,
+            start=start,
+        )
     ours = {"name", "num_samples", "local_steps", "batch_size"}
     allowed = method_options(spec.name)
     options = spec.model_dump(exclude=ours, exclude_none=True)

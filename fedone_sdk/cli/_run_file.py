@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from fedone_sdk.cli._failures import naming
 from fedone_sdk.errors import SpecError
-from fedone_sdk.spec import RunSpec, validate_spec
+from fedone_sdk.spec import OwnMethodSpec, RunSpec, validate_spec
 
 if TYPE_CHECKING:
     from fedone_sdk.backends import LLMBackend
@@ -63,6 +63,11 @@ class RunFile:
         changed = validate_spec(RunSpec, given, source="arguments")
         if raised and changed.budget is not None:
             _check_raised(spec.budget, changed.budget)
+        if isinstance(changed.method, OwnMethodSpec):
+            from fedone_sdk.algorithms import load_method
+
+            with naming(str(path)):
+                load_method(changed.method, path.parent)
         return cls(path=path, spec=changed)
 
     @property

@@ -120,7 +120,8 @@ def next_steps(
         )
     elif is_resumable(result):
         yield f"{result.reason}; continue with: {same_command()}"
-    yield f"kept in {state.store}; a report: fedone report {result.run_id} --store {place}"
+    own = " --run RUN.yaml" if spec.method.name == "own" else ""
+    yield f"kept in {state.store}; a report: fedone report {result.run_id} --store {place}{own}"
 
 
 def abortable(state: RunState | None) -> AbstractContextManager[None]:

@@ -17,6 +17,7 @@ from fedone_sdk.cli._files import check_target, write_file
 from fedone_sdk.cli._http import call, parse
 from fedone_sdk.cli._options import JsonFile, header_value
 from fedone_sdk.cli._output import Output, plural, size
+from fedone_sdk.cli._run_file import RunFile
 from fedone_sdk.cli._state import default_store
 from fedone_sdk.errors import ArchiveError, SpecError
 
@@ -25,12 +26,14 @@ if TYPE_CHECKING:
     from fedone_sdk.stores import RunSnapshot, SqlStore
 
 __all__ = [
+    "OwnRun",
     "RunStore",
     "Server",
     "StoreUrl",
     "Token",
     "export_run",
     "import_run",
+    "load_own",
     "replay",
     "stored_run",
 ]
@@ -59,6 +62,15 @@ StoreUrl = Annotated[
         metavar="STORE",
         show_default=False,
         help="A store: a SQLite file, or postgresql://USER@HOST/DATABASE.",
+    ),
+]
+OwnRun = Annotated[
+    Path | None,
+    typer.Option(
+        "--run",
+        metavar="RUN.yaml",
+        show_default=False,
+        help="The run's file, if it names a method of your own: what is stored loads no code.",
     ),
 ]
 RunStore = Annotated[
@@ -91,6 +103,7 @@ def replay(
             metavar="FILE", show_default=False, help="An archive, written by `fedone runs export`."
         ),
     ] = None,
+    run_path: OwnRun = None,
     json_file: JsonFile = None,
 ) -> None:
     """Recompute a run's alpha from its log, and compare it after every round.
@@ -100,6 +113,7 @@ def replay(
     from fedone_sdk.aggregator.rounds.replay import compare
 
     output = Output(json_file)
+    load_own(run_path)
     if archive is not None:
         _one_of({"--server": server, "--store": store, "--archive": str(archive)})
         data = _read(archive)
@@ -151,11 +165,13 @@ def export_run(
             "elsewhere. Protect the file like the store.",
         ),
     ] = False,
+    run_path: OwnRun = None,
 ) -> None:
     """Write a run with its log, state and open work to one file, or its prompt.
 
     A run may continue in one place only, because two copies would each spend up to the cap.
     """
+    load_own(run_path)
     if form == ExportName.prompt:
         if with_credentials:
             raise SpecError("--with-credentials: does not go with --as prompt", source="arguments")
@@ -172,6 +188,12 @@ def export_run(
     data = _exported(run_id, server, token, store, with_credentials=with_credentials)
     write_file("--output", target, data, mode=0o600)
     typer.echo(f"{target}: run {run_id}, {size(len(data))}")
+
+
+def load_own(run_path: Path | None) -> None:
+    """Loads the method of the user's own that a run's file names, for what is stored of the run."""
+    if run_path is not None:
+        RunFile.load(run_path)
 
 
 def stored_run(
@@ -196,6 +218,7 @@ def import_run(
     server: Server = None,
     token: Token = None,
     store: StoreUrl = None,
+    run_path: OwnRun = None,
 ) -> None:
     """Import a run that `fedone runs export` wrote; it is stopped, and can be resumed.
 
@@ -206,6 +229,7 @@ def import_run(
     from fedone_sdk.messages import RunResult
 
     data = _read(source)
+    load_own(run_path)
     _one_of({"--server": server, "--store": store})
     if server is not None:
         body = call(

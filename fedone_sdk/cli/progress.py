@@ -51,7 +51,7 @@ class Progress:
         if self._began is None:
             self._began = time.monotonic(), _share(run)
             self.text = (
-                f"starting, up to {plural(run.spec.rounds, 'round')} of {run.spec.method.name}, "
+                f"starting, up to {plural(run.spec.rounds, 'round')} of {run.spec.method.label}, "
                 f"{plural(run.spec.prompt.length, 'position')}, "
                 f"{plural(len(run.vocabulary), 'candidate')}"
             )

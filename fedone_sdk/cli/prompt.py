@@ -19,7 +19,7 @@ from fedone_sdk.cli._logs import quiet_logs
 from fedone_sdk.cli._options import JsonFile
 from fedone_sdk.cli._output import Output, money, plural, say, terminal
 from fedone_sdk.cli._run_file import RunFile
-from fedone_sdk.cli.archives import stored_run
+from fedone_sdk.cli.archives import OwnRun, load_own, stored_run
 from fedone_sdk.data import load_examples
 from fedone_sdk.errors import DataError, SpecError
 from fedone_sdk.spec import OnnxSpec
@@ -69,6 +69,7 @@ def verify(
             help="An archive, a store (SQLite file or postgresql://...), or a result file.",
         ),
     ] = None,
+    run_path: OwnRun = None,
     json_file: JsonFile = None,
 ) -> None:
     """Check a prompt artefact by itself, or against its run.
@@ -79,6 +80,7 @@ def verify(
     from fedone_sdk.reports import check_against, check_artefact, read_artefact
 
     output = Output(json_file)
+    load_own(run_path)
     artefact = read_artefact(path, checked=False)
     checks = check_artefact(artefact)
     if against is not None:

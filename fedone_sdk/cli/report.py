@@ -15,7 +15,7 @@ from fedone_sdk.cli._files import check_target, write_file
 from fedone_sdk.cli._output import plural
 from fedone_sdk.cli._run_file import RunFile
 from fedone_sdk.cli._state import default_store
-from fedone_sdk.cli.archives import RunStore, Server, Token, stored_run
+from fedone_sdk.cli.archives import RunStore, Server, Token, load_own, stored_run
 from fedone_sdk.errors import MissingExtraError, SpecError
 
 if TYPE_CHECKING:
@@ -53,7 +53,8 @@ def report(
             "--run",
             metavar="RUN.yaml",
             show_default=False,
-            help="The run of a result file, which does not contain the task.",
+            help="The run of a result file, which does not contain the task, and of a run with a "
+            "method of your own.",
         ),
     ] = None,
     store: RunStore = None,
@@ -68,8 +69,7 @@ def report(
     if store is None and server is None and not os.path.exists(source):
         store = str(default_store(source)) if os.path.isfile(default_store(source)) else None
     stored = store is not None or server is not None
-    if stored and run_path is not None:
-        raise SpecError("--run: does not go with --store and --server", source="arguments")
+    load_own(run_path)
     name = source if stored else Path(source).stem
     suffix = ".md" if markdown else ".html"
     target = target or Path(f"{name}{suffix}")

@@ -23,7 +23,7 @@ from fedone_sdk.cli._tuning import KeptRun, abortable, next_steps, run_here
 from fedone_sdk.cli.report import check_page
 from fedone_sdk.data import load_examples
 from fedone_sdk.errors import SpecError
-from fedone_sdk.spec import RunSpec, load_backend
+from fedone_sdk.spec import load_backend
 
 if TYPE_CHECKING:
     from fedone_sdk.messages import RunResult
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from fedone_sdk.reports.retune_page import RetunePage
     from fedone_sdk.reports.retuned import Retuned
     from fedone_sdk.simulation.retune import RetunePlan, Retuning
-    from fedone_sdk.spec import BackendSpec
+    from fedone_sdk.spec import BackendSpec, RunSpec
 
 __all__ = ["retune"]
 
@@ -237,7 +237,7 @@ def _spec(
             artefact,
             backend,
             name=name,
-            run=None if run_path is None else RunSpec.load(run_path),
+            run=None if run_path is None else RunFile.load(run_path).spec,
             train=train,
             dev=dev,
             num_examples=rows,

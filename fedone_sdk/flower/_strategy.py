@@ -122,7 +122,7 @@ class FedOneStrategy(Strategy):
     def summary(self) -> None:
         """Log the run's settings."""
         spec = self._tuning.spec
-        log(INFO, "\t├──> run: %s, method: %s", spec.name, spec.method.name)
+        log(INFO, "\t├──> run: %s, method: %s", spec.name, spec.method.label)
         log(INFO, "\t├──> rounds: %d, seed: %d", spec.rounds, spec.seed)
         part = spec.participation
         log(INFO, "\t├──> nodes a round: %d, exchange: %s", part.clients_per_round, part.exchange)

@@ -182,7 +182,7 @@ def artefact_of(run: ReportedRun) -> PromptArtefact:
         status=result.status,
         rounds=result.rounds,
         seed=result.seed,
-        method=spec.method.name,
+        method=spec.method.label,
         prompt=result.prompt,
         task=spec.task,
         calibration=spec.calibration.kind,

@@ -85,7 +85,7 @@ def check_against(artefact: PromptArtefact, run: ReportedRun) -> list[Check]:
     spec, vocabulary, snapshot = run.spec, run.vocabulary, run.snapshot
     checks += [
         _same("task", artefact.task, spec.task),
-        _same("method", artefact.method, spec.method.name),
+        _same("method", artefact.method, spec.method.label),
         _same("calibration", artefact.calibration, spec.calibration.kind),
         _same("vocabulary", artefact.vocabulary_sha256, vocabulary.sha256),
         _same(

@@ -16,6 +16,7 @@ import structlog
 from fedone_sdk.aggregator import Aggregator, ServedRun, Service
 from fedone_sdk.aggregator.rounds.events import Effect
 from fedone_sdk.aggregator.serving.run import RunReloaded
+from fedone_sdk.algorithms import load_method
 from fedone_sdk.backends import Answer, LLMBackend, Query
 from fedone_sdk.client import EdgeClient, HttpTransport, Trainer
 from fedone_sdk.data import Partition, check_examples, load_examples, partition_clients
@@ -84,12 +85,13 @@ class Federation:
             measure: For a custom metric; None imports the function that the task names.
 
         Raises:
-            SpecError: The run names no data, or a function that cannot be imported.
+            SpecError: The run names no data, or an object that cannot be imported.
             DataError: A file or an example cannot be used.
         """
         data, task = spec.data, spec.task
         if data is None:
             raise SpecError("data: is required to tune on this machine")
+        load_method(spec.method, base_dir)
         with _prefixed_errors("data.train"):
             train = _examples(data.train, base_dir, "train")
             check_examples(task, train, data.train)

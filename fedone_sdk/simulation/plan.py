@@ -222,6 +222,7 @@ async def plan_run(
         exchanges={
             exchange: exchange_plan(federation, exchange, training, model=costs.model)
             for exchange in _EXCHANGES
+            if exchange == "losses" or spec.method.name != "own"  # No device has it.
         },
         sufficient=affordable >= spec.rounds,
         warnings=(*troubles, *_warnings(federation, per_round, affordable, evaluation)),

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         EvolutionSpec,
         GsBdplSpec,
         MethodSpec,
+        OwnMethodSpec,
         PoolSpec,
         PromptTuningSpec,
         PTuningV2Spec,
@@ -64,8 +65,9 @@ else:
             "calibration": "CalibrationSpec",
             "defence": "DefenceSpec",
             "methods": (
-                "BbtSpec BdplSpec Domain EvolutionSpec GsBdplSpec MethodSpec PoolSpec "
-                "PromptTuningSpec PTuningV2Spec RandomSpec ThompsonSpec TpeSpec TrainedSpec"
+                "BbtSpec BdplSpec Domain EvolutionSpec GsBdplSpec MethodSpec OwnMethodSpec "
+                "PoolSpec PromptTuningSpec PTuningV2Spec RandomSpec ThompsonSpec TpeSpec "
+                "TrainedSpec"
             ),
             "privacy": "PrivacySpec",
             "prompt": "PromptSpec SlotSpec",
@@ -95,6 +97,7 @@ __all__ = [
     "MethodSpec",
     "OnnxSpec",
     "OpenAISpec",
+    "OwnMethodSpec",
     "OwnSpec",
     "PTuningV2Spec",
     "ParticipationSpec",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from fedone_sdk.spec.base import Spec
 
@@ -15,6 +15,7 @@ __all__ = [
     "EvolutionSpec",
     "GsBdplSpec",
     "MethodSpec",
+    "OwnMethodSpec",
     "PTuningV2Spec",
     "PoolSpec",
     "PromptTuningSpec",
@@ -49,6 +50,11 @@ class _Common(Spec):
     def prompt_width(self, prompt_len: int) -> int:
         """Number of values of one candidate prompt."""
         return prompt_len
+
+    @property
+    def label(self) -> str:
+        """What people call the method."""
+        return str(getattr(self, "name", ""))
 
     @property
     def remembers(self) -> bool:
@@ -264,6 +270,34 @@ class BbtSpec(_MethodSpec):
         return self.intrinsic_dim * (self.intrinsic_dim + 1) if self.memory == "run" else 0
 
 
+class OwnMethodSpec(_MethodSpec):
+    """An algorithm of your own (`Algorithm`), which runs on the server alone.
+
+    Attributes:
+        num_samples: I, prompts per local step.
+        local_steps: E.
+        batch_size: B, examples per mini-batch.
+        object: The class or function that makes it: ``package.module:object``, also from a module
+            next to the file, or the name of an entry point of the group ``fedone.methods``.
+            Devices receive null.
+        options: Its keyword arguments, in addition to those that the run gives
+            (`fedone_sdk.algorithms.load_method`). Devices receive none.
+    """
+
+    name: Literal["own"]
+    object: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    options: dict[str, JsonValue] = Field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """The object's name."""
+        return self.object or self.name
+
+    def for_devices(self) -> OwnMethodSpec:
+        """The same without what only the server uses."""
+        return self.model_copy(update={"object": None, "options": {}})
+
+
 class _TrainedSpec(_Common):
     domain: ClassVar[Domain] = "parameters"
 
@@ -340,6 +374,7 @@ MethodSpec = Annotated[
     | ThompsonSpec
     | TpeSpec
     | BbtSpec
+    | OwnMethodSpec
     | TrainedSpec,
     Field(discriminator="name"),
 ]

@@ -16,7 +16,14 @@ from fedone_sdk.spec.backends import BackendSpec, OnnxSpec
 from fedone_sdk.spec.base import STORED, RunName, Spec, load_yaml, validate_spec
 from fedone_sdk.spec.calibration import CalibrationSpec
 from fedone_sdk.spec.defence import DefenceSpec
-from fedone_sdk.spec.methods import BbtSpec, BdplSpec, GsBdplSpec, MethodSpec, Rate
+from fedone_sdk.spec.methods import (
+    BbtSpec,
+    BdplSpec,
+    GsBdplSpec,
+    MethodSpec,
+    OwnMethodSpec,
+    Rate,
+)
 from fedone_sdk.spec.privacy import PrivacySpec
 from fedone_sdk.spec.prompt import PromptSpec
 from fedone_sdk.task import TaskSpec
@@ -249,11 +256,13 @@ class RunSpec(Spec):
         if self.prompt.chooses_labels and self.task.generates:
             raise ValueError("prompt.slots: labels needs a task with label words")
         if self.method.pools:
-            self._check_shared_memory(self.method.name, "pools")
+            self.check_shared_memory(self.method.name, "pools")
         if self.method.domain == "parameters":
             self._check_trained()
+        if isinstance(self.method, OwnMethodSpec):
+            self._check_own(self.method)
         if isinstance(self.method, BbtSpec) and self.method.memory == "run":
-            self._check_shared_memory("bbt with memory run", "states of CMA-ES")
+            self.check_shared_memory("bbt with memory run", "states of CMA-ES")
         if self.evaluation.prompt == "sample" and not isinstance(
             self.method, GsBdplSpec | BdplSpec
         ):
@@ -263,7 +272,16 @@ class RunSpec(Spec):
         self._check_privacy()
         return self
 
-    def _check_shared_memory(self, method: str, memories: str) -> None:
+    def check_shared_memory(self, method: str, memories: str) -> None:
+        """Raise unless the participation fits a method whose memory is the run's.
+
+        Args:
+            method: For errors.
+            memories: What cannot be averaged, for errors.
+
+        Raises:
+            ValueError: It does not fit.
+        """
         part = self.participation
         if part.server_optimizer != "none":
             raise ValueError(f"participation.server_optimizer: must be none for {method}")
@@ -275,6 +293,14 @@ class RunSpec(Spec):
             )
         if part.aggregation in ("trimmed_mean", "median"):
             raise ValueError(f"participation.aggregation: {method} has no alphas to trim")
+
+    def _check_own(self, method: OwnMethodSpec) -> None:
+        if method.object is None:
+            raise ValueError("method.object: is required for method own")
+        if self.participation.exchange != "losses":
+            raise ValueError(
+                "participation.exchange: must be losses for method own, which no device has"
+            )
 
     def _check_trained(self) -> None:
         name = self.method.name

@@ -198,10 +198,6 @@ def test_verify_finds_what_differs(fedone: Fedone, folder: Path) -> None:
         (["report", "result.json", "-o", "no/x.html"], "--output: there is no folder no"),
         (["report", "other", "--store", "run.db"], "there is no run 'other' in the store"),
         (
-            ["report", "tiny", "--store", "run.db", "--run", "run.yaml"],
-            "--run: does not go with --store and --server",
-        ),
-        (
             ["runs", "export", "tiny", "--as", "prompt", "--with-credentials", "--store", "run.db"],
             "--with-credentials: does not go with --as prompt",
         ),

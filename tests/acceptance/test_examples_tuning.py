@@ -120,6 +120,14 @@ async def test_own_algorithm(tmp_path: Path) -> None:
     assert f"{again.metric:.3f}" == f"{after:.3f}"
 
 
+async def test_a_run_names_the_own_algorithm() -> None:
+    run = EXAMPLES / "own_algorithm.yaml"
+    async with asyncio.timeout(120):
+        result = await fedone("tune", run, "--no-store", folder=EXAMPLES)
+    assert (result["status"], result["spent"]["queries"]) == ("completed", 96)
+    assert result["metric"]["after"] > result["metric"]["before"]
+
+
 async def fedone(*arguments: object, folder: Path) -> Any:
     out = await output("-m", "fedone_sdk.cli", *arguments, "--json", "-", folder=folder)
     return json.loads(out)

@@ -179,7 +179,7 @@ def test_only_the_aggregator_reaches_vllm(case: str) -> None:
     manifests = rendered(case)
     assert _let_in(manifests, "vllm") == [({"aggregator"}, {8000})]
     assert _let_out(manifests, "aggregator") == [
-        ({"namespaceSelector"}, {53}),
+        ({"namespaceSelector", "ipBlock"}, {53, 5353}),
         ({"vllm"}, {8000}),
     ]
     for policy in manifests.of_kind("NetworkPolicy"):
@@ -226,7 +226,10 @@ def test_the_database_is_for_two() -> None:
     assert _let_out(manifests, "postgresql") == []
     assert ({"postgresql"}, {5432}) in _let_out(manifests, "aggregator")
     own = rendered("replicas on a database of one's own")
-    assert _let_out(own, "migration") == [({"namespaceSelector"}, {53}), ({"ipBlock"}, {5432})]
+    assert _let_out(own, "migration") == [
+        ({"namespaceSelector", "ipBlock"}, {53, 5353}),
+        ({"ipBlock"}, {5432}),
+    ]
 
 
 def test_sqlite_has_one_pod_and_a_volume() -> None:
@@ -274,6 +277,75 @@ def test_autoscaling_says_how_many() -> None:
     scaler = manifests.get("HorizontalPodAutoscaler", "fedone-aggregator")["spec"]
     assert (scaler["minReplicas"], scaler["maxReplicas"]) == (2, 9)
     assert scaler["scaleTargetRef"]["kind"] == "Deployment"
+
+
+def test_autoscaling_follows_requests_and_the_cpu() -> None:
+    case = CASES["a bundled database and autoscaling"]
+    scaler = rendered("a bundled database and autoscaling").of_kind("HorizontalPodAutoscaler")[0]
+    requests, cpu = scaler["spec"]["metrics"]
+    assert requests["pods"] == {
+        "metric": {"name": "fedone_requests_in_progress"},
+        "target": {"type": "AverageValue", "averageValue": "16"},
+    }
+    assert cpu["resource"]["name"] == "cpu"
+    assert "custom.metrics.k8s.io" in notes(case)
+    alone = {"autoscaling": {"enabled": True, "targetRequestsInProgress": 0}}
+    (scaler,) = render({**case, "aggregator": alone}).of_kind("HorizontalPodAutoscaler")
+    assert [metric["type"] for metric in scaler["spec"]["metrics"]] == ["Resource"]
+    assert "custom.metrics.k8s.io" not in notes({**case, "aggregator": alone})
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_stateful_set_has_a_headless_service(case: str) -> None:
+    manifests = rendered(case)
+    for workload in manifests.of_kind("StatefulSet"):
+        service = manifests.get("Service", workload["spec"]["serviceName"])
+        assert service["spec"]["clusterIP"] == "None"
+        labels = workload["spec"]["template"]["metadata"]["labels"]
+        assert service["spec"]["selector"].items() <= labels.items()
+    stateful = {w["metadata"]["name"] for w in manifests.of_kind("StatefulSet")}
+    headless = {
+        service["metadata"]["name"].removesuffix("-headless")
+        for service in manifests.of_kind("Service")
+        if service["metadata"]["name"].endswith("-headless")
+    }
+    assert headless == stateful
+
+
+def test_dns_of_kubernetes_openshift_and_nodelocal() -> None:
+    (policy,) = (
+        policy
+        for policy in rendered("a paid model").of_kind("NetworkPolicy")
+        if policy["metadata"]["name"] == "fedone-aggregator"
+    )
+    dns = policy["spec"]["egress"][0]
+    spaces = [
+        peer["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"]
+        for peer in dns["to"]
+        if "namespaceSelector" in peer
+    ]
+    assert spaces == ["kube-system", "openshift-dns"]
+    assert {"ipBlock": {"cidr": "169.254.20.10/32"}} in dns["to"]
+    assert {(port["port"], port["protocol"]) for port in dns["ports"]} == {
+        *((53, "UDP"), (53, "TCP"), (5353, "UDP"), (5353, "TCP"))
+    }
+    (internet,) = (
+        peer["ipBlock"]
+        for rule in policy["spec"]["egress"][1:]
+        for peer in rule.get("to", ())
+        if "ipBlock" in peer
+    )
+    assert "169.254.0.0/16" in internet["except"], "cloud metadata"
+
+
+def test_openshift_assigns_the_users() -> None:
+    """Its restricted SCC refuses pods that name their user."""
+    own = {"runAsUser": None, "runAsGroup": None, "fsGroup": None}
+    for _, _, spec in render({"podSecurityContext": own}).pods():
+        assert spec["securityContext"] == {
+            "runAsNonRoot": True,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        }
 
 
 def test_the_migration_comes_first() -> None:
@@ -330,7 +402,8 @@ def test_names_stay_short_enough() -> None:
     assert len(release) == 53
     for document in render(values, name=release).documents:
         # A StatefulSet's pods and claims add to its name, and a label has 63 letters.
-        assert len(document["metadata"]["name"]) <= 52
+        longest = 63 if document["kind"] == "Service" else 52
+        assert len(document["metadata"]["name"]) <= longest
         assert all(len(value) <= 63 for value in document["metadata"]["labels"].values())
 
 

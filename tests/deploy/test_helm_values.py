@@ -79,6 +79,14 @@ VLLM = {"enabled": True, "model": "m"}
     ("values", "line"),
     [
         ({"aggregator": {"replicas": 2}}, "aggregator.replicas: SQLite is for one process"),
+        (
+            {
+                "store": {"kind": "postgresql", "postgresql": {"host": "db"}},
+                "aggregator": {"autoscaling": {"enabled": True}},
+                "monitoring": {"metrics": False},
+            },
+            "targetRequestsInProgress: needs monitoring.metrics",
+        ),
         ({"aggregator": {"autoscaling": {"enabled": True}}}, "aggregator.replicas: SQLite is"),
         ({"postgresql": {"enabled": True}}, "postgresql.enabled: nothing would use it"),
         (PG, "store.postgresql.host: name a database of yours"),

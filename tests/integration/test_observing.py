@@ -22,7 +22,7 @@ from fedone_sdk.aggregator import Aggregator
 from fedone_sdk.aggregator.telemetry.metrics import Metrics
 from fedone_sdk.aggregator.telemetry.observers import Observers
 from fedone_sdk.aggregator.telemetry.tracing import Tracing
-from fedone_sdk.backends import Answer, Query
+from fedone_sdk.backends import Answer, LLMBackend, Query
 from fedone_sdk.backends.wrappers import WatchedBackend
 from fedone_sdk.errors import BackendUnavailable
 from fedone_sdk.spec import RunSpec
@@ -114,8 +114,10 @@ def figures_in(text: str) -> Figures:
 
 
 @asynccontextmanager
-async def serving(observers: Observers, **more: Any) -> AsyncIterator[Service]:
-    backend = WatchedBackend(Flaky(), observers.model_request)
+async def serving(
+    observers: Observers, backend: LLMBackend | None = None, **more: Any
+) -> AsyncIterator[Service]:
+    backend = WatchedBackend(backend or Flaky(), observers.model_request)
     async with (
         Aggregator(
             backend=backend, enrolment_tokens=[TOKEN], admin_token=ADMIN, observers=observers
@@ -165,6 +167,46 @@ class TestMetrics:
         assert figure("store_commit_duration_seconds_count", outcome="ok") >= 4
         scored = {"method": "POST", "route": "/v1/score"}
         assert figure("http_request_duration_seconds_count", status="200", **scored) == 1
+
+    async def test_requests_in_progress_are_those_that_keep_a_replica_busy(self) -> None:
+        """One that waits for the model counts, one that waits for work does not."""
+        asked, answer = asyncio.Event(), asyncio.Event()
+
+        class Slow(ScriptedBackend):
+            async def score(self, query: Query) -> Answer:
+                asked.set()
+                await answer.wait()
+                return await super().score(query)
+
+        async with serving(Observers(metrics=Metrics()), backend=Slow()) as service:
+            credentials = []
+            for _ in range(2):
+                _, text = await service.call("POST", "/v1/clients", {}, token=TOKEN)
+                credentials.append(json.loads(text)["credential"])
+            claim = {"num_examples": 5, "wait_s": 20}
+            claims = [
+                asyncio.create_task(
+                    service.call("POST", "/v1/assignments/claim", claim, token=credential)
+                )
+                for credential in credentials
+            ]
+            done, waiting = await asyncio.wait(claims, return_when=asyncio.FIRST_COMPLETED)
+            (first,) = done
+            work = json.loads(first.result()[1])
+            score = {"assignment_id": work["assignment_id"], "examples": EXAMPLES}
+            credential = credentials[claims.index(first)]
+            scored = asyncio.create_task(service.call("POST", "/v1/score", score, token=credential))
+            await asked.wait()
+            found = await service.figures()
+            assert found["fedone_long_polls", ()] == len(waiting) == 1
+            # The score, and the request for the figures.
+            assert found["fedone_requests_in_progress", ()] == 2
+            answer.set()
+            assert (await scored)[0] == 200
+            assert (await service.figures())["fedone_requests_in_progress", ()] == 1
+            (other,) = waiting
+            other.cancel()
+            await asyncio.wait(waiting)
 
     async def test_labels_are_bounded(self) -> None:
         """Whatever strangers ask for, and whoever asks, makes no new series."""

@@ -113,6 +113,7 @@ export interface RunTask {
     | ThompsonSpec
     | TpeSpec
     | BbtSpec
+    | OwnMethodSpec
     | PromptTuningSpec
     | PTuningV2Spec;
   prompt_len: number;
@@ -260,6 +261,20 @@ export interface BbtSpec {
   projection_seed?: number;
   memory?: "client" | "run";
 }
+/**
+ * An algorithm of your own (`Algorithm`), which runs on the server alone.
+ */
+export interface OwnMethodSpec {
+  num_samples?: number;
+  local_steps?: number;
+  batch_size?: number;
+  name: "own";
+  object?: string | null;
+  options?: {
+    [k: string]: JsonValue;
+  };
+}
+export interface JsonValue {}
 /**
  * Prompt tuning (Lester et al. 2021): clients train n input embeddings by gradients.
  *

@@ -42,7 +42,7 @@ from fedone_sdk.messages import (
     Step,
 )
 from fedone_sdk.messages.ndarray import memory_to_wire, prompts_to_wire, to_wire
-from fedone_sdk.spec import RunSpec
+from fedone_sdk.spec import OwnMethodSpec, RunSpec
 from fedone_sdk.task import Bias
 from fedone_sdk.vocabulary import Layout, Vocabulary
 
@@ -141,6 +141,8 @@ class Rules:
             asks=self.planned_asks if self.losses_exchange else None,
             start=start,
         )
+        if isinstance(spec.method, OwnMethodSpec) and self.method.shares_memory:
+            spec.check_shared_memory(spec.method.label, "its memories")
         # Cache: the assignment, the gateway and the update use the same prompts of a seat.
         self._draws: dict[tuple[int, ...], tuple[State, Candidates]] = {}
         if self.losses_exchange and spec.method.domain == "latent":
@@ -234,6 +236,8 @@ class Rules:
     @property
     def remembers_clients(self) -> bool:
         """Whether the server keeps the clients' method memory between rounds."""
+        if isinstance(self.spec.method, OwnMethodSpec):
+            return not self.method.shares_memory
         return self.losses_exchange and self.spec.method.remembers
 
     @property
@@ -243,19 +247,24 @@ class Rules:
         CMA-ES and searches over whole prompts use linear algebra, whose results depend on the
         processor and the number of threads.
         """
-        algebra = self.spec.method.domain == "latent" or self.spec.method.pools
-        return not (self.losses_exchange and algebra)
+        return not (self.losses_exchange and self._computes)
 
     @property
     def is_slow(self) -> bool:
         """Whether asks, tells or projections may take more than a few milliseconds.
 
-        True for searches over whole prompts, for CMA-ES, and for a large alpha.
+        True for searches over whole prompts, for CMA-ES, for methods of the user's own, and for a
+        large alpha.
         """
-        algebra = self.spec.method.domain == "latent" or self.spec.method.pools
-        if self.losses_exchange and algebra:
+        if self.losses_exchange and self._computes:
             return True
         return math.prod(self.shape) > _SLOW_SIZE
+
+    @property
+    def _computes(self) -> bool:
+        """Whether asks and tells do, or may do, linear algebra."""
+        method = self.spec.method
+        return method.domain == "latent" or method.pools or isinstance(method, OwnMethodSpec)
 
     @property
     def planned_asks(self) -> int:

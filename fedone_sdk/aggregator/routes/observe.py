@@ -37,7 +37,9 @@ def observing(observers: Observers) -> Middleware:
         structlog.contextvars.bind_contextvars(request_id=exchange.request_id)
         began = time.perf_counter()
         span = nullcontext() if tracing is None else tracing.request(request, exchange)
-        with span:
+        resource = request.match_info.route.resource
+        route = "" if resource is None else resource.canonical
+        with span, nullcontext() if metrics is None else metrics.answering(route):
             response = await handler(request)
             exchange.status = response.status
         if request.app[SERVICE].draining:

@@ -44,7 +44,7 @@ from fedone_sdk.messages import (
     RunResult,
     RunSummary,
 )
-from fedone_sdk.spec import RunSpec, validate_spec
+from fedone_sdk.spec import OwnMethodSpec, RunSpec, validate_spec
 from fedone_sdk.stores import LogEntry
 from fedone_sdk.vocabulary import ListVocabulary
 
@@ -77,6 +77,13 @@ async def add_run(request: web.Request) -> web.Response:
             if not isinstance(source, _POSTED):
                 allowed = "list" if spec.prompt.vocabulary else "list, instructions or labels"
                 raise SpecError(f"{key}.kind: must be {allowed} in a posted run", source="run")
+        if isinstance(spec.method, OwnMethodSpec):
+            # It would import what a stranger names.
+            raise SpecError(
+                "method.name: cannot be own in a posted run; name the run file in the server's "
+                "config (runs)",
+                source="run",
+            )
         if spec.prompt.proposer is not None:
             raise SpecError("prompt.proposer: cannot be had in a posted run", source="run")
         if spec.backend != RunSpec.model_fields["backend"].default:

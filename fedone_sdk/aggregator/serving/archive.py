@@ -15,6 +15,7 @@ import json
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import partial
 from typing import Any, get_args, get_type_hints
 
 import numpy as np
@@ -47,6 +48,7 @@ from fedone_sdk.aggregator.serving.run import Counters
 from fedone_sdk.algorithms import Memory, State
 from fedone_sdk.errors import ArchiveError, one_line
 from fedone_sdk.messages import LostWork, RoundReport
+from fedone_sdk.spec import OwnMethodSpec, RunSpec
 from fedone_sdk.stores import (
     ClientRecord,
     ClosedWork,
@@ -96,20 +98,26 @@ class Archive:
 
 
 def read_archive(
-    data: bytes, *, computes: bool = True, max_unpacked_bytes: int = MAX_UNPACKED_BYTES
+    data: bytes,
+    *,
+    computes: bool = True,
+    own_method: bool = True,
+    max_unpacked_bytes: int = MAX_UNPACKED_BYTES,
 ) -> Archive:
     """Read and check an archive.
 
     Args:
         data: The archive.
         computes: Whether to replay the run from its log as well.
+        own_method: Whether to accept a run with a method of the user's own, which `load_method`
+            has loaded.
         max_unpacked_bytes: Maximal unpacked size.
 
     Raises:
         ArchiveError: The archive is damaged, too large, inconsistent, or of a newer version.
     """
     try:
-        archive = _parse_archive(_unpack(data, max_unpacked_bytes))
+        archive = _parse_archive(_unpack(data, max_unpacked_bytes), own_method)
         report = compare(archive.snapshot) if computes else None
     except ArchiveError:
         raise
@@ -154,7 +162,7 @@ def _unpack(data: bytes, max_bytes: int) -> list[Any]:
     return lines
 
 
-def _parse_archive(lines: Sequence[Any]) -> Archive:
+def _parse_archive(lines: Sequence[Any], own_method: bool) -> Archive:
     header, run, *rest = lines
     if not isinstance(header, Header) or not isinstance(run, Run):
         raise ValueError("it does not begin with a run")
@@ -186,6 +194,11 @@ def _parse_archive(lines: Sequence[Any]) -> Archive:
             for line in groups[MemoryLine]
         ),
     )
+    if not own_method and isinstance(RunSpec.stored(snapshot.record.spec).method, OwnMethodSpec):
+        raise ArchiveError(
+            "a run with a method of its own cannot be imported over HTTP; import it into the "
+            "server's store: fedone runs import FILE --store STORE --run RUN.yaml"
+        )
     clients = tuple(line.record() for line in groups[Client])
     state = _check_run(snapshot)
     _check_references(snapshot, clients)
@@ -285,7 +298,9 @@ def _check_references(snapshot: RunSnapshot, clients: Sequence[ClientRecord]) ->
         raise ValueError("the log names other clients")
 
 
-async def import_run(store: Store, data: bytes, now: float) -> RunRecord:
+async def import_run(
+    store: Store, data: bytes, now: float, *, own_method: bool = True
+) -> RunRecord:
     """Import a run from an archive; a running one is paused, with its open work kept.
 
     Clients keep their enrolment indices, because the run's random draws depend on them. If the
@@ -295,6 +310,7 @@ async def import_run(store: Store, data: bytes, now: float) -> RunRecord:
         store: The target store.
         data: The archive.
         now: Seconds since the epoch.
+        own_method: As of `read_archive`.
 
     Returns:
         The run as it was stored.
@@ -302,7 +318,7 @@ async def import_run(store: Store, data: bytes, now: float) -> RunRecord:
     Raises:
         ArchiveError: The archive is invalid or does not fit this store; nothing was written.
     """
-    archive = await in_thread(read_archive, data)
+    archive = await in_thread(partial(read_archive, data, own_method=own_method))
     clients = await _importable_clients(store, archive)
     snapshot = replace(archive.snapshot, record=_paused_record(archive, now))
     try:

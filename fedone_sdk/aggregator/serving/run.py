@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import traceback
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -32,6 +33,7 @@ from fedone_sdk.aggregator.rounds.events import (
     RunRolledBack,
     SeatOffered,
     SeatsVacant,
+    StopRequested,
     WorkClosed,
     WorkRequested,
 )
@@ -46,7 +48,7 @@ from fedone_sdk.algorithms import alpha_sha256, dump_memory, load_memory
 from fedone_sdk.backends import Answer, LLMBackend, Show, shown_by
 from fedone_sdk.candidates import no_prompt, prompt_of
 from fedone_sdk.clock import Clock
-from fedone_sdk.errors import ProblemError
+from fedone_sdk.errors import MethodError, ProblemError
 from fedone_sdk.messages import (
     Array,
     CacheReport,
@@ -66,7 +68,7 @@ from fedone_sdk.messages import (
 )
 from fedone_sdk.messages.ndarray import to_wire
 from fedone_sdk.metrics import MetricFunction
-from fedone_sdk.spec import RunSpec
+from fedone_sdk.spec import OwnMethodSpec, RunSpec
 from fedone_sdk.stores import (
     ClosedWork,
     Commit,
@@ -534,7 +536,10 @@ class ServedRun:
             while True:
                 if self.is_stale:
                     await self._reload()
-                state, effects = await self._step(await self._complete_event(event))
+                try:
+                    state, effects = await self._step(await self._complete_event(event))
+                except MethodError as exc:
+                    state, effects = self._failed(exc)
                 if state is self._state:
                     # Without a commit, check that the answer comes from the newest state.
                     if effects and await self._has_newer_version():
@@ -548,6 +553,19 @@ class ServedRun:
             for effect in effects:
                 self._emit(effect)
         return effects
+
+    def _failed(self, error: MethodError) -> tuple[RunState, tuple[Effect, ...]]:
+        """Return the run's end by an error of its own method; open work is kept for a resume."""
+        _log.error(
+            "a method failed",
+            run_id=self.run_id,
+            reason=str(error),
+            traceback="".join(traceback.format_exception(error)),
+        )
+        stop = StopRequested(status="failed", reason=str(error), keep=True)
+        state, effects = self.machine.step(self._state, stop, self._clock.now())
+        refused = Refused(code="assignment_expired", detail="the run has failed")
+        return state, (*effects, refused)
 
     async def _complete_event(self, event: Event) -> Event:
         """Add data from the store to an event, read no earlier than the state.
@@ -818,10 +836,11 @@ class ServedRun:
     @property
     def task(self) -> RunTask:
         """Description of the run for clients."""
+        method = self.spec.method
         return RunTask(
             # Devices do not use the description, and older ones reject it.
             task=self.spec.task.model_copy(update={"description": None}),
-            method=self.spec.method,
+            method=method.for_devices() if isinstance(method, OwnMethodSpec) else method,
             prompt_len=self.spec.prompt.length,
             vocab_size=self.machine.vocab_size,
             blank=self.vocabulary.blank,

@@ -19,7 +19,7 @@ from fedone_sdk.errors import (
 from fedone_sdk.stores import VersionConflict
 
 try:
-    from prometheus_client import CollectorRegistry, Counter, Histogram, exposition
+    from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, exposition
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
     from prometheus_client.registry import Collector
 except ImportError as exc:
@@ -37,6 +37,10 @@ _AN_HOUR_S = 3600.0
 Labels = tuple[str, ...]
 
 
+_WAITING = ("/v1/assignments/claim", "/v1/runs/{run_id}/events")
+"""Routes whose requests are held open with nothing to do."""
+
+
 class Metrics:
     """The metrics of one aggregator process, in their own registry.
 
@@ -51,6 +55,11 @@ class Metrics:
             "From a request's head to the end of its answer",
             ("method", "route", "status"),
             buckets=_REQUEST_S,
+            registry=self.registry,
+        )
+        self._in_progress = Gauge(
+            "fedone_requests_in_progress",
+            "Requests that are being answered here, without those that wait for work or for events",
             registry=self.registry,
         )
         self._refusals = Counter(
@@ -97,6 +106,19 @@ class Metrics:
     def exposition(self) -> tuple[bytes, str]:
         """Return all metrics in Prometheus' text format, and its content type."""
         return exposition.generate_latest(self.registry), exposition.CONTENT_TYPE_LATEST
+
+    @contextmanager
+    def answering(self, route: str) -> Iterator[None]:
+        """Counts a request while it is being answered.
+
+        Args:
+            route: The path of its route, names in braces; empty where there is none.
+        """
+        if route in _WAITING:
+            yield
+            return
+        with self._in_progress.track_inprogress():
+            yield
 
     def answered(
         self, method: str, route: str, status: int, problem: str | None, seconds: float

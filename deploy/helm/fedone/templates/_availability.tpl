@@ -28,6 +28,13 @@ spec:
   minReplicas: {{ .minReplicas }}
   maxReplicas: {{ .maxReplicas }}
   metrics:
+    {{- with .targetRequestsInProgress }}
+    # Requests wait for the model while the CPU idles.
+    - type: Pods
+      pods:
+        metric: {name: fedone_requests_in_progress}
+        target: {type: AverageValue, averageValue: {{ . | quote }}}
+    {{- end }}
     - type: Resource
       resource:
         name: cpu

@@ -47,6 +47,9 @@
 {{- if and .ingress.certManager.clusterIssuer .ingress.certManager.issuer -}}
 {{- fail "ingress.certManager: name a clusterIssuer or an issuer, not both" -}}
 {{- end -}}
+{{- if and (not .monitoring.metrics) .aggregator.autoscaling.enabled .aggregator.autoscaling.targetRequestsInProgress -}}
+{{- fail "aggregator.autoscaling.targetRequestsInProgress: needs monitoring.metrics; or set it to 0, for the CPU alone" -}}
+{{- end -}}
 {{- if and (not .monitoring.metrics) (or .monitoring.serviceMonitor.enabled .monitoring.prometheusRule.enabled) -}}
 {{- fail "monitoring.metrics: serviceMonitor and prometheusRule need it" -}}
 {{- end -}}

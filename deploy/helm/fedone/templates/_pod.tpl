@@ -43,6 +43,22 @@ imagePullSecrets: {{- toYaml . | nindent 2 }}
     secretKeyRef: {name: {{ (index . 1).name }}, key: {{ (index . 1).key }}}
 {{- end -}}
 
+{{/* The headless Service of a StatefulSet, which gives its pods names: (list $ component portName port). */}}
+{{- define "fedone.headless" -}}
+{{- $root := index . 0 -}}{{- $component := index . 1 -}}
+apiVersion: v1
+kind: Service
+metadata:
+  name: {{ include "fedone.fullname" $root }}-{{ $component }}-headless
+  labels: {{- include "fedone.labels" (list $root $component) | nindent 4 }}
+spec:
+  clusterIP: None
+  publishNotReadyAddresses: true
+  selector: {{- include "fedone.selector" (list $root $component) | nindent 4 }}
+  ports:
+    - {name: {{ index . 2 }}, port: {{ index . 3 }}, targetPort: {{ index . 2 }}}
+{{- end -}}
+
 {{/* The claim for a volume: (list size storageClass accessModes). */}}
 {{- define "fedone.claim" -}}
 accessModes: {{ toJson (index . 2) }}
@@ -56,7 +72,8 @@ resources:
 {{/* Ways that every pod with names to look up needs. */}}
 {{- define "fedone.dnsEgress" -}}
 - to: {{- toYaml .Values.networkPolicy.dns | nindent 4 }}
-  ports: [{port: 53, protocol: UDP}, {port: 53, protocol: TCP}]
+  # OpenShift's DNS pods listen at 5353; a policy sees a packet after the Service's translation.
+  ports: [{port: 53, protocol: UDP}, {port: 53, protocol: TCP}, {port: 5353, protocol: UDP}, {port: 5353, protocol: TCP}]
 {{- end -}}
 
 {{/* To a model outside of this chart. */}}

@@ -1,0 +1,446 @@
+"""An algorithm of a user's own, named in RUN.yaml: tuned, served, resumed, replayed, refused."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import structlog
+
+from fedone_sdk import EdgeClient, objects
+from fedone_sdk.aggregator import Aggregator, ServedRun
+from fedone_sdk.aggregator.config import ServeConfig
+from fedone_sdk.aggregator.rounds.replay import compare
+from fedone_sdk.algorithms import Space, State, check_algorithm, make_method, own
+from fedone_sdk.backends.build import build_backend
+from fedone_sdk.errors import MethodError
+from fedone_sdk.messages import RunResult
+from fedone_sdk.stores import SqlStore
+from tests.console import Fedone
+from tests.integration.test_http import ADMIN, TOKEN, Server, server, spec_of  # noqa: F401
+
+MODULE = """\
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from fedone_sdk.algorithms import Candidates, PlainAlgorithm, State
+
+SEEN = []
+
+
+@dataclass(frozen=True, kw_only=True)
+class Climb(PlainAlgorithm):
+    shares_memory: ClassVar[bool] = SHARES
+
+    prompt_len: int
+    vocab_size: int
+    num_samples: int
+    asks: int | None
+    step: int = 1
+
+    def __post_init__(self):
+        SEEN.append((self.asks, self.step))
+
+    @property
+    def shape(self):
+        return self.prompt_len, self.vocab_size
+
+    def init(self):
+        return State(
+            alpha=np.full(self.shape, 1 / self.vocab_size), memory={"told": np.zeros(1)}
+        )
+
+    def check(self, state):
+        if set(state.memory) - {"told"}:
+            raise ValueError("a memory of another method")
+
+    def project(self, alpha):
+        return np.clip(np.asarray(alpha, dtype=np.float32), 0, 1)
+
+    def prompt(self, state):
+        return state.alpha.argmax(axis=1)
+
+    def ask(self, state, rng, num_samples=None):
+        prompts = np.tile(self.prompt(state), (num_samples or self.num_samples, 1))
+        prompts[1:] = rng.integers(self.vocab_size, size=prompts[1:].shape)
+        return Candidates(prompts=prompts, probabilities=state.alpha.astype(float))
+
+    def tell(self, state, candidates, losses):
+        best = candidates.prompts[int(np.argmin(losses))]
+        alpha = np.eye(self.vocab_size)[best] * 0.5 + state.alpha * 0.5
+        told = state.memory.get("told", np.zeros(1)) + self.step
+        FAILS
+        return State(alpha=alpha, memory={"told": told})
+
+
+class NoMethod:
+    pass
+
+
+def raising(**given):
+    raise RuntimeError("no licence")
+"""
+BACKEND = """\
+import zlib
+
+from fedone_sdk.testing import ScriptedBackend
+
+
+class Model(ScriptedBackend):
+    def __init__(self):
+        super().__init__(lambda given, words: (-1.0, -1.0 - zlib.crc32(str(given).encode()) % 9))
+"""
+RUN = """\
+name: climb
+task: {template: "{text} It was{prompt} {mask}.", labels: {0: " bad", 1: " good"}}
+data: {train: rows.jsonl, dev: rows.jsonl, num_clients: 2}
+prompt: {length: 3, vocabulary: {kind: list, candidates: ["", " a", " b", " c"]}}
+method:
+  {name: own, object: "fedone_test_climb:Climb", options: {step: 2}, num_samples: 4, batch_size: 2}
+participation: {exchange: losses, deadline_s: 2}
+budget: {queries: 24}
+rounds: 6
+backend: {kind: own, object: "fedone_test_model:Model"}
+"""
+OBJECT = "fedone_test_climb:Climb"
+NOT_LOADED = f"method.object: '{OBJECT}' was not loaded here"
+
+
+def write_module(shares: bool = True, fails: str = "") -> None:
+    text = MODULE.replace("SHARES", str(shares)).replace("FAILS", fails or "pass")
+    Path("fedone_test_climb.py").write_text(text)
+    forget()
+
+
+def forget() -> None:
+    """Forgets what was imported, as a new process does."""
+    own._loaded.clear()
+    for name in ("fedone_test_climb", "fedone_test_model"):
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    # Without .pyc files: a module that is written again within a second is read again.
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.chdir(tmp_path)
+    rows = "".join(f'{{"text": "row {n}", "label": {n % 2}}}\n' for n in range(8))
+    Path("rows.jsonl").write_text(rows)
+    Path("fedone_test_model.py").write_text(BACKEND)
+    Path("run.yaml").write_text(RUN)
+    write_module()
+    before = list(sys.path)
+    yield tmp_path
+    sys.path[:] = before
+    forget()
+
+
+def tuned(fedone: Fedone, *arguments: str) -> RunResult:
+    options = ("--transport", "memory", "--json", "r.json", *arguments)
+    code, _, err = fedone("tune", "run.yaml", *options)
+    assert code == 0, err
+    return RunResult.model_validate_json(Path("r.json").read_bytes())
+
+
+@pytest.fixture
+def archive(fedone: Fedone, folder: Path) -> bytes:
+    """What `fedone runs export` writes of the run."""
+    tuned(fedone)
+    assert fedone("runs", "export", "climb", "-o", "c.fedone", "--run", "run.yaml").code == 0
+    return Path("c.fedone").read_bytes()
+
+
+class TestTuned:
+    @pytest.mark.parametrize("shares", [True, False], ids=["run's memory", "clients' memory"])
+    def test_a_run_goes_on_from_its_stored_state(
+        self, fedone: Fedone, folder: Path, shares: bool
+    ) -> None:
+        write_module(shares)
+        straight = tuned(fedone, "--no-store")
+        assert (straight.status, straight.rounds, straight.spent.queries) == ("completed", 6, 24)
+        assert sys.modules["fedone_test_climb"].SEEN[0] == (6, 2)
+        forget()
+        Path("run.yaml").write_text(RUN.replace("queries: 24", "queries: 12"))
+        assert tuned(fedone).rounds == 3
+        forget()
+        raised = tuned(fedone, "--raise", "queries=24")
+        assert raised.alpha_sha256 == straight.alpha_sha256
+        assert [line.mean_loss for line in raised.history] == [
+            line.mean_loss for line in straight.history
+        ]
+
+    def test_plan(self, fedone: Fedone, folder: Path) -> None:
+        code, out, err = fedone("plan", "run.yaml")
+        assert (code, err) == (0, "")
+        assert re.search(r"training queries +24 at most, cap 24 \(4 per round\)", out)
+        assert re.search(r"^  losses ", out, re.M)
+        assert not re.search(r"^  alpha ", out, re.M)
+
+    def test_compared_with_one_of_the_sdk(self, fedone: Fedone, folder: Path) -> None:
+        code, out, err = fedone("compare", "run.yaml", "--methods", "own,random", "--seeds", "2")
+        assert code == 0, err
+        assert "No difference from own" in out or "than own" in out
+
+    def test_what_is_stored_loads_only_what_a_file_here_names(
+        self, fedone: Fedone, folder: Path
+    ) -> None:
+        tuned(fedone)
+        for *command, done in (
+            ("runs", "replay", "climb", "the same alpha"),
+            ("runs", "export", "climb", "-o", "c.fedone", "run climb"),
+            ("runs", "export", "climb", "--as", "prompt", "-o", "p.json", "prompt of run climb"),
+            ("runs", "import", "c.fedone", "--store", "other.db", "taken in"),
+            ("report", "climb", "-o", "c.md", "run climb"),
+            ("prompt", "verify", "p.json", "--against", "c.fedone", "agrees"),
+        ):
+            forget()
+            if command[:2] != ["runs", "export"] or "--as" in command:
+                code, _, err = fedone(*command)
+                assert (code, len(err.splitlines())) == (2, 1), command
+                assert NOT_LOADED in err
+                assert "fedone_test_climb" not in sys.modules
+            code, out, err = fedone(*command, "--run", "run.yaml")
+            assert (code, err) == (0, ""), command
+            assert done in out
+
+    def test_an_entry_point_is_a_name(
+        self, fedone: Fedone, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        point = EntryPoint("climb", OBJECT, "fedone.methods")
+        monkeypatch.setattr(
+            objects, "entry_points", lambda *, group: [point] if group == point.group else []
+        )
+        monkeypatch.syspath_prepend(folder)
+        Path("run.yaml").write_text(RUN.replace(f'"{OBJECT}"', "climb"))
+        assert tuned(fedone).status == "completed"
+        Path("run.yaml").write_text(RUN.replace(f'"{OBJECT}"', "nowhere"))
+        err = fedone("tune", "run.yaml", "--fresh").err
+        assert err.startswith("run.yaml: method.object: 'nowhere' must be package.module:object")
+
+    def test_a_method_that_fails_ends_the_run_which_can_go_on(
+        self, fedone: Fedone, folder: Path
+    ) -> None:
+        straight = tuned(fedone, "--no-store")
+        write_module(fails="if told[0] > 6: raise RuntimeError('out of memory')")
+        code, out, _ = fedone("tune", "run.yaml", "--transport", "memory", "--json", "r.json")
+        result = RunResult.model_validate_json(Path("r.json").read_bytes())
+        assert (code, result.status, result.rounds) == (1, "failed", 3)
+        reason = f"method {OBJECT}: tell raises RuntimeError: out of memory"
+        assert result.reason == reason
+        assert reason in out
+        write_module()
+        assert tuned(fedone).alpha_sha256 == straight.alpha_sha256
+
+
+class TestServed:
+    def config(self) -> ServeConfig:
+        served = RUN.replace("data: {train: rows.jsonl, dev: rows.jsonl, num_clients: 2}\n", "")
+        Path("run.yaml").write_text(served[: served.index("backend:")])
+        Path("serve.yaml").write_text(
+            f"store: fedone.db\nauth: {{enrolment_tokens: [{TOKEN}], admin_token: {ADMIN}}}\n"
+            f"runs: [run.yaml]\n{RUN[RUN.index('backend:') :]}"
+        )
+        return ServeConfig.load("serve.yaml")
+
+    async def serve(self, config: ServeConfig, rounds: int, port: int) -> RunResult:
+        """Serves the configured run on the folder's store until it has done so many rounds."""
+        assert config.backend is not None
+        (given,) = config.load_runs(Path())
+        rows = [{"text": f"row {n}", "label": n % 2} for n in range(8)]
+        store = SqlStore.sqlite("fedone.db")
+        async with (
+            build_backend(config.backend, Path()) as backend,
+            Aggregator(backend=backend, store=store, enrolment_tokens=[TOKEN]) as aggregator,
+        ):
+            url = await aggregator.listen(port=port)
+            run = await aggregator.add_run(given.spec, given.vocabulary)
+            assert run.task.method.model_dump()["object"] is None
+            assert run.task.method.model_dump()["options"] == {}
+            client = EdgeClient(url, token=TOKEN, data=rows, state_dir="device")
+            async with client:
+                work = asyncio.create_task(client.run_forever())
+                await self.until(run, rounds)
+                work.cancel()
+                with suppress(asyncio.CancelledError):
+                    await work
+            result = run.result()
+        return result
+
+    async def until(self, run: ServedRun, rounds: int) -> None:
+        async with asyncio.timeout(60):
+            while run.state.round < rounds:
+                await asyncio.sleep(0.005)
+
+    async def test_a_server_that_is_restarted_goes_on(
+        self, folder: Path, unused_tcp_port: int
+    ) -> None:
+        config = self.config()
+        begun = await self.serve(config, 2, unused_tcp_port)
+        assert begun.status == "running"
+        forget()
+        ended = await self.serve(config, 6, unused_tcp_port)
+        assert (ended.status, ended.rounds) == ("completed", 6)
+        assert ended.history[: begun.rounds] == begun.history
+        store = SqlStore.sqlite("fedone.db", serving=False)
+        await store.open()
+        snapshot = await store.snapshot("climb")
+        await store.close()
+        assert snapshot is not None
+        report = compare(snapshot)
+        assert (report.agrees, report.rounds) == (True, 6)
+
+    def test_check(self, fedone: Fedone, folder: Path) -> None:
+        self.config()
+        code, out, err = fedone("serve", "serve.yaml", "--check")
+        assert (code, err) == (0, "")
+        assert "would serve 1 run" in out
+        Path("fedone_test_climb.py").unlink()
+        forget()
+        code, _, err = fedone("serve", "serve.yaml", "--check")
+        assert (code, len(err.splitlines())) == (2, 1)
+        assert err.startswith(f"run.yaml: method.object: cannot import '{OBJECT}'")
+
+    async def test_a_stored_run_whose_file_is_gone_harms_no_other(self, folder: Path) -> None:
+        await self.serve(self.config(), 1, 0)
+        forget()
+        with structlog.testing.capture_logs() as logs:
+            async with Aggregator(
+                store=SqlStore.sqlite("fedone.db"), enrolment_tokens=[TOKEN], admin_token=ADMIN
+            ) as aggregator:
+                url = await aggregator.listen()
+                other = spec_of("other")
+                await aggregator.add_run(other, other.prompt.build(other.task))
+                import aiohttp
+
+                async with (
+                    aiohttp.ClientSession(headers={"Authorization": f"Bearer {ADMIN}"}) as session,
+                    session.get(f"{url}/v1/runs/climb") as response,
+                ):
+                    problem = await response.json()
+        assert (response.status, problem["code"]) == (409, "run_conflict")
+        assert NOT_LOADED in problem["detail"]
+        assert "fedone_test_climb" not in sys.modules
+        told = [line for line in logs if line["event"] == "a run cannot be read"]
+        assert NOT_LOADED in told[0]["reason"]
+        assert "traceback" not in told[0]
+
+    async def test_http_names_none(
+        self,
+        server: Server,  # noqa: F811
+        folder: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.syspath_prepend(folder)
+        document: dict[str, Any] = spec_of("posted").model_dump(mode="json")
+        document["method"] = {"name": "own", "object": OBJECT}
+        status, problem, _ = await server.call("POST", "/v1/runs", document, token=ADMIN)
+        assert (status, problem["code"]) == (422, "invalid_run")
+        assert "method.name: cannot be own in a posted run" in problem["detail"]
+        assert "fedone_test_climb" not in sys.modules
+
+    async def test_http_imports_none(
+        self,
+        archive: bytes,
+        server: Server,  # noqa: F811
+    ) -> None:
+        # Even though it is loaded here: what an archive says is not this server's.
+        assert OBJECT in own._loaded
+        async with server.session.post(
+            f"{server.url}/v1/runs/import",
+            data=archive,
+            headers={"Authorization": f"Bearer {ADMIN}", "Content-Type": "application/gzip"},
+        ) as response:
+            problem = await response.json()
+        assert response.status == 422
+        assert "a run with a method of its own cannot be imported over HTTP" in problem["detail"]
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "said"),
+    [
+        (OBJECT, "fedone_test_climb:No", "method.object: cannot import"),
+        (OBJECT, "fedone_test_climb:SEEN", "is not a function or class"),
+        (OBJECT, "fedone_test_climb:NoMethod", "method: object: fedone_test_climb:NoMethod"),
+        (OBJECT, "fedone_test_climb:raising", "raising raises RuntimeError: no licence"),
+        (f'object: "{OBJECT}", ', "", "method.object: is required for method own"),
+        ("{step: 2}", "{stride: 2}", "Climb raises TypeError"),
+        ("exchange: losses", "exchange: alpha", "participation.exchange: must be losses"),
+        ("rounds: 6", "calibration: labels\nrounds: 6", "own does not"),
+        (
+            "exchange: losses,",
+            "exchange: losses, server_optimizer: adamw,",
+            "participation.server_optimizer: must be none for fedone_test_climb:Climb",
+        ),
+        ("length: 3,", 'length: 3, start: [{" a": 0.5}, {"": 0.5}, {"": 0.5}],', "takes no start"),
+        (
+            'prompt: {length: 3, vocabulary: {kind: list, candidates: ["", " a", " b", " c"]}}',
+            "prompt: {slots: [{name: a, candidates: [a, b]}, {name: b, candidates: [a, b, c]}]}",
+            "takes no space",
+        ),
+    ],
+)
+def test_mistakes_are_one_line(fedone: Fedone, folder: Path, was: str, now: str, said: str) -> None:
+    assert was in RUN
+    Path("run.yaml").write_text(RUN.replace(was, now))
+    code, _, err = fedone("tune", "run.yaml")
+    assert (code, len(err.splitlines())) == (2, 1), err
+    assert said in err
+
+
+class TestContract:
+    """`check_algorithm` by a method of the SDK with one flaw each."""
+
+    SPACE = Space.repeated(3, 4)
+
+    def made(self, **flaws: Any) -> Any:
+        method = make_method("gs-bdpl", prompt_len=3, vocab_size=4, num_samples=4, seed=0)
+
+        class Flawed:
+            def __getattr__(self, name: str) -> Any:
+                found = flaws.get(name, getattr(method, name))
+                if found is AttributeError:
+                    raise AttributeError(name)
+                return found
+
+        return Flawed()
+
+    def test_methods_of_the_sdk_keep_to_it(self) -> None:
+        for name in ("gs-bdpl", "bdpl", "random", "thompson", "evolution"):
+            method = make_method(name, prompt_len=3, vocab_size=4, num_samples=4, seed=0)
+            check_algorithm(method, space=self.SPACE, num_samples=4)
+
+    @pytest.mark.parametrize(
+        ("flaw", "said"),
+        [
+            ({"tell": AttributeError}, "without tell"),
+            ({"shape": (4, 3)}, r"shape: must be \(3, 4\)"),
+            ({"num_samples": 9}, "num_samples: must be 4"),
+            ({"init": lambda: np.ones((3, 4))}, "init: must return a State"),
+            ({"init": lambda: State(alpha=np.ones((2, 4)))}, "init: alpha must be of shape"),
+            ({"init": lambda: State(alpha=-np.ones((3, 4)))}, "init: alpha must not be negative"),
+            ({"project": lambda alpha: np.asarray(alpha) / 2}, "project: changes the alpha"),
+            ({"prompt": lambda state: np.array([0, 1, 4])}, "prompt: must be 3 indices"),
+            ({"ask": lambda *_: np.ones((4, 3))}, "ask: must return Candidates"),
+            ({"wanted": lambda state: 1}, r"wanted: must lie in \[2, 4\]"),
+        ],
+    )
+    def test_a_flaw_is_named(self, flaw: dict[str, Any], said: str) -> None:
+        with pytest.raises(MethodError, match=said):
+            check_algorithm(self.made(**flaw), space=self.SPACE, num_samples=4)
+
+    def test_what_changes_from_call_to_call_is_refused(self) -> None:
+        method = make_method("random", prompt_len=3, vocab_size=4, num_samples=4, seed=0)
+        rng = np.random.default_rng()
+        flawed = self.made(ask=lambda state, _, count=None: method.ask(state, rng, count))
+        with pytest.raises(MethodError, match="ask: gives other prompts for the same state"):
+            check_algorithm(flawed, space=self.SPACE, num_samples=4)
