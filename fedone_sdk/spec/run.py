@@ -52,14 +52,15 @@ class DataSpec(Spec):
     """Where examples come from and how they are spread over clients.
 
     Attributes:
-        train: Training file, or ``hf:NAME``.
+        train: Training file, or ``hf:NAME``. A served run needs one only where a vocabulary is
+            counted: clients bring their own rows.
         dev: Held-out file, or ``hf:NAME``; only evaluation sees it.
         num_clients: K.
         shots: Examples per class and client; null spreads all of them.
         partition: How the classes spread over clients.
     """
 
-    train: str
+    train: str | None = None
     dev: str | None = None
     num_clients: Annotated[int, Field(ge=1, le=1_000_000)] = 100
     shots: Annotated[int, Field(ge=1, le=100_000)] | None = None

@@ -57,6 +57,7 @@ from fedone_sdk.messages import (
     PromptReport,
     RoundReport,
     RunResult,
+    RunStatus,
     RunSummary,
     RunTask,
     SeatReport,
@@ -773,7 +774,7 @@ class ServedRun:
         if isinstance(effect, Accepted):
             self._active_at = self._clock.now()
         elif isinstance(effect, RunEnded):
-            _log.info("run ended", run_id=self.run_id, status=effect.status)
+            self._log_end(effect.status)
         elif isinstance(effect, Closed):
             _log.info("assignment closed", run_id=self.run_id, **asdict(effect))
         elif isinstance(effect, CapsRaised):
@@ -781,6 +782,14 @@ class ServedRun:
         elif isinstance(effect, ClientQuarantined):
             _log.warning("client quarantined", run_id=self.run_id, **asdict(effect))
         self._listener(self, effect)
+
+    def _log_end(self, status: RunStatus) -> None:
+        state = self.state
+        # What a provider said may quote a text; the summary does not.
+        reason = state.summary or state.reason
+        facts = {"status": status} | ({} if reason is None else {"reason": reason})
+        say = _log.warning if state.paused or status == "failed" else _log.info
+        say("run paused" if state.paused else "run ended", run_id=self.run_id, **facts)
 
     async def note(self, answers: Iterable[Answer]) -> None:
         """Counts what answers say of themselves; a model that the run did not know pauses it."""
