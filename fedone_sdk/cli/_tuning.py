@@ -120,6 +120,8 @@ def what_is_next(
         )
     elif can_go_on(result):
         yield f"{result.reason}; goes on with: {same_command()}"
+    if result.status == "budget_exhausted" and result.rounds:
+        yield "a higher cap lets the run go on: in the file, or by --raise UNIT=N"
     yield f"kept in {state.store}; a report: fedone report {result.run_id} --store {place}"
 
 
