@@ -99,7 +99,7 @@ def test_one_program(start: Start, program: str) -> None:
     ("bug", "line"),
     [
         ("raises", "RuntimeError: a bug of my own"),
-        ("nan", "log-probabilities of an input must be finite numbers"),
+        ("nan", "log-probabilities must be finite numbers, not [nan, nan]"),
     ],
 )
 def test_a_model_with_a_bug(start: Start, program: str, bug: str, line: str) -> None:
