@@ -16,13 +16,13 @@ from tests.browser.stage import DESKTOP, PHONE, Chromium, browsing
 from tests.browser.states import STATES, walk
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "images" / "dashboard"
-WHOLE = ("run", "run-waiting", "run-ended")
+WHOLE = ("run", "run-waiting", "run-ended", "run-unfit")
 """States of which the whole page is shown, not what fits into the window."""
 WANTED = {
     ("light", DESKTOP): STATES,
     ("dark", DESKTOP): ("run",),
-    ("light", PHONE): ("runs", "run"),
-    ("dark", PHONE): ("sign-in", "run-disconnected"),
+    ("light", PHONE): ("runs", "run", "run-raise"),
+    ("dark", PHONE): ("sign-in", "run-disconnected", "run-ended"),
 }
 COLOURS = 256
 

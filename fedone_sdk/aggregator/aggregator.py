@@ -230,6 +230,7 @@ class Aggregator:
             proposer: The model of ``prompt.proposer``, open; without it nothing is proposed.
 
         Raises:
+            DataError: A row of `dev` does not fit the task.
             SpecError: The run cannot work, or its name is taken by a different run.
             LabelWordError: A label word is not one token of the model.
         """

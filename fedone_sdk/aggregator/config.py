@@ -394,7 +394,7 @@ def _public_text(spec: RunSpec, path: Path) -> list[str]:
     ]
     if not counted:
         return []
-    if spec.data is None:
+    if spec.data is None or spec.data.train is None:
         key, kind = counted[0]
         raise SpecError(
             f"{key}.kind: {kind} counts public text, so it needs data.train; file and list do not",

@@ -52,6 +52,7 @@ from fedone_sdk.backends.wrappers import BudgetedBackend
 from fedone_sdk.budget import Budget
 from fedone_sdk.candidates import label_checks
 from fedone_sdk.clock import Clock
+from fedone_sdk.data import check_examples
 from fedone_sdk.errors import (
     BackendError,
     BackendUnavailable,
@@ -344,10 +345,12 @@ class Service:
             proposer: The model of ``prompt.proposer``; without it nothing is proposed.
 
         Raises:
+            DataError: A row of `dev` does not fit the task.
             SpecError: The run cannot work, or its name is taken by a different run.
             LabelWordError: A label word is not one token of the model.
             BackendError: The model cannot be asked.
         """
+        check_examples(spec.task, dev, "dev")
         async with self._adding:
             run = await self.known(spec.name)
             if run is None:

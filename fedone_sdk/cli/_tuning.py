@@ -120,6 +120,8 @@ def next_steps(
         )
     elif is_resumable(result):
         yield f"{result.reason}; continue with: {same_command()}"
+    if result.status == "budget_exhausted" and result.rounds:
+        yield "a higher cap lets the run continue: in the file, or by --raise UNIT=N"
     own = " --run RUN.yaml" if spec.method.name == "own" else ""
     yield f"kept in {state.store}; a report: fedone report {result.run_id} --store {place}{own}"
 

@@ -184,7 +184,7 @@ def client(
         token=token,
         data=examples,
         backend=own,
-        on_event=_log_event,
+        on_event=_EventLog(),
         state_dir=state,
         require_privacy=required,
         sign=sign,
@@ -217,19 +217,22 @@ def _required(
     return validate_spec(RequiredPrivacy, document, source="arguments") if document else None
 
 
-_LOGGED = ("updated", "offline", "online")
-"""Events that the library itself logs."""
+class _EventLog:
+    """Logs a client's events, except those that the library itself logs."""
 
+    def __init__(self) -> None:
+        self._offline = False
 
-def _log_event(event: ClientEvent) -> None:
-    if event.kind in _LOGGED:
-        return
-    facts = {
-        item.name: value
-        for item in fields(event)
-        if item.name != "kind" and (value := getattr(event, item.name)) is not None
-    }
-    _log.info(event.kind, **facts)
+    def __call__(self, event: ClientEvent) -> None:
+        if event.kind in ("offline", "online"):
+            self._offline = event.kind == "offline"
+        elif event.kind != "updated" and not (self._offline and event.kind == "waiting"):
+            facts = {
+                item.name: value
+                for item in fields(event)
+                if item.name != "kind" and (value := getattr(event, item.name)) is not None
+            }
+            _log.info(event.kind, **facts)
 
 
 def _own(kind: BackendName, model: str | None, url: str | None) -> LLMBackend:

@@ -66,7 +66,7 @@ async def _plan(run: RunFile, probe: bool, transport: TransportName) -> tuple[Ru
 
 def _print(output: Output, plan: RunPlan, time_taken: str) -> None:
     cap, evaluation = plan.cap.queries, plan.evaluation
-    likely = plan.rounds_expected >= plan.rounds
+    likely = plan.rounds_expected >= plan.rounds_planned
     verdict = "yes" if plan.sufficient else "probably" if likely else "no"
     output.heading(f"{plan.name}: {plural(plan.clients, 'client')}, {plan.vocab_size} candidates")
     output.facts(
@@ -74,7 +74,7 @@ def _print(output: Output, plan: RunPlan, time_taken: str) -> None:
             "training queries": f"{plan.training_queries} at most"
             f"{'' if cap is None else f', cap {cap}'} ({plan.queries_per_round} per round)",
             "cap suffices": f"{verdict}: pays about {plan.rounds_expected} of "
-            f"{plural(plan.rounds, 'round')}, {plan.rounds_affordable} at worst",
+            f"{plural(plan.rounds_planned, 'round')}, {plan.rounds_affordable} at worst",
             "evaluation queries": f"{evaluation.queries} (no prompt {evaluation.no_prompt}, "
             f"untrained {evaluation.before}, curve {evaluation.curve}, tuned {evaluation.after})",
             "requests": f"about {plan.expected.requests} ({plan.distinct_share:.0%} of prompts "

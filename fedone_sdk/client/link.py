@@ -16,7 +16,7 @@ from fedone_sdk.client.outbox import Unsent
 from fedone_sdk.client.patience import RetryPolicy
 from fedone_sdk.client.transport import Idle, Transport, new_private_key, public_key_of
 from fedone_sdk.client.work import Assigned
-from fedone_sdk.errors import MessageError, SpecError, TransportError
+from fedone_sdk.errors import MessageError, ProblemError, SpecError, TransportError
 from fedone_sdk.messages import (
     Claim,
     Decline,
@@ -102,7 +102,7 @@ class RetryingTransport:
         Raises:
             MissingExtraError: It shall sign, and cannot.
             ProblemError: The token is not valid.
-            SpecError: There is neither an identity nor a token.
+            SpecError: There is neither an identity nor a token, or nothing enrols at this URL.
             TransportError: The server cannot be reached.
         """
         if not self.credential:
@@ -117,7 +117,7 @@ class RetryingTransport:
                 nonce=self.identity.nonce(key),
                 public_key=None if key is None else public_key_of(key),
             )
-            with self._impatient():
+            with self._impatient(), self._at_an_aggregator():
                 self.identity.enrolled(
                     await self._patience.persist(lambda: self.transport.enrol(token, message))
                 )
@@ -188,6 +188,20 @@ class RetryingTransport:
             yield
         finally:
             timer.cancel()
+
+    @contextmanager
+    def _at_an_aggregator(self) -> Iterator[None]:
+        """Names the address where an aggregator answers that enrolment is not there."""
+        try:
+            yield
+        except ProblemError as exc:
+            if exc.code != "not_found":
+                raise
+            raise SpecError(
+                f"server: {self.identity.server} is not the base URL of an aggregator: "
+                f"{exc.detail}; allowed is http(s)://HOST[:PORT] and the path that a proxy adds",
+                source="arguments",
+            ) from exc
 
     async def _call(self, call: Callable[[str], Awaitable[T]]) -> T:
         return await self._patience.persist(lambda: call(self.credential))

@@ -124,7 +124,9 @@ def _wait_s(state: tenacity.RetryCallState) -> float:
 
 
 def _log_retry(state: tenacity.RetryCallState) -> None:
-    _log.debug("trying again", attempt=state.attempt_number, reason=str(_failure(state)))
+    # Without a configuration of its own, structlog prints every level.
+    if structlog.is_configured():
+        _log.debug("trying again", attempt=state.attempt_number, reason=str(_failure(state)))
 
 
 def _failure(state: tenacity.RetryCallState) -> BaseException | None:

@@ -91,6 +91,8 @@ class Federation:
         data, task = spec.data, spec.task
         if data is None:
             raise SpecError("data: is required to tune on this machine")
+        if data.train is None:
+            raise SpecError("data.train: is required to tune on this machine")
         load_method(spec.method, base_dir)
         with _prefixed_errors("data.train"):
             train = _examples(data.train, base_dir, "train")

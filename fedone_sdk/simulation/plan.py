@@ -83,6 +83,8 @@ class RunPlan(Message):
         vocab_size: N of the vocabulary as built.
         queries_per_round: K* x I x E.
         rounds: T of the run.
+        rounds_planned: Rounds that the method plans with. A search in the losses exchange plans
+            with what the cap on queries pays, all else with T.
         rounds_affordable: Full rounds that the caps cover in the worst case, at most T.
         rounds_expected: Full rounds that the caps are expected to cover, at most T.
         training_queries: Upper bound.
@@ -101,7 +103,7 @@ class RunPlan(Message):
         censoring: Whether label log-probabilities are ``exact``, or ``unknown``: the provider
             returns only the likeliest tokens, and only queries show which labels are missing.
         exchanges: Bytes in either exchange.
-        sufficient: Whether the caps cover all rounds in the worst case.
+        sufficient: Whether the caps cover all planned rounds in the worst case.
         warnings: Likely problems.
         priced: Whether the model's price is known; else `usd` is null in JSON.
     """
@@ -112,6 +114,7 @@ class RunPlan(Message):
     vocab_size: int
     queries_per_round: int
     rounds: int
+    rounds_planned: int
     rounds_affordable: int
     rounds_expected: int
     training_queries: int
@@ -178,6 +181,8 @@ async def plan_run(
     training = spec.rounds * per_round if cap is None else min(cap, spec.rounds * per_round)
     # Races at the end use fewer prompts per round.
     rounds = math.ceil(training / per_round)
+    adapts = method.pools and participation.exchange == "losses"
+    planned = max(1, training // per_round) if adapts else spec.rounds
     evaluation = _evaluation(federation, rounds=rounds)
     points = rounds // spec.evaluation.every if spec.evaluation.every else 0
     held_out = (costs.worst_measured * evaluation.queries).without_queries()
@@ -201,6 +206,7 @@ async def plan_run(
         vocab_size=len(federation.vocabulary),
         queries_per_round=per_round,
         rounds=spec.rounds,
+        rounds_planned=planned,
         rounds_affordable=affordable,
         rounds_expected=Account(cap=spec.budget, spent=measured).affordable(
             per_round_expected + Usage(queries=per_round), spec.rounds
@@ -224,8 +230,11 @@ async def plan_run(
             for exchange in _EXCHANGES
             if exchange == "losses" or spec.method.name != "own"  # No device has it.
         },
-        sufficient=affordable >= spec.rounds,
-        warnings=(*troubles, *_warnings(federation, per_round, affordable, evaluation)),
+        sufficient=affordable >= planned,
+        warnings=(
+            *troubles,
+            *_warnings(federation, per_round, affordable, planned, evaluation),
+        ),
         priced="usd" in backend.bounds,
     )
 
@@ -393,7 +402,11 @@ def _distinct_share(federation: Federation) -> float:
 
 
 def _warnings(
-    federation: Federation, per_round: int, affordable: int, evaluation: EvaluationPlan
+    federation: Federation,
+    per_round: int,
+    affordable: int,
+    planned: int,
+    evaluation: EvaluationPlan,
 ) -> list[str]:
     spec, found = federation.spec, []
     size, smallest = spec.method.batch_size, min(map(len, federation.shards))
@@ -402,8 +415,8 @@ def _warnings(
         found.append("budget: no cap is set")
     if not affordable:
         found.append(f"budget: cannot pay one round of {per_round} queries at worst case")
-    elif affordable < spec.rounds:
-        found.append(f"budget: pays {affordable} of {spec.rounds} rounds at worst case")
+    elif affordable < planned:
+        found.append(f"budget: pays {affordable} of {planned} rounds at worst case")
     limit = spec.evaluation.queries
     if limit is not None and limit < evaluation.queries:
         found.append(f"evaluation.queries: {limit} of {evaluation.queries} needed")

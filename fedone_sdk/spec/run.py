@@ -59,14 +59,15 @@ class DataSpec(Spec):
     """Source of examples, and their partition over clients.
 
     Attributes:
-        train: Training file, or ``hf:NAME``.
+        train: Training file, or ``hf:NAME``. A served run needs one only if a vocabulary is
+            counted from it, because clients bring their own rows.
         dev: Held-out file, or ``hf:NAME``; used only by evaluation.
         num_clients: K.
         shots: Examples per class and client; null uses all of them.
         partition: Partition of the classes over clients.
     """
 
-    train: str
+    train: str | None = None
     dev: str | None = None
     num_clients: Annotated[int, Field(ge=1, le=1_000_000)] = 100
     shots: Annotated[int, Field(ge=1, le=100_000)] | None = None

@@ -35,7 +35,7 @@ def test_a_table_becomes_a_run(fedone: Fedone, folder: Path) -> None:
     spec = RunSpec.load("run.yaml")
     # Words of the labels that are one token of the model.
     assert spec.task.labels == {"Good": " good", "unsatisfactory_service": " service"}
-    assert (spec.budget and spec.budget.queries, spec.rounds) == (12, 2)
+    assert (spec.budget and spec.budget.queries, spec.rounds) == (12, 20)
     rows = [json.loads(line) for line in Path("my-tickets.dev.jsonl").read_text().splitlines()]
     assert len(rows) == 16
     assert {row["label"] for row in rows} == set(spec.task.labels)

@@ -9,16 +9,14 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from fedone_sdk import assets
 from fedone_sdk.messages import RunResult
+from tests.acceptance.processes import Start, free_port, starting, until
 
 RUN = """\
 name: tiny
@@ -39,66 +37,13 @@ auth: {{enrolment_tokens: [enrol-me-please], admin_token: {{env: TEST_ADMIN_TOKE
 runs: [run.yaml]
 """
 ADMIN = "an-admin-token"
-PATIENCE_S = 40.0
-
-
-class Process:
-    """A command under way, its output in files."""
-
-    def __init__(self, folder: Path, number: int, arguments: tuple[object, ...]) -> None:
-        self._out, self._err = folder / f"{number}.out", folder / f"{number}.err"
-        with self._out.open("wb") as out, self._err.open("wb") as err:
-            self.popen = subprocess.Popen(
-                [sys.executable, "-m", "fedone_sdk.cli", *map(str, arguments)],
-                stdout=out,
-                stderr=err,
-                cwd=folder,
-                env=os.environ
-                | {
-                    "PYTHONPATH": str(Path(__file__).parents[2]),
-                    "FEDONE_TOKEN": "enrol-me-please",
-                    "TEST_ADMIN_TOKEN": ADMIN,
-                    "FEDONE_ADMIN_TOKEN": ADMIN,
-                },
-            )
-
-    @property
-    def out(self) -> str:
-        return self._out.read_text()
-
-    @property
-    def err(self) -> str:
-        return self._err.read_text()
-
-    def ended(self) -> int:
-        return self.popen.wait(PATIENCE_S)
-
-    def says(self, text: str) -> None:
-        """Returns once the output holds `text`."""
-        until(lambda: text in self.out + self.err, self)
-
-
-def until(true: Callable[[], Any], process: Process) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not true():
-        # No manual clock reaches into another process.
-        assert process.popen.poll() is None, f"ended early: {process.out}{process.err}"
-        assert time.monotonic() < deadline, f"waited too long: {process.out}{process.err}"
-        time.sleep(0.02)
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Process]]:
-    with ExitStack() as stack:
-        count = iter(range(100))
-
-        def run(*arguments: object) -> Process:
-            process = Process(tmp_path, next(count), arguments)
-            stack.enter_context(process.popen)
-            stack.callback(process.popen.kill)
-            return process
-
-        yield run
+def start(tmp_path: Path) -> Iterator[Start]:
+    tokens = {"TEST_ADMIN_TOKEN": ADMIN, "FEDONE_ADMIN_TOKEN": ADMIN}
+    with starting(tmp_path, FEDONE_TOKEN="enrol-me-please", **tokens) as found:
+        yield found
 
 
 @pytest.fixture
@@ -107,15 +52,6 @@ def folder(tmp_path: Path) -> Path:
     for name, rows in ("train", lines[:40]), ("one", lines[:20]), ("two", lines[20:40]):
         (tmp_path / f"{name}.jsonl").write_text("".join(rows))
     return tmp_path
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
-Start = Callable[..., Process]
 
 
 def local_run(folder: Path, *, rounds: int) -> Path:

@@ -21,18 +21,27 @@ STATES = (
     "run",
     "run-values",
     "run-stop",
+    "run-raise",
+    "run-model-away",
     "run-viewer",
     "run-disconnected",
     "run-stopped",
     "run-ended",
+    "run-unfit",
     "runs",
     "not-found",
+    "no-page",
+    "nothing-there",
     "unreachable",
 )
 """Their names, in the order of `walk`."""
 
 RUN = "#/runs/sentiment"
 ENDED = "Completed|Budget used up"
+URGENCY = {
+    "template": "{prompt} {text} It was {mask}.",
+    "labels": {"low": " terrible", "high": " great"},
+}
 
 
 async def walk(
@@ -87,6 +96,8 @@ async def walk(
         release.set()
         await expect(page.get_by_role("figure", name="Loss over queries")).to_be_visible()
         await expect(main).to_contain_text("Round 35 under way")
+        # Lost work is grouped by its reason.
+        await expect(page.get_by_role("region", name="Errors")).to_contain_text("4 times")
         yield "run", page
 
         loss = page.get_by_role("figure", name="Loss over queries")
@@ -98,6 +109,16 @@ async def walk(
         await expect(page.get_by_role("dialog")).to_be_visible()
         yield "run-stop", page
         await page.get_by_role("button", name="Keep running").click()
+        await page.get_by_role("button", name="Raise caps").click()
+        await expect(page.get_by_role("dialog")).to_be_visible()
+        yield "run-raise", page
+        await page.keyboard.press("Escape")
+        stage.trouble = "the key is not accepted"
+        notice = page.get_by_text("The model is not asked at the moment.")
+        await expect(notice).to_be_visible()
+        yield "run-model-away", page
+        stage.trouble = None
+        await expect(notice).to_be_hidden()
 
         await page.get_by_role("button", name="Sign out").click()
         await watcher.sign_in(VIEWER, RUN)
@@ -124,16 +145,29 @@ async def walk(
         stage.start_devices(3)  # All runs had ended: the others have gone home.
         await stage.reach(60)
         await expect(page.get_by_role("heading", level=1)).to_contain_text(re.compile(ENDED))
+        worth = page.get_by_role("region", name="Was it worth it?")
+        await expect(worth).to_contain_text("One answer for everything")
         yield "run-ended", page
 
+        await stage.add_run("urgency", task=URGENCY)
+        stage.start_devices(3)
+        await watcher.visit("#/runs/urgency")
+        await expect(main).to_contain_text("fit: no row fits: field 'label' is 0, not one of: ")
+        yield "run-unfit", page
         await page.get_by_role("link", name="Runs").click()
-        await expect(page.get_by_role("row")).to_have_count(3)
+        await expect(page.get_by_role("row")).to_have_count(4)
         yield "runs", page
         await watcher.visit("#/runs/nothing")
         await expect(page.get_by_role("alert")).to_contain_text("There is no such resource")
         yield "not-found", page
+        await watcher.visit("#/nothing/here")
+        await expect(page.get_by_role("heading", name="There is no such page")).to_be_visible()
+        yield "no-page", page
+        await watcher.visit("runs/sentiment")
+        await expect(page.get_by_text("Nothing is at /runs/sentiment.")).to_be_visible()
+        yield "nothing-there", page
         await watcher.visit("#/")
-        await expect(page.get_by_role("row")).to_have_count(3)
+        await expect(page.get_by_role("row")).to_have_count(4)
         await stage.shut()
         # The page itself comes from the server, too; what it has is what a tab had before.
         await page.evaluate("location.hash = '#/runs/sentiment'")

@@ -92,7 +92,12 @@ def test_a_description_is_valid(text: str, tmp_path: Path, monkeypatch: pytest.M
     file.write_text(text, encoding="utf-8")
     document = load_yaml(file)
     spec = validate_spec(_model_of(document), document, source="the page")
-    if isinstance(spec, RunSpec) and spec.data and (ROOT / spec.data.train).exists():
+    if (
+        isinstance(spec, RunSpec)
+        and spec.data
+        and spec.data.train
+        and (ROOT / spec.data.train).exists()
+    ):
         federation = Federation.load(spec, ROOT)  # Its template fits its data.
         assert federation.dev
 

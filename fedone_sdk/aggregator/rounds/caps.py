@@ -37,7 +37,9 @@ def raise_caps(rules: Rules, event: RaiseRequested, state: RunState, now: float)
     if ended and state.status != "budget_exhausted" and not _has_more_queries(rules, state, cap):
         done = f"after {state.round} of {rules.spec.rounds} rounds"
         raise ProblemError(
-            "run_conflict", f"the run is {state.status} {done}: a higher cap gives it no more work"
+            "run_conflict",
+            f"the run is {state.status} {done}: a higher cap gives it no more work, and more "
+            "rounds are another run, with a name of its own",
         )
     state = replace(state, account=replace(account, cap=cap))
     if ended:

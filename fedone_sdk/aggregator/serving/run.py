@@ -59,6 +59,7 @@ from fedone_sdk.messages import (
     PromptReport,
     RoundReport,
     RunResult,
+    RunStatus,
     RunSummary,
     RunTask,
     SeatReport,
@@ -799,7 +800,7 @@ class ServedRun:
         if isinstance(effect, Accepted):
             self._active_at = self._clock.now()
         elif isinstance(effect, RunEnded):
-            _log.info("run ended", run_id=self.run_id, status=effect.status)
+            self._log_end(effect.status)
         elif isinstance(effect, WorkClosed):
             _log.info("assignment closed", run_id=self.run_id, **asdict(effect))
         elif isinstance(effect, CapsRaised):
@@ -807,6 +808,14 @@ class ServedRun:
         elif isinstance(effect, ClientQuarantined):
             _log.warning("client quarantined", run_id=self.run_id, **asdict(effect))
         self._listener(self, effect)
+
+    def _log_end(self, status: RunStatus) -> None:
+        state = self.state
+        # A provider's words may quote a text; the summary does not.
+        reason = state.summary or state.reason
+        facts = {"status": status} | ({} if reason is None else {"reason": reason})
+        log = _log.warning if state.paused or status == "failed" else _log.info
+        log("run paused" if state.paused else "run ended", run_id=self.run_id, **facts)
 
     async def record_answers(self, answers: Iterable[Answer]) -> None:
         """Update the counters from answers; a new model name pauses the run."""

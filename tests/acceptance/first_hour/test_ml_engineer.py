@@ -1,0 +1,82 @@
+"""An ML engineer: the quickstart, an own table, a plan, a run, more budget, a report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from fedone_sdk.messages import RunResult
+from fedone_sdk.spec import RunSpec
+from tests.acceptance.first_hour.desk import plain, tickets_csv
+from tests.acceptance.processes import Start
+
+
+def test_the_quickstart_ends_with_a_verdict(start: Start, tmp_path: Path) -> None:
+    run = start("quickstart", "--model", "mini", "--cap", 50, "--json", "result.json")
+    assert run.ended() == 0, run.err
+    verdict = json.loads((tmp_path / "result.json").read_text())["verdict"]["text"]
+    assert f"verdict {verdict}\n" in plain(run.out)
+    assert "over no prompt with bias (95 %" in verdict
+    assert "for 50 queries" in verdict
+
+
+def test_a_table_becomes_a_tuned_prompt(start: Start, tmp_path: Path) -> None:
+    tickets_csv(tmp_path)
+    init = start("init", "tickets.csv", "--model", "roberta-mini", "--queries", 12)
+    assert init.ended() == 0, init.err
+    assert "run.yaml: texts of 'text', labels of 'label'" in init.out
+    assert "label words bad: ' bad', good: ' good'\n" in plain(init.out)
+    assert "Next: fedone plan run.yaml, then fedone tune run.yaml" in init.out
+
+    plan = start("plan", "run.yaml")
+    assert plan.ended() == 0, plan.err
+    assert "training queries 12 at most, cap 12 (6 per round)\n" in plain(plan.out)
+    assert "cap suffices yes: pays about 2 of 2 rounds, 2 at worst\n" in plain(plan.out)
+
+    files = ("--report", "report.html", "--artefact", "prompt.json", "--json", "result.json")
+    tune = start("tune", "run.yaml", *files)
+    assert tune.ended() == 0, tune.err
+    result = RunResult.model_validate_json((tmp_path / "result.json").read_bytes())
+    verdict = result.verdict
+    assert verdict is not None
+    assert verdict.text in tune.out
+    assert verdict.conclusion in ("worth_keeping", "unclear", "worse", "guessing")
+    for baseline in (
+        "One answer for everything",
+        "No prompt",
+        "No prompt, with its own label bias",
+        "Untrained prompt",
+        "Tuned prompt",
+    ):
+        assert f"  {baseline}  " in tune.out
+    assert "USD 0.0000" in tune.out  # A model of this machine is known to cost nothing.
+    assert "a higher cap lets the run continue: in the file, or by --raise UNIT=N\n" in tune.err
+    artefact = json.loads((tmp_path / "prompt.json").read_text())
+    assert artefact["evaluation"]["verdict"]["text"] == verdict.text
+    report = (tmp_path / "report.html").read_text()
+    assert 0 < report.index(verdict.text[1:]) < report.index("<h2")
+
+    # More budget: in the file, or by the option; what was paid for is not paid again.
+    again = start("tune", "run.yaml", "--raise", "queries=24", "--json", "result.json")
+    assert again.ended() == 0, again.err
+    assert "raised queries 12 -> 24; goes on after round 2\n" in again.err
+    more = RunResult.model_validate_json((tmp_path / "result.json").read_bytes())
+    assert (more.rounds, more.spent.queries) == (4, 24)
+    assert more.history[:2] == result.history
+    # No prompt and the untrained one were measured already.
+    assert "went on after round 2; " in again.err
+    free = int(again.err.split("went on after round 2; ")[1].split(" answers free")[0])
+    assert free >= 6
+
+    spec = (tmp_path / "run.yaml").read_text()
+    (tmp_path / "run.yaml").write_text(spec.replace("batch_size: 16", "batch_size: 8"))
+    other = start("tune", "run.yaml")
+    assert other.ended() == 2
+    assert "changed: budget.queries 24 -> 12, method.batch_size 16 -> 8" in other.err
+    assert "start over with --fresh, which keeps the answers" in other.err
+    assert RunSpec.load(tmp_path / "run.yaml").name == "tickets"
+
+    report = start("report", "tickets", "--store", ".fedone/tickets.db", "-o", "again.html")
+    assert report.ended() == 0, report.err
+    assert more.verdict is not None
+    assert more.verdict.text[1:] in (tmp_path / "again.html").read_text()
