@@ -14,7 +14,7 @@ from typing import Self
 from fedone_sdk.aggregator import Aggregator, ServedRun
 from fedone_sdk.backends import LOG_ZERO, Answer, EmbeddingSpace, LLMBackend, Query, Want
 from fedone_sdk.budget import Usage
-from fedone_sdk.client import EdgeClient, Trainer
+from fedone_sdk.client import EdgeClient, Hooks, Trainer
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import Store
 from fedone_sdk.task import Example, Part, Rendered, ScoreFunction
@@ -222,6 +222,5 @@ class LoopbackFederation:
             token=self.token,
             data=data,
             backend=backend,
-            trainer=trainer,
-            score=score,
+            hooks=Hooks(trainer=trainer, score=score),
         )

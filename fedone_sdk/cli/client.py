@@ -161,7 +161,7 @@ def client(
 ) -> None:
     """Take part in prompt tuning with this machine's data, until the run has ended.
 
-    Ctrl-C or SIGTERM finishes the work under way; a second one breaks it off. Logs are JSON lines
+    Ctrl-C or SIGTERM finishes the work in progress; a second one cancels it. Logs are JSON lines
     on standard output.
     """
     if check:
@@ -174,19 +174,17 @@ def client(
     examples = load_examples(data)
     own = None if backend is None else _own(backend, model, base_url)
 
-    from fedone_sdk.client import EdgeClient, Network
+    from fedone_sdk.client import EdgeClient, Hooks, Network, WorkPolicy
 
     edge = EdgeClient(
         server,
         token=token,
         data=examples,
         backend=own,
-        on_event=_log_event,
         state_dir=state,
-        require_privacy=required,
-        sign=sign,
-        run_id=run_id,
-        network=Network(proxy=proxy, ca_file=ca, cert_file=cert, key_file=key),
+        policy=WorkPolicy(run_id=run_id, privacy=required),
+        hooks=Hooks(on_event=_log_event),
+        network=Network(proxy=proxy, ca_file=ca, cert_file=cert, key_file=key, sign=sign),
     )
     if check:
         raise typer.Exit(asyncio.run(_check(edge, own, server)))

@@ -18,7 +18,11 @@ HEAVY = ("numpy", "torch", "openai", "vllm", "onnxruntime", "sqlalchemy", "token
 NOT_A_DEVICES = (
     *("aiohttp.web", "sqlite3", "tomllib"),
     *(f"fedone_sdk.{name}" for name in ("aggregator", "algorithms", "candidates", "stores")),
-    *("fedone_sdk.backends.wrappers", "fedone_sdk.budget.ledger", "fedone_sdk.client.own_oracle"),
+    *(
+        "fedone_sdk.backends.wrappers",
+        "fedone_sdk.budget.ledger",
+        "fedone_sdk.client.backend_oracle",
+    ),
     *("fedone_sdk.messages.run", "fedone_sdk.messages.schema"),
     *("fedone_sdk.spec.backends", "fedone_sdk.spec.prompt", "fedone_sdk.spec.run"),
 )
