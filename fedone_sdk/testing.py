@@ -16,7 +16,7 @@ from fedone_sdk.backends import LOG_ZERO, Answer, EmbeddingSpace, LLMBackend, Qu
 from fedone_sdk.budget import Usage
 from fedone_sdk.client import EdgeClient, Hooks, Trainer
 from fedone_sdk.spec import RunSpec
-from fedone_sdk.stores import Store
+from fedone_sdk.stores import MemoryStore, Store
 from fedone_sdk.task import Example, Part, Rendered, ScoreFunction
 from fedone_sdk.vocabulary import Vocabulary
 
@@ -189,7 +189,10 @@ class LoopbackFederation:
     ) -> None:
         self._spec, self._vocabulary = spec, vocabulary
         self.aggregator = Aggregator(
-            backend=backend, store=store, enrolment_tokens=[self.token], admin_token="admin"
+            backend=backend,
+            store=store or MemoryStore(),
+            enrolment_tokens=[self.token],
+            admin_token="admin",
         )
         self.url = ""
         self._stack = AsyncExitStack()

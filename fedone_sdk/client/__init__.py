@@ -20,10 +20,10 @@ from fedone_sdk.client.turn import Outcome, Turn
 from fedone_sdk.spec.privacy import RequiredPrivacy
 
 if TYPE_CHECKING:
-    from fedone_sdk.client.admin import AdminClient, RunEvent
+    from fedone_sdk.client.admin import AdminClient
 else:
     # Its messages of runs are modules that a device does not need.
-    __getattr__, __dir__ = lazy(globals(), {"admin": "AdminClient RunEvent"})
+    __getattr__, __dir__ = lazy(globals(), {"admin": "AdminClient"})
 
 __all__ = [
     "AdminClient",
@@ -39,7 +39,6 @@ __all__ = [
     "OnlyWhen",
     "Outcome",
     "RequiredPrivacy",
-    "RunEvent",
     "RunFit",
     "Trainer",
     "Transport",

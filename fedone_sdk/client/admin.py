@@ -29,6 +29,7 @@ from fedone_sdk.messages import (
     Removal,
     RollBack,
     RoundReport,
+    RunEvent,
     RunResult,
     RunSummary,
     TokenInfo,
@@ -37,12 +38,9 @@ from fedone_sdk.messages import (
 )
 from fedone_sdk.spec import RunSpec
 
-__all__ = ["AdminClient", "RunEvent"]
+__all__ = ["AdminClient"]
 
 T = TypeVar("T")
-
-RunEvent = RoundReport | RunResult
-"""An event of a run: a finished round, again once its metric is known, or the final result."""
 
 _SUMMARIES: TypeAdapter[tuple[RunSummary, ...]] = TypeAdapter(tuple[RunSummary, ...])
 _INFLUENCES: TypeAdapter[tuple[ClientInfluence, ...]] = TypeAdapter(tuple[ClientInfluence, ...])

@@ -741,7 +741,7 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch, client: EdgeClient) -> None:
     async def turn(seconds: float) -> None:
         await asyncio.sleep(0)
 
-    monkeypatch.setattr(client, "_pause", turn)
+    monkeypatch.setattr(client._stop, "sleep", turn)
 
 
 class TestState:

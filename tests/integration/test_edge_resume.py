@@ -18,6 +18,7 @@ from fedone_sdk.backends import LLMBackend, Query
 from fedone_sdk.budget import Usage
 from fedone_sdk.client.identity import server_state
 from fedone_sdk.client.scoring import cuts
+from fedone_sdk.client.stop import StopSignal
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import Decline, RunResult, Score, Scores
 from fedone_sdk.simulation import Federation, MemoryTransport, plan_run, simulate
@@ -326,10 +327,10 @@ async def test_a_server_that_is_overloaded(monkeypatch: pytest.MonkeyPatch) -> N
                 raise ProblemError("rate_limited", "too many requests")
             return await super().score(credential, message)
 
-    async def turn(self: EdgeClient, seconds: float) -> None:
+    async def turn(self: StopSignal, seconds: float) -> None:
         await asyncio.sleep(0)
 
-    monkeypatch.setattr(EdgeClient, "_pause", turn)
+    monkeypatch.setattr(StopSignal, "sleep", turn)
     backend = ScriptedBackend()
     async with serving(spec_of("losses"), backend) as service:
         transport = Busy(service, dies_at=-1, answered=False)

@@ -332,7 +332,7 @@ class TestOddRows:
                 assert (await client.run_once()).outcome == "declined"
         (reason,) = watched.reasons
         assert reason == told[-1].reason
-        assert reason.startswith("the step cannot be asked: examples.0: ")
+        assert reason.startswith("the step cannot be sent: examples.0: ")
         assert "Jane" not in reason
 
 
@@ -360,10 +360,10 @@ class TestWhatIsTold:
         ("error", "reason"),
         [
             (BackendError(SAID), "the client's model failed"),
-            (BackendUnavailable(SAID), "the client's model cannot be asked now"),
+            (BackendUnavailable(SAID), "the client's model is not available now"),
             (
                 BackendBlocked(SAID),
-                "the client's model cannot be asked until somebody changes something",
+                "the client's model cannot be queried until its configuration changes",
             ),
             (
                 BudgetExhausted(SAID),

@@ -35,7 +35,7 @@ async def work(aggregator: Aggregator, client: EdgeClient) -> None:
     run = await aggregator.add_run(SPEC, WORDS)
     async with asyncio.timeout(60), client:
         working = asyncio.create_task(client.run_forever())
-        await aggregator.wait(run)
+        await run.wait()
         working.cancel()
         await asyncio.gather(working, return_exceptions=True)
     assert (run.result().status, run.result().rounds) == ("completed", 3)

@@ -32,7 +32,7 @@ def raised(rules: Rules, event: RaiseAsked, state: RunState, now: float) -> Tran
             raise ProblemError("run_conflict", f"{unit}: {held} are spent or leased already")
     if cap == account.cap:
         return state, ()
-    ended = state.status in ("budget_exhausted", "completed", "target_reached")
+    ended = state.status in ("budget_exhausted", "completed")
     if ended and state.status != "budget_exhausted" and not _has_more(rules, state, cap):
         done = f"after {state.round} of {rules.spec.rounds} rounds"
         raise ProblemError(
