@@ -45,6 +45,8 @@ T = TypeVar("T")
 _SUMMARIES: TypeAdapter[tuple[RunSummary, ...]] = TypeAdapter(tuple[RunSummary, ...])
 _INFLUENCES: TypeAdapter[tuple[ClientInfluence, ...]] = TypeAdapter(tuple[ClientInfluence, ...])
 
+_LOG_LINE: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
+
 _CONNECT_S = 30.0
 _PAGE = 1000
 """Clients of one request."""
@@ -135,7 +137,7 @@ class AdminClient:
 
     async def log(self, run_id: str) -> bytes:
         """Return a run's log: JSON lines, oldest first."""
-        return await self._call(bytes, "GET", _run(run_id, "log"))
+        return await self._call(_log_lines, "GET", _run(run_id, "log"))
 
     async def stop(self, run_id: str) -> RunResult:
         """End a run with what it has learnt."""
@@ -344,6 +346,12 @@ def _base(text: str) -> URL:
         # aiohttp would send them instead of the token.
         raise SpecError("server: must not hold a user or password", source="arguments")
     return base
+
+
+def _log_lines(body: bytes) -> bytes:
+    for line in body.splitlines():
+        _LOG_LINE.validate_json(line)
+    return body
 
 
 def _parse(parse: Callable[[bytes], T], body: bytes) -> T:
