@@ -20,7 +20,7 @@ from typing import Any
 from aiohttp import web
 
 from fedone_sdk import EdgeClient, FedOneError
-from fedone_sdk.client import ClientEvent
+from fedone_sdk.client import ClientEvent, Hooks
 
 FILE = web.AppKey("file", Path)
 LAST = web.AppKey("last", dict[str, Any])
@@ -68,7 +68,11 @@ def build_app(server: str, token: str, file: Path) -> web.Application:
 
     async def federated(app: web.Application) -> AsyncIterator[None]:
         async with EdgeClient(
-            server, token=token, data=lambda: rows(file), on_event=note, state_dir="app-state"
+            server,
+            token=token,
+            data=lambda: rows(file),
+            state_dir="app-state",
+            hooks=Hooks(on_event=note),
         ) as client:
             working = asyncio.create_task(take_part(client), name="edge client")
             yield

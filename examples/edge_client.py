@@ -16,38 +16,37 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedone_sdk import EdgeClient
+from fedone_sdk import EdgeClient, Hooks
 
 STATE = Path("device-state")
 
 
 def redact(text: str) -> str | None:
-    """Sees every text before it leaves the device; None would hold the example back."""
+    """Redact a text before it leaves the device; None would hold the example back."""
     return re.sub(r"\S+@\S+", "[mail]", text)
 
 
 def score(generated: str, example: Mapping[str, Any]) -> float:
-    """For runs whose loss is ``score``: how good a text of the model is, from 0 to 1."""
+    """Return the quality of a generated text, from 0 to 1, for runs with loss ``score``."""
     keywords = example["keywords"]
     return sum(word in generated for word in keywords) / len(keywords)
 
 
 def examples(file: Path) -> list[dict[str, Any]]:
-    """What the device holds at the moment; asked anew before each piece of work."""
+    """Return the current examples; called before each assignment."""
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line]
 
 
 async def take_part(server: str, token: str, file: Path, state: Path = STATE) -> None:
-    """Works until the aggregator says that its runs have ended, or until Ctrl-C."""
+    """Work until the aggregator's runs have ended, or until Ctrl-C."""
     async with EdgeClient(
         server,
         token=token,
         data=lambda: examples(file),
-        before_send=redact,
-        score=score,
         state_dir=state,  # so that a restarted app is the same device
+        hooks=Hooks(before_send=redact, score=score),
     ) as client:
-        # Work under way is finished first.
+        # Work in progress is finished first.
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, client.stop)
         await client.run_forever()
 

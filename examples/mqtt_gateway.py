@@ -19,7 +19,7 @@ from typing import Any
 import aiomqtt
 
 from fedone_sdk import EdgeClient
-from fedone_sdk.client import ClientEvent
+from fedone_sdk.client import ClientEvent, Hooks
 
 TOPIC = "sensors/+/feedback"
 ROWS_PER_SENSOR = 50
@@ -85,7 +85,11 @@ async def bridge(server: str, token: str, host: str, port: int, sensors_wanted: 
         listening = group.create_task(listen(host, port, sensors))
         await sensors.heard(sensors_wanted)
         async with EdgeClient(
-            server, token=token, data=sensors.held, on_event=show, state_dir="gateway-state"
+            server,
+            token=token,
+            data=sensors.held,
+            state_dir="gateway-state",
+            hooks=Hooks(on_event=show),
         ) as client:
             await client.run_forever()
         listening.cancel()

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fedone_sdk.client import ClientEvent, EdgeClient, EdgeClientThread
+from fedone_sdk.client import ClientEvent, EdgeClient, EdgeClientThread, Hooks
 
 
 def show(event: ClientEvent) -> None:
@@ -34,8 +34,8 @@ def main(server: str, token: str, file: str) -> None:
         server,
         token=token,
         data=lambda: rows(Path(file)),
-        on_event=show,
         state_dir="app-state",
+        hooks=Hooks(on_event=show),
     )
     with EdgeClientThread(client, stop_timeout_s=5) as working, suppress(KeyboardInterrupt):
         while working.running:

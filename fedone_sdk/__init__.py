@@ -1,4 +1,28 @@
-"""FedOne: tune a short prompt for a language model that can only be asked, on private data."""
+"""FedOne: tune a short prompt for a language model that can only be queried, on private data.
+
+A run with one device, on the embedded model (extras ``server`` and ``local``):
+
+.. code-block:: python
+
+    import asyncio
+    from fedone_sdk import Aggregator, EdgeClient, OnnxBackend, RunSpec, glue_task
+
+    async def main():
+        rows = [{"sentence": "a great film", "label": 1}, {"sentence": "a dull plot", "label": 0}]
+        words = {"kind": "list", "candidates": [" film", " opinion", " very", " it", " was"]}
+        spec = RunSpec(name="demo", task=glue_task("sst2"), rounds=5, method={"name": "thompson"},
+                       prompt={"length": 2, "vocabulary": words})
+        async with Aggregator(backend=OnnxBackend(), enrolment_tokens=["secret"]) as server:
+            run = await server.add_run(spec)
+            async with EdgeClient(await server.listen(), token="secret", data=rows) as device:
+                await device.run_forever()
+            print(await run.wait())
+
+    asyncio.run(main())
+
+`EdgeClient` is the device, `Aggregator` the server in a program; `AdminClient` manages a server
+over HTTP. The command ``fedone`` does the same from files.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +34,21 @@ if TYPE_CHECKING:
     from fedone_sdk.aggregator import Aggregator
     from fedone_sdk.backends import CachedBackend, LLMBackend, OnnxBackend
     from fedone_sdk.budget import Budget, BudgetGuard, SqliteLedger, Usage
-    from fedone_sdk.client import EdgeClient
+    from fedone_sdk.client import AdminClient, EdgeClient, Hooks, Network, WorkPolicy
     from fedone_sdk.errors import FedOneError
     from fedone_sdk.glue import glue_task
     from fedone_sdk.spec import RunSpec
     from fedone_sdk.task import TaskSpec
     from fedone_sdk.vocabulary import Vocabulary
 else:
-    # An edge device never pays for the server's half, nor a server for a local model.
+    # An edge device does not load the server, nor a server a local model.
     __getattr__, __dir__ = lazy(
         globals(),
         {
             "aggregator": "Aggregator",
             "backends": "CachedBackend LLMBackend OnnxBackend",
             "budget": "Budget BudgetGuard SqliteLedger Usage",
-            "client": "EdgeClient",
+            "client": "AdminClient EdgeClient Hooks Network WorkPolicy",
             "errors": "FedOneError",
             "glue": "glue_task",
             "spec": "RunSpec",
@@ -36,18 +60,22 @@ else:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AdminClient",
     "Aggregator",
     "Budget",
     "BudgetGuard",
     "CachedBackend",
     "EdgeClient",
     "FedOneError",
+    "Hooks",
     "LLMBackend",
+    "Network",
     "OnnxBackend",
     "RunSpec",
     "SqliteLedger",
     "TaskSpec",
     "Usage",
     "Vocabulary",
+    "WorkPolicy",
     "glue_task",
 ]

@@ -14,9 +14,9 @@ from typing import Self
 from fedone_sdk.aggregator import Aggregator, ServedRun
 from fedone_sdk.backends import LOG_ZERO, Answer, EmbeddingSpace, LLMBackend, Query, Want
 from fedone_sdk.budget import Usage
-from fedone_sdk.client import EdgeClient, Trainer
+from fedone_sdk.client import EdgeClient, Hooks, Trainer
 from fedone_sdk.spec import RunSpec
-from fedone_sdk.stores import Store
+from fedone_sdk.stores import MemoryStore, Store
 from fedone_sdk.task import Example, Part, Rendered, ScoreFunction
 from fedone_sdk.vocabulary import Vocabulary
 
@@ -189,7 +189,10 @@ class LoopbackFederation:
     ) -> None:
         self._spec, self._vocabulary = spec, vocabulary
         self.aggregator = Aggregator(
-            backend=backend, store=store, enrolment_tokens=[self.token], admin_token="admin"
+            backend=backend,
+            store=store or MemoryStore(),
+            enrolment_tokens=[self.token],
+            admin_token="admin",
         )
         self.url = ""
         self._stack = AsyncExitStack()
@@ -222,6 +225,5 @@ class LoopbackFederation:
             token=self.token,
             data=data,
             backend=backend,
-            trainer=trainer,
-            score=score,
+            hooks=Hooks(trainer=trainer, score=score),
         )

@@ -18,7 +18,7 @@ from typing import Any
 import toga
 from conditions import Conditions
 
-from fedone_sdk.client import ClientEvent, EdgeClient, EdgeClientThread
+from fedone_sdk.client import ClientEvent, EdgeClient, EdgeClientThread, Hooks
 
 
 def rows(file: Path) -> list[dict[str, Any]]:
@@ -36,10 +36,12 @@ class Companion(toga.App):
             server,
             token=token,
             data=lambda: rows(file),
-            only_when=conditions.hold,
-            # Called in the client's thread; widgets belong to the app's.
-            on_event=lambda event: self.loop.call_soon_threadsafe(self.show, event),
             state_dir=file.with_name("app-state"),
+            hooks=Hooks(
+                only_when=conditions.hold,
+                # Called in the client's thread; widgets belong to the app's.
+                on_event=lambda event: self.loop.call_soon_threadsafe(self.show, event),
+            ),
         )
         self.working = EdgeClientThread(self.client, stop_timeout_s=5)
         super().__init__("Companion", "org.example.companion", on_exit=self.leave)

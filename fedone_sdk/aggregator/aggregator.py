@@ -8,6 +8,8 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
 
+import structlog
+
 from fedone_sdk.aggregator.access.tokens import AdminToken, Authority, EnrolmentToken
 from fedone_sdk.aggregator.http.cors import NO_PAGES, CorsConfig
 from fedone_sdk.aggregator.http.drain import Drain
@@ -31,6 +33,8 @@ from fedone_sdk.vocabulary import Vocabulary
 
 __all__ = ["Aggregator"]
 
+_log = structlog.get_logger(__name__)
+
 
 class Aggregator:
     """Serves tuning runs to edge clients over HTTP.
@@ -39,26 +43,27 @@ class Aggregator:
         ```python
         async with Aggregator(backend=OnnxBackend(), enrolment_tokens=[token]) as aggregator:
             url = await aggregator.listen(port=8080)
-            run = await aggregator.add_run(spec, vocabulary)
-            await aggregator.wait(run)
-            print(run.result().prompt.text)
+            run = await aggregator.add_run(spec)
+            result = await run.wait()
+            print(result.prompt.text)
         ```
 
     Args:
-        backend: The gateway's model; None when clients bring their own. Stays the caller's.
-        store: Keeps runs and clients; in memory by default.
-        enrolment_tokens: Let a device enrol: secrets, or more than a secret.
+        backend: The gateway's model, which the caller closes; None if clients bring their own.
+        store: Keeps runs and clients. By default in memory: a restart loses runs, clients and what
+            they have spent.
+        enrolment_tokens: Tokens that devices enrol with: secrets, or tokens with limits.
         admin_token: Secret of a person in role admin. Without any such person, the routes for
-            people are shut.
+            people are closed.
         admin_tokens: More people, in their roles.
         require_signatures: Whether every device must sign its requests.
-        signature_window_s: How far the clock of a device that signs may be off, seconds.
-        limits: How often callers may ask, by default as often as they like.
-        cors: Which web pages may take part as devices, by default none.
-        clock: Tells the time.
+        signature_window_s: Allowed error of the clock of a device that signs, seconds.
+        limits: Rate limits of callers; none by default.
+        cors: Origins of web pages that may take part as devices; none by default.
+        clock: Returns the time.
         observers: Metrics and traces.
-        drain_s: How long requests under way may take at the end, seconds.
-        retention: How long is kept what has come to an end; for ever by default.
+        drain_s: How long requests in progress may take at the end, seconds.
+        retention: How long ended runs, logs and revoked clients are kept; for ever by default.
     """
 
     def __init__(
@@ -78,7 +83,9 @@ class Aggregator:
         drain_s: float = 1.0,
         retention: Retention = KEEP_ALL,
     ) -> None:
+        self._is_default_store = store is None
         store = store or MemoryStore()
+        self._is_durable = not isinstance(store, MemoryStore)
         if observers.metrics is not None or observers.tracing is not None:
             store = watched(store, observers.commit)
         self.service = Service(
@@ -104,6 +111,11 @@ class Aggregator:
         if observers.metrics is not None:
             observers.metrics.watch(self.service)
 
+    def __repr__(self) -> str:
+        """Return the runs, and what a restart would lose."""
+        lost = "" if self._is_durable else ", store in memory: not durable"
+        return f"Aggregator({len(self.service.runs)} runs served{lost})"
+
     async def __aenter__(self) -> Self:
         try:
             await self.open()
@@ -114,19 +126,24 @@ class Aggregator:
         return self
 
     async def open(self) -> None:
-        """Opens the store, and begins to take up the stored runs that run or wait.
+        """Open the store, and start to load the stored runs that are running or paused.
 
-        Entering ``async with`` does this and `taken_up`. A server that is to listen meanwhile calls
-        them itself, and `listen` between them; it ends with `__aexit__` all the same.
+        Entering ``async with`` does this and `taken_up`. A server that listens during the load
+        calls both itself, with `listen` in between, and ends with `__aexit__`.
         """
+        if self._is_default_store:
+            _log.warning(
+                "the store is in memory: a restart loses runs, clients and spending; "
+                "pass store=SqlStore.sqlite(path) to keep them"
+            )
         self._stack.push_async_callback(self.service.stop)
         await self.service.open()
 
     async def taken_up(self) -> None:
-        """Returns when the stored runs are taken up; devices, which wait for it, are let in.
+        """Return when the stored runs are loaded; devices are admitted from then on.
 
         Raises:
-            StoreUnavailable: The store went away.
+            StoreUnavailable: The store is not available.
         """
         await self.service.taken_up()
         self.service.begin()
@@ -142,9 +159,9 @@ class Aggregator:
         await self._stack.aclose()
 
     def drain(self) -> None:
-        """Takes leave: not ready any more, nobody waits for work, streams of events end.
+        """Begin the shutdown: not ready any more, waits for work and event streams end.
 
-        Requests are still answered, until the end of the ``async with``.
+        Requests are answered until the end of the ``async with``.
         """
         self.service.drain()
         self._drain.start()
@@ -157,13 +174,13 @@ class Aggregator:
         ssl_context: ssl.SSLContext | None = None,
         public_metrics: bool = False,
     ) -> str:
-        """Starts to accept requests.
+        """Start to accept requests.
 
         Args:
             host: Address to listen on.
             port: 0 picks a free one.
             ssl_context: Serves ``https``.
-            public_metrics: Whether anybody may read ``/metrics``, and not viewers only.
+            public_metrics: Whether ``/metrics`` needs no token.
 
         Returns:
             The base URL.
@@ -185,14 +202,14 @@ class Aggregator:
                 grace_s=self._drain_s,
                 keepalive_s=self._limits.keepalive_s,
                 first_request_s=self._limits.first_request_s,
-                # A device that hangs up must not keep its long poll, nor its place among those
-                # available.
+                # A device that disconnects must lose its long poll and its place among the
+                # available ones.
                 handler_cancellation=True,
             )
         )
 
     async def listen_metrics(self, *, host: str = "127.0.0.1", port: int = 0) -> str:
-        """Serves ``/metrics`` to everybody who reaches a port of its own.
+        """Serve ``/metrics`` on its own port, without a token.
 
         Args:
             host: Address to listen on.
@@ -202,7 +219,7 @@ class Aggregator:
             The base URL.
 
         Raises:
-            ValueError: There are no metrics among the observers.
+            ValueError: The observers have no metrics.
         """
         if self._observers.metrics is None:
             raise ValueError("there are no metrics to serve")
@@ -212,33 +229,40 @@ class Aggregator:
     async def add_run(
         self,
         spec: RunSpec,
-        vocabulary: Vocabulary,
+        vocabulary: Vocabulary | None = None,
         *,
         dev: Sequence[Example] = (),
         score: ScoreFunction | None = None,
         measure: MetricFunction | None = None,
         proposer: LLMBackend | None = None,
     ) -> ServedRun:
-        """Adds a run under its spec's name, or takes up the stored one.
+        """Add a run under its spec's name, or continue the stored one.
+
+        Example:
+            ```python
+            run = await aggregator.add_run(spec)
+            async for event in run.events():
+                print(event)
+            result = await run.wait()
+            ```
 
         Args:
             spec: The run. Its own method, if it has one, is imported, unless `load_method` did it.
-            vocabulary: Its candidates.
+            vocabulary: Its candidates; by default those of `spec.prompt`, with files relative to
+                the working directory. Sources that count training text must be built before
+                (`PromptSpec.build`).
             dev: Held-out examples to measure prompts on.
             score: The user's function that measures them, for loss ``score``.
-            measure: The user's function, for a metric of their own.
+            measure: The user's function, for a custom metric.
             proposer: The model of ``prompt.proposer``, open; without it nothing is proposed.
 
         Raises:
-            DataError: A row of `dev` does not fit the task.
-            SpecError: The run cannot work, or its name is taken by a different run.
+            BackendError: The model is not available.
+            DataError: The candidates cannot be built, or a row of `dev` does not fit the task.
             LabelWordError: A label word is not one token of the model.
+            SpecError: The run cannot work, or its name is taken by a different run.
         """
         load_method(spec.method)
         return await self.service.add_run(
             spec, vocabulary, dev=dev, score=score, measure=measure, proposer=proposer
         )
-
-    async def wait(self, run: ServedRun) -> None:
-        """Returns when the run has ended and its last prompt was measured."""
-        await self.service.wait(run)

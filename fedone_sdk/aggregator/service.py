@@ -325,32 +325,36 @@ class Service:
     async def add_run(
         self,
         spec: RunSpec,
-        vocabulary: Vocabulary,
+        vocabulary: Vocabulary | None = None,
         *,
         dev: Sequence[Example] = (),
         score: ScoreFunction | None = None,
         measure: MetricFunction | None = None,
         proposer: LLMBackend | None = None,
     ) -> ServedRun:
-        """Adds a run under its spec's name; a stored run with the same spec is taken up again.
+        """Add a run under its spec's name, or continue the stored run with the same spec.
 
-        Where the spec's caps are higher than those of the stored run, these are raised.
+        If the spec's caps are higher than those of the stored run, the caps are raised.
 
         Args:
             spec: The run.
-            vocabulary: Its candidates.
-            dev: Held-out examples to measure prompts on.
+            vocabulary: Its candidates; by default those of `spec.prompt`, with files relative to
+                the working directory. Sources that count training text must be built before
+                (`PromptSpec.build`).
+            dev: Held-out examples on which prompts are measured.
             score: The user's function that measures them, for loss ``score``.
-            measure: The user's function, for a metric of their own.
+            measure: The user's function, for a custom metric.
             proposer: The model of ``prompt.proposer``; without it nothing is proposed.
 
         Raises:
-            DataError: A row of `dev` does not fit the task.
-            SpecError: The run cannot work, or its name is taken by a different run.
+            BackendError: The model is not available.
+            DataError: The candidates cannot be built, or a row of `dev` does not fit the task.
             LabelWordError: A label word is not one token of the model.
-            BackendError: The model cannot be asked.
+            SpecError: The run cannot work, or its name is taken by a different run.
         """
         check_examples(spec.task, dev, "dev")
+        if vocabulary is None:
+            vocabulary = await in_thread(spec.prompt.build, spec.task)
         async with self._adding:
             run = await self.known(spec.name)
             if run is None:
@@ -516,6 +520,7 @@ class Service:
             names=self.access.names,
             listener=self._on_effect,
             priced=lambda: self._backend is None or "usd" in self._backend.bounds,
+            owner=self,
         )
 
     async def _probe_model(self, run: ServedRun) -> None:

@@ -39,6 +39,14 @@ class Account:
         """What may be spent by now: settled and leased."""
         return self.spent + self.leased
 
+    @property
+    def remaining(self) -> Budget | None:
+        """What is neither spent nor leased, by capped unit; None without a cap."""
+        if self.cap is None:
+            return None
+        left = {unit: max(cap - held, 0) for unit, cap, held in self.cap.pairs(self.held)}
+        return Budget.model_validate(left)
+
     def affordable(self, each: Usage, most: int) -> int:
         """How many times `each` (at most `most` times) still fits under the cap."""
         if self.cap is None:

@@ -127,6 +127,17 @@ class BudgetGuard:
         """What is spent and leased now."""
         return await self._call(lambda ledger: ledger.account(self.budget))
 
+    async def remaining(self) -> Budget | None:
+        """Return what can still be reserved, by capped unit; None without a budget.
+
+        Example:
+            ```python
+            left = await guard.remaining()
+            print(left.usd)  # 3.25
+            ```
+        """
+        return (await self.account()).remaining
+
     def _call(self, call: Callable[[Ledger], T]) -> asyncio.Future[T]:
         """Makes a call at once; no task, which the end of the event loop would cancel."""
         ledger = self._ledger

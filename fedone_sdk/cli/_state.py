@@ -21,7 +21,7 @@ __all__ = ["FOLDER", "KnownRun", "RunState", "default_store"]
 FOLDER = ".fedone"
 """Name of the state folder next to a RUN.yaml."""
 
-_FINAL = {"completed", "budget_exhausted", "target_reached"}
+_FINAL = {"completed", "budget_exhausted"}
 
 
 def default_store(run_id: str, folder: Path = Path()) -> Path:

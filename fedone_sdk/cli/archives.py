@@ -14,7 +14,7 @@ import typer
 
 from fedone_sdk.cli._failures import naming
 from fedone_sdk.cli._files import check_target, write_file
-from fedone_sdk.cli._http import call, parse
+from fedone_sdk.cli._http import call
 from fedone_sdk.cli._options import JsonFile, header_value
 from fedone_sdk.cli._output import Output, plural, size
 from fedone_sdk.cli._run_file import RunFile
@@ -226,21 +226,12 @@ def import_run(
     """
     from fedone_sdk.aggregator.serving import archive
     from fedone_sdk.clock import SystemClock
-    from fedone_sdk.messages import RunResult
 
     data = _read(source)
     load_own(run_path)
     _one_of({"--server": server, "--store": store})
     if server is not None:
-        body = call(
-            server,
-            _required(token),
-            "POST",
-            "/v1/runs/import",
-            body=data,
-            content_type="application/gzip",
-        )
-        result = parse(RunResult.model_validate_json, body)
+        result = call(server, _required(token), lambda admin: admin.import_run(data))
         typer.echo(f"run {result.run_id}: {result.status}, {plural(result.rounds, 'round')}")
         return
     # With a server's lock: a server of the same SQLite file would not see the run.
@@ -264,9 +255,11 @@ def _exported(
         store = str(default_store(run_id))
     _one_of({"--server": server, "--store": store})
     if server is not None:
-        params = {"credentials": str(with_credentials).lower()}
-        path = f"/v1/runs/{run_id}/export"
-        data = call(server, _required(token), "GET", path, params=params)
+        data = call(
+            server,
+            _required(token),
+            lambda admin: admin.export_run(run_id, with_credentials=with_credentials),
+        )
         _snapshot(data, run_id, server)  # checked, as it may replace a valid archive
         return data
     return _in_store(

@@ -177,19 +177,17 @@ def client(
     examples = load_examples(data)
     own = None if backend is None else _own(backend, model, base_url)
 
-    from fedone_sdk.client import EdgeClient, Network
+    from fedone_sdk.client import EdgeClient, Hooks, Network, WorkPolicy
 
     edge = EdgeClient(
         server,
         token=token,
         data=examples,
         backend=own,
-        on_event=_EventLog(),
         state_dir=state,
-        require_privacy=required,
-        sign=sign,
-        run_id=run_id,
-        network=Network(proxy=proxy, ca_file=ca, cert_file=cert, key_file=key),
+        policy=WorkPolicy(run_id=run_id, privacy=required),
+        hooks=Hooks(on_event=_EventLog()),
+        network=Network(proxy=proxy, ca_file=ca, cert_file=cert, key_file=key, sign=sign),
     )
     if check:
         raise typer.Exit(asyncio.run(_check(edge, own, server)))

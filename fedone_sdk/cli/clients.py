@@ -6,10 +6,11 @@ from typing import Annotated
 
 import typer
 
-from fedone_sdk.cli._http import Server, Token, call, parse
+from fedone_sdk.cli._http import Server, Token, call
 from fedone_sdk.cli._options import JsonFile
 from fedone_sdk.cli._output import Output, moment
-from fedone_sdk.messages import ClientInfo, ClientList
+from fedone_sdk.client import AdminClient
+from fedone_sdk.messages import ClientInfo
 
 __all__ = ["app"]
 
@@ -25,14 +26,7 @@ app = typer.Typer(
 def list_clients(server: Server, token: Token, json_file: JsonFile = None) -> None:
     """List the clients."""
     output = Output(json_file)
-    found, params = list[ClientInfo](), {"limit": "1000"}
-    while True:
-        body = call(server, token, "GET", "/v1/clients", params=params)
-        page = parse(ClientList.model_validate_json, body)
-        found += page.clients
-        if page.next is None:
-            break
-        params["after"] = str(page.next)
+    found = call(server, token, AdminClient.clients)
     output.write_json([client.model_dump(mode="json") for client in found])
     output.table(
         ["client", "name", "token", "runs", "signs", "enrolled", "revoked"],
@@ -51,8 +45,7 @@ def revoke(
 ) -> None:
     """Shut a client out for good."""
     output = Output(json_file)
-    path = f"/v1/clients/{client_id}/revoke"
-    revoked = parse(ClientInfo.model_validate_json, call(server, token, "POST", path))
+    revoked = call(server, token, lambda admin: admin.revoke_client(client_id))
     output.write_json(revoked.model_dump(mode="json"))
     output.facts(_facts(revoked))
 

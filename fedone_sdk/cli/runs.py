@@ -4,31 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from typing import Annotated, Any
+from typing import Annotated
 
-import aiohttp
 import typer
-from pydantic import TypeAdapter, ValidationError
 
 from fedone_sdk.budget import Budget
 from fedone_sdk.cli import archives
-from fedone_sdk.cli._http import Server, Token, call, parse, request
+from fedone_sdk.cli._http import Server, Token, call
 from fedone_sdk.cli._logs import quiet_logs
 from fedone_sdk.cli._options import JsonFile, Trackers
 from fedone_sdk.cli._output import Output, money, plural
 from fedone_sdk.cli._report import print_result
 from fedone_sdk.cli._signals import stopping
 from fedone_sdk.cli._tracking import tracking_of
-from fedone_sdk.errors import ProblemError, SpecError, TransportError
-from fedone_sdk.messages import (
-    ClientInfluence,
-    Removal,
-    RollBack,
-    RoundReport,
-    RunResult,
-    RunSummary,
-)
+from fedone_sdk.client import AdminClient
+from fedone_sdk.errors import ProblemError, SpecError
+from fedone_sdk.messages import Removal, RunResult
 from fedone_sdk.spec import validate_spec
 from fedone_sdk.trackers import TrackedRun, Tracking
 
@@ -41,10 +32,6 @@ app = typer.Typer(
     epilog="Example: fedone runs watch sst2 --server https://fedone.example",
 )
 
-_SUMMARIES: TypeAdapter[list[RunSummary]] = TypeAdapter(list[RunSummary])
-_INFLUENCES: TypeAdapter[list[ClientInfluence]] = TypeAdapter(list[ClientInfluence])
-_LOG_LINE: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
-
 RunId = Annotated[str, typer.Argument(metavar="RUN_ID", show_default=False)]
 
 
@@ -52,7 +39,7 @@ RunId = Annotated[str, typer.Argument(metavar="RUN_ID", show_default=False)]
 def list_runs(server: Server, token: Token, json_file: JsonFile = None) -> None:
     """List the runs."""
     output = Output(json_file)
-    runs = parse(_SUMMARIES.validate_json, call(server, token, "GET", "/v1/runs"))
+    runs = call(server, token, AdminClient.list)
     output.write_json([run.model_dump(mode="json") for run in runs])
     output.table(
         ["run", "status", "rounds", "metric", "devices", "last update", "USD"],
@@ -82,7 +69,7 @@ def _ago(at: float) -> str:
 @app.command(epilog="Example: fedone runs show sst2 --server https://fedone.example")
 def show(run_id: RunId, server: Server, token: Token, json_file: JsonFile = None) -> None:
     """Show where a run stands, or how it ended."""
-    _show(Output(json_file), call(server, token, "GET", f"/v1/runs/{run_id}"))
+    _show(Output(json_file), call(server, token, lambda admin: admin.get(run_id)))
 
 
 @app.command(epilog="Example: fedone runs clients sst2 --server https://fedone.example")
@@ -93,8 +80,7 @@ def clients(run_id: RunId, server: Server, token: Token, json_file: JsonFile = N
     quarantine.
     """
     output = Output(json_file)
-    body = call(server, token, "GET", f"/v1/runs/{run_id}/clients")
-    found = parse(_INFLUENCES.validate_json, body)
+    found = call(server, token, lambda admin: admin.clients_of(run_id))
     output.write_json([line.model_dump(mode="json") for line in found])
     output.table(
         ["client", "updates", "share", "scaled", "held back", "score", "epsilon", "quarantined"],
@@ -117,13 +103,13 @@ def clients(run_id: RunId, server: Server, token: Token, json_file: JsonFile = N
 @app.command(epilog="Example: fedone runs stop sst2 --server https://fedone.example")
 def stop(run_id: RunId, server: Server, token: Token, json_file: JsonFile = None) -> None:
     """End a run with what it has learnt."""
-    _show(Output(json_file), call(server, token, "POST", f"/v1/runs/{run_id}/stop"))
+    _show(Output(json_file), call(server, token, lambda admin: admin.stop(run_id)))
 
 
 @app.command(epilog="Example: fedone runs resume sst2 --server https://fedone.example")
 def resume(run_id: RunId, server: Server, token: Token, json_file: JsonFile = None) -> None:
     """Let a stopped or failed run go on."""
-    _show(Output(json_file), call(server, token, "POST", f"/v1/runs/{run_id}/resume"))
+    _show(Output(json_file), call(server, token, lambda admin: admin.resume(run_id)))
 
 
 @app.command(
@@ -158,8 +144,7 @@ def raise_caps(
         {unit: cap for unit, cap in given.items() if cap is not None},
         source="arguments",
     )
-    body = caps.model_dump_json(exclude_none=True).encode()
-    _show(output, call(server, token, "POST", f"/v1/runs/{run_id}/budget", body=body))
+    _show(output, call(server, token, lambda admin: admin.raise_caps(run_id, caps)))
 
 
 @app.command(
@@ -194,24 +179,27 @@ def delete(
     output = Output(json_file)
     if (not run_ids) == (older_than_days is None):
         raise SpecError("give run ids or --older-than-days", source="arguments")
-    chosen = run_ids or []
-    if older_than_days is not None:
-        before = time.time() - older_than_days * 86_400
-        listed = parse(_SUMMARIES.validate_json, call(server, token, "GET", "/v1/runs"))
-        chosen = [
-            run.run_id for run in listed if run.ended_at is not None and run.ended_at < before
-        ]
-    params, removed = {"dry_run": str(dry_run).lower()}, list[Removal]()
-    for run_id in chosen:
-        try:
-            body = call(server, token, "DELETE", f"/v1/runs/{run_id}", params=params)
-        except ProblemError as exc:
-            # A paused run, or one that somebody was faster to resume or delete.
-            passes = older_than_days is not None and exc.code in ("run_conflict", "not_found")
-            if not passes:
-                raise
-            continue
-        removed.append(parse(Removal.model_validate_json, body))
+
+    async def delete_all(admin: AdminClient) -> list[Removal]:
+        chosen = run_ids or []
+        if older_than_days is not None:
+            before = time.time() - older_than_days * 86_400
+            chosen = [
+                run.run_id
+                for run in await admin.list()
+                if run.ended_at is not None and run.ended_at < before
+            ]
+        removed = []
+        for run_id in chosen:
+            try:
+                removed.append(await admin.delete(run_id, dry_run=dry_run))
+            except ProblemError as exc:
+                # A paused run, or one that was resumed or deleted in the meantime.
+                if older_than_days is None or exc.code not in ("run_conflict", "not_found"):
+                    raise
+        return removed
+
+    removed = call(server, token, delete_all)
     output.write_json([removal.model_dump(mode="json") for removal in removed])
     are = "would be" if dry_run else "is" if len(removed) == 1 else "are"
     output.heading(f"{plural(len(removed), 'run')} {are} deleted")
@@ -256,12 +244,9 @@ def rollback(
 ) -> None:
     """Set a run back to an earlier round; what it spent stays spent."""
     output = Output(json_file)
-    try:
-        message = RollBack(to_round=to_round, reason=reason)
-    except ValidationError as exc:
-        raise SpecError("--reason: needs 1 to 500 characters", source="arguments") from exc
-    body = message.model_dump_json().encode()
-    _show(output, call(server, token, "POST", f"/v1/runs/{run_id}/rollback", body=body))
+    if not 1 <= len(reason) <= 500:
+        raise SpecError("--reason: needs 1 to 500 characters", source="arguments")
+    _show(output, call(server, token, lambda admin: admin.roll_back(run_id, to_round, reason)))
 
 
 app.command(epilog="Example: fedone runs replay sst2 --store fedone.db")(archives.replay)
@@ -276,10 +261,7 @@ app.command("import", epilog="Example: fedone runs import sst2.fedone --store ot
 @app.command(epilog="Example: fedone runs log sst2 --server https://fedone.example > sst2.jsonl")
 def log(run_id: RunId, server: Server, token: Token) -> None:
     """Print a run's log: one JSON object per round."""
-    body = call(server, token, "GET", f"/v1/runs/{run_id}/log")
-    for line in body.splitlines():
-        parse(_LOG_LINE.validate_json, line)
-    typer.echo(body, nl=False)
+    typer.echo(call(server, token, lambda admin: admin.log(run_id)), nl=False)
 
 
 @app.command(epilog="Example: fedone runs watch sst2 --server https://fedone.example")
@@ -297,32 +279,30 @@ def watch(
         result = asyncio.run(_watch(output, server, token, run_id, tracking))
     if result is None:
         raise typer.Exit(130)
-    _show(output, result.model_dump_json().encode())
-    # That somebody stopped it is not this command's failure.
+    _show(output, result)
+    # A stopped run is not a failure of this command.
     raise typer.Exit(int(result.status == "failed"))
 
 
 async def _watch(
     output: Output, server: str, token: str, run_id: str, tracking: Tracking
 ) -> RunResult | None:
-    async def follow() -> RunResult:
-        if tracking.active:
-            now = await _now(server, token, run_id)
-            tracking.begin(TrackedRun(run_id=run_id, name=now.name), metric=now.metric.name)
-        async with request(server, token, "GET", f"/v1/runs/{run_id}/events") as response:
-            async for name, data in _events(response.content):
-                if name == "end":
-                    result = parse(RunResult.model_validate_json, data)
-                    tracking.end(result)
-                    return result
-                report = parse(RoundReport.model_validate_json, data)
-                tracking.add(report)
-                metric = "" if report.metric is None else f", metric {report.metric:.3f}"
+    async def follow() -> RunResult | None:
+        async with AdminClient(server, token) as admin:
+            if tracking.active:
+                now = await admin.get(run_id)
+                tracking.begin(TrackedRun(run_id=run_id, name=now.name), metric=now.metric.name)
+            async for event in admin.events(run_id):
+                if isinstance(event, RunResult):
+                    tracking.end(event)
+                    return event
+                tracking.add(event)
+                metric = "" if event.metric is None else f", metric {event.metric:.3f}"
                 output.console.print(
-                    f"round {report.round + 1}, loss {report.mean_loss:.3f}, "
-                    f"queries {report.queries}{metric}, {report.client_id}"
+                    f"round {event.round + 1}, loss {event.mean_loss:.3f}, "
+                    f"queries {event.queries}{metric}, {event.client_id}"
                 )
-        raise TransportError(f"{server}: closed the stream before the run ended")
+        return None
 
     following = asyncio.create_task(follow(), name="watch")
     with stopping(following.cancel):
@@ -332,26 +312,6 @@ async def _watch(
             return None
 
 
-async def _now(server: str, token: str, run_id: str) -> RunResult:
-    async with request(server, token, "GET", f"/v1/runs/{run_id}") as response:
-        return parse(RunResult.model_validate_json, await response.read())
-
-
-async def _events(stream: aiohttp.StreamReader) -> AsyncIterator[tuple[str, bytes]]:
-    """Server-sent events, as far as this server uses them: one data line each."""
-    name, rest = "", b""
-    # Not line by line: the last event holds the whole history, more than aiohttp's line limit.
-    async for chunk in stream.iter_any():
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            field, _, value = line.partition(b": ")
-            if field == b"event":
-                name = value.decode("utf-8", "replace")
-            elif field == b"data":
-                yield name, value
-
-
-def _show(output: Output, body: bytes) -> None:
-    result = parse(RunResult.model_validate_json, body)
+def _show(output: Output, result: RunResult) -> None:
     output.write_json(result.model_dump(mode="json"))
     print_result(output, result)

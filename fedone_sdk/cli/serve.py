@@ -80,6 +80,7 @@ def serve(
 async def _check(config: ServeConfig, folder: Path, runs: list[RunToServe]) -> str:
     """Runs all steps of serving before listening, on a store in memory."""
     from fedone_sdk.aggregator import Aggregator
+    from fedone_sdk.stores import MemoryStore
 
     config.server_tls(folder)
     store = await config.store.check(folder)
@@ -87,7 +88,7 @@ async def _check(config: ServeConfig, folder: Path, runs: list[RunToServe]) -> s
         if _traced(config):
             from fedone_sdk.aggregator.telemetry import tracing  # noqa: F401 (raises if the extra is missing)
         backend = await _backend(config, folder, None, stack)
-        aggregator = Aggregator(backend=backend, **config.auth.arguments())
+        aggregator = Aggregator(backend=backend, store=MemoryStore(), **config.auth.arguments())
         await stack.enter_async_context(aggregator)
         await _add_runs(aggregator, runs, stack, measured=False)  # That costs queries.
     return store

@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
-from fedone_sdk.cli._http import Server, Token, call, parse
+from fedone_sdk.cli._http import Server, Token, call
 from fedone_sdk.cli._options import JsonFile
 from fedone_sdk.cli._output import Output, moment
+from fedone_sdk.client import AdminClient
 from fedone_sdk.errors import SpecError
-from fedone_sdk.messages import CreatedToken, NewToken, TokenInfo, TokenList
+from fedone_sdk.messages import NewToken, TokenInfo
 from fedone_sdk.spec import validate_spec
 
 __all__ = ["app"]
@@ -23,7 +24,6 @@ app = typer.Typer(
     epilog="Example: fedone tokens create fleet --run 'acme-*' --server https://fedone.example",
 )
 
-_PATH = "/v1/enrolment-tokens"
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 Name = Annotated[str, typer.Argument(metavar="NAME", show_default=False)]
@@ -69,8 +69,7 @@ def create(
         "expires_in_s": _seconds(expires_in),
     }
     message = validate_spec(NewToken, asked, source="arguments")
-    body = message.model_dump_json().encode()
-    made = parse(CreatedToken.model_validate_json, call(server, token, "POST", _PATH, body=body))
+    made = call(server, token, lambda admin: admin.create_token(message))
     try:
         output.write_json(made.model_dump(mode="json"))
     finally:  # no other response contains it
@@ -81,7 +80,7 @@ def create(
 def list_tokens(server: Server, token: Token, json_file: JsonFile = None) -> None:
     """List the tokens, without their secrets."""
     output = Output(json_file)
-    found = parse(TokenList.model_validate_json, call(server, token, "GET", _PATH)).tokens
+    found = call(server, token, AdminClient.tokens)
     output.write_json([one.model_dump(mode="json") for one in found])
     output.table(
         ["token", "runs", "uses left", "expires", "revoked"],
@@ -93,7 +92,7 @@ def list_tokens(server: Server, token: Token, json_file: JsonFile = None) -> Non
 def revoke(name: Name, server: Server, token: Token, json_file: JsonFile = None) -> None:
     """Revoke a token; devices that enrolled with it stay enrolled."""
     output = Output(json_file)
-    revoked = parse(TokenInfo.model_validate_json, call(server, token, "DELETE", f"{_PATH}/{name}"))
+    revoked = call(server, token, lambda admin: admin.revoke_token(name))
     output.write_json(revoked.model_dump(mode="json"))
     output.facts(_facts(revoked))
 

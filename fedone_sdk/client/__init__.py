@@ -1,20 +1,37 @@
-"""The edge side: a device that scores prompts on its own data. Needs no NumPy."""
+"""The edge client: a device that scores prompts on its own data. Needs no NumPy.
 
+`AdminClient` manages the runs of an aggregator; it is imported on first use.
+"""
+
+from typing import TYPE_CHECKING
+
+from fedone_sdk._lazy import lazy
 from fedone_sdk.client.condition import OnlyWhen
-from fedone_sdk.client.edge_client import EdgeClient, Outcome
+from fedone_sdk.client.edge_client import EdgeClient
 from fedone_sdk.client.events import ClientEvent, EventKind, OnEvent
 from fedone_sdk.client.fit import RunFit
+from fedone_sdk.client.hooks import Hooks
 from fedone_sdk.client.network import Network
+from fedone_sdk.client.policy import WorkPolicy
 from fedone_sdk.client.thread import EdgeClientThread
 from fedone_sdk.client.trainer import Trainer
 from fedone_sdk.client.transport import HttpTransport, Idle, Transport
+from fedone_sdk.client.turn import Outcome, Turn
 from fedone_sdk.spec.privacy import RequiredPrivacy
 
+if TYPE_CHECKING:
+    from fedone_sdk.client.admin import AdminClient
+else:
+    # Its messages of runs are modules that a device does not need.
+    __getattr__, __dir__ = lazy(globals(), {"admin": "AdminClient"})
+
 __all__ = [
+    "AdminClient",
     "ClientEvent",
     "EdgeClient",
     "EdgeClientThread",
     "EventKind",
+    "Hooks",
     "HttpTransport",
     "Idle",
     "Network",
@@ -25,4 +42,6 @@ __all__ = [
     "RunFit",
     "Trainer",
     "Transport",
+    "Turn",
+    "WorkPolicy",
 ]

@@ -1,4 +1,4 @@
-"""What an app gives an edge client, looked at before anything is sent."""
+"""Validation of an edge client's arguments, before anything is sent."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["check_arguments", "token_of"]
 
 
 def check_arguments(*, name: str | None, run_id: str | None, wait_s: float) -> None:
-    """Looks whether messages can carry what an app gives; else it would fail amid a turn.
+    """Check the arguments that become fields of messages; a turn would fail with them otherwise.
 
     Raises:
-        SpecError: They cannot.
+        SpecError: A message cannot carry one of them.
     """
     validate_spec(Enrol, {"name": name}, source="arguments")
     claim = {"num_examples": 1, "run_id": run_id, "wait_s": wait_s}
@@ -21,19 +21,19 @@ def check_arguments(*, name: str | None, run_id: str | None, wait_s: float) -> N
 
 
 def token_of(given: str | None) -> str | None:
-    """The enrolment token; None where there is none.
+    """Return the enrolment token without surrounding whitespace; None if it is empty.
 
     Args:
-        given: A secret, which no error repeats.
+        given: The secret; errors do not repeat it.
 
     Raises:
-        SpecError: It cannot be one.
+        SpecError: It has characters that a header cannot carry.
     """
-    # A newline at the end of a secret's file is common, and not allowed in a header.
+    # Files with a secret often end with a newline, which a header cannot carry.
     token = (given or "").strip()
     if token and not is_sendable(token):
         raise SpecError(
-            "token: holds characters that no token has; allowed is printable ASCII",
+            "token: has characters that a token cannot have; allowed is printable ASCII",
             source="arguments",
         )
     return token or None

@@ -22,12 +22,12 @@ __all__ = ["BeforeSend", "Declining", "Minibatch", "Unfit", "usable"]
 _log = structlog.get_logger(__name__)
 
 BeforeSend = Callable[[str], "str | Awaitable[str | None] | None"]
-"""Sees every text before it leaves the device; returns it, a redacted form, or None to veto.
-One that fails vetoes."""
+"""Gets every text before it leaves the device; returns it, a redacted form, or None to veto.
+An exception vetoes."""
 
 
 class Declining(FedOneError):
-    """The work cannot be done well enough to be worth sending."""
+    """The work cannot be done well enough, and is declined."""
 
     def __init__(self, reason: str, usage: Usage = NOTHING) -> None:
         self.reason, self.usage = reason, usage
@@ -35,7 +35,7 @@ class Declining(FedOneError):
 
 
 class Unfit(Declining):
-    """The device fits no work of the run, whichever mini-batch it would draw."""
+    """The device fits no work of the run, independent of the mini-batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +45,9 @@ class Minibatch:
     Attributes:
         texts: Text fields of each, after the hook.
         references: Reference text of each, after the hook, for loss ``nll``; else none.
-        examples: The same examples whole; their labels stay on the device when the gateway scores.
-        vetoed: Examples that the hook held back, or left without a text that can be sent.
+        examples: The same examples with all fields; their labels stay on the device when the
+            gateway scores.
+        vetoed: Number of examples that the hook held back, or left without a sendable text.
     """
 
     texts: tuple[dict[str, str], ...]
@@ -58,12 +59,12 @@ class Minibatch:
     async def of(
         cls, task: TaskSpec, examples: Sequence[Example], before_send: BeforeSend | None
     ) -> Minibatch:
-        """Applies the hook to the examples of a step.
+        """Apply the hook to the examples of a step.
 
         Raises:
             Declining: The hook held too many back.
         """
-        # What the model must see passes the hook: for a reference text that is the label too.
+        # The hook gets all that the model sees, which includes a reference text (the label).
         names = (*task.fields, task.label_field) if task.loss == "nll" else task.fields
         texts, kept_examples = [], []
         for example in examples:
@@ -84,17 +85,17 @@ class Minibatch:
 
     @property
     def sha256(self) -> str:
-        """Names texts and labels, so that what is known of other ones is not taken for theirs."""
+        """Digest of texts and labels; losses in the journal are keyed by it."""
         content = [self.texts, self.examples]
         try:
             text = json.dumps(content, sort_keys=True, default=repr, ensure_ascii=False)
         except (TypeError, ValueError):
-            # Keys that are no text, as csv.DictReader makes them, or a row that holds itself.
+            # Keys that are not text, as csv.DictReader creates, or a row that contains itself.
             text = repr(content)
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
     def check(self, failed: frozenset[int], usage: Usage) -> Scored:
-        """Counts what became of the examples.
+        """Count scored, failed and vetoed examples.
 
         Raises:
             Declining: Too few were scored.
@@ -115,23 +116,23 @@ async def _passed(before_send: BeforeSend, text: Any) -> str | None:
         result = before_send(text)
         passed = await result if inspect.isawaitable(result) else result
     except Exception as exc:
-        # Only the kind: what an app's function says may quote private text.
+        # Only the type of an app's exception: its text may quote private data.
         _log.warning("before_send failed", error=type(exc).__name__)
         return None
     if passed is None or _fits(passed):
         return passed
-    # One text that no message can carry must not end the client.
-    _log.warning("before_send gave no text that can be sent", kind=type(passed).__name__)
+    # A single text that no message can carry must not end the client.
+    _log.warning("before_send returned no text that can be sent", kind=type(passed).__name__)
     return None
 
 
 def usable(task: TaskSpec, example: Mapping[str, Any]) -> bool:
-    """Whether an example has the task's text fields, fit to be sent, and what its loss needs."""
+    """Return whether an example has sendable text fields of the task, and what its loss needs."""
     return misfit_of(task, example, most_chars=MAX_TEXT_CHARS) is None
 
 
 def _fits(text: object) -> bool:
-    """Whether a message can carry a text: not too long, and no half of a character in it."""
+    """Return whether a message can carry a text: not too long, without a lone surrogate."""
     if not isinstance(text, str) or len(text) > MAX_TEXT_CHARS:
         return False
     try:

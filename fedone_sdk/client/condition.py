@@ -1,4 +1,4 @@
-"""When a device may work: while it charges, say, or is on a network that costs nothing."""
+"""When a device may work: for instance while it charges, or on an unmetered network."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import structlog
 from fedone_sdk.client.batch import Declining
 from fedone_sdk.client.events import EventSink
 from fedone_sdk.client.lease import Lease
+from fedone_sdk.client.stop import StopSignal
 from fedone_sdk.errors import FedOneError
 
-__all__ = ["CONDITION_POLL_S", "Condition", "Gate", "OnlyWhen", "PutOff"]
+__all__ = ["CONDITION_POLL_S", "Condition", "Gate", "OnlyWhen", "Paused"]
 
 _log = structlog.get_logger(__name__)
 
@@ -21,14 +22,14 @@ OnlyWhen = Callable[[], "bool | Awaitable[bool]"]
 """Whether the device may work now. Plain or async."""
 
 CONDITION_POLL_S = 10.0
-"""How often a condition that does not hold is asked again, seconds."""
+"""Interval at which a condition that does not hold is evaluated again, seconds."""
 
 _MARGIN_S = 2.0
-"""How long before its deadline a seat is given back, seconds."""
+"""How long before its deadline a seat is declined, seconds."""
 
 
-class PutOff(FedOneError):
-    """The client stops while the app's condition does not hold: the work waits in its journal."""
+class Paused(FedOneError):
+    """The client stops while the app's condition does not hold; the journal keeps the work."""
 
 
 class Condition:
@@ -36,16 +37,16 @@ class Condition:
 
     Args:
         only_when: The app's function; None always holds.
-        teller: Told when it stops or begins to hold.
+        events: Receives ``paused`` and ``resumed`` when the condition changes.
     """
 
-    def __init__(self, only_when: OnlyWhen | None, teller: EventSink) -> None:
+    def __init__(self, only_when: OnlyWhen | None, events: EventSink) -> None:
         self._only_when = only_when
-        self._teller = teller
+        self._events = events
         self._held = True
 
     async def holds(self) -> bool:
-        """Whether the device may work now; not when the app's function fails."""
+        """Return whether the device may work now; False if the app's function fails."""
         if self._only_when is None:
             return True
         try:
@@ -56,52 +57,43 @@ class Condition:
             held = False
         if held != self._held:
             self._held = held
-            self._teller.tell("resumed" if held else "paused")
+            self._events.emit("resumed" if held else "paused")
         return held
 
 
 class Gate:
-    """Lets requests for scores through while the condition holds.
+    """Delays requests for scores until the condition holds.
 
-    Work under way waits for the condition as long as the server puts its deadline off, and is
-    given back shortly before the deadline that it does not put off any more.
+    Work in progress waits for the condition as long as the server renews its lease, and is
+    declined shortly before the last deadline.
 
     Args:
-        condition: The app's.
-        lease: The work's time.
-        pause: Waits so many seconds, or less when the client stops.
-        stopping: Whether the client stops.
+        condition: The app's condition.
+        lease: The lease of the work.
+        stop: Ends the wait.
     """
 
-    def __init__(
-        self,
-        condition: Condition,
-        lease: Lease,
-        *,
-        pause: Callable[[float], Awaitable[None]],
-        stopping: Callable[[], bool],
-    ) -> None:
+    def __init__(self, condition: Condition, lease: Lease, stop: StopSignal) -> None:
         self._condition = condition
         self._lease = lease
-        self._pause = pause
-        self._stopping = stopping
-        self._turns = asyncio.Lock()
+        self._stop = stop
+        self._waiting = asyncio.Lock()
 
     async def ready(self) -> None:
-        """Returns once a request may be sent.
+        """Return once a request may be sent.
 
         Raises:
-            Declining: The time is over.
-            PutOff: The client stops.
+            Declining: The deadline comes first.
+            Paused: The client stops.
         """
-        async with self._turns:  # many queries wait for one condition
+        async with self._waiting:  # concurrent queries share one wait
             while not await self._condition.holds():
-                if self._stopping():
-                    raise PutOff
+                if self._stop.is_set():
+                    raise Paused
                 wait_s = CONDITION_POLL_S
                 if not self._lease.renewable:
                     left_s = self._lease.left_s - _MARGIN_S
                     if left_s <= 0:
                         raise Declining("the device may not work now, and its time is over")
                     wait_s = min(wait_s, left_s)
-                await self._pause(wait_s)
+                await self._stop.sleep(wait_s)

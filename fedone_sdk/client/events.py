@@ -1,4 +1,4 @@
-"""What a client tells the app around it."""
+"""Events that a client reports to its app."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ EventKind = Literal[
     "online",
     "ended",
 ]
-"""``enrolled``: the device has an identity. ``waiting``: it has asked for work, or was told when
-to ask again. ``assigned``: it has work. ``scored``: `done` of `total` prompts have their losses.
-``updated``: the server has taken the work. ``declined``: the work was given back. ``refused``: the
-server did not take it. ``paused``: the app's condition does not hold; ``resumed``: it does again.
-``offline``: the server cannot be reached; ``online``: it can again. ``ended``: there will be no
-more work."""
+"""``enrolled``: the device has an identity. ``waiting``: it claims work, or has to wait
+`retry_after_s` before the next claim. ``assigned``: it has work. ``scored``: `done` of `total`
+prompts have their losses. ``updated``: the server has accepted the update. ``declined``: the device
+has declined the work. ``refused``: the server has refused the update. ``paused``: the condition
+`only_when` does not hold; ``resumed``: it holds again. ``offline``: the server cannot be reached;
+``online``: it can be reached again. ``ended``: there will be no more work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientEvent:
-    """Something that a client did or met. It holds neither texts nor secrets.
+    """One event of a client. It has neither texts nor secrets.
 
     Attributes:
-        kind: What.
-        run_id: The run that the work is for.
+        kind: What happened.
+        run_id: The run of the work.
         assignment_id: The work.
         round: Its round, from 0.
         done: Prompts of the work that have their losses.
         total: Prompts of the work.
         reason: Why, for people.
-        retry_after_s: When the client asks again, seconds from now.
+        retry_after_s: Seconds until the next claim.
     """
 
     kind: EventKind
@@ -60,20 +60,21 @@ class ClientEvent:
 
 
 OnEvent = Callable[[ClientEvent], object]
+"""Receives each event; its result is ignored."""
 
 
 class EventSink:
-    """Tells the app what happens; an app that fails at it harms nothing but its own display.
+    """Passes events to the app, and logs exceptions of its function.
 
     Args:
-        on_event: The app's function.
+        on_event: The app's function; None drops the events.
     """
 
     def __init__(self, on_event: OnEvent | None) -> None:
         self._on_event = on_event
 
-    def tell(self, kind: EventKind, **facts: Any) -> None:
-        """Tells of one event.
+    def emit(self, kind: EventKind, **facts: Any) -> None:
+        """Report one event.
 
         Args:
             kind: What happened.
@@ -84,5 +85,5 @@ class EventSink:
         try:
             self._on_event(ClientEvent(kind=kind, **facts))
         except Exception as exc:
-            # Only the kind: what an app's function says may quote private text.
+            # Only the type of an app's exception: its text may quote private data.
             _log.warning("on_event failed", kind=kind, error=type(exc).__name__)

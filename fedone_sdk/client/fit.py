@@ -12,7 +12,7 @@ from fedone_sdk.messages import MAX_TEXT_CHARS, RunTask
 from fedone_sdk.spec import TrainedSpec
 from fedone_sdk.task import Example
 
-__all__ = ["Means", "RunFit"]
+__all__ = ["Capabilities", "RunFit"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,9 +21,9 @@ class RunFit:
 
     Attributes:
         run_id: The run.
-        rows: Rows that the device holds.
-        fit: Rows that the run's task can be put to; 0 where the device itself does not fit.
-        reason: Why not all of them fit, for the device's own people; None where they do.
+        rows: Rows of the device.
+        fit: Rows that fit the run's task; 0 if the device itself does not fit.
+        reason: Why not all of them fit, for the device's own people; None if all do.
     """
 
     run_id: str
@@ -37,13 +37,13 @@ class RunFit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Means:
-    """What a device has to work with, beside its rows.
+class Capabilities:
+    """What a device can do, apart from its rows.
 
     Attributes:
         backend: Whether it has a model of its own.
         score: Whether it has a score function.
-        trainer: Whether it trains.
+        trainer: Whether it has a trainer.
         privacy: What it requires of runs.
     """
 
@@ -53,10 +53,10 @@ class Means:
     privacy: PrivacyAccount | None = None
 
     def check(self, run: RunTask) -> None:
-        """Looks whether they are enough for a run.
+        """Check that the device can work for a run.
 
         Raises:
-            Unfit: They are not.
+            Unfit: It cannot.
         """
         if self.privacy is not None:
             self.privacy.check_run(run)
@@ -69,7 +69,7 @@ class Means:
             raise Unfit("loss score needs a score function, and this client has none")
 
     def fit(self, run_id: str, run: RunTask, rows: Sequence[Example]) -> RunFit:
-        """How a device with these rows fits a run."""
+        """Return how the device with these rows fits a run."""
         try:
             self.check(run)
         except Unfit as exc:
@@ -78,6 +78,6 @@ class Means:
         return RunFit(run_id=run_id, rows=found.total, fit=found.fit, reason=found.reason)
 
     def compare(self, run: RunTask, rows: Sequence[Example]) -> Rows:
-        """How many rows fit a run's task."""
+        """Count the rows that fit a run's task."""
         quotes = self.privacy is None
         return Rows.of(run.task, rows, most_chars=MAX_TEXT_CHARS, quotes=quotes)

@@ -1,4 +1,4 @@
-"""Who a device is to one server."""
+"""A device's identity at one server."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from pathlib import Path
 
 import structlog
 
-from fedone_sdk.client.shelf import StateDir
+from fedone_sdk.client.state_dir import StateDir
 from fedone_sdk.messages import Enrolled, is_sendable
 
-__all__ = ["Identity", "shelf_of"]
+__all__ = ["Identity", "server_state"]
 
 _log = structlog.get_logger(__name__)
 
 _FILE = "identity.json"
 
 
-def shelf_of(state_dir: str | Path | None, server: str) -> StateDir:
-    """Where a device keeps what concerns one server; None keeps it in memory.
+def server_state(state_dir: str | Path | None, server: str) -> StateDir:
+    """Return a device's state for one server.
 
     Args:
-        state_dir: The app's folder for the SDK.
+        state_dir: The app's folder for the SDK; None keeps the state in memory.
         server: The server's URL or name.
     """
     if state_dir is None:
@@ -35,27 +35,27 @@ def shelf_of(state_dir: str | Path | None, server: str) -> StateDir:
 class Identity:
     """Credential, enrolment nonce and signing key, kept across restarts.
 
-    A damaged file is put aside, and the device enrols again.
+    A damaged file is renamed, and the device enrols again.
 
     Args:
-        shelf: Keeps it.
-        server: The server that it is for; stands in the file for people.
+        state: Keeps it.
+        server: The server's URL or name; written to the file for people.
 
     Attributes:
         server: As given.
         client_id: The device's public name; None until it has enrolled.
         credential: Its secret; None until it has enrolled.
-        private_key: Signs its requests; None where it does not sign.
+        private_key: Signs its requests; None if it does not sign.
     """
 
-    def __init__(self, shelf: StateDir, server: str) -> None:
-        self._shelf = shelf
+    def __init__(self, state: StateDir, server: str) -> None:
+        self._state = state
         self.server = server
         self._nonce: str | None = None
         self.client_id: str | None = None
         self.credential: str | None = None
         self.private_key: str | None = None
-        content = shelf.read(_FILE)
+        content = state.read(_FILE)
         if content is not None:
             self._load(content)
 
@@ -73,9 +73,9 @@ class Identity:
             if found[3] is not None and len(base64.b64decode(found[3], validate=True)) != 32:
                 raise ValueError("not a key")
         except (ValueError, TypeError, KeyError, RecursionError) as exc:
-            _log.warning("damaged identity put aside", file=_FILE, error=type(exc).__name__)
-            self._shelf.write(f"{_FILE}.damaged", content)
-            self._shelf.remove(_FILE)
+            _log.warning("damaged identity renamed", file=_FILE, error=type(exc).__name__)
+            self._state.write(f"{_FILE}.damaged", content)
+            self._state.remove(_FILE)
             return
         self.client_id, self.credential, self._nonce, self.private_key = found
 
@@ -87,16 +87,15 @@ class Identity:
             "nonce": self._nonce,
             "private_key": self.private_key,
         }
-        self._shelf.write(_FILE, json.dumps(document).encode())
+        self._state.write(_FILE, json.dumps(document).encode())
 
     def nonce(self, private_key: str | None) -> str:
-        """The secret to enrol with, kept before it is used.
+        """Return the nonce to enrol with, which is written before it is used.
 
-        Sent again with it, after an answer that was lost or a restart, the enrolment gives the
-        same client.
+        An enrolment that is repeated with the same nonce returns the same client.
 
         Args:
-            private_key: Signs the requests of the client that enrols; None where it does not.
+            private_key: The signing key of the client that enrols; None if it does not sign.
         """
         if self._nonce is None or self.private_key != private_key:
             self._nonce = secrets.token_urlsafe(32)
@@ -105,7 +104,7 @@ class Identity:
         return self._nonce
 
     def begin(self, nonce: str) -> None:
-        """Keeps a nonce of the caller's to enrol with, unless there is one or an identity.
+        """Set the nonce to enrol with, unless there is one or an identity.
 
         Args:
             nonce: For a client that does not sign its requests.
@@ -115,16 +114,16 @@ class Identity:
             self._save()
 
     def enrolled(self, message: Enrolled) -> None:
-        """Keeps a new identity."""
+        """Store a new identity."""
         self.client_id, self._nonce = message.client_id, None
         self.renew(message.credential)
 
     def renew(self, credential: str) -> None:
-        """Keeps another credential of the same client; it is written before it is used."""
+        """Store another credential of the same client, before it is used."""
         self.credential = credential
         self._save()
 
     def forget(self) -> None:
-        """Forgets an identity that the server does not know any more."""
+        """Delete an identity that the server no longer accepts."""
         self.client_id = self.credential = self.private_key = self._nonce = None
         self._save()

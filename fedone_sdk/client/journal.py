@@ -1,4 +1,4 @@
-"""Losses that were paid for, until the work that they are for is finished."""
+"""Paid losses of an assignment, kept until its update is written."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import structlog
 
 from fedone_sdk.budget import NOTHING, Usage
-from fedone_sdk.client.shelf import StateDir
+from fedone_sdk.client.state_dir import StateDir
 from fedone_sdk.task import LogProbs
 
 __all__ = ["Answers", "Journal", "Row", "prompt_key"]
@@ -19,22 +19,22 @@ __all__ = ["Answers", "Journal", "Row", "prompt_key"]
 _log = structlog.get_logger(__name__)
 
 Row = tuple[float | None, ...]
-"""One prompt's loss on each example of its mini-batch; None where the model failed."""
+"""One prompt's loss on each example of its mini-batch; None if the model failed."""
 
 Answers = tuple[LogProbs | None, ...]
-"""The label log-probabilities that those losses are of; None where the model failed."""
+"""The label log-probabilities of those losses; None if the model failed."""
 
 _MOST_JOURNALS = 4
-"""Works that may be half done: one is under way, others wait while their run is paused."""
+"""Journals that are kept: one assignment is in progress, others wait for a paused run."""
 _MOST_BYTES = 8 * 1024 * 1024
 
 
 def prompt_key(step: int, position: int, prompt: Sequence[float], batch_sha256: str) -> str:
-    """Names one prompt of one local step on one mini-batch.
+    """Return the key of one prompt of one local step on one mini-batch.
 
     Args:
         step: The local step, from 0.
-        position: The prompt's place in the step.
+        position: The prompt's index in the step.
         prompt: Its numbers.
         batch_sha256: Digest of the mini-batch, so that losses on other examples never mix.
     """
@@ -45,25 +45,25 @@ def prompt_key(step: int, position: int, prompt: Sequence[float], batch_sha256: 
 class Journal:
     """One assignment's losses and spending: a file of JSON lines, read again after a restart.
 
-    It holds numbers and digests, no text. What does not fit a bound on its size is scored again
-    after a restart, and a damaged line ends what is read of it.
+    It has numbers and digests, no text. Its size is bounded: losses beyond the bound are scored
+    again after a restart. Reading stops at a damaged line.
 
     Args:
-        shelf: Keeps it.
+        state: Keeps the file.
         assignment_id: The work.
     """
 
-    def __init__(self, shelf: StateDir, assignment_id: str) -> None:
-        self._shelf = shelf
+    def __init__(self, state: StateDir, assignment_id: str) -> None:
+        self._state = state
         self._name = f"journal-{assignment_id}.jsonl"
         self._rows: dict[str, tuple[Row, str]] = {}
         self._answers: dict[str, Answers] = {}
         self._spent: dict[int, Usage] = {}
         self._released: dict[str, tuple[float, ...]] = {}
-        kept = shelf.read(self._name) or b""
+        kept = state.read(self._name) or b""
         self._size = len(kept)
         if not kept:
-            shelf.keep_newest("journal-*.jsonl", _MOST_JOURNALS - 1)
+            state.keep_newest("journal-*.jsonl", _MOST_JOURNALS - 1)
         for line in kept.splitlines(keepends=True):
             try:
                 if not line.endswith(b"\n"):
@@ -71,16 +71,16 @@ class Journal:
                 self._take(json.loads(line))
             except (ValueError, TypeError, KeyError, RecursionError, ArithmeticError) as exc:
                 _log.warning("damaged journal line dropped", error=type(exc).__name__)
-                # What is added after a line that was cut off must not be lost with it.
-                shelf.write(self._name, b"".join(self._lines()))
+                # Rewrites the file: a line appended to a cut-off line would be lost.
+                state.write(self._name, b"".join(self._lines()))
                 break
 
     def _take(self, entry: dict[str, Any]) -> None:
         if "row" in entry:
             row = tuple(None if loss is None else float(loss) for loss in entry["row"])
             if not all(loss is None or math.isfinite(loss) for loss in row):
-                raise ValueError("a loss is no number")
-            # Only runs that calibrate by labels keep it; so do no journals of older versions.
+                raise ValueError("a loss is not a number")
+            # Absent unless the run calibrates by labels.
             if (kept := entry.get("log_probs")) is not None:
                 self._answers[str(entry["key"])] = tuple(
                     None if found is None else tuple(map(float, found)) for found in kept
@@ -97,20 +97,20 @@ class Journal:
         return rows + released + [_spent_line(step, usage) for step, usage in self._spent.items()]
 
     def row(self, key: str) -> tuple[Row, str] | None:
-        """A prompt's losses and the model that they are of, if they are known already."""
+        """Return a prompt's losses and the fingerprint of their model, if the journal has them."""
         return self._rows.get(key)
 
     def answers(self, key: str) -> Answers | None:
-        """The label log-probabilities that a prompt's losses are of, if they were kept."""
+        """Return the label log-probabilities of a prompt's losses, if the journal has them."""
         return self._answers.get(key)
 
     def spent(self, step: int) -> Usage:
-        """What this device's own model has spent on a step, queries apart."""
+        """Return what the device's own model has spent on a step, without queries."""
         return self._spent.get(step, NOTHING)
 
     @property
     def total(self) -> Usage:
-        """What this device's own model has spent on the work, queries apart."""
+        """What the device's own model has spent on the work, without queries."""
         return sum(self._spent.values(), NOTHING)
 
     def keep(
@@ -120,14 +120,13 @@ class Journal:
         spent: tuple[int, Usage] | None = None,
         answers: Mapping[str, Answers] | None = None,
     ) -> None:
-        """Keeps losses by their keys.
+        """Add losses by their keys.
 
         Args:
             rows: The losses.
-            model: Fingerprint of the model that they are of.
-            spent: A step, and what it has cost by now (see `charge`).
-            answers: The label log-probabilities that the losses are of, where more than the losses
-                is made of them.
+            model: Fingerprint of their model.
+            spent: A step, and its cost so far (see `charge`).
+            answers: The label log-probabilities of the losses, if they are needed later.
         """
         self._rows.update((key, (row, model)) for key, row in rows.items())
         self._answers.update(answers or {})
@@ -138,41 +137,41 @@ class Journal:
         self._add(b"".join(lines))
 
     def charge(self, step: int, spent: Usage) -> None:
-        """Keeps what a step has cost so far, and may cost by what is under way."""
+        """Set what a step has cost so far, including the bound of queries in progress."""
         self._spent[step] = spent
         self._add(_spent_line(step, spent))
 
     def release(
         self, keys: Sequence[str], noised: Callable[[], tuple[float, ...]]
     ) -> tuple[float, ...]:
-        """A step's losses with noise: drawn once, and the same after a restart.
+        """Return a step's losses with noise: drawn once, the same after a restart.
 
-        Noise drawn anew for the same losses would let the server average it away.
+        With new noise for the same losses the server could average the noise away.
 
         Args:
-            keys: The prompts' names.
+            keys: The prompts' keys.
             noised: Draws the noise.
         """
         step = hashlib.sha256("".join(keys).encode()).hexdigest()[:32]
         if step not in self._released:
             self._released[step] = noised()
-            # Whatever the journal's size: a few numbers that must not be drawn twice.
-            self._shelf.append(self._name, _released_line(step, self._released[step]))
+            # Not subject to the size bound: these few numbers must not be drawn twice.
+            self._state.append(self._name, _released_line(step, self._released[step]))
         return self._released[step]
 
     @property
     def releases(self) -> int:
-        """How many steps' losses have their noise already."""
+        """Number of steps whose losses have their noise already."""
         return len(self._released)
 
     def drop(self) -> None:
-        """Forgets the work: it is finished, or gone."""
-        self._shelf.remove(self._name)
+        """Delete the journal."""
+        self._state.remove(self._name)
 
     def _add(self, lines: bytes) -> None:
         if self._size + len(lines) <= _MOST_BYTES:
             self._size += len(lines)
-            self._shelf.append(self._name, lines)
+            self._state.append(self._name, lines)
 
 
 def _row_line(key: str, row: Row, model: str, answers: Answers | None) -> bytes:

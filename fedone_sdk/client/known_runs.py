@@ -1,4 +1,4 @@
-"""What a device knows of the runs that it works for, fetched once."""
+"""Cache of the tasks and vocabularies of the runs that a device works for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedone_sdk.vocabulary import Vocabulary
 __all__ = ["KnownRuns"]
 
 _MOST = 8
-"""Runs that are kept at hand; the one that was asked for least lately makes room."""
+"""Runs in the cache; the least recently used one is evicted."""
 
 T = TypeVar("T")
 
@@ -21,12 +21,12 @@ class _FetchVocabulary(Protocol):
     def __call__(
         self, run: RunTask, run_id: str, known: tuple[int, Vocabulary] | None
     ) -> Awaitable[Vocabulary]:
-        """Fetches a run's candidates, or those that were added to a version of them."""
+        """Fetch a run's candidates, or those added since a version."""
         ...
 
 
 class KnownRuns:
-    """Tasks and vocabularies by run, each with its version: candidates may be added to a run.
+    """Tasks and vocabularies by run, each with its version: a run's candidates can grow.
 
     Args:
         task: Fetches a run's task.
@@ -42,14 +42,14 @@ class KnownRuns:
         self._vocabularies = _Recent[tuple[int, Vocabulary]]()
 
     async def task(self, run_id: str, version: int = 0) -> RunTask:
-        """What must be known of a run, with at least this version of its candidates."""
+        """Return a run's task, with at least this version of its candidates."""
         known = self._tasks.get(run_id)
         if known is None or known.vocabulary_version < version:
             known = self._tasks.keep(run_id, await self._fetch_task(run_id))
         return known
 
     async def vocabulary(self, run_id: str, version: int = 0) -> Vocabulary:
-        """A run's candidates, in at least this version."""
+        """Return a run's candidates, in at least this version."""
         known = self._vocabularies.get(run_id)
         if known is None or known[0] < version:
             run = await self.task(run_id, version)
@@ -58,7 +58,7 @@ class KnownRuns:
         return known[1]
 
     def forget(self) -> None:
-        """Forgets all: another server may have other runs of the same names."""
+        """Clear the cache: another server may have other runs of the same names."""
         self._tasks.clear()
         self._vocabularies.clear()
 

@@ -1,16 +1,21 @@
-"""How a device gets through to its server: proxies, trusted authorities, its own certificate."""
+"""How a device reaches its server: proxies, trusted authorities, its own certificate."""
 
 from __future__ import annotations
 
 import base64
 import ssl
 import urllib.request
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from yarl import URL
 
 from fedone_sdk.errors import SpecError
+
+if TYPE_CHECKING:
+    from fedone_sdk.client.transport import Transport
 
 __all__ = ["Network", "Proxy"]
 
@@ -20,8 +25,8 @@ class Proxy:
     """An HTTP proxy.
 
     Attributes:
-        url: Where it is, without user and password.
-        authorization: Value of ``Proxy-Authorization``; None sends none.
+        url: Its address, without user and password.
+        authorization: Value of ``Proxy-Authorization``; None sends no such header.
     """
 
     url: URL
@@ -29,14 +34,14 @@ class Proxy:
 
     @classmethod
     def of(cls, text: str, key: str = "proxy") -> Proxy:
-        """Reads ``http://user:password@host:port``.
+        """Parse ``http://user:password@host:port``.
 
         Args:
-            text: The proxy; it may hold a secret, which no error repeats.
-            key: What the user calls it.
+            text: The proxy's URL, which may have a secret; errors do not repeat it.
+            key: The name of the argument or variable, for errors.
 
         Raises:
-            SpecError: It is no URL of an HTTP proxy.
+            SpecError: It is not the URL of an HTTP proxy.
         """
         try:
             url = URL(text)
@@ -53,21 +58,43 @@ class Proxy:
             secret = "Basic " + base64.b64encode(pair).decode("ascii")
         return cls(url=url.with_user(None).origin(), authorization=secret)
 
+    def options(self, url: URL, headers: Mapping[str, str]) -> dict[str, Any]:
+        """Return aiohttp's options of a request through this proxy.
+
+        Args:
+            url: The request's URL.
+            headers: The request's headers; they are part of the options.
+        """
+        options: dict[str, Any] = {"proxy": self.url, "headers": headers}
+        if self.authorization is not None:
+            secret = {"Proxy-Authorization": self.authorization}
+            if url.scheme == "https":
+                options["proxy_headers"] = secret
+            else:
+                options["headers"] = {**headers, **secret}
+        return options
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """The way to a server.
+    """How a device reaches its server, and how it identifies itself there.
 
     Attributes:
         proxy: ``http://[user:password@]host:port`` for all requests.
         trust_env: Without `proxy`: whether ``HTTPS_PROXY``, ``HTTP_PROXY`` and ``NO_PROXY`` (or
-            the system's settings, where Python reads them) name one.
-        ca_file: The authorities that are trusted instead of the system's, a PEM file.
-        cert_file: This device's certificate for a server that asks for one (mTLS), a PEM file.
-        key_file: Its private key; None where `cert_file` holds it too.
-        key_password: Opens the key.
+            the system's settings, where Python reads them) apply.
+        ca_file: Trusted authorities instead of the system's, a PEM file.
+        cert_file: The device's certificate for a server that requires one (mTLS), a PEM file.
+        key_file: Its private key; None if `cert_file` contains it.
+        key_password: The password of the key.
         ssl_context: Trust and certificate by the app, instead of the four above.
-        timeout_s: Longest wait for an answer, on top of what a long poll asks for.
+        timeout_s: Longest wait for an answer, seconds, in addition to `wait_s`.
+        wait_s: How long a claim may wait at the server for work, seconds, from 0 to 60.
+        name: Display name that the device enrols with, 1 to 200 characters.
+        sign: Whether the device creates a key when it enrols, and signs its requests (extra
+            ``signing``).
+        transport: Replaces HTTP, for tests and other protocols; the attributes of the connection
+            above do not apply then.
     """
 
     proxy: str | None = field(default=None, repr=False)
@@ -78,17 +105,21 @@ class Network:
     key_password: str | None = field(default=None, repr=False)
     ssl_context: ssl.SSLContext | None = None
     timeout_s: float = 60.0
+    wait_s: float = 25.0
+    name: str | None = None
+    sign: bool = False
+    transport: Transport | None = None
 
     def proxy_for(self, server: URL) -> Proxy | None:
-        """The proxy on the way to a server.
+        """Return the proxy for a server; None connects directly.
 
         Raises:
-            SpecError: What is named is no proxy.
+            SpecError: It is not the URL of an HTTP proxy.
         """
         if self.proxy is not None:
             return Proxy.of(self.proxy)
-        # Not by aiohttp: it would also look for the server's password in ~/.netrc, and fail over
-        # one that it finds.
+        # Not aiohttp's `trust_env`: it also reads passwords from ~/.netrc, and fails if it finds
+        # one.
         host = f"{server.host}:{server.port}"
         if not self.trust_env or urllib.request.proxy_bypass(host):
             return None
@@ -96,10 +127,10 @@ class Network:
         return None if named is None else Proxy.of(named, f"{server.scheme.upper()}_PROXY")
 
     def context(self) -> ssl.SSLContext | None:
-        """Trust and certificate; None is the system's trust.
+        """Return trust and certificate; None is the system's trust.
 
         Raises:
-            SpecError: A file is missing or not what it should be.
+            SpecError: A file is missing or malformed.
         """
         files = (self.ca_file, self.cert_file, self.key_file)
         if self.ssl_context is not None:
@@ -119,7 +150,7 @@ class Network:
             raise _unusable("ca_file", self.ca_file, exc) from exc
         if self.cert_file is not None:
             try:
-                # Without a password OpenSSL would ask for one on the terminal.
+                # Without a password OpenSSL prompts for one on the terminal.
                 password = self.key_password or ""
                 context.load_cert_chain(self.cert_file, self.key_file, password)
             except OSError as exc:

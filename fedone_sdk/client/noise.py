@@ -1,7 +1,7 @@
-"""What a device does to its losses, or to its step, so that they say little about its data.
+"""The Gaussian mechanism on a device: clipping and noise for its losses or its step of alpha.
 
-The randomness is the operating system's: the run's seed is known to the server, and noise that
-the server can compute is no noise.
+The randomness is the operating system's, because the server has the run's seed and could
+recompute noise that is derived from it.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _RANDOM = SystemRandom()
 
 
 def gaussian(count: int, std: float) -> list[float]:
-    """Independent normal numbers from the operating system's randomness.
+    """Draw independent normal numbers from the operating system's randomness.
 
-    Each is the scaled sum of four, so that the last bits of a result do not give the noise away:
-    the attack of Mironov (2012) inverts the one rounding of a single draw, and the cost of
-    inverting grows with every further one (Holohan and Braghin, 2021).
+    Each is the scaled sum of four draws, so that the low bits of a result do not reveal the noise:
+    the attack of Mironov (2012) inverts the rounding of a single draw, and the cost of inverting
+    grows with every further one (Holohan and Braghin, 2021).
 
     Args:
         count: How many.
@@ -38,29 +38,29 @@ def gaussian(count: int, std: float) -> list[float]:
 
 
 def losses_sensitivity(privacy: PrivacySpec, num_prompts: int, num_examples: int) -> float:
-    """How far one other example can move the vector of mean losses, L2.
+    """Return the L2 sensitivity of the vector of mean losses to one example.
 
-    Each of the I means moves by at most C / b, so the vector by at most sqrt(I) C / b.
+    Each of the I means changes by at most C / b, so the vector by at most sqrt(I) C / b.
 
     Args:
-        privacy: Names C.
+        privacy: Has the clip C.
         num_prompts: I.
-        num_examples: b, the examples that were scored.
+        num_examples: b, the scored examples.
     """
     return math.sqrt(num_prompts) * privacy.clip / num_examples
 
 
 def alpha_sensitivity(privacy: PrivacySpec) -> float:
-    """How far other data on the device can move its clipped step, L2: two steps of norm C."""
+    """Return the L2 sensitivity of the clipped step to all data of the device: 2 C."""
     return 2.0 * privacy.clip
 
 
 def private_losses(losses: Sequence[Sequence[float]], privacy: PrivacySpec) -> tuple[float, ...]:
-    """Mean losses with each example's loss clipped to [0, C], and noise.
+    """Return mean losses with each example's loss clipped to [0, C], plus noise.
 
     Args:
-        losses: Per prompt the loss of each of the same b examples, shape (I, b).
-        privacy: The run's.
+        losses: Shape (I, b), one row per prompt, the same examples in each.
+        privacy: The run's privacy.
 
     Returns:
         Shape (I,); a noised mean may be negative or above C.
@@ -75,14 +75,14 @@ def private_losses(losses: Sequence[Sequence[float]], privacy: PrivacySpec) -> t
 def private_step(
     before: NDArray[np.float32], after: NDArray[np.float32], privacy: PrivacySpec
 ) -> NDArray[np.float64]:
-    """Alpha after a clipped and noised step; what the method allows is for the caller to restore.
+    """Return alpha after a clipped and noised step; the caller projects it.
 
-    Projecting it is post-processing, which gives nothing away.
+    The projection is post-processing, which costs no privacy.
 
     Args:
         before: The assignment's alpha, shape (n, N).
         after: Alpha after the local steps.
-        privacy: The run's.
+        privacy: The run's privacy.
     """
     import numpy as np
 

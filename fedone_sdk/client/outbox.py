@@ -1,4 +1,4 @@
-"""Finished work that the server has not got yet: it was paid for."""
+"""Updates that the server has not accepted yet."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from fedone_sdk.client.shelf import StateDir
+from fedone_sdk.client.state_dir import StateDir
 from fedone_sdk.messages import UPDATE, AlphaUpdate, LossesUpdate
 
 __all__ = ["Outbox", "Unsent"]
@@ -16,20 +16,19 @@ __all__ = ["Outbox", "Unsent"]
 _log = structlog.get_logger(__name__)
 
 _MOST = 16
-"""Updates that wait at the same time; each is for an assignment with a deadline, so that an old
-one is worth less than a new one."""
+"""Updates that are kept; beyond it the oldest is dropped, whose deadline is the nearest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unsent:
-    """Finished work on its way to the server.
+    """An update that the server has not accepted yet.
 
     Attributes:
-        run_id: Of which run.
-        assignment_id: Which work.
+        run_id: The run.
+        assignment_id: The work.
         round: Its round.
         update: The message.
-        memory: What the method remembers once the update is accepted; empty for nothing.
+        memory: The method's memory once the update is accepted; empty for none.
     """
 
     run_id: str
@@ -40,17 +39,17 @@ class Unsent:
 
 
 class Outbox:
-    """The updates that wait, the oldest first.
+    """Unsent updates, the oldest first.
 
     Args:
-        shelf: Keeps them.
+        state: Keeps them.
     """
 
-    def __init__(self, shelf: StateDir) -> None:
-        self._shelf = shelf
+    def __init__(self, state: StateDir) -> None:
+        self._state = state
 
     def put(self, unsent: Unsent) -> None:
-        """Keeps finished work until it is dropped; beyond a bound the oldest makes room."""
+        """Store an update until it is dropped; beyond a bound the oldest one is deleted."""
         document = {
             "run_id": unsent.run_id,
             "assignment_id": unsent.assignment_id,
@@ -58,19 +57,19 @@ class Outbox:
             "update": unsent.update.model_dump_json(),
             "memory": base64.b64encode(unsent.memory).decode("ascii"),
         }
-        self._shelf.write(_name(unsent.assignment_id), json.dumps(document).encode())
-        for name in self._shelf.keep_newest("unsent-*.json", _MOST):
-            _log.warning("finished work given up: too much waits", file=name)
+        self._state.write(_name(unsent.assignment_id), json.dumps(document).encode())
+        for name in self._state.keep_newest("unsent-*.json", _MOST):
+            _log.warning("unsent update deleted: too many are waiting", file=name)
 
     def drop(self, assignment_id: str) -> None:
-        """Forgets work that the server has taken or refused."""
-        self._shelf.remove(_name(assignment_id))
+        """Delete an update that the server has accepted or refused."""
+        self._state.remove(_name(assignment_id))
 
     def waiting(self) -> list[Unsent]:
-        """What waits; a damaged file is given up."""
+        """Return the unsent updates; damaged files are deleted."""
         found = []
-        for name in self._shelf.names("unsent-*.json"):
-            content = self._shelf.read(name)
+        for name in self._state.names("unsent-*.json"):
+            content = self._state.read(name)
             try:
                 document = json.loads(content or b"")
                 found.append(
@@ -83,8 +82,8 @@ class Outbox:
                     )
                 )
             except (ValueError, TypeError, KeyError, RecursionError) as exc:
-                _log.warning("damaged state file dropped", file=name, error=type(exc).__name__)
-                self._shelf.remove(name)
+                _log.warning("damaged state file deleted", file=name, error=type(exc).__name__)
+                self._state.remove(name)
         return found
 
 

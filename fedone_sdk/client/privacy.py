@@ -1,4 +1,4 @@
-"""What a device has given away, and whether it may give away more."""
+"""The epsilon that a device has spent, and its limit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedone_sdk.accountant import GaussianAccountant
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.client.batch import Declining, Unfit
 from fedone_sdk.client.journal import Journal
-from fedone_sdk.client.shelf import StateDir
+from fedone_sdk.client.state_dir import StateDir
 from fedone_sdk.client.work import Assigned
 from fedone_sdk.errors import DataError, SpecError
 from fedone_sdk.messages import AlphaAssignment, RunTask
@@ -27,20 +27,20 @@ _FILE = "privacy.json"
 
 
 class PrivacyAccount:
-    """Counts the noised numbers of one device, over all its runs and servers.
+    """Counts the noised releases of one device, over all its runs and servers.
 
-    A release counts before its noise is drawn, and the count is on the disk by then: a device that
-    dies in between has counted too much, never too little.
+    A release is counted on disk before its noise is drawn: a device that dies in between has
+    counted too much, never too little.
 
     Args:
-        required: What the device requires.
+        required: The device's requirements.
         state_dir: The app's folder for the SDK; the count is kept in it.
-        own_model: Whether a model on the device sees the texts, not the gateway.
+        own_model: Whether a model on the device sees the texts, rather than the gateway.
 
     Raises:
         DataError: The count cannot be read.
         MissingExtraError: dp-accounting is not installed.
-        SpecError: There is no folder, or the gateway would see what is to be protected.
+        SpecError: There is no folder, or the gateway would see the protected data.
     """
 
     def __init__(
@@ -48,34 +48,34 @@ class PrivacyAccount:
     ) -> None:
         if state_dir is None:
             raise SpecError(
-                "require_privacy: needs state_dir, which keeps the count of epsilon",
+                "policy.privacy: needs state_dir, which keeps the count of epsilon",
                 source="arguments",
             )
         if required.unit != "label" and not own_model:
             raise SpecError(
-                f"require_privacy: unit {required.unit!r} needs a backend of the device's own, "
+                f"policy.privacy: unit {required.unit!r} needs a backend of the device's own, "
                 "because the gateway sees the texts; unit 'label' protects labels only",
                 source="arguments",
             )
         self.required = required
         self._own_model = own_model
         self._accountant = GaussianAccountant(required.delta)
-        self._shelf = StateDir(Path(state_dir))
+        self._state = StateDir(Path(state_dir))
         self._path = Path(state_dir) / _FILE
         self._given = self._load()
 
     @property
     def epsilon(self) -> float:
-        """What the device has given away so far, at the delta that it requires."""
+        """The epsilon spent so far, at the required delta."""
         return self._epsilon(self._given)
 
     def check(self, run: RunTask, assignment: Assigned, journal: Journal) -> None:
-        """Looks whether work keeps what the device requires.
+        """Check that an assignment meets the device's requirements.
 
         Args:
             run: The run.
             assignment: The work.
-            journal: Has what of it was given away before a restart.
+            journal: Has the releases of the work before a restart.
 
         Raises:
             Unfit: It does not.
@@ -83,16 +83,16 @@ class PrivacyAccount:
         privacy = self.check_run(run)
         steps = len(assignment.steps) if isinstance(assignment, AlphaAssignment) else 1
         if not self._own_model and privacy.target == "alpha" and steps > 1:
-            # The prompts of a later step show the alpha of the step before, without noise.
+            # The prompts of a later step reveal the alpha of the step before, without noise.
             raise Unfit("the client's labels are private: one local step at most")
         releases = max(steps - journal.releases, 0) if privacy.target == "losses" else 1
         self._afford(privacy, releases, NOTHING)
 
     def check_run(self, run: RunTask) -> PrivacySpec:
-        """Looks whether a run's privacy is what the device requires, and returns it.
+        """Return a run's privacy after checking it against the device's requirements.
 
         Raises:
-            Unfit: It is not.
+            Unfit: It does not meet them.
         """
         required, privacy = self.required, run.privacy
         if privacy is None:
@@ -112,24 +112,24 @@ class PrivacyAccount:
         return privacy
 
     def spend(self, privacy: PrivacySpec, usage: Usage) -> None:
-        """Counts one release, which may be drawn then.
+        """Count one release; its noise may be drawn afterwards.
 
         Args:
-            privacy: The run's.
-            usage: What the work has cost, for the refusal.
+            privacy: The run's privacy.
+            usage: The cost of the work so far, for the decline.
 
         Raises:
-            Declining: It cannot be counted.
-            Unfit: It would pass the most that the device gives away.
+            Declining: The count cannot be written.
+            Unfit: The release would exceed the required epsilon.
         """
         given = self._afford(privacy, 1, usage)
-        if not self._shelf.write(_FILE, json.dumps(given).encode()):
+        if not self._state.write(_FILE, json.dumps(given).encode()):
             raise Declining("the client's count of epsilon cannot be written", usage)
         self._given = given
         _log.info("privacy spent", epsilon=self.epsilon, max_epsilon=self.required.max_epsilon)
 
     def shown(self, usage: Usage) -> Usage:
-        """What a server may know of the cost of a model on the device: tokens tell of texts."""
+        """Return the usage that the server may see: token counts reveal texts."""
         if not self._own_model:
             return usage
         return Usage(queries=usage.queries, requests=usage.requests)
@@ -149,15 +149,15 @@ class PrivacyAccount:
 
     def _epsilon(self, given: dict[str, float]) -> float:
         if self.required.unit == "device" and given["losses"]:
-            return math.inf  # Each of those releases protected one example only.
+            return math.inf  # Those releases protected single examples only.
         return self._accountant.epsilon(sum(given.values()))
 
     def _load(self) -> dict[str, float]:
-        """The precision of all releases, by target."""
-        if _FILE not in self._shelf.names(_FILE):
+        """Return the summed precision of all releases, by target."""
+        if _FILE not in self._state.names(_FILE):
             return {"losses": 0.0, "alpha": 0.0}
         try:
-            kept = json.loads(self._shelf.read(_FILE) or b"")
+            kept = json.loads(self._state.read(_FILE) or b"")
             given = {target: float(kept[target]) for target in ("losses", "alpha")}
             if not all(0 <= value < math.inf for value in given.values()):
                 raise ValueError("not a count")

@@ -1,4 +1,4 @@
-"""What may be told of a failure: where its words may quote private text, only its kind."""
+"""Reasons of failures that may leave the device: without text that may quote private data."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ __all__ = ["problem_of", "reason_of"]
 
 _KINDS: dict[type[Exception], str] = {
     LabelWordError: "a label word is not one token of the client's model",
-    BackendBlocked: "the client's model cannot be asked until somebody changes something",
-    BackendUnavailable: "the client's model cannot be asked now",
+    BackendBlocked: "the client's model cannot be queried until its configuration changes",
+    BackendUnavailable: "the client's model is not available now",
     BackendError: "the client's model failed",
     BudgetError: "the budget of the client's model has nothing left for this",
 }
-"""The first that fits counts."""
+"""By error type; the first match counts."""
 
 
 def reason_of(failure: Exception) -> str:
-    """Why work is given back, for the server and the app.
+    """Return why work is declined, for the server and the app.
 
-    Who refuses a request may quote it: what a model of one's own says stays in the device's log.
+    A model's error may quote the request, so its text stays in the device's log.
 
     Args:
-        failure: What ended the work.
+        failure: The exception that ended the work.
     """
     for kind, words in _KINDS.items():
         if isinstance(failure, kind):
@@ -42,10 +42,10 @@ def reason_of(failure: Exception) -> str:
 
 
 def problem_of(refusal: ValidationError) -> str:
-    """Where a message is malformed, and how.
+    """Return where a message is malformed, and how.
 
     Args:
-        refusal: The first of its problems is told, without the input: it may hold a credential or
+        refusal: Its first problem is described, without the input, which may have a credential or
             private text.
     """
     first = refusal.errors(include_url=False, include_input=False, include_context=False)[0]

@@ -1,4 +1,4 @@
-"""The loss oracle: prompts and private examples in, one loss per prompt out."""
+"""The loss oracle: one loss per prompt on private examples."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from fedone_sdk.client.batch import Declining, Minibatch
 from fedone_sdk.client.journal import Answers, Journal, Row, prompt_key
 from fedone_sdk.client.noise import private_losses
 from fedone_sdk.client.reasons import problem_of
+from fedone_sdk.client.session import Session
 from fedone_sdk.errors import SpecError
 from fedone_sdk.messages import Array, Score, Scored, Scores
 from fedone_sdk.spec.privacy import PrivacySpec
@@ -40,22 +41,22 @@ __all__ = [
 _log = structlog.get_logger(__name__)
 
 _PAIRS = 512
-"""(prompt, example) pairs of one request to the gateway: what a device that dies meanwhile may
-have to ask again. The texts travel with each request, so that small ones cost traffic."""
+"""(prompt, example) pairs of one request to the gateway. A device that dies repeats one request at
+most; smaller requests cost more traffic, because each contains the texts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Losses:
-    """What scoring gave.
+    """The losses of a step.
 
     Attributes:
-        values: One mean loss per prompt, with the noise that the run asks for.
-        scored: What became of the examples.
-        usage: What a backend of the client's own spent.
+        values: One mean loss per prompt, with the run's noise.
+        scored: Counts of scored, failed and vetoed examples.
+        usage: The usage of the client's own backend.
         model: Fingerprint of the model.
-        by_class: Mean losses by class and label bias, float32, shape (P, C, G), where the step
-            asks for them.
-        class_counts: Scored examples of each class, shape (C,), where it does.
+        by_class: Mean losses by class and label bias, float32, shape (P, C, G), if the step
+            requests them.
+        class_counts: Scored examples of each class, shape (C,), if it does.
     """
 
     values: tuple[float, ...]
@@ -71,14 +72,14 @@ class Step:
     """One local step: prompts to score on one mini-batch.
 
     Attributes:
-        number: Which step of the work, from 0.
+        number: Index of the step in the work, from 0.
         task: The run's task.
-        batch: What may be sent.
+        batch: The examples, after the app's hook.
         prompts: Shape (P, n), candidate indices; or (P, d), vectors of a latent space.
-        journal: Keeps the losses as they come.
-        told: Told how many more prompts have their losses.
+        journal: Keeps the losses as they arrive.
+        on_scored: Called with the number of further prompts that have their losses.
         score: The user's function, for loss ``score``.
-        by_class: Whether the losses are wanted by class and label bias, too.
+        by_class: Whether losses by class and label bias are computed too.
     """
 
     number: int
@@ -86,12 +87,12 @@ class Step:
     batch: Minibatch
     prompts: Array
     journal: Journal
-    told: Callable[[int], None]
+    on_scored: Callable[[int], None]
     score: ScoreFunction | None = None
     by_class: bool = False
 
     def keys(self) -> list[str]:
-        """The prompts' names in the journal."""
+        """Return the prompts' keys in the journal."""
         digest = self.batch.sha256
         return [
             prompt_key(self.number, position, row, digest)
@@ -104,12 +105,12 @@ class Step:
         model: str,
         spent: Usage | None = None,
     ) -> None:
-        """Turns what the model answered into losses, and keeps them.
+        """Compute losses from the model's answers, and add them to the journal.
 
         Args:
-            rows: By the prompt's name, per example what the model answered; None where it failed.
+            rows: By the prompt's key, the model's answer per example; None if it failed.
             model: Fingerprint of the model.
-            spent: What the step has cost the device by now.
+            spent: What the step has cost the device so far.
 
         Raises:
             Declining: The user's score function is broken.
@@ -118,10 +119,10 @@ class Step:
         answers = {key: _log_probs(found) for key, found in rows.items()} if self.by_class else {}
         charge = None if spent is None else (self.number, spent)
         self.journal.keep(losses, model, charge, answers)
-        self.told(len(rows))
+        self.on_scored(len(rows))
 
-    def knows(self, key: str) -> bool:
-        """Whether all that is wanted of a prompt is in the journal."""
+    def has(self, key: str) -> bool:
+        """Return whether the journal has all that the step needs of a prompt."""
         known = self.journal.row(key) is not None
         return known and not (self.by_class and self.journal.answers(key) is None)
 
@@ -134,7 +135,7 @@ class Step:
         except SpecError as exc:
             _log.warning("score function failed", reason=str(exc))
             cause = exc.__cause__
-            # The server learns only the kind: what a function says may quote private text.
+            # Only the exception's type leaves the device: its text may quote private data.
             raise Declining(
                 exc.problems[0]
                 if cause is None
@@ -147,10 +148,10 @@ def _log_probs(found: Sequence[LogProbs | str | None]) -> Answers:
 
 
 class Oracle(Protocol):
-    """Who answers what a step asks."""
+    """Scores the prompts of steps."""
 
     async def ask(self, step: Step, missing: Sequence[int]) -> None:
-        """Scores the prompts at these positions, and keeps their losses as they come.
+        """Score the prompts at these positions; the journal gets the losses as they arrive.
 
         Raises:
             Declining: The model failed.
@@ -158,7 +159,7 @@ class Oracle(Protocol):
         ...
 
     async def usage(self, step: Step) -> Usage:
-        """What the client's own model spent on a step, up to now."""
+        """Return what the client's own model has spent on a step so far."""
         ...
 
 
@@ -169,21 +170,21 @@ async def score_step(
     *,
     before_noise: Callable[[Usage], None] = lambda usage: None,
 ) -> Losses:
-    """The losses of a step's prompts; what the journal knows already is not asked again.
+    """Return the losses of a step's prompts, and score those that the journal does not have.
 
     Args:
-        step: What is asked.
-        oracle: Who is asked.
-        privacy: The noise that the run asks for.
-        before_noise: Told what the step has cost before its noise is drawn.
+        step: The step.
+        oracle: Scores the missing prompts.
+        privacy: The run's privacy.
+        before_noise: Called with the step's cost before its noise is drawn.
 
     Raises:
         Declining: The model failed on too many examples, or the score function did.
         SpecError: The backend cannot answer what the task's loss needs.
     """
     keys = step.keys()
-    missing = [place for place, key in enumerate(keys) if not step.knows(key)]
-    step.told(len(keys) - len(missing))
+    missing = [place for place, key in enumerate(keys) if not step.has(key)]
+    step.on_scored(len(keys) - len(missing))
     if missing:
         try:
             await oracle.ask(step, missing)
@@ -193,10 +194,9 @@ async def score_step(
     found = [row for row in map(step.journal.row, keys) if row is not None]
     models = {model for _, model in found}
     if len(models) != 1:
-        raise Declining("the model changed while the work was under way", usage)
+        raise Declining("the model changed during the work", usage)
     rows = [row for row, _ in found]
-    # An example counts for all prompts or for none: otherwise they would be compared on
-    # different examples.
+    # An example counts for all prompts or for none, so that all are compared on the same ones.
     failed = frozenset(index for row in rows for index, loss in enumerate(row) if loss is None)
     counts = step.batch.check(failed, usage)
     losses = [
@@ -227,7 +227,7 @@ async def score_step(
 def _by_class(
     step: Step, keys: Sequence[str], failed: frozenset[int]
 ) -> tuple[Array, tuple[int, ...]]:
-    """The losses by class and label bias, over the examples that count, and how many they are."""
+    """Return losses by class and label bias, and the counts, over the examples that count."""
     kept = [index for index in range(len(step.batch.examples)) if index not in failed]
     targets = [target_of(step.task, step.batch.examples[index]) for index in kept]
     labels = [target for target in targets if isinstance(target, int)]
@@ -242,33 +242,33 @@ def _by_class(
 
 
 class GatewayOracle:
-    """The aggregator's gateway.
+    """Scores prompts through the aggregator's gateway.
 
     Args:
-        assignment_id: Whose lease pays.
-        ask: Sends a request.
+        assignment_id: The assignment whose lease pays.
+        session: Calls the gateway.
         ready: Awaited before each request.
-        known: Whether the server drew the prompts itself, and need not be told them.
+        known: Whether the server has drawn the prompts, so that requests can omit them.
     """
 
     def __init__(
         self,
         assignment_id: str,
+        session: Session,
         *,
-        ask: Callable[[Score], Awaitable[Scores]],
         ready: Callable[[], Awaitable[None]],
         known: bool,
     ) -> None:
         self._assignment_id = assignment_id
-        self._ask = ask
+        self._session = session
         self._ready = ready
         self._known = known
 
     async def ask(self, step: Step, missing: Sequence[int]) -> None:
-        """Scores the parts that hold these prompts.
+        """Score the parts that contain these prompts.
 
-        The parts do not hang on what is missing: a part that is asked again, after a restart, is
-        the same request, which the server counts once.
+        The parts do not depend on `missing`: a part that is sent again after a restart is the same
+        request, which the server counts once.
 
         Raises:
             Declining: The score function is broken, or no message can carry the step.
@@ -283,8 +283,9 @@ class GatewayOracle:
             await self._ready()
             raw = step.prompts.to_bytes()[part.start * size : part.stop * size]
             prompts = Array.from_bytes(raw, (len(part), length), step.prompts.dtype)
-            told = None if self._known and len(parts) == 1 else prompts
-            scores = await self._ask(self._request(step, told))
+            omitted = self._known and len(parts) == 1
+            request = self._request(step, None if omitted else prompts)
+            scores = await self._session.call(self._session.transport.score, request)
             num_values = max(len(step.task.labels), 1)
             answers = _answers(scores, len(part), len(step.batch.texts), num_values)
             fresh = {
@@ -303,16 +304,16 @@ class GatewayOracle:
                 references=step.batch.references,
             )
         except ValidationError as exc:
-            # Not from it: it quotes private text.
-            raise Declining(f"the step cannot be asked: {problem_of(exc)}") from None
+            # Not chained: the cause quotes private text.
+            raise Declining(f"the step cannot be sent: {problem_of(exc)}") from None
 
     async def usage(self, step: Step) -> Usage:
-        """Nothing: the server sees by itself what was spent."""
+        """Return nothing: the server counts what the gateway spends."""
         return NOTHING
 
 
 def cuts(num_prompts: int, num_examples: int) -> list[range]:
-    """The requests that a step becomes at the gateway: equal parts of its prompts.
+    """Return the requests to the gateway of a step: equal parts of its prompts.
 
     Args:
         num_prompts: P.
@@ -327,10 +328,10 @@ def cuts(num_prompts: int, num_examples: int) -> list[range]:
 def _answers(
     scores: Scores, num_prompts: int, num_examples: int, num_values: int
 ) -> list[list[LogProbs | str | None]]:
-    """Per prompt and example what the model answered; None where it failed.
+    """Return the model's answer per prompt and example; None if it failed.
 
     Raises:
-        Declining: The answer is to another question.
+        Declining: The answer does not fit the request.
     """
     rows: list[list[LogProbs | str | None]]
     if scores.log_probs is None:

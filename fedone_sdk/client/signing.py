@@ -1,4 +1,4 @@
-"""How a device signs its requests; needs the extra ``signing``."""
+"""Signatures of a device's requests; needs the extra ``signing``."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ __all__ = ["Signer"]
 class Signer:
     """A device's Ed25519 key.
 
-    A signature holds for one request, once and for some minutes: each attempt is signed anew.
+    A signature is valid for one request, once, for some minutes: each attempt has a new one.
 
     Args:
         private_key: The raw key of 32 bytes, base64.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It is not one.
     """
 
     def __init__(self, private_key: str) -> None:
@@ -40,22 +40,22 @@ class Signer:
             raw = base64.b64decode(private_key, validate=True)
             self._key = Ed25519PrivateKey.from_private_bytes(raw)
         except (binascii.Error, ValueError):
-            # Not from it: it may quote the key.
+            # Not chained: the cause may quote the key.
             raise ValueError("a private key is 32 bytes in base64") from None
 
     @classmethod
     def generate(cls) -> Self:
-        """A new key."""
+        """Create a new key."""
         return cls(base64.b64encode(secrets.token_bytes(32)).decode("ascii"))
 
     @property
     def private_key(self) -> str:
-        """The raw key, base64: a secret, as the credential is."""
+        """The raw private key, base64: a secret like the credential."""
         return base64.b64encode(self._key.private_bytes_raw()).decode("ascii")
 
     @property
     def public_key(self) -> str:
-        """What the device enrols with: the raw key, base64."""
+        """The raw public key, base64, which the device enrols with."""
         return base64.b64encode(self._key.public_key().public_bytes_raw()).decode("ascii")
 
     def headers(
@@ -68,13 +68,13 @@ class Signer:
         now: float,
         nonce: str | None = None,
     ) -> dict[str, str]:
-        """What one attempt at a request is sent with.
+        """Return the headers of one attempt at a request.
 
         Args:
             method: HTTP method, in capitals.
-            target: Path and query as they go over the wire.
-            body: The bytes that are sent; empty for none.
-            client_id: Who signs.
+            target: Path and query as sent.
+            body: The bytes of the body; empty for none.
+            client_id: The signing client.
             now: The time, seconds since the epoch.
             nonce: 16 to 64 letters, digits, dashes and underscores; random by default.
         """
@@ -93,5 +93,5 @@ class Signer:
         }
 
     def __repr__(self) -> str:
-        """Without the private key."""
+        """Return a representation without the private key."""
         return f"Signer(public_key={self.public_key!r})"

@@ -1,4 +1,4 @@
-"""Where a device's examples come from."""
+"""The source of a device's examples."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ Data = (
 )
 
 _MOST = 100_000
-"""Examples that a device holds at most; of a stream, the latest."""
+"""Examples that a device holds at most; of a stream, the latest ones."""
 
 
 class Source:
-    """The examples that a device holds now.
+    """The current examples of a device.
 
     Args:
         data: An iterable; an async iterable, read as it yields; or a callable, plain or async.
 
     Raises:
-        DataError: An iterable without examples, or something else than examples.
+        DataError: The iterable has no examples, or its items are not examples.
     """
 
     def __init__(self, data: Data) -> None:
@@ -51,27 +51,27 @@ class Source:
                 raise DataError("data: this client has no examples; it needs at least one")
 
     def open(self) -> None:
-        """Begins to read an async iterable; called again, it does no harm."""
+        """Start to read an async iterable; idempotent."""
         if isinstance(self._data, AsyncIterable) and self._reader is None:
             reading = self._read(aiter(self._data))
             self._reader = asyncio.create_task(reading, name="edge client data")
 
     async def aclose(self) -> None:
-        """Ends the reading."""
+        """Stop reading."""
         if self._reader is not None:
             self._reader.cancel()
             await asyncio.gather(self._reader, return_exceptions=True)
             self._reader = None
 
     async def held(self) -> Sequence[Example]:
-        """The examples of this moment.
+        """Return the current examples.
 
         Raises:
-            Exception: What the app's own iterator or function raises.
+            Exception: Any exception of the app's own iterator or function.
         """
         self.open()
         if self._reader is not None and not self._examples:
-            await asyncio.sleep(0)  # its first turn
+            await asyncio.sleep(0)  # lets the reader start
         if not callable(self._data):
             if self._reader is not None and self._reader.done() and not self._reader.cancelled():
                 self._reader.result()
@@ -84,7 +84,7 @@ class Source:
     async def _read(self, examples: AsyncIterator[Example]) -> None:
         async for example in examples:
             self._examples.append(_example(example, len(self._examples)))
-            # A stream that never ends must not fill a device's memory.
+            # Bounds the memory of an endless stream.
             del self._examples[:-_MOST]
 
 

@@ -1,4 +1,4 @@
-"""An app's wish that its client stops."""
+"""A cooperative stop signal for the client's turns."""
 
 from __future__ import annotations
 
@@ -7,53 +7,53 @@ import contextlib
 from collections.abc import Awaitable, Iterator
 from typing import TypeVar
 
-__all__ = ["Stop"]
+__all__ = ["StopSignal"]
 
 T = TypeVar("T")
 
 
-class Stop:
-    """A wish to stop: it ends waits, and is over when all whom it is meant for have returned.
+class StopSignal:
+    """Cooperative stop signal, cleared once every task inside `scope` has exited.
 
-    It is meant for who is inside `heeded`, or else for who enters next: a task that was made, but
-    has not begun yet, is stopped too.
+    It applies to the tasks inside `scope`, or else to the next one that enters, so that a task
+    that was created but has not started yet stops too.
     """
 
     def __init__(self) -> None:
-        self._wished = asyncio.Event()
+        self._event = asyncio.Event()
         self._num_inside = 0
 
-    def wish(self) -> None:
-        """Asks to stop."""
-        self._wished.set()
+    def set(self) -> None:
+        """Request the stop."""
+        self._event.set()
 
-    def wished(self) -> bool:
-        """Whether to stop."""
-        return self._wished.is_set()
+    def is_set(self) -> bool:
+        """Return whether a stop is requested."""
+        return self._event.is_set()
 
     @contextlib.contextmanager
-    def heeded(self) -> Iterator[None]:
-        """Those inside return soon after a wish; the last of them fulfils it."""
+    def scope(self) -> Iterator[None]:
+        """Mark a task that returns soon after the signal; the last one to exit clears it."""
         self._num_inside += 1
         try:
             yield
         finally:
             self._num_inside -= 1
             if not self._num_inside:
-                # Not `clear`: an event belongs to the loop in which it was waited for, and the
-                # next to enter may be in another.
-                self._wished = asyncio.Event()
+                # A new event instead of `clear`: an event is bound to the loop that waited for
+                # it, and the next task may run in another loop.
+                self._event = asyncio.Event()
 
-    async def pause(self, seconds: float) -> None:
-        """Waits so long, or until there is a wish."""
+    async def sleep(self, seconds: float) -> None:
+        """Sleep, or return early at the signal."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._wished.wait()
+                await self._event.wait()
 
-    async def unless_wished(self, call: Awaitable[T]) -> T | None:
-        """The call's result, or None if there was a wish first."""
+    async def cancel_on(self, call: Awaitable[T]) -> T | None:
+        """Return the call's result, or None if the signal came first and cancelled the call."""
         working = asyncio.ensure_future(call)
-        stopping = asyncio.create_task(self._wished.wait())
+        stopping = asyncio.create_task(self._event.wait())
         try:
             await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
             return working.result() if working.done() else None

@@ -1,4 +1,4 @@
-"""An edge client beside an app that has no event loop."""
+"""An edge client in a thread, for an app without an event loop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _log = structlog.get_logger(__name__)
 
 
 class EdgeClientThread:
-    """Runs an edge client in a daemon thread, with an event loop of its own.
+    """Runs an edge client in a daemon thread with its own event loop.
 
     Example:
         ```python
@@ -26,26 +26,26 @@ class EdgeClientThread:
             app.main_loop()
         ```
 
-    The client's functions (`data`, `before_send`, `only_when`, `on_event`, `score`) are called in
-    that thread. All methods may be called from any thread.
+    The app's functions (`data` and `Hooks`) are called in that thread. All methods may be called
+    from any thread.
 
     Args:
-        client: The client; nobody else may use it until the thread has ended.
-        stop_timeout_s: How long the end of the ``with`` block waits for work under way, seconds.
+        client: The client; only the thread may use it until the thread has ended.
+        stop_timeout_s: How long the end of the ``with`` block waits for work in progress, seconds.
     """
 
     def __init__(self, client: EdgeClient, *, stop_timeout_s: float = 10.0) -> None:
         self._client = client
         self._stop_timeout_s = stop_timeout_s
         self._thread = threading.Thread(target=self._run, name="fedone edge client", daemon=True)
-        # Instead of `Thread.join` and `is_alive`: after a Ctrl-C in `join`, CPython 3.11 takes a
-        # thread that works for one that has ended.
+        # Instead of `Thread.join` and `is_alive`: after a Ctrl-C in `join`, CPython 3.11 reports a
+        # running thread as ended.
         self._ended = threading.Event()
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._working: asyncio.Task[None] | None = None
         self._stopping = False
-        self._at_work = False
+        self._is_working = False
         self._error: BaseException | None = None
 
     def __enter__(self) -> Self:
@@ -62,33 +62,33 @@ class EdgeClientThread:
 
     @property
     def running(self) -> bool:
-        """Whether the client is at work or waits for some."""
+        """Whether the client works or waits for work."""
         return self._thread.ident is not None and not self._ended.is_set()
 
     @property
     def error(self) -> BaseException | None:
-        """What ended the client before its time, such as a token that is not valid."""
+        """The exception that ended the client, for instance of an invalid token."""
         return self._error
 
     def start(self) -> None:
-        """Starts the client.
+        """Start the client.
 
         Raises:
-            RuntimeError: It was started before.
+            RuntimeError: It was started already.
         """
         self._thread.start()
 
     def stop(self, timeout_s: float | None = None) -> bool:
-        """Ends the client; called again, it does no harm.
+        """Stop the client; idempotent.
 
-        Work under way is finished first. What is not after `timeout_s` is broken off; with a
-        state folder it goes on at the next start.
+        Work in progress is finished first. After `timeout_s` it is cancelled; with a state folder
+        it resumes at the next start.
 
         Args:
-            timeout_s: How long to wait for work under way, seconds; None waits for its end.
+            timeout_s: How long to wait for work in progress, seconds; None waits for its end.
 
         Returns:
-            Whether the client ended in time; not yet, where one of its own functions calls this.
+            Whether the client ended in time; False if one of the app's functions calls this.
         """
         with self._lock:
             self._stopping = True
@@ -105,7 +105,7 @@ class EdgeClientThread:
         return False
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Waits for the end of the client.
+        """Wait for the end of the client.
 
         Args:
             timeout_s: The longest wait, seconds.
@@ -121,18 +121,18 @@ class EdgeClientThread:
         try:
             asyncio.run(self._work())
         except asyncio.CancelledError:
-            pass  # `stop` ran out of patience
+            pass  # the timeout of `stop`
         except BaseException as exc:
             self._error = exc
-            # Of an app's own errors only the kind: they may quote private text.
+            # Only the type of an app's exception: its text may quote private data.
             reason = str(exc) if isinstance(exc, FedOneError) else None
             _log.error("edge client ended", error=type(exc).__name__, reason=reason)
         finally:
             self._ended.set()
 
     def _stop_client(self) -> None:
-        # In the client's thread. A wish that comes too late would stop the next to start it.
-        if self._at_work:
+        # In the client's thread. A signal after the end would stop the next `run_forever`.
+        if self._is_working:
             self._client.stop()
 
     async def _work(self) -> None:
@@ -143,12 +143,12 @@ class EdgeClientThread:
                 return
         try:
             async with self._client:
-                self._at_work = True
+                self._is_working = True
                 try:
                     await self._client.run_forever()
                 finally:
-                    self._at_work = False
+                    self._is_working = False
         finally:
-            # From here on the loop may be closed at any moment.
+            # From here on the loop may be closed at any time.
             with self._lock:
                 self._loop = None

@@ -1,4 +1,4 @@
-"""Training on the device: what a white-box method asks of a client beside its data."""
+"""Training on the device, for white-box methods."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["Trainer"]
 
 
 class Trainer(Protocol):
-    """A model whose weights are at hand (`fedone_sdk.baselines` has those of the paper)."""
+    """Trains soft prompts of a local model (`fedone_sdk.baselines` has those of the paper)."""
 
     @property
     def fingerprint(self) -> str:
-        """Names the exact model; the one of the backend that measures the run."""
+        """Fingerprint of the model: that of the backend that measures the run."""
         ...
 
     async def train(
@@ -31,17 +31,17 @@ class Trainer(Protocol):
         batches: Sequence[Sequence[Example]],
         seed: int,
     ) -> tuple[NDArray[np.float32], tuple[float, ...]]:
-        """Trains the parameters, one step per mini-batch, with an optimiser that starts afresh.
+        """Train the parameters, one step per mini-batch, with a new optimiser.
 
         Args:
             task: The task.
             method: The method and its settings.
-            parameters: Where to start, of the method's shape.
+            parameters: Initial values, of the method's shape.
             batches: The examples of each step.
-            seed: Of whatever is random in training.
+            seed: Seed of all randomness in training.
 
         Returns:
-            The trained parameters, and the mean loss of each step that was done, nats.
+            The trained parameters, and the mean loss of each completed step, nats.
 
         Raises:
             SpecError: The model does not fit the method.

@@ -1,4 +1,4 @@
-"""How an edge client reaches its aggregator: messages in, messages out, over HTTP."""
+"""The protocol between edge client and aggregator, over HTTP."""
 
 from __future__ import annotations
 
@@ -68,91 +68,91 @@ _MAX_SHORT_BYTES = 1024 * 1024
 _MAX_PROBLEM_BYTES = 64 * 1024
 _MAX_RETRY_AFTER_S = 3600.0
 _NEWER = ("changed", "model")
-"""Fields of a `Claim` that older servers refuse, the newest first."""
+"""Fields of a `Claim` that older servers refuse, newest first."""
 _EITHER_FORM = f"{TENSORS}, {JSON}"
 
 
 class Idle(Message):
-    """There is no work now; ask again after `retry_after_s` seconds."""
+    """There is no work now; claim again after `retry_after_s` seconds."""
 
     retry_after_s: float
 
 
 class Transport(Protocol):
-    """The calls of the protocol. All but `enrol` act for the client whose credential is given.
+    """The calls of the protocol. All but `enrol` are authenticated by the given credential.
 
-    Each raises `TransportError` when the aggregator cannot be reached, and `ProblemError` when it
-    refuses.
+    Each raises `TransportError` if the aggregator cannot be reached, `ProblemError` if it refuses,
+    and `MessageError` if the answer is not an aggregator's.
     """
 
     async def enrol(self, token: str, message: Enrol) -> Enrolled:
-        """Makes an identity."""
+        """Enrol a new client."""
         ...
 
     def sign_as(self, client_id: str, private_key: str) -> None:
-        """Signs all further requests.
+        """Sign all further requests.
 
         Args:
-            client_id: Who signs.
+            client_id: The signing client.
             private_key: Its key (`fedone_sdk.client.signing`).
         """
         ...
 
     async def rotate(self, credential: str) -> Rotated:
-        """Fetches another credential; this one is valid until the new one is used."""
+        """Replace the credential; the old one is valid until the first use of the new one."""
         ...
 
     async def claim(
         self, credential: str, message: Claim
     ) -> AlphaAssignment | LossesAssignment | Idle:
-        """Asks for work."""
+        """Claim work."""
         ...
 
     async def runs(self, credential: str) -> Sequence[RunSummary]:
-        """Lists the runs that the client may work for."""
+        """List the runs that the client may work for."""
         ...
 
     async def task(self, credential: str, run_id: str) -> RunTask:
-        """Fetches what must be known of a run."""
+        """Fetch a run's task."""
         ...
 
     async def vocabulary(self, credential: str, run_id: str, after: int = 0) -> VocabularyList:
-        """Fetches a run's candidates; with a version of them, those that were added since."""
+        """Fetch a run's candidates, or those added since version `after`."""
         ...
 
     async def score(self, credential: str, message: Score) -> Scores:
-        """Asks the gateway."""
+        """Score prompts through the gateway."""
         ...
 
     async def update(
         self, credential: str, assignment_id: str, message: AlphaUpdate | LossesUpdate
     ) -> Receipt:
-        """Returns finished work."""
+        """Send an update."""
         ...
 
     async def renew(self, credential: str, assignment_id: str) -> Renewal:
-        """Asks for another deadline."""
+        """Renew an assignment's lease."""
         ...
 
     async def decline(self, credential: str, assignment_id: str, message: Decline) -> None:
-        """Gives work back."""
+        """Decline an assignment."""
         ...
 
     async def aclose(self) -> None:
-        """Frees connections."""
+        """Close the connections."""
         ...
 
 
 class HttpTransport:
     """The protocol over HTTP.
 
-    Messages with arrays travel as files of tensors where the server knows them, which its answers
-    show, and else as JSON.
+    Messages with arrays are sent as tensor files if the server supports them, and as JSON if not;
+    its answers show which.
 
     Args:
         server: Base URL of the aggregator.
         network: Proxy and trust.
-        clock: The device's clock, by which requests are signed; it may be wrong.
+        clock: The device's clock, for signatures; it may be wrong.
 
     Raises:
         SpecError: The URL, the proxy or a certificate cannot be used.
@@ -168,7 +168,7 @@ class HttpTransport:
         if self._base.scheme not in ("http", "https") or not self._base.host:
             raise SpecError(f"server: {server!r} is not an http(s) URL", source="arguments")
         if self._base.user is not None or self._base.password is not None:
-            # aiohttp would send them in the place of the credential.
+            # aiohttp would send them instead of the credential.
             raise SpecError("server: must not hold a user or password", source="arguments")
         network = network or Network()
         self._timeout_s = network.timeout_s
@@ -176,15 +176,15 @@ class HttpTransport:
         self._proxy = network.proxy_for(self._base)
         self._clock = clock or SystemClock()
         self._skew_s = 0.0
-        # Whether the server knows files of tensors; None until it has sent an alpha.
+        # Whether the server supports tensor files; None until it has sent an alpha.
         self._tensors: bool | None = None
-        # Fields of a claim that this server refuses, as older ones do, with their defaults.
+        # Fields of a claim that this (older) server refuses, with their defaults.
         self._unknown: dict[str, Any] = {}
         self._signer: tuple[str, Signer] | None = None
         self._session: aiohttp.ClientSession | None = None
 
     def sign_as(self, client_id: str, private_key: str) -> None:
-        """Signs all further requests.
+        """Sign all further requests.
 
         Raises:
             MissingExtraError: The extra ``signing`` is not installed.
@@ -192,20 +192,20 @@ class HttpTransport:
         self._signer = client_id, _signer_class()(private_key)
 
     async def enrol(self, token: str, message: Enrol) -> Enrolled:
-        """Makes an identity."""
+        """Enrol a new client."""
         body = encode(message)
         _, _, content = await self._request("POST", "/v1/clients", token, body, signed=False)
         return _sendable(_parse(Enrolled.model_validate_json, content))
 
     async def rotate(self, credential: str) -> Rotated:
-        """Fetches another credential."""
+        """Replace the credential."""
         _, _, content = await self._request("POST", "/v1/clients/me/credential", credential)
         return _sendable(_parse(Rotated.model_validate_json, content))
 
     async def claim(
         self, credential: str, message: Claim
     ) -> AlphaAssignment | LossesAssignment | Idle:
-        """Asks for work."""
+        """Claim work."""
         message = message.model_copy(update=self._unknown)
         try:
             status, headers, content = await self._request(
@@ -213,7 +213,7 @@ class HttpTransport:
                 "/v1/assignments/claim",
                 credential,
                 encode(message),
-                patience_s=message.wait_s,
+                extra_s=message.wait_s,
                 max_bytes=_MAX_ANSWER_BYTES,
                 accept=_EITHER_FORM,
             )
@@ -229,37 +229,37 @@ class HttpTransport:
         if _form(headers) == TENSORS:
             self._tensors = True
         elif isinstance(assignment, AlphaAssignment):
-            # The update is as large as this: where it pays, a server that can has sent tensors.
+            # The update is as large as the alpha: a server that supports tensors has sent them.
             self._tensors = False
         return assignment
 
     async def runs(self, credential: str) -> Sequence[RunSummary]:
-        """Lists the runs that the client may work for."""
+        """List the runs that the client may work for."""
         _, _, content = await self._request("GET", "/v1/runs", credential)
-        # Loaded on use: reports of runs need modules that work does not.
+        # Imported on use: reports of runs need modules that work does not.
         from fedone_sdk.messages import RunSummary
 
         return _parse(TypeAdapter(tuple[RunSummary, ...]).validate_json, content)
 
     async def task(self, credential: str, run_id: str) -> RunTask:
-        """Fetches what must be known of a run."""
+        """Fetch a run's task."""
         _, _, content = await self._request("GET", f"/v1/runs/{run_id}/task", credential)
         return _parse(RunTask.model_validate_json, content)
 
     async def vocabulary(self, credential: str, run_id: str, after: int = 0) -> VocabularyList:
-        """Fetches a run's candidates; with a version of them, those that were added since."""
+        """Fetch a run's candidates, or those added since version `after`."""
         path = f"/v1/runs/{run_id}/vocabulary" + (f"?after={after}" if after else "")
         _, _, content = await self._request("GET", path, credential, max_bytes=_MAX_ANSWER_BYTES)
         return _parse(VocabularyList.model_validate_json, content)
 
     async def score(self, credential: str, message: Score) -> Scores:
-        """Asks the gateway."""
-        # A model takes its time; the assignment's own deadline bounds it.
+        """Score prompts through the gateway."""
+        # Scoring may take long; the assignment's own deadline bounds it.
         headers, content = await self._exchange(
             "/v1/score",
             credential,
             message,
-            patience_s=600.0,
+            extra_s=600.0,
             max_bytes=_MAX_ANSWER_BYTES,
             accept=_EITHER_FORM,
         )
@@ -268,13 +268,13 @@ class HttpTransport:
     async def update(
         self, credential: str, assignment_id: str, message: AlphaUpdate | LossesUpdate
     ) -> Receipt:
-        """Returns finished work."""
+        """Send an update."""
         path = f"/v1/assignments/{assignment_id}/update"
         _, content = await self._exchange(path, credential, message)
         return _parse(Receipt.model_validate_json, content)
 
     async def renew(self, credential: str, assignment_id: str) -> Renewal:
-        """Asks for another deadline."""
+        """Renew an assignment's lease."""
         path = f"/v1/assignments/{assignment_id}/renew"
         _, _, content = await self._request("POST", path, credential, max_bytes=_MAX_ANSWER_BYTES)
         try:
@@ -285,7 +285,7 @@ class HttpTransport:
             return Renewal(deadline_s=whole.deadline_s)
 
     async def decline(self, credential: str, assignment_id: str, message: Decline) -> None:
-        """Gives work back."""
+        """Decline an assignment."""
         path = f"/v1/assignments/{assignment_id}/decline"
         try:
             await self._request("POST", path, credential, encode(message))
@@ -298,7 +298,7 @@ class HttpTransport:
             )
 
     async def aclose(self) -> None:
-        """Closes the connections; the next call opens new ones."""
+        """Close the connections; the next call opens new ones."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()
@@ -306,13 +306,13 @@ class HttpTransport:
     async def _exchange(
         self, path: str, credential: str, message: Message, **options: Any
     ) -> tuple[Mapping[str, str], bytes]:
-        """Sends what may carry arrays, as JSON where the server wants that."""
+        """Send a message with arrays, as JSON if the server requires it."""
         body = encode(message, JSON if self._tensors is False else TENSORS)
         try:
             _, headers, content = await self._request("POST", path, credential, body, **options)
         except ProblemError as exc:
-            # It does not know the other form, or has got the same update as JSON before, from an
-            # older version of this device.
+            # The server does not support tensor files, or has received the same update as JSON
+            # from an older version of this device.
             if body.content_type == JSON or exc.code not in ("not_json", "update_conflict"):
                 raise
             if exc.code == "not_json":
@@ -329,7 +329,7 @@ class HttpTransport:
         message: Body | None = None,
         *,
         signed: bool = True,
-        patience_s: float = 0.0,
+        extra_s: float = 0.0,
         max_bytes: int = _MAX_SHORT_BYTES,
         accept: str = JSON,
     ) -> tuple[int, Mapping[str, str], bytes]:
@@ -338,16 +338,16 @@ class HttpTransport:
         headers = {
             "Authorization": f"Bearer {token}",
             "Accept": accept,
-            # What a server sends is never unpacked: a small answer stays a small answer.
+            # Answers are never decompressed: a small answer stays small.
             "Accept-Encoding": "identity",
             PROTOCOL_HEADER: str(PROTOCOL_VERSION),
         }
         if message is not None:
             headers["Content-Type"] = message.content_type
-        timeout_s = self._timeout_s + patience_s
+        timeout_s = self._timeout_s + extra_s
         signer = self._signer if signed else None
         for corrected in (False, True):
-            # Each attempt anew: a signature works once.
+            # A signature is valid once, so each attempt has a new one.
             signature = {} if signer is None else self._signature(signer, method, url, content)
             status, answered, body = await self._send(
                 method, url, content, headers | signature, timeout_s, max_bytes
@@ -368,7 +368,7 @@ class HttpTransport:
         return by.headers(method, url.raw_path_qs, content, client_id=client_id, now=now)
 
     def _correct(self, headers: Mapping[str, str]) -> bool:
-        """Takes the time from the server, for signatures alone."""
+        """Adopt the server's time, for signatures only."""
         theirs = _http_date(headers.get("Date"))
         if theirs is None:
             return False
@@ -390,21 +390,16 @@ class HttpTransport:
             self._session = aiohttp.ClientSession(
                 timeout=aiohttp.ClientTimeout(total=None), auto_decompress=False
             )
-        options: dict[str, Any] = {} if self._ssl is None else {"ssl": self._ssl}
+        options: dict[str, Any] = {"headers": headers}
+        if self._ssl is not None:
+            options["ssl"] = self._ssl
         if self._proxy is not None:
-            options["proxy"] = self._proxy.url
-            if self._proxy.authorization is not None:
-                secret = {"Proxy-Authorization": self._proxy.authorization}
-                if url.scheme == "https":
-                    options["proxy_headers"] = secret
-                else:
-                    headers = {**headers, **secret}
+            options |= self._proxy.options(url, headers)
         try:
             async with self._session.request(
                 method,
                 url,
                 data=content or None,
-                headers=headers,
                 timeout=aiohttp.ClientTimeout(total=timeout_s),
                 allow_redirects=False,  # a redirect would carry the credential elsewhere
                 **options,
@@ -422,7 +417,7 @@ class HttpTransport:
 
 
 def new_private_key() -> str:
-    """A new key to sign with.
+    """Create a signing key.
 
     Raises:
         MissingExtraError: The extra ``signing`` is not installed.
@@ -431,7 +426,7 @@ def new_private_key() -> str:
 
 
 def public_key_of(private_key: str) -> str:
-    """What a server checks the signatures with.
+    """Return the public key of a signing key.
 
     Raises:
         MissingExtraError: The extra ``signing`` is not installed.
@@ -452,7 +447,7 @@ def _refusal(path: str, status: int, headers: Mapping[str, str], body: bytes) ->
     try:
         error = Problem.model_validate_json(body).error()
     except ValidationError:
-        # Not ours: a proxy between here and there. Its 5xx will pass.
+        # Not an aggregator's answer but a proxy's; its 5xx is transient.
         if status >= 500 or status == 429:
             return TransportError(f"{path}: answered {status}", retry_after_s=wait_s)
         return MessageError(f"{path}: answered {status}, and not as an aggregator does")
@@ -461,7 +456,7 @@ def _refusal(path: str, status: int, headers: Mapping[str, str], body: bytes) ->
 
 
 def _form(headers: Mapping[str, str]) -> str:
-    """The form of an answer, without the parameters of its type."""
+    """Return the media type of an answer, without parameters."""
     return headers.get("Content-Type", "").partition(";")[0].strip().lower()
 
 
@@ -487,7 +482,7 @@ def _retry_after_s(headers: Mapping[str, str]) -> float:
     try:
         seconds = float(asked)
     except ValueError:
-        # A date, as proxies may send it: by the clock of who sent it, not by this device's.
+        # A date, as proxies may send; relative to the sender's clock, not this device's.
         until, now = _http_date(asked), _http_date(headers.get("Date"))
         seconds = 1.0 if until is None or now is None else until - now
     # Also keeps NaN out.

@@ -1,4 +1,4 @@
-"""One assignment, from its mini-batches to the update."""
+"""The computation of one assignment, from its mini-batches to the update."""
 
 from __future__ import annotations
 
@@ -39,27 +39,27 @@ Assigned = AlphaAssignment | LossesAssignment
 
 @contextmanager
 def _declining(what: str, usage: Usage) -> Iterator[None]:
-    """Gives work back, with what it has cost, whose numbers a method or a message refuses."""
+    """Turn errors of a method or a message into a decline with the cost so far."""
     try:
         yield
     except (BackendError, ValueError) as exc:
         _log.warning("work failed", what=what, reason=str(exc))
-        told = reason_of(exc) if isinstance(exc, BackendError) else str(exc)
-        raise Declining(f"{what}: {one_line(told)}"[:500], usage) from exc
+        reason = reason_of(exc) if isinstance(exc, BackendError) else str(exc)
+        raise Declining(f"{what}: {one_line(reason)}"[:500], usage) from exc
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What one assignment asks of a device.
+    """One assignment of a device.
 
     Attributes:
-        run: What must be known of its run.
+        run: The run's task.
         assignment: The work.
         examples: The device's examples that fit the task.
-        before_send: Sees every text before it leaves the device.
+        before_send: Gets every text before it leaves the device.
         score: Scores the prompts of a local step (its number, its mini-batch, shape (P, n)).
-        trainer: Who trains, for methods that want it.
-        before_noise: Told what the work has cost before noise is added to its alpha.
+        trainer: Trains, for white-box methods.
+        before_noise: Called with the cost of the work before noise is added to its alpha.
     """
 
     run: RunTask
@@ -72,13 +72,13 @@ class Work:
 
     @property
     def num_prompts(self) -> int:
-        """How many prompts are to be scored, over all local steps."""
+        """Number of prompts to score, over all local steps."""
         if isinstance(self.assignment, AlphaAssignment):
             return sum(step.num_samples for step in self.assignment.steps)
         return self.assignment.prompts.shape[0]
 
     def check(self) -> None:
-        """Looks whether the assignment fits the run: a server may be broken, or lie.
+        """Check that the assignment fits the run; the server is not trusted.
 
         Raises:
             Declining: It does not.
@@ -87,7 +87,7 @@ class Work:
         if isinstance(assignment, AlphaAssignment):
             wanted: tuple[int, ...] = run.method.shape(run.prompt_len, run.vocab_size)
             fits = assignment.alpha.shape == wanted and assignment.alpha.dtype == "float32"
-            if run.method.domain != "parameters":  # a single loss teaches nothing
+            if run.method.domain != "parameters":  # a single loss has no contrast
                 fits = fits and all(step.num_samples >= 2 for step in assignment.steps)
         else:
             prompts, latent = assignment.prompts, run.method.domain == "latent"
@@ -105,7 +105,7 @@ class Work:
         if self._by_class:
             task = run.task
             sound = task.loss == "cross_entropy" and len(task.labels) <= MAX_LABELS
-            # Losses by class have no noise: with them, that of the losses would protect nothing.
+            # Losses by class have no noise, and would make the noise of the losses useless.
             if not sound or run.privacy is not None:
                 raise Declining("the run's calibration does not fit its task or its privacy")
 
@@ -117,22 +117,22 @@ class Work:
     async def update(
         self, remembered: Callable[[], bytes | None]
     ) -> tuple[AlphaUpdate | LossesUpdate, bytes]:
-        """Does the work.
+        """Do the work.
 
         Args:
-            remembered: What the method remembers on this device.
+            remembered: Returns the method's memory on this device.
 
         Returns:
-            The update, and what the method remembers once it is accepted (empty for nothing).
+            The update, and the method's memory once it is accepted (empty for none).
 
         Raises:
-            Declining: It cannot be done well enough.
+            Declining: The work cannot be done well enough.
             MissingExtraError: The alpha exchange without NumPy.
             SpecError: The trainer's model does not fit the method.
         """
         self.check()
         if isinstance(self.assignment, LossesAssignment):
-            return await self._losses_update(self.assignment), b""  # the server remembers
+            return await self._losses_update(self.assignment), b""  # the memory is the server's
         if isinstance(self.run.method, TrainedSpec):
             return await self._trained_update(self.assignment, self.run.method), b""
         return await self._alpha_update(self.assignment, remembered)
@@ -160,12 +160,12 @@ class Work:
             raise MissingExtraError("the alpha exchange", extra="alpha") from exc
         batches = [self._drawn(step.minibatch_seed) for step in assignment.steps]
         seed = assignment.steps[0].prompt_seed
-        with _declining("training failed", NOTHING):  # perhaps it has left all bounds
+        with _declining("training failed", NOTHING):  # for instance it diverged
             parameters, losses = await self.trainer.train(
                 self.run.task, method, from_wire(assignment.alpha), batches, seed
             )
             if not losses:
-                raise Declining("training failed: no step was done")
+                raise Declining("training failed: no step was completed")
             return AlphaUpdate(
                 num_examples=len(self.examples),
                 scored=Scored(scored=sum(len(batch) for batch in batches[: len(losses)])),
@@ -216,10 +216,10 @@ class Work:
             state = State(alpha=before, memory=memory_from_wire(assignment.memory))
             method.check(state)
         if isinstance(method, Trained):
-            raise Declining("the method is trained, and not asked")
+            raise Declining("the method trains parameters, and draws no prompts")
         if self._noises_alpha and method.shares_memory:
             raise Declining("the run's privacy does not fit its method")  # memory has no noise
-        # What a method remembers is the run's, and travels, or this client's, and stays.
+        # A method's memory belongs to the run and travels, or to this client and stays.
         saved = None if method.shares_memory else remembered()
         if saved:
             try:
@@ -227,7 +227,7 @@ class Work:
                 method.check(own)
                 state = own
             except (ValueError, KeyError) as exc:
-                _log.warning("unfit memory of a run dropped", error=str(exc))
+                _log.warning("unfit method memory ignored", error=str(exc))
         usage, scored = NOTHING, Scored(scored=0)
         values: list[float] = []
         for number, step in enumerate(assignment.steps):
@@ -239,7 +239,7 @@ class Work:
             except Declining as exc:
                 raise Declining(exc.reason, usage + exc.usage) from exc
             usage += losses.usage
-            with _declining("nothing can be learnt", usage):
+            with _declining("the method cannot use the losses", usage):
                 if losses.by_class is None:
                     clipped = clip_losses(np.array(losses.values), run.loss_clip)
                     state = method.tell(state, candidates, clipped)
@@ -254,7 +254,7 @@ class Work:
         if run.privacy is not None and self._noises_alpha:
             self.before_noise(usage)
             alpha = method.project(private_step(before, alpha, run.privacy))
-            mean_loss = 0.0  # the mean of the plain losses would be a release without noise
+            mean_loss = 0.0  # the mean of the losses would be a release without noise
         update = AlphaUpdate(
             num_examples=len(self.examples),
             scored=scored,
@@ -269,12 +269,12 @@ class Work:
 
     @property
     def _noises_alpha(self) -> bool:
-        """Whether noise is added to the step of alpha, and to nothing else."""
+        """Whether noise is added to the step of alpha only."""
         return self.run.privacy is not None and self.run.privacy.target == "alpha"
 
     @property
     def _by_class(self) -> bool:
-        """Whether losses are told by class and label bias."""
+        """Whether the update has losses by class and label bias."""
         return self.run.calibration.kind == "labels"
 
     async def _losses(self, number: int, minibatch_seed: int, prompts: Array) -> Losses:

@@ -13,7 +13,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedone_sdk.backends.base import LLMBackend
-from fedone_sdk.client import EdgeClient, OnlyWhen, Trainer
+from fedone_sdk.client import EdgeClient, Hooks, Network, OnlyWhen, Trainer
 from fedone_sdk.client.batch import BeforeSend
 from fedone_sdk.client.source import Data
 from fedone_sdk.errors import FedOneError, one_line
@@ -54,8 +54,8 @@ def client_app(
             server's.
         trainer: Creates the trainer of soft prompts, for white-box methods.
         score: ``score(generated, example)`` from 0 to 1, for runs with loss ``score``.
-        before_send: Gets every text before it is scored; see `EdgeClient`.
-        only_when: Whether the node may work now; see `EdgeClient`.
+        before_send: Gets every text before it is scored; see `fedone_sdk.client.Hooks`.
+        only_when: Whether the node may work now; see `fedone_sdk.client.Hooks`.
         state_dir: Folder of the node's method memory, with a subfolder per ``partition-id`` if it
             has one. By default the memory is in Flower's context, which lives as long as the
             SuperNode.
@@ -106,12 +106,14 @@ def client_app(
                 token=_SERVER,
                 data=data(context),
                 backend=model,
-                trainer=None if trainer is None else trainer(context),
-                score=score,
-                before_send=before_send,
-                only_when=only_when,
                 state_dir=folder,
-                transport=relay,
+                hooks=Hooks(
+                    before_send=before_send,
+                    only_when=only_when,
+                    score=score,
+                    trainer=None if trainer is None else trainer(context),
+                ),
+                network=Network(transport=relay),
             )
             return await turn(client, relay)
 

@@ -181,7 +181,7 @@ class NodeServer:
 
     async def wait(self) -> None:
         """Return when the run's last evaluation has ended."""
-        await self._aggregator.wait(self.run)
+        await self.run.wait()
 
     # Nodes
 

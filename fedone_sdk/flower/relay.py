@@ -155,7 +155,7 @@ async def turn(client: EdgeClient, relay: Relay) -> Item:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             if relay.asked.done():
                 return relay.asked.result()
-            outcome = working.result()
+            outcome = working.result().outcome
         finally:
             working.cancel()
             await asyncio.gather(working, return_exceptions=True)

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         PromptReport,
         RoundReport,
         RunDevices,
+        RunEvent,
         RunResult,
         RunStatus,
         Traffic,
@@ -104,7 +105,8 @@ else:
             ),
             "run": (
                 "CacheReport Cap CensoringReport ClientInfluence MetricReport PrivacyReport "
-                "PromptReport RoundReport RunDevices RunResult RunStatus Traffic UnfitDevices"
+                "PromptReport RoundReport RunDevices RunEvent RunResult RunStatus Traffic "
+                "UnfitDevices"
             ),
             "schema": "json_schemas",
             "score": "MAX_TEXT_CHARS MAX_WRITTEN_CHARS Score Scores",
@@ -172,6 +174,7 @@ __all__ = [
     "Rotated",
     "RoundReport",
     "RunDevices",
+    "RunEvent",
     "RunResult",
     "RunStatus",
     "RunSummary",

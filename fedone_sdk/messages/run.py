@@ -25,15 +25,14 @@ __all__ = [
     "PromptReport",
     "RoundReport",
     "RunDevices",
+    "RunEvent",
     "RunResult",
     "RunStatus",
     "Traffic",
     "UnfitDevices",
 ]
 
-RunStatus = Literal[
-    "running", "completed", "budget_exhausted", "target_reached", "stopped", "failed"
-]
+RunStatus = Literal["running", "completed", "budget_exhausted", "stopped", "failed"]
 
 
 def _is_none(value: object) -> bool:
@@ -340,3 +339,7 @@ class RunResult(Billed):
             Standing(name="untrained", value=metric.before),
             Standing(name="tuned", value=metric.after),
         )
+
+
+RunEvent = RoundReport | RunResult
+"""An event of a run: a finished round, repeated once its metric is known; last, the result."""

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedone_sdk.client import EdgeClient, Trainer, Transport
-from fedone_sdk.client.identity import Identity, shelf_of
-from fedone_sdk.client.shelf import StateDir
+from fedone_sdk.client import EdgeClient, Hooks, Network, Trainer, Transport
+from fedone_sdk.client.identity import Identity, server_state
+from fedone_sdk.client.state_dir import StateDir
 from fedone_sdk.task import Example, ScoreFunction
 
 __all__ = ["Between", "Devices"]
@@ -58,11 +58,11 @@ class Devices:
         Raises:
             DataError: The folder cannot be created.
         """
-        shelf = StateDir(self.state_dir)
-        secret = shelf.read(_SECRET)
+        state = StateDir(self.state_dir)
+        secret = state.read(_SECRET)
         if not secret:
             secret = secrets.token_bytes(32)
-            shelf.write(_SECRET, secret)
+            state.write(_SECRET, secret)
         digests = (hashlib.sha256(secret + b"%d" % number) for number in range(len(self)))
         return tuple(
             base64.urlsafe_b64encode(found.digest()).decode().rstrip("=") for found in digests
@@ -77,15 +77,14 @@ class Devices:
             nonce: Its enrolment nonce, used if it has no identity yet.
         """
         if self.state_dir is not None:
-            Identity(shelf_of(self._folder(number), _SERVER), _SERVER).begin(nonce)
+            Identity(server_state(self._folder(number), _SERVER), _SERVER).begin(nonce)
         return EdgeClient(
             _SERVER,
             token=self.token,
             data=self.shards[number],
-            trainer=self.trainer,
-            score=self.score,
             state_dir=self._folder(number),
-            transport=line if self.between is None else self.between(number, line),
+            hooks=Hooks(trainer=self.trainer, score=self.score),
+            network=Network(transport=line if self.between is None else self.between(number, line)),
         )
 
     def credential(self, number: int) -> str | None:
@@ -93,7 +92,7 @@ class Devices:
         folder = self._folder(number)
         if folder is None or not folder.is_dir():
             return None
-        return Identity(shelf_of(folder, _SERVER), _SERVER).credential
+        return Identity(server_state(folder, _SERVER), _SERVER).credential
 
     def _folder(self, number: int) -> Path | None:
         return None if self.state_dir is None else self.state_dir / str(number)

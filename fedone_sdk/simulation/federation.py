@@ -27,7 +27,7 @@ from fedone_sdk.objects import load_object
 from fedone_sdk.simulation.devices import Between, Devices
 from fedone_sdk.simulation.population import Population
 from fedone_sdk.spec import DirichletSpec, RunSpec
-from fedone_sdk.stores import Store
+from fedone_sdk.stores import MemoryStore, Store
 from fedone_sdk.task import Example, ScoreFunction, TaskSpec
 from fedone_sdk.vocabulary import Vocabulary
 
@@ -227,7 +227,9 @@ async def simulate(
         raise SpecError(f"task.metric: {federation.spec.task.metric} needs Federation.measure")
     token = secrets.token_urlsafe(32)
     async with AsyncExitStack() as stack:
-        aggregator = Aggregator(backend=backend, store=store, enrolment_tokens=[token])
+        aggregator = Aggregator(
+            backend=backend, store=store or MemoryStore(), enrolment_tokens=[token]
+        )
         await stack.enter_async_context(aggregator)
         known = await aggregator.service.known(federation.spec.name)
         if known is not None and known.spec.is_same_run(federation.spec) and known.was_stopped:
@@ -278,7 +280,7 @@ async def simulate(
         )
         async with working:
             await _ended(aggregator.service, run, stop, keep=state_dir is not None)
-        await aggregator.wait(run)
+        await run.wait()
         return run.result()
 
 

@@ -204,13 +204,13 @@ class Population:
         """Work until the client has no seat; if offline, retry, because an update may be due."""
         client = await self._client(member)
         while True:
-            outcome = await client.run_once()
-            served = outcome != "offline" and member.index is not None
-            if outcome == "ended" or (served and not self._has_seat(member)):
+            turn = await client.run_once()
+            served = turn.outcome != "offline" and member.index is not None
+            if turn.outcome == "ended" or (served and not self._has_seat(member)):
                 # No await between the check and here, so a new offer wakes the client again.
                 member.awake = False
                 return
-            await asyncio.sleep(client.next_turn_s)
+            await asyncio.sleep(turn.next_turn_s)
 
     async def _client(self, member: _Member) -> EdgeClient:
         if member.client is None:

@@ -26,6 +26,7 @@ from fedone_sdk.stores import Commit, SqlStore
 from fedone_sdk.testing import ManualClock, ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
 from tests.chaos.proxy import ChaosProxy
+from tests.edge import edge_client
 
 TOKEN = "enrolment-token"
 WORDS = Vocabulary(candidates=(" good", " bad", " fine"))
@@ -118,7 +119,7 @@ class Chaos:
         """One device, that sometimes has lost its identity."""
         keeps = self.rng.random() < 0.8
         data = [{"text": f"{number}: {row}", "label": row % 2} for row in range(4)]
-        async with EdgeClient(
+        async with edge_client(
             self.proxy.url,
             token=TOKEN,
             data=data,

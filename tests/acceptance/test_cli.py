@@ -473,13 +473,13 @@ def test_a_mistake_is_one_line(
         *(
             (
                 ["runs", "list", "--server", server, "--admin-token", "secret"],
-                f"arguments: --server: {server!r} is not an http(s) URL",
+                f"arguments: server: {server!r} is not an http(s) URL",
             )
             for server in ("http://h:99999", "http://[bad", f"http://{'a' * 64}.example")
         ),
         (
             ["runs", "list", "--server", "http://me:secret@h", "--admin-token", "secret"],
-            "arguments: --server: must not hold a user or password",
+            "arguments: server: must not hold a user or password",
         ),
         *(
             (

@@ -9,6 +9,7 @@ import random
 import sqlite3
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,14 +41,13 @@ from fedone_sdk.aggregator.serving.archive import export_run, import_run, read_a
 from fedone_sdk.aggregator.serving.run import RunReloaded, ServedRun
 from fedone_sdk.algorithms import load_memory
 from fedone_sdk.budget import NOTHING
-from fedone_sdk.cli._http import call
+from fedone_sdk.client import AdminClient
 from fedone_sdk.errors import ArchiveError, ProblemError
 from fedone_sdk.messages import (
     AlphaAssignment,
     AlphaUpdate,
     LossesAssignment,
     LossesUpdate,
-    RunResult,
     Scored,
 )
 from fedone_sdk.messages.ndarray import from_wire, memory_from_wire, memory_to_wire, to_wire
@@ -787,6 +787,7 @@ async def test_a_run_moves_between_servers() -> None:
     async with (
         Aggregator(backend=backend, enrolment_tokens=["t"], admin_token="a") as here,
         Aggregator(backend=backend, enrolment_tokens=["t"], admin_token="a") as there,
+        AsyncExitStack() as stack,
     ):
         spec = spec_of(exchange="losses", min_clients=1, rounds=3, claim_timeout_s=0.5)
         run = await here.add_run(spec, WORDS)
@@ -796,29 +797,21 @@ async def test_a_run_moves_between_servers() -> None:
             async with asyncio.timeout(30):
                 while run.state.round < 2:
                     await client.run_once()
-        path = "/v1/runs/run/export"
-        data = await asyncio.to_thread(call, old, "a", "GET", path)
-        with pytest.raises(ProblemError) as caught:
-            await asyncio.to_thread(call, old, "t", "GET", path)
+        async with AdminClient(old, "a") as admin, AdminClient(old, "t") as device:
+            data = await admin.export_run("run")
+            with pytest.raises(ProblemError) as caught:
+                await device.export_run("run")
         assert caught.value.code in ("unauthorized", "forbidden")
-        kind = {"content_type": "application/gzip"}
-        body = await asyncio.to_thread(
-            lambda: call(new, "a", "POST", "/v1/runs/import", body=data, **kind)
-        )
-        moved = RunResult.model_validate_json(body)
+        admin = await stack.enter_async_context(AdminClient(new, "a"))
+        moved = await admin.import_run(data)
         assert (moved.status, moved.rounds) == ("stopped", 2)
         assert moved.alpha_sha256 == run.result().alpha_sha256
         for broken, told in ((data[:-9], "damaged"), (data, "exists already")):
             with pytest.raises(ProblemError, match=told) as caught:
-                await asyncio.to_thread(
-                    lambda broken=broken: call(
-                        new, "a", "POST", "/v1/runs/import", body=broken, **kind
-                    )
-                )
+                await admin.import_run(broken)
             assert caught.value.code == "invalid_run"
-        await asyncio.to_thread(call, new, "a", "POST", "/v1/runs/run/resume")
+        await admin.resume("run")
         async with EdgeClient(new, token="t", data=[example]) as client:
             async with asyncio.timeout(30):
                 await client.run_forever()
-        back = await asyncio.to_thread(call, new, "a", "GET", "/v1/runs/run")
-        assert RunResult.model_validate_json(back).status == "completed"
+        assert (await admin.get("run")).status == "completed"

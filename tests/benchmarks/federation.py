@@ -160,7 +160,7 @@ async def serve(rounds: int, exchange: str, store: str) -> None:
         run = await aggregator.add_run(spec, vocabulary)
         print(await aggregator.listen(), flush=True)
         started = cpu_ms()
-        await aggregator.wait(run)
+        await run.wait()
         result = run.result()
         figures: dict[str, Any] = {
             "cpu_ms": cpu_ms() - started,

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 import structlog
 
-from fedone_sdk import Aggregator, EdgeClient, RunSpec, Vocabulary
+from fedone_sdk import Aggregator, RunSpec, Vocabulary
 from fedone_sdk.budget import Usage
 from fedone_sdk.client import HttpTransport
 from fedone_sdk.messages import JSON, TENSORS, UPDATE, AlphaUpdate, Scored, decode, encode
 from fedone_sdk.messages.ndarray import from_wire, to_wire
 from fedone_sdk.testing import ScriptedBackend
+from tests.edge import edge_client
 
 NAMES = {JSON: "JSON", TENSORS: "tensors"}
 SHAPES = {"GS-BDPL, n 20, N 200": (20, 200), "P-tuning v2, 24 layers, n 20, H 1024": (960, 1024)}
@@ -53,9 +54,9 @@ async def bytes_per_round(form: str, rounds: int) -> float:
         run = await aggregator.add_run(spec, words)
         transport = (HttpTransport if form == TENSORS else JsonTransport)(url)
         seen = []
-        async with EdgeClient(url, token="token", data=data, transport=transport) as client:
+        async with edge_client(url, token="token", data=data, transport=transport) as client:
             for _ in range(rounds):
-                assert await client.run_once() == "worked"
+                assert (await client.run_once()).outcome == "worked"
                 traffic = run.result().communication
                 seen.append(traffic.upload_bytes + traffic.download_bytes)
     return (seen[-1] - seen[0]) / (rounds - 1)

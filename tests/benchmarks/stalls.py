@@ -25,13 +25,13 @@ from typing import Any
 import aiohttp
 import structlog
 
-from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Aggregator
 from fedone_sdk.cli.serve import collect_rarely
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import LogEntry, MemoryStore
 from fedone_sdk.testing import ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
+from tests.edge import edge_client
 
 TOKEN, ADMIN = "enrolment-token-7f3a", "admin-token-91bc"
 ROWS = [{"text": f"text {row}", "label": row % 2} for row in range(16)]
@@ -150,7 +150,7 @@ async def clients(url: str) -> None:
 
 
 async def _client(url: str, name: str) -> None:
-    async with EdgeClient(url, token=TOKEN, data=ROWS, run_id=name) as client:
+    async with edge_client(url, token=TOKEN, data=ROWS, run_id=name) as client:
         await client.run_forever()
 
 

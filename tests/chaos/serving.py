@@ -22,7 +22,6 @@ from typing import Any, Literal
 
 import structlog
 
-from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Aggregator
 from fedone_sdk.aggregator.rounds.codec import decode
 from fedone_sdk.aggregator.rounds.replay import compare
@@ -37,6 +36,7 @@ from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import ClosedWork, RunSnapshot, SqlStore, Store
 from fedone_sdk.testing import ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
+from tests.edge import edge_client
 
 __all__ = [
     "Death",
@@ -369,7 +369,7 @@ async def _work(plan: _DevicesPlan) -> None:
         clients = []
         for number in range(plan.scenario.num_clients):
             client = await stack.enter_async_context(
-                EdgeClient(
+                edge_client(
                     plan.urls[0],
                     token=TOKEN,
                     data=plan.scenario.examples(number),

@@ -18,10 +18,11 @@ from typing import Any, Self
 
 import yaml
 
-from fedone_sdk.client import EdgeClient, EdgeClientThread
+from fedone_sdk.client import EdgeClientThread
 from tests.deploy.images import CONTAINERS
 from tests.deploy.processes import Process, fetch, free_port, until
 from tests.deploy.units import SYSTEMD, Unit
+from tests.edge import edge_client
 
 __all__ = ["Machine"]
 
@@ -172,7 +173,7 @@ class Machine:
             for text, label in [("Works like a charm.", 1), ("It broke after a day.", 0)] * 8
         ]
         return EdgeClientThread(
-            EdgeClient(
+            edge_client(
                 self.url,
                 token=self.enrolment,
                 data=rows,

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from fedone_sdk.backends import LLMBackend
-from fedone_sdk.client import EdgeClient
 from fedone_sdk.flower.node_server import NodeServer
 from fedone_sdk.flower.relay import Relay, turn
 from fedone_sdk.flower.state import Kept, kept_folder
@@ -19,6 +18,7 @@ from fedone_sdk.simulation import Federation, simulate
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.task import Example
 from fedone_sdk.testing import ScriptedBackend
+from tests.edge import edge_client
 
 NODES = 6
 
@@ -72,7 +72,7 @@ class Node:
         answers = unpack(pack(items))  # as it travels
         with kept_folder(self.kept) as (folder, after):
             relay = Relay("node", answers)
-            client = EdgeClient(
+            client = edge_client(
                 "flower",
                 token="flower",
                 data=lambda: self.shard,

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import ServedRun, Service
 from fedone_sdk.aggregator.access.tokens import Authority
 from fedone_sdk.aggregator.rounds.replay import at_round, compare, machine_of
@@ -39,6 +38,7 @@ from fedone_sdk.stores import MemoryStore
 from fedone_sdk.task import Part, Rendered, label_loss
 from fedone_sdk.testing import ManualClock, ScriptedBackend, pseudo_log_probs
 from fedone_sdk.vocabulary import Vocabulary
+from tests.edge import edge_client
 
 TOKEN = "enrolment-token"
 WORDS = Vocabulary(candidates=(" good", "", " bad", " fine"))
@@ -134,7 +134,7 @@ async def test_devices_report_the_right_curves(num_labels: int, own: bool) -> No
         run = await service.add_run(spec, WORDS)
         heard = Heard(service)
         options: dict[str, Any] = {"backend": backend} if own else {}
-        async with EdgeClient(
+        async with edge_client(
             "memory:",
             token=TOKEN,
             data=data,
@@ -220,14 +220,14 @@ async def resumed(folder: Path, *, old_journal: bool) -> tuple[RunResult, list[S
         run = await service.add_run(spec, WORDS)
         dying = Dying(service, dies_at=3)
         where: dict[str, Any] = {"token": TOKEN, "data": data, "state_dir": folder}
-        async with EdgeClient("memory:", transport=dying, **where) as client:
+        async with edge_client("memory:", transport=dying, **where) as client:
             with pytest.raises(asyncio.CancelledError):
                 await client.run_once()
         if old_journal:
             forget_log_probs(folder)
         again = Dying(service, dies_at=-1)
-        async with EdgeClient("memory:", transport=again, **where) as client:
-            assert await client.run_once() == "worked"
+        async with edge_client("memory:", transport=again, **where) as client:
+            assert (await client.run_once()).outcome == "worked"
         await service.wait(run)
         return run.result(), again.scored
 
@@ -237,7 +237,7 @@ async def test_a_device_that_died_goes_on_with_what_it_knows(tmp_path: Path) -> 
         run = await service.add_run(spec_of(method=BIG, rounds=1), WORDS)
         transport = MemoryTransport(service)
         data = rows_of("row", 31)
-        async with EdgeClient("memory:", token=TOKEN, data=data, transport=transport) as client:
+        async with edge_client("memory:", token=TOKEN, data=data, transport=transport) as client:
             await client.run_forever()
         undisturbed = run.result()
     result, scored = await resumed(tmp_path / "new", old_journal=False)
@@ -274,8 +274,8 @@ async def test_a_server_that_asks_for_too_much_gets_nothing(change: dict[str, An
         await service.add_run(spec_of(), WORDS)
         heard = Lying(service)
         data = rows_of("row", 10)
-        async with EdgeClient("memory:", token=TOKEN, data=data, transport=heard) as client:
-            assert await client.run_once() == "declined"
+        async with edge_client("memory:", token=TOKEN, data=data, transport=heard) as client:
+            assert (await client.run_once()).outcome == "declined"
         assert heard.updates == {}
         (declined,) = heard.declined
         assert declined.reason == "the run's calibration does not fit its task or its privacy"
@@ -373,7 +373,7 @@ async def trained(spec: RunSpec) -> tuple[RunResult, ServedRun]:
         run = await service.add_run(spec, WORDS, dev=rows_of("dev", 21))
         transport = MemoryTransport(service)
         data = rows_of("client", 12)
-        async with EdgeClient("memory:", token=TOKEN, data=data, transport=transport) as client:
+        async with edge_client("memory:", token=TOKEN, data=data, transport=transport) as client:
             await client.run_forever()
             await service.wait(run)
         return run.result(), run
@@ -450,7 +450,7 @@ from fedone_sdk.budget import NOTHING
 from fedone_sdk.client.batch import Minibatch
 from fedone_sdk.client.journal import Journal
 from fedone_sdk.client.scoring import Step, score_step
-from fedone_sdk.client.shelf import StateDir
+from fedone_sdk.client.state_dir import StateDir
 from fedone_sdk.messages import Array
 from fedone_sdk.task import TaskSpec
 
@@ -468,7 +468,7 @@ async def main():
     rows = [{"text": str(number), "label": label} for number, label in enumerate(labels)]
     batch = await Minibatch.of(task, rows, None)
     step = Step(number=0, task=task, batch=batch, prompts=Array.pack([0, 1], (2, 1), "uint8"),
-                journal=Journal(StateDir(None), "a"), told=lambda count: None, by_class=True)
+                journal=Journal(StateDir(None), "a"), on_scored=lambda count: None, by_class=True)
     return await score_step(step, Oracle())
 
 found = asyncio.run(main())

@@ -21,7 +21,7 @@ from fedone_sdk.aggregator import Service
 from fedone_sdk.aggregator.access.tokens import Authority
 from fedone_sdk.backends import LLMBackend
 from fedone_sdk.client import ClientEvent, EdgeClientThread, Idle
-from fedone_sdk.client.patience import MAX_WAIT_S, Backoff
+from fedone_sdk.client.retry import MAX_WAIT_S, Backoff
 from fedone_sdk.errors import ProblemError, TransportError
 from fedone_sdk.messages import (
     Array,
@@ -42,6 +42,7 @@ from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore
 from fedone_sdk.testing import LoopbackFederation, ManualClock, ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
+from tests.edge import edge_client
 from tests.virtual_time import now, on_virtual_time
 
 TOKEN = "enrolment-token"
@@ -82,7 +83,7 @@ async def serving(
 
 def client_of(service: Service, **more: Any) -> EdgeClient:
     options: dict[str, Any] = {"token": TOKEN, "transport": MemoryTransport(service), **more}
-    return EdgeClient("memory:", data=DATA, **options)
+    return edge_client("memory:", data=DATA, **options)
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -118,12 +119,12 @@ class TestEvents:
         told: list[ClientEvent] = []
         async with serving(spec_of()) as service:
             rows = [{"text": "no label"}]
-            client = EdgeClient(
+            client = edge_client(
                 "memory:", token=TOKEN, data=rows, on_event=told.append,
                 transport=MemoryTransport(service),
             )  # fmt: skip
             async with client:
-                assert await client.run_once() == "declined"
+                assert (await client.run_once()).outcome == "declined"
         assert told[-1].kind == "declined"
         assert told[-1].reason == "no row fits: field 'label' is missing"
 
@@ -170,8 +171,9 @@ class TestOffline:
             transport = Flaky(service)
             transport.away = lambda: True
             async with client_of(service, transport=transport) as client:
-                assert await client.run_once() == "offline"
-                assert 0 <= client.next_turn_s <= 1
+                turn = await client.run_once()
+                assert turn.outcome == "offline"
+                assert 0 <= turn.next_turn_s <= 1
                 assert now() < 60
 
     @on_virtual_time
@@ -226,7 +228,7 @@ class TestOnlyWhen:
                 on_event=told.append,
             )
             async with client:
-                assert await client.run_once() == "paused"
+                assert (await client.run_once()).outcome == "paused"
                 await client.run_forever()
             assert service.runs["run"].state.status == "completed"
         assert 1000 <= min(claims) <= 1010
@@ -246,8 +248,9 @@ class TestOnlyWhen:
 
         async with serving(spec_of()) as service:
             async with client_of(service, only_when=no_async if kind == "async" else no) as client:
-                assert await client.run_once() == "paused"
-                assert client.next_turn_s > 0
+                turn = await client.run_once()
+                assert turn.outcome == "paused"
+                assert turn.next_turn_s > 0
             assert service.runs["run"].state.seats == ()
 
     @on_virtual_time
@@ -309,7 +312,7 @@ class TestOnlyWhen:
         async with serving(spec, backend) as service:
             client = client_of(service, only_when=lambda: not backend.asked, on_event=told.append)
             async with client:
-                assert await client.run_once() == "declined"
+                assert (await client.run_once()).outcome == "declined"
             assert told[-1].reason == "the device may not work now, and its time is over"
             # Two renewals at half time, and the whole of the last deadline but a moment.
             assert now() == pytest.approx(50 + 50 + 100 - 2, abs=1)
@@ -368,8 +371,8 @@ class TestEnds:
 
     async def test_two_turns_at_once_are_one_after_the_other(self) -> None:
         async with serving(spec_of(rounds=4)) as service, client_of(service) as client:
-            outcomes = await asyncio.gather(*(client.run_once() for _ in range(4)))
-            assert outcomes == ["worked"] * 4
+            turns = await asyncio.gather(*(client.run_once() for _ in range(4)))
+            assert [turn.outcome for turn in turns] == ["worked"] * 4
             assert service.runs["run"].state.status == "completed"
 
 
@@ -387,7 +390,7 @@ class TestThread:
             def note(event: ClientEvent) -> None:
                 told.append((event.kind, threading.current_thread().name))
 
-            working = EdgeClientThread(EdgeClient(url, token=token, data=DATA, on_event=note))
+            working = EdgeClientThread(edge_client(url, token=token, data=DATA, on_event=note))
             working.start()
             return working.join(30)
 
@@ -399,7 +402,7 @@ class TestThread:
 
     async def test_with_a_block(self) -> None:
         def app(url: str, token: str) -> None:
-            client = EdgeClient(url, token=token, data=DATA, wait_s=30)
+            client = edge_client(url, token=token, data=DATA, wait_s=30)
             begun = time.monotonic()
             with EdgeClientThread(client) as working:
                 assert working.running
@@ -422,7 +425,7 @@ class TestThread:
                 await asyncio.sleep(3600)
                 return text
 
-            client = EdgeClient(url, token=token, data=DATA, before_send=slow, state_dir=tmp_path)
+            client = edge_client(url, token=token, data=DATA, before_send=slow, state_dir=tmp_path)
             working = EdgeClientThread(client)
             working.start()
             assert begun.wait(30)
@@ -442,7 +445,7 @@ class TestThread:
                 if event.kind == "assigned":
                     assert not working.stop()
 
-            working = EdgeClientThread(EdgeClient(url, token=token, data=DATA, on_event=enough))
+            working = EdgeClientThread(edge_client(url, token=token, data=DATA, on_event=enough))
             working.start()
             assert working.join(30)
             assert working.error is None
@@ -474,7 +477,7 @@ class TestThread:
             asked.set()
             return False
 
-        client = EdgeClient("http://127.0.0.1:9", token=TOKEN, data=DATA, only_when=not_now)
+        client = edge_client("http://127.0.0.1:9", token=TOKEN, data=DATA, only_when=not_now)
         working = EdgeClientThread(client)
         # Where the tests are a background job, the shell had it ignored.
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -553,14 +556,14 @@ class Endless:
 async def test_hundreds_of_rounds_keep_memory_flat(tmp_path: Path, own: bool, keeps: bool) -> None:
     backend = ScriptedBackend() if own else None
     transport: Any = Endless(spec_of())
-    client = EdgeClient(
+    client = edge_client(
         "memory:", token=TOKEN, data=DATA, transport=transport, backend=backend,
         state_dir=tmp_path if keeps else None,
     )  # fmt: skip
 
     async def rounds(count: int) -> int:
         for _ in range(count):
-            assert await client.run_once() == "worked"
+            assert (await client.run_once()).outcome == "worked"
             if backend is not None:
                 backend.asked.clear()  # the double's own notes
         gc.collect()

@@ -24,7 +24,7 @@ from fedone_sdk.aggregator.rounds.replay import at_round
 from fedone_sdk.backends import Answer, LLMBackend, Query
 from fedone_sdk.budget import Budget, Usage
 from fedone_sdk.client import ClientEvent, HttpTransport, Idle
-from fedone_sdk.client.identity import shelf_of
+from fedone_sdk.client.identity import server_state
 from fedone_sdk.client.outbox import Outbox, Unsent
 from fedone_sdk.errors import (
     BackendError,
@@ -50,6 +50,7 @@ from fedone_sdk.stores import MemoryStore, SqlStore, Store
 from fedone_sdk.task import Rendered
 from fedone_sdk.testing import LoopbackFederation, ManualClock, ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
+from tests.edge import edge_client
 
 TOKEN = "enrolment-token"
 WORDS = Vocabulary(candidates=(" good", " bad", " fine"))
@@ -101,7 +102,7 @@ async def serving(
 
 def client_of(service: Service, data: Any = DATA, **more: Any) -> EdgeClient:
     options: dict[str, Any] = {"token": TOKEN, "transport": MemoryTransport(service), **more}
-    return EdgeClient("memory:", data=data, **options)
+    return edge_client("memory:", data=data, **options)
 
 
 async def worked(client: EdgeClient) -> None:
@@ -143,11 +144,11 @@ class TestData:
             client_of(service, stream()) as client,
         ):
             await asyncio.sleep(0)  # the reader's first turn
-            assert await client.run_once() == "worked"
+            assert (await client.run_once()).outcome == "worked"
             assert texts(backend.asked) == {"text 0"}
             more.set()
             await asyncio.sleep(0)
-            assert await client.run_once() == "worked"
+            assert (await client.run_once()).outcome == "worked"
             assert len(texts(backend.asked)) > 1
 
     @pytest.mark.parametrize("kind", ["sync", "async"])
@@ -169,9 +170,9 @@ class TestData:
         async with serving(spec_of(rounds=2), backend=backend) as service:
             data = current if kind == "sync" else current_async
             async with client_of(service, data, transport=Watched(service)) as client:
-                assert await client.run_once() == "worked"
+                assert (await client.run_once()).outcome == "worked"
                 rows = DATA
-                assert await client.run_once() == "worked"
+                assert (await client.run_once()).outcome == "worked"
             assert claims == [1, 6]
             assert [report.queries for report in run_of(service).history] == [4, 4]
             assert len(texts(backend.asked[4:])) == 5
@@ -182,7 +183,7 @@ class TestData:
 
     async def test_no_data_yet(self) -> None:
         async with serving() as service, client_of(service, list, wait_s=0) as client:
-            assert await client.run_once() == "idle"
+            assert (await client.run_once()).outcome == "idle"
 
     async def test_examples_that_do_not_fit_are_left_alone(self) -> None:
         backend = ScriptedBackend()
@@ -203,7 +204,7 @@ class TestData:
 
     async def test_none_that_fits(self) -> None:
         async with serving() as service, client_of(service, [{"text": "no label"}]) as client:
-            assert await client.run_once() == "declined"
+            assert (await client.run_once()).outcome == "declined"
             assert run_of(service).state.account.spent == Usage()
 
 
@@ -259,7 +260,7 @@ class TestBeforeSend:
             serving(spec_of(exchange), backend=backend) as service,
             client_of(service, DATA[:5], before_send=veto) as client,
         ):
-            assert await client.run_once() == "declined"
+            assert (await client.run_once()).outcome == "declined"
             assert run_of(service).state.account.spent == Usage()
         assert backend.asked == []
 
@@ -296,7 +297,7 @@ class TestBeforeSend:
             raise LookupError(text)
 
         async with serving() as service, client_of(service, before_send=fail) as client:
-            assert await client.run_once() == "declined"
+            assert (await client.run_once()).outcome == "declined"
             (lost,) = run_of(service).lost
             assert lost.reason.endswith("0 of 5 examples could be scored (0 failed, 5 vetoed)")
             assert run_of(service).state.account.spent == Usage()
@@ -350,7 +351,7 @@ class TestFailedInputs:
         async with serving(backend=backend, gateway=not own) as service:
             own_backend = backend if own else None
             async with client_of(service, DATA[:5], backend=own_backend) as client:
-                assert await client.run_once() == "declined"
+                assert (await client.run_once()).outcome == "declined"
             assert run_of(service).state.account.spent.queries == 4  # paid all the same
 
 
@@ -411,7 +412,7 @@ class TestOwnBackend:
             serving(spec, gateway=gateway) as service,
             client_of(service, backend=own) as client,
         ):
-            outcomes = [await client.run_once() for _ in range(3)]
+            outcomes = [(await client.run_once()).outcome for _ in range(3)]
             state = run_of(service).state
         assert outcomes == ["declined", "declined", "ended"]
         assert (state.status, state.account.spent.queries) == ("budget_exhausted", 8)
@@ -435,14 +436,15 @@ class TestOwnBackend:
         clock = ManualClock()
         async with serving(gateway=False, clock=clock) as service:
             async with client_of(service, backend=ScriptedBackend()) as first:
-                assert await first.run_once() == "worked"
+                assert (await first.run_once()).outcome == "worked"
             clock.advance(61)  # the first one has not been seen for long, and loses its seat
             await service.tick()
             other = ScriptedBackend(fingerprint="other")
             told: list[ClientEvent] = []
             async with client_of(service, backend=other, on_event=told.append) as second:
-                assert await second.run_once() == "refused"
-                assert 0 < second.next_turn_s <= 1
+                turn = await second.run_once()
+                assert turn.outcome == "refused"
+                assert 0 < turn.next_turn_s <= 1
             assert "the run scores with 'scripted', the device with 'other'" in str(told[-1].reason)
             state = run_of(service).state
             assert (state.round, state.model) == (1, "scripted")
@@ -460,13 +462,13 @@ class TestOwnBackend:
                 )
                 for model in models
             ]
-            assert await clients[0].run_once() == "worked"
+            assert (await clients[0].run_once()).outcome == "worked"
             assert run_of(service).state.model == "odd"
             odd_rounds = 1
             for client in itertools.cycle(clients):
                 if not run_of(service).state.running:
                     break
-                outcome = await client.run_once()
+                outcome = (await client.run_once()).outcome
                 odd_rounds += client is clients[0] and outcome == "worked"
             result, lost = run_of(service).result(), run_of(service).lost
             replayed = at_round(spec, WORDS, await service.log(run_of(service)), 5)
@@ -508,12 +510,12 @@ class TestOwnBackend:
                 self.checked = True
 
         async with serving(gateway=False) as service, client_of(service, backend=Late()) as client:
-            assert await client.run_once() == "worked"
+            assert (await client.run_once()).outcome == "worked"
             assert run_of(service).state.model == "late"
 
     async def test_neither_model_nor_gateway(self) -> None:
         async with serving(gateway=False) as service, client_of(service) as client:
-            assert await client.run_once() == "declined"
+            assert (await client.run_once()).outcome == "declined"
 
     async def test_a_model_that_fails(self) -> None:
         def gate(query: Query) -> None:
@@ -524,7 +526,7 @@ class TestOwnBackend:
         spec = spec_of(participation={"trusted_clients": True})
         async with serving(spec, gateway=False) as service:
             async with client_of(service, backend=own) as client:
-                assert await client.run_once() == "declined"
+                assert (await client.run_once()).outcome == "declined"
             assert run_of(service).state.account.spent.queries == 4
             assert run_of(service).state.account.spent.requests == 3
 
@@ -542,8 +544,9 @@ class TestOwnBackend:
             options = {"backend": own, "transport": Watched(service)}
             with capture_logs() as logs:
                 async with client_of(service, **options) as client:
-                    assert await client.run_once() == "declined"
-                    assert 0 <= client.next_turn_s <= 1
+                    turn = await client.run_once()
+                    assert turn.outcome == "declined"
+                    assert 0 <= turn.next_turn_s <= 1
                     own.mended = True
                     await worked(client)
             assert run_of(service).state.status == "completed"
@@ -562,7 +565,7 @@ class TestOwnBackend:
         own = Buggy("score", after=2)
         async with serving(spec, gateway=False) as service:
             async with client_of(service, backend=own) as client:
-                assert await client.run_once() == "declined"
+                assert (await client.run_once()).outcome == "declined"
             spent = run_of(service).state.account.spent
             assert spent.requests == len(own.asked) == 3
 
@@ -577,7 +580,7 @@ class TestOwnBackend:
             serving(gateway=False) as service,
             client_of(service, backend=Picky()) as client,
         ):
-            assert await client.run_once() == "declined"
+            assert (await client.run_once()).outcome == "declined"
 
 
 class TestOutages:
@@ -609,7 +612,7 @@ class TestOutages:
         backend = ScriptedBackend(gate=gate)
         async with serving(backend=backend) as service, client_of(service) as client:
             no_waiting(monkeypatch, client)
-            assert await client.run_once() == "declined"
+            assert (await client.run_once()).outcome == "declined"
             assert run_of(service).state.account.spent.queries == 4
             assert run_of(service).state.account.spent.requests == 5
 
@@ -663,14 +666,14 @@ class TestOutages:
 
         async with serving(clock=clock) as service:
             async with client_of(service, transport=Slow(service)) as client:
-                assert await client.run_once() == "refused"
+                assert (await client.run_once()).outcome == "refused"
             assert run_of(service).state.round == 0
 
     async def test_a_server_that_forgot_its_clients(self, tmp_path: Path) -> None:
         """It enrols again with its token, and without one it says so."""
         state = tmp_path / "state"
         async with serving() as service, client_of(service, state_dir=state) as client:
-            assert await client.run_once() == "worked"
+            assert (await client.run_once()).outcome == "worked"
         async with serving() as service:
             async with client_of(service, state_dir=state, token=None) as client:
                 with pytest.raises(ProblemError) as excinfo:
@@ -738,7 +741,7 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch, client: EdgeClient) -> None:
     async def turn(seconds: float) -> None:
         await asyncio.sleep(0)
 
-    monkeypatch.setattr(client, "_pause", turn)
+    monkeypatch.setattr(client._stop, "sleep", turn)
 
 
 class TestState:
@@ -747,9 +750,9 @@ class TestState:
         async with serving() as service:
             for _ in range(2):
                 async with client_of(service, state_dir=state) as client:
-                    assert await client.run_once() == "worked"
+                    assert (await client.run_once()).outcome == "worked"
             async with client_of(service, state_dir=state, token=None) as client:
-                assert await client.run_once() == "worked"
+                assert (await client.run_once()).outcome == "worked"
             assert len(await service.access.clients()) == 1
         (folder,) = state.iterdir()
         assert stat.S_IMODE(state.stat().st_mode) == 0o700
@@ -761,7 +764,7 @@ class TestState:
     async def test_one_identity_per_server(self, tmp_path: Path) -> None:
         for server in ("memory:a", "memory:b", "memory:a"):
             async with serving() as service:
-                client = EdgeClient(
+                client = edge_client(
                     server, token=TOKEN, data=DATA, state_dir=tmp_path,
                     transport=MemoryTransport(service),
                 )  # fmt: skip
@@ -788,7 +791,7 @@ class TestState:
         folder = folder_of(tmp_path)
         (folder / "identity.json").write_text(content)
         async with serving() as service, client_of(service, state_dir=tmp_path) as client:
-            assert await client.run_once() == "worked"
+            assert (await client.run_once()).outcome == "worked"
         assert (folder / "identity.json.damaged").read_text() == content
         (folder / "identity.json").write_text(content)
         async with serving() as service:
@@ -809,7 +812,7 @@ class TestState:
         def full(*_: object) -> int:
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr("fedone_sdk.client.shelf.os.open", full)
+        monkeypatch.setattr("fedone_sdk.client.state_dir.os.open", full)
         async with serving() as service, client_of(service, state_dir=tmp_path) as client:
             await worked(client)
             assert run_of(service).state.status == "completed"
@@ -828,7 +831,7 @@ class TestState:
                         await worked(client)
                 for _ in range(4 * restarts):
                     async with client_of(service, state_dir=folder) as client:
-                        assert await client.run_once() == "worked"
+                        assert (await client.run_once()).outcome == "worked"
                     if not keep:
                         (folder_of(folder) / "run.memory").unlink()
                 return run_of(service).result().alpha_sha256
@@ -845,13 +848,13 @@ def servers_in(state: Path) -> set[str]:
 
 def folder_of(state: Path) -> Path:
     """What a client of `client_of` keeps there."""
-    shelf_of(state, "memory:")
+    server_state(state, "memory:")
     (folder,) = state.iterdir()
     return folder
 
 
 def unsent_in(state: Path) -> list[Unsent]:
-    return Outbox(shelf_of(state, "memory:")).waiting()
+    return Outbox(server_state(state, "memory:")).waiting()
 
 
 class DyingTransport(MemoryTransport):
@@ -902,14 +905,14 @@ class TestWorkNotHandedIn:
                     await client.run_once()
             await service.stop_run(run_of(service))
             async with client_of(service, state_dir=tmp_path) as client:
-                assert await client.run_once() == "ended"
+                assert (await client.run_once()).outcome == "ended"
         assert unsent_in(tmp_path) == []
 
     @pytest.mark.parametrize("content", ["", "{}", "[]", "\0", '{"update": "{}"}'])
     async def test_a_damaged_file_is_dropped(self, tmp_path: Path, content: str) -> None:
         (folder_of(tmp_path) / "unsent-a.json").write_text(content)
         async with serving() as service, client_of(service, state_dir=tmp_path) as client:
-            assert await client.run_once() == "worked"
+            assert (await client.run_once()).outcome == "worked"
         assert unsent_in(tmp_path) == []
 
 
@@ -944,13 +947,13 @@ class TestStop:
         async with client:
             working = asyncio.create_task(client.run_forever())
             tried: list[Any] = []
-            enrol = client._link.transport.enrol
+            enrol = client._session.transport.enrol
 
             async def watched(*args: Any) -> Any:
                 tried.append(args)
                 return await enrol(*args)
 
-            client._link.transport.enrol = watched  # type: ignore[method-assign]
+            client._session.transport.enrol = watched  # type: ignore[method-assign]
             await until(lambda: len(tried) > 1)
             client.stop()
             async with asyncio.timeout(5):
@@ -1019,7 +1022,7 @@ class TestOverHttp:
                     if not working:
                         url = f"http://127.0.0.1:{port}"
                         clients = [
-                            EdgeClient(url, token=TOKEN, data=DATA, wait_s=0.2) for _ in range(3)
+                            edge_client(url, token=TOKEN, data=DATA, wait_s=0.2) for _ in range(3)
                         ]
                         for client in clients:
                             await stack.enter_async_context(client)

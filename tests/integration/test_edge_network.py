@@ -29,7 +29,7 @@ from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Aggregator
 from fedone_sdk.aggregator.http.requests import listening
 from fedone_sdk.client import ClientEvent, HttpTransport, Network
-from fedone_sdk.client.identity import Identity, shelf_of
+from fedone_sdk.client.identity import Identity, server_state
 from fedone_sdk.client.network import Proxy
 from fedone_sdk.client.transport import _retry_after_s
 from fedone_sdk.errors import MessageError, ProblemError, SpecError, TransportError
@@ -37,6 +37,7 @@ from fedone_sdk.messages import Claim, Enrol, Enrolled, Problem
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.testing import ManualClock, ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
+from tests.edge import edge_client
 
 TOKEN = "enrolment-token"
 SECRET = "pr0xy-passw0rd"
@@ -189,7 +190,7 @@ class TestTls:
         authority = Authority(tmp_path)
         async with aggregator(server_context(authority)) as (served, url):
             async with EdgeClient(url, token=TOKEN, data=DATA) as client:
-                assert await client.run_once() == "offline"  # the system does not know it
+                assert (await client.run_once()).outcome == "offline"  # the system does not know it
             network = Network(ca_file=authority.file)
             await works(served, EdgeClient(url, token=TOKEN, data=DATA, network=network))
 
@@ -199,7 +200,7 @@ class TestTls:
         async with aggregator(server_context(authority, clients=True)) as (served, url):
             network = Network(ca_file=authority.file)
             async with EdgeClient(url, token=TOKEN, data=DATA, network=network) as client:
-                assert await client.run_once() == "offline"
+                assert (await client.run_once()).outcome == "offline"
             network = Network(ca_file=authority.file, cert_file=certificate, key_file=key)
             await works(served, EdgeClient(url, token=TOKEN, data=DATA, network=network))
 
@@ -263,11 +264,11 @@ class TestProxy:
         async with HttpProxy() as proxy, aggregator(server_context(authority)) as (_, url):
             wrong = proxy.url.replace(SECRET, "wr0ng-passw0rd")
             network = Network(proxy=wrong, ca_file=authority.file)
-            client = EdgeClient(url, token=TOKEN, data=DATA, network=network, on_event=told.append)
+            client = edge_client(url, token=TOKEN, data=DATA, network=network, on_event=told.append)
             with capture_logs() as logs:
                 async with client:
                     client.stop()
-                    assert await client.run_once() == "offline"
+                    assert (await client.run_once()).outcome == "offline"
             assert proxy.refused == 1
         assert "407" in str(told[-1].reason)
         assert "wr0ng" not in f"{told}{logs}{network!r}"
@@ -302,7 +303,7 @@ class TestSigning:
             with capture_logs() as logs:
                 await works(
                     served,
-                    EdgeClient(url, token=TOKEN, data=DATA, sign=True, transport=transport),
+                    edge_client(url, token=TOKEN, data=DATA, sign=True, transport=transport),
                 )
         wrong = [entry for entry in logs if entry["event"] == "the device's clock is wrong"]
         assert len(wrong) == (skew_s != 0)
@@ -310,12 +311,12 @@ class TestSigning:
     async def test_the_key_survives_a_restart(self, tmp_path: Path) -> None:
         async with aggregator(require_signatures=True) as (served, url):
             options: dict[str, Any] = {"data": DATA, "state_dir": tmp_path}
-            async with EdgeClient(url, token=TOKEN, sign=True, **options) as client:
-                assert await client.run_once() == "worked"
-            kept = Identity(shelf_of(tmp_path, url), url)
+            async with edge_client(url, token=TOKEN, sign=True, **options) as client:
+                assert (await client.run_once()).outcome == "worked"
+            kept = Identity(server_state(tmp_path, url), url)
             assert kept.private_key
             assert kept.private_key not in repr(kept)
-            await works(served, EdgeClient(url, **options))  # it signs: it has a key
+            await works(served, edge_client(url, **options))  # it signs: it has a key
 
     async def test_a_device_that_does_not_sign_is_told(self) -> None:
         async with (
@@ -338,7 +339,7 @@ class TestIdentity:
         async with aggregator() as (served, url):
             for _ in range(3):
                 lossy = Lossy(url)
-                client = EdgeClient(
+                client = edge_client(
                     url, token=TOKEN, data=DATA, state_dir=tmp_path, transport=lossy
                 )
                 async with client:
@@ -351,11 +352,11 @@ class TestIdentity:
         async with aggregator() as (served, url):
             client = EdgeClient(url, token=TOKEN, data=DATA, state_dir=tmp_path)
             async with client:
-                assert await client.run_once() == "worked"
+                assert (await client.run_once()).outcome == "worked"
                 before = client._credential
                 await client.rotate_credential()
                 assert client._credential != before
-                assert Identity(shelf_of(tmp_path, url), url).credential == client._credential
+                assert Identity(server_state(tmp_path, url), url).credential == client._credential
                 await client.run_forever()
             assert served.service.runs["run"].state.status == "completed"
             transport = HttpTransport(url)
@@ -400,10 +401,10 @@ class TestHostileAnswers:
         """A hotel's login page is no reason to give up: the device is offline."""
         told: list[ClientEvent] = []
         async with answering(status, body, headers) as url:
-            client = EdgeClient(url, token=TOKEN, data=DATA, on_event=told.append)
+            client = edge_client(url, token=TOKEN, data=DATA, on_event=told.append)
             async with client:
                 client.stop()  # one attempt
-                assert await client.run_once() == "offline"
+                assert (await client.run_once()).outcome == "offline"
         assert [event.kind for event in told] == ["offline"]
 
     async def test_a_server_that_wants_a_newer_client(self) -> None:

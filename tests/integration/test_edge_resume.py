@@ -16,8 +16,9 @@ from fedone_sdk.aggregator import Service
 from fedone_sdk.aggregator.access.tokens import Authority
 from fedone_sdk.backends import LLMBackend, Query
 from fedone_sdk.budget import Usage
-from fedone_sdk.client.identity import shelf_of
+from fedone_sdk.client.identity import server_state
 from fedone_sdk.client.scoring import cuts
+from fedone_sdk.client.stop import StopSignal
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import Decline, RunResult, Score, Scores
 from fedone_sdk.simulation import Federation, MemoryTransport, plan_run, simulate
@@ -25,6 +26,7 @@ from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore
 from fedone_sdk.testing import ManualClock, ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
+from tests.edge import edge_client
 
 TOKEN = "enrolment-token"
 WORDS = Vocabulary(candidates=tuple(f" word{n}" for n in range(20)))
@@ -70,7 +72,7 @@ async def serving(spec: RunSpec, backend: LLMBackend | None) -> AsyncIterator[Se
 
 def client_of(service: Service, folder: Path | None, **more: Any) -> EdgeClient:
     options: dict[str, Any] = {"transport": MemoryTransport(service), "data": DATA, **more}
-    return EdgeClient("memory:", token=TOKEN, state_dir=folder, **options)
+    return edge_client("memory:", token=TOKEN, state_dir=folder, **options)
 
 
 def result_of(service: Service) -> RunResult:
@@ -180,7 +182,7 @@ async def test_with_a_model_of_its_own(
     async with serving(spec, None) as service:
         first = await died_after(answered_before, service, tmp_path)
         async with client_of(service, tmp_path, backend=second) as client:
-            assert await client.run_once() == "worked"
+            assert (await client.run_once()).outcome == "worked"
         result = result_of(service)
     assert result.alpha_sha256 == wanted.alpha_sha256
     done = {_prompt(query) for query in first.asked[:answered_before]}
@@ -258,7 +260,7 @@ async def test_a_damaged_journal(tmp_path: Path, damage: Callable[[bytes], bytes
         journal.write_bytes(damage(journal.read_bytes()))
         again = Dying(service, dies_at=-1, answered=False)
         async with client_of(service, tmp_path, transport=again) as client:
-            assert await client.run_once() == "worked"
+            assert (await client.run_once()).outcome == "worked"
         assert 1 < len(again.scored) <= 3
         assert result_of(service).status == "completed"
         assert result_of(service).spent.queries == NUM_SAMPLES
@@ -272,7 +274,7 @@ async def test_losses_on_other_examples_do_not_mix(tmp_path: Path) -> None:
         await died_after(5, service, tmp_path)
         others = [{**row, "text": row["text"] + "!"} for row in DATA]
         async with client_of(service, tmp_path, backend=own, data=others) as client:
-            assert await client.run_once() == "worked"
+            assert (await client.run_once()).outcome == "worked"
     everything = {text for query in own.asked for text in _prompt(query)}
     assert not everything & {row["text"] for row in DATA}
     prompts = {_prompt(query)[0] for query in own.asked}
@@ -294,7 +296,7 @@ async def test_another_model_than_before(tmp_path: Path) -> None:
         other = ScriptedBackend(fingerprint="other")
         transport = Watched(service)
         async with client_of(service, tmp_path, backend=other, transport=transport) as client:
-            assert await client.run_once() == "declined"
+            assert (await client.run_once()).outcome == "declined"
     (message,) = declined
     assert message.reason == "the model changed while the work was under way"
     assert message.usage.requests >= 5 + len(other.asked)
@@ -309,7 +311,7 @@ async def test_work_that_cannot_go_on_after_a_restart(tmp_path: Path) -> None:
         others = [{"text": "no label"}]
         own = ScriptedBackend()
         async with client_of(service, tmp_path, backend=own, data=others) as client:
-            assert await client.run_once() == "declined"
+            assert (await client.run_once()).outcome == "declined"
         assert own.asked == []
         assert result_of(service).spent.requests >= 5
 
@@ -325,15 +327,15 @@ async def test_a_server_that_is_overloaded(monkeypatch: pytest.MonkeyPatch) -> N
                 raise ProblemError("rate_limited", "too many requests")
             return await super().score(credential, message)
 
-    async def turn(self: EdgeClient, seconds: float) -> None:
+    async def turn(self: StopSignal, seconds: float) -> None:
         await asyncio.sleep(0)
 
-    monkeypatch.setattr(EdgeClient, "_pause", turn)
+    monkeypatch.setattr(StopSignal, "sleep", turn)
     backend = ScriptedBackend()
     async with serving(spec_of("losses"), backend) as service:
         transport = Busy(service, dies_at=-1, answered=False)
         async with client_of(service, None, transport=transport) as client:
-            assert await client.run_once() == "offline"
+            assert (await client.run_once()).outcome == "offline"
             assert len(backend.asked) == len(cuts(NUM_SAMPLES, BATCH_SIZE)[0])
             transport.busy = False
             await client.run_forever()
@@ -354,7 +356,7 @@ async def test_without_a_folder_it_resumes_after_an_outage() -> None:
             with pytest.raises(asyncio.CancelledError):
                 await client.run_once()
             asked = len(own.asked)
-            client._link.transport = MemoryTransport(service)
+            client._session.transport = MemoryTransport(service)
             await client.run_forever()
         assert result_of(service).status == "completed"
     assert len(own.asked) == asked
@@ -386,7 +388,7 @@ class TestPrivacy:
                     await client.run_once()
             again = Dying(service, dies_at=-1, answered=False)
             async with client_of(service, tmp_path, transport=again) as client:
-                assert await client.run_once() == "worked"
+                assert (await client.run_once()).outcome == "worked"
         assert again.scored[0] == dying.scored[4]
         assert len(again.scored) == 2
 
@@ -410,7 +412,7 @@ class TestPrivacy:
             serving(spec, ScriptedBackend()) as service,
             client_of(service, None, transport=Watched(service)) as client,
         ):
-            assert await client.run_once() == "worked"
+            assert (await client.run_once()).outcome == "worked"
         return updates[0]
 
 
@@ -419,7 +421,7 @@ def test_what_waits_on_disk_is_bounded(tmp_path: Path) -> None:
     from fedone_sdk.client.outbox import Outbox, Unsent
     from fedone_sdk.messages import LossesUpdate, Scored
 
-    shelf = shelf_of(tmp_path, "memory:")
+    shelf = server_state(tmp_path, "memory:")
     (folder,) = tmp_path.iterdir()
     update = LossesUpdate(
         num_examples=1, scored=Scored(scored=1), usage=Usage(), model="m", losses=(1.0, 2.0)

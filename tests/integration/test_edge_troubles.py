@@ -22,7 +22,7 @@ from fedone_sdk.aggregator.http.requests import listening
 from fedone_sdk.backends import LLMBackend, Query
 from fedone_sdk.client import ClientEvent, EdgeClientThread, HttpTransport
 from fedone_sdk.client.batch import Minibatch
-from fedone_sdk.client.identity import Identity, shelf_of
+from fedone_sdk.client.identity import Identity, server_state
 from fedone_sdk.errors import (
     BackendBlocked,
     BackendError,
@@ -41,6 +41,7 @@ from fedone_sdk.stores import MemoryStore
 from fedone_sdk.task import Rendered
 from fedone_sdk.testing import LoopbackFederation, ManualClock, ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
+from tests.edge import edge_client
 from tests.virtual_time import now, on_virtual_time
 
 TOKEN = "enrolment-token"
@@ -100,7 +101,7 @@ class Watched(MemoryTransport):
 
 def client_of(service: Service, data: Any = DATA, **more: Any) -> EdgeClient:
     options: dict[str, Any] = {"token": TOKEN, "transport": Watched(service), **more}
-    return EdgeClient("memory:", data=data, **options)
+    return edge_client("memory:", data=data, **options)
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -135,12 +136,12 @@ async def test_a_model_that_has_gone_wrong(
     async with serving() as service:
         with capture_logs() as logs:
             async with client_of(service, backend=wrong, state_dir=tmp_path) as client:
-                assert await client.run_once() == "declined"
+                assert (await client.run_once()).outcome == "declined"
         (line,) = [line for line in logs if line["event"] == "the device's model failed"]
         assert told in line["reason"]
         assert not any("traceback" in line for line in logs)
         async with client_of(service, backend=ScriptedBackend(), state_dir=tmp_path) as client:
-            assert await client.run_once() == "worked"
+            assert (await client.run_once()).outcome == "worked"
 
 
 class TestOddData:
@@ -158,8 +159,9 @@ class TestOddData:
             EdgeClient("http://x", token=TOKEN, data=data)
         async with serving() as service, client_of(service, lambda: data) as client:
             with capture_logs() as logs:
-                assert await client.run_once() == "idle"
-            assert client.next_turn_s > 0
+                turn = await client.run_once()
+                assert turn.outcome == "idle"
+            assert turn.next_turn_s > 0
         (line,) = [line for line in logs if line["event"] == "the rows cannot be read"]
         assert told in line["reason"]
 
@@ -173,16 +175,16 @@ class TestOddData:
 
         async with serving() as service, client_of(service, current) as client:
             with capture_logs() as logs:
-                assert await client.run_once() == "idle"
+                assert (await client.run_once()).outcome == "idle"
             assert JANE not in str(logs)
             assert "RuntimeError" in str(logs)
             rows = DATA
-            assert await client.run_once() == "worked"
+            assert (await client.run_once()).outcome == "worked"
 
     async def test_none_at_all_is_said_once(self) -> None:
         async with serving() as service, client_of(service, list, wait_s=0.0) as client:
             with capture_logs() as logs:
-                assert [await client.run_once() for _ in range(3)] == ["idle"] * 3
+                assert [(await client.run_once()).outcome for _ in range(3)] == ["idle"] * 3
         assert [line["event"] for line in logs].count(
             "data: this client has no examples now; it needs at least one"
         ) == 1
@@ -192,7 +194,7 @@ class TestLog:
     async def test_one_line_for_an_update(self) -> None:
         async with serving() as service, client_of(service) as client:
             with capture_logs() as logs:
-                assert await client.run_once() == "worked"
+                assert (await client.run_once()).outcome == "worked"
         infos = [line for line in logs if line["log_level"] == "info" and "client" not in line]
         assert [line["event"] for line in infos].count("updated") == 1
 
@@ -209,9 +211,9 @@ class TestLog:
             transport = Away(service)
             async with client_of(service, transport=transport) as client:
                 with capture_logs() as logs:
-                    assert [await client.run_once() for _ in range(3)] == ["offline"] * 3
+                    assert [(await client.run_once()).outcome for _ in range(3)] == ["offline"] * 3
                     transport.away = False
-                    assert await client.run_once() == "worked"
+                    assert (await client.run_once()).outcome == "worked"
         lines = [line for line in logs if line["log_level"] != "debug"]
         offline = [line for line in lines if "offline since" in line["event"]]
         assert [line["reason"] for line in offline] == ["http://server: cannot be reached: refused"]
@@ -236,7 +238,7 @@ class TestWrongAddress:
                 assert [(line["event"], line["server"]) for line in logs] == [
                     ("no answer yet", "memory:")
                 ]
-                assert await turn == "offline"
+                assert (await turn).outcome == "offline"
 
     async def test_one_where_something_else_answers(self) -> None:
         async def answer(request: web.Request) -> web.Response:
@@ -246,7 +248,7 @@ class TestWrongAddress:
         app.router.add_route("*", "/{path:.*}", answer)
         async with listening(app) as url, EdgeClient(url, token=TOKEN, data=DATA) as client:
             with capture_logs() as logs:
-                assert await client.run_once() == "offline"
+                assert (await client.run_once()).outcome == "offline"
         (line,) = [line for line in logs if line["log_level"] == "warning"]
         assert line["event"].startswith("offline since ")
         assert line["reason"] == "/v1/clients: answered 404, and not as an aggregator does"
@@ -274,7 +276,7 @@ class TestOddRows:
             backend = ScriptedBackend() if own else None
             options = {"transport": watched, "before_send": hook, "backend": backend}
             async with client_of(service, **options) as client:
-                assert await client.run_once() == "worked"
+                assert (await client.run_once()).outcome == "worked"
         assert [(u.scored.scored, u.scored.vetoed) for u in watched.updates] == [(4, 1)]
 
     async def test_a_reference_text_that_the_hook_empties(self) -> None:
@@ -285,7 +287,7 @@ class TestOddRows:
             watched = Watched(service)
             options = {"transport": watched, "before_send": lambda text: text.replace("s 3", "")}
             async with client_of(service, rows, **options) as client:
-                assert await client.run_once() == "worked"
+                assert (await client.run_once()).outcome == "worked"
         assert [update.scored.vetoed for update in watched.updates] == [1]
 
     async def test_a_hook_that_makes_all_unfit_gives_the_work_back(self) -> None:
@@ -293,7 +295,7 @@ class TestOddRows:
         async with serving() as service:
             options = {"before_send": lambda text: text * 2000, "on_event": told.append}
             async with client_of(service, **options) as client:
-                assert await client.run_once() == "declined"
+                assert (await client.run_once()).outcome == "declined"
             (seat,) = service.runs["run"].state.seats
             assert seat.assignment_id is None
         assert told[-1].reason == "only 0 of 5 examples could be scored (0 failed, 5 vetoed)"
@@ -327,10 +329,10 @@ class TestOddRows:
             watched = Watched(service)
             options = {"transport": watched, "on_event": told.append}
             async with client_of(service, rows, **options) as client:
-                assert await client.run_once() == "declined"
+                assert (await client.run_once()).outcome == "declined"
         (reason,) = watched.reasons
         assert reason == told[-1].reason
-        assert reason.startswith("the step cannot be asked: examples.0: ")
+        assert reason.startswith("the step cannot be sent: examples.0: ")
         assert "Jane" not in reason
 
 
@@ -344,7 +346,7 @@ async def test_a_mean_is_an_exact_sum() -> None:
     async with serving(RunSpec.model_validate(spec)) as service:
         watched = Watched(service)
         async with client_of(service, rows, transport=watched, backend=backend) as client:
-            assert await client.run_once() == "worked"
+            assert (await client.run_once()).outcome == "worked"
     assert [update.losses for update in watched.updates] == [(0.1, 0.1, 0.1, 0.1)]
 
 
@@ -358,10 +360,10 @@ class TestWhatIsTold:
         ("error", "reason"),
         [
             (BackendError(SAID), "the client's model failed"),
-            (BackendUnavailable(SAID), "the client's model cannot be asked now"),
+            (BackendUnavailable(SAID), "the client's model is not available now"),
             (
                 BackendBlocked(SAID),
-                "the client's model cannot be asked until somebody changes something",
+                "the client's model cannot be queried until its configuration changes",
             ),
             (
                 BudgetExhausted(SAID),
@@ -390,7 +392,7 @@ class TestWhatIsTold:
             options = {"transport": watched, "backend": own, "on_event": told.append}
             with capture_logs() as logs:
                 async with client_of(service, **options) as client:
-                    assert await client.run_once() == "declined"
+                    assert (await client.run_once()).outcome == "declined"
         assert watched.reasons == [reason]
         assert "Jane" not in repr(told)
         assert told[-1].reason == reason
@@ -405,7 +407,7 @@ class TestWhatIsTold:
             watched = Watched(service)
             options = {"transport": watched, "on_event": told.append}
             async with client_of(service, **options) as client:
-                assert await client.run_once() == "declined"
+                assert (await client.run_once()).outcome == "declined"
         assert watched.reasons == ["backend_failed: the request was refused"]
         assert "Jane" not in repr(told)
 
@@ -422,8 +424,9 @@ class TestRetryAfter:
                 raise TransportError("answered 503", retry_after_s=asked_s)
 
         async with serving() as service, client_of(service, transport=Away(service)) as client:
-            assert await client.run_once() == "offline"
-            assert asked_s <= client.next_turn_s <= asked_s + 1
+            turn = await client.run_once()
+            assert turn.outcome == "offline"
+            assert asked_s <= turn.next_turn_s <= asked_s + 1
         assert len(tried) == attempts
         assert now() < 20
 
@@ -439,10 +442,11 @@ class TestRetryAfter:
         async with serving(backend=ScriptedBackend(gate=gate)) as service:
             options = {"on_event": lambda event: kinds.append(event.kind)}
             async with client_of(service, **options) as client:
-                assert await client.run_once() == "offline"
+                turn = await client.run_once()
+                assert turn.outcome == "offline"
                 assert now() < 1
-                await asyncio.sleep(client.next_turn_s)
-                assert await client.run_once() == "worked"
+                await asyncio.sleep(turn.next_turn_s)
+                assert (await client.run_once()).outcome == "worked"
         assert "declined" not in kinds
 
 
@@ -452,7 +456,7 @@ class TestArguments:
         async with LoopbackFederation(spec_of(), WORDS, backend=ScriptedBackend()) as served:
             client = EdgeClient(served.url, token=around.format(served.token), data=DATA)
             async with client:
-                assert await client.run_once() == "worked"
+                assert (await client.run_once()).outcome == "worked"
 
     @pytest.mark.parametrize("token", ["s3c\nret", "s3c\x00ret", "s3cr\u00e9t", "s3c\x7fret"])
     def test_a_token_that_is_none_is_not_shown(self, token: str) -> None:
@@ -481,7 +485,7 @@ class TestArguments:
         self, tmp_path: Path, argument: dict[str, Any], told: str
     ) -> None:
         with pytest.raises(SpecError, match=f"^arguments: {told}"):
-            EdgeClient("http://h", token=TOKEN, data=DATA, state_dir=tmp_path / "a", **argument)
+            edge_client("http://h", token=TOKEN, data=DATA, state_dir=tmp_path / "a", **argument)
         assert not (tmp_path / "a").exists()
 
     @pytest.mark.parametrize("credential", ["s3c\nret", "s3c\u00e9", ""])
@@ -503,10 +507,10 @@ class TestArguments:
                 assert "s3c" not in str(excinfo.value)
             await transport.aclose()
             async with EdgeClient(url, token=TOKEN, data=DATA) as client:
-                assert await client.run_once() == "offline"
+                assert (await client.run_once()).outcome == "offline"
 
     def test_a_kept_credential_that_is_none(self, tmp_path: Path) -> None:
-        shelf = shelf_of(tmp_path, "memory:")
+        shelf = server_state(tmp_path, "memory:")
         kept = {"client_id": "a", "credential": "s3c\nret", "nonce": None, "private_key": None}
         shelf.write("identity.json", json.dumps(kept).encode())
         assert Identity(shelf, "memory:").credential is None
@@ -521,7 +525,7 @@ class TestStartAgain:
                 await until(lambda wanted=wanted: round_of(service) >= wanted)
                 client.stop()
                 await working
-            assert await client.run_once() == "worked"
+            assert (await client.run_once()).outcome == "worked"
 
     async def test_a_stop_before_its_task_has_begun(self) -> None:
         async with serving() as service, client_of(service) as client:
@@ -551,8 +555,8 @@ class TestStartAgain:
         """For an app that calls `run_once`: the next time it is woken, there is work again."""
         async with serving() as service, client_of(service) as client:
             client.stop()
-            assert await client.run_once() in ("idle", "worked")
-            assert await client.run_once() == "worked"
+            assert (await client.run_once()).outcome in ("idle", "worked")
+            assert (await client.run_once()).outcome == "worked"
 
     async def test_in_another_thread(self) -> None:
         async with LoopbackFederation(spec_of(1000), WORDS, backend=ScriptedBackend()) as served:
@@ -575,7 +579,7 @@ class TestStartAgain:
         client = EdgeClient("http://127.0.0.1:9", token=TOKEN, data=DATA)
         working = EdgeClientThread(client)
         working._stop_client()
-        assert not client._stop.wished()
+        assert not client._stop.is_set()
 
     async def test_a_stream_without_a_block(self) -> None:
         async def stream() -> AsyncIterator[dict[str, Any]]:
@@ -600,4 +604,4 @@ class TestStartAgain:
             async with client_of(service, state_dir=tmp_path) as client:
                 await client.enrol()
             async with client_of(service, stream(), state_dir=tmp_path) as client:
-                assert await client.run_once() == "worked"
+                assert (await client.run_once()).outcome == "worked"

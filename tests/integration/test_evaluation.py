@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import structlog
 
-from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import ServedRun, Service
 from fedone_sdk.aggregator.access.tokens import Authority
 from fedone_sdk.aggregator.serving.archive import export_run
@@ -27,6 +26,7 @@ from fedone_sdk.stores import MemoryStore, Store
 from fedone_sdk.task import Part, Rendered
 from fedone_sdk.testing import ManualClock, ScriptedBackend, pseudo_log_probs
 from fedone_sdk.vocabulary import Vocabulary
+from tests.edge import edge_client
 
 TOKEN = "enrolment-token"
 WORDS = Vocabulary(candidates=(" good", " bad", " fine"))
@@ -83,7 +83,7 @@ async def train(service: Service, run: ServedRun) -> None:
     transport = MemoryTransport(service)
     async with (
         asyncio.timeout(10),
-        EdgeClient("memory:", token=TOKEN, data=TRAIN, transport=transport) as client,
+        edge_client("memory:", token=TOKEN, data=TRAIN, transport=transport) as client,
     ):
         await client.run_forever()
         await service.wait(run)

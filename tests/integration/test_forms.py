@@ -19,7 +19,6 @@ from yarl import URL
 
 import fedone_sdk.aggregator.http.requests as http_module
 import fedone_sdk.aggregator.routes.exchange as exchange_module
-from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Aggregator, ServedRun
 from fedone_sdk.aggregator.http.requests import answer, listening
 from fedone_sdk.aggregator.routes import MAX_BODY_BYTES
@@ -47,6 +46,7 @@ from fedone_sdk.messages import (
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.testing import ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
+from tests.edge import edge_client
 from tests.integration.caller import Caller
 
 TOKEN = "enrolment-token"
@@ -173,7 +173,7 @@ async def completed(
     url = await aggregator.listen()
     used = transport(url)
     async with asyncio.timeout(60):
-        async with EdgeClient(url, token=TOKEN, data=DATA, transport=used, **options) as client:
+        async with edge_client(url, token=TOKEN, data=DATA, transport=used, **options) as client:
             await client.run_forever()
     assert run_of(aggregator).state.status == "completed"
     return used
@@ -270,7 +270,7 @@ class TestClient:
             url = await aggregator.listen()
             wire = Recorded(url)
             async with asyncio.timeout(60):
-                async with EdgeClient(url, token=TOKEN, data=data, transport=wire) as client:
+                async with edge_client(url, token=TOKEN, data=data, transport=wire) as client:
                     await client.run_forever()
             told = run_of(aggregator).result().gateway
         forms = {sent.answer_form for sent in wire.calls("score")}
@@ -303,13 +303,15 @@ class TestOutbox:
             sent: list[Sent] = []
             for loses in (("update",), ("update",), ()):
                 wire = Recorded(url, *loses)
-                client = EdgeClient(url, token=TOKEN, data=DATA, transport=wire, state_dir=tmp_path)
+                client = edge_client(
+                    url, token=TOKEN, data=DATA, transport=wire, state_dir=tmp_path
+                )
                 async with client:
                     if loses:
-                        client._link._patience = _Impatient()
-                        assert await client.run_once() == "offline"
+                        client._session._gives_up = _gives_up
+                        assert (await client.run_once()).outcome == "offline"
                     else:
-                        assert await client.run_once() == "ended"
+                        assert (await client.run_once()).outcome == "ended"
                 sent += wire.calls("update")
             assert run_of(aggregator).state.status == "completed"
         assert len(sent) == 3
@@ -323,22 +325,22 @@ class TestOutbox:
         async with serving(spec_of(rounds=1)) as aggregator:
             url = await aggregator.listen()
             for wire in (Old(url, "update"), Recorded(url)):
-                client = EdgeClient(url, token=TOKEN, data=DATA, transport=wire, state_dir=tmp_path)
+                client = edge_client(
+                    url, token=TOKEN, data=DATA, transport=wire, state_dir=tmp_path
+                )
                 async with client:
                     if isinstance(wire, Old):
-                        client._link._patience = _Impatient()
-                        assert await client.run_once() == "offline"
+                        client._session._gives_up = _gives_up
+                        assert (await client.run_once()).outcome == "offline"
                     else:
-                        assert await client.run_once() == "ended"
+                        assert (await client.run_once()).outcome == "ended"
                         statuses = [(sent.form, sent.status) for sent in wire.calls("update")]
                         assert statuses == [(TENSORS, 409), (JSON, 200)]
 
 
-class _Impatient:
-    """Gives up at the first failure, as a device does that is switched off."""
-
-    async def persist(self, call: Callable[[], Any]) -> Any:
-        return await call()
+def _gives_up(state: object) -> bool:
+    """Stop at the first failure, as a device does that is switched off."""
+    return True
 
 
 async def claimed(wire: HttpTransport) -> tuple[AlphaAssignment, str]:

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import ServedRun, Service
 from fedone_sdk.aggregator.access.tokens import Authority
 from fedone_sdk.backends import Answer, CachedBackend, LLMBackend, Query
@@ -49,6 +48,7 @@ from fedone_sdk.testing import (
     pseudo_log_probs,
 )
 from fedone_sdk.vocabulary import Vocabulary
+from tests.edge import edge_client
 
 TOKEN = "enrolment-token"
 WORDS = Vocabulary(candidates=(" good", " bad", " fine"))
@@ -508,7 +508,7 @@ async def test_a_bug_in_a_backend_does_not_drain_the_cap() -> None:
         LoopbackFederation(spec, WORDS, backend=backend) as federation,
         federation.client(data) as client,
     ):
-        outcomes = [await client.run_once() for _ in range(3)]
+        outcomes = [(await client.run_once()).outcome for _ in range(3)]
         assert outcomes == ["declined", "declined", "refused"]
         state = federation.run.state
         spent = state.account.spent.requests + state.seats[0].used.requests
@@ -601,7 +601,7 @@ async def test_labels_stay_on_the_device() -> None:
         transport = Watched(service)
         async with (
             asyncio.timeout(10),
-            EdgeClient("memory:", token=TOKEN, data=data, transport=transport) as client,
+            edge_client("memory:", token=TOKEN, data=data, transport=transport) as client,
         ):
             await client.run_forever()
         await service.stop()

@@ -10,6 +10,7 @@ import pytest
 
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Aggregator
+from fedone_sdk.client.stop import StopSignal
 from fedone_sdk.client.transport import HttpTransport
 from fedone_sdk.errors import BackendUnavailable, ProblemError, is_retryable
 from fedone_sdk.messages import Claim, Enrol, LossesAssignment, Score
@@ -116,10 +117,10 @@ async def test_a_client_waits_as_long_as_it_is_told(monkeypatch: pytest.MonkeyPa
 
     waits: list[float] = []
 
-    async def pause(self: EdgeClient, seconds: float) -> None:
+    async def pause(self: StopSignal, seconds: float) -> None:
         waits.append(seconds)
 
-    monkeypatch.setattr(EdgeClient, "_pause", pause)
+    monkeypatch.setattr(StopSignal, "sleep", pause)
     rows = [{"text": "a text", "label": 0}, {"text": "another", "label": 1}]
     async with Aggregator(
         backend=ScriptedBackend(gate=gate), enrolment_tokens=[TOKEN]

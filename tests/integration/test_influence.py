@@ -15,7 +15,6 @@ import structlog
 from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
-from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Aggregator
 from fedone_sdk.aggregator.access.tokens import AdminToken, digest
 from fedone_sdk.aggregator.telemetry.metrics import Metrics
@@ -27,6 +26,7 @@ from fedone_sdk.spec import RunSpec
 from fedone_sdk.task import Example
 from fedone_sdk.testing import ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
+from tests.edge import edge_client
 
 TOKEN, VIEWER = "enrolment-token-7f3a", "viewer-token-33d0"
 WORDS = Vocabulary(candidates=(" good", " bad", " fine"))
@@ -78,7 +78,7 @@ async def test_a_liar_is_put_out_and_everybody_can_see_it(tmp_path: Path) -> Non
         run = await aggregator.add_run(spec_of(40, defence="standard"), WORDS)
         clients = [
             await stack.enter_async_context(
-                EdgeClient(
+                edge_client(
                     "memory:",
                     token=TOKEN,
                     data=DATA,

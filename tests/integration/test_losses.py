@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import ServedRun, Service
 from fedone_sdk.aggregator.access.tokens import Authority
 from fedone_sdk.backends import LOG_ZERO, Query, Want, want_of
@@ -31,6 +30,7 @@ from fedone_sdk.testing import (
     pseudo_text,
 )
 from fedone_sdk.vocabulary import Vocabulary
+from tests.edge import edge_client
 
 TOKEN = "enrolment-token"
 WORDS = Vocabulary(candidates=(" good", " bad", " fine"))
@@ -280,7 +280,7 @@ class Bench:
     async def work(self, data: Sequence[Example] | None = None, **options: Any) -> RunResult:
         async with (
             asyncio.timeout(20),
-            EdgeClient(
+            edge_client(
                 "memory:",
                 token=TOKEN,
                 data=rows(6) if data is None else data,
@@ -294,8 +294,8 @@ class Bench:
     async def unfit(self, data: Sequence[Example] | None = None, **options: Any) -> str:
         """Why a client fits no work of the run, which waits for others."""
         given = {"data": rows(6) if data is None else data, "transport": self.transport, **options}
-        async with EdgeClient("memory:", token=TOKEN, **given) as client:
-            assert await client.run_once() == "declined"
+        async with edge_client("memory:", token=TOKEN, **given) as client:
+            assert (await client.run_once()).outcome == "declined"
         assert self.run.state.running
         assert self.run.state.account.held == Usage()
         return self.run.state.unfit[0]

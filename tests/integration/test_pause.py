@@ -12,7 +12,6 @@ from typing import Any
 import aiohttp
 import pytest
 
-from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import ServedRun, Service
 from fedone_sdk.aggregator.access.tokens import Authority
 from fedone_sdk.aggregator.rounds.events import ModelSeen
@@ -42,6 +41,7 @@ from fedone_sdk.stores import ClientRecord, MemoryStore
 from fedone_sdk.task import Rendered
 from fedone_sdk.testing import LoopbackFederation, ManualClock, ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
+from tests.edge import edge_client
 
 TOKEN = "enrolment-token"
 WORDS = Vocabulary(candidates=(" good", " bad", " fine"))
@@ -173,7 +173,7 @@ async def working(service: Service) -> tuple[ServedRun, Device, LossesAssignment
 async def train(service: Service, run: ServedRun) -> None:
     async with (
         asyncio.timeout(10),
-        EdgeClient(
+        edge_client(
             "memory:", token=TOKEN, data=TRAIN, transport=MemoryTransport(service)
         ) as client,
     ):
@@ -516,7 +516,7 @@ class TestDevices:
         transport = Hasty(service)
         async with (
             asyncio.timeout(20),
-            EdgeClient("memory:", token=TOKEN, data=TRAIN, transport=transport) as client,
+            edge_client("memory:", token=TOKEN, data=TRAIN, transport=transport) as client,
         ):
             working = asyncio.create_task(client.run_forever())
             await until(lambda: run.state.seats and run.state.seats[0].max_pending.requests)

@@ -17,12 +17,13 @@ from fedone_sdk.client import RequiredPrivacy
 from fedone_sdk.client.events import ClientEvent
 from fedone_sdk.client.outbox import Outbox, Unsent
 from fedone_sdk.client.privacy import PrivacyAccount
-from fedone_sdk.client.shelf import StateDir
+from fedone_sdk.client.state_dir import StateDir
 from fedone_sdk.errors import DataError, SpecError
 from fedone_sdk.messages import AlphaUpdate, Decline, LossesUpdate, RunTask
 from fedone_sdk.simulation import MemoryTransport
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.testing import ScriptedBackend
+from tests.edge import edge_client
 from tests.integration.test_edge_resume import DATA, TOKEN, serving, spec_of
 
 dp_accounting = pytest.importorskip("dp_accounting")
@@ -71,7 +72,7 @@ def device(
     transport: MemoryTransport, folder: Path | None, *, own: bool = True, **required: Any
 ) -> EdgeClient:
     required = {"max_epsilon": 8.0, **required}
-    return EdgeClient(
+    return edge_client(
         "memory:",
         token=TOKEN,
         data=DATA,
@@ -100,8 +101,8 @@ async def test_work_below_the_requirement_is_declined(
     async with serving(spec, ScriptedBackend()) as service:
         transport = Watched(service)
         async with device(transport, tmp_path, **required) as client:
-            assert await client.run_once() == "declined"
-            assert await client.run_once() == "idle"  # it is offered no more
+            assert (await client.run_once()).outcome == "declined"
+            assert (await client.run_once()).outcome == "idle"  # it is offered no more
             assert client.epsilon == 0.0
         assert [reason in message.reason for message in transport.declined] == [True]
         assert all("client" in message.reason for message in transport.declined)
@@ -112,7 +113,7 @@ async def test_run_forever_goes_on_after_it_has_declined(tmp_path: Path) -> None
     events: list[ClientEvent] = []
     async with serving(spec_of("losses"), ScriptedBackend()) as service:
         client = device(Watched(service), tmp_path)
-        client._teller._on_event = events.append
+        client._events._on_event = events.append
         async with client, asyncio.timeout(30):
             forever = asyncio.create_task(client.run_forever())
             while "declined" not in [event.kind for event in events]:
@@ -131,7 +132,7 @@ async def test_a_device_counts_its_own_epsilon(tmp_path: Path, exchange: str) ->
         for rounds in range(1, 4):  # a restart each time
             async with device(transport, tmp_path) as client:
                 assert client.epsilon == pytest.approx(epsilon_of(*[4.0] * (rounds - 1)), rel=0.02)
-                assert await client.run_once() == "worked"
+                assert (await client.run_once()).outcome == "worked"
                 assert client.epsilon == pytest.approx(epsilon_of(*[4.0] * rounds), rel=0.02)
         privacy = service.runs["run"].result().privacy
     assert privacy is not None
@@ -139,7 +140,7 @@ async def test_a_device_counts_its_own_epsilon(tmp_path: Path, exchange: str) ->
     # Another server, and other noise: all of it is of the same data.
     other = noisy("alpha", target="alpha", noise_multiplier=8.0)
     async with serving(other, ScriptedBackend()) as service:
-        client = EdgeClient(
+        client = edge_client(
             "memory:other",
             token=TOKEN,
             data=DATA,
@@ -149,7 +150,7 @@ async def test_a_device_counts_its_own_epsilon(tmp_path: Path, exchange: str) ->
             transport=MemoryTransport(service),
         )
         async with client:
-            assert await client.run_once() == "worked"
+            assert (await client.run_once()).outcome == "worked"
         wanted = epsilon_of(4.0, 4.0, 4.0, 8.0, delta=1e-6)
         assert client.epsilon == pytest.approx(wanted, rel=0.02)
     # What protects one example does not protect all of them.
@@ -162,7 +163,7 @@ async def test_it_stops_at_its_epsilon_and_not_at_the_servers(tmp_path: Path) ->
     async with serving(spec, ScriptedBackend()) as service:
         transport = Watched(service)
         async with device(transport, tmp_path, max_epsilon=1.5) as client:
-            outcomes = [await client.run_once() for _ in range(3)]
+            outcomes = [(await client.run_once()).outcome for _ in range(3)]
             assert client.epsilon == pytest.approx(epsilon_of(4.0, 4.0), rel=0.02)
     assert outcomes == ["worked", "worked", "declined"]
     assert epsilon_of(4.0, 4.0) < 1.5 < epsilon_of(4.0, 4.0, 4.0)
@@ -192,7 +193,7 @@ async def test_a_device_that_dies_counts_no_release_twice(
         assert transport.updates == []
         async with device(transport, tmp_path, max_epsilon=most) as client:
             assert client.epsilon == spent == pytest.approx(most / 1.02, rel=0.02)
-            assert await client.run_once() == "worked"
+            assert (await client.run_once()).outcome == "worked"
             assert client.epsilon == spent
 
 
@@ -209,12 +210,12 @@ async def test_what_cannot_be_counted_is_not_given_away(
 
             with monkeypatch.context() as patch:
                 patch.setattr(os, "replace", full)
-                assert await client.run_once() == "declined"
+                assert (await client.run_once()).outcome == "declined"
             assert client.epsilon == 0.0
             assert transport.updates == []
             assert transport.declined[0].reason == "the client's count of epsilon cannot be written"
             assert transport.declined[0].usage.queries > 0
-            assert await client.run_once() == "worked"
+            assert (await client.run_once()).outcome == "worked"
             assert client.epsilon > 0.0
 
 
@@ -232,18 +233,18 @@ async def test_tokens_tell_of_texts_and_stay(tmp_path: Path) -> None:
     async with serving(noisy(), ScriptedBackend()) as service:
         transport = Watched(service)
         async with device(transport, tmp_path) as client:
-            assert await client.run_once() == "worked"
+            assert (await client.run_once()).outcome == "worked"
         (update,) = transport.updates
         assert update.usage.queries == 40
         assert 0 < update.usage.requests <= 40
         assert (update.usage.prompt_tokens, update.usage.completion_tokens) == (0, 0)
     async with serving(noisy(), ScriptedBackend()) as service:
         transport = Watched(service)
-        client = EdgeClient(
+        client = edge_client(
             "memory:", token=TOKEN, data=DATA, backend=ScriptedBackend(), transport=transport
         )
         async with client:
-            assert await client.run_once() == "worked"
+            assert (await client.run_once()).outcome == "worked"
             assert client.epsilon is None
         (update,) = transport.updates
         assert update.usage.prompt_tokens > 0
@@ -264,7 +265,7 @@ async def test_a_target_without_noise_in_this_exchange(tmp_path: Path, required:
         if not required:
             client._privacy = None
         async with client:
-            assert await client.run_once() == "declined"
+            assert (await client.run_once()).outcome == "declined"
     assert transport.updates == []
     assert transport.declined[0].reason == "the run's privacy does not fit its exchange"
 
@@ -277,9 +278,9 @@ async def test_a_memory_without_noise() -> None:
     lie = spec.privacy.model_copy(update={"target": "alpha"})
     async with serving(spec, ScriptedBackend()) as service:
         transport = Watched(service, privacy=lie)
-        client = EdgeClient("memory:", token=TOKEN, data=DATA, transport=transport)
+        client = edge_client("memory:", token=TOKEN, data=DATA, transport=transport)
         async with client:
-            assert await client.run_once() == "declined"
+            assert (await client.run_once()).outcome == "declined"
     assert transport.updates == []
     assert transport.declined[0].reason == "the run's privacy does not fit its method"
 
@@ -294,7 +295,7 @@ async def test_the_gateway_sees_texts_and_labels_can_be_protected(tmp_path: Path
             with pytest.raises(SpecError, match=f"unit '{unit}' needs a backend"):
                 device(transport, tmp_path, own=False, unit=unit)
         async with device(transport, tmp_path, own=False, unit="label") as client:
-            assert await client.run_once() == "worked"
+            assert (await client.run_once()).outcome == "worked"
             assert client.epsilon == pytest.approx(epsilon_of(4.0), rel=0.02)
         assert len(transport.updates) == 1
 
@@ -311,7 +312,7 @@ async def test_later_prompts_show_alpha_to_the_gateway(
             transport = Watched(service)
             folder = tmp_path / str(own)
             async with device(transport, folder, own=own, unit="label") as client:
-                assert await client.run_once() == ("worked" if own else outcome)
+                assert (await client.run_once()).outcome == ("worked" if own else outcome)
                 assert all("one local step" in each.reason for each in transport.declined)
 
 
@@ -321,10 +322,10 @@ async def test_references_are_labels(tmp_path: Path) -> None:
         nll = spec.task.model_copy(update={"loss": "nll"})
         transport = Watched(service, task=nll)
         async with device(transport, tmp_path, own=False, unit="label") as client:
-            assert await client.run_once() == "declined"
+            assert (await client.run_once()).outcome == "declined"
     assert "loss nll sends them" in transport.declined[0].reason
 
 
 def test_it_needs_a_folder() -> None:
     with pytest.raises(SpecError, match="require_privacy: needs state_dir"):
-        EdgeClient("http://x", data=DATA, require_privacy=RequiredPrivacy(max_epsilon=8))
+        edge_client("http://x", data=DATA, require_privacy=RequiredPrivacy(max_epsilon=8))

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Aggregator, ServedRun, Service
 from fedone_sdk.aggregator.access.tokens import Authority
 from fedone_sdk.aggregator.rounds.events import EvaluationReserved
@@ -39,6 +38,7 @@ from fedone_sdk.stores import ClientRecord, Commit, MemoryStore, SqlStore, Store
 from fedone_sdk.task import Rendered
 from fedone_sdk.testing import ManualClock, ScriptedBackend, pseudo_log_probs
 from fedone_sdk.vocabulary import Vocabulary
+from tests.edge import edge_client
 
 TOKEN = "enrolment-token"
 WORDS = Vocabulary(candidates=(" good", " bad", " fine"))
@@ -705,7 +705,7 @@ async def federate(
         run = await service.add_run(spec, WORDS)
         clients = [
             await stack.enter_async_context(
-                EdgeClient(
+                edge_client(
                     "memory:",
                     token=TOKEN,
                     data=[{**example, "text": f"{number}: {example['text']}"}

@@ -15,6 +15,7 @@ from fedone_sdk.client import HttpTransport
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.testing import ManualClock, ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
+from tests.edge import edge_client
 
 TOKEN = "enrolment-token"
 WORDS = Vocabulary(candidates=(" good", " bad", " fine"))
@@ -34,7 +35,7 @@ async def work(aggregator: Aggregator, client: EdgeClient) -> None:
     run = await aggregator.add_run(SPEC, WORDS)
     async with asyncio.timeout(60), client:
         working = asyncio.create_task(client.run_forever())
-        await aggregator.wait(run)
+        await run.wait()
         working.cancel()
         await asyncio.gather(working, return_exceptions=True)
     assert (run.result().status, run.result().rounds) == ("completed", 3)
@@ -47,7 +48,7 @@ async def test_where_signatures_are_required(tmp_path: Path, off_s: float) -> No
     ) as aggregator:
         url = await aggregator.listen()
         clock = ManualClock(time.time() + off_s)
-        client = EdgeClient(
+        client = edge_client(
             url,
             token=TOKEN,
             data=DATA,

@@ -50,6 +50,7 @@ from fedone_sdk.stores import MemoryStore
 from fedone_sdk.task import Example
 from fedone_sdk.testing import ManualClock, ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
+from tests.edge import edge_client
 
 TOKEN = "enrolment-token"
 NOTHING = Vocabulary(candidates=())
@@ -97,7 +98,7 @@ async def serving(
 
 def client_of(service: Service, folder: Path | None = None, **more: Any) -> EdgeClient:
     options: dict[str, Any] = {"transport": MemoryTransport(service), "data": DATA, **more}
-    return EdgeClient("memory:", token=TOKEN, state_dir=folder, **options)
+    return edge_client("memory:", token=TOKEN, state_dir=folder, **options)
 
 
 def bbt_memory(size: int = 6) -> dict[str, np.ndarray]:
@@ -251,7 +252,7 @@ class TestHostileServers:
         async with serving(spec_of(method), ScriptedBackend(space=SPACE)) as service:
             lying = Lying(service, **lies)
             async with client_of(service, transport=lying, on_event=told.append) as client:
-                assert await client.run_once() == "declined"
+                assert (await client.run_once()).outcome == "declined"
         assert [reason in event.reason for event in told if event.kind == "declined"] == [True]
 
 
@@ -271,8 +272,8 @@ class TestTrainers:
     ) -> None:
         spec = spec_of(TUNING, max_lost=1)
         async with serving(spec, None) as service, client_of(service, trainer=trainer) as client:
-            assert await client.run_once() == "declined"
-            assert await client.run_once() == "declined"
+            assert (await client.run_once()).outcome == "declined"
+            assert (await client.run_once()).outcome == "declined"
             result = service.runs["run"].result()
         assert result.status == "failed"
         assert reason in (result.reason or "")
@@ -327,8 +328,8 @@ class TestRestarts:
             async with serving(spec, ScriptedBackend(space=SPACE)) as service:
                 async with client_of(service, None) as client:
                     if kept is not None:
-                        client._memories.keep("run", kept)
-                    assert await client.run_once() == "worked"
+                        client._worker._memory.keep("run", kept)
+                    assert (await client.run_once()).outcome == "worked"
                 digests.add(service.runs["run"].result().alpha_sha256)
         assert len(digests) == 1
 
@@ -339,7 +340,7 @@ class TestRestarts:
             await client.run_forever()
             first = service.runs["run"].result().alpha_sha256
         async with serving(spec, backend) as service, client_of(service, tmp_path) as client:
-            assert client._memories.of("run")
+            assert client._worker._memory.of("run")
             await client.run_forever()
             assert service.runs["run"].result().alpha_sha256 == first
 
@@ -349,7 +350,7 @@ class TestArchives:
         store = MemoryStore()
         async with serving(spec_of(TUNING), None, store) as service:
             async with client_of(service, trainer=Trains()) as client:
-                assert await client.run_once() == "worked"
+                assert (await client.run_once()).outcome == "worked"
                 found = await service.claim(
                     await service.client(client._credential), Claim(num_examples=6, wait_s=0)
                 )
@@ -372,7 +373,7 @@ class TestArchives:
         spec = spec_of({**BBT_SPEC, "memory": memory}, exchange=exchange)
         async with serving(spec, backend, store) as service, client_of(service) as client:
             for _ in range(2):
-                assert await client.run_once() == "worked"
+                assert (await client.run_once()).outcome == "worked"
             alpha = service.runs["run"].state.method.alpha
             data = await export_run(store, "run", with_credentials=True)
             await client.run_once()
@@ -395,7 +396,7 @@ class TestArchives:
         spec = spec_of({**BBT_SPEC, "num_samples": 4}, rounds=12, exchange="losses")
         async with serving(spec, backend, store) as service, client_of(service) as client:
             for _ in range(11):
-                assert await client.run_once() == "worked"
+                assert (await client.run_once()).outcome == "worked"
             data = await export_run(store, "run", with_credentials=True)
             snapshot = await store.snapshot("run")
         ((index, kept),) = snapshot.memories

@@ -81,7 +81,7 @@ async def run(
         async with asyncio.timeout(60), asyncio.TaskGroup() as group:
             for device in devices:
                 group.create_task(device.run_forever())
-        await federation.aggregator.wait(federation.run)
+        await federation.run.wait()
         return federation.run.result(), backend
 
 

@@ -42,7 +42,7 @@ async def three_rounds() -> AsyncIterator[tuple[Service, ServedRun, EdgeClient]]
         client_of(served, None) as client,
     ):
         for _ in range(3):
-            assert await client.run_once() == "worked"
+            assert (await client.run_once()).outcome == "worked"
         yield served, served.runs["run"], client
 
 
@@ -60,12 +60,12 @@ async def test_it_goes_back_in_what_the_other_left(monkeypatch: pytest.MonkeyPat
         await lookup.done.wait()
         await served.roll_back(run, 0, "another person")
         for _ in range(4):
-            assert await client.run_once() == "worked"
+            assert (await client.run_once()).outcome == "worked"
         lookup.go_on.set()
         await rollback
         assert (run.state.round, run.state.rollbacks) == (2, 2)
         assert await agrees(served)
-        assert await client.run_once() == "worked"
+        assert (await client.run_once()).outcome == "worked"
         assert await agrees(served)
 
 
@@ -89,7 +89,7 @@ async def test_rounds_that_end_meanwhile_do_not_matter(monkeypatch: pytest.Monke
     async with three_rounds() as (served, run, client):
         rollback = asyncio.create_task(served.roll_back(run, 2, "one person"))
         await lookup.done.wait()
-        assert await client.run_once() == "worked"
+        assert (await client.run_once()).outcome == "worked"
         lookup.go_on.set()
         await rollback
         assert (run.state.round, run.state.rollbacks) == (2, 1)

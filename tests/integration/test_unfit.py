@@ -22,6 +22,7 @@ from fedone_sdk.simulation import MemoryTransport
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.testing import ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
+from tests.edge import edge_client
 
 TOKEN = "enrolment-token"
 WORDS = Vocabulary(candidates=("x", "y"))
@@ -68,7 +69,7 @@ async def serving(
 
 def client_of(aggregator: Aggregator, data: Any = TICKETS, **more: Any) -> EdgeClient:
     options = {"transport": MemoryTransport(aggregator.service), "wait_s": 0.0, **more}
-    return EdgeClient("memory:", token=TOKEN, data=data, **options)
+    return edge_client("memory:", token=TOKEN, data=data, **options)
 
 
 async def result_of(url: str, role: str, run: str) -> dict[str, Any]:
@@ -86,7 +87,7 @@ async def test_devices_of_another_run_do_not_end_this_one() -> None:
     async with serving(tickets, urgency) as aggregator, AsyncExitStack() as stack:
         url = await aggregator.listen()
         devices = [await stack.enter_async_context(client_of(aggregator)) for _ in range(6)]
-        outcomes = [await device.run_once() for _ in range(12) for device in devices]
+        outcomes = [(await device.run_once()).outcome for _ in range(12) for device in devices]
         runs = aggregator.service.runs
         assert runs["tickets"].state.status == "completed"
         assert runs["urgency"].state.status == "running"
@@ -102,7 +103,7 @@ async def test_devices_of_another_run_do_not_end_this_one() -> None:
         assert "devices" not in await result_of(url, "viewer", "tickets")  # it is over
         rows = [{"text": "a", "label": "low"}, {"text": "b", "label": "high"}]
         async with client_of(aggregator, rows) as other:  # the run has waited for it
-            assert await other.run_once() == "worked"
+            assert (await other.run_once()).outcome == "worked"
 
 
 async def test_new_data_is_offered_work_again() -> None:
@@ -111,19 +112,19 @@ async def test_new_data_is_offered_work_again() -> None:
         serving(spec_of("urgency", ("low", "high"))) as aggregator,
         client_of(aggregator, lambda: rows) as client,
     ):
-        assert await client.run_once() == "declined"
-        assert await client.run_once() == "idle"
+        assert (await client.run_once()).outcome == "declined"
+        assert (await client.run_once()).outcome == "idle"
         rows = [{"text": "a", "label": "low"}, {"text": "b", "label": "high"}]
-        assert await client.run_once() == "worked"
+        assert (await client.run_once()).outcome == "worked"
 
 
 async def test_a_device_that_starts_again_is_asked_again(tmp_path: Any) -> None:
     async with serving(spec_of("urgency", ("low", "high"))) as aggregator:
         async with client_of(aggregator, state_dir=tmp_path) as client:
-            assert await client.run_once() == "declined"
+            assert (await client.run_once()).outcome == "declined"
         async with client_of(aggregator, state_dir=tmp_path) as client:
-            assert await client.run_once() == "declined"
-            assert await client.run_once() == "idle"
+            assert (await client.run_once()).outcome == "declined"
+            assert (await client.run_once()).outcome == "idle"
 
 
 async def test_unfit_devices_leave_their_places_to_others() -> None:
@@ -137,7 +138,7 @@ async def test_unfit_devices_leave_their_places_to_others() -> None:
             await device.run_once()
         rows = [{"text": "a", "label": "low"}, {"text": "b", "label": "high"}]
         async with client_of(aggregator, rows) as other:
-            assert await other.run_once() == "worked"
+            assert (await other.run_once()).outcome == "worked"
 
 
 async def test_a_run_without_any_backend_waits_and_spends_nothing() -> None:
@@ -159,7 +160,11 @@ async def test_a_device_of_another_model_is_refused_once() -> None:
     async with serving(RunSpec.model_validate(spec), backend=None) as aggregator:
         other = ScriptedBackend(fingerprint="other")
         async with client_of(aggregator, backend=other) as client:
-            assert [await client.run_once() for _ in range(3)] == ["refused", "idle", "idle"]
+            assert [(await client.run_once()).outcome for _ in range(3)] == [
+                "refused",
+                "idle",
+                "idle",
+            ]
         run = aggregator.service.runs["tickets"]
         (found,) = aggregator.service.dispatcher.count_devices(run, reasons=True).unfit
         assert found.reason == "the run scores with 'this', the device with 'other'"
@@ -214,7 +219,7 @@ class TestCheck:
     async def test_the_log_says_it_when_a_client_begins(self) -> None:
         async with serving(spec_of("urgency", ("low", "high"))) as aggregator:
             url = await aggregator.listen()
-            async with EdgeClient(url, token=TOKEN, data=TICKETS, wait_s=0.0) as client:
+            async with edge_client(url, token=TOKEN, data=TICKETS, wait_s=0.0) as client:
                 with capture_logs() as logs:
                     await client.run_once()
                     await client.run_once()

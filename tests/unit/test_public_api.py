@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
 import subprocess
 import sys
+import textwrap
 from types import ModuleType
 
 import pytest
@@ -18,7 +20,12 @@ HEAVY = ("numpy", "torch", "openai", "vllm", "onnxruntime", "sqlalchemy", "token
 NOT_A_DEVICES = (
     *("aiohttp.web", "sqlite3", "tomllib"),
     *(f"fedone_sdk.{name}" for name in ("aggregator", "algorithms", "candidates", "stores")),
-    *("fedone_sdk.backends.wrappers", "fedone_sdk.budget.ledger", "fedone_sdk.client.own_oracle"),
+    *(
+        "fedone_sdk.backends.wrappers",
+        "fedone_sdk.budget.ledger",
+        "fedone_sdk.client.admin",
+        "fedone_sdk.client.backend_oracle",
+    ),
     *("fedone_sdk.messages.run", "fedone_sdk.messages.schema"),
     *("fedone_sdk.spec.backends", "fedone_sdk.spec.prompt", "fedone_sdk.spec.run"),
 )
@@ -60,6 +67,18 @@ def loaded(statement: str, names: tuple[str, ...]) -> list[str]:
     code = f"{statement}\nimport sys; print(*(name for name in {names} if name in sys.modules))"
     run = [sys.executable, "-W", "error", "-c", code]
     return subprocess.run(run, capture_output=True, text=True, check=True).stdout.split()
+
+
+def test_the_example_of_help_runs() -> None:
+    _, block, rest = str(fedone_sdk.__doc__).partition(".. code-block:: python\n")
+    code = textwrap.dedent(block and rest.split("\n\n`EdgeClient`")[0])
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "status='completed'" in ran.stdout
+    assert len([line for line in code.splitlines() if line]) <= 14
+
+
+def test_an_edge_client_has_at_most_eight_arguments() -> None:
+    assert len(inspect.signature(fedone_sdk.EdgeClient).parameters) <= 8
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -33,7 +33,7 @@ def raise_caps(rules: Rules, event: RaiseRequested, state: RunState, now: float)
             raise ProblemError("run_conflict", f"{unit}: {held} are spent or leased already")
     if cap == account.cap:
         return state, ()
-    ended = state.status in ("budget_exhausted", "completed", "target_reached")
+    ended = state.status in ("budget_exhausted", "completed")
     if ended and state.status != "budget_exhausted" and not _has_more_queries(rules, state, cap):
         done = f"after {state.round} of {rules.spec.rounds} rounds"
         raise ProblemError(

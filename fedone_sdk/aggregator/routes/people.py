@@ -11,7 +11,6 @@ from aiohttp import web
 from pydantic import TypeAdapter
 
 from fedone_sdk.aggregator.http.requests import answer, streamed
-from fedone_sdk.aggregator.rounds.events import Effect, MetricMeasured, RoundFinished, RunEnded
 from fedone_sdk.aggregator.routes.exchange import (
     DRAIN,
     EXCHANGE,
@@ -22,7 +21,8 @@ from fedone_sdk.aggregator.routes.exchange import (
 from fedone_sdk.aggregator.routes.route import MAX_BODY_BYTES, Route
 from fedone_sdk.aggregator.runtime.threads import in_thread_if_large
 from fedone_sdk.aggregator.service import Service
-from fedone_sdk.aggregator.serving.run import RunReloaded, ServedRun
+from fedone_sdk.aggregator.serving.feed import Feed
+from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.budget import Budget
 from fedone_sdk.candidates import InstructionsSource, LabelsSource
 from fedone_sdk.errors import (
@@ -40,7 +40,6 @@ from fedone_sdk.messages import (
     Quarantine,
     Removal,
     RollBack,
-    RoundReport,
     RunResult,
     RunSummary,
 )
@@ -53,9 +52,6 @@ __all__ = ["PEOPLE"]
 _JSON: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
 _SUMMARIES: TypeAdapter[list[RunSummary]] = TypeAdapter(list[RunSummary])
 _INFLUENCES: TypeAdapter[list[ClientInfluence]] = TypeAdapter(list[ClientInfluence])
-
-_NEWS = (RunReloaded, MetricMeasured, RoundFinished, RunEnded)
-"""What changes the rounds that are told, or ends them."""
 
 _POSTED = (ListVocabulary, InstructionsSource, LabelsSource)
 """Sources of candidates that read no file and no text."""
@@ -179,38 +175,25 @@ async def events(request: web.Request) -> web.StreamResponse:
     """
     service, drain = request.app[SERVICE], request.app[DRAIN]
     watched = await run_of(request)
-    queue: asyncio.Queue[Effect | RunReloaded] = asyncio.Queue()
-
-    def listen(source: ServedRun, effect: Effect | RunReloaded) -> None:
-        if source is watched and isinstance(effect, _NEWS):
-            queue.put_nowait(effect)
-
     response = web.StreamResponse(headers={"Cache-Control": "no-cache"})
     response.content_type = "text/event-stream"
-    service.listeners.append(listen)
-    try:
+    with Feed(watched, service.listeners) as feed:
         await response.prepare(request)
-        sent: list[RoundReport] = []
         while await _is_welcome(service):
-            history = list(watched.history)  # It goes on, and back, while it is written.
-            for at, report in enumerate(history):
-                if at >= len(sent) or report is not sent[at]:
-                    await _event(response, "round", report)
-            sent = history
-            if watched.history != sent:
+            for report in feed.take():
+                await _event(response, "round", report)
+            if feed.has_more:
                 continue
             if not watched.state.running:
                 await _event(response, "end", _told(watched))
                 return response
             try:
                 async with asyncio.timeout(_STILL_HERE_S):
-                    if await drain.unless_started(queue.get()) is None:
+                    if await drain.unless_started(feed.changed()) is None:
                         return response
             except TimeoutError:
                 await response.write(b": still here\n\n")
         return response
-    finally:
-        service.listeners.remove(listen)
 
 
 async def _is_welcome(service: Service) -> bool:

@@ -6,9 +6,9 @@ import asyncio
 import json
 import traceback
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 
@@ -58,6 +58,7 @@ from fedone_sdk.messages import (
     LostWork,
     PromptReport,
     RoundReport,
+    RunEvent,
     RunResult,
     RunStatus,
     RunSummary,
@@ -81,7 +82,7 @@ from fedone_sdk.stores import (
 )
 from fedone_sdk.vocabulary import Vocabulary
 
-__all__ = ["Counters", "Listener", "RunReloaded", "ServedRun"]
+__all__ = ["Counters", "Listener", "RunOwner", "RunReloaded", "ServedRun"]
 
 _log = structlog.get_logger(__name__)
 
@@ -96,6 +97,24 @@ class RunReloaded:
 
 Listener = Callable[["ServedRun", Effect | RunReloaded], None]
 """Receives the effects of a run after they are committed."""
+
+
+class RunOwner(Protocol):
+    """The service that serves a run.
+
+    Attributes:
+        listeners: Called with the effects of all its runs.
+    """
+
+    listeners: list[Listener]
+
+    async def wait(self, run: ServedRun) -> None:
+        """Return when a run has ended and its final prompt is measured."""
+        ...
+
+    async def stop_run(self, run: ServedRun, reason: str | None = None) -> None:
+        """End a run with what it has learnt."""
+        ...
 
 
 @dataclass(slots=True)
@@ -211,6 +230,7 @@ class ServedRun:
         names: Returns the client ids of enrolment indices.
         listener: Receives every effect after its commit.
         priced: Whether the price of the gateway's model is known.
+        owner: The service that serves it; None for a run that is only read.
 
     Attributes:
         history: One report per round.
@@ -233,6 +253,7 @@ class ServedRun:
         names: Callable[[Sequence[int]], Awaitable[Sequence[str]]],
         listener: Listener,
         priced: Callable[[], bool] = lambda: True,
+        owner: RunOwner | None = None,
     ) -> None:
         self._base = machine
         self._vocabulary = vocabulary
@@ -256,6 +277,7 @@ class ServedRun:
         self._names = names
         self._listener = listener
         self._priced = priced
+        self._owner = owner
         self._lock = asyncio.Lock()
         policy = machine.spec.gateway
         self._client_rate = Bucket(policy.client_requests_per_minute)
@@ -267,6 +289,62 @@ class ServedRun:
         self._marked_stale = False
         self._logged = -1
         self._due: float | None = None
+
+    # For the embedding program
+
+    async def wait(self) -> RunResult:
+        """Return the result once the run has ended and its final prompt is measured.
+
+        A run that is stopped, paused or failed has ended too, until it is resumed.
+        """
+        await self._service.wait(self)
+        return self.result()
+
+    async def stop(self, reason: str | None = None) -> RunResult:
+        """End the run with what it has learnt.
+
+        Args:
+            reason: Why, for people.
+
+        Raises:
+            ProblemError: ``run_conflict`` if it has ended.
+        """
+        await self._service.stop_run(self, reason)
+        return self.result()
+
+    async def events(self) -> AsyncIterator[RunEvent]:
+        """Stream each finished round from the first one on, then the result.
+
+        A round is repeated once its metric is known. The last event is a `RunResult`.
+
+        Example:
+            ```python
+            async for event in run.events():
+                print(event.mean_loss if isinstance(event, RoundReport) else event.status)
+            ```
+        """
+        # Imported here: the feed is built on this module.
+        from fedone_sdk.aggregator.serving.feed import Feed
+
+        with Feed(self, self._service.listeners) as feed:
+            while True:
+                for report in feed.take():
+                    yield report
+                if feed.has_more:
+                    continue
+                if not self._state.running:
+                    break
+                await feed.changed()
+            result = await self.wait()
+            for report in feed.take():
+                yield report
+            yield result
+
+    @property
+    def _service(self) -> RunOwner:
+        if self._owner is None:
+            raise RuntimeError(f"run {self.run_id!r} is read from a file and not served")
+        return self._owner
 
     @property
     def run_id(self) -> str:

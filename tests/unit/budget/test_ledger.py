@@ -226,6 +226,16 @@ def test_the_running_total_of_the_leases_never_drifts(amounts: list[Decimal], rn
 
 
 class TestGuard:
+    async def test_what_remains(self, tmp_path: Path) -> None:
+        budget = Budget(requests=10, usd=Decimal("0.10"))
+        guard = BudgetGuard(budget, ledger=SqliteLedger(tmp_path / "budget.db"))
+        assert await guard.remaining() == budget
+        async with guard.reserve(Usage(requests=3, usd=Decimal("0.04"))) as lease:
+            assert await guard.remaining() == Budget(requests=7, usd=Decimal("0.06"))
+            lease.settle(Usage(requests=1, usd=Decimal("0.20")))  # more than was bounded
+        assert await guard.remaining() == Budget(requests=9, usd=Decimal(0))
+        assert await BudgetGuard(None).remaining() is None
+
     async def test_a_cancelled_caller_is_gone_when_it_has_settled(self, tmp_path: Path) -> None:
         path = tmp_path / "budget.db"
         guard = BudgetGuard(None, ledger=SqliteLedger(path))

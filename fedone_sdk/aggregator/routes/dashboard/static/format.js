@@ -67,7 +67,6 @@ export function token(text) {
 const STATUS = {
   running: ["Running", "accent"],
   completed: ["Completed", "good"],
-  target_reached: ["Target reached", "good"],
   budget_exhausted: ["Budget used up", "warn"],
   stopped: ["Stopped", "plain"],
   failed: ["Failed", "bad"],

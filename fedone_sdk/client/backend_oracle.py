@@ -1,4 +1,4 @@
-"""The loss oracle of a device with a model of its own."""
+"""The loss oracle of a device with its own model."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from fedone_sdk.errors import BackendError, BudgetError
 from fedone_sdk.soft_prompt import SoftPrompt
 from fedone_sdk.task import TextPrompt
 
-__all__ = ["OwnOracle"]
+__all__ = ["BackendOracle"]
 
 _log = structlog.get_logger(__name__)
 
 
-class OwnOracle:
-    """A backend on the device.
+class BackendOracle:
+    """Scores prompts with a backend on the device.
 
-    A prompt that stands twice is asked once; it counts as two queries all the same.
+    A prompt that occurs twice is sent once, and counts as two queries.
 
     Args:
         backend: The device's model.
-        show: How the run's prompts look to it.
+        show: Renders the run's prompts for it.
         ready: Awaited before each query.
     """
 
@@ -42,14 +42,14 @@ class OwnOracle:
         show: Show,
         ready: Callable[[], Awaitable[None]],
     ) -> None:
-        # Counts every attempt, also of calls that fail, for the report to the server.
+        # Counts every attempt, including those of failed calls, for the reported usage.
         self._backend = backend if backend.metered else BudgetedBackend(backend)
         self._show = show
         self._ready = ready
         self._bills: dict[int, tuple[Usage, BudgetGuard]] = {}
 
     async def ask(self, step: Step, missing: Sequence[int]) -> None:
-        """Asks the model, many queries at a time; keeps the losses of each as it comes.
+        """Send all queries concurrently; the journal gets the losses of each as it is answered.
 
         Raises:
             Declining: The model failed, or the score function is broken.
@@ -75,7 +75,7 @@ class OwnOracle:
             )
             for prompt in places
         }
-        # What may have been sent when the device dies counts as spent.
+        # Queries that may have been sent when the device dies count as spent.
         at_risk = {
             prompt: (await self._backend.quote(query)).without_queries()
             for prompt, query in queries.items()
@@ -87,7 +87,7 @@ class OwnOracle:
         async def answered(query: Query, prompt: TextPrompt | SoftPrompt, answer: Answer) -> None:
             try:
                 check_answer(query, answer)
-            except ValueError as exc:  # Before it is kept: no restart would get rid of it.
+            except ValueError as exc:  # Before the journal has it: a restart would read it again.
                 raise BackendError(f"the model's answer cannot be used: {exc}") from exc
             found = rows_of(query, answer)
             at_risk.pop(prompt)
@@ -96,13 +96,13 @@ class OwnOracle:
 
         step.journal.charge(step.number, await spent())
         prompts = {id(query): prompt for prompt, query in queries.items()}
-        noting = _Noting(
+        recorded = _Recorded(
             self._backend,
             ready=self._ready,
             answered=lambda query, answer: answered(query, prompts[id(query)], answer),
         )
         try:
-            await score_all(noting, queries.values())
+            await score_all(recorded, queries.values())
         except (BackendError, BudgetError) as exc:
             _log.warning("the device's model failed", reason=str(exc))
             raise Declining(reason_of(exc)) from exc
@@ -112,7 +112,7 @@ class OwnOracle:
             step.journal.charge(step.number, before + held)
 
     async def usage(self, step: Step) -> Usage:
-        """Queries, and what all attempts at them cost."""
+        """Return the queries, and the cost of all attempts at them."""
         queries = Usage(queries=step.prompts.shape[0])
         if step.number not in self._bills:
             return queries + step.journal.spent(step.number)
@@ -120,8 +120,8 @@ class OwnOracle:
         return queries + before + (await bill.account()).held
 
 
-class _Noting(Wrapper):
-    """Waits for leave before each query, and notes each answer."""
+class _Recorded(Wrapper):
+    """Awaits `ready` before each query, and reports each answer."""
 
     def __init__(
         self,

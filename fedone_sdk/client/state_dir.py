@@ -1,4 +1,4 @@
-"""Where a device keeps its small files."""
+"""A device's state folder."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _log = structlog.get_logger(__name__)
 
 
 class StateDir:
-    """Small files in one folder, each written whole or not at all.
+    """Small files in one folder, each written atomically.
 
-    A full or broken disk is no reason for a device to stop: what cannot be written is kept in
-    memory, and said in the log.
+    The device continues on a full or broken disk: a file that cannot be written is kept in memory,
+    with a warning in the log.
 
     Args:
-        path: The folder, made with the one above it, both readable by their owner only; None keeps
+        path: The folder, created with its parent, both readable by their owner only; None keeps
             everything in memory.
 
     Raises:
-        DataError: The folder cannot be made.
+        DataError: The folder cannot be created.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -41,7 +41,7 @@ class StateDir:
                 raise DataError(f"{path}: cannot be used as a state folder: {exc}") from exc
 
     def read(self, name: str) -> bytes | None:
-        """A file's content, or None."""
+        """Return a file's content, or None."""
         if name in self._in_memory or self._path is None:
             return self._in_memory.get(name)
         try:
@@ -53,10 +53,10 @@ class StateDir:
             return None
 
     def write(self, name: str, content: bytes) -> bool:
-        """Writes a file.
+        """Write a file.
 
         Returns:
-            Whether it is kept as it should be; False where the disk did not take it.
+            Whether it is durable; False if the write failed and it is in memory only.
         """
         if self._path is None:
             self._in_memory[name] = content
@@ -71,7 +71,7 @@ class StateDir:
         return True
 
     def append(self, name: str, content: bytes) -> None:
-        """Adds to a file's end; a crash amid it may leave a part of `content` there."""
+        """Append to a file; a crash may leave a part of `content` there."""
         if self._path is None or name in self._in_memory:
             self._in_memory[name] = self._in_memory.get(name, b"") + content
             return
@@ -90,7 +90,7 @@ class StateDir:
             _log.warning("state file cannot be written", file=name, reason=str(exc))
 
     def remove(self, name: str) -> None:
-        """Removes a file, if it is there."""
+        """Remove a file if it exists."""
         self._in_memory.pop(name, None)
         if self._path is not None:
             try:
@@ -99,19 +99,19 @@ class StateDir:
                 _log.warning("state file cannot be removed", file=name, reason=str(exc))
 
     def names(self, pattern: str) -> list[str]:
-        """Names of files that fit a pattern such as ``unsent-*.json``, the oldest first."""
+        """Return the names that match a pattern such as ``unsent-*.json``, the oldest first."""
         found: list[tuple[int, str]] = []
         if self._path is not None:
             for file in self._path.glob(pattern):
                 try:
                     found.append((file.stat().st_mtime_ns, file.name))
                 except OSError:
-                    continue  # it was removed meanwhile
+                    continue  # removed in the meantime
         kept = [name for name in self._in_memory if fnmatchcase(name, pattern)]
         return [name for _, name in sorted(found) if name not in self._in_memory] + kept
 
     def keep_newest(self, pattern: str, count: int) -> list[str]:
-        """Removes the oldest files of a pattern beyond `count`; returns their names."""
+        """Remove the oldest files of a pattern beyond `count`; return their names."""
         surplus = self.names(pattern)[:-count]
         for name in surplus:
             self.remove(name)

@@ -1,0 +1,64 @@
+"""The rounds of a run as they finish, for streams."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Self
+
+from fedone_sdk.aggregator.rounds.events import Effect, MetricMeasured, RoundFinished, RunEnded
+from fedone_sdk.aggregator.serving.run import Listener, RunReloaded, ServedRun
+from fedone_sdk.messages import RoundReport
+
+__all__ = ["Feed"]
+
+_CHANGES = (RunReloaded, MetricMeasured, RoundFinished, RunEnded)
+"""Effects that change the rounds or end the run."""
+
+
+class Feed:
+    """Rounds of a run that are new or changed since the last look.
+
+    Args:
+        run: The run.
+        listeners: The service's listeners; the feed is one of them inside ``with``.
+    """
+
+    def __init__(self, run: ServedRun, listeners: list[Listener]) -> None:
+        self._run = run
+        self._listeners = listeners
+        self._changes: asyncio.Queue[Effect | RunReloaded] = asyncio.Queue()
+        self._seen: list[RoundReport] = []
+
+    def __enter__(self) -> Self:
+        self._listeners.append(self._listen)
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._listeners.remove(self._listen)
+
+    def take(self) -> list[RoundReport]:
+        """Return new rounds and those whose metric is new, in order, and mark them as seen."""
+        seen, history = self._seen, list(self._run.history)
+        self._seen = history
+        return [
+            report for at, report in enumerate(history) if at >= len(seen) or report is not seen[at]
+        ]
+
+    @property
+    def has_more(self) -> bool:
+        """Whether `take` would return rounds, or a rollback has removed some."""
+        return self._run.history != self._seen
+
+    async def changed(self) -> Effect | RunReloaded:
+        """Wait for a change of the rounds or the end of the run; safe to cancel."""
+        return await self._changes.get()
+
+    def _listen(self, run: ServedRun, effect: Effect | RunReloaded) -> None:
+        if run is self._run and isinstance(effect, _CHANGES):
+            self._changes.put_nowait(effect)

@@ -1,0 +1,375 @@
+"""A client of the routes for people: create, watch, steer and delete runs."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from urllib.parse import quote
+
+import aiohttp
+from pydantic import TypeAdapter, ValidationError
+from yarl import URL
+
+from fedone_sdk.budget import Budget
+from fedone_sdk.client.network import Network
+from fedone_sdk.errors import MessageError, SpecError, TransportError
+from fedone_sdk.messages import (
+    PROTOCOL_HEADER,
+    PROTOCOL_VERSION,
+    ClientInfluence,
+    ClientInfo,
+    ClientList,
+    CreatedToken,
+    NewToken,
+    Problem,
+    PromptReport,
+    Removal,
+    RollBack,
+    RoundReport,
+    RunEvent,
+    RunResult,
+    RunSummary,
+    TokenInfo,
+    TokenList,
+    is_sendable,
+)
+from fedone_sdk.spec import RunSpec
+
+__all__ = ["AdminClient"]
+
+T = TypeVar("T")
+
+_SUMMARIES: TypeAdapter[tuple[RunSummary, ...]] = TypeAdapter(tuple[RunSummary, ...])
+_INFLUENCES: TypeAdapter[tuple[ClientInfluence, ...]] = TypeAdapter(tuple[ClientInfluence, ...])
+
+_LOG_LINE: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
+
+_CONNECT_S = 30.0
+_PAGE = 1000
+"""Clients of one request."""
+
+
+class AdminClient:
+    """Manages an aggregator over HTTP with an admin token.
+
+    All methods raise `TransportError` if the aggregator cannot be reached, `ProblemError` if it
+    refuses, and `MessageError` if the answer is not an aggregator's. Nothing is retried.
+
+    Example:
+        ```python
+        async with AdminClient("https://fedone.example", token) as admin:
+            await admin.create(spec)
+            async for event in admin.events("sst2"):
+                print(event)
+            await admin.delete("sst2")
+        ```
+
+    Args:
+        url: Base URL of the aggregator.
+        token: Secret of a person: an admin token.
+        network: Proxy and trust; its `timeout_s` bounds the wait for the next bytes of an answer.
+
+    Raises:
+        SpecError: The URL, the token, the proxy or a certificate cannot be used.
+    """
+
+    def __init__(self, url: str, token: str, *, network: Network | None = None) -> None:
+        self._base = _base(url)
+        if not token or not is_sendable(token):
+            raise SpecError("token: must be printable ASCII, at least one", source="arguments")
+        self._headers = {
+            "Authorization": f"Bearer {token}",
+            PROTOCOL_HEADER: str(PROTOCOL_VERSION),
+        }
+        self._network = network or Network()
+        self._proxy = self._network.proxy_for(self._base)
+        self._ssl: ssl.SSLContext | None = self._network.context()
+        self._session: aiohttp.ClientSession | None = None
+
+    def __repr__(self) -> str:
+        return f"AdminClient({str(self._base)!r})"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the connections; the next call opens new ones."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    # Runs
+
+    async def create(self, spec: RunSpec) -> RunResult:
+        """Create a run; its data are the devices', and its backend is the server's.
+
+        Args:
+            spec: The run, with candidates that need no file and no text of the server.
+
+        Raises:
+            ProblemError: ``invalid_run``, or ``run_conflict`` if the name is taken.
+        """
+        body = spec.model_dump_json().encode()
+        return await self._call(RunResult.model_validate_json, "POST", "/v1/runs", body=body)
+
+    async def list(self) -> tuple[RunSummary, ...]:
+        """Return the runs that the token may see, in the order they were created."""
+        return await self._call(_SUMMARIES.validate_json, "GET", "/v1/runs")
+
+    async def get(self, run_id: str) -> RunResult:
+        """Return the current or final state of a run."""
+        return await self._call(RunResult.model_validate_json, "GET", _run(run_id))
+
+    async def prompt(self, run_id: str) -> PromptReport:
+        """Return the prompt that would be deployed now."""
+        return await self._call(PromptReport.model_validate_json, "GET", _run(run_id, "prompt"))
+
+    async def log(self, run_id: str) -> bytes:
+        """Return a run's log: JSON lines, oldest first."""
+        return await self._call(_log_lines, "GET", _run(run_id, "log"))
+
+    async def stop(self, run_id: str) -> RunResult:
+        """End a run with what it has learnt."""
+        return await self._call(RunResult.model_validate_json, "POST", _run(run_id, "stop"))
+
+    async def resume(self, run_id: str) -> RunResult:
+        """Resume a stopped, paused or failed run.
+
+        Raises:
+            ProblemError: ``run_conflict`` if it runs or has ended for good.
+        """
+        return await self._call(RunResult.model_validate_json, "POST", _run(run_id, "resume"))
+
+    async def raise_caps(self, run_id: str, caps: Budget) -> RunResult:
+        """Raise caps of a run; a run that its budget has ended resumes.
+
+        Args:
+            run_id: The run.
+            caps: The new caps; those that are None stay.
+
+        Raises:
+            ProblemError: ``run_conflict`` if a cap would not be higher.
+        """
+        body = caps.model_dump_json(exclude_none=True).encode()
+        path = _run(run_id, "budget")
+        return await self._call(RunResult.model_validate_json, "POST", path, body=body)
+
+    async def roll_back(self, run_id: str, to_round: int, reason: str) -> RunResult:
+        """Set a run back to the start of a round; what later rounds spent stays spent.
+
+        Args:
+            run_id: The run.
+            to_round: The first round to repeat, from 0.
+            reason: For the log, 1 to 500 characters.
+
+        Raises:
+            ProblemError: ``run_conflict`` if the run has not done so many rounds.
+            SpecError: An argument is out of range.
+        """
+        try:
+            message = RollBack(to_round=to_round, reason=reason)
+        except ValidationError as exc:
+            raise SpecError(
+                "roll_back: needs a round from 0 and a reason of 1 to 500 characters",
+                source="arguments",
+            ) from exc
+        body = message.model_dump_json().encode()
+        path = _run(run_id, "rollback")
+        return await self._call(RunResult.model_validate_json, "POST", path, body=body)
+
+    async def delete(self, run_id: str, *, dry_run: bool = False) -> Removal:
+        """Delete an ended run with its log for good; its name stays taken.
+
+        Args:
+            run_id: The run.
+            dry_run: Only return what would be deleted.
+
+        Raises:
+            ProblemError: ``run_conflict`` if the run has not ended.
+        """
+        params = {"dry_run": str(dry_run).lower()}
+        return await self._call(Removal.model_validate_json, "DELETE", _run(run_id), params=params)
+
+    async def clients_of(self, run_id: str) -> tuple[ClientInfluence, ...]:
+        """Return what each client has contributed to a run, as far as it is counted."""
+        return await self._call(_INFLUENCES.validate_json, "GET", _run(run_id, "clients"))
+
+    async def events(self, run_id: str) -> AsyncIterator[RunEvent]:
+        """Stream a run: each finished round from the first one on, then the result.
+
+        A round is repeated once its metric is known. The last event is a `RunResult`.
+
+        Raises:
+            TransportError: The stream was cut before the end of the run; a new one starts with
+                the first round again.
+        """
+        async with self._request("GET", _run(run_id, "events")) as response:
+            async for name, data in _server_sent(response.content):
+                if name == "end":
+                    yield _parse(RunResult.model_validate_json, data)
+                    return
+                yield _parse(RoundReport.model_validate_json, data)
+        raise TransportError(f"{self._base}: closed the stream before the run ended")
+
+    async def export_run(self, run_id: str, *, with_credentials: bool = False) -> bytes:
+        """Return a run as an archive.
+
+        Args:
+            run_id: The run.
+            with_credentials: Includes the hashes of its clients' credentials, so that they can
+                continue on another server.
+        """
+        params = {"credentials": str(with_credentials).lower()}
+        return await self._call(bytes, "GET", _run(run_id, "export"), params=params)
+
+    async def import_run(self, archive: bytes) -> RunResult:
+        """Add a run from an archive; it is stopped until it is resumed."""
+        return await self._call(
+            RunResult.model_validate_json,
+            "POST",
+            "/v1/runs/import",
+            body=archive,
+            content_type="application/gzip",
+        )
+
+    # Clients and tokens
+
+    async def clients(self) -> tuple[ClientInfo, ...]:
+        """Return all enrolled clients."""
+        found: tuple[ClientInfo, ...] = ()
+        params = {"limit": str(_PAGE)}
+        while True:
+            page = await self._call(
+                ClientList.model_validate_json, "GET", "/v1/clients", params=params
+            )
+            found += page.clients
+            if page.next is None:
+                return found
+            params["after"] = str(page.next)
+
+    async def revoke_client(self, client_id: str) -> ClientInfo:
+        """Revoke a client for good."""
+        path = f"/v1/clients/{quote(client_id, safe='')}/revoke"
+        return await self._call(ClientInfo.model_validate_json, "POST", path)
+
+    async def tokens(self) -> tuple[TokenInfo, ...]:
+        """Return the enrolment tokens, without their secrets."""
+        listed = await self._call(TokenList.model_validate_json, "GET", "/v1/enrolment-tokens")
+        return listed.tokens
+
+    async def create_token(self, token: NewToken) -> CreatedToken:
+        """Create an enrolment token; only this answer has its secret."""
+        body = token.model_dump_json().encode()
+        path = "/v1/enrolment-tokens"
+        return await self._call(CreatedToken.model_validate_json, "POST", path, body=body)
+
+    async def revoke_token(self, name: str) -> TokenInfo:
+        """Revoke an enrolment token for good; clients that enrolled with it stay."""
+        path = f"/v1/enrolment-tokens/{quote(name, safe='')}"
+        return await self._call(TokenInfo.model_validate_json, "DELETE", path)
+
+    # HTTP
+
+    async def _call(self, parse: Callable[[bytes], T], method: str, path: str, **options: Any) -> T:
+        async with self._request(method, path, **options) as response:
+            return _parse(parse, await response.read())
+
+    @asynccontextmanager
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: dict[str, str] | None = None,
+        body: bytes | None = None,
+        content_type: str = "application/json",
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send a request; the yielded answer is a success, with an unread body."""
+        if self._session is None:
+            # Created here, not in __init__: a session belongs to the loop that uses it.
+            self._session = aiohttp.ClientSession(
+                timeout=aiohttp.ClientTimeout(
+                    total=None, sock_connect=_CONNECT_S, sock_read=self._network.timeout_s
+                )
+            )
+        headers = dict(self._headers)
+        if body is not None:
+            headers["Content-Type"] = content_type
+        options: dict[str, Any] = {"headers": headers}
+        if self._ssl is not None:
+            options["ssl"] = self._ssl
+        url = self._base.joinpath(path.lstrip("/"), encoded=True)
+        if self._proxy is not None:
+            options |= self._proxy.options(url, headers)
+        try:
+            async with self._session.request(
+                method,
+                url,
+                params=params,
+                data=body,
+                allow_redirects=False,  # a redirect would carry the token elsewhere
+                **options,
+            ) as response:
+                if response.status >= 300:
+                    problem = _parse(Problem.model_validate_json, await response.read())
+                    raise problem.error()
+                yield response
+        except (aiohttp.ClientError, TimeoutError, OSError) as exc:
+            reason = str(exc) or type(exc).__name__
+            raise TransportError(f"{self._base}: cannot be reached: {reason}") from exc
+
+
+def _run(run_id: str, *rest: str) -> str:
+    return "/".join(("/v1/runs", quote(run_id, safe=""), *rest))
+
+
+def _base(text: str) -> URL:
+    try:
+        base = URL(text)
+        (base.raw_host or "").encode("idna")  # as the resolver does
+    except ValueError:
+        base = URL()
+    if base.scheme not in ("http", "https") or not base.host:
+        raise SpecError(f"server: {text!r} is not an http(s) URL", source="arguments")
+    if base.user is not None or base.password is not None:
+        # aiohttp would send them instead of the token.
+        raise SpecError("server: must not hold a user or password", source="arguments")
+    return base
+
+
+def _log_lines(body: bytes) -> bytes:
+    for line in body.splitlines():
+        _LOG_LINE.validate_json(line)
+    return body
+
+
+def _parse(parse: Callable[[bytes], T], body: bytes) -> T:
+    try:
+        return parse(body)
+    except ValidationError as exc:
+        raise MessageError("the server does not answer as an aggregator does") from exc
+
+
+async def _server_sent(stream: aiohttp.StreamReader) -> AsyncIterator[tuple[str, bytes]]:
+    """Yield server-sent events as far as the aggregator uses them: one data line each."""
+    name, rest = "", b""
+    # Not line by line: the last event has the whole history, more than aiohttp's line limit.
+    async for chunk in stream.iter_any():
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            field, _, value = line.partition(b": ")
+            if field == b"event":
+                name = value.decode("utf-8", "replace")
+            elif field == b"data":
+                yield name, value

@@ -1,0 +1,230 @@
+"""Authenticated calls to one aggregator, retried while failures are transient."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Concatenate, ParamSpec, TypeVar
+
+import structlog
+import tenacity
+
+from fedone_sdk.client.events import EventSink
+from fedone_sdk.client.identity import Identity
+from fedone_sdk.client.retry import MAX_CALL_WAIT_S, retry_after_s
+from fedone_sdk.client.stop import StopSignal
+from fedone_sdk.client.transport import Transport, new_private_key, public_key_of
+from fedone_sdk.errors import (
+    MessageError,
+    ProblemError,
+    SpecError,
+    TransportError,
+    is_retryable,
+)
+from fedone_sdk.messages import Enrol
+
+__all__ = ["Session"]
+
+_log = structlog.get_logger(__name__)
+
+_ATTEMPTS = 5
+_JITTER = tenacity.wait_random_exponential(multiplier=0.2, max=20)
+_SLOW_S = 4.0
+"""Time without an answer after which the log says so, seconds."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Session:
+    """One device's calls to its aggregator: credential, retries, and whether it is online.
+
+    A call is retried a few times within seconds, for blips; longer outages are left to the turns.
+
+    Args:
+        transport: Reaches the server.
+        identity: The device's identity there.
+        token: Enrolment token; None where the device has an identity.
+        name: The device's display name.
+        sign: Whether a device that enrols creates a signing key.
+        events: Receives ``enrolled``, ``offline`` and ``online``.
+        stop: Ends waits; after it nothing is retried.
+
+    Attributes:
+        transport: As given.
+        identity: As given.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        identity: Identity,
+        *,
+        token: str | None,
+        name: str | None,
+        sign: bool,
+        events: EventSink,
+        stop: StopSignal,
+    ) -> None:
+        self.transport = transport
+        self.identity = identity
+        self._token = token
+        self._name = name
+        self._sign = sign
+        self._events = events
+        self._stop = stop
+        self._signed_as: str | None = None
+        self._offline_since: float | None = None
+
+    @property
+    def may_enrol_again(self) -> bool:
+        """Whether a device whose identity is refused can get another one."""
+        return self._token is not None and bool(self.credential)
+
+    @property
+    def credential(self) -> str:
+        """The device's credential; empty until it has enrolled."""
+        return self.identity.credential or ""
+
+    async def call(
+        self,
+        method: Callable[Concatenate[str, P], Awaitable[T]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """Call a method of the transport with the device's credential.
+
+        Args:
+            method: A bound method of `transport` whose first argument is the credential.
+            args: Its other arguments.
+            kwargs: Its keyword arguments.
+
+        Raises:
+            MessageError: The answer is not an aggregator's.
+            ProblemError: The server refuses.
+            TransportError: The server cannot be reached.
+        """
+        return await self._retried(lambda: method(self.credential, *args, **kwargs))
+
+    async def enrol(self) -> None:
+        """Enrol the device unless it has an identity.
+
+        Raises:
+            MissingExtraError: Signing is required, and its extra is not installed.
+            ProblemError: The token is not valid.
+            SpecError: There is neither an identity nor a token, or the URL has no enrolment.
+            TransportError: The server cannot be reached.
+        """
+        if not self.credential:
+            token = self._token
+            if token is None:
+                raise SpecError(
+                    "token: is required until the device has enrolled", source="arguments"
+                )
+            key = self.identity.private_key or (new_private_key() if self._sign else None)
+            message = Enrol(
+                name=self._name,
+                nonce=self.identity.nonce(key),
+                public_key=None if key is None else public_key_of(key),
+            )
+            with self._warn_if_slow(), self._checked_url():
+                enrolled = await self._retried(lambda: self.transport.enrol(token, message))
+            self.identity.enrolled(enrolled)
+            self._events.emit("enrolled")
+        key, client_id = self.identity.private_key, self.identity.client_id
+        if key is not None and client_id is not None and self._signed_as != client_id:
+            self.transport.sign_as(client_id, key)
+            self._signed_as = client_id
+
+    async def rotate(self) -> None:
+        """Replace the credential."""
+        answer = await self.call(self.transport.rotate)
+        self.identity.renew(answer.credential)
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self.transport.aclose()
+
+    def set_offline(self, reason: Exception) -> None:
+        """Log and report that the server cannot be reached, once per outage."""
+        if self._offline_since is None:
+            self._offline_since = time.time()
+            _log.warning(f"offline since {_hour(self._offline_since)}", reason=str(reason))
+            self._events.emit("offline", reason=str(reason))
+
+    def _set_online(self) -> None:
+        if self._offline_since is not None:
+            _log.info("online again", offline_since=_hour(self._offline_since))
+            self._offline_since = None
+            self._events.emit("online")
+
+    async def _retried(self, call: Callable[[], Awaitable[T]]) -> T:
+        retrying = tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception(is_retryable),
+            wait=_wait_s,
+            stop=self._gives_up,
+            sleep=self._stop.sleep,
+            before_sleep=_log_retry,
+            reraise=True,
+        )
+        async for attempt in retrying:
+            with attempt:
+                try:
+                    result = await call()
+                except (TransportError, MessageError) as exc:
+                    self.set_offline(exc)
+                    raise
+                self._set_online()
+                return result
+        raise AssertionError("unreachable: retrying ends by returning or raising")
+
+    def _gives_up(self, state: tenacity.RetryCallState) -> bool:
+        long = retry_after_s(_failure(state)) > MAX_CALL_WAIT_S
+        return state.attempt_number >= _ATTEMPTS or self._stop.is_set() or long
+
+    @contextmanager
+    def _warn_if_slow(self) -> Iterator[None]:
+        """Log when the first call takes long: the address may be wrong."""
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(
+            _SLOW_S, lambda: _log.warning("no answer yet", server=self.identity.server)
+        )
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    @contextmanager
+    def _checked_url(self) -> Iterator[None]:
+        """Name the base URL in the error if an aggregator has no enrolment there."""
+        try:
+            yield
+        except ProblemError as exc:
+            if exc.code != "not_found":
+                raise
+            raise SpecError(
+                f"server: {self.identity.server} is not the base URL of an aggregator: "
+                f"{exc.detail}; allowed is http(s)://HOST[:PORT] and the path that a proxy adds",
+                source="arguments",
+            ) from exc
+
+
+def _wait_s(state: tenacity.RetryCallState) -> float:
+    return retry_after_s(_failure(state)) + _JITTER(state)
+
+
+def _log_retry(state: tenacity.RetryCallState) -> None:
+    # Without a configuration, structlog prints every level.
+    if structlog.is_configured():
+        _log.debug("trying again", attempt=state.attempt_number, reason=str(_failure(state)))
+
+
+def _failure(state: tenacity.RetryCallState) -> BaseException | None:
+    return state.outcome.exception() if state.outcome else None
+
+
+def _hour(at: float) -> str:
+    """Return the local time of day."""
+    return time.strftime("%H:%M", time.localtime(at))

@@ -1,0 +1,351 @@
+"""Assignments of one device: scored under their lease, kept until their update is accepted."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+import structlog
+
+from fedone_sdk.backends.base import LLMBackend
+from fedone_sdk.budget import NOTHING, Usage
+from fedone_sdk.client.batch import Declining, Minibatch, Unfit, usable
+from fedone_sdk.client.condition import Condition, Gate, Paused
+from fedone_sdk.client.events import EventSink
+from fedone_sdk.client.fit import Capabilities
+from fedone_sdk.client.hooks import Hooks
+from fedone_sdk.client.journal import Journal
+from fedone_sdk.client.known_runs import KnownRuns
+from fedone_sdk.client.lease import Lease
+from fedone_sdk.client.method_memory import MethodMemory
+from fedone_sdk.client.outbox import Outbox, Unsent
+from fedone_sdk.client.reasons import reason_of
+from fedone_sdk.client.retry import MAX_CALL_WAIT_S, retry_after_s
+from fedone_sdk.client.scoring import GatewayOracle, Losses, Oracle, Step, score_step
+from fedone_sdk.client.session import Session
+from fedone_sdk.client.state_dir import StateDir
+from fedone_sdk.client.stop import StopSignal
+from fedone_sdk.client.turn import Turn
+from fedone_sdk.client.work import Assigned, Work
+from fedone_sdk.errors import (
+    FedOneError,
+    LabelWordError,
+    MessageError,
+    MissingExtraError,
+    ProblemError,
+    SpecError,
+    TransportError,
+    is_retryable,
+)
+from fedone_sdk.messages import Array, Decline, RunTask
+from fedone_sdk.task import Example, TaskSpec, form_of
+from fedone_sdk.vocabulary import Vocabulary
+
+__all__ = ["Worker"]
+
+_log = structlog.get_logger(__name__)
+
+_UNFIT = (Unfit, LabelWordError, MissingExtraError, SpecError)
+"""Failures that the next work of the same run would meet again."""
+
+_NOT_DECLINED = ("assignment_expired", "run_conflict", "unauthorized")
+"""Refusals after which there is nothing to decline: the work is gone, or its run is paused."""
+
+
+class Worker:
+    """Does assignments, and sends their updates.
+
+    Args:
+        session: Calls the server.
+        state: Keeps journals, unsent updates and method memory.
+        hooks: The app's own functions.
+        backend: The device's own model; None scores through the gateway.
+        capabilities: What the device can do.
+        condition: Whether it may work now.
+        events: Receives the progress.
+        stop: Ends waits.
+    """
+
+    def __init__(
+        self,
+        *,
+        session: Session,
+        state: StateDir,
+        hooks: Hooks,
+        backend: LLMBackend | None,
+        capabilities: Capabilities,
+        condition: Condition,
+        events: EventSink,
+        stop: StopSignal,
+    ) -> None:
+        self._session = session
+        self._state = state
+        self._hooks = hooks
+        self._backend = backend
+        self._capabilities = capabilities
+        self._privacy = capabilities.privacy
+        self._condition = condition
+        self._events = events
+        self._stop = stop
+        self._outbox = Outbox(state)
+        self._memory = MethodMemory(state)
+        self._runs = KnownRuns(self._fetch_task, self._fetch_vocabulary)
+        self._unfit: dict[str, TaskSpec] = {}
+
+    def forget(self) -> None:
+        """Drop all that belongs to an identity that the server refuses.
+
+        The runs of the next identity may have the same names and be other runs.
+        """
+        self._runs.forget()
+        self._memory.forget()
+        for unsent in self._outbox.waiting():
+            self._outbox.drop(unsent.assignment_id)
+
+    def fits_more(self, held: Sequence[Example]) -> bool:
+        """Return whether the examples fit a run that no earlier ones did."""
+        fitting = [
+            run_id
+            for run_id, task in self._unfit.items()
+            if any(usable(task, example) for example in held)
+        ]
+        for run_id in fitting:
+            del self._unfit[run_id]
+        return bool(fitting)
+
+    async def work(self, assignment: Assigned, held: Sequence[Example]) -> Turn:
+        """Do one assignment and send its update, or decline it.
+
+        Raises:
+            MessageError: An answer is not an aggregator's.
+            Paused: The client stops while `only_when` does not hold; the journal keeps the work.
+            ProblemError: The server refuses for now, or does not know the device.
+            TransportError: The server cannot be reached.
+        """
+        log = _log.bind(run_id=assignment.run_id, round=assignment.round)
+        facts = _facts(assignment)
+        self._events.emit("assigned", **facts)
+        journal = Journal(self._state, assignment.assignment_id)
+        transport = self._session.transport
+        try:
+            async with Lease(
+                assignment.deadline_s,
+                lambda: self._session.call(transport.renew, assignment.assignment_id),
+            ) as lease:
+                try:
+                    unsent = await self._done(assignment, held, journal, lease)
+                except (MessageError, Paused, TransportError):
+                    raise
+                except Exception as exc:
+                    if isinstance(exc, ProblemError) and _is_kept(exc):
+                        raise
+                    usage = exc.usage if isinstance(exc, Declining) else NOTHING
+                    if not isinstance(exc, FedOneError):
+                        # A bug, perhaps in the app's model. Raising would end the client again
+                        # after each restart, as long as it has the same seat.
+                        log.error("the work failed", traceback=traceback.format_exc())
+                    log.warning("assignment declined", reason=str(exc))
+                    # Includes the cost before a restart.
+                    usage = self._reported(usage.at_least(journal.total))
+                    message = Decline(
+                        reason=reason_of(exc)[:500], usage=usage, unfit=isinstance(exc, _UNFIT)
+                    )
+                    await self._session.call(transport.decline, assignment.assignment_id, message)
+                    journal.drop()
+                    self._events.emit("declined", reason=message.reason, **facts)
+                    return Turn(outcome="declined", reason=message.reason, **facts)
+                # The update is written before it is sent, and the journal dropped after that: a
+                # device that dies in between has one of the two.
+                self._outbox.put(unsent)
+                journal.drop()
+                await self._send(unsent)
+        except ProblemError as exc:
+            if is_retryable(exc) or exc.code == "unauthorized":
+                raise
+            log.warning("work refused", code=exc.code, detail=exc.detail)
+            if exc.code != "run_conflict":
+                journal.drop()
+            self._events.emit("refused", reason=str(exc), **facts)
+            return Turn(outcome="refused", reason=str(exc), **facts)
+        return Turn(outcome="worked", **facts)
+
+    async def _done(
+        self, assignment: Assigned, held: Sequence[Example], journal: Journal, lease: Lease
+    ) -> Unsent:
+        """Score what the assignment contains."""
+        try:
+            run = await self._runs.task(assignment.run_id, assignment.vocabulary_version)
+        except MessageError as exc:
+            # For instance of a newer version, with a method that this one does not have. Keeping
+            # the seat until its deadline would delay the run.
+            raise Unfit(f"the run cannot be understood: {exc}") from exc
+        self._capabilities.check(run)
+        if self._privacy is not None:
+            self._privacy.check(run, assignment, journal)
+        examples = [example for example in held if usable(run.task, example)]
+        if not examples:
+            rows = self._capabilities.compare(run, held)
+            _log.warning(f"your rows fit {assignment.run_id} 0 of {rows.total}", reason=rows.reason)
+            self._unfit[assignment.run_id] = run.task
+            raise Unfit(f"no row fits: {rows.told}")
+        scored = 0
+
+        async def score(number: int, batch: Minibatch, prompts: Array) -> Losses:
+            def on_scored(count: int) -> None:
+                nonlocal scored
+                scored += count
+                if count:
+                    total = work.num_prompts
+                    self._events.emit("scored", done=scored, total=total, **_facts(assignment))
+
+            step = Step(
+                number=number,
+                task=run.task,
+                batch=batch,
+                prompts=prompts,
+                journal=journal,
+                on_scored=on_scored,
+                score=self._hooks.score,
+                by_class=run.calibration.kind == "labels",
+            )
+            oracle = await self._oracle(run, assignment, lease)
+            return await score_step(step, oracle, run.privacy, before_noise=before_noise)
+
+        def before_noise(usage: Usage) -> None:
+            if self._privacy is not None and run.privacy is not None:
+                self._privacy.spend(run.privacy, usage)
+
+        work = Work(
+            run=run,
+            assignment=assignment,
+            examples=examples,
+            before_send=self._hooks.before_send,
+            score=score,
+            trainer=self._hooks.trainer,
+            before_noise=before_noise,
+        )
+        update, memory = await work.update(lambda: self._memory.of(assignment.run_id))
+        update = update.model_copy(update={"usage": self._reported(update.usage)})
+        return Unsent(update=update, memory=memory, **_facts(assignment))
+
+    def _reported(self, usage: Usage) -> Usage:
+        """Return the usage that the server may see."""
+        return usage if self._privacy is None else self._privacy.shown(usage)
+
+    async def _oracle(self, run: RunTask, assignment: Assigned, lease: Lease) -> Oracle:
+        ready = Gate(self._condition, lease, self._stop).ready
+        if self._backend is not None:
+            # Imported here: a device that scores through the gateway does not need them.
+            from fedone_sdk.backends.prompts import shown_by
+            from fedone_sdk.client.backend_oracle import BackendOracle
+
+            vocabulary = Vocabulary()
+            if run.method.domain == "tokens":
+                vocabulary = await self._runs.vocabulary(
+                    assignment.run_id, assignment.vocabulary_version
+                )
+            show = await shown_by(
+                run.method,
+                prompt_len=run.prompt_len,
+                task=run.task,
+                vocabulary=vocabulary,
+                backend=self._backend,
+            )
+            return BackendOracle(self._backend, show=show, ready=ready)
+        return GatewayOracle(
+            assignment.assignment_id,
+            self._session,
+            ready=ready,
+            known=assignment.exchange == "losses",
+        )
+
+    # Updates
+
+    async def send_unsent(self) -> None:
+        """Send the updates that were finished before the device stopped or went offline.
+
+        Raises:
+            ProblemError: The server refuses for now, or does not know the device.
+            TransportError: The server cannot be reached; the updates stay.
+        """
+        for unsent in self._outbox.waiting():
+            try:
+                await self._send(unsent)
+            except ProblemError as exc:
+                if is_retryable(exc) or exc.code == "unauthorized":
+                    raise
+                self._events.emit("refused", reason=str(exc), **_facts(unsent))
+
+    async def _send(self, unsent: Unsent) -> None:
+        """Send an update; sent again, it gets the same receipt.
+
+        Raises:
+            ProblemError: The server refuses it, for now or for good.
+            TransportError: The server cannot be reached; the update stays.
+        """
+        try:
+            await self._session.call(
+                self._session.transport.update, unsent.assignment_id, unsent.update
+            )
+        except ProblemError as exc:
+            if not is_retryable(exc) and exc.code not in ("unauthorized", "run_conflict"):
+                self._outbox.drop(unsent.assignment_id)
+            raise
+        if unsent.memory:
+            self._memory.keep(unsent.run_id, unsent.memory)
+        self._outbox.drop(unsent.assignment_id)
+        _log.info("updated", **_facts(unsent))
+        self._events.emit("updated", **_facts(unsent))
+
+    # Runs
+
+    async def _fetch_task(self, run_id: str) -> RunTask:
+        run = await self._session.call(self._session.transport.task, run_id)
+        if self._backend is not None:
+            await self._backend.check(run.task.label_words, form_of(run.task))
+        return run
+
+    async def _fetch_vocabulary(
+        self, run: RunTask, run_id: str, known: tuple[int, Vocabulary] | None
+    ) -> Vocabulary:
+        """Fetch a run's candidates, and check their label words against the device's model.
+
+        Raises:
+            Declining: They are not the run's, or its task cannot use them.
+        """
+        from fedone_sdk.candidates import label_checks
+
+        version, before = known or (0, None)
+        listed = await self._session.call(self._session.transport.vocabulary, run_id, version)
+        try:
+            vocabulary = listed.vocabulary(before if version else None)
+            checks = label_checks(run.task, vocabulary) if vocabulary.slots else ()
+        except ValueError as exc:
+            raise Declining("the vocabulary is malformed") from exc
+        if vocabulary.sha256 != run.vocabulary_sha256:
+            self._runs.forget()  # Candidates may have been added between the two answers.
+            raise Declining("the vocabulary does not fit its run")
+        if self._backend is not None:
+            for words, form in checks:
+                await self._backend.check(words, form)
+        return vocabulary
+
+
+def _is_kept(refusal: ProblemError) -> bool:
+    """Return whether work that met this refusal is gone or resumes later; else it is declined."""
+    # A model that is unavailable for all attempts may stay so for long, unless the server says
+    # how long.
+    model_is_away = (
+        refusal.code == "backend_unavailable" and retry_after_s(refusal) <= MAX_CALL_WAIT_S
+    )
+    return (is_retryable(refusal) and not model_is_away) or refusal.code in _NOT_DECLINED
+
+
+def _facts(work: Assigned | Unsent) -> dict[str, Any]:
+    """Return the names of the work."""
+    return {
+        "run_id": work.run_id,
+        "assignment_id": work.assignment_id,
+        "round": work.round,
+    }

@@ -1,0 +1,28 @@
+"""Edge clients from flat options, which tests vary one at a time."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from fedone_sdk.client import EdgeClient, Hooks, Network, WorkPolicy
+
+_HOOKS, _NETWORK = ({item.name for item in fields(kind)} for kind in (Hooks, Network))
+
+
+def edge_client(server: str, **options: Any) -> EdgeClient:
+    """Create an edge client.
+
+    Args:
+        server: Its first argument.
+        options: Arguments of `EdgeClient`, `Hooks` and `Network`; `run_id` and `require_privacy`
+            are the policy.
+    """
+    hooks = {name: options.pop(name) for name in _HOOKS & options.keys()}
+    network = {name: options.pop(name) for name in _NETWORK & options.keys()}
+    policy = WorkPolicy(
+        run_id=options.pop("run_id", None), privacy=options.pop("require_privacy", None)
+    )
+    if network:
+        options["network"] = Network(**network)
+    return EdgeClient(server, policy=policy, hooks=Hooks(**hooks), **options)

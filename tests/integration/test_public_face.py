@@ -1,0 +1,217 @@
+"""The public face: a served run's methods, the admin client, what is not durable."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from structlog.testing import capture_logs
+
+from fedone_sdk import Aggregator, EdgeClient
+from fedone_sdk.budget import Budget
+from fedone_sdk.client import AdminClient, Turn
+from fedone_sdk.errors import (
+    DataError,
+    ProblemError,
+    SpecError,
+    TransportError,
+)
+from fedone_sdk.messages import NewToken, RoundReport, RunEvent, RunResult
+from fedone_sdk.spec import RunSpec
+from fedone_sdk.stores import MemoryStore, SqlStore
+from fedone_sdk.testing import ScriptedBackend
+
+DATA = [{"text": f"text {number}", "label": number % 2} for number in range(8)]
+DEV = [{"text": f"dev {number}", "label": number % 2} for number in range(6)]
+
+
+def spec_of(name: str = "run", rounds: int = 3, **changes: object) -> RunSpec:
+    document = {
+        "name": name,
+        "task": {"template": "{text} {prompt}", "labels": {"0": " no", "1": " yes"}},
+        "prompt": {"length": 2, "vocabulary": {"kind": "list", "candidates": [" a", " b", " c"]}},
+        "method": {"name": "bdpl", "num_samples": 4, "batch_size": 4},
+        "rounds": rounds,
+        **changes,
+    }
+    return RunSpec.model_validate(document)
+
+
+@asynccontextmanager
+async def serving() -> AsyncIterator[tuple[Aggregator, str]]:
+    async with Aggregator(
+        backend=ScriptedBackend(),
+        store=MemoryStore(),
+        enrolment_tokens=["token"],
+        admin_token="admin",
+    ) as aggregator:
+        yield aggregator, await aggregator.listen()
+
+
+class TestServedRun:
+    async def test_the_vocabulary_is_built_from_the_spec(self) -> None:
+        async with serving() as (aggregator, _):
+            run = await aggregator.add_run(spec_of())
+            assert run.vocabulary.candidates == (" a", " b", " c")
+            again = await aggregator.add_run(spec_of(), spec_of().prompt.build(spec_of().task))
+        assert again is run
+
+    async def test_counted_vocabularies_need_text(self) -> None:
+        prompt = {"length": 2, "vocabulary": {"kind": "top", "size": 3}}
+        async with serving() as (aggregator, _):
+            with pytest.raises(DataError):
+                await aggregator.add_run(spec_of(prompt=prompt))
+
+    async def test_wait_returns_the_measured_result(self) -> None:
+        async with serving() as (aggregator, url):
+            run = await aggregator.add_run(spec_of(), dev=DEV)
+            async with EdgeClient(url, data=DATA, token="token") as client:
+                working = asyncio.create_task(client.run_forever())
+                result = await run.wait()
+                await working
+        assert (result.status, result.rounds) == ("completed", 3)
+        assert result.metric.after is not None
+
+    async def test_events_are_the_rounds_then_the_result(self) -> None:
+        async with serving() as (aggregator, url):
+            run = await aggregator.add_run(spec_of(evaluation={"every": 1}), dev=DEV)
+            early = asyncio.create_task(events_of(run.events()))
+            async with EdgeClient(url, data=DATA, token="token") as client:
+                await client.run_forever()
+            seen = await early
+            late = await events_of(run.events())
+            assert aggregator.service.listeners == []
+        for events in (seen, late):
+            *rounds, result = events
+            assert isinstance(result, RunResult)
+            assert result.status == "completed"
+            reports = {one.round: one for one in rounds if isinstance(one, RoundReport)}
+            assert list(reports.values()) == list(result.history)
+        assert len(late) == 4
+
+    async def test_stop_ends_the_run(self) -> None:
+        async with serving() as (aggregator, _):
+            run = await aggregator.add_run(spec_of())
+            waiting = asyncio.create_task(run.wait())
+            stopped = await run.stop("enough")
+            assert (stopped.status, stopped.reason) == ("stopped", "enough")
+            assert (await waiting).status == "stopped"
+
+
+async def events_of(stream: AsyncIterator[RunEvent]) -> list[RunEvent]:
+    return [event async for event in stream]
+
+
+class TestDurability:
+    async def test_the_default_store_says_what_a_restart_loses(self) -> None:
+        aggregator = Aggregator()
+        assert "not durable" in repr(aggregator)
+        with capture_logs() as logs:
+            async with aggregator:
+                pass
+        (warning,) = [line for line in logs if line["log_level"] == "warning"]
+        assert "a restart loses runs, clients and spending" in warning["event"]
+
+    async def test_a_chosen_store_is_no_warning(self, tmp_path: object) -> None:
+        assert "not durable" not in repr(Aggregator(store=SqlStore.sqlite(f"{tmp_path}/s.db")))
+        with capture_logs() as logs:
+            async with Aggregator(store=MemoryStore()) as aggregator:
+                assert "not durable" in repr(aggregator)
+        assert [line for line in logs if line["log_level"] == "warning"] == []
+
+
+class TestTurn:
+    async def test_says_what_was_done(self) -> None:
+        async with serving() as (aggregator, url):
+            await aggregator.add_run(spec_of(rounds=1))
+            async with EdgeClient(url, data=DATA, token="token") as client:
+                turn = await client.run_once()
+                assert isinstance(turn, Turn)
+                assert (turn.outcome, turn.run_id, turn.round) == ("worked", "run", 0)
+                assert turn.assignment_id
+                assert turn.next_turn_s == 0
+                ended = await client.run_once()
+        assert (ended.outcome, ended.assignment_id) == ("ended", None)
+
+
+class TestAdminClient:
+    async def test_a_run_from_its_creation_to_its_deletion(self) -> None:
+        async with serving() as (_, url), AdminClient(url, "admin") as admin:
+            created = await admin.create(spec_of(rounds=20, budget={"queries": 8}))
+            assert (created.run_id, created.status) == ("run", "running")
+            async with EdgeClient(url, data=DATA, token="token") as client:
+                await client.run_forever()
+            assert (await admin.get("run")).status == "budget_exhausted"
+            assert (await admin.raise_caps("run", Budget(queries=16))).status == "running"
+            with pytest.raises(ProblemError, match="run_conflict"):
+                await admin.delete("run")
+            assert (await admin.stop("run")).status == "stopped"
+            assert (await admin.resume("run")).status == "running"
+            following = asyncio.create_task(events_of(admin.events("run")))
+            async with EdgeClient(url, data=DATA, token="token") as client:
+                await client.run_forever()
+            *rounds, result = await following
+            assert isinstance(result, RunResult)
+            assert [one.round for one in rounds if isinstance(one, RoundReport)] == [0, 1, 2, 3]
+            assert result.history == (await admin.get("run")).history
+            assert (await admin.prompt("run")).text == result.prompt.text
+            assert (await admin.log("run")).count(b'"kind": "round"') == 4
+            assert [run.run_id for run in await admin.list()] == ["run"]
+            assert not (await admin.delete("run", dry_run=True)).deleted
+            assert (await admin.delete("run")).deleted
+            assert await admin.list() == ()
+
+    async def test_clients_and_tokens(self) -> None:
+        async with serving() as (aggregator, url), AdminClient(url, "admin") as admin:
+            await aggregator.add_run(spec_of(rounds=1))
+            made = await admin.create_token(NewToken(name="fleet", uses=1))
+            async with EdgeClient(url, data=DATA, token=made.token) as client:
+                await client.enrol()
+                (enrolled,) = await admin.clients()
+                assert enrolled.token == "fleet"
+                assert {token.name: token.uses_left for token in await admin.tokens()}["fleet"] == 0
+                assert (await admin.revoke_token("fleet")).revoked_at is not None
+                assert (await admin.revoke_client(enrolled.client_id)).revoked_at is not None
+            assert await admin.clients_of("run") == ()
+
+    async def test_an_archive_moves_a_run(self) -> None:
+        async with serving() as (here, old), serving() as (_, new):
+            await here.add_run(spec_of())
+            async with AdminClient(old, "admin") as admin:
+                await admin.stop("run")
+                archive = await admin.export_run("run")
+            async with AdminClient(new, "admin") as admin:
+                assert (await admin.import_run(archive)).status == "stopped"
+
+    async def test_a_rollback_is_checked_before_it_is_sent(self) -> None:
+        admin = AdminClient("http://127.0.0.1:9", "admin")
+        with pytest.raises(SpecError, match="reason of 1 to 500 characters"):
+            await admin.roll_back("run", 0, "")
+
+    @pytest.mark.parametrize(
+        ("url", "token", "told"),
+        [
+            ("ftp://host", "admin", "is not an http"),
+            ("http://user:secret@host", "admin", "must not hold a user"),
+            ("http://host", "", "printable ASCII"),
+            ("http://host", "line\n", "printable ASCII"),
+        ],
+    )
+    def test_bad_arguments(self, url: str, token: str, told: str) -> None:
+        with pytest.raises(SpecError, match=told) as caught:
+            AdminClient(url, token)
+        assert "secret" not in str(caught.value) or "secret" not in token
+
+    async def test_failures(self) -> None:
+        async with serving() as (_, url):
+            async with AdminClient(url, "wrong") as admin:
+                with pytest.raises(ProblemError, match="unauthorized"):
+                    await admin.list()
+            async with AdminClient(url, "admin") as admin:
+                with pytest.raises(ProblemError, match="not_found"):
+                    await admin.get("../clients")
+        async with AdminClient("http://127.0.0.1:9", "admin") as admin:
+            with pytest.raises(TransportError, match="cannot be reached"):
+                await admin.list()
