@@ -22,6 +22,7 @@ from fedone_sdk.aggregator.rounds.events import (
 )
 from fedone_sdk.aggregator.rounds.state import RunState
 from fedone_sdk.aggregator.runtime.threads import in_thread
+from fedone_sdk.aggregator.serving.bugs import Bugs
 from fedone_sdk.aggregator.serving.call_budget import CallBudget, Reservations
 from fedone_sdk.aggregator.serving.outcomes import Outcomes, Which
 from fedone_sdk.aggregator.serving.run import CaughtUp, ServedRun
@@ -44,6 +45,7 @@ from fedone_sdk.errors import (
     FedOneError,
     ProblemError,
     SpecError,
+    StoreUnavailable,
 )
 from fedone_sdk.messages import Verdict
 from fedone_sdk.metrics import MetricFunction
@@ -130,6 +132,7 @@ class Evaluation:
         # The prompt is taken when its round ends; training does not wait for the measurement.
         self._points: asyncio.Queue[tuple[int, _Shown, int] | None] = asyncio.Queue()
         self._waits = False
+        self._bugs = Bugs("the evaluation")
 
     def notice(self, effect: Effect | CaughtUp) -> None:
         """Takes note of what happened to the run."""
@@ -252,6 +255,7 @@ class Evaluation:
             found = Prediction.of(
                 task, queries, answers, examples, self._score, calibration, self._metric
             )
+            self._bugs.none(run)
             if found.metric is None:
                 return None
             # Another batch gives another bias; what is without content says the same again.
@@ -267,9 +271,12 @@ class Evaluation:
                 await run.apply(PauseAsked.because(exc))
         except ProblemError as exc:
             _log.warning("evaluation skipped", run_id=run.run_id, reason=exc.detail)
-        except Exception:
-            # What training has paid for must not be lost by what breaks beside it.
-            _log.error("evaluation failed", run_id=run.run_id, traceback=traceback.format_exc())
+        except StoreUnavailable as exc:
+            _log.error("evaluation failed", run_id=run.run_id, reason=str(exc))
+        except Exception as exc:
+            # What training has paid for must not be lost by what breaks next to it: the run goes
+            # on, and pauses where each measurement would be paid for and meet the bug again.
+            await _kept(run, partial(self._bugs.met, run, exc))
         return None
 
 

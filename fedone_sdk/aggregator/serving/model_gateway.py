@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import traceback
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-import structlog
-
 from fedone_sdk.aggregator.rounds.events import GatewayAnswered, GatewayAsked, PauseAsked
 from fedone_sdk.aggregator.rounds.state import Seat
+from fedone_sdk.aggregator.serving.bugs import Bugs
 from fedone_sdk.aggregator.serving.call_budget import CallBudget, Reservations
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.backends import (
@@ -44,12 +41,8 @@ from fedone_sdk.vocabulary import are_prompts
 
 __all__ = ["Gateway"]
 
-_log = structlog.get_logger(__name__)
-
 _UNDUE = (DataError, MissingExtraError)
 """What only a backend raises here, though it should not."""
-_MOST_BUGS = 3
-"""Calls in a row that may meet a bug in the backend before their run pauses."""
 
 
 class Gateway:
@@ -70,7 +63,7 @@ class Gateway:
         self._calls: dict[str, dict[str, asyncio.Task[Scores]]] = {}
         self._runs_of: dict[str, ServedRun] = {}
         self._under_way: dict[asyncio.Task[Scores], ServedRun] = {}
-        self._bugs: Counter[str] = Counter()  # Calls in a row that met one, by run.
+        self._bugs = Bugs("the model's backend")
 
     async def score(self, run: ServedRun, seat: Seat, message: Score, body_sha256: str) -> Scores:
         """Answers a client's request.
@@ -140,23 +133,9 @@ class Gateway:
             raise await self._met_bug(run, exc) from exc
 
     async def _met_bug(self, run: ServedRun, bug: Exception) -> ProblemError:
-        """The refusal of a call that met a bug in the backend; a few in a row pause the run.
-
-        To ask again would meet the same bug, and each attempt is charged in full.
-        """
-        # Formatted here, since some log renderers print local variables: texts are among them.
-        lines = "".join(traceback.format_exception(bug))
-        _log.error("the backend has a bug", run_id=run.run_id, traceback=lines)
-        self._bugs[run.run_id] += 1
-        times = self._bugs[run.run_id]
-        if times < _MOST_BUGS:
+        """The refusal of a call that met a bug in the backend; a few in a row pause the run."""
+        if not await self._bugs.met(run, bug):
             return ProblemError("backend_failed", "the model's backend has a bug")
-        del self._bugs[run.run_id]
-        reason = (
-            f"the model's backend failed {times} times in a row with {type(bug).__name__}: see the "
-            "server's log"
-        )
-        await run.apply(PauseAsked(reason=reason))
         return ProblemError("run_conflict", "the run is paused")
 
     @staticmethod
@@ -290,7 +269,7 @@ class Gateway:
             if isinstance(exc, FedOneError) and not isinstance(exc, _UNDUE):
                 raise  # The store is away, or the run refuses.
             raise await self._met_bug(run, exc) from exc
-        self._bugs.pop(run.run_id, None)
+        self._bugs.none(run)
         await run.note(answers)
         return scores
 
