@@ -6,7 +6,7 @@ import errno
 import os
 from pathlib import Path
 
-__all__ = ["replace_file", "sync_folder"]
+__all__ = ["replace_file", "sync_path"]
 
 _NOT_OFFERED = {errno.EACCES, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}
 
@@ -38,14 +38,14 @@ def replace_file(path: Path, content: bytes, *, mode: int = 0o666) -> None:
     except OSError:
         draft.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
+    sync_path(path.parent)
 
 
-def sync_folder(folder: Path) -> None:
-    """Flush a folder's entries to disk: files that were created, renamed or removed there.
+def sync_path(path: Path) -> None:
+    """Flush to disk a file's content, or which files were created, renamed or removed in a folder.
 
-    Does nothing where this is not supported: on Windows, on some network file systems, and in a
-    folder that is writable but not readable.
+    Does nothing where this is not supported: on Windows, on some network file systems, and where
+    the path is writable but not readable.
 
     Raises:
         OSError: The flush fails.
@@ -53,7 +53,7 @@ def sync_folder(folder: Path) -> None:
     if os.name == "nt":
         return
     try:
-        descriptor = os.open(folder, os.O_RDONLY)
+        descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)
         finally:

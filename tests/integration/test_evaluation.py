@@ -367,11 +367,50 @@ async def test_what_is_broken_beside_training_does_not_lose_it() -> None:
             raise ZeroDivisionError
 
     async with serving(ScriptedBackend(gate=gate)) as service:
-        run = await service.add_run(spec_of(), WORDS, dev=DEV)
+        run = await service.add_run(spec_of(evaluation={"every": 0}), WORDS, dev=DEV)
         await train(service, run)
         assert run.result().status == "completed"
         assert run.result().metric.after is None
         assert run.state.account.leases == run.state.evaluation.leases == {}
+
+
+async def test_a_bug_in_a_backend_does_not_drain_the_cap() -> None:
+    """Each measurement would be charged and meet it again: the third in a row pauses the run."""
+    broken = True
+
+    def gate(query: Query) -> None:
+        if is_dev(query) and broken:
+            raise ZeroDivisionError("division by a secret")
+
+    backend = ScriptedBackend(gate=gate)
+    async with serving(backend) as service:
+        spec = spec_of(rounds=20, evaluation={"every": 1})
+        run = await service.add_run(spec, WORDS, dev=DEV)
+        client = edge_client(
+            "memory:", token=TOKEN, data=TRAIN, transport=MemoryTransport(service), wait_s=0.0
+        )
+        async with asyncio.timeout(10), client:
+            while not run.state.paused:
+                await client.run_once()
+                await asyncio.sleep(0)
+            asked = sum(map(is_dev, backend.asked))
+            assert run.state.reason == (
+                "paused: the evaluation failed 3 times in a row with ZeroDivisionError: see the "
+                "server's log"
+            )
+            assert run.state.evaluation.leases == {}
+            assert run.state.round < 20
+            for _ in range(20):
+                await client.run_once()
+                await asyncio.sleep(0)
+            assert sum(map(is_dev, backend.asked)) == asked
+            # Mended and resumed, it ends, and what could not be measured then is measured now.
+            broken = False
+            await service.resume_run(run)
+            await client.run_forever()
+            await service.wait(run)
+    assert run.result().status == "completed"
+    assert run.result().metric.after is not None
 
 
 async def test_a_traceback_in_the_log_has_no_private_text(
@@ -388,7 +427,7 @@ async def test_a_traceback_in_the_log_has_no_private_text(
 
     structlog.reset_defaults()
     async with serving(ScriptedBackend(gate=gate)) as service:
-        run = await service.add_run(spec_of(), WORDS, dev=DEV)
+        run = await service.add_run(spec_of(evaluation={"every": 0}), WORDS, dev=DEV)
         await train(service, run)
     printed = capsys.readouterr().out
     assert "RuntimeError: " in printed

@@ -12,7 +12,7 @@ from fedone_sdk.cli._files import write_file
 from fedone_sdk.client.state_dir import StateDir
 from fedone_sdk.comparison.records import TrialFile
 from fedone_sdk.experiments.records import write_whole
-from fedone_sdk.files import replace_file, sync_folder
+from fedone_sdk.files import replace_file, sync_path
 from tests.power import Disk, disk
 from tests.unit.comparison.records import record as record_of
 
@@ -24,10 +24,10 @@ def test_a_state_file_that_was_written_is_there_after_a_power_cut(
 ) -> None:
     shelf = StateDir(tmp_path / "state")
     shelf.write("identity.json", b"first")
-    disk.cut(tmp_path)
+    disk.cut()
     assert StateDir(tmp_path / "state").read("identity.json") == b"first"
     shelf.write("identity.json", b"second")
-    disk.cut(tmp_path)
+    disk.cut()
     assert StateDir(tmp_path / "state").read("identity.json") == b"second"
 
 
@@ -35,9 +35,9 @@ def test_a_journal_that_was_begun_is_there_after_a_power_cut(tmp_path: Path, dis
     """It holds noise that must not be drawn again."""
     shelf = StateDir(tmp_path / "state")
     shelf.append("journal-a.jsonl", b"one\n")
-    disk.cut(tmp_path)
+    disk.cut()
     shelf.append("journal-a.jsonl", b"two\n")
-    disk.cut(tmp_path)
+    disk.cut()
     assert StateDir(tmp_path / "state").read("journal-a.jsonl") == b"one\ntwo\n"
 
 
@@ -46,7 +46,7 @@ def test_results_are_there_after_a_power_cut(tmp_path: Path, disk: Disk) -> None
     write_whole(tmp_path / "trials" / "a.json", "[]\n")
     record = record_of("thompson", 1)
     TrialFile(tmp_path / "trials.jsonl").append(record)
-    disk.cut(tmp_path)
+    disk.cut()
     assert (tmp_path / "result.json").read_bytes() == b"{}\n"
     assert (tmp_path / "trials" / "a.json").read_bytes() == b"[]\n"
     assert TrialFile(tmp_path / "trials.jsonl").read() == [record]
@@ -81,6 +81,6 @@ def test_what_a_file_system_does_not_offer_is_not_missed(
     monkeypatch.setattr(os, "fsync", refuses)
     if raised:
         with pytest.raises(OSError, match=os.strerror(number)):
-            sync_folder(tmp_path)
+            sync_path(tmp_path)
     else:
-        sync_folder(tmp_path)
+        sync_path(tmp_path)

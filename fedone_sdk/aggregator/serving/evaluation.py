@@ -22,6 +22,7 @@ from fedone_sdk.aggregator.rounds.events import (
 )
 from fedone_sdk.aggregator.rounds.state import RunState
 from fedone_sdk.aggregator.runtime.threads import in_thread
+from fedone_sdk.aggregator.serving.bugs import BugCounter
 from fedone_sdk.aggregator.serving.call_budget import CallBudget, Reservations
 from fedone_sdk.aggregator.serving.outcomes import Outcomes, Which
 from fedone_sdk.aggregator.serving.run import RunReloaded, ServedRun
@@ -44,6 +45,7 @@ from fedone_sdk.errors import (
     FedOneError,
     ProblemError,
     SpecError,
+    StoreUnavailable,
 )
 from fedone_sdk.messages import Verdict
 from fedone_sdk.metrics import MetricFunction
@@ -129,6 +131,7 @@ class Evaluation:
         # Prompts are captured at the end of their rounds; training does not wait.
         self._points: asyncio.Queue[tuple[int, _ShownPrompt, int] | None] = asyncio.Queue()
         self._retry_s = False
+        self._bugs = BugCounter("the evaluation")
 
     def on_effect(self, effect: Effect | RunReloaded) -> None:
         """Queue measurements after a round or the end of the run."""
@@ -253,6 +256,7 @@ class Evaluation:
             found = Prediction.of(
                 task, queries, answers, examples, self._score, calibration, self._metric
             )
+            self._bugs.reset(run)
             if found.metric is None:
                 return None
             # A batch's bias depends on the batch; that of a content-free input does not.
@@ -268,9 +272,11 @@ class Evaluation:
                 await run.apply(PauseRequested.because(exc))
         except ProblemError as exc:
             _log.warning("evaluation skipped", run_id=run.run_id, reason=exc.detail)
-        except Exception:
-            # A bug in evaluation must not end the training.
-            _log.error("evaluation failed", run_id=run.run_id, traceback=traceback.format_exc())
+        except StoreUnavailable as exc:
+            _log.error("evaluation failed", run_id=run.run_id, reason=str(exc))
+        except Exception as exc:
+            # Training continues until the bug repeats: each measurement is charged in full.
+            await _persist(run, partial(self._bugs.add, run, exc))
         return None
 
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import traceback
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-import structlog
-
 from fedone_sdk.aggregator.rounds.events import CallReserved, CallSettled, PauseRequested
 from fedone_sdk.aggregator.rounds.state import Seat
+from fedone_sdk.aggregator.serving.bugs import BugCounter
 from fedone_sdk.aggregator.serving.call_budget import CallBudget, Reservations
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.backends import (
@@ -44,12 +41,8 @@ from fedone_sdk.vocabulary import are_prompts
 
 __all__ = ["ModelGateway"]
 
-_log = structlog.get_logger(__name__)
-
 _UNEXPECTED = (DataError, MissingExtraError)
 """Exceptions that indicate a bug in a backend."""
-_MAX_BUGS = 3
-"""Number of consecutive calls with a bug in the backend after which the run pauses."""
 
 
 class ModelGateway:
@@ -69,7 +62,7 @@ class ModelGateway:
         self._calls: dict[str, dict[str, asyncio.Task[Scores]]] = {}
         self._run_ids: dict[str, ServedRun] = {}
         self._pending: dict[asyncio.Task[Scores], ServedRun] = {}
-        self._bugs: Counter[str] = Counter()  # Consecutive failures per run.
+        self._bugs = BugCounter("the model's backend")
 
     async def score(self, run: ServedRun, seat: Seat, message: Score, body_sha256: str) -> Scores:
         """Score a client's request.
@@ -139,23 +132,9 @@ class ModelGateway:
             raise await self._on_bug(run, exc) from exc
 
     async def _on_bug(self, run: ServedRun, bug: Exception) -> ProblemError:
-        """Return the refusal of a call that failed with a bug in the backend.
-
-        Repeated failures pause the run, because each attempt is charged in full.
-        """
-        # Formatted here: some log renderers print local variables, which contain texts.
-        lines = "".join(traceback.format_exception(bug))
-        _log.error("the backend has a bug", run_id=run.run_id, traceback=lines)
-        self._bugs[run.run_id] += 1
-        times = self._bugs[run.run_id]
-        if times < _MAX_BUGS:
+        """Return the refusal of a call that failed with a bug in the backend."""
+        if not await self._bugs.add(run, bug):
             return ProblemError("backend_failed", "the model's backend has a bug")
-        del self._bugs[run.run_id]
-        reason = (
-            f"the model's backend failed {times} times in a row with {type(bug).__name__}: see the "
-            "server's log"
-        )
-        await run.apply(PauseRequested(reason=reason))
         return ProblemError("run_conflict", "the run is paused")
 
     @staticmethod
@@ -289,7 +268,7 @@ class ModelGateway:
             if isinstance(exc, FedOneError) and not isinstance(exc, _UNEXPECTED):
                 raise  # The store is unavailable, or the run refuses the reservation.
             raise await self._on_bug(run, exc) from exc
-        self._bugs.pop(run.run_id, None)
+        self._bugs.reset(run)
         await run.record_answers(answers)
         return scores
 
