@@ -66,7 +66,8 @@ def run_quote(options: dict[str, Any], workspace: Workspace) -> Result:
         options: ``run`` (a run's document without task and data), ``tasks``, ``dev_rows``,
             ``rows`` (each the parts of a run that are its own) and ``seeds`` that are tuned,
             ``measurements`` of each task, ``bias_rows`` (on which one may fit a label bias), and
-            the caps ``queries`` (of training) and ``usd`` of everything; null is none.
+            the caps ``queries`` (of training) and ``usd`` of everything; null is none. Optionally
+            ``questions``: what differs of a task from its preset, by task.
         workspace: Has the inputs ``TASK.train`` and ``TASK.dev``.
 
     Returns:
@@ -147,7 +148,9 @@ def queries_per_run(options: dict[str, Any]) -> int:
 
 def _federation(options: dict[str, Any], task: str, workspace: Workspace) -> Federation:
     paths = {name: workspace.inputs[f"{task}.{name}"] for name in ("train", "dev")}
-    return chat_federation({**options, "task": task}, replace(workspace, inputs=paths))
+    question = options.get("questions", {}).get(task, {})
+    asked = {**options, "task": task, "question": question}
+    return chat_federation(asked, replace(workspace, inputs=paths))
 
 
 async def _costs(

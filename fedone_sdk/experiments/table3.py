@@ -72,11 +72,25 @@ _ROWS = {
 }
 
 
+_YES_NO: Mapping[str, Mapping[str, Any]] = {
+    "sst2": {
+        "chat": {"user": "{prompt} {sentence} great? yes or no:"},
+        "labels": {"0": " no", "1": " yes"},
+    }
+}
+"""Questions in the one form that the paper prints, for tasks whose preset has another form."""
+
+
 class Table3(Study):
-    """Ways to prompt a chat model; the federated ones (K* = 1) ask it to train."""
+    """Ways to prompt a chat model; the federated ones (K* = 1) query it to train.
+
+    `Settings.options`: ``dev_rows``, the dev rows that prompts are measured on; ``question=yes-no``
+    asks SST-2 a yes-or-no question as well, for models that do not answer great or terrible.
+    """
 
     name = "table3"
     title = "A chat model behind an API: no prompt, an untrained one, FedOne's methods"
+    options = ("dev_rows", "question")
     takes = (
         "tasks",
         "cap_queries",
@@ -103,7 +117,7 @@ class Table3(Study):
             "rounds": 3,
             "dev_rows": 16,
         },
-        axes={"task": GLUE_TASKS, "row": tuple(_ROWS)},
+        axes={"row": tuple(_ROWS), "task": GLUE_TASKS},
         small_axes={"task": ("sst2",)},
         key="{task}_{row}_s{seed}",
     )
@@ -114,8 +128,23 @@ class Table3(Study):
         if quote.key not in results:
             return [quote]
         caps = results[quote.key]["caps"]
-        rows = super().trials(settings, results)
+        rows = sorted(super().trials(settings, results), key=lambda trial: trial.options["seed"])
         return [quote, *(_capped(trial, caps) for trial in rows)]
+
+    def run(self, settings: Settings) -> dict[str, Any]:
+        """What all runs share, with the dev rows that the user wants.
+
+        Raises:
+            SpecError: They are no positive whole number.
+        """
+        run, text = super().run(settings), settings.options.get("dev_rows")
+        if text is None:
+            return run
+        if not text.isdecimal() or not int(text):
+            raise SpecError(
+                f"--set dev_rows: {text!r} is no positive whole number", source="arguments"
+            )
+        return {**run, "dev_rows": int(text)}
 
     def seeds(self, settings: Settings, point: Point) -> Sequence[int]:
         """One, where the seed has no part in the result."""
@@ -135,6 +164,8 @@ class Table3(Study):
             "dev_rows": self.run(settings)["dev_rows"],
             "seed": seed,
         }
+        if question := _questions(settings).get(task):
+            options["question"] = question
         if row.prompt is not None:
             options |= {"prompt": row.prompt, "bias_rows": BIAS_ROWS}
         return Trial(
@@ -147,11 +178,10 @@ class Table3(Study):
     def report(self, settings: Settings, results: Results) -> Report:
         """The table, and what each row has spent."""
         tasks = self.grid(settings)["task"]
-        by_task = {task: self.runs(settings, results, task=task) for task in tasks}
-        found = {
-            row.title: {task: [*by_task[task].get(name, {}).values()] for task in tasks}
-            for name, row in _ROWS.items()
-        }
+        found: _Found = {}
+        for name, row in _ROWS.items():
+            runs = self.runs(settings, results, row=name)
+            found[row.title] = {task: [*runs.get(task, {}).values()] for task in tasks}
         spent = {label: _spent(by_task) for label, by_task in found.items()}
         quote = results.get("quote", {})
         return Report(
@@ -212,6 +242,8 @@ class Table3(Study):
             "queries": settings.cap_queries,
             "usd": settings.cap_usd,
         }
+        if questions := _questions(settings):
+            options["questions"] = questions
         queries_per_run(options)  # said before the work
         return Trial(
             key="quote",
@@ -238,6 +270,30 @@ class Table3(Study):
             "standard deviation "
             "over seeds."
         )
+
+
+def _questions(settings: Settings) -> dict[str, Any]:
+    """What differs from the presets, by task.
+
+    Raises:
+        SpecError: There are no such questions.
+    """
+    asked = settings.options.get("question")
+    if asked not in (None, "yes-no"):
+        raise SpecError(f"--set question: must be yes-no, not {asked!r}", source="arguments")
+    return {} if asked is None else {task: dict(question) for task, question in _YES_NO.items()}
+
+
+def _refusals(found: _Found) -> str:
+    """The cells that the model could not answer, and why."""
+    lines = [
+        f"- {label} on {task}: {one['refused']}"
+        for label, rows in found.items()
+        for task, runs in rows.items()
+        for one in runs
+        if "refused" in one
+    ]
+    return "Cells without a number:\n\n" + "\n".join(lines) + "\n\n" if lines else ""
 
 
 def _printed(name: str, tasks: Sequence[str]) -> list[list[str]]:
@@ -301,7 +357,7 @@ def _markdown(
         ],
     )
     return (
-        f"{caption}\n\n{scores}\n## What was spent\n\n{_SPENT}\n\n{costs}\n"
+        f"{caption}\n\n{scores}\n{_refusals(found)}## What was spent\n\n{_SPENT}\n\n{costs}\n"
         f"{quote.get('note', '')}\n\n{about(Table3.name)}\n"
     )
 
