@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 from fedone_sdk.experiments.experiment import Experiment, Result, Results, Trial
 from fedone_sdk.experiments.federated import Tuning, tuning_trial
 from fedone_sdk.experiments.settings import Settings
-from fedone_sdk.experiments.summary import mean_sd_text
+from fedone_sdk.experiments.summary import Column, mean_sd_text
 
-__all__ = ["Design", "Point", "Runs", "Study", "changed", "metric_cells", "metrics"]
+__all__ = ["METRIC_COLUMNS", "Design", "Point", "Runs", "Study", "changed", "metrics"]
 
 Point = Mapping[str, Any]
 """A value on each axis."""
@@ -114,9 +114,12 @@ def metrics(runs: Mapping[int, Result], name: str) -> list[float]:
     return [run["metric"][name] for run in runs.values()]
 
 
-def metric_cells(runs: Mapping[int, Result]) -> list[str]:
-    """The metric of no prompt, of the untrained and of the tuned one, times 100."""
-    return [mean_sd_text(metrics(runs, name)) for name in ("no_prompt", "before", "after")]
+METRIC_COLUMNS: Mapping[str, Column] = {
+    "no prompt": lambda _, runs: mean_sd_text(metrics(runs, "no_prompt")),
+    "untrained": lambda _, runs: mean_sd_text(metrics(runs, "before")),
+    "tuned": lambda _, runs: mean_sd_text(metrics(runs, "after")),
+}
+"""The metric of no prompt, of the untrained and of the tuned one, times 100; see `table`."""
 
 
 def changed(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

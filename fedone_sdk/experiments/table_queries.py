@@ -6,21 +6,20 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedone_sdk.errors import SpecError
 from fedone_sdk.experiments.experiment import Report, Results, Trial
+from fedone_sdk.experiments.figures import drawing
+from fedone_sdk.experiments.methods import METHODS, Method, missing, wanted
 from fedone_sdk.experiments.paper import about, printed
 from fedone_sdk.experiments.probe import Probing
-from fedone_sdk.experiments.queries_report import Repeats, draw_repeats
-from fedone_sdk.experiments.rows import METHODS, Method, missing
+from fedone_sdk.experiments.queries_report import Repeats
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.experiments.study import Design, Point, Study
+from fedone_sdk.experiments.summary import positive
 from fedone_sdk.experiments.time_to_target import target_trial
 from fedone_sdk.spec import GsBdplSpec
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["CONTENDERS", "Contender", "PILOTS", "TableQueries"]
 
@@ -40,11 +39,10 @@ class Contender:
         label: Its name in reports.
         row: What it is.
         settings: Of its ``method``, in addition to those of `row`.
-        gains: The target, see `Probing`; with several, the first one is the figure's.
+        gains: The targets, see `Probing`; the first one is the figure's.
         cap: Training queries at which a repeat is censored; whole rounds of every K*.
-        paper: The paper's row; its numbers are means without outliers, for RoBERTa-large.
-        rates: Learning rates that pilots choose from, for each K* by itself; without any, the one
-            of `settings` is that of every K*.
+        paper: The paper's row, means without outliers for RoBERTa-large.
+        rates: Learning rates that pilots choose from for each K*; empty takes that of `settings`.
     """
 
     label: str
@@ -151,18 +149,11 @@ class TableQueries(Study):
             SpecError: One is not known, or cannot be run here.
         """
         grid = {**super().grid(settings), **_clients(settings)}
-        if "methods" not in settings.options:
-            return grid
-        asked = settings.options["methods"].split(",")
-        if unknown := set(asked) - CONTENDERS.keys():
-            raise SpecError(
-                f"--set methods: there is no {', '.join(sorted(unknown))}; {', '.join(CONTENDERS)}",
-                source="arguments",
-            )
-        for name in asked:
+        names = wanted(settings, CONTENDERS)
+        for name in names or ():
             if why := missing(CONTENDERS[name].row, settings):
                 raise SpecError(f"--set methods: {name} cannot be run: {why}", source="arguments")
-        return {**grid, "contender": tuple(asked)}
+        return grid if names is None else {**grid, "contender": names}
 
     def trials(self, settings: Settings, results: Results) -> Sequence[Trial]:
         """The pilots of contenders with rates to choose from; then all repeats.
@@ -229,14 +220,8 @@ class TableQueries(Study):
             for name in self.grid(settings)["contender"]
             if (repeats := self.repeats(settings, name, results)).present
         ]
-
-        def draw(figure: Figure) -> None:
-            figure.set_size_inches(1.0 + 4.5 * len(found), 7.5)
-            rows = figure.subplots(2, len(found), squeeze=False)
-            for number, repeats in enumerate(found):
-                draw_repeats(rows[0][number], rows[1][number], repeats)
-
         probing = self.probing(settings)
+        above, below = zip(*(repeats.panels() for repeats in found), strict=True)
         parts = [
             f"![Queries to the target, and the curves]({self.name}.svg)\n",
             _rules(settings, self.run(settings), probing),
@@ -249,7 +234,7 @@ class TableQueries(Study):
                 "probing": asdict(probing),
                 "methods": {repeats.label: repeats.data() for repeats in found},
             },
-            figures={self.name: draw},
+            figures={self.name: drawing([*above, *below], columns=len(found), size=(4.5, 3.75))},
         )
 
     def repeats(self, settings: Settings, name: str, results: Results) -> Repeats:
@@ -275,9 +260,9 @@ class TableQueries(Study):
         run, found = self.run(settings), CONTENDERS[name]
         changes, gains = dict(run["method"]), dict(found.gains)
         rates = found.rates
-        if (rate := _number(settings, "learning_rate")) is not None and found.row.rates:
+        if (rate := positive(settings.options, "learning_rate")) is not None and found.row.rates:
             changes["learning_rate"], rates = rate, ()
-        if (gain := _number(settings, "gain")) is not None:
+        if (gain := positive(settings.options, "gain")) is not None:
             gains[next(iter(gains))] = gain
         found = replace(
             found,
@@ -286,7 +271,7 @@ class TableQueries(Study):
             rates=rates,
             cap=run.get("cap", found.cap),
         )
-        if (asked := _number(settings, "cap")) is None:
+        if (asked := positive(settings.options, "cap")) is None:
             return found
         clients = self.grid(settings)["clients_per_round"]
         whole = math.lcm(*(each * found.num_samples for each in clients))
@@ -329,19 +314,6 @@ def _paper(contender: Contender) -> dict[int, float]:
     column = paper["columns"].index("queries")
     rows = {} if contender.paper is None else paper["rows"][contender.paper]
     return {clients: cells[column][0] for clients, cells in rows.items()}
-
-
-def _number(settings: Settings, name: str) -> float | None:
-    text = settings.options.get(name)
-    if text is None:
-        return None
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not 0.0 < number < math.inf:
-        raise SpecError(f"--set {name}: {text!r} is no positive number", source="arguments")
-    return number
 
 
 def _rules(settings: Settings, run: Mapping[str, Any], probing: Probing) -> str:
