@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from fedone_sdk.algorithms.theory import optimal_clients_per_round, queries_to_epsilon
 from fedone_sdk.errors import SpecError
-from fedone_sdk.experiments.experiment import Report, Results, Trial
+from fedone_sdk.experiments.experiment import Report, Results
 from fedone_sdk.experiments.figures import Line, Panel, drawing
 from fedone_sdk.experiments.paper import about
 from fedone_sdk.experiments.queries_report import Repeats, finite, interval_text, queries_text
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.experiments.statistics import Median
-from fedone_sdk.experiments.study import Point
 from fedone_sdk.experiments.summary import table
 from fedone_sdk.experiments.table_queries import CONTENDERS, TableQueries
 
@@ -40,7 +39,7 @@ _METHOD = (
 
 
 class FigureTheory(TableQueries):
-    """The query analysis against the runs of table-queries."""
+    """The query analysis against the runs of table-queries, which are not run again."""
 
     name = "figure-theory"
     title = "Queries to a target over K*: the formula and the measurement"
@@ -61,10 +60,6 @@ class FigureTheory(TableQueries):
                 source="arguments",
             )
         return {**grid, "contender": names}
-
-    def trial(self, settings: Settings, key: str, point: Point, seed: int) -> Trial:
-        """That of table-queries, which in one output folder is not run again."""
-        return replace(super().trial(settings, key, point, seed), home=TableQueries.name)
 
     def report(self, settings: Settings, results: Results) -> Report:
         """The measured medians, the curve through the one of K*=1, and the fit."""

@@ -10,14 +10,14 @@ from typing import Any, Literal
 from fedone_sdk.backends.fitting import read_json
 from fedone_sdk.errors import SpecError
 from fedone_sdk.experiments.experiment import Trial
-from fedone_sdk.experiments.federated import Tuning, tuning_trial
-from fedone_sdk.experiments.fine_tuned import fine_tuning_trial
+from fedone_sdk.experiments.federated import Tuning, run_trial, tuning_trial
+from fedone_sdk.experiments.fine_tuned import run_fine_tuning
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.experiments.standalone import (
     MANUAL_PROMPTS,
     demonstrations_trial,
     prompt_trial,
-    untrained_trial,
+    run_untrained,
 )
 
 __all__ = ["FULL_RATES", "METHODS", "Method", "RATES", "SOFT_RATES", "missing", "wanted"]
@@ -78,9 +78,8 @@ class Method:
 
     def tuning(self, **attributes: Any) -> Tuning:
         """A run of it; `attributes` are those of `Tuning`."""
-        if self.federated:
-            attributes["backend_kind"] = self.kind
-        return Tuning(**attributes | ({} if self.vocabulary else {"vocab_size": None}))
+        vocabulary = {} if self.vocabulary else {"vocab_size": None}
+        return Tuning(**{**attributes, "backend_kind": self.kind, **vocabulary})
 
     def trial(
         self, key: str, settings: Settings, run: Mapping[str, Any], rate: float | None = None
@@ -175,7 +174,7 @@ _METHODS = (
     Method(
         name="untrained",
         title="Prompt without training",
-        standing=lambda key, settings, run, _: untrained_trial(key, settings, run),
+        standing=lambda key, settings, run, _: run_trial(key, settings, run, run_untrained),
         method=_GS_BDPL,
     ),
     Method(
@@ -183,11 +182,12 @@ _METHODS = (
         title="Fine-tuning",
         access="white box",
         kind="transformers",
-        standing=lambda key, settings, run, searches: fine_tuning_trial(
+        standing=lambda key, settings, run, searches: run_trial(
             key,
             settings,
             run,
-            rates=FULL_RATES if searches else FULL_RATES[:1],
+            run_fine_tuning,
+            rates=list(FULL_RATES if searches else FULL_RATES[:1]),
             max_epochs=20 if searches else 1,
         ),
         method=_GS_BDPL,

@@ -16,7 +16,7 @@ from fedone_sdk.experiments.experiment import Report, Result, Results, Trial
 from fedone_sdk.experiments.paper import about, paper_row, printed
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.experiments.study import Design, Point, Study
-from fedone_sdk.experiments.summary import markdown_table, mean_sd_text
+from fedone_sdk.experiments.summary import markdown_table, mean_sd_text, table
 from fedone_sdk.glue import GLUE_TASKS
 from fedone_sdk.spec import RunSpec, validate_spec
 
@@ -26,12 +26,6 @@ _Found = dict[str, dict[str, list[Result]]]
 """Results by row, task and seed."""
 
 _METRICS = {"accuracy": "accuracy", "f1": "F1", "matthews": "Matthews"}
-
-_SPENT = (
-    "Training, measuring, retries and attempts that were broken off; an answer that is known "
-    "already costs nothing."
-)
-
 
 BIAS_ROWS = 64
 """Training rows that the label bias of no prompt is fitted on."""
@@ -321,11 +315,7 @@ def _all(found: _Found) -> Iterator[Result]:
 
 
 def _markdown(
-    caption: str,
-    tasks: Sequence[str],
-    found: _Found,
-    spent: dict[str, Usage],
-    quote: Result,
+    caption: str, tasks: Sequence[str], found: _Found, spent: dict[str, Usage], quote: Result
 ) -> str:
     names = {
         task: next((_METRICS[one["name"]] for rows in found.values() for one in rows[task]), "")
@@ -342,23 +332,21 @@ def _markdown(
             )
         ],
     )
-    costs = markdown_table(
-        ["", "training queries", "requests", "prompt tokens", "completion tokens", "USD"],
-        [
-            [
-                label,
-                f"{usage.queries:,}",
-                f"{usage.requests:,}",
-                f"{usage.prompt_tokens:,}",
-                f"{usage.completion_tokens:,}",
-                f"{usage.usd:.4f}" if quote.get("priced") else "no price known",
-            ]
-            for label, usage in spent.items()
-        ],
+    costs = table(
+        "",
+        spent,
+        {
+            "training queries": lambda _, usage: f"{usage.queries:,}",
+            "requests": lambda _, usage: f"{usage.requests:,}",
+            "prompt tokens": lambda _, usage: f"{usage.prompt_tokens:,}",
+            "completion tokens": lambda _, usage: f"{usage.completion_tokens:,}",
+            "USD": lambda _, usage: f"{usage.usd:.4f}" if quote.get("priced") else "no price known",
+        },
     )
     return (
-        f"{caption}\n\n{scores}\n{_refusals(found)}## What was spent\n\n{_SPENT}\n\n{costs}\n"
-        f"{quote.get('note', '')}\n\n{about(Table3.name)}\n"
+        f"{caption}\n\n{scores}\n{_refusals(found)}## What was spent\n\n"
+        "Training, measuring, retries and interrupted attempts; a known answer costs nothing.\n\n"
+        f"{costs}\n{quote.get('note', '')}\n\n{about(Table3.name)}\n"
     )
 
 

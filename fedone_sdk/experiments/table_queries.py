@@ -159,7 +159,7 @@ class TableQueries(Study):
         """The pilots of contenders with rates to choose from; then all repeats.
 
         Raises:
-            SpecError: There is no data, or an option does not do.
+            SpecError: There is no data, or an option is wrong.
         """
         points = list(self._points(settings))
         pilots = [
@@ -181,20 +181,19 @@ class TableQueries(Study):
     def _repeat(
         self, settings: Settings, key: str, point: Point, seed: int, rate: float | None
     ) -> Trial:
-        contender = self.contender(settings, point["contender"])
-        run = self.run(settings)
+        contender, run = self.contender(settings, point["contender"]), self.run(settings)
         clients = point["clients_per_round"]
         tuning = contender.row.tuning(
-            task=run["task"],
-            num_clients=run["num_clients"],
-            prompt_len=run["prompt_len"],
+            **{name: run[name] for name in ("task", "num_clients", "prompt_len")},
             method=contender.method | ({} if rate is None else {"learning_rate": rate}),
             seed=seed,
             clients_per_round=clients,
             rounds=contender.cap // (clients * contender.num_samples),
         )
         probing = replace(self.probing(settings), gains=contender.gains)
-        return target_trial(key, settings, tuning, probing)
+        trial = target_trial(key, settings, tuning, probing)
+        # figure-theory has the same trials.
+        return replace(trial, home=TableQueries.name)
 
     def _rate(self, settings: Settings, point: Point, results: Results) -> float | None:
         """The learning rate of a point: the contender's own, or the one that its pilots chose."""
