@@ -78,13 +78,15 @@ _YES_NO: Mapping[str, Mapping[str, Any]] = {
 class Table3(Study):
     """Ways to prompt a chat model; the federated ones (K* = 1) query it to train.
 
-    `Settings.options`: ``dev_rows``, the dev rows that prompts are measured on; ``question=yes-no``
-    asks SST-2 a yes-or-no question as well, for models that do not answer great or terrible.
+    `Settings.options`: ``concurrency``, the requests under way at once (a small server times out
+    with more than it has slots); ``dev_rows``, the dev rows that prompts are measured on;
+    ``question=yes-no`` asks SST-2 a yes-or-no question as well, for models that do not answer great
+    or terrible.
     """
 
     name = "table3"
     title = "A chat model behind an API: no prompt, an untrained one, FedOne's methods"
-    options = ("dev_rows", "question")
+    options = ("concurrency", "dev_rows", "question")
     takes = (
         "tasks",
         "cap_queries",
@@ -131,14 +133,8 @@ class Table3(Study):
         Raises:
             SpecError: They are no positive whole number.
         """
-        run, text = super().run(settings), settings.options.get("dev_rows")
-        if text is None:
-            return run
-        if not text.isdecimal() or not int(text):
-            raise SpecError(
-                f"--set dev_rows: {text!r} is no positive whole number", source="arguments"
-            )
-        return {**run, "dev_rows": int(text)}
+        rows = _whole(settings, "dev_rows")
+        return super().run(settings) | ({} if rows is None else {"dev_rows": rows})
 
     def seeds(self, settings: Settings, point: Point) -> Sequence[int]:
         """One, where the seed has no part in the result."""
@@ -208,6 +204,7 @@ class Table3(Study):
             prices = {"prompt": str(settings.prices[0]), "completion": str(settings.prices[1])}
         run = self.run(settings)
         del run["dev_rows"]
+        at_once = _whole(settings, "concurrency")
         document: dict[str, Any] = {
             "name": "trial",
             **run,
@@ -217,6 +214,7 @@ class Table3(Study):
                 "model": settings.api_model,
                 "api_key_env": settings.api_key_env,
                 "prices": prices,
+                **({} if at_once is None else {"concurrency": at_once}),
             },
         }
         data = {**document["data"], "train": "train"}
@@ -264,6 +262,18 @@ class Table3(Study):
             "standard deviation "
             "over seeds."
         )
+
+
+def _whole(settings: Settings, name: str) -> int | None:
+    """The positive whole number that ``--set`` gives.
+
+    Raises:
+        SpecError: It is none.
+    """
+    text = settings.options.get(name)
+    if text is not None and (not text.isdecimal() or not int(text)):
+        raise SpecError(f"--set {name}: {text!r} is no positive whole number", source="arguments")
+    return None if text is None else int(text)
 
 
 def _questions(settings: Settings) -> dict[str, Any]:
