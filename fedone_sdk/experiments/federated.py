@@ -132,7 +132,7 @@ def run_tuning(options: dict[str, Any], workspace: Workspace) -> Result:
         the deployable prompt against training queries (``round`` -1 is before the first one),
         ``losses`` and ``queries_per_round``, what was spent, sent and found, the ``loaded_bytes``
         of the model (its weights, or on a GPU the most that was in use), and ``resumed``: whether
-        answers of an earlier attempt were at hand, so that times say little.
+        answers of an earlier attempt were at hand, so that times are too short.
     """
     resumed = _answers(workspace).exists()
     federation = tuning_federation(options, workspace)
@@ -225,7 +225,7 @@ def trial_backend(
 
 
 def run_document(tuning: Tuning, backend: dict[str, Any]) -> dict[str, Any]:
-    """The run as RUN.yaml would say it, but for the paths, which are a trial's inputs."""
+    """The run as RUN.yaml has it, without the paths, which are a trial's inputs."""
     vocabulary = tuning.vocab_size and {"kind": "pmi", "size": tuning.vocab_size}
     return {
         "name": "trial",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedone_sdk.experiments.experiment import Draw
 
@@ -99,7 +99,10 @@ def drawing(
 
 def _draw(axes: Axes, panel: Panel) -> None:
     for line in panel.lines:
-        look = {"label": line.label or None, **({"color": line.color} if line.color else {})}
+        look: dict[str, Any] = {
+            "label": line.label or None,
+            **({"color": line.color} if line.color else {}),
+        }
         if line.error is None or line.band:
             (drawn,) = axes.plot(line.x, line.y, line.style, **look)
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from importlib.util import find_spec
 from typing import Any, Literal
 
@@ -75,6 +75,11 @@ class Method:
     def federated(self) -> bool:
         """Whether it is a method of a federation."""
         return self.standing is None
+
+    def variant(self, title: str, rates: tuple[float, ...] = (), **settings: Any) -> Method:
+        """The method with other settings, which is no row of the paper."""
+        method = {**self.method, **settings}
+        return replace(self, title=title, paper="", method=method, rates=rates)
 
     def tuning(self, **attributes: Any) -> Tuning:
         """A run of it; `attributes` are those of `Tuning`."""

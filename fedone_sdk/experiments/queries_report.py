@@ -275,7 +275,7 @@ def _mean_curve(runs: Sequence[Result], name: str) -> tuple[list[float], list[fl
         for run in runs
     ]
     grid = [queries for queries, _ in min(curves, key=lambda curve: curve[-1][0])]
-    means = np.mean([np.interp(grid, *zip(*curve, strict=True)) for curve in curves], axis=0)
+    means = np.mean([np.interp(grid, *np.transpose(curve)) for curve in curves], axis=0)
     return grid, means.tolist()
 
 

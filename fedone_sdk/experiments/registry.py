@@ -22,7 +22,7 @@ EXPERIMENTS: Mapping[str, str] = {
     "table-clients": "table_clients:TableClients",
     "figure-theory": "figure_theory:FigureTheory",
 }
-"""What `fedone reproduce` knows: name -> ``module:class`` of this package."""
+"""The experiments of `fedone reproduce`: name -> ``module:class`` of this package."""
 
 
 def find_experiment(name: str) -> Experiment:

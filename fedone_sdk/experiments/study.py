@@ -72,15 +72,14 @@ class Study(Experiment):
         return tuning_trial(key, settings, Tuning(**changed(self.run(settings), point), seed=seed))
 
     def trials(self, settings: Settings, results: Results) -> Sequence[Trial]:
-        """One per point and seed.
+        """One per point and seed; first all points with the first seed.
 
         Raises:
             SpecError: There is no data, or no such run.
         """
         return [
             self.trial(settings, self.design.key.format(**point, seed=seed), point, seed)
-            for point in self._points(settings)
-            for seed in self.seeds(settings, point)
+            for seed, point in self._repeats(settings)
         ]
 
     def runs(self, settings: Settings, results: Results, **outer: Any) -> Runs:
@@ -102,6 +101,13 @@ class Study(Experiment):
             for point in points
         }
         return {value: runs for value, runs in found.items() if runs}
+
+    def _repeats(self, settings: Settings) -> list[tuple[int, dict[str, Any]]]:
+        """Seeds and points, by seed: an interrupted study has whole rows of its table."""
+        found = [
+            (seed, one) for one in self._points(settings) for seed in self.seeds(settings, one)
+        ]
+        return sorted(found, key=lambda repeat: repeat[0])
 
     def _points(self, settings: Settings) -> Iterator[dict[str, Any]]:
         grid = self.grid(settings)

@@ -26,13 +26,8 @@ _MB = 2**20
 _FLOAT32 = 4
 _TIMED_TASK = "sst2"
 
-_BBT_20 = replace(
-    METHODS["bbt"],
-    name="bbt-20",
-    title="BBT (population 20)",
-    method={"name": "bbt", "num_samples": 20},
-    paper="",  # The paper's counts are those of a population of 200.
-)
+# The paper's counts are those of a population of 200.
+_BBT_20 = replace(METHODS["bbt"].variant("BBT (population 20)", num_samples=20), name="bbt-20")
 _NAMES = ("prompt-tuning", "p-tuning-v2", "bbt-200", "bbt-20", "bdpl", "gs-bdpl")
 _ROWS = {name: _BBT_20 if name == "bbt-20" else METHODS[name] for name in _NAMES}
 _FEDERATED = tuple(row for row in METHODS.values() if row.federated)

@@ -124,8 +124,7 @@ class Table3(Study):
         if quote.key not in results:
             return [quote]
         caps = results[quote.key]["caps"]
-        rows = sorted(super().trials(settings, results), key=lambda trial: trial.options["seed"])
-        return [quote, *(_capped(trial, caps) for trial in rows)]
+        return [quote, *(_capped(trial, caps) for trial in super().trials(settings, results))]
 
     def run(self, settings: Settings) -> dict[str, Any]:
         """What all runs share, with the dev rows that the user wants.
@@ -214,7 +213,7 @@ class Table3(Study):
                 "model": settings.api_model,
                 "api_key_env": settings.api_key_env,
                 "prices": prices,
-                **({} if at_once is None else {"concurrency": at_once}),
+                **({} if at_once is None else {"limits": {"concurrency": at_once}}),
             },
         }
         data = {**document["data"], "train": "train"}
@@ -236,7 +235,7 @@ class Table3(Study):
         }
         if questions := _questions(settings):
             options["questions"] = questions
-        queries_per_run(options)  # said before the work
+        queries_per_run(options)  # an error comes before the work
         return Trial(
             key="quote",
             run=run_quote,

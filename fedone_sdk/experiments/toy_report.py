@@ -7,6 +7,7 @@ import statistics
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -160,8 +161,7 @@ class Condition:
     def markdown(self) -> str:
         """The table of queries to targets, and the sentences about it."""
         columns: dict[str, Column] = {
-            f"to {target:.0%}": lambda _, runs, target=target: self._cell(runs.values(), target)
-            for target in TARGETS
+            f"to {target:.0%}": partial(self._cell, target) for target in TARGETS
         }
         columns["accuracy at the end"] = lambda _, runs: mean_sd_text(
             run["accuracy"][-1] for run in runs.values()
@@ -213,9 +213,9 @@ class Condition:
             title=self.label,
         )
 
-    def _cell(self, runs: Iterable[Result], target: float) -> str:
+    def _cell(self, target: float, _: int, runs: Mapping[int, Result]) -> str:
         """The median over seeds, and how many runs did not get there."""
-        found = [reached(run, target) for run in runs]
+        found = [reached(run, target) for run in runs.values()]
         middle = statistics.median(math.inf if queries is None else queries for queries in found)
         text = f"{middle:,.0f}" if math.isfinite(middle) else f"> {self.max_queries:,}"
         missed = found.count(None)
