@@ -1,11 +1,14 @@
 """The paper's tables and figures, one command each.
 
-A `Study` declares one run, the axes along which it differs, and seeds, in full and for ``--quick``;
-methods and their settings are those of `rows.METHODS`. Each point and seed is a `Trial`, a function
-of its options and input files, that the engine runs in a process of its own or on Ray. Its result
-is kept as JSON, and used again where function, options and inputs are the same. A report makes
-tables, sentences and figures of the results and nothing else. What the paper prints stands in
-`paper.yaml`, and every report shows it next to its own numbers.
+1. Each table or figure is a `Study`: one run, the axes along which it differs, and seeds, in full
+   and for ``--quick``; its methods are those of `methods.METHODS`.
+2. A point of the grid and a seed make a `Trial`: a function (`federated`, `standalone`,
+   `time_to_target`, `chat`, `toy`, `accounting`) of JSON options and input files.
+3. The `engine` runs the trials that `records` does not hold yet, each in its own process or on Ray,
+   and keeps every result as JSON.
+4. A report makes Markdown tables (`summary.table`), figures (`figures.drawing`) and sentences of
+   the results, with exact intervals (`statistics`), and computes nothing else.
+5. `paper.yaml` holds what the paper prints, and every report shows it next to its own numbers.
 """
 
 from fedone_sdk.experiments.engine import Engine, run_experiment

@@ -1,13 +1,14 @@
-"""Trials that ask a paid chat model over HTTP, each under a hard cap of its own.
+"""Trials that query a paid chat model over HTTP, each under its own hard cap.
 
-What a trial sends is paid from an account in a file of its own, so that attempts that were broken
-off count as well.
+A trial keeps its account in a file, so that interrupted attempts count as well. A model that does
+not show a task's label words gives a result without a metric: a ``refused`` cell, not a failure.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from decimal import Decimal
 from itertools import islice, zip_longest
@@ -17,13 +18,14 @@ from pydantic import TypeAdapter
 
 from fedone_sdk.algorithms import method_from_spec
 from fedone_sdk.budget import Budget, BudgetGuard, SqliteLedger, Usage
-from fedone_sdk.errors import FedOneError
+from fedone_sdk.errors import FedOneError, LabelsNotShown
 from fedone_sdk.experiments.experiment import Result, Workspace
+from fedone_sdk.glue import glue_task
 from fedone_sdk.spec import BackendSpec, RunSpec, validate_spec
 from fedone_sdk.task import Bias, Example, form_of
 
 if TYPE_CHECKING:
-    from fedone_sdk.backends import LLMBackend, Prediction
+    from fedone_sdk.backends import LLMBackend, Prediction, Query
     from fedone_sdk.simulation import Federation
 
 __all__ = [
@@ -54,16 +56,13 @@ def run_standing(options: dict[str, Any], workspace: Workspace) -> Result:
     federation = chat_federation(options, workspace)
     prompt = untrained_prompt(federation) if options["prompt"] == "untrained" else ""
 
-    async def measure() -> Result:
-        guard = _guard(workspace, _budget(*options["caps"]))
-        async with chat_backend(options["run"], workspace, guard) as backend:
-            bias = None
-            if options["prompt"] == "biased":
-                bias = await _bias(backend, federation, options["bias_rows"])
-            found = await _predict(backend, federation, prompt, bias)
-        return _measured(prompt, found, (await guard.account()).spent)
+    async def measure(backend: LLMBackend) -> Result:
+        bias = None
+        if options["prompt"] == "biased":
+            bias = await _bias(backend, federation, options["bias_rows"])
+        return _measured(prompt, await _predict(backend, federation, prompt, bias))
 
-    return asyncio.run(measure())
+    return asyncio.run(_paid(options, workspace, federation, measure))
 
 
 def run_tuned(options: dict[str, Any], workspace: Workspace) -> Result:
@@ -85,24 +84,22 @@ def run_tuned(options: dict[str, Any], workspace: Workspace) -> Result:
     federation = chat_federation(options, workspace)
     training = federation.spec.model_copy(update={"budget": Budget(**options["caps"][0])})
 
-    async def tune() -> Result:
-        guard = _guard(workspace, _budget(*options["caps"]))
-        async with chat_backend(options["run"], workspace, guard) as backend:
-            # Without dev rows: the run would measure no prompt and the untrained one again.
-            run = await simulate(
-                replace(federation, spec=training, dev=()), backend=backend, transport="memory"
-            )
-            if run.status not in ("completed", "budget_exhausted"):
-                raise FedOneError(f"the run ended as {run.status}: {run.reason}")
-            found = await _predict(backend, federation, run.prompt.text, run.prompt.bias)
-        spent = (await guard.account()).spent + Usage(queries=run.spent.queries)
+    async def tune(backend: LLMBackend) -> Result:
+        # Without dev rows: the run would measure no prompt and the untrained one again.
+        run = await simulate(
+            replace(federation, spec=training, dev=()), backend=backend, transport="memory"
+        )
+        if run.status not in ("completed", "budget_exhausted"):
+            raise FedOneError(f"the run ended as {run.status}: {run.reason}")
+        found = await _predict(backend, federation, run.prompt.text, run.prompt.bias)
         return {
-            **_measured(run.prompt.text, found, spent),
+            **_measured(run.prompt.text, found),
+            "queries": run.spent.queries,
             "status": run.status,
             "rounds": run.rounds,
         }
 
-    return asyncio.run(tune())
+    return asyncio.run(_paid(options, workspace, federation, tune))
 
 
 def chat_federation(options: dict[str, Any], workspace: Workspace) -> Federation:
@@ -110,9 +107,10 @@ def chat_federation(options: dict[str, Any], workspace: Workspace) -> Federation
     from fedone_sdk.simulation import Federation
 
     data = {name: str(workspace.inputs[name]) for name in ("train", "dev")}
+    task = glue_task(options["task"], "chat").model_dump(mode="json")
     document = {
         **options["run"],
-        "task": f"{options['task']}/chat",
+        "task": {**task, **options.get("question", {})},
         "data": {**options["run"]["data"], **data},
     }
     loaded = Federation.load(validate_spec(RunSpec, document, source="trial"))
@@ -159,6 +157,38 @@ def chat_backend(
     return build_backend(spec, guard=guard)
 
 
+async def _paid(
+    options: dict[str, Any],
+    workspace: Workspace,
+    federation: Federation,
+    find: Callable[[LLMBackend], Awaitable[Result]],
+) -> Result:
+    """A result with what the trial has spent, also if the model does not show the label words."""
+    from fedone_sdk.backends.wrappers import WatchedBackend
+
+    refusals: list[LabelsNotShown] = []
+
+    @contextmanager
+    def noted(backend: LLMBackend, query: Query) -> Iterator[None]:
+        try:
+            yield
+        except LabelsNotShown as exc:
+            refusals.append(exc)
+            raise
+
+    guard = _guard(workspace, _budget(*options["caps"]))
+    async with chat_backend(options["run"], workspace, guard) as backend:
+        try:
+            found = await find(WatchedBackend(backend, noted))
+        except FedOneError:
+            if not refusals:
+                raise
+            name = federation.spec.task.metric
+            found = {"metric": None, "name": name, "models": [], "refused": str(refusals[0])}
+    spent = (await guard.account()).spent + Usage(queries=found.pop("queries", 0))
+    return {**found, "spent": spent.model_dump(mode="json")}
+
+
 def _budget(*caps: dict[str, Any]) -> Budget:
     """The caps of a trial's parts together, without that of training queries."""
     usd = [cap["usd"] for cap in caps]
@@ -193,7 +223,7 @@ async def _bias(backend: LLMBackend, federation: Federation, num_rows: int) -> B
     return label_bias(found.task, found.rows, found.examples)
 
 
-def _measured(prompt: str, found: Prediction, spent: Usage) -> Result:
+def _measured(prompt: str, found: Prediction) -> Result:
     return {
         "prompt": prompt,
         "bias": found.task.bias,
@@ -204,5 +234,4 @@ def _measured(prompt: str, found: Prediction, spent: Usage) -> Result:
         "failed": len(found.examples) - len(found.scored),
         "censored": found.censored,
         "models": list(found.models),
-        "spent": spent.model_dump(mode="json"),
     }

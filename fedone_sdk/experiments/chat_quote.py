@@ -22,7 +22,6 @@ from fedone_sdk.experiments.experiment import Result, Workspace
 
 if TYPE_CHECKING:
     from fedone_sdk.backends import LLMBackend
-    from fedone_sdk.simulation import Federation
 
 __all__ = ["queries_per_run", "run_quote"]
 
@@ -35,44 +34,40 @@ _STEP = Decimal("0.000001")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Costs:
-    """What the parts of a task cost.
+    """What the trials of a task cost.
 
     Attributes:
-        runs: One tuning run of every method, as expected: how many prompts of a draw are equal,
-            and so are asked once, depends on the method.
-        run_worst: A tuning run at most.
-        round_worst: One round of it at most.
-        measure: Measuring a prompt on the dev split, as expected.
-        measure_worst: The same at most.
-        bias: Fitting a label bias, as expected.
-        bias_worst: The same at most.
+        expected: All of them.
+        run: One tuning run at most.
+        round: One round of it at most.
+        measure: Measuring one prompt on the dev split at most.
+        bias: Fitting a label bias at most.
         troubles: What would keep the model from answering.
     """
 
-    runs: Usage
-    run_worst: Usage
-    round_worst: Usage
+    expected: Usage
+    run: Usage
+    round: Usage
     measure: Usage
-    measure_worst: Usage
     bias: Usage
-    bias_worst: Usage
     troubles: tuple[str, ...]
 
 
 def run_quote(options: dict[str, Any], workspace: Workspace) -> Result:
-    """Works out what all trials would cost, without asking the model, and divides the caps.
+    """Computes what all trials would cost, without a query, and divides the caps.
 
     Args:
         options: ``run`` (a run's document without task and data), ``tasks``, ``dev_rows``,
             ``rows`` (each the parts of a run that are its own) and ``seeds`` that are tuned,
             ``measurements`` of each task, ``bias_rows`` (on which one may fit a label bias), and
-            the caps ``queries`` (of training) and ``usd`` of everything; null is none.
+            the caps ``queries`` (of training) and ``usd`` of everything; null is none. Optionally
+            ``questions``: what differs of a task from its preset, by task.
         workspace: Has the inputs ``TASK.train`` and ``TASK.dev``.
 
     Returns:
-        ``caps``: per task those of one ``run`` and of ``measuring`` one prompt, which all together
-        are within the user's; ``expected`` and ``worst`` of everything; ``priced``: whether the
-        price is known; and ``note``, a summary in words.
+        ``caps``: per task those of one ``run``, of ``measuring`` one prompt and of the ``bias``,
+        which all together are within the user's; ``expected`` and ``worst`` of everything;
+        ``priced``: whether the price is known; and ``note``, a summary in words.
 
     Raises:
         SpecError: The caps do not pay for one round of every run, or money is capped and the price
@@ -90,27 +85,21 @@ async def _quote(options: dict[str, Any], workspace: Workspace) -> Result:
             for task in options["tasks"]
         }
     runs, measurements = _runs(options), options["measurements"]
-    expected = sum(
-        (c.runs * options["seeds"] + c.measure * measurements + c.bias for c in costs.values()),
-        NOTHING,
-    )
-    worst = sum(
-        (
-            c.run_worst * runs + c.measure_worst * measurements + c.bias_worst
-            for c in costs.values()
-        ),
-        NOTHING,
-    )
-    share = _share(options, costs, priced=priced)
+    expected = sum((each.expected for each in costs.values()), NOTHING)
+    training = sum((each.run * runs for each in costs.values()), NOTHING)
+    measuring = sum((each.measure * measurements + each.bias for each in costs.values()), NOTHING)
+    least = sum((each.round * runs for each in costs.values()), NOTHING)
+    share = _share(options["usd"], training, measuring, least, priced=priced)
     caps = {
         task: {
-            "run": {"queries": queries, **_cap(found.run_worst, share if priced else None)},
-            "measuring": _cap(found.measure_worst, Decimal(1) if priced else None),
-            "bias": _cap(found.bias_worst, Decimal(1) if priced else None),
+            "run": {"queries": queries, **_cap(each.run, share if priced else None)},
+            "measuring": _cap(each.measure, Decimal(1) if priced else None),
+            "bias": _cap(each.bias, Decimal(1) if priced else None),
         }
-        for task, found in costs.items()
+        for task, each in costs.items()
     }
-    troubles = dict.fromkeys(text for found in costs.values() for text in found.troubles)
+    troubles = dict.fromkeys(text for each in costs.values() for text in each.troubles)
+    worst = training + measuring
     return {
         "caps": caps,
         "expected": expected.model_dump(mode="json"),
@@ -145,76 +134,72 @@ def queries_per_run(options: dict[str, Any]) -> int:
     return queries
 
 
-def _federation(options: dict[str, Any], task: str, workspace: Workspace) -> Federation:
-    paths = {name: workspace.inputs[f"{task}.{name}"] for name in ("train", "dev")}
-    return chat_federation({**options, "task": task}, replace(workspace, inputs=paths))
-
-
 async def _costs(
     options: dict[str, Any], task: str, workspace: Workspace, backend: LLMBackend, queries: int
 ) -> _Costs:
     from fedone_sdk.backends import prediction_queries
     from fedone_sdk.simulation import plan_run
 
+    inputs = {name: workspace.inputs[f"{task}.{name}"] for name in ("train", "dev")}
+    workspace = replace(workspace, inputs=inputs)
+    options = {**options, "task": task, "question": options.get("questions", {}).get(task, {})}
     plans = []
     for row in options["rows"]:
         run = {**row_run(options["run"], row), "budget": {"queries": queries}}
-        federation = _federation({**options, "run": run}, task, workspace)
-        # Without dev rows, which a run here does not measure on by itself.
-        plans.append(await plan_run(replace(federation, dev=()), backend=backend))
-    federation = _federation(options, task, workspace)
+        # Without dev rows: a run here does not measure.
+        federation = replace(chat_federation({**options, "run": run}, workspace), dev=())
+        plans.append(await plan_run(federation, backend=backend))
+    federation = chat_federation(options, workspace)
     spec, size = federation.spec, federation.spec.method.batch_size
-    asked = prediction_queries(
-        backend, spec.task, untrained_prompt(federation), federation.dev, size
-    )
-    measure = sum([await backend.quote(query) for query in asked], NOTHING)
-    measure_worst = backend.worst_case(size) * math.ceil(len(federation.dev) / size)
+
+    async def expected(prompt: str, rows: Any) -> Usage:
+        asked = prediction_queries(backend, spec.task, prompt, rows, size)
+        return sum([await backend.quote(query) for query in asked], NOTHING).without_queries()
+
+    def worst(rows: Any) -> Usage:
+        return (backend.worst_case(size) * math.ceil(len(rows) / size)).without_queries()
+
     rows = bias_examples(federation, options["bias_rows"])
-    asked_for_bias = prediction_queries(backend, spec.task, "", rows, size)
-    bias = sum([await backend.quote(query) for query in asked_for_bias], NOTHING)
-    bias_worst = backend.worst_case(size) * len(asked_for_bias)
+    # How many prompts of a draw are equal, and so cost once, depends on the method.
+    runs = sum((plan.expected for plan in plans), NOTHING) * options["seeds"]
+    measure = await expected(untrained_prompt(federation), federation.dev)
     most_expensive = max(plans, key=lambda plan: plan.worst.requests)
     return _Costs(
-        runs=sum((plan.expected for plan in plans), NOTHING),
-        run_worst=most_expensive.worst,
-        round_worst=most_expensive.smallest_cap,
-        measure=measure.without_queries(),
-        measure_worst=measure_worst.without_queries(),
-        bias=bias.without_queries(),
-        bias_worst=bias_worst.without_queries(),
+        expected=runs + measure * options["measurements"] + await expected("", rows),
+        run=most_expensive.worst,
+        round=most_expensive.smallest_cap,
+        measure=worst(federation.dev),
+        bias=worst(rows),
         troubles=tuple(text for text in plans[0].warnings if text.startswith("backend: ")),
     )
 
 
-def _share(options: dict[str, Any], costs: Mapping[str, _Costs], *, priced: bool) -> Decimal:
+def _share(
+    cap: float | None, training: Usage, measuring: Usage, least: Usage, *, priced: bool
+) -> Decimal:
     """How much of their worst case the runs may spend, so that the cap in money holds.
 
-    Measuring comes first: a run that is not measured is worth nothing.
+    Measuring is paid first: a run without a measurement has no result.
     """
-    if options["usd"] is None:
+    if cap is None:
         return Decimal(1)
     if not priced:
         raise SpecError(
             "--cap-usd: the price of this model is not known; say it with --prices",
             source="arguments",
         )
-    cap, runs = Decimal(str(options["usd"])), _runs(options)
-    measuring = sum(
-        c.measure_worst.usd * options["measurements"] + c.bias_worst.usd for c in costs.values()
-    )
-    training = sum(c.run_worst.usd for c in costs.values()) * runs
-    least = sum(c.round_worst.usd for c in costs.values()) * runs
-    if cap < measuring + least:
+    money = Decimal(str(cap))
+    if money < measuring.usd + least.usd:
         raise SpecError(
-            f"--cap-usd: {cap} is too little: measuring may cost {measuring:.4f}, and one round "
-            f"of every run {least:.4f}",
+            f"--cap-usd: {money} is too little: measuring may cost {measuring.usd:.4f}, and one "
+            f"round of every run {least.usd:.4f}",
             source="arguments",
         )
-    return min(Decimal(1), (cap - measuring) / training) if training else Decimal(1)
+    return min(Decimal(1), (money - measuring.usd) / training.usd) if training.usd else Decimal(1)
 
 
 def _cap(worst: Usage, share: Decimal | None) -> dict[str, Any]:
-    """A cap as JSON holds it: money as text, to the last digit; None where it has no price."""
+    """A cap as JSON holds it: money as text; None where it has no price."""
     usd = None
     if share is not None:
         usd = worst.usd if share == 1 else (worst.usd * share).quantize(_STEP, ROUND_DOWN)
@@ -235,13 +220,15 @@ def _note(
     runs, measurements, tasks = _runs(options), options["measurements"], options["tasks"]
 
     def total(unit: str) -> Decimal:
-        each = (
-            Decimal(cap["run"][unit]) * runs
-            + Decimal(cap["measuring"].get(unit, 0)) * measurements
-            + Decimal(cap["bias"].get(unit, 0))
-            for cap in caps.values()
+        times = {"run": runs, "measuring": measurements, "bias": 1}
+        return sum(
+            (
+                Decimal(cap[part].get(unit, 0)) * n
+                for cap in caps.values()
+                for part, n in times.items()
+            ),
+            Decimal(0),
         )
-        return sum(each, Decimal(0))
 
     spent = f", about USD {expected.usd:.4f}, {worst.usd:.4f} at most" if priced else ""
     money = f"USD {total('usd'):.4f}" if priced else "none in money: the price is not known"

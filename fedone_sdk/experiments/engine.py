@@ -1,4 +1,4 @@
-"""Runs an experiment: what is known is not run again, and no trial costs another its result."""
+"""Runs an experiment: known results are kept, and a failed trial does not stop the others."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Progress:
     """How far an experiment is.
 
     Attributes:
-        total: Trials that are known of.
-        kept: Those of them whose results were there already.
-        done: Those that have a result, kept or new.
-        failed: Those that failed.
-        last: What ended just now; None at the beginning of a stage.
-        failure: Why it failed, one line; None where it did not.
-        note: What it has to say to the user.
+        total: Known trials.
+        kept: Trials whose results existed before.
+        done: Trials with a result, kept or new.
+        failed: Trials that failed.
+        last: The trial that has just ended; None at the beginning of a stage.
+        failure: Why it failed, one line; None if it did not.
+        note: Its note for the user.
     """
 
     total: int
@@ -51,7 +51,7 @@ Watch = Callable[[Progress], None]
 
 @dataclass(slots=True, kw_only=True)
 class _Ledger:
-    """What is known of the trials so far."""
+    """The trials so far."""
 
     records: dict[str, Record] = field(default_factory=dict)
     failures: dict[str, Failure] = field(default_factory=dict)
@@ -77,14 +77,14 @@ class _Ledger:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """What is left of an experiment.
+    """A finished experiment.
 
     Attributes:
-        document: All of it, as JSON holds it; None where no trial gave a result.
+        document: The results as JSON holds them; None without any result.
         report: For people; None as above.
-        files: What was written, the Markdown first.
+        files: The written files, the Markdown first.
         failures: Why trials failed, by their keys, one line each.
-        kept: How many results were there already.
+        kept: How many results existed before.
     """
 
     document: dict[str, object] | None
@@ -105,7 +105,7 @@ def run_experiment(
     watch: Watch | None = None,
     run_missing: bool = True,
 ) -> Finished:
-    """Runs what is missing of an experiment, and writes its report.
+    """Runs the missing trials of an experiment, and writes its report.
 
     Args:
         experiment: What to run.
@@ -113,13 +113,13 @@ def run_experiment(
         out: The results go to a folder of the experiment's name in it.
         workers: Trials at once.
         engine: Where they run.
-        command: What the report calls the way to make it again.
-        watch: Told of every trial that ends.
-        run_missing: Whether what has no result yet is run; else only what is there is reported.
+        command: The command in the report that makes it again.
+        watch: Called when a trial ends.
+        run_missing: Whether trials without a result are run; else existing results are reported.
 
     Raises:
-        MissingExtraError: Ray or matplotlib is not installed. Said before the work.
-        SpecError: The settings do not do.
+        MissingExtraError: Ray or matplotlib is not installed; raised before the work.
+        SpecError: The settings are wrong.
     """
     if find_spec("matplotlib") is None:
         raise MissingExtraError("drawing figures", extra="reproduce")
@@ -193,7 +193,7 @@ def _run(
         for number, trial in enumerate(trials)
     ]
     run = run_in_processes if engine == "local" else run_on_ray
-    # Closed also by Ctrl-C: what is done is on the disk, what is not is given up.
+    # Closed also by Ctrl-C: finished trials are on the disk, running ones are stopped.
     with closing(run(jobs, workers)) as outcomes:
         for outcome in outcomes:
             trial, found = trials[outcome.number], outcome.found

@@ -1,4 +1,4 @@
-"""What an experiment is: trials that do not know of each other, and a report of their results."""
+"""What an experiment is: independent trials, and a report of their results."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ __all__ = [
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.=+-]{0,150}")
 
 Result = dict[str, Any]
-"""What a trial found, as JSON holds it. A ``note`` is shown to the user when the trial ends, and
-``model`` is the fingerprint of the model that it asked."""
+"""A trial's result, as JSON holds it. A ``note`` is shown when the trial ends, and ``model`` is the
+fingerprint of its model."""
 
 Results = Mapping[str, Result]
 """Results by the keys of their trials. One that failed is absent."""
 
 Draw = Callable[["Figure"], None]
-"""Draws on an empty figure, whose size it may set."""
+"""Draws on an empty figure and may set its size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,22 +43,22 @@ class Workspace:
     """Where a trial works.
 
     Attributes:
-        inputs: The trial's input files and folders, by the names that it gave them.
-        folder: A folder of the trial's own, made by its first use of `file`: what lies there helps
-            the next attempt at the same trial (paid answers), and may be deleted at any time.
+        inputs: The trial's input files and folders by name.
+        folder: The trial's folder, made by the first use of `file`. It keeps paid answers for the
+            next attempt at the same trial, and may be deleted at any time.
     """
 
     inputs: Mapping[str, Path]
     folder: Path
 
     def file(self, name: str) -> Path:
-        """A file of the trial's own."""
+        """A file in the trial's folder."""
         self.folder.mkdir(parents=True, exist_ok=True)
         return self.folder / name
 
 
 TrialFunction = Callable[[dict[str, Any], Workspace], Result]
-"""Runs a trial, in a process of its own: a function at the top of a module."""
+"""Runs a trial in a separate process: a function at the top of a module."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,14 +66,13 @@ class Trial:
     """One piece of work, such as one method on one task with one seed.
 
     Attributes:
-        key: Its name within the experiment; a file is named by it.
-        run: What does it.
-        options: All that its result depends on besides `inputs`, as JSON holds it: a result is used
-            again only where they are the same. Paths do not belong here.
-        inputs: Files and folders that it reads. Their contents count as well, not their places.
-        home: The experiment that keeps its result, where another one has the very same trial; None
-            is the one that names it.
-        function: What its record calls `run`, where that was moved since; None is its place.
+        key: Its name within the experiment, also that of its file.
+        run: The function.
+        options: All that its result depends on besides `inputs`, as JSON holds it, without paths.
+            A result is used again only with the same options.
+        inputs: Files and folders that it reads; their contents are part of its identity.
+        home: The experiment that keeps its result, if several have it; None is the current one.
+        function: The name of `run` in records, if it has moved since; None is its place.
     """
 
     key: str
@@ -90,11 +89,11 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What an experiment says of its results.
+    """An experiment's results for readers and programs.
 
     Attributes:
-        markdown: The tables and what there is to say, without a title of the whole. A figure is
-            shown by ``![what it shows](NAME.svg)``.
+        markdown: Tables and sentences, without a title. A figure is shown by
+            ``![what it shows](NAME.svg)``.
         data: The same numbers for programs, as JSON holds them.
         figures: The figures by their names; each becomes NAME.svg and NAME.png.
     """
@@ -111,10 +110,9 @@ class Experiment(ABC):
         name: What `fedone reproduce` calls it.
         title: What it shows, one line.
         needs_data: Whether `Settings.data` must name a folder of GLUE tasks.
-        default_seeds: Repeats where the user names no number.
-        options: What of `Settings.options` it knows.
-        takes: Which of the `Settings` that only some experiments look at it does: ``tasks``, and
-            those of a paid model.
+        default_seeds: Repeats, unless the user gives a number.
+        options: The names that it takes of `Settings.options`.
+        takes: The optional `Settings` that it uses: ``tasks``, and those of a paid model.
     """
 
     name: ClassVar[str]
@@ -126,20 +124,19 @@ class Experiment(ABC):
 
     @abstractmethod
     def trials(self, settings: Settings, results: Results) -> Sequence[Trial]:
-        """What is to be done, as far as it is known yet.
+        """The trials that are known so far.
 
-        Called again when all that it named is done, until it names nothing new; so later trials
-        may depend on the results of earlier ones (a learning rate on its search). Most experiments
-        need only one stage, and do not look at `results`.
+        Called again when they are done, until it returns no new ones: later trials may depend on
+        the results of earlier ones (a learning rate on its search).
 
         Args:
             settings: What the user asked for.
-            results: Of the trials named before; empty at first.
+            results: Of the earlier trials; empty at first.
 
         Raises:
-            SpecError: The settings do not do.
+            SpecError: The settings are wrong.
         """
 
     @abstractmethod
     def report(self, settings: Settings, results: Results) -> Report:
-        """Says what was found. Trials that failed are absent from `results`."""
+        """The report. Trials that failed are absent from `results`."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import TypeAdapter
 
-from fedone_sdk.experiments.experiment import Result, Trial, Workspace
+from fedone_sdk.experiments.experiment import Result, Trial, TrialFunction, Workspace
 from fedone_sdk.experiments.records import write_whole
 from fedone_sdk.experiments.settings import Settings, onnx_file
 from fedone_sdk.spec import BackendSpec, RunSpec, validate_spec
@@ -31,6 +31,7 @@ __all__ = [
     "method_of",
     "run_document",
     "run_timed",
+    "run_trial",
     "run_tuning",
     "trial_backend",
     "tuning_federation",
@@ -92,14 +93,31 @@ def tuning_trial(key: str, settings: Settings, tuning: Tuning) -> Trial:
     Raises:
         SpecError: There is no data for the task, or no such run.
     """
-    run = run_document(tuning, settings.backend(tuning.backend_kind))
-    validate_spec(RunSpec, run, source=key)
-    folder = settings.task_folder(tuning.task)
-    inputs = {"train": folder / "train.jsonl", "model": settings.model_folder}
-    if tuning.held_out is None:
-        inputs["dev"] = folder / "dev.jsonl"
-    options = {"run": run, "held_out": tuning.held_out, "seed": tuning.seed}
-    return Trial(key=key, run=run_tuning, options=options, inputs=inputs)
+    return run_trial(key, settings, tuning, run_tuning, held_out=tuning.held_out)
+
+
+def run_trial(
+    key: str, settings: Settings, tuning: Tuning, run: TrialFunction, **options: Any
+) -> Trial:
+    """A trial on a federation's run.
+
+    Args:
+        key: Of the trial.
+        settings: What the user asked for.
+        tuning: The run, its option ``run``.
+        run: Runs the trial.
+        options: Further options.
+
+    Raises:
+        SpecError: There is no data for the task, or no such run.
+    """
+    document = run_document(tuning, settings.backend(tuning.backend_kind))
+    validate_spec(RunSpec, document, source=key)
+    inputs = settings.inputs(tuning.task)
+    if tuning.held_out is not None:
+        del inputs["dev"]
+    options = {"run": document, "seed": tuning.seed, **options}
+    return Trial(key=key, run=run, options=options, inputs=inputs)
 
 
 def run_tuning(options: dict[str, Any], workspace: Workspace) -> Result:
@@ -114,7 +132,7 @@ def run_tuning(options: dict[str, Any], workspace: Workspace) -> Result:
         the deployable prompt against training queries (``round`` -1 is before the first one),
         ``losses`` and ``queries_per_round``, what was spent, sent and found, the ``loaded_bytes``
         of the model (its weights, or on a GPU the most that was in use), and ``resumed``: whether
-        answers of an earlier attempt were at hand, so that times say little.
+        answers of an earlier attempt were at hand, so that times are too short.
     """
     resumed = _answers(workspace).exists()
     federation = tuning_federation(options, workspace)
@@ -207,7 +225,7 @@ def trial_backend(
 
 
 def run_document(tuning: Tuning, backend: dict[str, Any]) -> dict[str, Any]:
-    """The run as RUN.yaml would say it, but for the paths, which are a trial's inputs."""
+    """The run as RUN.yaml has it, without the paths, which are a trial's inputs."""
     vocabulary = tuning.vocab_size and {"kind": "pmi", "size": tuning.vocab_size}
     return {
         "name": "trial",

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fedone_sdk.experiments.experiment import Report, Results
+from fedone_sdk.experiments.figures import Line, Panel, drawing
 from fedone_sdk.experiments.paper import about
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.experiments.statistics import compared
-from fedone_sdk.experiments.study import Design, Runs, Study, metric_cells, metrics
-from fedone_sdk.experiments.summary import markdown_table, mean_sd
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from fedone_sdk.experiments.study import METRIC_COLUMNS, Design, Runs, Study, metrics
+from fedone_sdk.experiments.summary import mean_sd, table
 
 __all__ = ["FigurePromptLength"]
 
@@ -40,37 +36,16 @@ class FigurePromptLength(Study):
             for task in self.grid(settings)["task"]
             if (runs := self.runs(settings, results, task=task))
         }
-
-        def draw(figure: Figure) -> None:
-            figure.set_size_inches(1.0 + 4.0 * len(tasks), 3.8)
-            panels = figure.subplots(1, len(tasks), squeeze=False)[0]
-            for axes, (task, runs) in zip(panels, tasks.items(), strict=True):
-                for name, label in ("after", "tuned"), ("before", "untrained"):
-                    sums = [mean_sd(metrics(found, name)) for found in runs.values()]
-                    axes.errorbar(
-                        list(runs),
-                        [mean for mean, _ in sums],
-                        [deviation or 0.0 for _, deviation in sums],
-                        marker="o",
-                        capsize=3,
-                        label=label,
-                    )
-                bare = next(iter(next(iter(runs.values())).values()))["metric"]
-                axes.axhline(bare["no_prompt"], color="grey", linestyle=":", label="no prompt")
-                axes.set(xlabel="positions n", ylabel=bare["name"], title=task)
-                axes.set_xticks(list(runs))
-            panels[0].legend()
-
         head = (
             f"GS-BDPL, one client per round, {run['rounds']} rounds, learning rate "
-            f"{run['method']['learning_rate']:g}, the same "
-            "for every n; the metric (x 100) of the deployable prompt on the whole dev split. "
-            "Lines are means over seeds, bars one standard deviation; p values are of one "
-            "comparison each, and the best n is chosen by the same seeds. The model takes a "
-            "limited number of tokens: where a long prompt leaves too little room, the ends of the "
-            f"example's text are cut off. {about(self.name)}\n"
+            f"{run['method']['learning_rate']:g}, the same for every n; the metric (x 100) of the "
+            "deployable prompt on the whole dev split. Lines are means over seeds, bars one "
+            "standard deviation; p values are of one comparison each, and the best n is chosen by "
+            "the same seeds. If a long prompt leaves too little of the model's context, the ends "
+            f"of the example's text are cut off. {about(self.name)}\n"
         )
         sections = [_section(task, runs) for task, runs in tasks.items()]
+        panels = [_panel(task, runs) for task, runs in tasks.items()]
         return Report(
             markdown="\n".join([f"![{self.title}]({self.name}.svg)\n", head, *sections]),
             data={
@@ -83,26 +58,40 @@ class FigurePromptLength(Study):
                 }
                 for task, runs in tasks.items()
             },
-            figures={self.name: draw},
+            figures={self.name: drawing(panels, size=(4.0, 3.8))},
         )
 
 
+def _metric(runs: Runs) -> dict[str, float | str]:
+    """Of any run: its name, and the value without a prompt."""
+    found: dict[str, float | str] = next(iter(next(iter(runs.values())).values()))["metric"]
+    return found
+
+
+def _panel(task: str, runs: Runs) -> Panel:
+    lines = []
+    for name, label in ("after", "tuned"), ("before", "untrained"):
+        sums = [mean_sd(metrics(each, name)) for each in runs.values()]
+        means, deviations = zip(*sums, strict=True)
+        spread = [deviation or 0.0 for deviation in deviations]
+        lines.append(Line(x=list(runs), y=means, error=(spread, spread), label=label, style="o-"))
+    return Panel(
+        lines=lines,
+        levels={"no prompt": float(_metric(runs)["no_prompt"])},
+        x="positions n",
+        y=str(_metric(runs)["name"]),
+        title=task,
+        ticks={length: str(length) for length in runs},
+    )
+
+
 def _section(task: str, runs: Runs) -> str:
-    metric = next(iter(next(iter(runs.values())).values()))["metric"]["name"]
-    rows = [
-        [
-            str(length),
-            *metric_cells(found),
-            str(len(found)),
-        ]
-        for length, found in runs.items()
-    ]
-    table = markdown_table(["n", "no prompt", "untrained", "tuned", "seeds"], rows)
-    return f"## {task} ({metric})\n\n{table}\n{_verdict(runs)}\n"
+    rows = table("n", runs, {**METRIC_COLUMNS, "seeds": lambda _, found: str(len(found))})
+    return f"## {task} ({_metric(runs)['name']})\n\n{rows}\n{_verdict(runs)}\n"
 
 
 def _verdict(runs: Runs) -> str:
-    """What can be said of the lengths, from the seeds that they share."""
+    """What can be said of the lengths, over the seeds that they share."""
     means = {length: mean_sd(metrics(found, "after"))[0] for length, found in runs.items()}
     best = max(means, key=lambda length: means[length])
     parts = []
@@ -111,23 +100,16 @@ def _verdict(runs: Runs) -> str:
             continue
         seeds = sorted(found.keys() & runs[best].keys())
         # Less is better for `compared`, more for a metric.
-        pairs = [
-            (-runs[best][seed]["metric"]["after"], -found[seed]["metric"]["after"])
-            for seed in seeds
-        ]
-        against = compared([one for one, _ in pairs], [other for _, other in pairs])
+        one, other = ([-each[s]["metric"]["after"] for s in seeds] for each in (runs[best], found))
+        against = compared(one, other)
         parts.append(
             f"better than n={length} in {against.fewer} of {len(seeds)} seeds "
             f"(sign test p = {against.p_value:.2g})"
         )
-    trained = sum(
-        run["metric"]["after"] > run["metric"]["before"]
-        for found in runs.values()
-        for run in found.values()
-    )
-    total = sum(map(len, runs.values()))
+    each = [run["metric"] for found in runs.values() for run in found.values()]
+    improved = sum(metric["after"] > metric["before"] for metric in each)
     against_others = f": {'; '.join(parts)}" if parts else ""
     return (
         f"The best mean is at n={best}{against_others}. Tuning improved on the untrained prompt in "
-        f"{trained} of {total} runs."
+        f"{improved} of {len(each)} runs."
     )

@@ -1,38 +1,32 @@
-"""figure-toy: queries against accuracy for several K*, on digits that are spread evenly."""
+"""figure-toy and figure-heterogeneity: queries against accuracy for several K*, on digits."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
-from fedone_sdk.errors import SpecError
 from fedone_sdk.experiments.digits import find_digits
 from fedone_sdk.experiments.experiment import Report, Results, Trial
+from fedone_sdk.experiments.figures import drawing
 from fedone_sdk.experiments.paper import about
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.experiments.study import Design, Point, Study
+from fedone_sdk.experiments.summary import positive
 from fedone_sdk.experiments.toy import Toy, toy_trial
-from fedone_sdk.experiments.toy_report import Condition, draw_condition
+from fedone_sdk.experiments.toy_report import Condition
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-__all__ = ["FigureToy"]
+__all__ = ["FigureHeterogeneity", "FigureToy"]
 
 _SPLITS: Mapping[str, tuple[str, float | None]] = {
     "iid": ("IID", None),
     "dirichlet0.5": ("Dirichlet 0.5", 0.5),
     "dirichlet0.1": ("Dirichlet 0.1", 0.1),
 }
-"""The name of a split in reports, and its concentration."""
+"""How the digits are spread over the clients: a name for reports, and the concentration."""
 
 
 class FigureToy(Study):
-    """The paper's toy: one network, 100 clients, several K*.
-
-    A split is how the digits are spread over the clients: a panel of the figure each.
-    """
+    """The paper's toy: one network, 100 clients, several K*; a panel per split."""
 
     name = "figure-toy"
     title = "Queries against accuracy: a small network on digits, IID clients"
@@ -52,8 +46,8 @@ class FigureToy(Study):
 
         Raises:
             DataError: The folder holds no digits.
-            MissingExtraError: scikit-learn, which brings them otherwise, is not installed.
-            SpecError: An option does not do.
+            MissingExtraError: scikit-learn, which has them otherwise, is not installed.
+            SpecError: An option is wrong.
         """
         find_digits(settings.data)
         return super().trials(settings, results)
@@ -71,66 +65,55 @@ class FigureToy(Study):
             for split in self.grid(settings)["split"]
             if (runs := self.runs(settings, results, split=split))
         ]
-
-        def draw(figure: Figure) -> None:
-            figure.set_size_inches(1.5 + 4.5 * len(found), 4)
-            panels = figure.subplots(1, len(found), sharey=True, squeeze=False)[0]
-            for axes, condition in zip(panels, found, strict=True):
-                draw_condition(axes, condition)
-
         tables = "\n".join(f"## {condition.label}\n\n{condition.markdown()}" for condition in found)
         caption = f"{_caption(toy, results)} {about(self.name)}"
         return Report(
             markdown=f"![{self.title}]({self.name}.svg)\n\n{caption}\n\n{tables}",
             data={"caption": caption, "splits": [condition.data() for condition in found]},
-            figures={self.name: draw},
+            figures={self.name: drawing([condition.panel() for condition in found])},
         )
 
     def _toy(self, settings: Settings, point: Point, seed: int) -> Toy:
-        run = self.run(settings)
+        run, options = self.run(settings), settings.options
         return Toy(
             clients_per_round=point["clients_per_round"],
             seed=seed,
             dirichlet_alpha=_SPLITS[point["split"]][1],
-            learning_rate=_positive(settings, "learning_rate", run["learning_rate"]),
-            max_queries=int(_positive(settings, "max_queries", run["max_queries"])),
+            learning_rate=positive(options, "learning_rate") or run["learning_rate"],
+            max_queries=int(positive(options, "max_queries") or run["max_queries"]),
             # MNIST's test split is large, and a visit there takes 38 queries.
             measure_every=20 if settings.data is None else 200,
         )
 
 
-def _positive(settings: Settings, option: str, default: float) -> float:
-    given = settings.options.get(option)
-    try:
-        value = default if given is None else float(given)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise SpecError(f"--set {option}: must be a positive number", source="arguments")
-    return value
+class FigureHeterogeneity(FigureToy):
+    """The toy under IID, Dirichlet 0.5 and Dirichlet 0.1, side by side."""
+
+    name = "figure-heterogeneity"
+    title = "Queries against accuracy: the toy under IID, Dirichlet 0.5 and Dirichlet 0.1"
+    design = replace(FigureToy.design, axes={**FigureToy.design.axes, "split": tuple(_SPLITS)})
 
 
 def _caption(toy: Toy, results: Results) -> str:
     some = next(iter(results.values()))
-    network = f"MLP {some['pixels']}-{toy.num_hidden}-10 with dropout 0.2"
-    sizes = sorted({tuple(result["rows"]) for result in results.values()})
-    smallest, largest = min(size[0] for size in sizes), max(size[2] for size in sizes)
+    smallest = min(result["rows"][0] for result in results.values())
+    largest = max(result["rows"][2] for result in results.values())
     held = f"{smallest} rows" if smallest == largest else f"{smallest} to {largest} rows"
     bundled = (
         " The paper uses MNIST (784 pixels, 600 rows a client); --data takes a folder with its "
-        "files. With so few rows a client's epoch is mostly one mini-batch, smaller than the "
-        f"{toy.batch_size} rows it could have."
+        "files. With so few rows a client's epoch is mostly one mini-batch, smaller than "
+        f"{toy.batch_size} rows."
         if some["pixels"] == 64
         else ""
     )
     return (
-        f"Data: {some['data']}. {network}; {toy.num_clients} clients of {held}; learning rate "
-        f"{toy.learning_rate} for every K*, mini-batches of {toy.batch_size}, {toy.local_epochs} "
-        "local epochs, FedAvg weighted by rows. A query is the forward pass of one mini-batch: a "
-        "client's visit makes (local epochs) x (mini-batches of its rows) of them, and visits of "
-        "one round add up. Lines are means over seeds, bands one standard deviation. Tables: the "
-        f"median over seeds of the queries until the test accuracy, measured every "
-        f"{toy.measure_every} queries or round, first reached a target; runs end at "
+        f"Data: {some['data']}. MLP {some['pixels']}-{toy.num_hidden}-10 with dropout 0.2; "
+        f"{toy.num_clients} clients of {held}; learning rate {toy.learning_rate} for every K*, "
+        f"mini-batches of {toy.batch_size}, {toy.local_epochs} local epochs, FedAvg weighted by "
+        "rows. A query is the forward pass of one mini-batch: a client's visit makes (local "
+        "epochs) x (mini-batches of its rows) of them. Lines are means over seeds, bands one "
+        "standard deviation. Tables: the median over seeds of the queries until the test accuracy, "
+        f"measured every {toy.measure_every} queries or round, first reached a target; runs end at "
         f"{toy.max_queries:,} queries, and those that had not reached it by then are censored. "
         "(A curve that swings reaches a target sooner than a smooth one of the same mean.) "
         "Intervals are of one comparison each." + bundled

@@ -6,48 +6,20 @@ import asyncio
 import time
 from typing import Any
 
-from fedone_sdk.experiments.experiment import Result, Trial, Workspace
-from fedone_sdk.experiments.federated import (
-    Tuning,
-    run_document,
-    trial_backend,
-    tuning_federation,
-)
-from fedone_sdk.experiments.settings import Settings
+from fedone_sdk.experiments.experiment import Result, Workspace
+from fedone_sdk.experiments.federated import trial_backend, tuning_federation
 
-__all__ = ["fine_tuning_trial", "run_fine_tuning"]
-
-
-def fine_tuning_trial(
-    key: str, settings: Settings, tuning: Tuning, *, rates: tuple[float, ...], max_epochs: int
-) -> Trial:
-    """The trial that fine-tunes a model on the rows of a federation's clients.
-
-    Args:
-        key: Of the trial.
-        settings: What the user asked for.
-        tuning: The federation; its method has no part in this.
-        rates: Learning rates; the one with the lowest held-out loss is taken.
-        max_epochs: The most passes over the rows.
-
-    Raises:
-        SpecError: There is no data for the task.
-    """
-    return Trial(
-        key=key,
-        run=run_fine_tuning,
-        options={
-            "run": run_document(tuning, settings.backend("transformers")),
-            "seed": tuning.seed,
-            "rates": list(rates),
-            "max_epochs": max_epochs,
-        },
-        inputs=settings.inputs(tuning.task),
-    )
+__all__ = ["run_fine_tuning"]
 
 
 def run_fine_tuning(options: dict[str, Any], workspace: Workspace) -> Result:
-    """Fine-tunes at every rate, and measures the one of the lowest held-out loss on dev."""
+    """Fine-tunes on the rows of a federation's clients, and measures the result on dev.
+
+    Args:
+        options: ``run``, whose method has no part in this; ``rates``, of which the one with the
+            lowest held-out loss is taken; and ``max_epochs``.
+        workspace: Has the inputs ``model``, ``train`` and ``dev``.
+    """
     return asyncio.run(_run(options, workspace))
 
 

@@ -30,7 +30,7 @@ ONE_THREAD = (
     "MKL_NUM_THREADS",
     "VECLIB_MAXIMUM_THREADS",
 )
-"""What numerical libraries look at when they are loaded: trials run side by side already."""
+"""What numerical libraries read when they are loaded: parallel trials need one thread each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class Failure:
 
     Attributes:
         message: One line.
-        details: The traceback, or what is known of a process that died.
+        details: The traceback, or how a process died.
     """
 
     message: str
@@ -79,7 +79,7 @@ class Outcome:
 
 
 def perform(job: Job) -> Outcome:
-    """Runs a job; whatever goes wrong in it becomes a `Failure`."""
+    """Runs a job; an exception becomes a `Failure`."""
     began = time.monotonic()
     found: Result | Failure
     try:
@@ -92,10 +92,9 @@ def perform(job: Job) -> Outcome:
 
 
 def run_in_processes(jobs: Iterable[Job], workers: int) -> Generator[Outcome]:
-    """Runs jobs in worker processes; gives outcomes as they come.
+    """Runs jobs in worker processes; yields outcomes as they come.
 
-    A process that dies costs the trial that it had, and is replaced. Whatever still runs when the
-    iterator is closed is killed.
+    A process that dies fails its trial and is replaced. Closing the iterator kills running jobs.
 
     Args:
         jobs: What to run.
@@ -150,11 +149,11 @@ class _Worker:
     def give(self, job: Job) -> None:
         """Sends a job."""
         self._job, self._began = job, time.monotonic()
-        with suppress(BrokenPipeError):  # it died already: `take` will say so
+        with suppress(BrokenPipeError):  # it has died: `take` returns the failure
             self.connection.send(job)
 
     def take(self) -> Outcome:
-        """What became of the job, once the pipe has something to read."""
+        """The outcome of the job, once the pipe has something to read."""
         assert self._job is not None
         try:
             outcome = self.connection.recv()
@@ -170,7 +169,7 @@ class _Worker:
             return Outcome(number=self._job.number, found=Failure(text, f"{text}\n"), wall_s=wall_s)
 
     def kill(self) -> None:
-        """Ends the process, whatever it does."""
+        """Ends the process at once."""
         self.alive = False
         self.connection.close()
         self._process.kill()
@@ -179,8 +178,8 @@ class _Worker:
 
 
 def _work(connection: Connection) -> None:
-    """What a worker process does, until the other end of the pipe is closed."""
-    # Ctrl-C reaches every process of the terminal; what it means is for the parent to say.
+    """The loop of a worker process, until the other end of the pipe is closed."""
+    # Ctrl-C reaches every process of the terminal; the parent stops the workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _quiet()
@@ -190,7 +189,7 @@ def _work(connection: Connection) -> None:
 
 
 def _end_with_parent() -> None:
-    """Nobody would take the result of a trial, which may be paid, once the parent was killed."""
+    """End with the parent: without it no process takes the results, which may be paid."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

@@ -1,4 +1,4 @@
-"""What alpha is worth: the loss to be expected of its prompts, and that of the deployable one."""
+"""The expected loss of prompts drawn from alpha, and the loss of the deployable one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Probing:
         queries: Training queries between two measurements; rounded down to whole rounds, at least
             one round.
         prompts: Prompts drawn from alpha.
-        rows: Dev rows that each of them is measured on, a draw of its own.
+        rows: Dev rows that each of them is measured on, a separate draw.
         prompt_rows: Dev rows that the deployable prompt is measured on.
         gains: The targets: how far each named loss must come below the untrained expected loss
             (without one, below that of the untrained prompt), nats. The run ends when all are

@@ -5,25 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from fedone_sdk.experiments.experiment import Result
+from fedone_sdk.experiments.figures import Line, Panel
 from fedone_sdk.experiments.statistics import (
     Comparison,
     Median,
-    Ratio,
     TrimmedMean,
     compared,
     median_interval,
     trimmed_mean,
 )
-from fedone_sdk.experiments.summary import markdown_table, mean_sd_text
+from fedone_sdk.experiments.summary import Column, mean_sd_text, table
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-__all__ = ["Repeats", "TRIM", "draw_repeats", "interval_text", "queries_text"]
+__all__ = ["TRIM", "Repeats", "finite", "interval_text", "queries_text"]
 
 TRIM = 0.1
 """Share of the repeats that the trimmed mean leaves out at each end."""
@@ -40,10 +38,10 @@ class Repeats:
 
     Attributes:
         label: The method's name in reports.
-        learning_rates: By K*; none for methods without a learning rate.
-        gains: The targets; the first one is the table's own.
+        learning_rates: By K*; empty for methods without a learning rate.
+        gains: The targets; the first one is the table's.
         cap: Training queries at which a repeat is censored.
-        paper: The paper's trimmed means by K*.
+        paper: The paper's means by K*.
         runs: Results by K* and seed.
     """
 
@@ -67,11 +65,16 @@ class Repeats:
 
     @property
     def target(self) -> str:
-        """The name of the table's own target."""
+        """The name of the table's target."""
         return next(iter(self.gains))
 
+    @property
+    def present(self) -> list[int]:
+        """The K* that have repeats."""
+        return [clients for clients, runs in self.runs.items() if runs]
+
     def queries(self, clients: int, target: str) -> dict[int, float]:
-        """Queries to a target by seed; infinite where a repeat never reached it."""
+        """Queries to a target by seed; infinite where a repeat did not reach it."""
         return {
             seed: math.inf if (found := run["reached"][target]) is None else float(found)
             for seed, run in self.runs[clients].items()
@@ -90,21 +93,22 @@ class Repeats:
         """K*=1 against another K*, over the seeds that both have."""
         one, other = self.queries(1, target), self.queries(clients, target)
         seeds = sorted(one.keys() & other.keys())
-        return compared(
-            [one[seed] for seed in seeds], [other[seed] for seed in seeds], cap=self.cap
-        )
+        return compared([one[s] for s in seeds], [other[s] for s in seeds], cap=self.cap)
 
     def markdown(self) -> str:
         """The tables and what they say."""
         return "\n".join([f"## {self.label}\n", *(self._section(target) for target in self.gains)])
 
     def data(self) -> dict[str, Any]:
-        """The same numbers, as JSON holds them: null is never (infinite)."""
+        """The same numbers, as JSON holds them; null is infinite."""
         return {
             "learning_rates": {str(k): rate for k, rate in self.learning_rates.items()},
             "cap": self.cap,
             "targets": {
-                target: {"gain": gain, "clients": self._data(target)}
+                target: {
+                    "gain": gain,
+                    "clients": {str(k): self._data(k, target) for k in self.present},
+                }
                 for target, gain in self.gains.items()
             },
         }
@@ -141,60 +145,80 @@ class Repeats:
             head += f"nothing tells it apart from {_names(open_)}"
         return f"{head}. In detail: {'; '.join(parts)}."
 
-    @property
-    def present(self) -> list[int]:
-        """The K* that have repeats."""
-        return [clients for clients, runs in self.runs.items() if runs]
+    def panels(self) -> tuple[Panel, Panel]:
+        """Queries to the target over K*, and the curves that led there.
+
+        The first one has medians with their intervals and a dot per repeat, censored ones at the
+        top edge. The second one has the mean loss of the repeats over their queries.
+        """
+        target, top = self.target, self.cap * 1.15
+        dots, curves = [], []
+        for place, clients in enumerate(self.present):
+            values = [min(v, top) for v in self.queries(clients, target).values()]
+            median = self.median(clients, target)
+            low, middle, high = (min(v, top) for v in (median.low, median.value, median.high))
+            error, color = ([middle - low], [high - middle]), f"C{place}"
+            dots.append(Line(x=[place] * len(values), y=values, style=".", color=color))
+            dots.append(Line(x=[place + 0.15], y=[middle], error=error, style="s", color=color))
+            x, y = _mean_curve(list(self.runs[clients].values()), target)
+            curves.append(Line(x=x, y=y, color=color, label=f"K*={clients}"))
+        known = {n: self.paper[k] for n, k in enumerate(self.present) if k in self.paper}
+        if known:
+            label = "paper (another model)"
+            dots.append(Line(x=list(known), y=list(known.values()), style="kx", label=label))
+        return (
+            Panel(
+                lines=dots,
+                levels={" cap": self.cap},
+                ticks={place: str(clients) for place, clients in enumerate(self.present)},
+                x="clients per round, K*",
+                y="queries to the target (above the line: never)",
+                title=f"{self.label}, {self.setting}",
+            ),
+            Panel(
+                lines=curves,
+                levels={" target": -self.gains[target]},
+                x="training queries",
+                y=f"{target} - untrained, nats",
+            ),
+        )
 
     def _section(self, target: str) -> str:
-        rows, repeats = [], []
+        queries = {clients: self.queries(clients, target) for clients in self.present}
+        medians = {clients: self.median(clients, target) for clients in self.present}
+        columns: dict[str, Column] = {
+            "reached": lambda _, found: (
+                f"{sum(map(math.isfinite, found.values()))} of {len(found)}"
+            ),
+            "median queries": lambda k, _: queries_text(medians[k].value, self.cap),
+            "95 % interval": lambda k, _: interval_text(medians[k], self.cap),
+            "trimmed mean": lambda k, _: (
+                "at least " * (mean := self.trimmed(k, target)).bounded + f"{mean.value:,.1f}"
+            ),
+        }
         # The paper has one target.
-        shows_paper = target == self.target and set(self.present) <= self.paper.keys()
-        for clients in self.present:
-            values = self.queries(clients, target)
-            median, trimmed = self.median(clients, target), self.trimmed(clients, target)
-            reached = sum(math.isfinite(value) for value in values.values())
-            rows.append(
-                [
-                    str(clients),
-                    f"{reached} of {len(values)}",
-                    queries_text(median.value, self.cap),
-                    interval_text(median, self.cap),
-                    ("at least " if trimmed.bounded else "") + f"{trimmed.value:,.1f}",
-                    *([f"{self.paper[clients]:,.1f}"] if shows_paper else []),
-                    *(mean_sd_text(self._prompts(clients, place)) for place in (0, -1)),
-                ]
+        if target == self.target and set(self.present) <= self.paper.keys():
+            columns["paper (outliers left out, RoBERTa-large)"] = lambda k, _: (
+                f"{self.paper[k]:,.1f}"
             )
-            repeats.append(
-                [
-                    str(clients),
-                    ", ".join(queries_text(values[seed], self.cap) for seed in sorted(values)),
-                ]
+        columns["prompt at the start"] = lambda k, _: mean_sd_text(self._prompts(k, 0))
+        columns["prompt at the end"] = lambda k, _: mean_sd_text(self._prompts(k, -1))
+        starts = [_start(run["curve"]) for runs in self.runs.values() for run in runs.values()]
+        every: dict[str, Column] = {
+            "queries": lambda _, found: ", ".join(
+                queries_text(found[seed], self.cap) for seed in sorted(found)
             )
-        meaning = _MEANING.get(target, target)
-        untrained = [run["curve"][0] for runs in self.runs.values() for run in runs.values()]
-        levels = [point.get("expected_loss", point["prompt_loss"]) for point in untrained]
+        }
         return "\n".join(
             [
-                f"### To {self.gains[target]:g} nats below the start: {meaning}\n",
+                f"### To {self.gains[target]:g} nats below the start: "
+                f"{_MEANING.get(target, target)}\n",
                 f"All with {self.setting}; repeats end at {self.cap:,} queries. The start, over "
-                f"all repeats: {min(levels):.3f} to {max(levels):.3f} nats.\n",
-                markdown_table(
-                    [
-                        "K*",
-                        "reached",
-                        "median queries",
-                        "95 % interval",
-                        "trimmed mean",
-                        *(["paper (outliers left out, RoBERTa-large)"] if shows_paper else []),
-                        "prompt at the start",
-                        "prompt at the end",
-                    ],
-                    rows,
-                ),
+                f"all repeats: {min(starts):.3f} to {max(starts):.3f} nats.\n",
+                table("K*", queries, columns),
                 self.verdict(target) + "\n",
                 "Every repeat, by seed:\n",
-                markdown_table(["K*", "queries"], repeats),
+                table("K*", queries, every),
             ]
         )
 
@@ -202,26 +226,18 @@ class Repeats:
         """The metric of the deployable prompt at a place of every curve."""
         return [run["curve"][place]["prompt_metric"] for run in self.runs[clients].values()]
 
-    def _data(self, target: str) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for clients in self.present:
-            median, trimmed = self.median(clients, target), self.trimmed(clients, target)
-            values = self.queries(clients, target)
-            found[str(clients)] = {
-                "queries": {str(seed): _finite(value) for seed, value in values.items()},
-                "median": {name: _finite(value) for name, value in asdict(median).items()},
-                "trimmed_mean": asdict(trimmed),
-                "paper": self.paper.get(clients),
-                "prompt": {"start": self._prompts(clients, 0), "end": self._prompts(clients, -1)},
-            }
-            if clients != 1 and 1 in self.present:
-                against = asdict(self.comparison(clients, target))
-                if (ratio := against["ratio"]) is not None:
-                    against["ratio"] = {
-                        name: _finite(value)
-                        for name, value in zip(Ratio._fields, ratio, strict=True)
-                    }
-                found[str(clients)]["against_one"] = against
+    def _data(self, clients: int, target: str) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "queries": finite({str(s): v for s, v in self.queries(clients, target).items()}),
+            "median": finite(asdict(self.median(clients, target))),
+            "trimmed_mean": self.trimmed(clients, target)._asdict(),
+            "paper": self.paper.get(clients),
+            "prompt": {"start": self._prompts(clients, 0), "end": self._prompts(clients, -1)},
+        }
+        if clients != 1 and 1 in self.present:
+            comparison = self.comparison(clients, target)
+            ratio = comparison.ratio and finite(comparison.ratio._asdict())
+            found["against_one"] = {**asdict(comparison), "ratio": ratio}
         return found
 
 
@@ -239,73 +255,28 @@ def interval_text(median: Median, cap: int) -> str:
     return f"{queries_text(median.low, cap)} to {queries_text(median.high, cap)}"
 
 
-def draw_repeats(above: Axes, below: Axes, repeats: Repeats) -> None:
-    """Draws a method: queries to its target over K*, and the curves that led there.
+def finite(values: Mapping[str, float]) -> dict[str, float | None]:
+    """Numbers as JSON holds them: None is infinite."""
+    return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
-    Args:
-        above: Medians with their intervals, every repeat as a dot; censored ones at the top edge.
-        below: The measured loss over queries, the mean of the repeats that still run.
-        repeats: The repeats.
-    """
-    target, present = repeats.target, repeats.present
-    top = repeats.cap * 1.15
-    for place, clients in enumerate(present):
-        values = [min(v, top) for v in repeats.queries(clients, target).values()]
-        above.scatter([place] * len(values), values, s=14, alpha=0.4, color=f"C{place}")
-        median = repeats.median(clients, target)
-        low, middle, high = (min(v, top) for v in (median.low, median.value, median.high))
-        above.errorbar(
-            place + 0.15, middle, [[middle - low], [high - middle]], fmt="s", color=f"C{place}"
-        )
-        x, y = _mean_curve(list(repeats.runs[clients].values()), target)
-        below.plot(x, y, color=f"C{place}", label=f"K*={clients}")
-    if repeats.paper:
-        places = [place for place, clients in enumerate(present) if clients in repeats.paper]
-        above.plot(
-            places,
-            [repeats.paper[present[place]] for place in places],
-            "kx",
-            label="paper (another model)",
-        )
-        above.legend()
-    above.axhline(repeats.cap, color="grey", linestyle=":", linewidth=1)
-    above.set_xticks(range(len(present)), [str(clients) for clients in present])
-    above.set(
-        xlabel="clients per round, K*",
-        ylabel="queries to the target (above the line: never)",
-        title=f"{repeats.label}, {repeats.setting}",
-    )
-    below.axhline(-repeats.gains[target], color="grey", linestyle=":", linewidth=1)
-    below.set(xlabel="training queries", ylabel=f"{target} - untrained, nats")
-    below.legend()
+
+def _start(curve: Sequence[Mapping[str, float]]) -> float:
+    """The untrained expected loss; without one, that of the untrained prompt."""
+    return curve[0].get("expected_loss", curve[0]["prompt_loss"])
 
 
 def _mean_curve(runs: Sequence[Result], name: str) -> tuple[list[float], list[float]]:
     """The mean change of a measure, up to where the first repeat ends.
 
-    Farther on only the slow repeats would be left in it.
+    Later only the slow repeats would be left in it.
     """
-    curves = []
-    for run in runs:
-        first = run["curve"][0]
-        start = first.get("expected_loss", first["prompt_loss"])
-        curves.append([(point["queries"], point[name] - start) for point in run["curve"]])
-    shortest = min(curves, key=lambda curve: curve[-1][0])
-    grid = [queries for queries, _ in shortest]
-    means = [math.fsum(_at(curve, q) for curve in curves) / len(curves) for q in grid]
-    return grid, means
-
-
-def _at(curve: Sequence[tuple[float, float]], queries: float) -> float:
-    """A curve's value by linear interpolation."""
-    for (x0, y0), (x1, y1) in pairwise(curve):
-        if x0 <= queries <= x1:
-            return y0 + (y1 - y0) * (queries - x0) / (x1 - x0)
-    return curve[-1][1]
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+    curves = [
+        [(point["queries"], point[name] - _start(run["curve"])) for point in run["curve"]]
+        for run in runs
+    ]
+    grid = [queries for queries, _ in min(curves, key=lambda curve: curve[-1][0])]
+    means = np.mean([np.interp(grid, *np.transpose(curve)) for curve in curves], axis=0)
+    return grid, means.tolist()
 
 
 def _names(clients: Sequence[int]) -> str:

@@ -23,16 +23,16 @@ _DIGITS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """A trial that was run, as its file tells it.
+    """A trial that was run, as its file has it.
 
     Attributes:
         key: Of the trial.
-        function: What ran it.
+        function: The name of its function.
         options: Its options, the seed among them.
-        inputs: Digests of what it read, by the names of its inputs.
+        inputs: Digests of its inputs by name.
         version: Of the SDK that ran it.
         wall_s: How long it took, seconds.
-        result: What it found.
+        result: Its result.
     """
 
     key: str
@@ -47,8 +47,8 @@ class Record:
 class Records:
     """The results of one experiment.
 
-    Workspaces lie together: a trial of the same function, options and inputs finds the answers
-    that one of another experiment has paid.
+    Workspaces are shared: a trial of the same function, options and inputs finds the answers that
+    a trial of another experiment has paid.
 
     Args:
         out: Where all experiments' results go.
@@ -60,7 +60,7 @@ class Records:
         self._name = name
 
     def find(self, trial: Trial) -> Record | None:
-        """The record of this very trial: the same function, options and contents of inputs.
+        """The record with the same function, options and contents of inputs.
 
         Raises:
             SpecError: An input cannot be read.
@@ -73,10 +73,10 @@ class Records:
         return None
 
     def keep(self, trial: Trial, result: Result, wall_s: float) -> Record:
-        """Writes what a trial found.
+        """Writes a trial's result.
 
-        What was found with other options (a quick run, another model) under the same key is set
-        aside: it may have taken hours, and `find` knows it when it is asked for again.
+        A result with other options (a quick run, another model) under the same key is set aside:
+        it may have taken hours, and `find` returns it for those options.
 
         Raises:
             TypeError: The result holds what JSON does not.
@@ -130,7 +130,7 @@ def write_whole(file: Path, content: str | bytes) -> None:
 
 
 def _read(file: Path) -> Record | None:
-    """A record; None where there is none yet, or none of ours."""
+    """A record; None if there is none, or the file is another's."""
     try:
         return Record(**json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):

@@ -11,18 +11,18 @@ from fedone_sdk.experiments.experiment import Experiment
 __all__ = ["EXPERIMENTS", "find_experiment"]
 
 EXPERIMENTS: Mapping[str, str] = {
-    "table1": "table1:Table1",
-    "table-fedavg": "table_fedavg:TableFedavg",
+    "table1": "method_table:Table1",
+    "table-fedavg": "method_table:TableFedavg",
     "table2": "table2:Table2",
     "table3": "table3:Table3",
     "figure-toy": "figure_toy:FigureToy",
-    "figure-heterogeneity": "figure_heterogeneity:FigureHeterogeneity",
+    "figure-heterogeneity": "figure_toy:FigureHeterogeneity",
     "table-queries": "table_queries:TableQueries",
     "figure-prompt-length": "figure_prompt_length:FigurePromptLength",
     "table-clients": "table_clients:TableClients",
     "figure-theory": "figure_theory:FigureTheory",
 }
-"""What `fedone reproduce` knows: name -> ``module:class`` of this package."""
+"""The experiments of `fedone reproduce`: name -> ``module:class`` of this package."""
 
 
 def find_experiment(name: str) -> Experiment:

@@ -32,7 +32,7 @@ def write_report(
     Args:
         experiment: Which.
         settings: What it was run with.
-        report: What it says.
+        report: Its report.
         records: The trials that gave a result, by their keys.
         failures: The others: why they failed.
         folder: Where the files go.

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedone_sdk.experiments.experiment import Result, Trial, Workspace
 from fedone_sdk.experiments.federated import (
-    Tuning,
     method_of,
-    run_document,
     trial_backend,
     tuning_federation,
 )
@@ -30,7 +28,6 @@ __all__ = [
     "run_demonstrations",
     "run_prompt",
     "run_untrained",
-    "untrained_trial",
 ]
 
 MANUAL_PROMPTS: dict[str, str] = {
@@ -71,23 +68,6 @@ def run_prompt(options: dict[str, Any], workspace: Workspace) -> Result:
     """Measures ``prompt`` on the dev split."""
     return asyncio.run(
         _measured(glue_task(options["task"]), options["prompt"], options["backend"], workspace)
-    )
-
-
-def untrained_trial(key: str, settings: Settings, tuning: Tuning) -> Trial:
-    """The trial that measures the prompt with which a tuning run starts.
-
-    Raises:
-        SpecError: There is no data for the task, or no such run.
-    """
-    return Trial(
-        key=key,
-        run=run_untrained,
-        options={
-            "run": run_document(tuning, settings.backend(tuning.backend_kind)),
-            "seed": tuning.seed,
-        },
-        inputs=settings.inputs(tuning.task),
     )
 
 

@@ -1,11 +1,11 @@
-"""Exact, distribution-free intervals for few repeats, some of them censored (infinite)."""
+"""Exact, distribution-free intervals for few repeats, some of which are censored (infinite)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from scipy.stats import binom, binomtest, trim_mean
 
@@ -23,16 +23,15 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Median:
-    """The median of repeats, and where the true one lies.
+    """The median of repeats, and an interval for the true one.
 
     Attributes:
-        value: The lower median: the least value at which half of the repeats are done. Infinite
-            where fewer than half of them ever are. With one censoring point for all, as here, it
-            is the Kaplan-Meier median.
+        value: The lower median; infinite if fewer than half of the repeats end. With one censoring
+            point for all it is the Kaplan-Meier median.
         low: Lower end of the interval.
         high: Its upper end; infinite where the data does not bound it.
-        coverage: The least probability that such an interval holds the true median: 0 and infinity
-            with 1 where there are too few repeats for any narrower one.
+        coverage: The least probability that such an interval holds the true median; 1, from 0 to
+            infinity, with too few repeats for a narrower interval.
     """
 
     value: float
@@ -41,13 +40,12 @@ class Median:
     coverage: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrimmedMean:
+class TrimmedMean(NamedTuple):
     """A mean without the extremes.
 
     Attributes:
-        value: The mean; with `bounded`, of the caps in the place of what was censored.
-        bounded: Whether censored repeats are left in it, so that it is a lower bound only.
+        value: The mean; with `bounded`, of the caps in place of censored repeats.
+        bounded: Whether censored repeats are left in it: it is then a lower bound.
         dropped: Repeats left out at each end.
     """
 
@@ -61,7 +59,7 @@ class Ratio(NamedTuple):
 
     Attributes:
         least: What the median is at least.
-        most: What it is at most; infinite where censored numbers allow any.
+        most: What it is at most; infinite if censored numbers allow any.
         low: Lower end of its interval.
         high: Upper end.
     """
@@ -82,8 +80,7 @@ class Comparison:
         ties: Pairs with equal numbers, or both censored.
         share: How often the first needs less where they differ: share, and 95 % interval.
         p_value: Two-sided exact sign test.
-        ratio: Median over the pairs of second / first: the least and the greatest that it can be
-            (a censored number is only known to be at least the cap), and the interval of both.
+        ratio: Median over the pairs of second / first; a censored number is at least the cap.
     """
 
     fewer: int
@@ -98,15 +95,15 @@ def median_interval(values: Sequence[float], *, confidence: float = 0.95) -> Med
     """The lower median and the interval between two order statistics.
 
     The interval from the k-th least to the k-th greatest of m values misses the true median with
-    probability at most 2 P(Binomial(m, 1/2) < k), whatever the distribution (David and Nagaraja,
-    Order Statistics, 2003, section 7.1). The greatest k that is allowed is taken.
+    probability at most 2 P(Binomial(m, 1/2) < k), for any distribution (David and Nagaraja, Order
+    Statistics, 2003, section 7.1). The greatest allowed k is taken.
 
     Args:
         values: One per repeat; infinite where it was censored.
         confidence: The least coverage, in (0, 1).
 
     Raises:
-        ValueError: There are no values, or one is no number.
+        ValueError: There are no values, or one is not a number.
     """
     ordered = _ordered(values)
     count = len(ordered)
@@ -133,17 +130,14 @@ def trimmed_mean(values: Sequence[float], *, share: float, cap: float) -> Trimme
         cap: What censored values are at least.
 
     Raises:
-        ValueError: There are no values, one is no number, or the share is out of range.
+        ValueError: There are no values, one is not a number, or the share is out of range.
     """
     if not 0.0 <= share < 0.5:
         raise ValueError(f"share must lie in [0, 0.5), not {share}")
     ordered = _ordered(values)
     drop = int(share * len(ordered))  # as `trim_mean` has it
-    return TrimmedMean(
-        value=float(trim_mean([min(value, cap) for value in ordered], share)),
-        bounded=math.isinf(ordered[len(ordered) - drop - 1]),
-        dropped=drop,
-    )
+    mean = float(trim_mean([min(value, cap) for value in ordered], share))
+    return TrimmedMean(mean, math.isinf(ordered[len(ordered) - drop - 1]), drop)
 
 
 def proportion_interval(
@@ -170,13 +164,13 @@ def compared(
     """Compares two settings whose repeats had the same seeds.
 
     Args:
-        first: One number per seed, at least 0; infinite where it was censored.
+        first: One number per seed; infinite where it was censored.
         second: Of the same seeds.
         cap: What censored numbers are at least.
         confidence: Of the intervals.
 
     Raises:
-        ValueError: The lengths differ, or a value is no number.
+        ValueError: The lengths differ, or a value is not a number.
     """
     pairs = list(zip(first, second, strict=True))
     if any(math.isnan(value) for pair in pairs for value in pair):
@@ -200,9 +194,9 @@ def compared(
     )
 
 
-def _ordered(values: Sequence[Any]) -> list[float]:
-    ordered = sorted(float(value) for value in values)
-    if not ordered or any(math.isnan(value) for value in ordered):
+def _ordered(values: Sequence[float]) -> list[float]:
+    ordered = sorted(map(float, values))
+    if not ordered or any(map(math.isnan, ordered)):
         raise ValueError("repeats must be numbers, at least one of them")
     return ordered
 

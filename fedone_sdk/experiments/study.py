@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 from fedone_sdk.experiments.experiment import Experiment, Result, Results, Trial
 from fedone_sdk.experiments.federated import Tuning, tuning_trial
 from fedone_sdk.experiments.settings import Settings
-from fedone_sdk.experiments.summary import mean_sd_text
+from fedone_sdk.experiments.summary import Column, mean_sd_text
 
-__all__ = ["Design", "Point", "Runs", "Study", "changed", "metric_cells", "metrics"]
+__all__ = ["METRIC_COLUMNS", "Design", "Point", "Runs", "Study", "changed", "metrics"]
 
 Point = Mapping[str, Any]
 """A value on each axis."""
@@ -72,15 +72,14 @@ class Study(Experiment):
         return tuning_trial(key, settings, Tuning(**changed(self.run(settings), point), seed=seed))
 
     def trials(self, settings: Settings, results: Results) -> Sequence[Trial]:
-        """One per point and seed.
+        """One per point and seed; first all points with the first seed.
 
         Raises:
             SpecError: There is no data, or no such run.
         """
         return [
             self.trial(settings, self.design.key.format(**point, seed=seed), point, seed)
-            for point in self._points(settings)
-            for seed in self.seeds(settings, point)
+            for seed, point in self._repeats(settings)
         ]
 
     def runs(self, settings: Settings, results: Results, **outer: Any) -> Runs:
@@ -103,6 +102,13 @@ class Study(Experiment):
         }
         return {value: runs for value, runs in found.items() if runs}
 
+    def _repeats(self, settings: Settings) -> list[tuple[int, dict[str, Any]]]:
+        """Seeds and points, by seed: an interrupted study has whole rows of its table."""
+        found = [
+            (seed, one) for one in self._points(settings) for seed in self.seeds(settings, one)
+        ]
+        return sorted(found, key=lambda repeat: repeat[0])
+
     def _points(self, settings: Settings) -> Iterator[dict[str, Any]]:
         grid = self.grid(settings)
         for values in product(*grid.values()):
@@ -114,9 +120,12 @@ def metrics(runs: Mapping[int, Result], name: str) -> list[float]:
     return [run["metric"][name] for run in runs.values()]
 
 
-def metric_cells(runs: Mapping[int, Result]) -> list[str]:
-    """The metric of no prompt, of the untrained and of the tuned one, times 100."""
-    return [mean_sd_text(metrics(runs, name)) for name in ("no_prompt", "before", "after")]
+METRIC_COLUMNS: Mapping[str, Column] = {
+    "no prompt": lambda _, runs: mean_sd_text(metrics(runs, "no_prompt")),
+    "untrained": lambda _, runs: mean_sd_text(metrics(runs, "before")),
+    "tuned": lambda _, runs: mean_sd_text(metrics(runs, "after")),
+}
+"""The metric of no prompt, of the untrained and of the tuned one, times 100; see `table`."""
 
 
 def changed(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["markdown_table", "mean_curve", "mean_sd", "mean_sd_text"]
+from fedone_sdk.errors import SpecError
+
+__all__ = ["Column", "markdown_table", "mean_curve", "mean_sd", "mean_sd_text", "positive", "table"]
+
+
+Column = Callable[[Any, Any], str]
+"""Makes a cell of a key and its result."""
 
 
 def mean_sd(values: Iterable[float]) -> tuple[float, float | None]:
@@ -69,3 +75,40 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
         for cells in (header, alignment, *rows)
     )
     return "".join(f"{line}\n" for line in lines)
+
+
+def table(first: str | None, rows: Mapping[Any, Any], columns: Mapping[str, Column]) -> str:
+    """A Markdown table of results.
+
+    Args:
+        first: Name of the first column, which holds the keys; None leaves it out.
+        rows: The results by key.
+        columns: By the name of the column.
+    """
+    names = {} if first is None else {first: lambda key, _: _key_text(key)}
+    columns = {**names, **columns}
+    cells = ([cell(key, value) for cell in columns.values()] for key, value in rows.items())
+    return markdown_table(list(columns), cells)
+
+
+def _key_text(key: object) -> str:
+    return f"{key:,}" if isinstance(key, int) else str(key)
+
+
+def positive(options: Mapping[str, str], name: str, default: float | None = None) -> float | None:
+    """The positive number that ``--set`` gives, else the default.
+
+    Raises:
+        SpecError: It is no positive number.
+    """
+    if name not in options:
+        return default
+    try:
+        number = float(options[name])
+    except ValueError:
+        number = math.nan
+    if not 0.0 < number < math.inf:
+        raise SpecError(
+            f"--set {name}: must be a positive number, not {options[name]!r}", source="arguments"
+        )
+    return number

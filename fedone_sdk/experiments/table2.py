@@ -1,4 +1,4 @@
-"""The paper's table of costs: what each method sends and asks, and how long it takes."""
+"""table2: what each method sends and asks, and how long it takes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from fedone_sdk.errors import SpecError
 from fedone_sdk.experiments.accounting import count_messages
 from fedone_sdk.experiments.experiment import Report, Result, Results, Trial
 from fedone_sdk.experiments.federated import run_timed
+from fedone_sdk.experiments.methods import METHODS, Method, missing
 from fedone_sdk.experiments.paper import about, printed
-from fedone_sdk.experiments.rows import METHODS, Method, Scale, missing
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.experiments.study import Design, Point, Study
-from fedone_sdk.experiments.summary import markdown_table
+from fedone_sdk.experiments.summary import Column, table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,27 +24,13 @@ __all__ = ["Table2"]
 
 _MB = 2**20
 _FLOAT32 = 4
-_KEY = "{row}_{exchange}_k{clients_per_round}"
+_TIMED_TASK = "sst2"
 
-
-_BBT_20 = replace(
-    METHODS["bbt"],
-    name="bbt-20",
-    title="BBT (population 20)",
-    method={"name": "bbt", "num_samples": 20},
-    paper="",  # The paper's counts are those of a population of 200.
-)
-_ROWS = {
-    row.name: row
-    for row in (
-        METHODS["prompt-tuning"],
-        METHODS["p-tuning-v2"],
-        METHODS["bbt-200"],
-        _BBT_20,
-        METHODS["bdpl"],
-        METHODS["gs-bdpl"],
-    )
-}
+# The paper's counts are those of a population of 200.
+_BBT_20 = replace(METHODS["bbt"].variant("BBT (population 20)", num_samples=20), name="bbt-20")
+_NAMES = ("prompt-tuning", "p-tuning-v2", "bbt-200", "bbt-20", "bdpl", "gs-bdpl")
+_ROWS = {name: _BBT_20 if name == "bbt-20" else METHODS[name] for name in _NAMES}
+_FEDERATED = tuple(row for row in METHODS.values() if row.federated)
 
 _SHAPES = {
     "prompt_len": 20,
@@ -55,15 +41,14 @@ _SHAPES = {
 }
 """The paper's, of RoBERTa-large: n, N, H, L and T."""
 
-_TIMED_ROUNDS = 10
-_TIMED_TASK = "sst2"
+_Line = Mapping[str, Any]
 
 
 class Table2(Study):
     """Counts of messages of real runs with a scripted model, and seconds of runs with a real one.
 
-    How many numbers travel depends on shapes alone, so that no weights of the paper's model are
-    needed to count them. Seconds are of the model that was given.
+    The counts depend on shapes only, so they need no weights of the paper's model. Seconds are of
+    the given model.
     """
 
     name: ClassVar[str] = "table2"
@@ -72,28 +57,28 @@ class Table2(Study):
     default_seeds: ClassVar[int] = 1
     options: ClassVar[tuple[str, ...]] = tuple(_SHAPES)
     design = Design(
-        base=_SHAPES,
-        small={"rounds": 2},
+        base={**_SHAPES, "timed_rounds": 10, "timed_rows": 32},
+        small={"rounds": 2, "timed_rounds": 2, "timed_rows": 4},
         axes={"row": tuple(_ROWS), "exchange": ("alpha", "losses"), "clients_per_round": (1, 10)},
         small_axes={"clients_per_round": (1,)},
-        key=_KEY,
+        key="{row}_{exchange}_k{clients_per_round}",
     )
 
     def run(self, settings: Settings) -> dict[str, int]:
         """The shapes, with those that the user wants.
 
         Raises:
-            SpecError: One is none.
+            SpecError: One is not a positive whole number.
         """
-        shapes: dict[str, int] = super().run(settings)
+        run: dict[str, int] = super().run(settings)
         for name, text in settings.options.items():
             if not text.isascii() or not text.isdigit() or int(text) < 1:
                 raise SpecError(
                     f"--set {name}: must be a whole number above 0, not {text!r}",
                     source="arguments",
                 )
-            shapes[name] = int(text)
-        return shapes
+            run[name] = int(text)
+        return run
 
     def seeds(self, settings: Settings, point: Point) -> Sequence[int]:
         """One count of each, where a method has the exchange."""
@@ -102,58 +87,67 @@ class Table2(Study):
 
     def trial(self, settings: Settings, key: str, point: Point, seed: int) -> Trial:
         """The count of a method's messages."""
-        row, shapes = _ROWS[point["row"]], self.run(settings)
+        row, run = _ROWS[point["row"]], self.run(settings)
         return Trial(
             key=key,
             run=count_messages,
             options={
-                "method": {**row.method, **{name: shapes[name] for name in row.shape}},
-                "prompt_len": shapes["prompt_len"],
-                "vocab_size": shapes["vocab_size"],
+                "method": {**row.method, **{name: run[name] for name in row.shape}},
                 "num_clients": 100,
-                "clients_per_round": point["clients_per_round"],
-                "rounds": shapes["rounds"],
-                "exchange": point["exchange"],
+                **{name: run[name] for name in ("prompt_len", "vocab_size", "rounds")},
+                **{name: point[name] for name in ("clients_per_round", "exchange")},
             },
         )
 
     def trials(self, settings: Settings, results: Results) -> Sequence[Trial]:
         """One count per method, exchange and K*; with data, one timed run per method."""
-        counts = super().trials(settings, results)
+        run = {
+            "task": _TIMED_TASK,
+            "seed": 0,
+            "num_clients": 20,
+            "num_samples": 20,
+            "batch_size": self.run(settings)["timed_rows"],
+            "rounds": self.run(settings)["timed_rounds"],
+            "every": 0,
+            "searches": False,
+        }
+        timed = [
+            row.trial(f"timed_{row.name}", settings, run, *row.rates[:1])
+            for row in _timed(settings)
+        ]
         return [
-            *counts,
-            *(
-                replace(
-                    row.trial(
-                        _timed_key(row),
-                        settings,
-                        _timed_scale(settings),
-                        _TIMED_TASK,
-                        0,
-                        *row.rates[:1],
-                    ),
-                    run=run_timed,
-                )
-                for row in _timed_rows(settings)
-            ),
+            *super().trials(settings, results),
+            *(replace(trial, run=run_timed) for trial in timed),
         ]
 
     def report(self, settings: Settings, results: Results) -> Report:
         """The counts next to the paper's, which of them are equal, and the seconds."""
-        shapes = self.run(settings)
+        run = self.run(settings)
+        shapes = {name: run[name] for name in _SHAPES}
         lines = [
             line
             for row in _ROWS.values()
-            for together in self.grid(settings)["clients_per_round"]
-            if (line := _line(row, together, results)) is not None
+            for clients in self.grid(settings)["clients_per_round"]
+            if (line := self._line(row, clients, results)) is not None
         ]
         compared = shapes == _SHAPES
+        timed = [
+            {
+                "name": row.name,
+                "title": row.title,
+                "access": row.access,
+                "rounds": result["rounds"],
+                "seconds_per_round": result["wall_s"] / result["rounds"],
+                "loaded_megabytes": result["loaded_bytes"] / _MB,
+                "device": result["device"],
+            }
+            for row in _timed(settings)
+            if (result := results.get(f"timed_{row.name}")) and result["rounds"]
+        ]
         parts = [_counts_table(lines, compared), _legend(shapes)]
         if compared:
             parts += [_comparison(lines), f"{about(self.name)}\n"]
-        parts.append(_about_p_tuning(shapes))
-        timed = _timed(settings, results)
-        parts.append(_timed_table(settings, timed))
+        parts += [_about_p_tuning(shapes), _timed_table(settings, timed, run["timed_rows"])]
         return Report(
             markdown="\n".join(parts),
             data={
@@ -165,6 +159,49 @@ class Table2(Study):
             figures={"table2": lambda figure: _draw(figure, lines)},
         )
 
+    def _line(self, row: Method, clients: int, results: Results) -> dict[str, Any] | None:
+        """A row of the table, from the messages that were counted."""
+        keys = {
+            exchange: self.design.key.format(
+                row=row.name, exchange=exchange, clients_per_round=clients
+            )
+            for exchange in self.design.axes["exchange"]
+        }
+        found = {exchange: results[key] for exchange, key in keys.items() if key in results}
+        if "alpha" not in found:
+            return None
+        alpha = found["alpha"]
+        elements = alpha["elements_up"] // alpha["visits"]
+        return {
+            "name": row.name,
+            "title": row.title,
+            "clients_per_round": clients,
+            "elements": elements,
+            "megabytes": (alpha["elements_down"] + alpha["elements_up"]) * _FLOAT32 / _MB,
+            "visits": alpha["visits"],
+            "queries": alpha["queries"],
+            "trainable_megabytes": elements * _FLOAT32 / _MB,
+            "wire_megabytes": {each: _wire(result) for each, result in found.items()},
+            "paper": _paper(row, clients),
+        }
+
+
+def _timed(settings: Settings) -> list[Method]:
+    """The methods whose runs are timed."""
+    if settings.data is None:
+        return []
+    return [row for row in _FEDERATED if missing(row, settings) is None]
+
+
+def _paper(row: Method, clients: int) -> dict[str, Any] | None:
+    """The paper's numbers at one K*, by its columns, and the sizes on a client."""
+    printed_table, name = printed(Table2.name), row.name if row.paper is None else row.paper
+    numbers = printed_table["rows"].get(name, {}).get(clients)
+    if numbers is None:
+        return None
+    sizes = {f"{size}_megabytes": printed_table[size][name] for size in ("trainable", "loaded")}
+    return {**dict(zip(printed_table["columns"], numbers, strict=True)), **sizes}
+
 
 def _papers_p_tuning(shapes: Mapping[str, int]) -> int:
     """The numbers that the paper counts for P-tuning v2.
@@ -175,80 +212,38 @@ def _papers_p_tuning(shapes: Mapping[str, int]) -> int:
     return n * H + shapes["num_layers"] * 3 * n * (H + 1)
 
 
-def _line(row: Method, together: int, results: Results) -> dict[str, Any] | None:
-    """A row of the table, from the messages that were counted."""
-    found = {
-        exchange: results[key]
-        for exchange in Table2.design.axes["exchange"]
-        if (key := _KEY.format(row=row.name, exchange=exchange, clients_per_round=together))
-        in results
-    }
-    if "alpha" not in found:
-        return None
-    alpha = found["alpha"]
-    elements = alpha["elements_down"] + alpha["elements_up"]
-    return {
-        "name": row.name,
-        "title": row.title,
-        "clients_per_round": together,
-        "elements": alpha["elements_up"] // alpha["visits"],
-        "megabytes": elements * _FLOAT32 / _MB,
-        "visits": alpha["visits"],
-        "queries": alpha["queries"],
-        "trainable_megabytes": alpha["elements_up"] // alpha["visits"] * _FLOAT32 / _MB,
-        "wire_megabytes": {each: _wire(result) for each, result in found.items()},
-        "paper": _paper(row, together),
-    }
-
-
-def _paper(row: Method, together: int) -> dict[str, Any] | None:
-    """The paper's numbers at one K*, by its columns, and the sizes on a client."""
-    table, name = printed(Table2.name), row.name if row.paper is None else row.paper
-    numbers = table["rows"].get(name, {}).get(together)
-    if numbers is None:
-        return None
-    sizes = {f"{size}_megabytes": table[size][name] for size in ("trainable", "loaded")}
-    return {**dict(zip(table["columns"], numbers, strict=True)), **sizes}
-
-
 def _wire(result: Result) -> float:
     traffic = result["communication"]
     sent: float = (traffic["upload_bytes"] + traffic["download_bytes"]) / _MB
     return sent
 
 
-def _counts_table(lines: Sequence[Mapping[str, Any]], compared: bool) -> str:
-    header = ["Method", "K*", "Numbers of alpha", "Trainable MB per client", "FL server MB"]
-    header += ["FL server queries", "LLM queries", "On the wire MB, alpha", "losses"]
+def _counts_table(lines: Sequence[_Line], compared: bool) -> str:
+    columns: dict[str, Column] = {
+        "Method": lambda _, line: line["title"],
+        "K*": lambda _, line: str(line["clients_per_round"]),
+        "Numbers of alpha": lambda _, line: f"{line['elements']:,}",
+        "Trainable MB per client": lambda _, line: f"{line['trainable_megabytes']:.3f}",
+        "FL server MB": lambda _, line: _rounded(line["megabytes"]),
+        "FL server queries": lambda _, line: f"{line['visits']:,}",
+        "LLM queries": lambda _, line: _count(line["queries"]),
+        "On the wire MB, alpha": lambda _, line: f"{line['wire_megabytes']['alpha']:.2f}",
+        "losses": lambda _, line: (
+            f"{line['wire_megabytes']['losses']:.2f}" if "losses" in line["wire_megabytes"] else "-"
+        ),
+    }
     if compared:
-        header += ["Paper: trainable MB", "MB", "FL queries", "LLM queries"]
-    rows = []
-    for line in lines:
-        wire, paper = line["wire_megabytes"], line["paper"]
-        cells = [
-            line["title"],
-            str(line["clients_per_round"]),
-            f"{line['elements']:,}",
-            f"{line['trainable_megabytes']:.3f}",
-            _rounded(line["megabytes"]),
-            f"{line['visits']:,}",
-            _count(line["queries"]),
-            f"{wire['alpha']:.2f}",
-            f"{wire['losses']:.2f}" if "losses" in wire else "-",
-        ]
-        if compared:
-            cells += (
-                ["-"] * 4
-                if paper is None
-                else [
-                    f"{paper['trainable_megabytes']:g}",
-                    _rounded(paper["megabytes"]),
-                    f"{paper['visits']:,}",
-                    _count(paper["queries"]),
-                ]
-            )
-        rows.append(cells)
-    return markdown_table(header, rows)
+        columns |= {
+            "Paper: trainable MB": _papers(lambda paper: f"{paper['trainable_megabytes']:g}"),
+            "MB": _papers(lambda paper: _rounded(paper["megabytes"])),
+            "FL queries": _papers(lambda paper: f"{paper['visits']:,}"),
+            "Paper: LLM queries": _papers(lambda paper: _count(paper["queries"])),
+        }
+    return table(None, dict(enumerate(lines)), columns)
+
+
+def _papers(cell: Any) -> Column:
+    return lambda _, line: "-" if line["paper"] is None else cell(line["paper"])
 
 
 def _rounded(megabytes: float) -> str:
@@ -264,16 +259,16 @@ def _legend(shapes: Mapping[str, int]) -> str:
     return (
         f"Counted from the messages of runs of {shapes['rounds']} rounds with 100 clients, at "
         f"n = {shapes['prompt_len']}, N = {shapes['vocab_size']}, H = {shapes['hidden_size']} and "
-        f"{shapes['num_layers']} layers; the model is a scripted one, and all else is what a run "
-        "with a real one goes through. FL server MB are the numbers of alpha in all assignments "
-        "and updates, 4 bytes each; MB are 2^20 bytes. On the wire are whole bodies, what clients "
-        "fetch once included, of tasks with texts of a word. FL server queries are updates that "
-        "the server took, LLM queries those of the run's account.\n"
+        f"{shapes['num_layers']} layers; the model is scripted, and all else is real. FL server MB "
+        "are the numbers of alpha in all assignments and updates, 4 bytes each; MB are 2^20 bytes. "
+        "On the wire are whole bodies, what clients fetch once included, of tasks with texts of "
+        "one word. FL server queries are updates that the server took, LLM queries those of the "
+        "run's account.\n"
     )
 
 
-def _comparison(lines: Sequence[Mapping[str, Any]]) -> str:
-    """Says which of the paper's numbers came out, to the digits that it gives."""
+def _comparison(lines: Sequence[_Line]) -> str:
+    """Which of the paper's numbers are reproduced, to the digits that it gives."""
     equal, others = [], []
     for line in lines:
         paper, where = line["paper"], f"{line['title']} at K* = {line['clients_per_round']}"
@@ -284,10 +279,9 @@ def _comparison(lines: Sequence[Mapping[str, Any]]) -> str:
             "FL server queries": (line["visits"], paper["visits"]),
             "LLM queries": (line["queries"] or None, paper["queries"]),
         }
-        different = {what: pair for what, pair in pairs.items() if pair[0] != pair[1]}
+        different = [f"{what} {a}, the paper {b}" for what, (a, b) in pairs.items() if a != b]
         if different:
-            listed = "; ".join(f"{what} {a}, the paper {b}" for what, (a, b) in different.items())
-            others.append(f"{where}: {listed}")
+            others.append(f"{where}: {'; '.join(different)}")
         else:
             equal.append(where)
     text = f"All of the paper's counts come out for: {', '.join(equal) or 'none'}."
@@ -304,93 +298,47 @@ def _about_p_tuning(shapes: Mapping[str, int]) -> str:
     )
 
 
-# Seconds, on the model and data that were given
-
-
-_FEDERATED = tuple(row for row in METHODS.values() if row.federated)
-
-
-def _timed_rows(settings: Settings) -> list[Method]:
-    if settings.data is None:
-        return []
-    return [row for row in _FEDERATED if missing(row, settings) is None]
-
-
-def _timed_scale(settings: Settings) -> Scale:
-    few = {"rounds": 2, "batch_size": 4} if settings.quick else {"rounds": _TIMED_ROUNDS}
-    return Scale(tasks=(_TIMED_TASK,), every=0, num_clients=20, searches=False, **few)
-
-
-def _timed_key(row: Method) -> str:
-    return f"timed_{row.name}"
-
-
-def _timed(settings: Settings, results: Results) -> list[dict[str, Any]]:
-    found = []
-    for row in _timed_rows(settings):
-        result = results.get(_timed_key(row))
-        if result is not None and result["rounds"]:
-            found.append(
-                {
-                    "name": row.name,
-                    "title": row.title,
-                    "access": row.access,
-                    "rounds": result["rounds"],
-                    "seconds_per_round": result["wall_s"] / result["rounds"],
-                    "loaded_megabytes": result["loaded_bytes"] / _MB,
-                    "device": result["device"],
-                }
-            )
-    return found
-
-
-def _timed_table(settings: Settings, timed: Sequence[Mapping[str, Any]]) -> str:
+def _timed_table(settings: Settings, timed: Sequence[_Line], batch_size: int) -> str:
     if settings.data is None:
         return "Nothing was timed: that needs `--data` (and `--model`).\n"
-    table = markdown_table(
-        ["Method", "Training, s per 100 rounds", "Loaded on the client, MB", "Paper: s", "MB"],
-        (
-            [
-                line["title"],
-                f"{100 * line['seconds_per_round']:.0f}",
-                f"{line['loaded_megabytes']:.0f}" if line["access"] == "white box" else "0",
-                *_papers_time(METHODS[line["name"]]),
-            ]
-            for line in timed
-        ),
+
+    def paper(name: str, column: str) -> str:
+        found = None if name == "bbt" else _paper(METHODS[name], 1)  # its population was 200
+        return "-" if found is None else f"{found[column]}"
+
+    rows = table(
+        "Method",
+        {line["title"]: line for line in timed},
+        {
+            "Training, s per 100 rounds": lambda _, line: f"{100 * line['seconds_per_round']:.0f}",
+            "Loaded on the client, MB": lambda _, line: (
+                f"{line['loaded_megabytes']:.0f}" if line["access"] == "white box" else "0"
+            ),
+            "Paper: s": lambda _, line: paper(line["name"], "seconds"),
+            "MB": lambda _, line: paper(line["name"], "loaded_megabytes"),
+        },
     )
-    left_out = [
-        f"{row.title} ({why})" for row in _FEDERATED if (why := missing(row, settings)) is not None
-    ]
-    rounds = timed[0]["rounds"] if timed else 0
+    left_out = [f"{row.title} ({why})" for row in _FEDERATED if (why := missing(row, settings))]
     text = (
-        f"Of {rounds} rounds of {_TIMED_TASK} with one client per round, mini-batches of "
-        f"{_timed_scale(settings).batch_size} and the given model, from "
-        "the first assignment to the last update; nothing was measured, and no answer was known. "
-        "What is loaded are the model's weights (on CUDA, the "
-        "most that was allocated); a client that asks through a gateway loads none.\n"
+        f"Of {timed[0]['rounds'] if timed else 0} rounds of {_TIMED_TASK} with one client per "
+        f"round, mini-batches of {batch_size} and the given model, from the first assignment to "
+        "the last update; without measurements or known answers. What is loaded are the model's "
+        "weights (on CUDA, the most that was allocated); a client of a gateway loads none.\n"
     )
-    return f"{table}\n{text}" + (f"\nLeft out: {', '.join(left_out)}.\n" if left_out else "")
+    return f"{rows}\n{text}" + (f"\nLeft out: {', '.join(left_out)}.\n" if left_out else "")
 
 
-def _papers_time(row: Method) -> tuple[str, str]:
-    """Seconds of training and MB of GPU memory, one client per round, another model and machine."""
-    found = None if row.name == "bbt" else _paper(row, 1)  # its population was 200
-    return ("-", "-") if found is None else (f"{found['seconds']}", f"{found['loaded_megabytes']}")
-
-
-def _draw(figure: Figure, lines: Sequence[Mapping[str, Any]]) -> None:
-    """What is sent against what is asked, at K* = 1."""
+def _draw(figure: Figure, lines: Sequence[_Line]) -> None:
+    """What is sent at K* = 1, as bars."""
     figure.set_size_inches(6.4, 3.6)
     panel = figure.subplots()
     shown = [line for line in lines if line["clients_per_round"] == 1]
-    names = [line["title"] for line in shown]
     places = range(len(shown))
     for shift, exchange in ((-0.2, "alpha"), (0.2, "losses")):
         bars = [line["wire_megabytes"].get(exchange, 0.0) for line in shown]
         panel.barh([place + shift for place in places], bars, height=0.4, label=exchange)
     panel.set_xscale("log")
-    panel.set_yticks(list(places), names)
+    panel.set_yticks(list(places), [line["title"] for line in shown])
     panel.invert_yaxis()
     panel.set_xlabel("on the wire at K* = 1, MB (2^20 bytes)")
     panel.legend(title="exchange")

@@ -16,7 +16,7 @@ from fedone_sdk.experiments.experiment import Report, Result, Results, Trial
 from fedone_sdk.experiments.paper import about, paper_row, printed
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.experiments.study import Design, Point, Study
-from fedone_sdk.experiments.summary import markdown_table, mean_sd_text
+from fedone_sdk.experiments.summary import markdown_table, mean_sd_text, table
 from fedone_sdk.glue import GLUE_TASKS
 from fedone_sdk.spec import RunSpec, validate_spec
 
@@ -26,12 +26,6 @@ _Found = dict[str, dict[str, list[Result]]]
 """Results by row, task and seed."""
 
 _METRICS = {"accuracy": "accuracy", "f1": "F1", "matthews": "Matthews"}
-
-_SPENT = (
-    "Training, measuring, retries and attempts that were broken off; an answer that is known "
-    "already costs nothing."
-)
-
 
 BIAS_ROWS = 64
 """Training rows that the label bias of no prompt is fitted on."""
@@ -72,11 +66,27 @@ _ROWS = {
 }
 
 
+_YES_NO: Mapping[str, Mapping[str, Any]] = {
+    "sst2": {
+        "chat": {"user": "{prompt} {sentence} great? yes or no:"},
+        "labels": {"0": " no", "1": " yes"},
+    }
+}
+"""Questions in the one form that the paper prints, for tasks whose preset has another form."""
+
+
 class Table3(Study):
-    """Ways to prompt a chat model; the federated ones (K* = 1) ask it to train."""
+    """Ways to prompt a chat model; the federated ones (K* = 1) query it to train.
+
+    `Settings.options`: ``concurrency``, the requests under way at once (a small server times out
+    with more than it has slots); ``dev_rows``, the dev rows that prompts are measured on;
+    ``question=yes-no`` asks SST-2 a yes-or-no question as well, for models that do not answer great
+    or terrible.
+    """
 
     name = "table3"
     title = "A chat model behind an API: no prompt, an untrained one, FedOne's methods"
+    options = ("concurrency", "dev_rows", "question")
     takes = (
         "tasks",
         "cap_queries",
@@ -103,7 +113,7 @@ class Table3(Study):
             "rounds": 3,
             "dev_rows": 16,
         },
-        axes={"task": GLUE_TASKS, "row": tuple(_ROWS)},
+        axes={"row": tuple(_ROWS), "task": GLUE_TASKS},
         small_axes={"task": ("sst2",)},
         key="{task}_{row}_s{seed}",
     )
@@ -114,8 +124,16 @@ class Table3(Study):
         if quote.key not in results:
             return [quote]
         caps = results[quote.key]["caps"]
-        rows = super().trials(settings, results)
-        return [quote, *(_capped(trial, caps) for trial in rows)]
+        return [quote, *(_capped(trial, caps) for trial in super().trials(settings, results))]
+
+    def run(self, settings: Settings) -> dict[str, Any]:
+        """What all runs share, with the dev rows that the user wants.
+
+        Raises:
+            SpecError: They are no positive whole number.
+        """
+        rows = _whole(settings, "dev_rows")
+        return super().run(settings) | ({} if rows is None else {"dev_rows": rows})
 
     def seeds(self, settings: Settings, point: Point) -> Sequence[int]:
         """One, where the seed has no part in the result."""
@@ -135,6 +153,8 @@ class Table3(Study):
             "dev_rows": self.run(settings)["dev_rows"],
             "seed": seed,
         }
+        if question := _questions(settings).get(task):
+            options["question"] = question
         if row.prompt is not None:
             options |= {"prompt": row.prompt, "bias_rows": BIAS_ROWS}
         return Trial(
@@ -147,11 +167,10 @@ class Table3(Study):
     def report(self, settings: Settings, results: Results) -> Report:
         """The table, and what each row has spent."""
         tasks = self.grid(settings)["task"]
-        by_task = {task: self.runs(settings, results, task=task) for task in tasks}
-        found = {
-            row.title: {task: [*by_task[task].get(name, {}).values()] for task in tasks}
-            for name, row in _ROWS.items()
-        }
+        found: _Found = {}
+        for name, row in _ROWS.items():
+            runs = self.runs(settings, results, row=name)
+            found[row.title] = {task: [*runs.get(task, {}).values()] for task in tasks}
         spent = {label: _spent(by_task) for label, by_task in found.items()}
         quote = results.get("quote", {})
         return Report(
@@ -184,6 +203,7 @@ class Table3(Study):
             prices = {"prompt": str(settings.prices[0]), "completion": str(settings.prices[1])}
         run = self.run(settings)
         del run["dev_rows"]
+        at_once = _whole(settings, "concurrency")
         document: dict[str, Any] = {
             "name": "trial",
             **run,
@@ -193,6 +213,7 @@ class Table3(Study):
                 "model": settings.api_model,
                 "api_key_env": settings.api_key_env,
                 "prices": prices,
+                **({} if at_once is None else {"limits": {"concurrency": at_once}}),
             },
         }
         data = {**document["data"], "train": "train"}
@@ -212,7 +233,9 @@ class Table3(Study):
             "queries": settings.cap_queries,
             "usd": settings.cap_usd,
         }
-        queries_per_run(options)  # said before the work
+        if questions := _questions(settings):
+            options["questions"] = questions
+        queries_per_run(options)  # an error comes before the work
         return Trial(
             key="quote",
             run=run_quote,
@@ -240,6 +263,42 @@ class Table3(Study):
         )
 
 
+def _whole(settings: Settings, name: str) -> int | None:
+    """The positive whole number that ``--set`` gives.
+
+    Raises:
+        SpecError: It is none.
+    """
+    text = settings.options.get(name)
+    if text is not None and (not text.isdecimal() or not int(text)):
+        raise SpecError(f"--set {name}: {text!r} is no positive whole number", source="arguments")
+    return None if text is None else int(text)
+
+
+def _questions(settings: Settings) -> dict[str, Any]:
+    """What differs from the presets, by task.
+
+    Raises:
+        SpecError: There are no such questions.
+    """
+    asked = settings.options.get("question")
+    if asked not in (None, "yes-no"):
+        raise SpecError(f"--set question: must be yes-no, not {asked!r}", source="arguments")
+    return {} if asked is None else {task: dict(question) for task, question in _YES_NO.items()}
+
+
+def _refusals(found: _Found) -> str:
+    """The cells that the model could not answer, and why."""
+    lines = [
+        f"- {label} on {task}: {one['refused']}"
+        for label, rows in found.items()
+        for task, runs in rows.items()
+        for one in runs
+        if "refused" in one
+    ]
+    return "Cells without a number:\n\n" + "\n".join(lines) + "\n\n" if lines else ""
+
+
 def _printed(name: str, tasks: Sequence[str]) -> list[list[str]]:
     """The paper's row, where it has one."""
     if name not in printed(Table3.name)["rows"]:
@@ -265,11 +324,7 @@ def _all(found: _Found) -> Iterator[Result]:
 
 
 def _markdown(
-    caption: str,
-    tasks: Sequence[str],
-    found: _Found,
-    spent: dict[str, Usage],
-    quote: Result,
+    caption: str, tasks: Sequence[str], found: _Found, spent: dict[str, Usage], quote: Result
 ) -> str:
     names = {
         task: next((_METRICS[one["name"]] for rows in found.values() for one in rows[task]), "")
@@ -286,23 +341,21 @@ def _markdown(
             )
         ],
     )
-    costs = markdown_table(
-        ["", "training queries", "requests", "prompt tokens", "completion tokens", "USD"],
-        [
-            [
-                label,
-                f"{usage.queries:,}",
-                f"{usage.requests:,}",
-                f"{usage.prompt_tokens:,}",
-                f"{usage.completion_tokens:,}",
-                f"{usage.usd:.4f}" if quote.get("priced") else "no price known",
-            ]
-            for label, usage in spent.items()
-        ],
+    costs = table(
+        "",
+        spent,
+        {
+            "training queries": lambda _, usage: f"{usage.queries:,}",
+            "requests": lambda _, usage: f"{usage.requests:,}",
+            "prompt tokens": lambda _, usage: f"{usage.prompt_tokens:,}",
+            "completion tokens": lambda _, usage: f"{usage.completion_tokens:,}",
+            "USD": lambda _, usage: f"{usage.usd:.4f}" if quote.get("priced") else "no price known",
+        },
     )
     return (
-        f"{caption}\n\n{scores}\n## What was spent\n\n{_SPENT}\n\n{costs}\n"
-        f"{quote.get('note', '')}\n\n{about(Table3.name)}\n"
+        f"{caption}\n\n{scores}\n{_refusals(found)}## What was spent\n\n"
+        "Training, measuring, retries and interrupted attempts; a known answer costs nothing.\n\n"
+        f"{costs}\n{quote.get('note', '')}\n\n{about(Table3.name)}\n"
     )
 
 

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from fedone_sdk.experiments.experiment import Report, Result, Results
 from fedone_sdk.experiments.federated import CURVE_EXAMPLES
+from fedone_sdk.experiments.figures import Line, Panel, drawing
 from fedone_sdk.experiments.paper import about, paper_row
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.experiments.statistics import compared
-from fedone_sdk.experiments.study import Design, Runs, Study, metric_cells
-from fedone_sdk.experiments.summary import markdown_table, mean_curve, mean_sd_text
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from fedone_sdk.experiments.study import METRIC_COLUMNS, Design, Runs, Study
+from fedone_sdk.experiments.summary import mean_curve, mean_sd_text, table
 
 __all__ = ["TableClients"]
 
 
 class TableClients(Study):
-    """GS-BDPL on SST-2 with one client per round, and ever more clients to choose it from."""
+    """GS-BDPL on SST-2 with one client per round, chosen from ever more clients."""
 
     name = "table-clients"
     title = "100, 1,000 and 10,000 clients"
@@ -45,55 +43,37 @@ class TableClients(Study):
     def report(self, settings: Settings, results: Results) -> Report:
         """The table, and the curves."""
         run, runs = self.run(settings), self.runs(settings, results)
-
-        def draw(figure: Figure) -> None:
-            figure.set_size_inches(6, 4)
-            axes = figure.subplots()
-            for clients, found in runs.items():
-                x, means, deviations = zip(*mean_curve(list(found.values())), strict=True)
-                axes.errorbar(x, means, deviations, capsize=2, label=f"{clients:,} clients")
-            axes.set(xlabel="training queries", ylabel="accuracy of the deployable prompt")
-            axes.legend()
-
-        rows = [
-            [
-                f"{clients:,}",
-                *metric_cells(found),
-                *paper_row(self.name, "gs-bdpl", [clients]),
-                mean_sd_text(_seconds(found), scale=1000, digits=1),
-                _reused(list(found.values())),
-                str(len(found)),
-            ]
-            for clients, found in runs.items()
-        ]
-        table = markdown_table(
-            [
-                "clients",
-                "no prompt",
-                "untrained",
-                "tuned",
-                "the paper",
-                "ms per round",
-                "rows shared by clients",
-                "seeds",
-            ],
-            rows,
+        lines = []
+        for clients, found in runs.items():
+            x, means, deviations = zip(*mean_curve(list(found.values())), strict=True)
+            label = f"{clients:,} clients"
+            lines.append(Line(x=x, y=means, error=(deviations, deviations), label=label))
+        curves = Panel(lines=lines, x="training queries", y="accuracy of the deployable prompt")
+        rows = table(
+            "clients",
+            runs,
+            {
+                **METRIC_COLUMNS,
+                "the paper": lambda clients, _: paper_row(self.name, "gs-bdpl", [clients])[0],
+                "ms per round": lambda _, found: mean_sd_text(_seconds(found), scale=1000),
+                "rows shared by clients": lambda _, found: _reused(found),
+                "seeds": lambda _, found: str(len(found)),
+            },
         )
         head = (
             f"GS-BDPL on SST-2, one client per round, {run['rounds']} rounds, learning rate "
             f"{run['method']['learning_rate']:g}; accuracy (x 100) on the whole dev split. Each "
-            f"client holds {run['shots']} rows "
-            f"per class. {_sharing(runs)} A round's time is that of the whole federation in one "
-            "process, the model and the measurements of the curve included; runs that were broken "
-            "off in between are left out of it. The curves are measured on the same "
+            f"client holds {run['shots']} rows per class. {_sharing(runs)} A round's time is that "
+            "of the whole federation in one process, with the model and the measurements of the "
+            "curve; interrupted runs are left out of it. The curves are measured on the same "
             f"{CURVE_EXAMPLES} dev rows. {about(self.name)}\n"
         )
         return Report(
             markdown="\n".join(
-                [head, table, _verdict(runs) + "\n", f"![{self.title}]({self.name}.svg)"]
+                [head, rows, _verdict(runs) + "\n", f"![{self.title}]({self.name}.svg)"]
             ),
             data={str(clients): _data(found) for clients, found in runs.items()},
-            figures={self.name: draw},
+            figures={self.name: drawing([curves], size=(5.0, 4.0))},
         )
 
 
@@ -107,38 +87,33 @@ def _seconds(runs: Mapping[int, Result]) -> list[float]:
     return [_round_s(run) for run in runs.values() if not run.get("resumed")]
 
 
-def _reused(runs: Sequence[Result]) -> str:
-    reused = {run["reused_rows"] for run in runs}
+def _reused(runs: Mapping[int, Result]) -> str:
+    reused = {run["reused_rows"] for run in runs.values()}
     return "some" if len(reused) > 1 else "yes" if True in reused else "no"
 
 
 def _sharing(runs: Runs) -> str:
-    """Which K had too few rows for disjoint shards."""
-    sharing = [
-        f"{clients:,}"
-        for clients, found in runs.items()
-        if any(run["reused_rows"] for run in found.values())
-    ]
+    """The numbers of clients that have too few rows for disjoint shards."""
+    sharing = [f"{clients:,}" for clients, found in runs.items() if _reused(found) != "no"]
     if not sharing:
         return "There were rows enough for disjoint shards."
     return (
         f"There are too few rows for disjoint shards of {' and of '.join(sharing)} clients: their "
-        "rows are drawn with replacement over clients (all are dealt out evenly, again and again, "
-        "never twice to one client)."
+        "rows are drawn with replacement over clients, never twice for one client."
     )
 
 
 def _verdict(runs: Runs) -> str:
-    """Whether the number of clients makes a difference, from the seeds that they share."""
+    """Whether the number of clients makes a difference, over the seeds that both have."""
     if len(runs) < 2:
         return "There are no runs to compare."
     few, *more = runs
     parts = []
     for clients in more:
         seeds = sorted(runs[few].keys() & runs[clients].keys())
-        pairs = [[runs[k][seed]["metric"]["after"] for k in (few, clients)] for seed in seeds]
-        differences = [100 * (other - one) for one, other in pairs]
-        found = compared([one for one, _ in pairs], [other for _, other in pairs])
+        one, other = ([runs[k][seed]["metric"]["after"] for seed in seeds] for k in (few, clients))
+        found = compared(one, other)
+        differences = [100 * (b - a) for a, b in zip(one, other, strict=True)]
         parts.append(
             f"{clients:,} against {few:,} clients: {mean_sd_text(differences, scale=1)} points, "
             f"better in {found.fewer} and worse in {found.more} of {len(seeds)} seeds (sign test "

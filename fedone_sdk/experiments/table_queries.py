@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedone_sdk.errors import SpecError
 from fedone_sdk.experiments.experiment import Report, Results, Trial
+from fedone_sdk.experiments.figures import drawing
+from fedone_sdk.experiments.methods import METHODS, Method, missing, wanted
 from fedone_sdk.experiments.paper import about, printed
 from fedone_sdk.experiments.probe import Probing
-from fedone_sdk.experiments.queries_report import Repeats, draw_repeats
-from fedone_sdk.experiments.rows import METHODS, Method, missing
+from fedone_sdk.experiments.queries_report import Repeats
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.experiments.study import Design, Point, Study
+from fedone_sdk.experiments.summary import positive
 from fedone_sdk.experiments.time_to_target import target_trial
 from fedone_sdk.spec import GsBdplSpec
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["CONTENDERS", "Contender", "PILOTS", "TableQueries"]
 
@@ -37,81 +36,53 @@ class Contender:
     """A method with all that was fixed before its repeats were run.
 
     Attributes:
-        label: Its name in reports.
-        row: What it is.
-        settings: Of its ``method``, in addition to those of `row`.
-        gains: The target, see `Probing`; with several, the first one is the figure's.
+        row: The method; pilots choose from its learning rates for each K*.
+        gains: The targets, see `Probing`; the first one is the figure's.
         cap: Training queries at which a repeat is censored; whole rounds of every K*.
-        paper: The paper's row; its numbers are means without outliers, for RoBERTa-large.
-        rates: Learning rates that pilots choose from, for each K* by itself; without any, the one
-            of `settings` is that of every K*.
     """
 
-    label: str
     row: Method
-    settings: Mapping[str, Any] = field(default_factory=dict)
     gains: Mapping[str, float]
     cap: int = 2400
-    paper: str | None = None
-    rates: tuple[float, ...] = ()
-
-    @property
-    def method(self) -> dict[str, Any]:
-        """As in a run."""
-        return {**self.row.method, **self.settings}
 
     @property
     def num_samples(self) -> int:
         """Prompts of a client's step."""
-        return int(self.method.get("num_samples", GsBdplSpec().num_samples))
+        return int(self.row.method.get("num_samples", GsBdplSpec().num_samples))
 
+
+_GS_BDPL, _BDPL = METHODS["gs-bdpl"], METHODS["bdpl"]
+_GS_GAINS, _BDPL_GAINS, _BBT_GAINS = (
+    {"expected_loss": 0.01},
+    {"expected_loss": 0.03},
+    {"prompt_loss": 0.02},
+)
 
 CONTENDERS: Mapping[str, Contender] = {
     "gs-bdpl": Contender(
-        label="GS-BDPL (tau = 1)",
-        row=METHODS["gs-bdpl"],
-        settings={"tau": 1.0, "learning_rate": 1e-2},
-        gains={"expected_loss": 0.01},
+        row=_GS_BDPL.variant("GS-BDPL (tau = 1)", tau=1.0, learning_rate=1e-2), gains=_GS_GAINS
     ),
     "bdpl": Contender(
-        label="BDPL",
-        row=METHODS["bdpl"],
-        settings={"learning_rate": 1e-2},
-        gains={"expected_loss": 0.03},
-        paper="bdpl",
+        row=replace(_BDPL.variant("BDPL", learning_rate=1e-2), paper="bdpl"), gains=_BDPL_GAINS
     ),
     "gs-bdpl-tau0.1": Contender(
-        label="GS-BDPL (tau = 0.1)",
-        row=METHODS["gs-bdpl"],
-        settings={"tau": 0.1, "learning_rate": 1e-2},
-        gains={"expected_loss": 0.01},
+        row=_GS_BDPL.variant("GS-BDPL (tau = 0.1)", tau=0.1, learning_rate=1e-2), gains=_GS_GAINS
     ),
     "gs-bdpl-tuned": Contender(
-        label="GS-BDPL (tau = 1), a rate for each K*",
-        row=METHODS["gs-bdpl"],
-        settings={"tau": 1.0},
-        gains={"expected_loss": 0.01},
-        rates=OWN_RATES,
+        row=_GS_BDPL.variant("GS-BDPL (tau = 1), a rate for each K*", OWN_RATES, tau=1.0),
+        gains=_GS_GAINS,
     ),
     "bdpl-tuned": Contender(
-        label="BDPL, a rate for each K*",
-        row=METHODS["bdpl"],
-        gains={"expected_loss": 0.03},
-        rates=OWN_RATES,
+        row=_BDPL.variant("BDPL, a rate for each K*", OWN_RATES), gains=_BDPL_GAINS
     ),
     # The two have targets by analogy only: no pilot was run. They need torch, and days on a CPU.
     "bbt": Contender(
-        label="BBT, population 200",
-        row=METHODS["bbt-200"],
-        gains={"prompt_loss": 0.02},
+        row=replace(METHODS["bbt-200"].variant("BBT, population 200"), paper="bbt"),
+        gains=_BBT_GAINS,
         cap=24_000,
-        paper="bbt",
     ),
     "bbt-20": Contender(
-        label="BBT, population 20",
-        row=METHODS["bbt"],
-        settings={"num_samples": 20},
-        gains={"prompt_loss": 0.02},
+        row=METHODS["bbt"].variant("BBT, population 20", num_samples=20), gains=_BBT_GAINS
     ),
 }
 """By the names that trials bear."""
@@ -151,65 +122,60 @@ class TableQueries(Study):
             SpecError: One is not known, or cannot be run here.
         """
         grid = {**super().grid(settings), **_clients(settings)}
-        if "methods" not in settings.options:
-            return grid
-        asked = settings.options["methods"].split(",")
-        if unknown := set(asked) - CONTENDERS.keys():
-            raise SpecError(
-                f"--set methods: there is no {', '.join(sorted(unknown))}; {', '.join(CONTENDERS)}",
-                source="arguments",
-            )
-        for name in asked:
+        names = wanted(settings, CONTENDERS)
+        for name in names or ():
             if why := missing(CONTENDERS[name].row, settings):
                 raise SpecError(f"--set methods: {name} cannot be run: {why}", source="arguments")
-        return {**grid, "contender": tuple(asked)}
+        return grid if names is None else {**grid, "contender": names}
 
     def trials(self, settings: Settings, results: Results) -> Sequence[Trial]:
         """The pilots of contenders with rates to choose from; then all repeats.
 
         Raises:
-            SpecError: There is no data, or an option does not do.
+            SpecError: There is no data, or an option is wrong.
         """
         points = list(self._points(settings))
         pilots = [
             self._repeat(settings, _pilot_key(point, rate, seed), point, seed, rate)
             for point in points
-            for rate in self.contender(settings, point["contender"]).rates
+            for rate in self.contender(settings, point["contender"]).row.rates
             for seed in PILOTS
         ]
         if pilots and not results:
             return pilots
-        repeats = [
-            self._repeat(settings, self.design.key.format(**point, seed=seed), point, seed, rate)
-            for point in points
-            for rate in [self._rate(settings, point, results)]
-            for seed in self.seeds(settings, point)
+        return pilots + [
+            self._repeat(
+                settings,
+                self.design.key.format(**point, seed=seed),
+                point,
+                seed,
+                self._rate(settings, point, results),
+            )
+            for seed, point in self._repeats(settings)
         ]
-        return pilots + repeats
 
     def _repeat(
         self, settings: Settings, key: str, point: Point, seed: int, rate: float | None
     ) -> Trial:
-        contender = self.contender(settings, point["contender"])
-        run = self.run(settings)
+        contender, run = self.contender(settings, point["contender"]), self.run(settings)
         clients = point["clients_per_round"]
         tuning = contender.row.tuning(
-            task=run["task"],
-            num_clients=run["num_clients"],
-            prompt_len=run["prompt_len"],
-            method=contender.method | ({} if rate is None else {"learning_rate": rate}),
+            **{name: run[name] for name in ("task", "num_clients", "prompt_len")},
+            method={**contender.row.method} | ({} if rate is None else {"learning_rate": rate}),
             seed=seed,
             clients_per_round=clients,
             rounds=contender.cap // (clients * contender.num_samples),
         )
         probing = replace(self.probing(settings), gains=contender.gains)
-        return target_trial(key, settings, tuning, probing)
+        trial = target_trial(key, settings, tuning, probing)
+        # figure-theory has the same trials.
+        return replace(trial, home=TableQueries.name)
 
     def _rate(self, settings: Settings, point: Point, results: Results) -> float | None:
         """The learning rate of a point: the contender's own, or the one that its pilots chose."""
         contender = self.contender(settings, point["contender"])
-        if not contender.rates:
-            return contender.method.get("learning_rate")
+        if not contender.row.rates:
+            return contender.row.method.get("learning_rate")
         target = next(iter(contender.gains))
 
         def needed(rate: float) -> tuple[float, float]:
@@ -220,7 +186,7 @@ class TableQueries(Study):
             queries = [run["reached"][target] or contender.cap for run in runs]
             return fmean(queries), fmean(run["curve"][-1][target] for run in runs)
 
-        return min(contender.rates, key=needed)
+        return min(contender.row.rates, key=needed)
 
     def report(self, settings: Settings, results: Results) -> Report:
         """The table, every repeat, K*=1 against the others, and the curves."""
@@ -229,14 +195,8 @@ class TableQueries(Study):
             for name in self.grid(settings)["contender"]
             if (repeats := self.repeats(settings, name, results)).present
         ]
-
-        def draw(figure: Figure) -> None:
-            figure.set_size_inches(1.0 + 4.5 * len(found), 7.5)
-            rows = figure.subplots(2, len(found), squeeze=False)
-            for number, repeats in enumerate(found):
-                draw_repeats(rows[0][number], rows[1][number], repeats)
-
         probing = self.probing(settings)
+        above, below = zip(*(repeats.panels() for repeats in found), strict=True)
         parts = [
             f"![Queries to the target, and the curves]({self.name}.svg)\n",
             _rules(settings, self.run(settings), probing),
@@ -249,7 +209,7 @@ class TableQueries(Study):
                 "probing": asdict(probing),
                 "methods": {repeats.label: repeats.data() for repeats in found},
             },
-            figures={self.name: draw},
+            figures={self.name: drawing([*above, *below], columns=len(found), size=(4.5, 3.75))},
         )
 
     def repeats(self, settings: Settings, name: str, results: Results) -> Repeats:
@@ -258,7 +218,7 @@ class TableQueries(Study):
         points = [one for one in self._points(settings) if one["contender"] == name]
         rates = {one["clients_per_round"]: self._rate(settings, one, results) for one in points}
         return Repeats(
-            label=contender.label,
+            label=contender.row.title,
             learning_rates={clients: rate for clients, rate in rates.items() if rate is not None},
             gains=contender.gains,
             cap=contender.cap,
@@ -270,23 +230,22 @@ class TableQueries(Study):
         """A contender with what the user asked for.
 
         Raises:
-            SpecError: An option does not do.
+            SpecError: An option is wrong.
         """
-        run, found = self.run(settings), CONTENDERS[name]
-        changes, gains = dict(run["method"]), dict(found.gains)
-        rates = found.rates
-        if (rate := _number(settings, "learning_rate")) is not None and found.row.rates:
+        run, found, options = self.run(settings), CONTENDERS[name], settings.options
+        row, gains = found.row, dict(found.gains)
+        changes, rates = dict(run["method"]), row.rates
+        tunable = row.rates or "learning_rate" in row.method
+        if tunable and (rate := positive(options, "learning_rate")) is not None:
             changes["learning_rate"], rates = rate, ()
-        if (gain := _number(settings, "gain")) is not None:
-            gains[next(iter(gains))] = gain
+        gains[next(iter(gains))] = positive(options, "gain") or found.gains[next(iter(gains))]
         found = replace(
             found,
-            settings={**found.settings, **changes},
+            row=replace(row, method={**row.method, **changes}, rates=rates),
             gains=gains,
-            rates=rates,
             cap=run.get("cap", found.cap),
         )
-        if (asked := _number(settings, "cap")) is None:
+        if (asked := positive(options, "cap")) is None:
             return found
         clients = self.grid(settings)["clients_per_round"]
         whole = math.lcm(*(each * found.num_samples for each in clients))
@@ -327,71 +286,50 @@ def _paper(contender: Contender) -> dict[int, float]:
     """Queries by K*."""
     paper = printed(TableQueries.name)
     column = paper["columns"].index("queries")
-    rows = {} if contender.paper is None else paper["rows"][contender.paper]
+    rows = paper["rows"].get(contender.row.paper, {})
     return {clients: cells[column][0] for clients, cells in rows.items()}
-
-
-def _number(settings: Settings, name: str) -> float | None:
-    text = settings.options.get(name)
-    if text is None:
-        return None
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not 0.0 < number < math.inf:
-        raise SpecError(f"--set {name}: {text!r} is no positive number", source="arguments")
-    return number
 
 
 def _rules(settings: Settings, run: Mapping[str, Any], probing: Probing) -> str:
     """What was fixed beforehand."""
     method = {**GsBdplSpec().model_dump(), **run["method"]}
-    prompts, rows = method["num_samples"], method["batch_size"]
     return (
         f"SST-2, {run['num_clients']} clients of 16 rows per class, prompts of "
-        f"{run['prompt_len']} out of 200 "
-        f"tokens, mini-batches of {rows} rows; GS-BDPL and BDPL ask about {prompts} prompts per "
-        "client and round, and each client keeps the state of its AdamW for itself. A query is one "
-        "prompt on one mini-batch.\n\n"
-        "**Target.** Fixed beforehand, for each repeat in nats below its own start: the untrained "
-        f"expected loss, that is the mean cross-entropy of {probing.prompts} prompts drawn from "
-        f"alpha, each on {probing.rows} dev rows of its own. (FedOne's own evaluation draws from "
-        "alpha too, and its theorem bounds the gradient of this loss; the paper's target is an "
-        "accuracy that it does not name.) BBT has no alpha to draw from: its start and its target "
-        f"are the loss of the deployable prompt on {probing.prompt_rows} dev rows. Noise and rows "
-        "of the measurement are the same in all measurements of a repeat, and for all K* of a "
-        "seed; nothing measured goes back into training, or counts as a query. Measured every "
-        f"{probing.queries} training queries, rounded down to whole rounds, or every round where a "
-        "round has more; the first "
-        "measurement at or below the target counts, so that a curve that swings reaches it sooner "
-        "than a smooth one of the same mean.\n\n"
+        f"{run['prompt_len']} out of 200 tokens, mini-batches of {method['batch_size']} rows; "
+        f"GS-BDPL and BDPL query about {method['num_samples']} prompts per client and round, AdamW "
+        "has one state per client. A query is one prompt on one mini-batch.\n\n"
+        "**Target.** In nats below the untrained expected loss of each repeat, that is the mean "
+        f"cross-entropy of {probing.prompts} prompts drawn from alpha, each on {probing.rows} "
+        "separate dev rows. (The theorem bounds the gradient of this loss; the paper's target is "
+        "an accuracy that it does not name.) BBT has no such distribution; its target is of the "
+        f"loss of the deployable prompt on {probing.prompt_rows} dev rows. Noise and rows are the "
+        "same in all measurements of a seed, and training does not use them. Measured every "
+        f"{probing.queries} training queries, in whole rounds; the first measurement at or below "
+        "the target counts, so a curve that swings reaches it sooner than a smooth one.\n\n"
         f"{_pilots(settings)}\n\n{about(TableQueries.name)}\n\n"
-        "The columns on the prompt are the metric (x 100) of the deployable prompt, the "
-        f"mode of alpha, on {probing.prompt_rows} dev rows, before and where the repeat ended.\n\n"
+        "The columns on the prompt are the metric (x 100) of the deployable prompt, on "
+        f"{probing.prompt_rows} dev rows, before the repeat and at its end.\n\n"
         "**Statistics.** A repeat that ends at the cap without its target is censored and counts "
         "as infinite. Medians are lower medians, which here are Kaplan-Meier's; their intervals "
         "lie between two order statistics and hold for any distribution. The trimmed mean leaves "
-        "out the least and the greatest tenth of the repeats; the paper's outlier rule is not "
-        "stated, so this one is ours, and censored repeats that are left in count as the cap. "
-        "K*=1 is compared with each other K* by seed; intervals and p values are of one comparison "
-        "each.\n"
+        "out the least and the greatest tenth (the paper's rule is not stated); censored repeats "
+        "in it count as the cap. K*=1 is compared with each other K* by seed; intervals and p "
+        "values are of one comparison each.\n"
     )
 
 
 def _pilots(settings: Settings) -> str:
-    """How rates and targets came about."""
+    """How rates and targets were chosen."""
     given = {name: settings.options.get(name) for name in ("learning_rate", "gain", "cap")}
     if asked := [f"{name}={value}" for name, value in given.items() if value is not None]:
         return f"**Chosen by the user**, not on pilots: {', '.join(asked)}."
     return (
         f"**Pilots.** Runs of roberta-mini with the seeds {', '.join(map(str, PILOTS))}, which are "
-        "not among the repeats, K*=1. At 3e-4, the largest of the paper's learning rates, the "
-        "expected loss of GS-BDPL hardly moved in 4,000 queries (one seed). At tau = 0.1, its "
-        "default, a step compares few tokens, and neither 1e-2 nor 3e-2 made it fall on both seeds "
-        "within 2,400; so it stands here with tau = 1. Both methods have the rate 1e-2, for every "
-        f"K*; with a rate for each K*, it is the one of {', '.join(f'{r:g}' for r in OWN_RATES)} "
-        "that needed the fewest queries in the mean of both pilots. "
-        "A target is the greatest of 0.1, 0.03 and 0.01 nats that K*=1 reached in "
-        "both pilots within a quarter of the cap. Of BBT there were no pilots."
+        "not among the repeats. At 3e-4, the largest of the paper's learning rates, the expected "
+        "loss of GS-BDPL hardly moved in 4,000 queries (one seed). At tau = 0.1, its default, "
+        "neither 1e-2 nor 3e-2 made it fall on both seeds within 2,400; so tau is 1. Both methods "
+        "have the rate 1e-2 for every K*; with a rate for each K*, it is the one of "
+        f"{', '.join(f'{rate:g}' for rate in OWN_RATES)} that needed the fewest queries in the "
+        "mean of both pilots. A target is the greatest of 0.1, 0.03 and 0.01 nats that K*=1 "
+        "reached in both pilots within a quarter of the cap. Of BBT there were no pilots."
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedone_sdk.errors import FedOneError
 from fedone_sdk.experiments.experiment import Result, Trial, Workspace
-from fedone_sdk.experiments.federated import Tuning, trial_backend, tuning_federation, tuning_trial
+from fedone_sdk.experiments.federated import Tuning, run_trial, trial_backend, tuning_federation
 from fedone_sdk.experiments.probe import Probe, Probing
 from fedone_sdk.experiments.settings import Settings
 
@@ -30,11 +30,16 @@ def target_trial(key: str, settings: Settings, tuning: Tuning, probing: Probing)
     Raises:
         SpecError: There is no data for the task, or no such run.
     """
-    plain = tuning_trial(key, settings, tuning)
-    options = {**plain.options, "probing": dataclasses.asdict(probing)}
+    trial = run_trial(
+        key,
+        settings,
+        tuning,
+        run_to_target,
+        held_out=tuning.held_out,
+        probing=dataclasses.asdict(probing),
+    )
     # Records name the function by its former place.
-    function = "fedone_sdk.experiments.passage:run_passage"
-    return dataclasses.replace(plain, run=run_to_target, options=options, function=function)
+    return dataclasses.replace(trial, function="fedone_sdk.experiments.passage:run_passage")
 
 
 def run_to_target(options: dict[str, Any], workspace: Workspace) -> Result:

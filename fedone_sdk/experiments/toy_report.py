@@ -7,23 +7,22 @@ import statistics
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import bootstrap
 
 from fedone_sdk.algorithms import stream, stream_seed
 from fedone_sdk.experiments.experiment import Result
-from fedone_sdk.experiments.summary import markdown_table, mean_sd_text
+from fedone_sdk.experiments.figures import Line, Panel
+from fedone_sdk.experiments.summary import Column, mean_sd_text, table
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-__all__ = ["Comparison", "Condition", "TARGETS", "compare", "draw_condition", "reached"]
+__all__ = ["Comparison", "Condition", "TARGETS", "compare", "reached"]
 
 TARGETS = (0.7, 0.8, 0.9)
 """Test accuracies that queries are counted to: constants, so that no curve chooses them."""
-
-_RESAMPLES = 10_000
 
 _MIN_SEEDS = 5
 """With fewer, even seeds that all agree could do so by chance (1 in 32 at five)."""
@@ -79,15 +78,20 @@ def compare(
     """
     ones = np.array([math.inf if queries is None else queries for queries in one])
     others = np.array([max_queries if queries is None else queries for queries in other])
-    rng = stream(stream_seed(0, "bootstrap", clients_per_round))
-    drawn = np.floor(rng.random((_RESAMPLES, len(ones))) * len(ones)).astype(np.int64)
-    ratios = np.median(others[drawn], axis=1) / np.median(ones[drawn], axis=1)
-    low, high = np.quantile(ratios, [0.025, 0.975])
+
+    def ratio(a: NDArray[np.float64], b: NDArray[np.float64], axis: int = -1) -> Any:
+        return np.median(b, axis=axis) / np.median(a, axis=axis)
+
+    low = high = float(ratio(ones, others))
+    if len(one) > 1:
+        rng = stream(stream_seed(0, "bootstrap", clients_per_round))
+        found = bootstrap((ones, others), ratio, paired=True, method="percentile", rng=rng)
+        low, high = map(float, found.confidence_interval)
     return Comparison(
         clients_per_round=clients_per_round,
-        ratio=float(np.median(others) / np.median(ones)),
-        low=float(low),
-        high=float(high),
+        ratio=float(ratio(ones, others)),
+        low=low,
+        high=high,
         bound=None in other,
         seeds=len(one),
     )
@@ -156,17 +160,14 @@ class Condition:
 
     def markdown(self) -> str:
         """The table of queries to targets, and the sentences about it."""
-        header = ["K*", *(f"to {target:.0%}" for target in TARGETS), "accuracy at the end"]
-        rows = [
-            [
-                str(clients),
-                *(self._cell(list(runs.values()), target) for target in TARGETS),
-                mean_sd_text(run["accuracy"][-1] for run in runs.values()),
-            ]
-            for clients, runs in self.runs.items()
-        ]
+        columns: dict[str, Column] = {
+            f"to {target:.0%}": partial(self._cell, target) for target in TARGETS
+        }
+        columns["accuracy at the end"] = lambda _, runs: mean_sd_text(
+            run["accuracy"][-1] for run in runs.values()
+        )
         sentences = "\n".join(f"- {self.verdict(target)}" for target in TARGETS)
-        return f"{markdown_table(header, rows)}\n{sentences}\n"
+        return "\n".join([table("K*", self.runs, columns), f"{sentences}\n"])
 
     def verdict(self, target: float) -> str:
         """Whether K*=1 needs the fewest queries to a target, as far as the runs show it."""
@@ -194,9 +195,27 @@ class Condition:
             return f"{start}K*=1 does not need the fewest queries: {detail}."
         return f"{start}not shown that K*=1 needs the fewest queries: {detail}."
 
-    def _cell(self, runs: Sequence[Result], target: float) -> str:
+    def panel(self) -> Panel:
+        """The mean test accuracy over queries of each K*, in a band of one standard deviation."""
+        started = min(run["queries"][1] for runs in self.runs.values() for run in runs.values())
+        grid = np.geomspace(started, self.max_queries, _POINTS).tolist()
+        lines = []
+        for clients, runs in self.runs.items():
+            curves = np.array([_at(run, grid) for run in runs.values()])
+            spread = curves.std(axis=0, ddof=len(curves) > 1).tolist()
+            y, label = curves.mean(axis=0).tolist(), f"K*={clients}"
+            lines.append(Line(x=grid, y=y, error=(spread, spread), band=True, label=label))
+        return Panel(
+            lines=lines,
+            log="x",
+            x="queries (mini-batch forward passes)",
+            y="test accuracy",
+            title=self.label,
+        )
+
+    def _cell(self, target: float, _: int, runs: Mapping[int, Result]) -> str:
         """The median over seeds, and how many runs did not get there."""
-        found = [reached(run, target) for run in runs]
+        found = [reached(run, target) for run in runs.values()]
         middle = statistics.median(math.inf if queries is None else queries for queries in found)
         text = f"{middle:,.0f}" if math.isfinite(middle) else f"> {self.max_queries:,}"
         missed = found.count(None)
@@ -205,23 +224,6 @@ class Condition:
 
 def _times(found: Comparison) -> str:
     return f"{'at least ' if found.bound else ''}{found.ratio:.2f} times"
-
-
-def draw_condition(axes: Axes, condition: Condition) -> None:
-    """Draws the mean test accuracy over queries of each K*, in a band of one standard deviation."""
-    started = min(run["queries"][1] for runs in condition.runs.values() for run in runs.values())
-    grid = np.geomspace(started, condition.max_queries, _POINTS)
-    for clients, runs in condition.runs.items():
-        curves = np.array([_at(run, grid) for run in runs.values()])
-        mean, deviation = curves.mean(axis=0), curves.std(axis=0, ddof=len(curves) > 1)
-        (line,) = axes.plot(grid, mean, label=f"K*={clients}")
-        axes.fill_between(
-            grid, mean - deviation, mean + deviation, color=line.get_color(), alpha=0.2, lw=0
-        )
-    axes.set(xscale="log", xlabel="queries (mini-batch forward passes)", ylabel="test accuracy")
-    axes.set_title(condition.label)
-    axes.grid(alpha=0.3)
-    axes.legend()
 
 
 def _at(result: Result, grid: Iterable[float]) -> list[float]:

@@ -13,10 +13,8 @@ import pytest
 from fedone_sdk.errors import SpecError
 from fedone_sdk.experiments import Settings
 from fedone_sdk.experiments.experiment import Result
-from fedone_sdk.experiments.method_table import PILOT_SEED, best_rate
-from fedone_sdk.experiments.rows import RATES
-from fedone_sdk.experiments.table1 import Table1
-from fedone_sdk.experiments.table_fedavg import TableFedavg
+from fedone_sdk.experiments.method_table import PILOT_SEED, Table1, TableFedavg, best_rate
+from fedone_sdk.experiments.methods import RATES
 
 
 def measured(value: float, **more: Any) -> Result:

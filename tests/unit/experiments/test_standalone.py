@@ -11,12 +11,12 @@ from fedone_sdk.backends import OnnxBackend, predict
 from fedone_sdk.data import load_examples
 from fedone_sdk.experiments import Settings, Trial, Workspace
 from fedone_sdk.experiments.experiment import Result
-from fedone_sdk.experiments.federated import Tuning, tuning_trial
+from fedone_sdk.experiments.federated import Tuning, run_trial, tuning_trial
 from fedone_sdk.experiments.standalone import (
     MANUAL_PROMPTS,
     demonstrations_trial,
     prompt_trial,
-    untrained_trial,
+    run_untrained,
 )
 from fedone_sdk.glue import GLUE_TASKS, glue_task
 
@@ -59,7 +59,7 @@ def test_the_untrained_prompt_is_where_the_run_starts(glue: Path, tmp_path: Path
         every=0,
         seed=5,
     )
-    untrained = run(untrained_trial("x", settings, tuning), tmp_path / "untrained")
+    untrained = run(run_trial("x", settings, tuning, run_untrained), tmp_path / "untrained")
     tuned = run(tuning_trial("x", settings, tuning), tmp_path / "tuned")
     assert untrained["metric"]["after"] == tuned["metric"]["before"]
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import structlog
 from fedone_sdk import assets
 from fedone_sdk.budget import Budget, BudgetGuard, SqliteLedger, Usage
 from fedone_sdk.errors import FedOneError, SpecError
+from fedone_sdk.experiments.chat import chat_federation
 from fedone_sdk.experiments.experiment import Report, Result, Trial, Workspace
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.experiments.table3 import BIAS_ROWS, Table3
@@ -220,7 +222,52 @@ class TestCaps:
         assert provider.received == 10
 
 
+def test_a_cell_whose_label_words_are_not_shown_says_so(
+    settings: Settings, provider: Provider, tmp_path: Path
+) -> None:
+    settings = changed(settings, options={"dev_rows": "100"})
+    (quote,) = Table3().trials(settings, {})
+    results = {"quote": run(quote, tmp_path)}
+    trials = {trial.key: trial for trial in Table3().trials(settings, results)}
+    unknown = {"labels": {"0": " zyx", "1": " wvu"}}
+    for key in "sst2_no-prompt_s0", "sst2_bdpl_s0":
+        trial = replace(trials[key], options={**trials[key].options, "question": unknown})
+        results[key] = run(trial, tmp_path)
+        assert results[key]["metric"] is None
+        assert "show none of the label words ' zyx', ' wvu'" in results[key]["refused"]
+    spent = [results[key]["spent"]["requests"] for key in list(results)[1:]]
+    assert sum(spent) == provider.received >= 2 * 33
+    text = Table3().report(settings, results).markdown
+    assert "| No prompt | - | - |" in text
+    assert "Cells without a number:\n\n- No prompt on sst2: http" in text
+
+
+def test_a_yes_or_no_question(settings: Settings, provider: Provider, tmp_path: Path) -> None:
+    settings = changed(settings, options={"question": "yes-no", "concurrency": "4"})
+    (quote,) = Table3().trials(settings, {})
+    results = {"quote": run(quote, tmp_path)}
+    trial = Table3().trials(settings, results)[1]
+    assert trial.options["run"]["backend"]["limits"] == {"concurrency": 4}
+    assert run(trial, tmp_path)["metric"] is not None
+    federation = chat_federation(trial.options, Workspace(inputs=trial.inputs, folder=tmp_path))
+    assert federation.spec.task.chat is not None
+    assert federation.spec.task.chat.user == "{prompt} {sentence} great? yes or no:"
+    assert federation.spec.task.label_words == (" no", " yes")
+
+
 class TestSettings:
+    @pytest.mark.parametrize(
+        ("option", "named"),
+        [
+            ({"dev_rows": "0"}, "--set dev_rows: '0' is no positive whole number"),
+            ({"concurrency": "x"}, "--set concurrency: 'x' is no positive whole number"),
+            ({"question": "no"}, "--set question: must be yes-no, not 'no'"),
+        ],
+    )
+    def test_options_that_are_none(self, settings: Settings, option: Any, named: str) -> None:
+        with pytest.raises(SpecError, match=named):
+            Table3().trials(changed(settings, options=option), {})
+
     @pytest.mark.parametrize("missing", ["base_url", "api_model"])
     def test_nobody_is_asked_who_was_not_named(self, settings: Settings, missing: str) -> None:
         with pytest.raises(SpecError, match="--base-url and --api-model: are required"):

@@ -13,8 +13,7 @@ from matplotlib.figure import Figure
 from fedone_sdk.errors import DataError, SpecError
 from fedone_sdk.experiments.digits import Digits, load_digits
 from fedone_sdk.experiments.experiment import Result, Workspace
-from fedone_sdk.experiments.figure_heterogeneity import FigureHeterogeneity
-from fedone_sdk.experiments.figure_toy import FigureToy
+from fedone_sdk.experiments.figure_toy import FigureHeterogeneity, FigureToy
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.experiments.toy import Toy, ToyClients, run_toy
 from fedone_sdk.experiments.toy_report import Condition, compare, reached

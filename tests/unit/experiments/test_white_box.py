@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from pathlib import Path
 
@@ -13,22 +12,23 @@ pytest.importorskip("transformers", reason="the extra torch is not installed")
 
 from fedone_sdk.experiments import Settings, Workspace
 from fedone_sdk.experiments.experiment import Result
-from fedone_sdk.experiments.rows import METHODS, Scale
+from fedone_sdk.experiments.methods import METHODS
 
 SHARED = Path(os.environ.get("FEDONE_SHARED", Path(__file__).resolve().parents[4] / "shared"))
 MODEL = SHARED / "models" / "roberta-mini"
-SCALE = Scale(
-    tasks=("sst2",),
-    num_clients=4,
-    shots=4,
-    prompt_len=3,
-    vocab_size=20,
-    num_samples=4,
-    batch_size=4,
-    rounds=3,
-    every=1,
-    searches=False,
-)
+RUN = {
+    "task": "sst2",
+    "seed": 0,
+    "num_clients": 4,
+    "shots": 4,
+    "prompt_len": 3,
+    "vocab_size": 20,
+    "num_samples": 4,
+    "batch_size": 4,
+    "rounds": 3,
+    "every": 1,
+    "searches": False,
+}
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_soft_prompts(settings: Settings, tmp_path: Path, name: str) -> None:
     row = METHODS[name]
 
     def run(rate: float | None) -> Result:
-        trial = row.trial("x", settings, SCALE, "sst2", 0, rate)
+        trial = row.trial("x", settings, RUN, rate)
         return trial.run(trial.options, Workspace(inputs=trial.inputs, folder=tmp_path / f"{rate}"))
 
     found = run(row.rates[0] if row.rates else None)
@@ -63,7 +63,7 @@ def test_soft_prompts(settings: Settings, tmp_path: Path, name: str) -> None:
 
 def test_fine_tuning(settings: Settings, tmp_path: Path) -> None:
     row = METHODS["fine-tuning"]
-    trial = row.trial("x", settings, dataclasses.replace(SCALE, shots=8), "sst2", 0)
+    trial = row.trial("x", settings, {**RUN, "shots": 8})
     found = trial.run(trial.options, Workspace(inputs=trial.inputs, folder=tmp_path / "work"))
     assert 0.0 <= found["metric"]["after"] <= 1.0
     assert found["rows"] == 4 * 2 * 8
