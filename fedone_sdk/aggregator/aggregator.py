@@ -127,7 +127,7 @@ class Aggregator:
         Raises:
             StoreUnavailable: The store went away.
         """
-        await self.service.taken_up()
+        await self.service.wait_until_loaded()
         self.service.begin()
 
     async def __aexit__(

@@ -34,7 +34,7 @@ _OVER: Mapping[Compared, str] = {
 
 
 class Plain(NamedTuple):
-    """ "No prompt" with its own label bias.
+    """The baseline "no prompt" with its own label bias.
 
     Attributes:
         outcomes: Its outcomes.
