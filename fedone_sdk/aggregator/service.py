@@ -986,9 +986,7 @@ class Service:
             raise ProblemError("not_found", "this server has no gateway; score on the device")
         run.check_rate(client.index)
         if message.prompts is None:
-            await run.prefetch_prompts(
-                seat
-            )  # The draw may be from another replica or before a restart.
+            await run.prefetch_prompts(seat)  # It may not be cached here.
         return await self._gateway.score(run, seat, message, body_sha256)
 
     def traffic_run(

@@ -32,7 +32,7 @@ export interface Enrolled {
   credential: string;
 }
 /**
- * `POST /v1/assignments/claim`: a client asks for work.
+ * `POST /v1/assignments/claim`: a client claims work.
  */
 export interface Claim {
   num_examples: number;
@@ -40,9 +40,10 @@ export interface Claim {
   run_id?: string | null;
   own_model?: boolean;
   model?: string | null;
+  changed?: boolean;
 }
 /**
- * Work in the `alpha` exchange: run ask and tell for the steps, or train; return your alpha.
+ * Work in the `alpha` exchange: run the local steps and return the new alpha.
  */
 export interface AlphaAssignment {
   assignment_id: string;
@@ -78,7 +79,7 @@ export interface Step {
   prompt_seed: number;
 }
 /**
- * Work in the `losses` exchange: score these prompts, return one loss each.
+ * Work in the `losses` exchange: score prompts and return one loss each.
  */
 export interface LossesAssignment {
   assignment_id: string;
@@ -92,15 +93,15 @@ export interface LossesAssignment {
   minibatch_seed: number;
 }
 /**
- * The answer to `POST /v1/assignments/{id}/renew`.
+ * Response to `POST /v1/assignments/{id}/renew`.
  *
- * Older servers answer with the whole assignment, in which the same key stands.
+ * Older servers return the whole assignment, which has the same key.
  */
 export interface Renewal {
   deadline_s: number;
 }
 /**
- * `GET /v1/runs/{id}/task`: what a client must know of a run, fetched once.
+ * `GET /v1/runs/{id}/task`: description of a run for clients, fetched once.
  */
 export interface RunTask {
   task: TaskSpec;
@@ -126,7 +127,7 @@ export interface RunTask {
   calibration?: CalibrationSpec;
 }
 /**
- * A task put to a language model as a cloze, a question, a beginning to go on with, or a chat.
+ * A task for a language model, as a cloze, a question, a text to continue, or a chat.
  */
 export interface TaskSpec {
   template?: string | null;
@@ -144,7 +145,7 @@ export interface TaskSpec {
   bias?: number[] | null;
 }
 /**
- * The messages that put a task to an instruct model, each a template.
+ * The messages of a task for an instruct model; each is a template.
  */
 export interface ChatSpec {
   system?: string | null;
@@ -152,7 +153,7 @@ export interface ChatSpec {
   assistant?: string | null;
 }
 /**
- * What is classified, and by what: the words in which shipped instructions speak of a task.
+ * What is classified, and by what, in the words of the shipped instructions.
  */
 export interface Description {
   text?: string;
@@ -310,7 +311,7 @@ export interface CalibrationSpec {
 /**
  * `GET /v1/runs/{id}/vocabulary`: the candidates, in index order.
  *
- * With `?after=VERSION` only those that were added since that version.
+ * With `?after=VERSION` only those added after that version.
  */
 export interface VocabularyList {
   candidates?: string[];
@@ -319,7 +320,7 @@ export interface VocabularyList {
   version?: number;
 }
 /**
- * A place of the prompt with candidates of its own.
+ * A part of the prompt with its own candidates.
  */
 export interface Slot {
   name: string;
@@ -327,7 +328,7 @@ export interface Slot {
   repeat?: number;
 }
 /**
- * `POST /v1/score`: scores every prompt on every text, under an assignment's lease.
+ * `POST /v1/score`: score every prompt on every text, under an assignment's lease.
  */
 export interface Score {
   assignment_id: string;
@@ -338,7 +339,7 @@ export interface Score {
   references?: string[];
 }
 /**
- * What the model answered.
+ * The model's scores.
  */
 export interface Scores {
   log_probs?: PackedArray | null;
@@ -360,7 +361,7 @@ export interface LossesUpdate {
   class_counts?: number[];
 }
 /**
- * What became of the mini-batch's examples.
+ * Counts of the mini-batch's examples.
  */
 export interface Scored {
   scored: number;
@@ -383,9 +384,10 @@ export interface Usage {
 export interface Decline {
   reason: string;
   usage?: Usage;
+  unfit?: boolean;
 }
 /**
- * The answer to an accepted update; the same body again gets the same receipt.
+ * Response to an accepted update; the same body again gets the same receipt.
  */
 export interface Receipt {
   assignment_id: string;
