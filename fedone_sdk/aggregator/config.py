@@ -342,7 +342,7 @@ class ServeConfig(Spec):
             raise SpecError(f"{key}: {exc}", source=str(path)) from exc
         dev, unmeasured = _dev_rows(spec, path)
         if self.backend is None:
-            dev, unmeasured = (), "the server has no model to ask (backend: null)"
+            dev, unmeasured = (), "the server has no model (backend: null)"
         changes = {"data": None, **({} if self.backend is None else {"backend": self.backend})}
         return RunToServe(
             path=path,

@@ -237,7 +237,7 @@ class Service:
                     await self.sweeper.sweep()
                 except Exception:
                     # The store may recover.
-                    _log.error("nothing can be removed", traceback=traceback.format_exc())
+                    _log.error("retention sweep failed", traceback=traceback.format_exc())
             await asyncio.sleep(_SWEEP_S)
 
     @property
@@ -427,7 +427,7 @@ class Service:
             name = f"{_MODEL}{run.run_id}"
             self._tasks[name] = asyncio.create_task(self._check_model(run), name=name)
         self.dispatcher.sync_run(run)
-        _log.info("run taken up", run_id=run.run_id, status=run.state.status)
+        _log.info("run loaded", run_id=run.run_id, status=run.state.status)
 
     async def _check_model(self, run: ServedRun) -> None:
         """Pause a loaded run if its model is unavailable or has changed."""
@@ -441,11 +441,11 @@ class Service:
         except Exception:
             # A bug in a backend: the run pauses; only the log has the details.
             _log.error(
-                "the model of a run cannot be looked at",
+                "the model of a run could not be checked",
                 run_id=run.run_id,
                 traceback=traceback.format_exc(),
             )
-            await run.apply(PauseRequested(reason="the model cannot be looked at; see the log"))
+            await run.apply(PauseRequested(reason="the model could not be checked; see the log"))
         finally:
             self._tasks.pop(f"{_MODEL}{run.run_id}", None)
             run.model_checked.set()
@@ -570,9 +570,9 @@ class Service:
                 await self._probe_model(run)
             except (BackendError, SpecError) as exc:
                 # The cause is only logged: the response goes to devices.
-                _log.warning("the model cannot be asked", run_id=run.run_id, reason=str(exc))
+                _log.warning("the model is not available", run_id=run.run_id, reason=str(exc))
                 raise ProblemError(
-                    "backend_unavailable", "the model cannot be asked at the moment"
+                    "backend_unavailable", "the model is not available at the moment"
                 ) from exc
 
     async def stop_run(
@@ -634,7 +634,7 @@ class Service:
         await run.apply(ResumeRequested())
         if model is not None and run.state.model != model:
             _log.warning(
-                "the run goes on with another model",
+                "run resumed with another model",
                 run_id=run.run_id,
                 before=model,
                 now=run.state.model,
@@ -664,7 +664,7 @@ class Service:
     async def _check_resumable(self, run: ServedRun) -> None:
         """Refuse to continue an ended run whose log, clients or model are missing."""
         if len(run.history) < run.state.round:
-            raise ProblemError("run_conflict", "the log of the run was removed: it cannot go on")
+            raise ProblemError("run_conflict", "the log of the run was removed: it cannot continue")
         for name in run.history[-1].client_id.split(",") if run.history else ():
             if await self._store.client_named(name) is None:
                 raise ProblemError("run_conflict", "the clients of the run are in another store")
@@ -712,7 +712,7 @@ class Service:
             ProblemError: The run's caps do not cover the queries, or there is no model.
         """
         if self._backend is None:
-            raise ProblemError("backend_unavailable", "there is no model to ask")
+            raise ProblemError("backend_unavailable", "this server has no model")
         answers = await query_as_evaluation(
             run, self._backend, queries, lambda: self._store.replica
         )
@@ -736,15 +736,15 @@ class Service:
         await run.catch_up()
         state = run.state
         if state.running or state.paused:
-            raise ProblemError("run_conflict", "the run goes on; stop it first")
+            raise ProblemError("run_conflict", "the run is running; stop it first")
         if state.seats or state.account.leases or state.evaluation.leases:
-            raise ProblemError("run_conflict", "the run has work under way; let it end first")
+            raise ProblemError("run_conflict", "the run has open work; wait until it has ended")
         size = await self._store.size(run.run_id)
         if not dry:
             try:
                 await self._delete(run.run_id, run.version)
             except (KeyError, VersionConflict) as exc:
-                raise ProblemError("run_conflict", "the run has moved on meanwhile") from exc
+                raise ProblemError("run_conflict", "the run has changed since") from exc
         return Removal(
             run_id=run.run_id,
             status=state.status,

@@ -430,7 +430,7 @@ class TestModels:
             await one.resume_run(one.runs["run"])
             await two.refresh()
             backend.down = True
-            with pytest.raises(ProblemError, match="cannot be asked at the moment") as caught:
+            with pytest.raises(ProblemError, match="is not available at the moment") as caught:
                 await claim(two, client)
             assert caught.value.code == "backend_unavailable"
             assert caught.value.retry_after_s is None

@@ -153,7 +153,9 @@ class Access:
                 )
             await self._store.put_token(token)
         self._tokens |= {token.token_sha256}
-        _log.info("enrolment token made", token=token.name, runs=token.runs, uses=token.uses_left)
+        _log.info(
+            "enrolment token created", token=token.name, runs=token.runs, uses=token.uses_left
+        )
         return token, secret
 
     async def tokens(self) -> list[TokenRecord]:

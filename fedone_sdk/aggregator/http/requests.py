@@ -110,7 +110,7 @@ async def problems(request: web.Request, handler: Handler) -> web.StreamResponse
         return response
     except StoreUnavailable as exc:
         _log.error("request failed", method=request.method, path=request.path, reason=str(exc))
-        return problem(ProblemError("store_unavailable", "it may work again by itself"))
+        return problem(ProblemError("store_unavailable", "it may recover by itself; retry later"))
     except Exception:
         # The response has no details. Formatted here: some log renderers print local variables,
         # which include tokens.

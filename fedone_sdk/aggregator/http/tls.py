@@ -39,7 +39,7 @@ class TlsConfig(Spec):
     @model_validator(mode="after")
     def _check_authorities(self) -> Self:
         if self.client_ca is None and "require_client_certificate" in self.model_fields_set:
-            raise ValueError("require_client_certificate: needs client_ca, which says whose")
+            raise ValueError("require_client_certificate: needs client_ca")
         return self
 
     def open(self, folder: Path) -> ServerTls:

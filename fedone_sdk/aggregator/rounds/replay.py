@@ -370,7 +370,9 @@ def _told(
     most = machine.spec.method.num_samples
     for values, curves in zip(line.losses, _curves(machine, line), strict=True):
         if len(values) > most:
-            raise ValueError(f"seat {seat.slot} has {len(values)} losses, at most {most} are asked")
+            raise ValueError(
+                f"seat {seat.slot} has {len(values)} losses, at most {most} are allowed"
+            )
         seat = replace(seat, num_samples=len(values))
         local = machine.updated_local(state, seat, values, curves)
         seat = replace(

@@ -39,7 +39,7 @@ async def import_run(request: web.Request) -> web.Response:
     person = CONTEXT.get().person
     if person is None or person.runs is not None:
         # The name of the run is inside the archive.
-        raise ProblemError("forbidden", "your token is not for all runs")
+        raise ProblemError("forbidden", "your token is not valid for all runs")
     if request.content_type != _GZIP:
         raise ProblemError("not_gzip", f"the body is {request.content_type}")
     try:

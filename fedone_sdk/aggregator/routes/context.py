@@ -126,7 +126,7 @@ def client_of(request: web.Request) -> ClientRecord:
     """Return the authenticated device."""
     client = CONTEXT.get().client
     if client is None:
-        raise LookupError(f"{request.path} admits more than devices")
+        raise LookupError(f"{request.path} is not restricted to devices")
     return client
 
 

@@ -50,9 +50,9 @@ class Readiness:
 
     def _serving(self) -> Check:
         if self._service.draining:
-            return Check(ok=False, detail="this process is about to end")
+            return Check(ok=False, detail="this process is stopping")
         if self._service.starting:
-            return Check(ok=False, detail="this process is taking up its runs")
+            return Check(ok=False, detail="this process is loading its runs")
         return Check(ok=True)
 
     async def _store(self) -> Check:
@@ -72,9 +72,9 @@ class Readiness:
         if (trouble is None) is not self._model_was_ok:
             self._model_was_ok = trouble is None
             if trouble is None:
-                _log.info("the model is asked again")
+                _log.info("the model is available again")
             else:
-                _log.warning("the model is not asked", reason=trouble)
+                _log.warning("the model is not available", reason=trouble)
         if trouble is None:
             return Check(ok=True)
-        return Check(ok=False, detail="it is not asked at the moment; see the server's log")
+        return Check(ok=False, detail="it is not available at the moment; see the server's log")

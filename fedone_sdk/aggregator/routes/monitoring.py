@@ -22,7 +22,7 @@ async def me(request: web.Request) -> web.Response:
     """Return the name, role and runs of the caller's token."""
     person = CONTEXT.get().person
     if person is None:
-        raise LookupError(f"{request.path} admits more than people")
+        raise LookupError(f"{request.path} is not restricted to users")
     return answer(Me(name=person.name, role=person.role, runs=person.runs))
 
 

@@ -78,11 +78,11 @@ async def add_run(request: web.Request) -> web.Response:
                 allowed = "list" if spec.prompt.vocabulary else "list, instructions or labels"
                 raise SpecError(f"{key}.kind: must be {allowed} in a posted run", source="run")
         if spec.prompt.proposer is not None:
-            raise SpecError("prompt.proposer: cannot be had in a posted run", source="run")
+            raise SpecError("prompt.proposer: is not supported in a posted run", source="run")
         if spec.backend != RunSpec.model_fields["backend"].default:
             raise SpecError("backend: is the server's; leave it out", source="run")
         if not CONTEXT.get().may_see(spec.name):
-            raise ProblemError("forbidden", f"your token is not for runs called {spec.name!r}")
+            raise ProblemError("forbidden", f"your token is not valid for runs named {spec.name!r}")
         if spec.name in service.runs or spec.name in service.stored:
             raise ProblemError("run_conflict", f"there is a run {spec.name!r} already")
         vocabulary = spec.prompt.build(spec.task)

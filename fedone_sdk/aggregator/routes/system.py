@@ -73,7 +73,7 @@ async def metrics(request: web.Request) -> web.Response:
     """Return metrics of this process and of all runs, in Prometheus' text format."""
     found, context = request.app[METRICS], CONTEXT.get(None)
     if context is not None and context.person is not None and context.person.runs is not None:
-        raise ProblemError("forbidden", "metrics are of all runs; the token is for some")
+        raise ProblemError("forbidden", "metrics cover all runs; your token is valid for some")
     if found is None:
         raise ProblemError("not_found", "this server keeps no metrics here")
     text, content_type = found.exposition()

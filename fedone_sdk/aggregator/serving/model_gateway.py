@@ -179,11 +179,11 @@ class ModelGateway:
         leased = seat.num_samples * seat.num_steps
         if array.shape[0] > leased:
             raise ProblemError(
-                "lease_exhausted", f"{array.shape[0]} queries asked, the lease has {leased}"
+                "lease_exhausted", f"{array.shape[0]} queries requested, the lease has {leased}"
             )
         prompts = from_wire(array)
         if not prompts.size:
-            raise ProblemError("invalid_message", "prompts: are none")
+            raise ProblemError("invalid_message", "prompts: are empty")
         rows: list[list[float]] = prompts.tolist()
         layout = run.vocabulary.layout(run.spec.prompt.length)
         if not latent and not are_prompts(rows, layout):

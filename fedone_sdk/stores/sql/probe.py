@@ -32,10 +32,10 @@ def probe_file(path: Path) -> str:
     if not path.exists():
         folder = path.parent
         if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-            raise FedOneError(f"{path}: cannot be made: {folder} is no folder to write to")
-        return f"would make {path}"
+            raise FedOneError(f"{path}: cannot be created: {folder} is not a writable folder")
+        return f"would create {path}"
     if not os.access(path, os.R_OK | os.W_OK):
-        raise FedOneError(f"{path}: may not be read and written")
+        raise FedOneError(f"{path}: cannot be read and written")
     # Without a WAL file there is no writer, and `immutable` avoids creating files.
     how = "mode=ro" if path.with_name(f"{path.name}-wal").exists() else "mode=ro&immutable=1"
     uri = f"{path.absolute().as_uri()}?{how}"
@@ -90,7 +90,7 @@ async def probe_server(url: URL) -> str:
             f"{where}: has schema {found} and this fedone-sdk needs schema {schema.HEAD}; "
             "run `fedone db upgrade`"
         )
-    return f"would make its tables in {where}" if found is None else f"would use {where}"
+    return f"would create the tables in {where}" if found is None else f"would use {where}"
 
 
 def _current(connection: Connection) -> str | None:

@@ -403,7 +403,7 @@ def test_a_run_ends_when_every_device_has_spent_its_epsilon() -> None:
     game.apply(SeatsVacant(available={}, enrolled=len(CLIENTS)))
     assert game.state.status == "stopped"
     assert game.state.reason == (
-        "privacy.max_epsilon: 4 devices have spent it, and no other is there; "
+        "privacy.max_epsilon: 4 devices have reached it, and no other is available; "
         "enrol more, then resume the run"
     )
     game.apply(ResumeRequested())
