@@ -268,8 +268,8 @@ class Service:
                 _log.error("a run cannot be read", run_id=run_id, traceback=traceback.format_exc())
         await self.replicas.restore()
         self.replicas.watch()
-        looks = [task for name, task in self._tasks.items() if name.startswith(_MODEL)]
-        await asyncio.gather(*looks)
+        checks = [task for name, task in self._tasks.items() if name.startswith(_MODEL)]
+        await asyncio.gather(*checks)
 
     async def stop(self) -> None:
         """Stop background tasks and close the store; runs continue at the next start."""

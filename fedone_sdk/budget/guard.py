@@ -46,10 +46,10 @@ class Payer(Protocol):
     def name(self) -> str: ...  # noqa: D102 (described above)
 
     def reserve(self, worst: Usage) -> AbstractAsyncContextManager[Lease]:
-        """Holds `worst` back while the body runs, then charges what the body settled.
+        """Reserve `worst` while the body runs, then charge the amount that the body settles.
 
         Raises:
-            BudgetExhausted: The reservation does not fit; the body does not run.
+            BudgetExhausted: The reservation exceeds a cap; the body does not run.
         """
         ...
 
@@ -83,10 +83,10 @@ class BudgetGuard:
 
     @asynccontextmanager
     async def reserve(self, worst: Usage) -> AsyncIterator[Lease]:
-        """Holds `worst` back while the body runs, then charges what the body settled.
+        """Reserve `worst` while the body runs, then charge the amount that the body settles.
 
         Raises:
-            BudgetExhausted: The reservation does not fit; the body does not run.
+            BudgetExhausted: The reservation exceeds a cap; the body does not run.
         """
         lease = Lease(uuid.uuid4().hex, worst)
         reserving = self._call(lambda ledger: ledger.reserve(lease.lease_id, worst, self.budget))

@@ -156,7 +156,7 @@ class EvolutionSpec(PoolSpec):
         mutation_rate: Per position; null means 1/n.
         pool_size: How many prompts are remembered.
         race: Part of the run in which the best prompts race, in the ``losses`` exchange.
-        patience: Local steps without a better leader after which the race begins; null waits.
+        patience: Local steps without a better incumbent before the race starts; null disables this.
     """
 
     name: Literal["evolution"]
@@ -173,7 +173,7 @@ class RandomSpec(PoolSpec):
         elite: How many of the best prompts are never forgotten.
         pool_size: How many prompts are remembered.
         race: Part of the run in which the best prompts race, in the ``losses`` exchange.
-        patience: Local steps without a better leader after which the race begins; null waits.
+        patience: Local steps without a better incumbent before the race starts; null disables this.
     """
 
     name: Literal["random"]
@@ -189,7 +189,7 @@ class ThompsonSpec(PoolSpec):
         elite: How many of the best prompts are never forgotten.
         pool_size: How many prompts are remembered.
         race: Part of the run in which the best prompts race, in the ``losses`` exchange.
-        patience: Local steps without a better leader after which the race begins; null waits.
+        patience: Local steps without a better incumbent before the race starts; null disables this.
     """
 
     name: Literal["thompson"]
@@ -206,7 +206,7 @@ class TpeSpec(PoolSpec):
         pool_size: How many prompts are remembered.
         race: Part of the run in which the best prompts race, in the ``losses`` exchange; with 0 it
             is plain TPE, and the prompt with the least mean loss is handed out.
-        patience: Local steps without a better leader after which the race begins; null waits.
+        patience: Local steps without a better incumbent before the race starts; null disables this.
     """
 
     name: Literal["tpe"]

@@ -92,13 +92,13 @@ class Limiter:
                 for entry in reversed(line.split(",")):
                     found = _address(entry.strip())
                     if found is None:
-                        return _counted(peer)
+                        return _network_key(peer)
                     peer = found
                     if not self._is_proxy(peer):
-                        return _counted(peer)
-        return _counted(peer)
+                        return _network_key(peer)
+        return _network_key(peer)
 
-    def stranger(self, address: str) -> None:
+    def unknown_caller(self, address: str) -> None:
         """Count a request of an unknown caller.
 
         Raises:
@@ -156,7 +156,7 @@ def guarding(
             return await handler(request)
         address = limiter.address(request)
         if not known(request):
-            limiter.stranger(address)
+            limiter.unknown_caller(address)
         if request.path.startswith("/v1/"):
             check_protocol(request.headers.get(PROTOCOL_HEADER))
         try:
@@ -178,7 +178,7 @@ def _address(text: str) -> IPv4Address | IPv6Address | None:
 
 
 @lru_cache(maxsize=4096)
-def _counted(address: IPv4Address | IPv6Address) -> str:
+def _network_key(address: IPv4Address | IPv6Address) -> str:
     if isinstance(address, IPv4Address):
         return str(address)
     # An IPv6 host usually controls its whole /64.

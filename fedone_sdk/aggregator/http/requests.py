@@ -60,10 +60,10 @@ _READ_TIMEOUT_S = 60.0
 
 _BODY: Any = web.RequestKey("body", bytes) if hasattr(web, "RequestKey") else "body"
 """Key of a request's cached body; aiohttp before 3.14 only supports text keys."""
-_HEARD: WeakSet[asyncio.Transport] = WeakSet()
+_ACTIVE: WeakSet[asyncio.Transport] = WeakSet()
 """Connections that have sent a request."""
 
-_NOWHERE = """\
+_NOT_FOUND_PAGE = """\
 <!doctype html>
 <html lang="en">
 <head>
@@ -91,7 +91,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 async def problems(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Convert errors to problem+json responses with stable codes (middleware)."""
     if request.transport is not None:
-        _HEARD.add(request.transport)
+        _ACTIVE.add(request.transport)
     try:
         return await handler(request)
     except ProblemError as exc:
@@ -100,7 +100,7 @@ async def problems(request: web.Request, handler: Handler) -> web.StreamResponse
         return problem(_too_large(request.client_max_size))
     except web.HTTPNotFound:
         if request.method == "GET" and "text/html" in request.headers.get("Accept", ""):
-            return _nowhere(request.path)
+            return _not_found_page(request.path)
         return problem(ProblemError("not_found", f"there is nothing at {request.path}"))
     except web.HTTPMethodNotAllowed as exc:
         allowed = exc.headers["Allow"]
@@ -123,11 +123,11 @@ async def problems(request: web.Request, handler: Handler) -> web.StreamResponse
         return problem(ProblemError("internal", "see the server's log"))
 
 
-def _nowhere(path: str) -> web.Response:
+def _not_found_page(path: str) -> web.Response:
     """Return a "not found" page for browsers, with a link to the dashboard."""
     # Relative paths also work behind a proxy that adds a prefix.
     home = "../" * (path.count("/") - 1) or "./"
-    text = _NOWHERE.format(path=html.escape(path), home=home)
+    text = _NOT_FOUND_PAGE.format(path=html.escape(path), home=home)
     return web.Response(status=404, text=text, content_type="text/html", headers=PAGE_HEADERS)
 
 
@@ -357,7 +357,7 @@ async def listening(
         # `body_of` refuses compressed bodies, so aiohttp must not decompress them.
         auto_decompress=False,
         max_headers=64,
-        logger=_quiet(),
+        logger=_quiet_logger(),
     )
     await runner.setup()
     try:
@@ -365,7 +365,9 @@ async def listening(
         await site.start()
         bound = runner.addresses[0][1]
         scheme = "http" if ssl_context is None else "https"
-        sweeper = asyncio.create_task(_sweep(runner, first_request_s), name="slow connections")
+        sweeper = asyncio.create_task(
+            _close_silent(runner, first_request_s), name="slow connections"
+        )
         try:
             yield f"{scheme}://{f'[{host}]' if ':' in host else host}:{bound}"
         finally:
@@ -374,7 +376,7 @@ async def listening(
         await runner.cleanup()
 
 
-async def _sweep(runner: web.AppRunner, first_request_s: float) -> None:
+async def _close_silent(runner: web.AppRunner, first_request_s: float) -> None:
     """Close connections that do not send their first request; aiohttp has no timeout for it."""
     waiting: set[RequestHandler] = set()
     while True:
@@ -382,14 +384,14 @@ async def _sweep(runner: web.AppRunner, first_request_s: float) -> None:
         silent = {
             connection
             for connection in (runner.server.connections if runner.server else ())
-            if connection.transport is not None and connection.transport not in _HEARD
+            if connection.transport is not None and connection.transport not in _ACTIVE
         }
         for connection in silent & waiting:
             connection.force_close()
         waiting = silent - waiting
 
 
-def _quiet() -> logging.Logger:
+def _quiet_logger() -> logging.Logger:
     """Return a logger that drops tracebacks of malformed requests, which could fill the log."""
     logger = logging.getLogger("fedone_sdk.http")
     if not logger.filters:

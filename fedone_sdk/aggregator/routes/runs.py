@@ -113,7 +113,7 @@ async def run(request: web.Request) -> web.Response:
     """
     history = _flag(request, "history", default=True)
     asked, person = await run_of(request), CONTEXT.get().person
-    result = _told(asked)
+    result = _visible_result(asked)
     if person is not None and asked.state.running:
         reasons = person.allows("operator")
         devices = request.app[SERVICE].dispatcher.count_devices(asked, reasons=reasons)
@@ -121,7 +121,7 @@ async def run(request: web.Request) -> web.Response:
     return answer(result if history else result.model_copy(update={"history": ()}))
 
 
-def _told(run: ServedRun) -> RunResult:
+def _visible_result(run: ServedRun) -> RunResult:
     """Return the result of a run, with the reason that the caller may read.
 
     A reason may contain the provider's text, which may quote another device's input.
@@ -183,7 +183,7 @@ async def events(request: web.Request) -> web.StreamResponse:
     try:
         await response.prepare(request)
         sent: list[RoundReport] = []
-        while await _is_welcome(service):
+        while await _is_still_valid(service):
             history = list(watched.history)  # A copy: it changes while the events are sent.
             for at, report in enumerate(history):
                 if at >= len(sent) or report is not sent[at]:
@@ -192,7 +192,7 @@ async def events(request: web.Request) -> web.StreamResponse:
             if watched.history != sent:
                 continue
             if not watched.state.running:
-                await _event(response, "end", _told(watched))
+                await _event(response, "end", _visible_result(watched))
                 return response
             try:
                 async with asyncio.timeout(_STILL_HERE_S):
@@ -205,7 +205,7 @@ async def events(request: web.Request) -> web.StreamResponse:
         service.listeners.remove(listen)
 
 
-async def _is_welcome(service: Service) -> bool:
+async def _is_still_valid(service: Service) -> bool:
     """Whether the calling device is still valid."""
     asked = CONTEXT.get().client
     client = None if asked is None else await service.access.record(asked.index)

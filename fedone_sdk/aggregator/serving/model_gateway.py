@@ -87,7 +87,7 @@ class ModelGateway:
             self._calls[message.assignment_id] = calls
             self._run_ids[message.assignment_id] = run
             task = calls[body_sha256] = asyncio.create_task(
-                self._ask(run, message, rows, show, body_sha256),
+                self._query_model(run, message, rows, show, body_sha256),
                 name=f"gateway {message.assignment_id}",
             )
             self._pending[task] = run
@@ -246,7 +246,7 @@ class ModelGateway:
             for prompt in prompts
         ]
 
-    async def _ask(
+    async def _query_model(
         self, run: ServedRun, message: Score, rows: list[list[float]], show: Show, call: str
     ) -> Scores:
         assignment_id, attempts = message.assignment_id, Reservations(self._replica)
@@ -270,7 +270,7 @@ class ModelGateway:
         call_budget = CallBudget(run.run_id, NOTHING, reserve_more)
         try:
             queries = await self._queries(run, rows, show, message)
-            answers = await self._paid(queries, call_budget, reserve_more, settle)
+            answers = await self._query_with_budget(queries, call_budget, reserve_more, settle)
             scores = _scores(queries, answers, self.backend.fingerprint)
         except BackendUnavailable as exc:
             raise ProblemError(
@@ -293,7 +293,7 @@ class ModelGateway:
         await run.record_answers(answers)
         return scores
 
-    async def _paid(
+    async def _query_with_budget(
         self,
         queries: list[Query],
         call_budget: CallBudget,

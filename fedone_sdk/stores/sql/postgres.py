@@ -98,7 +98,7 @@ SELECT version FROM moved
 _NOTIFY = text(f"SELECT pg_notify('{CHANNEL}', s) FROM unnest(CAST(:signals AS text[])) AS s")
 # Transactions with NOTIFY commit one at a time, each until it is flushed. This one does not wait
 # for its flush, which precedes that of any later commit.
-_NOT_AWAITED = text("SELECT set_config('synchronous_commit', 'off', true)")
+_ASYNC_COMMIT = text("SELECT set_config('synchronous_commit', 'off', true)")
 _MAX_SIGNALS = 256
 
 
@@ -122,13 +122,13 @@ class PostgresDatabase:
         self._url = url.set(drivername="postgresql+asyncpg", query=query)
         self._where = f"{url.host or query.get('host') or 'localhost'}/{url.database or ''}"
         self._num_connections = num_connections
-        self._turns = asyncio.Semaphore(num_connections)
+        self._slots = asyncio.Semaphore(num_connections)
         # Constant, unlike the replica's id: own signals must be ignored.
         self._sender = secrets.token_hex(8)
         self._engine: AsyncEngine | None = None
         self._session = Session(self._sender)
         self._signals: deque[str] = deque()
-        self._telling: asyncio.Task[None] | None = None
+        self._send_task: asyncio.Task[None] | None = None
 
     async def open(self, *, serving: bool, upgrading: bool) -> None:
         """Connect; create the tables of an empty database, or upgrade them if `upgrading`."""
@@ -140,7 +140,7 @@ class PostgresDatabase:
             timeout_s=None if upgrading else _STATEMENT_TIMEOUT_S,
         )
         try:
-            with self._translated():
+            with self._translate_errors():
                 async with self._connection("READ COMMITTED") as connection, connection.begin():
                     await connection.run_sync(_prepare, upgrading)
                 if serving:
@@ -151,8 +151,8 @@ class PostgresDatabase:
 
     async def close(self) -> None:
         """Disconnect; the replica is no longer alive."""
-        if self._telling is not None:
-            await asyncio.wait({self._telling})
+        if self._send_task is not None:
+            await asyncio.wait({self._send_task})
         engine, self._engine = self._engine, None
         await self._session.close()
         if engine is not None:
@@ -166,13 +166,13 @@ class PostgresDatabase:
             async with self._connection(level) as connection:
                 return await connection.run_sync(work)
 
-        return await self._patiently(read)
+        return await self._with_retries(read)
 
     async def schema(self) -> str | None:
         """Return the schema of the database."""
         engine = self._make_engine(1, timeout_s=_STATEMENT_TIMEOUT_S)
         try:
-            with self._translated():
+            with self._translate_errors():
                 async with engine.connect() as connection:
                     return await connection.run_sync(schema.current)
         finally:
@@ -180,7 +180,7 @@ class PostgresDatabase:
 
     async def ping(self) -> None:
         """Read a row, without retries."""
-        with self._translated():
+        with self._translate_errors():
             async with self._connection() as connection:
                 await connection.run_sync(statements.ping)
 
@@ -192,10 +192,10 @@ class PostgresDatabase:
                 done = await connection.run_sync(work)
                 if signals:
                     await connection.execute(_NOTIFY, self._row_of(signals))
-                    await connection.execute(_NOT_AWAITED)
+                    await connection.execute(_ASYNC_COMMIT)
                 return done
 
-        return await self._patiently(write)
+        return await self._with_retries(write)
 
     async def commit(self, run_id: str, version: int, commit: Commit) -> None:
         """Store an event's changes.
@@ -244,11 +244,11 @@ class PostgresDatabase:
                 )
             raise VersionConflict(f"run {run_id!r} is at version {found.version}, not {version}")
 
-        await self._patiently(attempt)
+        await self._with_retries(attempt)
         if commit.signal is not None:
             self._signals.append(commit.signal)
-            if self._telling is None:
-                self._telling = asyncio.create_task(self._tell(), name="store signals")
+            if self._send_task is None:
+                self._send_task = asyncio.create_task(self._send_signals(), name="store signals")
 
     @property
     def shared(self) -> bool:
@@ -274,15 +274,15 @@ class PostgresDatabase:
 
     async def publish(self, signal: str) -> None:
         """Publish a signal to the other replicas, after all earlier commits."""
-        if self._telling is not None:
-            await asyncio.wait({self._telling})
+        if self._send_task is not None:
+            await asyncio.wait({self._send_task})
         await self._notify([signal])
 
     def listen(self, signals: Signals) -> None:
         """Set the listener for signals of other replicas."""
         self._session.listen(signals)
 
-    async def _tell(self) -> None:
+    async def _send_signals(self) -> None:
         """Send the queued signals of commits.
 
         Commits with NOTIFY would wait for the disk one after the other. Signals therefore have
@@ -295,7 +295,7 @@ class PostgresDatabase:
         except FedOneError as error:
             _log.warning("signals lost", error=str(error))
         finally:
-            self._telling = None
+            self._send_task = None
 
     async def _notify(self, signals: Sequence[str]) -> None:
         if self._engine is None:
@@ -308,7 +308,7 @@ class PostgresDatabase:
             async with engine.connect() as connection:
                 await connection.execute(_NOTIFY, row)
 
-        await self._patiently(notify)
+        await self._with_retries(notify)
 
     def _row_of(self, signals: Sequence[str]) -> dict[str, list[str]]:
         return {"signals": [f"{self._sender} {signal}" for signal in signals]}
@@ -338,20 +338,20 @@ class PostgresDatabase:
             raise FedOneError(f"store {self._where} is not open")
         engine = self._engine.execution_options(isolation_level=level)
         # The pool itself is not fair.
-        async with self._turns, engine.connect() as connection:
+        async with self._slots, engine.connect() as connection:
             yield connection
 
-    async def _patiently(self, work: Callable[[], Awaitable[T]]) -> T:
+    async def _with_retries(self, work: Callable[[], Awaitable[T]]) -> T:
         """Run `work` shielded; retry while the server is unavailable or reports a conflict."""
 
-        async def work_again() -> T:
+        async def attempt_work() -> T:
             return await _RETRYING.copy()(work)
 
-        with self._translated():
-            return await run_shielded(work_again())
+        with self._translate_errors():
+            return await run_shielded(attempt_work())
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         """Translate errors of the database and its driver to `StoreUnavailable`."""
         try:
             yield
@@ -393,7 +393,7 @@ def _is_of_the_database(error: BaseException) -> bool:
     return isinstance(error, kinds)
 
 
-def _may_pass(error: BaseException) -> bool:
+def _is_transient(error: BaseException) -> bool:
     """Whether a retry may succeed: the server is unavailable, or rolled the transaction back."""
     import asyncpg
 
@@ -411,7 +411,7 @@ def _may_pass(error: BaseException) -> bool:
 _PASSING = ("08", "40001", "40P01", "53300", "57P01", "57P02", "57P03")
 _PATIENCE_S = 15.0
 _RETRYING = AsyncRetrying(
-    retry=retry_if_exception(_may_pass),
+    retry=retry_if_exception(_is_transient),
     stop=stop_after_delay(_PATIENCE_S),
     wait=wait_random_exponential(multiplier=0.05, max=1.0),
     reraise=True,

@@ -62,9 +62,9 @@ class Session:
         self._lost = asyncio.Event()
         # The driver allows one operation at a time.
         self._busy = asyncio.Lock()
-        self._leads = False
+        self._is_leader = False
         self._signals: Signals | None = None
-        self._watching: asyncio.Task[None] | None = None
+        self._watch_task: asyncio.Task[None] | None = None
 
     @property
     def replica(self) -> str:
@@ -79,24 +79,24 @@ class Session:
         """Connect, and reconnect until `close`."""
         engine = engine.execution_options(isolation_level="AUTOCOMMIT")
         await self._connect(engine)
-        self._watching = asyncio.create_task(self._watch(engine), name="store session")
+        self._watch_task = asyncio.create_task(self._watch(engine), name="store session")
 
     async def close(self) -> None:
         """Disconnect, which releases the locks."""
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.wait({self._watching})
-            self._watching = None
-        await self._drop()
+        if self._watch_task is not None:
+            self._watch_task.cancel()
+            await asyncio.wait({self._watch_task})
+            self._watch_task = None
+        await self._disconnect()
 
     async def lead(self) -> bool:
         """Try to acquire the leader lock; return whether this replica holds it."""
         async with self._busy:
             if self._driver is None or self._lost.is_set():
                 return False
-            if not self._leads:
+            if not self._is_leader:
                 try:
-                    self._leads = await self._driver.fetchval(
+                    self._is_leader = await self._driver.fetchval(
                         "SELECT pg_try_advisory_lock($1, $2)",
                         *_LEADER,
                         timeout=_HEARTBEAT_TIMEOUT_S,
@@ -104,7 +104,7 @@ class Session:
                 except Exception:
                     # The heartbeat detects a broken connection.
                     self._lost.set()
-            return self._leads
+            return self._is_leader
 
     async def _connect(self, engine: AsyncEngine) -> None:
         connection = await engine.connect()
@@ -117,7 +117,7 @@ class Session:
                     break
             lost = asyncio.Event()
             driver.add_termination_listener(lambda _: lost.set())
-            await driver.add_listener(CHANNEL, self._hear)
+            await driver.add_listener(CHANNEL, self._on_notification)
             if driver.is_closed():
                 lost.set()
         except BaseException:
@@ -125,13 +125,13 @@ class Session:
             await connection.close()
             raise
         self._connection, self._driver, self._lost = connection, driver, lost
-        self._leads = False
+        self._is_leader = False
         self._replica = f"{number:016x}"
 
-    async def _drop(self) -> None:
+    async def _disconnect(self) -> None:
         """Close the connection; in the pool it would keep its locks."""
         connection, self._connection, self._driver = self._connection, None, None
-        self._leads = False
+        self._is_leader = False
         if connection is not None:
             with suppress(Exception):
                 await connection.invalidate()
@@ -139,16 +139,16 @@ class Session:
 
     async def _watch(self, engine: AsyncEngine) -> None:
         while True:
-            while await self._beats():
+            while await self._heartbeat():
                 pass
             _log.warning("store session lost", replica=self._replica)
             async with self._busy:
-                await self._drop()
-            await _RECONNECTING.copy()(self._connect, engine)
+                await self._disconnect()
+            await _RECONNECT.copy()(self._connect, engine)
             _log.info("store session resumed", replica=self._replica)
-            self._tell(None)
+            self._notify_listener(None)
 
-    async def _beats(self) -> bool:
+    async def _heartbeat(self) -> bool:
         """Wait for the heartbeat interval; return whether the connection still works."""
         try:
             async with asyncio.timeout(_HEARTBEAT_S):
@@ -164,12 +164,12 @@ class Session:
                 return False
             return True
 
-    def _hear(self, _: Any, __: int, ___: str, payload: str) -> None:
+    def _on_notification(self, _: Any, __: int, ___: str, payload: str) -> None:
         sender, _, signal = payload.partition(" ")
         if sender != self._sender:
-            self._tell(signal)
+            self._notify_listener(signal)
 
-    def _tell(self, signal: str | None) -> None:
+    def _notify_listener(self, signal: str | None) -> None:
         if self._signals is None:
             return
         try:
@@ -179,4 +179,4 @@ class Session:
             _log.error("signal not handled", traceback=traceback.format_exc())
 
 
-_RECONNECTING = AsyncRetrying(wait=wait_random_exponential(multiplier=0.1, max=2.0))
+_RECONNECT = AsyncRetrying(wait=wait_random_exponential(multiplier=0.1, max=2.0))

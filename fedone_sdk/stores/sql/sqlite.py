@@ -95,7 +95,7 @@ class SqliteDatabase(Alone):
             return engine.connect().execution_options(fedone_write=True)
 
         try:
-            with self._translated():
+            with self._translate_errors():
                 self._writer = await self._threads.write(connect, self._engine)
             upgrading = upgrading or serving
             await self.write(lambda connection: schema.prepare(connection, upgrading=upgrading))
@@ -133,7 +133,7 @@ class SqliteDatabase(Alone):
             with engine.connect() as connection:
                 return schema.current(connection)
 
-        with self._translated():
+        with self._translate_errors():
             return await asyncio.to_thread(look)
 
     async def ping(self) -> None:
@@ -149,7 +149,7 @@ class SqliteDatabase(Alone):
             with engine.connect() as connection:
                 return work(connection)
 
-        with self._translated():
+        with self._translate_errors():
             return await run_shielded(self._threads.read(transaction, self._engine))
 
     async def write(self, work: Callable[[Connection], T], signals: Sequence[str] = ()) -> T:
@@ -163,7 +163,7 @@ class SqliteDatabase(Alone):
         self._waiting.append(write)
         if self._writing is None:
             self._writing = asyncio.create_task(self._write_all(), name="store writes")
-        with self._translated():
+        with self._translate_errors():
             try:
                 result: T = await asyncio.shield(write.done)
             except asyncio.CancelledError:
@@ -186,17 +186,17 @@ class SqliteDatabase(Alone):
         try:
             while self._waiting:
                 size = min(len(self._waiting), _MAX_BATCH)
-                await self._write_together([self._waiting.popleft() for _ in range(size)])
+                await self._commit_batch([self._waiting.popleft() for _ in range(size)])
         finally:
             self._writing = None
 
-    async def _write_together(self, batch: list[_Write]) -> None:
+    async def _commit_batch(self, batch: list[_Write]) -> None:
         """Run a batch in one transaction; resolve its futures after the commit."""
         works = [write.work for write in batch]
         try:
             if self._writer is None or self._engine is None:
                 raise FedOneError(f"store {self._path} is not open")
-            outcomes = await run_shielded(self._threads.write(_do_all, self._writer, works))
+            outcomes = await run_shielded(self._threads.write(_run_batch, self._writer, works))
         except BaseException as error:
             for write in batch:
                 write.done.set_exception(error)
@@ -210,7 +210,7 @@ class SqliteDatabase(Alone):
                 write.done.set_exception(failure)
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         """Translate errors of the database and its driver to `StoreUnavailable`."""
         try:
             yield
@@ -238,7 +238,7 @@ class _Threads:
         self._readers.shutdown()
 
 
-def _do_all(
+def _run_batch(
     connection: Connection, works: list[Callable[[Connection], Any]]
 ) -> list[tuple[Any, Exception | None]]:
     """Run all works in one transaction; an error of one is its outcome and affects no other.
@@ -249,7 +249,7 @@ def _do_all(
         with connection.begin():
             if len(works) == 1:
                 return [(works[0](connection), None)]
-            return [_do(connection, work) for work in works]
+            return [_run_in_savepoint(connection, work) for work in works]
     except BaseException:
         # A failed COMMIT can leave the transaction open.
         driver: Any = connection.connection.driver_connection
@@ -258,7 +258,9 @@ def _do_all(
         raise
 
 
-def _do(connection: Connection, work: Callable[[Connection], Any]) -> tuple[Any, Exception | None]:
+def _run_in_savepoint(
+    connection: Connection, work: Callable[[Connection], Any]
+) -> tuple[Any, Exception | None]:
     """Run one of several works in a savepoint."""
     savepoint = connection.begin_nested()
     try:
