@@ -1,7 +1,6 @@
-"""Objects of a user's own that a local file names: by entry point, or as ``module:object``.
+"""User objects named in a local file: by entry point, or as ``module:object``.
 
-To load one runs its module's code. So only what a file of this machine names is loaded, and nothing
-that came in a message.
+Loading one executes its module. Only names from local files are loaded, never from messages.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ __all__ = ["load_object"]
 
 
 def load_object(key: str, name: str, folder: str | Path = ".", *, group: str | None = None) -> Any:
-    """The callable of a name.
+    """Return the callable of a name.
 
     Args:
-        key: Of the file, for errors.
+        key: Key in the file, for errors.
         name: ``package.module:object``, or the name of an entry point.
-        folder: Where a module is looked for too, after everything that is installed: the folder of
-            the file. It stays on the path, for what the object imports later.
-        group: Of the entry points; None takes no name of one.
+        folder: Folder of the file, searched for modules after installed packages. It stays on the
+            path for later imports of the object.
+        group: Group of the entry points; None allows no entry points.
 
     Raises:
-        SpecError: It cannot be imported, or is no callable.
+        SpecError: The object cannot be imported or is not callable.
     """
     try:
         if ":" in name:
@@ -43,7 +42,7 @@ def load_object(key: str, name: str, folder: str | Path = ".", *, group: str | N
             found = _entry_point(key, name, group)
     except SpecError:
         raise
-    except Exception as exc:  # A module of the user's can raise anything.
+    except Exception as exc:  # A user's module can raise any error.
         raise SpecError(f"{key}: cannot import {name!r}: {type(exc).__name__}: {exc}") from exc
     if not callable(found):
         raise SpecError(f"{key}: {name!r} is not a function or class")

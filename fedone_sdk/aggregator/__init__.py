@@ -1,4 +1,4 @@
-"""The server side: a round machine without I/O, and the service that runs it."""
+"""The server: a round machine without I/O, and the service that runs it."""
 
 from fedone_sdk.aggregator.aggregator import Aggregator
 from fedone_sdk.aggregator.rounds import RoundMachine

@@ -145,7 +145,7 @@ class Aggregator:
         Raises:
             StoreUnavailable: The store is not available.
         """
-        await self.service.taken_up()
+        await self.service.wait_until_loaded()
         self.service.begin()
 
     async def __aexit__(

@@ -1,4 +1,4 @@
-"""CONFIG.yaml: what `fedone serve` serves, and to whom."""
+"""CONFIG.yaml: configuration of `fedone serve`."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ def _address(value: str) -> str:
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """The two halves of an `Address`."""
+    """Return the host and the port of an `Address`."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 
 
 Address = Annotated[str, AfterValidator(_address)]
-"""``HOST:PORT``; port 0 picks a free one."""
+"""``HOST:PORT``; port 0 selects a free one."""
 
 
 def _is_loopback(host: str) -> bool:
@@ -81,11 +81,11 @@ def _is_loopback(host: str) -> bool:
 
 
 class StoreConfig(Spec):
-    """Where runs and clients are kept.
+    """Store of runs and clients.
 
     Attributes:
         url: SQLite file, or a SQLAlchemy URL of a PostgreSQL database.
-        password: Goes into the URL, so that it need not stand in the file.
+        password: Password to insert into the URL, to keep it out of the file.
     """
 
     url: Token = SecretStr("fedone.db")
@@ -97,13 +97,13 @@ class StoreConfig(Spec):
         return "://" not in self.url.get_secret_value()
 
     def build(self, folder: Path) -> SqlStore:
-        """The store, not opened yet.
+        """Return the store, not yet opened.
 
         Args:
-            folder: Where relative paths start.
+            folder: Base of relative paths.
 
         Raises:
-            SpecError: The URL is not one of a supported database.
+            SpecError: The URL does not name a supported database.
         """
         if self.is_file:
             if self.password is not None:
@@ -115,16 +115,16 @@ class StoreConfig(Spec):
             raise SpecError([f"store: {problem}" for problem in exc.problems]) from exc
 
     async def check(self, folder: Path) -> str:
-        """Sees whether the store can be used, and changes nothing.
+        """Check that the store can be used, without changes.
 
         Args:
-            folder: Where relative paths start.
+            folder: Base of relative paths.
 
         Returns:
-            What serving would begin with, for people; never the password.
+            A description of the store's content, without the password.
 
         Raises:
-            SpecError: It cannot be used.
+            SpecError: The store cannot be used.
         """
         from fedone_sdk.stores.sql.probe import probe_file, probe_server
 
@@ -147,7 +147,7 @@ class StoreConfig(Spec):
         try:
             url = make_url(self.url.get_secret_value())
         except (ArgumentError, ValueError):
-            # Not from it: it quotes the URL.
+            # Without the cause, which contains the URL.
             raise SpecError(
                 "store: must be a file, or a URL such as postgresql://user@host/database"
             ) from None
@@ -157,13 +157,13 @@ class StoreConfig(Spec):
 
 
 class MetricsConfig(Spec):
-    """Who may read ``/metrics``.
+    """Access to ``/metrics``.
 
     Attributes:
-        enabled: Whether figures are kept.
-        public: Whether anybody may read them; else a viewer's token is needed.
-        listen: ``HOST:PORT`` of a port of their own, without tokens and TLS, for a network that
-            only Prometheus reaches; null serves them with everything else.
+        enabled: Whether metrics are collected.
+        public: Whether they can be read without a token; else a viewer's token is required.
+        listen: ``HOST:PORT`` of a separate port without tokens and TLS, for a network that only
+            Prometheus reaches; null serves them on the main port.
     """
 
     enabled: bool = True
@@ -181,19 +181,18 @@ class TracingConfig(Spec):
     """OpenTelemetry traces.
 
     Attributes:
-        endpoint: URL that they are posted to (OTLP/HTTP); null is what the environment variables
-            of OpenTelemetry say.
+        endpoint: URL of the collector (OTLP/HTTP); null uses OpenTelemetry's environment variables.
     """
 
     endpoint: Annotated[str, Field(pattern=r"^https?://")] | None = None
 
 
 class LogConfig(Spec):
-    """What is logged.
+    """Logging.
 
     Attributes:
-        level: Lines of this level and worse.
-        requests: Level of the line that each request gets; ``off`` writes none.
+        level: Minimal level.
+        requests: Level of the line per request; ``off`` disables it.
     """
 
     level: Literal["debug", "info", "warning", "error"] = "info"
@@ -202,14 +201,14 @@ class LogConfig(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunToServe:
-    """A run of the config with its vocabulary in place.
+    """A run of the config with its vocabulary.
 
     Attributes:
         path: Its RUN.yaml.
-        spec: The run, without data: clients bring their own.
+        spec: The run, without data, which clients have.
         vocabulary: The candidates.
-        dev: The public rows that the server measures prompts on (`data.dev`).
-        unmeasured: Why there are none.
+        dev: The public dev rows on which the server evaluates prompts (`data.dev`).
+        unmeasured: Why there are no dev rows.
     """
 
     path: Path
@@ -220,25 +219,25 @@ class RunToServe:
 
 
 class ServeConfig(Spec):
-    """What `fedone serve` does. Relative paths start at the config's folder.
+    """Configuration of `fedone serve`. Paths are relative to the config's folder.
 
     Attributes:
-        listen: ``HOST:PORT``; port 0 picks a free one.
-        store: SQLite file, or a URL of a PostgreSQL database, that keeps runs and clients.
-        auth: Tokens.
-        limits: How often callers may ask.
-        cors: Which web pages may take part as devices; none by default.
-        retention: How long is kept what has come to an end; for ever by default.
+        listen: ``HOST:PORT``; port 0 selects a free one.
+        store: SQLite file, or URL of a PostgreSQL database, for runs and clients.
+        auth: Authentication.
+        limits: Rate limits.
+        cors: Origins of web pages that may take part as devices; none by default.
+        retention: Retention periods; unlimited by default.
         tls: Certificate; null serves plain HTTP, for loopback or behind a proxy.
-        backend: The gateway's model; null when clients bring their own.
+        backend: The gateway's model; null if clients query their own models.
         runs: RUN.yaml files.
-        metrics: Figures for Prometheus.
-        tracing: Traces; null makes none, unless OpenTelemetry's environment variables name where
-            they go.
-        log: What is logged.
-        drain_s: How long requests under way may take after SIGTERM, seconds.
-        drain_notice_s: How long, before that, requests are still accepted while ``/readyz`` says
-            503, so that a load balancer takes notice, seconds.
+        metrics: Prometheus metrics.
+        tracing: OpenTelemetry traces; null disables them unless OpenTelemetry's environment
+            variables name an endpoint.
+        log: Logging.
+        drain_s: Time for pending requests to finish after SIGTERM, seconds.
+        drain_notice_s: Time before that during which requests are still accepted while ``/readyz``
+            returns 503, for load balancers, seconds.
     """
 
     listen: Address = "127.0.0.1:8080"
@@ -268,10 +267,10 @@ class ServeConfig(Spec):
 
     @classmethod
     def load(cls, path: str | Path | None = None) -> Self:
-        """Reads a CONFIG.yaml, and over it the environment: ``FEDONE_AUTH__ADMIN_TOKEN`` ...
+        """Load a CONFIG.yaml; variables such as ``FEDONE_AUTH__ADMIN_TOKEN`` override its keys.
 
         Args:
-            path: The file; None takes everything from the environment.
+            path: The file; None uses the environment only.
 
         Raises:
             SpecError: One line per mistake: file or variable, key, what is allowed; never a token.
@@ -280,7 +279,7 @@ class ServeConfig(Spec):
 
     @property
     def warnings(self) -> list[str]:
-        """What is allowed and rarely meant: tokens that can be guessed, open to a network."""
+        """Return warnings about insecure settings: weak tokens without TLS on a network."""
         host, _ = self.address
         if self.tls is not None or _is_loopback(host):
             return []
@@ -292,14 +291,14 @@ class ServeConfig(Spec):
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port of `listen`."""
+        """Return host and port of `listen`."""
         return host_and_port(self.listen)
 
     def server_tls(self, folder: Path) -> ServerTls | None:
-        """What serves ``https``, if it is configured.
+        """Return the TLS context, if TLS is configured.
 
         Args:
-            folder: Where relative paths start.
+            folder: Base of relative paths.
 
         Raises:
             SpecError: The files cannot be used.
@@ -307,10 +306,10 @@ class ServeConfig(Spec):
         return None if self.tls is None else self.tls.open(folder)
 
     def load_runs(self, folder: Path) -> list[RunToServe]:
-        """Reads the runs and builds their vocabularies.
+        """Load the runs and build their vocabularies.
 
         Raises:
-            SpecError: A run or its public text cannot be used, or two have one name.
+            SpecError: A run or its public text is invalid, or two runs have the same name.
         """
         runs: dict[str, RunToServe] = {}
         for number, name in enumerate(self.runs):
@@ -336,7 +335,7 @@ class ServeConfig(Spec):
             and "backend" in spec.model_fields_set
             and _resolved(spec.backend, path.parent) != _resolved(self.backend, folder)
         ):
-            # The gateway has one model; a run that was described with another must not start.
+            # The gateway has one model; a run that specifies another must not start.
             raise SpecError(
                 "backend: is not the one that the server's config names; leave it out here",
                 source=str(path),
@@ -345,12 +344,12 @@ class ServeConfig(Spec):
             vocabulary = spec.prompt.build(spec.task, _public_text(spec, path), path.parent)
         except (DataError, SpecError) as exc:
             if isinstance(exc, SpecError) and exc.source == str(path):
-                raise  # It says so itself.
+                raise  # The message already has the key.
             key = "prompt" if spec.prompt.slots else "prompt.vocabulary"
             raise SpecError(f"{key}: {exc}", source=str(path)) from exc
         dev, unmeasured = _dev_rows(spec, path)
         if self.backend is None:
-            dev, unmeasured = (), "the server has no model to ask (backend: null)"
+            dev, unmeasured = (), "the server has no model (backend: null)"
         changes = {"data": None, **({} if self.backend is None else {"backend": self.backend})}
         return RunToServe(
             path=path,
@@ -362,9 +361,9 @@ class ServeConfig(Spec):
 
 
 def _dev_rows(spec: RunSpec, path: Path) -> tuple[tuple[Example, ...], str | None]:
-    """The rows of `data.dev`, or why there are none.
+    """Return the rows of `data.dev`, or why there are none.
 
-    A file that is not there is no mistake: a RUN.yaml may come from the machine that has it.
+    A missing file is not an error: the RUN.yaml may come from another machine.
 
     Raises:
         SpecError: The rows do not fit the task.
@@ -386,7 +385,7 @@ def _dev_rows(spec: RunSpec, path: Path) -> tuple[tuple[Example, ...], str | Non
 
 
 def _public_text(spec: RunSpec, path: Path) -> list[str]:
-    """The texts that a counted vocabulary is built from: never clients', the server has none."""
+    """Return the public texts for a counted vocabulary; the server has no client data."""
     counted = [
         (key, source.kind)
         for key, source in spec.prompt.sources
@@ -410,7 +409,7 @@ def _public_text(spec: RunSpec, path: Path) -> list[str]:
 
 
 def _resolved(backend: BackendSpec, folder: Path) -> dict[str, Any]:
-    """What says which model it is, however its path was written."""
+    """Return the fields that identify the model, with resolved paths."""
     names = {"kind", "model", "base_url", "url", "revision", "object", "options"}
     document = backend.model_dump(include=names)
     if isinstance(backend, OnnxSpec) and backend.model is not None:

@@ -1,4 +1,4 @@
-"""Settings from a YAML file and the environment, which has the last word."""
+"""Settings from a YAML file, overridden by environment variables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedone_sdk.spec import load_yaml, validate_spec
 __all__ = ["PREFIX", "load_settings"]
 
 PREFIX = "FEDONE_"
-"""What the names of all variables begin with."""
+"""Prefix of all variables."""
 
 _DELIMITER = "__"
 _FIELD = re.compile(r'field "(\w+)"')
@@ -25,15 +25,15 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 def load_settings(model: type[ModelT], path: str | Path | None) -> ModelT:
-    """Reads a file, and over it the environment.
+    """Load settings from a file and the environment, which takes precedence.
 
     ``FEDONE_AUTH__ADMIN_TOKEN`` is the key ``auth.admin_token``; lists and mappings are JSON.
-    Mappings are merged key by key, everything else is replaced. Variables that name no key of the
-    model are none of its business.
+    Mappings are merged key by key, other values are replaced. Variables that do not match a key of
+    the model are ignored.
 
     Args:
-        model: What the settings are.
-        path: The YAML file; None is none.
+        model: The model of the settings.
+        path: The YAML file, if any.
 
     Raises:
         SpecError: One line per mistake: file, key, variable, what is allowed; never a value of the
@@ -61,7 +61,7 @@ def _from_environment(model: type[BaseModel]) -> dict[str, Any]:
         raise MissingExtraError("settings from the environment", extra="server") from exc
 
     source = EnvSettingsSource(
-        cast(Any, model),  # It asks for nothing but the fields.
+        cast(Any, model),  # Only its fields are used.
         env_prefix=PREFIX,
         env_nested_delimiter=_DELIMITER,
         env_parse_none_str="null",
@@ -69,7 +69,7 @@ def _from_environment(model: type[BaseModel]) -> dict[str, Any]:
     try:
         return source()
     except SettingsError as exc:
-        # Neither its text nor its cause is shown: they may quote a secret.
+        # Without text and cause, which may contain a secret.
         found = _FIELD.search(str(exc))
         names = [
             name
@@ -83,7 +83,7 @@ def _from_environment(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def _variables(model: type[BaseModel]) -> dict[str, str]:
-    """The variables that are set and name keys of the model: variable -> key."""
+    """Return the set variables that match keys of the model: variable -> key."""
     keys = {
         name: name.upper().removeprefix(PREFIX).lower().replace(_DELIMITER, ".")
         for name in os.environ
@@ -103,7 +103,7 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
 
 
 def _naming_variable(problem: str, variables: Mapping[str, str]) -> str:
-    """The problem, with the variable that its key comes from."""
+    """Return the problem with the variable that set its key."""
     key, colon, rest = problem.partition(": ")
     for name, given in variables.items():
         if colon and (key == given or key.startswith(f"{given}.")):

@@ -1,4 +1,4 @@
-"""What the aggregator does for its callers, message in, message out; HTTP is a layer above."""
+"""The aggregator's service layer: messages in and out, without HTTP."""
 
 from __future__ import annotations
 
@@ -95,44 +95,43 @@ __all__ = ["KEEP_ALL", "Service", "check_caps"]
 
 _log = structlog.get_logger(__name__)
 
-_TAKE_UP = "taking up runs"
+_LOADING = "taking up runs"
 _MODEL = "model of "
 _SWEEP = "retention"
 _SWEEP_S = 3600.0
-"""How often is removed what is too old, seconds."""
+"""Interval of the retention sweep, seconds."""
 _LOOKS = 8
-"""Runs whose model is looked at at a time."""
+"""Maximal number of concurrent model checks."""
 _PATIENCE_S = 20.0
-"""How long a device's request waits for the start, seconds."""
+"""Maximal time that a device's request waits for the start, seconds."""
 
 KEEP_ALL = Retention()
-"""Nothing is removed by itself."""
+"""Unlimited retention."""
 _RETURN_S = 5.0
-"""How long a client may take to return work that is answered, when its run is to stop, seconds."""
+"""Maximal wait for updates whose queries are answered, when a run stops gently, seconds."""
 
 
 class Service:
     """The aggregator without HTTP.
 
     Args:
-        store: Keeps everything that must survive; other replicas may serve the same one.
-        clock: Tells the time.
-        authority: Checks tokens.
-        backend: The gateway's model; None when clients bring their own.
-        retention: How long is kept what has come to an end.
+        store: The store; other replicas may serve the same one.
+        clock: Source of the current time.
+        authority: The configured tokens and roles.
+        backend: The gateway's model; None if clients query their own models.
+        retention: Retention periods.
 
     Attributes:
-        authority: Knows the configured tokens.
-        access: Tokens and clients.
-        runs: The runs that are served, by id: those that run or wait, and those that were asked
-            for.
-        stored: What is known of all others in the store, by id.
-        listeners: Told of what happens to runs.
-        dispatcher: The clients' side of the runs.
-        replicas: This process among those on the store.
-        sweeper: Removes what is older than it is kept.
-        starting: Whether stored runs are still being taken up: devices wait for it.
-        draining: Whether it takes leave: nobody waits for work any more.
+        authority: The configured tokens and roles.
+        access: Enrolment tokens and clients.
+        runs: The served runs by id: live runs, and others that were requested.
+        stored: Heads of all other runs in the store, by id.
+        listeners: Receivers of the effects of all runs.
+        dispatcher: Dispatch of work to clients.
+        replicas: Coordination with other replicas.
+        sweeper: Removal of expired data.
+        starting: Whether stored runs are still being loaded; devices wait until then.
+        draining: Whether the service is stopping and polls are answered at once.
     """
 
     def __init__(
@@ -153,7 +152,7 @@ class Service:
         self._store = store
         self._clock = clock
         if backend is not None and not backend.metered:
-            # Every request must be charged to the run that it is for.
+            # The budget wrapper charges each request to its query's payer.
             backend = BudgetedBackend(backend)
         self._backend = backend
         self._gateway = None if backend is None else ModelGateway(backend, lambda: store.replica)
@@ -162,10 +161,14 @@ class Service:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._adding = asyncio.Lock()
         self._loading: dict[str, asyncio.Lock] = {}
-        self._looking = asyncio.Semaphore(_LOOKS)
+        self._model_checks = asyncio.Semaphore(_LOOKS)
         self._open = asyncio.Event()
         self.dispatcher = Dispatcher(
-            store=store, clock=clock, runs=self.runs, refresh=self.refresh, prepare=self._prepare
+            store=store,
+            clock=clock,
+            runs=self.runs,
+            refresh=self.refresh,
+            prepare=self._ensure_model,
         )
         self.access.on_revoked.append(self.dispatcher.revoke)
         self.replicas = Replicas(
@@ -175,7 +178,7 @@ class Service:
             dispatcher=self.dispatcher,
             access=self.access,
             refresh=self.refresh,
-            has_changes=self._has_news,
+            has_changes=self._has_changes,
         )
         self.sweeper = Sweeper(
             retention,
@@ -190,40 +193,40 @@ class Service:
     # Lifetime
 
     async def start(self) -> None:
-        """Opens the store, takes up what it holds, and lets devices in.
+        """Open the store, load its live runs, and accept devices.
 
-        Where that fails, the store is closed again.
+        On failure the store is closed again.
         """
         try:
             await self.open()
-            await self.taken_up()
+            await self.wait_until_loaded()
         except BaseException:
             await self.stop()
             raise
         self.begin()
 
     async def open(self) -> None:
-        """Opens the store, and begins to take up the runs that run or wait.
+        """Open the store and start to load its live runs.
 
-        People can be answered from here on; a run that they ask for is read for them. Ended runs
-        are read only so.
+        Users can be served from now on; runs that they request, ended ones included, are loaded on
+        demand.
         """
         await self._store.open()
         await self.access.open()
         await self._read_heads()
         await self.replicas.start()
-        self._tasks[_TAKE_UP] = asyncio.create_task(self._take_up_all(), name=_TAKE_UP)
+        self._tasks[_LOADING] = asyncio.create_task(self._load_live_runs(), name=_LOADING)
 
-    async def taken_up(self) -> None:
-        """Returns when all runs that run or wait are served, and their model was looked at.
+    async def wait_until_loaded(self) -> None:
+        """Wait until all live runs are loaded and their models are checked.
 
         Raises:
-            StoreUnavailable: The store went away.
+            StoreUnavailable: The store became unavailable.
         """
-        await asyncio.shield(self._tasks[_TAKE_UP])
+        await asyncio.shield(self._tasks[_LOADING])
 
     def begin(self) -> None:
-        """Lets devices in: all runs that they may name are there."""
+        """Accept devices; call it after all live runs are loaded or added."""
         self._open.set()
         if self._sweeps:
             self._tasks[_SWEEP] = asyncio.create_task(self._sweep(), name=_SWEEP)
@@ -234,20 +237,20 @@ class Service:
                 try:
                     await self.sweeper.sweep()
                 except Exception:
-                    # A store that fails now may work again.
-                    _log.error("nothing can be removed", traceback=traceback.format_exc())
+                    # The store may recover.
+                    _log.error("retention sweep failed", traceback=traceback.format_exc())
             await asyncio.sleep(_SWEEP_S)
 
     @property
     def starting(self) -> bool:
-        """Whether devices wait until the runs are taken up."""
+        """Whether devices wait until the runs are loaded."""
         return not self._open.is_set()
 
     async def wait_until_open(self) -> None:
-        """Lets a device wait until the runs are there that it may name.
+        """Wait until devices are accepted.
 
         Raises:
-            ProblemError: ``store_unavailable``: it takes long; the device is to ask again.
+            ProblemError: ``store_unavailable`` after a timeout; the device should retry.
         """
         try:
             async with asyncio.timeout(_PATIENCE_S):
@@ -255,10 +258,10 @@ class Service:
         except TimeoutError:
             raise ProblemError("store_unavailable", "the server is starting") from None
 
-    async def _take_up_all(self) -> None:
+    async def _load_live_runs(self) -> None:
         for run_id in [run_id for run_id, stored in self.stored.items() if stored.live]:
             try:
-                await self.known(run_id)
+                await self.get_or_load(run_id)
             except StoreUnavailable:
                 raise
             except SpecError as exc:
@@ -268,11 +271,11 @@ class Service:
                 _log.error("a run cannot be read", run_id=run_id, traceback=traceback.format_exc())
         await self.replicas.restore()
         self.replicas.watch()
-        looks = [task for name, task in self._tasks.items() if name.startswith(_MODEL)]
-        await asyncio.gather(*looks)
+        checks = [task for name, task in self._tasks.items() if name.startswith(_MODEL)]
+        await asyncio.gather(*checks)
 
     async def stop(self) -> None:
-        """Ends background work and closes the store; runs go on at the next start."""
+        """Stop background tasks and close the store; runs continue at the next start."""
         self.drain()
         for task in self._tasks.values():
             task.cancel()
@@ -283,41 +286,41 @@ class Service:
         if self._gateway is not None:
             await self._gateway.stop()
         await self.replicas.stop()
-        await wait_pending(self._store)  # Of callers that are gone, too.
+        await wait_pending(self._store)  # Includes work of cancelled callers.
         await self._store.close()
 
     def drain(self) -> None:
-        """Lets nobody wait for work any more; work under way can still be returned."""
+        """Answer all polls at once from now on; open work can still be returned."""
         self.draining = True
         self.dispatcher.drain()
 
     @property
     def store(self) -> Store:
-        """Keeps everything that must survive."""
+        """The store."""
         return self._store
 
     @property
     def num_clients(self) -> int:
-        """How many clients are enrolled, as far as this replica knows."""
+        """Number of enrolled clients known to this replica."""
         return self.access.num_clients
 
     @property
     def num_replicas(self) -> int:
-        """How many replicas serve the store, as far as this one has seen."""
+        """Number of replicas that serve the store, as of the last check."""
         return self.replicas.num_alive
 
     @property
     def is_leader(self) -> bool:
-        """Whether this replica does what only one of them should do."""
+        """Whether this replica holds the leader lock."""
         return self.replicas.is_leader
 
     @property
     def trouble(self) -> str | None:
-        """Why the gateway's model is not asked now; None where it is, or there is none."""
+        """Why the gateway's model is unavailable; None if it is available or not configured."""
         return None if self._backend is None else self._backend.trouble
 
-    async def ready(self) -> None:
-        """Raises if requests cannot be served now."""
+    async def check_ready(self) -> None:
+        """Raise an error if the store is unavailable."""
         await self._store.ping()
 
     # Runs
@@ -334,29 +337,29 @@ class Service:
     ) -> ServedRun:
         """Add a run under its spec's name, or continue the stored run with the same spec.
 
-        If the spec's caps are higher than those of the stored run, the caps are raised.
+        Higher caps in the spec raise those of the stored run.
 
         Args:
             spec: The run.
             vocabulary: Its candidates; by default those of `spec.prompt`, with files relative to
                 the working directory. Sources that count training text must be built before
                 (`PromptSpec.build`).
-            dev: Held-out examples on which prompts are measured.
-            score: The user's function that measures them, for loss ``score``.
-            measure: The user's function, for a custom metric.
-            proposer: The model of ``prompt.proposer``; without it nothing is proposed.
+            dev: Held-out examples for evaluation.
+            score: User function for loss ``score``.
+            measure: User function for a custom metric.
+            proposer: The model of ``prompt.proposer``; None disables proposals.
 
         Raises:
             BackendError: The model is not available.
             DataError: The candidates cannot be built, or a row of `dev` does not fit the task.
             LabelWordError: A label word is not one token of the model.
-            SpecError: The run cannot work, or its name is taken by a different run.
+            SpecError: The run is invalid, or its name belongs to a different run.
         """
         check_examples(spec.task, dev, "dev")
         if vocabulary is None:
             vocabulary = await in_thread(spec.prompt.build, spec.task)
         async with self._adding:
-            run = await self.known(spec.name)
+            run = await self.get_or_load(spec.name)
             if run is None:
                 vocabulary = await usable_vocabulary(self._backend, spec, vocabulary)
                 machine = self._machine(spec.name, spec, vocabulary)
@@ -370,8 +373,8 @@ class Service:
                         f"name: {spec.name!r} was the name of a run that is deleted; "
                         "take another one"
                     ) from exc
-                except ValueError:  # Another replica was faster.
-                    run = await self.known(spec.name)
+                except ValueError:  # Another replica added it first.
+                    run = await self.get_or_load(spec.name)
                     if run is None:
                         raise
                 else:
@@ -408,20 +411,20 @@ class Service:
         self.dispatcher.wake()
         return run
 
-    async def known(self, run_id: str) -> ServedRun | None:
-        """The run of this name, read if it is not served yet; None if there is none."""
+    async def get_or_load(self, run_id: str) -> ServedRun | None:
+        """Return the run of this name, loaded from the store if necessary; None if missing."""
         if run_id not in self.runs:
             async with self._loading.setdefault(run_id, asyncio.Lock()):
                 if run_id not in self.runs:
                     record = await self._store.run(run_id)
                     if record is None:
                         return None
-                    await self._take_up(record)
+                    await self._load_run(record)
             self._loading.pop(run_id, None)
         return self.runs[run_id]
 
-    async def _take_up(self, record: RunRecord) -> None:
-        """Serves a stored run; the model of one that runs or waits is looked at meanwhile."""
+    async def _load_run(self, record: RunRecord) -> None:
+        """Serve a stored run and start the check of its model if it is live."""
         spec = RunSpec.stored(record.spec)
         vocabulary = Vocabulary.parse(record.candidates)
         run = self._serve(self._machine(record.run_id, spec, vocabulary), vocabulary)
@@ -433,31 +436,31 @@ class Service:
             name = f"{_MODEL}{run.run_id}"
             self._tasks[name] = asyncio.create_task(self._check_model(run), name=name)
         self.dispatcher.sync_run(run)
-        _log.info("run taken up", run_id=run.run_id, status=run.state.status)
+        _log.info("run loaded", run_id=run.run_id, status=run.state.status)
 
     async def _check_model(self, run: ServedRun) -> None:
-        """Pauses a run that was taken up if its model cannot be asked, or is another one."""
+        """Pause a loaded run if its model is unavailable or has changed."""
         try:
-            async with self._looking:
+            async with self._model_checks:
                 try:
                     await self._probe_model(run)
                 except (BackendError, SpecError) as exc:
                     await run.apply(PauseRequested.because(exc))
                 await run.check_model()
         except Exception:
-            # A bug in a backend: the run pauses, and says so in the log alone.
+            # A bug in a backend: the run pauses; only the log has the details.
             _log.error(
-                "the model of a run cannot be looked at",
+                "the model of a run could not be checked",
                 run_id=run.run_id,
                 traceback=traceback.format_exc(),
             )
-            await run.apply(PauseRequested(reason="the model cannot be looked at; see the log"))
+            await run.apply(PauseRequested(reason="the model could not be checked; see the log"))
         finally:
             self._tasks.pop(f"{_MODEL}{run.run_id}", None)
             run.model_checked.set()
 
     async def _read_heads(self) -> None:
-        """Takes note of the runs that are in the store and not served."""
+        """Load the heads of stored runs that are not served."""
         found = await self._stored_runs()
         self.stored = {run_id: run for run_id, run in found.items() if run_id not in self.runs}
 
@@ -466,23 +469,23 @@ class Service:
         size = sum(len(head.document) + len(head.spec) for head in heads)
         return await in_thread_if_large(size, _stored_runs, heads)
 
-    def _has_news(self, versions: Mapping[str, int]) -> bool:
-        """Whether other replicas have added, removed or resumed runs that are not served here."""
+    def _has_changes(self, versions: Mapping[str, int]) -> bool:
+        """Whether other replicas added, removed or resumed runs that are not served here."""
         if (self.runs.keys() | self.stored.keys()) - versions.keys():
             return True
-        return any(self._is_news(run_id, version) for run_id, version in versions.items())
+        return any(self._is_change(run_id, version) for run_id, version in versions.items())
 
-    def _is_news(self, run_id: str, version: int) -> bool:
+    def _is_change(self, run_id: str, version: int) -> bool:
         stored = self.stored.get(run_id)
         return run_id not in self.runs and (stored is None or stored.version != version)
 
     async def refresh(self) -> None:
-        """Reads what other replicas have added or changed."""
+        """Load the changes of other replicas."""
         known = self.runs.keys() | self.stored.keys()
         versions = await self._store.versions()
         for run_id in known - versions.keys():
-            await self._forget(run_id)
-        if any(self._is_news(run_id, version) for run_id, version in versions.items()):
+            await self._remove_run(run_id)
+        if any(self._is_change(run_id, version) for run_id, version in versions.items()):
             await self._read_heads()
         for run_id, version in versions.items():
             run, stored = self.runs.get(run_id), self.stored.get(run_id)
@@ -491,7 +494,7 @@ class Service:
                     run.on_remote_version(version)
                     await run.catch_up()
                 elif stored is None or stored.live:
-                    await self.known(run_id)
+                    await self.get_or_load(run_id)
             except SpecError as exc:
                 _log.error("a run cannot be read", run_id=run_id, reason="; ".join(exc.problems))
             except Exception:
@@ -566,22 +569,22 @@ class Service:
         worst_query = backend.worst_case(spec.method.batch_size, spec.task.max_written)
         return machine.with_model(backend.fingerprint, worst_query)
 
-    async def _prepare(self, run: ServedRun) -> None:
-        """Looks at the model for a run that was taken up while it could not be asked.
+    async def _ensure_model(self, run: ServedRun) -> None:
+        """Check the model of a run that was loaded while the model was unavailable.
 
-        Another replica may have let the run go on.
+        Another replica may have resumed the run since.
 
         Raises:
-            ProblemError: It still cannot be asked.
+            ProblemError: The model is still unavailable.
         """
         if run.machine.gateway_model == "":
             try:
                 await self._probe_model(run)
             except (BackendError, SpecError) as exc:
                 # The cause is only logged: the response goes to devices.
-                _log.warning("the model cannot be asked", run_id=run.run_id, reason=str(exc))
+                _log.warning("the model is not available", run_id=run.run_id, reason=str(exc))
                 raise ProblemError(
-                    "backend_unavailable", "the model cannot be asked at the moment"
+                    "backend_unavailable", "the model is not available at the moment"
                 ) from exc
 
     async def stop_run(
@@ -592,23 +595,23 @@ class Service:
         gently: bool = False,
         keep: bool = False,
     ) -> None:
-        """Ends a run with what it has learnt.
+        """Stop a run and keep its result.
 
         Args:
-            run: Which.
-            reason: Why, for people.
-            gently: Lets what its clients have asked be answered and count first. To stop it then
-                costs what its questions cost, not the most that they can.
-            keep: Keeps the open work of its round, with its leases, for a resume.
+            run: The run.
+            reason: The reason, in words.
+            gently: Waits for pending calls and their updates first, so that leases are settled with
+                their actual cost.
+            keep: Keeps the open work of the round, with its leases, for a resume.
         """
         with self.dispatcher.closing(run):
             if gently:
-                await self._returned(run)
+                await self._wait_for_updates(run)
             if run.state.running or not gently:
                 await run.apply(StopRequested(reason=reason, keep=keep))
 
-    async def _returned(self, run: ServedRun) -> None:
-        """Returns when the calls under way have ended, and work that is answered came back."""
+    async def _wait_for_updates(self, run: ServedRun) -> None:
+        """Wait until pending calls have ended and answered work is returned."""
         if self._gateway is not None:
             await self._gateway.wait_idle(run)
         news = asyncio.Event()
@@ -628,64 +631,64 @@ class Service:
             self.listeners.remove(listener)
 
     async def resume_run(self, run: ServedRun) -> None:
-        """Lets a stopped run go on, with the model that there is now.
+        """Resume a stopped run, with the current model.
 
         Raises:
-            ProblemError: ``run_conflict`` when it runs or has ended for good, ``backend_blocked``
-                or ``backend_unavailable`` when the model still cannot be asked.
+            ProblemError: ``run_conflict`` if it is running or has ended for good,
+                ``backend_blocked`` or ``backend_unavailable`` if the model is unavailable.
         """
         if self._backend is not None:
             self._backend.reset()
         await run.catch_up()
-        if run.machine.can_resume(run.state):  # else the machine says why not
-            await self._ask_for_model(run)
+        if run.machine.can_resume(run.state):  # Else the machine refuses with the reason.
+            await self._check_model_available(run)
         model = run.state.model
         await run.apply(ResumeRequested())
         if model is not None and run.state.model != model:
             _log.warning(
-                "the run goes on with another model",
+                "run resumed with another model",
                 run_id=run.run_id,
                 before=model,
                 now=run.state.model,
             )
-        self._goes_on(run)
+        self._on_restart(run)
 
     async def raise_caps(self, run: ServedRun, caps: Budget) -> None:
-        """Raises caps of a run; one that its budget has ended goes on from where it stands.
+        """Raise caps of a run; a run with an exhausted budget continues.
 
         Args:
-            run: Which.
-            caps: The new caps; those that are None stay as they are.
+            run: The run.
+            caps: The new caps; None keeps a cap.
 
         Raises:
-            ProblemError: ``run_conflict`` when a cap would not be higher, or the run could not go
-                on with it; ``backend_blocked`` or ``backend_unavailable`` when it would go on and
-                the model cannot be asked.
+            ProblemError: ``run_conflict`` if a cap would not be higher or the run cannot continue;
+                ``backend_blocked`` or ``backend_unavailable`` if it would continue and the model is
+                unavailable.
         """
         await run.catch_up()
         ended = not (run.state.running or run.machine.can_resume(run.state))
         if ended:
-            await self._check_going_on(run)
+            await self._check_resumable(run)
         await run.apply(RaiseRequested(caps=caps))
         if ended:
-            self._goes_on(run)
+            self._on_restart(run)
 
-    async def _check_going_on(self, run: ServedRun) -> None:
-        """Refuses to let an ended run go on that lacks something of its own by now."""
+    async def _check_resumable(self, run: ServedRun) -> None:
+        """Refuse to continue an ended run whose log, clients or model are missing."""
         if len(run.history) < run.state.round:
-            raise ProblemError("run_conflict", "the log of the run was removed: it cannot go on")
+            raise ProblemError("run_conflict", "the log of the run was removed: it cannot continue")
         for name in run.history[-1].client_id.split(",") if run.history else ():
             if await self._store.client_named(name) is None:
                 raise ProblemError("run_conflict", "the clients of the run are in another store")
-        await self._ask_for_model(run)
+        await self._check_model_available(run)
         before, now = run.state.model, run.base.gateway_model
         if before and now and before != now:
             raise ProblemError(
                 "run_conflict", f"the server's model is {now!r}, the run was scored by {before!r}"
             )
 
-    async def _ask_for_model(self, run: ServedRun) -> None:
-        """Looks at the model of a run that people want to go on.
+    async def _check_model_available(self, run: ServedRun) -> None:
+        """Check the model of a run that a user resumes.
 
         Raises:
             ProblemError: ``backend_blocked`` or ``backend_unavailable``.
@@ -697,31 +700,31 @@ class Service:
             code = "backend_unavailable" if passes else "backend_blocked"
             raise ProblemError(code, PauseRequested.because(exc).reason) from exc
 
-    def _goes_on(self, run: ServedRun) -> None:
-        """What follows when an ended run runs again."""
+    def _on_restart(self, run: ServedRun) -> None:
+        """Restart evaluation and dispatch of a run that runs again."""
         self._evaluate(run)
         self.dispatcher.sync_run(run)
         self.replicas.on_run_changed()  # Its seats have new deadlines.
         self.dispatcher.wake()
 
     async def wait(self, run: ServedRun) -> None:
-        """Returns when a run has ended, what it had asked is answered, and its end is measured."""
+        """Wait until a run has ended, its calls are answered, and its final prompt is evaluated."""
         await run.ended.wait()
         if self._gateway is not None:
-            await self._gateway.wait_idle(run)  # It is paid: a cache shall keep it.
+            await self._gateway.wait_idle(run)  # Paid answers go into the cache.
         task = self._tasks.get(f"evaluation {run.run_id}")
         if task is not None:
             await asyncio.shield(task)
 
-    async def ask_aside(self, run: ServedRun, queries: Sequence[Query]) -> list[Answer]:
-        """Asks the model something that is no training; it counts as the run's evaluation.
+    async def query_model(self, run: ServedRun, queries: Sequence[Query]) -> list[Answer]:
+        """Query the model outside training; the queries count as the run's evaluation.
 
         Raises:
             BackendError: The model refused a query.
-            ProblemError: The run's caps do not allow it, or there is no model here.
+            ProblemError: The run's caps do not cover the queries, or there is no model.
         """
         if self._backend is None:
-            raise ProblemError("backend_unavailable", "there is no model to ask")
+            raise ProblemError("backend_unavailable", "this server has no model")
         answers = await query_as_evaluation(
             run, self._backend, queries, lambda: self._store.replica
         )
@@ -729,31 +732,31 @@ class Service:
         return answers
 
     async def was_deleted(self, run_id: str) -> bool:
-        """Whether there was a run of this name, so that there can be no other."""
+        """Whether a run of this name was deleted, so that the name is reserved."""
         return await self._store.deleted(run_id) is not None
 
     async def delete_run(self, run: ServedRun, *, dry: bool = False) -> Removal:
-        """Deletes a run with all that belongs to it, for good; its name stays taken.
+        """Delete a run with all its data; its name stays reserved.
 
         Args:
-            run: Which.
-            dry: Only says what would go.
+            run: The run.
+            dry: Only returns what would be deleted.
 
         Raises:
-            ProblemError: ``run_conflict`` when it runs or waits, or has something under way.
+            ProblemError: ``run_conflict`` if it is running or paused, or has open work.
         """
         await run.catch_up()
         state = run.state
         if state.running or state.paused:
-            raise ProblemError("run_conflict", "the run goes on; stop it first")
+            raise ProblemError("run_conflict", "the run is running; stop it first")
         if state.seats or state.account.leases or state.evaluation.leases:
-            raise ProblemError("run_conflict", "the run has work under way; let it end first")
+            raise ProblemError("run_conflict", "the run has open work; wait until it has ended")
         size = await self._store.size(run.run_id)
         if not dry:
             try:
                 await self._delete(run.run_id, run.version)
             except (KeyError, VersionConflict) as exc:
-                raise ProblemError("run_conflict", "the run has moved on meanwhile") from exc
+                raise ProblemError("run_conflict", "the run has changed since") from exc
         return Removal(
             run_id=run.run_id,
             status=state.status,
@@ -768,11 +771,11 @@ class Service:
     async def _delete(self, run_id: str, version: int) -> None:
         await self._store.delete_run(run_id, version, self._clock.now())
         _log.info("run deleted", run_id=run_id)
-        await self._forget(run_id)
+        await self._remove_run(run_id)
         await publish(self._store, RunRemoved(run_id=run_id))
 
-    async def _forget(self, run_id: str) -> None:
-        """Drops all that is known of a run that was deleted, here or by another replica."""
+    async def _remove_run(self, run_id: str) -> None:
+        """Remove a run that was deleted by this or another replica."""
         self.stored.pop(run_id, None)
         run = self.runs.pop(run_id, None)
         if run is not None:
@@ -786,20 +789,20 @@ class Service:
             await proposer.aclose()
 
     async def export_run(self, run: ServedRun, *, with_credentials: bool = False) -> bytes:
-        """A run as an archive; see `archive.export_run`."""
+        """Return a run as an archive; see `archive.export_run`."""
         return await export_run(self._store, run.run_id, with_credentials=with_credentials)
 
     def export_pages(
         self, run: ServedRun, *, with_credentials: bool = False
     ) -> AsyncIterator[bytes]:
-        """The same, piece by piece."""
+        """Yield the archive in pieces."""
         return export_pages(self._store, run.run_id, with_credentials=with_credentials)
 
     async def import_run(self, data: bytes) -> ServedRun:
-        """Takes a run in out of an archive, and serves it; it is stopped until it is resumed.
+        """Import a run from an archive and serve it; it is stopped until it is resumed.
 
         Raises:
-            ArchiveError: The archive cannot be used, or not here; nothing was changed.
+            ArchiveError: The archive is invalid or does not fit this store; nothing was changed.
         """
         async with self._adding:
             record = await import_run(self._store, data, self._clock.now(), own_method=False)
@@ -809,10 +812,10 @@ class Service:
             return run
 
     async def roll_back(self, run: ServedRun, to_round: int, reason: str) -> None:
-        """Sets a run back to where it stood before round `to_round`; what it spent stays spent.
+        """Roll a run back to its state before round `to_round`; its spending stays counted.
 
         Raises:
-            ProblemError: ``run_conflict`` when it has not come so far, or has ended for good.
+            ProblemError: ``run_conflict`` if it has done fewer rounds, or has ended for good.
         """
         while True:
             await run.catch_up()
@@ -821,7 +824,7 @@ class Service:
                 raise ProblemError(
                     "run_conflict", f"the run has done {run.state.round} rounds, not {to_round}"
                 )
-            before = await self._looked_back(run, to_round)
+            before = await self._state_at_round(run, to_round)
             event = RollbackRequested(
                 method=before.state.method,
                 server_memory=before.state.server_memory,
@@ -836,9 +839,9 @@ class Service:
             except ProblemError:
                 if run.state.rollbacks == rollbacks:
                     raise
-                # Another rollback came first: the round is looked up in what it left.
+                # A concurrent rollback came first: compute the state again.
 
-    async def _looked_back(self, run: ServedRun, to_round: int) -> Replayed:
+    async def _state_at_round(self, run: ServedRun, to_round: int) -> Replayed:
         until = run.version
         rollbacks = await self._store.log(run.run_id, "rollback")
         lookback = Lookback(run.spec, run.vocabulary, rollbacks, to_round)
@@ -848,33 +851,33 @@ class Service:
         return lookback.found()
 
     async def quarantine(self, run: ServedRun, client_id: str, reason: str) -> None:
-        """Gives a client no more work of a run.
+        """Put a client of a run in quarantine.
 
         Raises:
-            ProblemError: ``not_found`` when there is no such client.
+            ProblemError: ``not_found`` if there is no such client.
         """
         client = await self.access.by_name(client_id)
         await run.apply(QuarantineRequested(client=client.index, reason=reason))
         _log.warning("client quarantined", run_id=run.run_id, client=client.index, reason=reason)
 
     async def release(self, run: ServedRun, client_id: str) -> None:
-        """Ends a client's quarantine.
+        """Release a client from quarantine.
 
         Raises:
-            ProblemError: ``not_found`` when there is no such client.
+            ProblemError: ``not_found`` if there is no such client.
         """
         client = await self.access.by_name(client_id)
         await run.apply(QuarantineLifted(client=client.index))
         _log.info("client released", run_id=run.run_id, client=client.index)
 
     async def run(self, run_id: str) -> ServedRun:
-        """The run of this name, where it stands now.
+        """Return the run of this name, with its newest state.
 
         Raises:
             ProblemError: ``not_found``; ``run_conflict``: it cannot be read here.
         """
         try:
-            run = await self.known(run_id)
+            run = await self.get_or_load(run_id)
         except SpecError as exc:
             raise ProblemError("run_conflict", "; ".join(exc.problems)) from exc
         if run is None:
@@ -883,22 +886,22 @@ class Service:
         return run
 
     async def log(self, run: ServedRun) -> list[LogEntry]:
-        """A run's log, oldest first."""
+        """Return a run's log, oldest first."""
         return await self._store.log(run.run_id)
 
     def log_pages(self, run: ServedRun) -> AsyncIterator[list[LogEntry]]:
-        """The same, in pages of about 1 MiB."""
+        """Yield a run's log in pages of about 1 MiB."""
         return log_pages(self._store, run.run_id)
 
     @property
     def summaries(self) -> list[RunSummary]:
-        """All runs, in the order they were added, as far as this replica has seen them."""
+        """Summaries of all runs known to this replica, in order of creation."""
         found = [run.summary for run in self.runs.values()]
         found += [stored.summary for stored in self.stored.values()]
         return sorted(found, key=lambda summary: summary.created_at or 0.0)
 
     def with_devices(self, summary: RunSummary) -> RunSummary:
-        """A summary with the devices that the run could draw from, while it runs."""
+        """Return a summary with the number of available devices while the run is running."""
         run = self.runs.get(summary.run_id)
         if run is None or not run.state.running:
             return summary
@@ -910,17 +913,17 @@ class Service:
         if evaluation is not None:
             name = f"evaluation {run.run_id}"
             if name in self._tasks and not self._tasks[name].done():
-                return  # It sees by itself that the run goes on.
+                return  # The running evaluation continues with the run.
             self._tasks[name] = asyncio.create_task(evaluation.measure_run(), name=name)
 
     # Clients
 
     async def enrol(self, token: str | None, message: Enrol) -> Enrolled:
-        """Makes a client identity for who holds an enrolment token."""
+        """Enrol a client; see `Access.enrol`."""
         return await self.access.enrol(token, message)
 
     async def client(self, credential: str | None) -> ClientRecord:
-        """The client that this credential belongs to.
+        """Return the client with this credential.
 
         Raises:
             ProblemError: ``unauthorized``.
@@ -928,10 +931,10 @@ class Service:
         return await self.access.client(credential)
 
     async def run_for(self, client: ClientRecord, run_id: str) -> ServedRun:
-        """A run that a client may see.
+        """Return a run that a client may access.
 
         Raises:
-            ProblemError: ``not_found``, also where there is one that it may not see.
+            ProblemError: ``not_found``, also for a run that it may not access.
         """
         if not may_see(client.runs, run_id):
             raise ProblemError("not_found", f"there is no run {run_id!r}")
@@ -939,14 +942,14 @@ class Service:
 
     # Work
 
-    async def gather(self, clients: Mapping[int, int]) -> None:
-        """Lets clients wait for work of any run without a request of their own.
+    async def enter_all(self, clients: Mapping[int, int]) -> None:
+        """Let clients wait for work of any run without a poll.
 
-        For a process that plays many clients and hears from `listeners` who is offered a seat.
-        They stay as long as after a request, and are gathered again to stay longer.
+        For a process that runs many clients and gets their offers from `listeners`. Call it again
+        before the membership expires.
 
         Args:
-            clients: Enrolment index -> examples held.
+            clients: Enrolment index -> number of examples.
         """
         found = [
             (client, held)
@@ -958,10 +961,10 @@ class Service:
     async def claim(
         self, client: ClientRecord, message: Claim
     ) -> AlphaAssignment | LossesAssignment | RetryLater:
-        """Gives work, waiting for it up to the client's ``wait_s``.
+        """Return an assignment, or when to retry; waits up to the client's ``wait_s``.
 
         Raises:
-            ProblemError: ``run_ended`` when all runs that the client may work for have ended.
+            ProblemError: ``run_ended`` if all runs that the client may work for have ended.
         """
         if message.run_id is not None:
             runs = [await self.run_for(client, message.run_id)]
@@ -980,31 +983,31 @@ class Service:
         message: AlphaUpdate | LossesUpdate,
         body_sha256: str,
     ) -> Receipt:
-        """Takes a client's work; see `Dispatcher.update`."""
+        """Accept a client's update; see `Dispatcher.update`."""
         return await self.dispatcher.update(client, assignment_id, message, body_sha256)
 
     async def renew(self, client: ClientRecord, assignment_id: str) -> Renewal:
-        """Gives a client that is still at work another full deadline."""
+        """Give a client a full new deadline."""
         return await self.dispatcher.renew(client, assignment_id)
 
     async def decline(self, client: ClientRecord, assignment_id: str, message: Decline) -> None:
-        """Takes work back that a client cannot do."""
+        """Take an assignment back from a client that declines it."""
         await self.dispatcher.decline(client, assignment_id, message)
 
     async def score(self, client: ClientRecord, message: Score, body_sha256: str) -> Scores:
-        """The gateway: scores prompts under the client's lease."""
+        """Score prompts through the gateway, under the client's lease."""
         run, seat = await self.dispatcher.working(client, message.assignment_id)
         if self._gateway is None:
             raise ProblemError("not_found", "this server has no gateway; score on the device")
         run.check_rate(client.index)
         if message.prompts is None:
-            await run.prefetch_prompts(seat)  # As on another replica, or after a restart.
+            await run.prefetch_prompts(seat)  # It may not be cached here.
         return await self._gateway.score(run, seat, message, body_sha256)
 
     def traffic_run(
         self, *, run_id: str | None = None, assignment_id: str | None = None
     ) -> ServedRun | None:
-        """The run whose report counts a message: the one it names, or the only one there is."""
+        """Return the run whose traffic includes a message: the named run, or the only run."""
         if assignment_id is not None:
             for run in self.runs.values():
                 if run.state.seat_with(assignment_id) is not None:
@@ -1013,10 +1016,10 @@ class Service:
             return next(iter(self.runs.values()))
         return self.runs.get(run_id or "")
 
-    # What happens by itself
+    # Background
 
     async def tick(self) -> None:
-        """Takes seats from clients whose deadline has passed."""
+        """Apply deadlines, and charge lost calls of exited replicas."""
         await self.replicas.tick()
 
     def _on_effect(self, run: ServedRun, effect: Effect | RunReloaded) -> None:
@@ -1055,10 +1058,10 @@ def _check_required_model(machine: RoundMachine) -> None:
 
 
 def check_caps(spec: RunSpec, bounds: frozenset[str]) -> None:
-    """Refuses caps in units that the model does not bound before they are spent.
+    """Refuse caps in units for which the backend has no upper bound per query.
 
     Raises:
-        SpecError: Names the cap, and what to do.
+        SpecError: With the cap and possible remedies.
     """
     caps = spec.budget.model_dump(exclude_none=True) if spec.budget else {}
     for unit in caps:

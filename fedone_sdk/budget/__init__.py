@@ -1,4 +1,4 @@
-"""Budgets: caps on queries, requests, tokens and money that are reserved before they are spent."""
+"""Budgets: caps on queries, requests, tokens and money, with reservation before spending."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from fedone_sdk._lazy import lazy
 
-# A program pays for the parts that it uses: an edge device uses few.
+# Lazy imports: an edge device only loads the modules that it uses.
 if TYPE_CHECKING:
     from fedone_sdk.budget.account import Account
     from fedone_sdk.budget.guard import BudgetGuard, Lease, Payer

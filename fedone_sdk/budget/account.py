@@ -1,4 +1,4 @@
-"""The arithmetic of a cap: amounts are reserved before they are spent."""
+"""Arithmetic of caps, leases and spending."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ __all__ = ["Account"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """What was spent and what is leased, under a cap. Pure: every change gives a new account.
+    """Immutable account of spending and leases under a cap.
 
-    The invariant is ``spent + leased <= cap`` in every capped unit, at every instant: `reserve`
-    refuses what would break it, and `settle` moves an amount from leased to spent.
+    The invariant is ``spent + leased <= cap`` in every capped unit: `reserve` refuses amounts that
+    would violate it, and `settle` moves an amount from leased to spent.
 
     Attributes:
-        cap: The caps; None holds nothing back.
-        spent: What was settled.
-        leases: Worst cases of what is under way, by lease id.
+        cap: The caps; None is unlimited.
+        spent: The settled amount.
+        leases: Upper bounds of open leases, by id.
     """
 
     cap: Budget | None = None
@@ -31,12 +31,12 @@ class Account:
 
     @property
     def leased(self) -> Usage:
-        """The worst cases of all open leases together."""
+        """Sum of all open leases."""
         return reduce(Usage.__add__, self.leases.values(), NOTHING)
 
     @property
     def held(self) -> Usage:
-        """What may be spent by now: settled and leased."""
+        """Sum of spent and leased amounts."""
         return self.spent + self.leased
 
     @property
@@ -48,7 +48,7 @@ class Account:
         return Budget.model_validate(left)
 
     def affordable(self, each: Usage, most: int) -> int:
-        """How many times `each` (at most `most` times) still fits under the cap."""
+        """Return how many times `each` fits under the cap, at most `most`."""
         if self.cap is None:
             return most
         held = {unit: amount for unit, _, amount in self.cap.pairs(self.held)}
@@ -58,10 +58,10 @@ class Account:
         return most
 
     def reserve(self, lease_id: str, worst: Usage) -> Account:
-        """Leases the most that something may cost.
+        """Open a lease on an upper bound of a cost.
 
         Raises:
-            BudgetExhausted: It does not fit; nothing was reserved.
+            BudgetExhausted: It exceeds a cap; nothing was reserved.
             ValueError: The lease id is in use.
         """
         if lease_id in self.leases:
@@ -69,10 +69,10 @@ class Account:
         return self.add(lease_id, worst)
 
     def add(self, lease_id: str, worst: Usage) -> Account:
-        """Leases `worst` more under a lease that may be open already.
+        """Open a lease, or add `worst` to an open one.
 
         Raises:
-            BudgetExhausted: It does not fit; nothing was reserved.
+            BudgetExhausted: It exceeds a cap; nothing was reserved.
         """
         if self.cap is not None:
             held = {unit: amount for unit, _, amount in self.cap.pairs(self.held)}
@@ -83,15 +83,14 @@ class Account:
         return replace(self, leases={**self.leases, lease_id: held_before + worst})
 
     def owe(self, lease_id: str, used: Usage) -> Account:
-        """Raises an open lease to what was used under it, even past a cap.
+        """Raise an open lease to the amount used under it, even above a cap.
 
-        A provider may count more than its requests were bounded by: nobody else may be granted
-        what is gone already.
+        A provider may charge more than the upper bound; the excess must not be granted again.
         """
         return replace(self, leases={**self.leases, lease_id: self.leases[lease_id].at_least(used)})
 
     def settle(self, lease_id: str, used: Usage) -> Account:
-        """Closes a lease: what was used is spent, the rest is free again.
+        """Close a lease: `used` is spent, the rest is released.
 
         Raises:
             UnknownLease: The lease is not open.

@@ -1,4 +1,4 @@
-"""A budget around calls to a paid model, for programs that run no aggregator."""
+"""Budget guard for calls to a paid model, without an aggregator."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Lease:
-    """An open reservation; the body of `BudgetGuard.reserve` says here what it really used."""
+    """An open reservation, settled by the body of `BudgetGuard.reserve`."""
 
     def __init__(self, lease_id: str, worst: Usage) -> None:
         self.lease_id = lease_id
@@ -27,29 +27,29 @@ class Lease:
         self.used: Usage | None = None
 
     def settle(self, used: Usage) -> None:
-        """Says what was used; the rest of the reservation becomes free again."""
+        """Set the amount used; the rest of the reservation is released."""
         self.used = used
 
     def release(self) -> None:
-        """Says that nothing was sent; the whole reservation becomes free again."""
+        """Release the whole reservation, because no request was sent."""
         self.used = NOTHING
 
 
 class Payer(Protocol):
-    """Who pays for requests: each is reserved before it is sent and settled after.
+    """The account that pays for requests: reserved before sending, settled afterwards.
 
     Attributes:
-        name: Whose turn it is where several wait for one model: each name in its turn.
+        name: Key of fair queuing: payers that wait for one model take turns by name.
     """
 
     @property
     def name(self) -> str: ...  # noqa: D102 (described above)
 
     def reserve(self, worst: Usage) -> AbstractAsyncContextManager[Lease]:
-        """Holds `worst` back while the body runs, then charges what the body settled.
+        """Reserve `worst` while the body runs, then charge the amount that the body settles.
 
         Raises:
-            BudgetExhausted: The reservation does not fit; the body does not run.
+            BudgetExhausted: The reservation exceeds a cap; the body does not run.
         """
         ...
 
@@ -66,12 +66,12 @@ class BudgetGuard:
         ```
 
     A body that ends without `Lease.settle` or `Lease.release`, by an error or a cancellation,
-    is charged in full: its request may have been sent.
+    is charged in full, because its request may have been sent.
 
     Args:
         budget: The caps; None only counts.
-        ledger: Where the account is kept; in memory by default.
-        name: Whose requests these are, where several share one model.
+        ledger: Ledger of the account; in memory by default.
+        name: Key of fair queuing among guards that share one model.
     """
 
     def __init__(
@@ -83,48 +83,48 @@ class BudgetGuard:
 
     @asynccontextmanager
     async def reserve(self, worst: Usage) -> AsyncIterator[Lease]:
-        """Holds `worst` back while the body runs, then charges what the body settled.
+        """Reserve `worst` while the body runs, then charge the amount that the body settles.
 
         Raises:
-            BudgetExhausted: The reservation does not fit; the body does not run.
+            BudgetExhausted: The reservation exceeds a cap; the body does not run.
         """
         lease = Lease(uuid.uuid4().hex, worst)
         reserving = self._call(lambda ledger: ledger.reserve(lease.lease_id, worst, self.budget))
         try:
             await asyncio.shield(reserving)
         except asyncio.CancelledError:
-            # Shielded: a caller that is cancelled once more must not leave the lease open.
+            # Shielded: a second cancellation must not leave the lease open.
             await asyncio.shield(self._give_back(lease, reserving))
             raise
         try:
             yield lease
         finally:
             used = worst if lease.used is None else lease.used
-            # Shielded: a cancelled caller must not leave a settlement undone.
+            # Shielded: a cancellation must not prevent the settlement.
             settling = self._call(lambda ledger: ledger.settle(lease.lease_id, used))
             try:
                 await asyncio.shield(settling)
             except asyncio.CancelledError:
-                await asyncio.wait({settling})  # so that a loop that ends does not miss it
+                await asyncio.wait({settling})  # Completes before the event loop ends.
                 raise
 
     def _give_back(self, lease: Lease, reserving: asyncio.Future[None]) -> asyncio.Future[None]:
-        """Undoes a reservation that nobody will use, if it is granted."""
+        """Undo a reservation whose caller was cancelled, if it is granted."""
 
         def undo(ledger: Ledger) -> None:
-            with suppress(UnknownLease):  # It was refused.
+            with suppress(UnknownLease):  # The reservation was refused.
                 ledger.settle(lease.lease_id, NOTHING)
 
         async def when_decided() -> None:
             await asyncio.wait({reserving})
             await self._call(undo)
 
-        # A file's calls keep their order, so this one can be made at once.
+        # Calls of a file ledger keep their order, so this one can be submitted at once.
         in_order = isinstance(self._ledger, SqliteLedger)
         return self._call(undo) if in_order else asyncio.ensure_future(when_decided())
 
     async def account(self) -> Account:
-        """What is spent and leased now."""
+        """Return the current account."""
         return await self._call(lambda ledger: ledger.account(self.budget))
 
     async def remaining(self) -> Budget | None:
@@ -139,7 +139,7 @@ class BudgetGuard:
         return (await self.account()).remaining
 
     def _call(self, call: Callable[[Ledger], T]) -> asyncio.Future[T]:
-        """Makes a call at once; no task, which the end of the event loop would cancel."""
+        """Submit a call at once, not as a task, which the end of the event loop would cancel."""
         ledger = self._ledger
         if isinstance(ledger, SqliteLedger):
             return asyncio.wrap_future(ledger.submit(call))

@@ -1,4 +1,4 @@
-"""Open leases of a file, and the processes that opened them."""
+"""Open leases of a ledger file, and the processes that opened them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["LeaseOwner", "OpenLease", "OwnerState"]
 OwnerState = Literal["running", "ended", "unknown"]
 
 _CLOCK_S = 2.0
-"""How far the start of a process may be off, seconds: some systems tell whole seconds."""
+"""Tolerance of a process's start time, seconds: some systems report whole seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,10 +24,10 @@ class LeaseOwner:
     """The process that opened a lease, and when.
 
     Attributes:
-        host: Name of its machine, or of its container.
+        host: Name of its machine or container.
         pid: Its process id there.
-        program: What it does, as the ledger was told.
-        opened_at: When the lease was opened, seconds since the epoch.
+        program: Its program, as given to the ledger.
+        opened_at: Time of the lease, seconds since the epoch.
     """
 
     host: str
@@ -37,13 +37,13 @@ class LeaseOwner:
 
     @classmethod
     def here(cls, program: str) -> Self:
-        """This process, now."""
+        """Return this process as the owner of a lease opened now."""
         return cls(host=platform.node(), pid=os.getpid(), program=program, opened_at=time.time())
 
     def state(self) -> OwnerState:
-        """Whether the process still runs; ``unknown`` for a process of another host.
+        """Return whether the process still runs; ``unknown`` for a process of another host.
 
-        A process that started after the lease was opened has the same id by chance.
+        A process that started after the lease was opened is another one with the same id.
 
         Raises:
             MissingExtraError: psutil is not installed.
@@ -67,12 +67,12 @@ class LeaseOwner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenLease:
-    """A reservation that nothing has settled yet.
+    """A reservation that is not settled yet.
 
     Attributes:
-        lease_id: Its name in the ledger.
-        worst: What it holds back.
-        owner: Who opened it; None where an older version of the SDK did.
+        lease_id: Its id in the ledger.
+        worst: The reserved amount.
+        owner: The process that opened it; None for an older version of the SDK.
     """
 
     lease_id: str
@@ -80,7 +80,7 @@ class OpenLease:
     owner: LeaseOwner | None
 
     def state(self) -> OwnerState:
-        """Whether the process that may still settle it runs.
+        """Return whether the process that opened it still runs.
 
         Raises:
             MissingExtraError: psutil is not installed.

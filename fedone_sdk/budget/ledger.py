@@ -1,4 +1,4 @@
-"""Where a `BudgetGuard` keeps its account: in memory, or in a file that processes share."""
+"""Ledgers of `BudgetGuard`: in memory, or in a file shared by processes."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ __all__ = ["Ledger", "MemoryLedger", "SqliteLedger"]
 T = TypeVar("T")
 
 _EXACT = Context(prec=200)
-"""Wide enough that a sum, less one of its parts, is the sum of the others to the last digit."""
+"""Decimal context in which sums and differences of amounts are exact."""
 
 
-# Owners have a table of their own, so that a program of an older version can use the same file.
+# Owners are a separate table, so that older versions can use the same file.
 _TABLES = (
     "leases (lease_id TEXT PRIMARY KEY, worst TEXT NOT NULL)",
     "owners (lease_id TEXT PRIMARY KEY, host TEXT NOT NULL, pid INTEGER NOT NULL, "
@@ -39,27 +39,27 @@ _TABLES = (
 
 
 class Ledger(Protocol):
-    """Keeps one account. Each method is atomic; a call that raises has changed nothing."""
+    """Storage of one account. Each method is atomic; after an error nothing has changed."""
 
     def reserve(self, lease_id: str, worst: Usage, cap: Budget | None) -> None:
-        """Leases `worst`, or raises `BudgetExhausted`."""
+        """Reserve `worst`, or raise `BudgetExhausted`."""
         ...
 
     def settle(self, lease_id: str, used: Usage) -> None:
-        """Closes a lease, or raises `UnknownLease`."""
+        """Close a lease, or raise `UnknownLease`."""
         ...
 
     def account(self, cap: Budget | None) -> Account:
-        """What is spent and leased now."""
+        """Return the current account."""
         ...
 
 
 class MemoryLedger:
-    """An account that lives as long as the process; threads may share it.
+    """A ledger in memory, thread-safe.
 
     Args:
-        account: Where it starts; its cap is ignored.
-        released: What was charged for leases that were released, by lease id.
+        account: Initial account; its cap is ignored.
+        released: Charges of leases that were released, by lease id.
     """
 
     def __init__(
@@ -71,17 +71,17 @@ class MemoryLedger:
         self._leases = dict(account.leases)
         self._released = dict(released or {})
         with localcontext(_EXACT):
-            # Kept up to date, so that a call costs the same however many leases are open.
+            # Running sum, so that the cost of a call does not depend on the number of leases.
             self._leased = account.leased
 
     @property
     def released(self) -> Mapping[str, Usage]:
-        """What was charged for the leases that `release` closed and nothing settled since."""
+        """Charges of leases that `release` closed and no owner has settled since."""
         with self._lock:
             return dict(self._released)
 
     def reserve(self, lease_id: str, worst: Usage, cap: Budget | None) -> None:
-        """Leases `worst`, or raises `BudgetExhausted`."""
+        """Reserve `worst`, or raise `BudgetExhausted`."""
         with self._lock, localcontext(_EXACT):
             if lease_id in self._leases or lease_id in self._released:
                 raise ValueError(f"lease {lease_id!r} is open already")
@@ -90,9 +90,9 @@ class MemoryLedger:
             self._leases[lease_id] = worst
 
     def settle(self, lease_id: str, used: Usage) -> None:
-        """Closes a lease, or raises `UnknownLease`.
+        """Close a lease, or raise `UnknownLease`.
 
-        Of a lease that was released, the charge is replaced by what was used.
+        For a released lease, `used` replaces the charge.
         """
         with self._lock:
             charge = self._released.pop(lease_id, None)
@@ -103,11 +103,11 @@ class MemoryLedger:
                 self._spent = self._spent.at_least(charge) - charge + used
 
     def release(self, lease_id: str, *, charge: Usage | None = None) -> None:
-        """Closes a lease that its owner may yet settle, or raises `UnknownLease`.
+        """Close a lease whose owner may still settle it, or raise `UnknownLease`.
 
         Args:
             lease_id: The lease.
-            charge: What to count as spent; the lease's worst case by default.
+            charge: The amount to charge; by default the whole lease.
         """
         with self._lock:
             charge = self._leases.get(lease_id, NOTHING) if charge is None else charge
@@ -115,7 +115,7 @@ class MemoryLedger:
             self._released[lease_id] = charge
 
     def account(self, cap: Budget | None) -> Account:
-        """What is spent and leased now."""
+        """Return the current account."""
         with self._lock:
             return Account(cap=cap, spent=self._spent, leases=dict(self._leases))
 
@@ -130,18 +130,16 @@ class MemoryLedger:
 
 
 class SqliteLedger:
-    """An account in a SQLite file (WAL), shared by threads and processes.
+    """A ledger in a SQLite file (WAL), shared by threads and processes.
 
-    A process that dies leaves its leases open, and open leases count against the cap: what may
-    have been sent is never given out twice. `leases` names the processes that opened them, and
-    `release` closes what a dead one left. A call returns when its change is on the disk; calls
-    that wait at the same time share one transaction, each with a verdict of its own. A process
-    must not fork amid a call, as with everything of SQLite.
+    The leases of a process that dies stay open and count against the cap, because its requests may
+    have been sent. `leases` lists them with their processes, and `release` closes them. A call
+    returns when its change is on disk; concurrent calls share one transaction, each with its own
+    result. A process must not fork during a call.
 
     Args:
-        path: The file; made where there is none. A file of an older version gets the new tables.
-        program: What the leases of this process are for, which `leases` shows. By default the name
-            of the program's file.
+        path: The file, created if missing. A file of an older version gets the new tables.
+        program: Description of this process in `leases`; by default the name of the program's file.
     """
 
     def __init__(self, path: str | Path, *, program: str | None = None) -> None:
@@ -155,10 +153,10 @@ class SqliteLedger:
 
     @staticmethod
     def is_ledger(path: str | Path) -> bool:
-        """Whether a file is a ledger; nothing is written.
+        """Return whether a file is a ledger, without writing to it.
 
         Raises:
-            sqlite3.Error: It is no SQLite file, or cannot be read.
+            sqlite3.Error: It is not a SQLite file, or cannot be read.
         """
         uri = f"{Path(path).absolute().as_uri()}?mode=ro"
         with closing(sqlite3.connect(uri, uri=True, timeout=PATIENCE_S)) as db:
@@ -166,42 +164,42 @@ class SqliteLedger:
         return {"leases", "spent"} <= found
 
     def submit(self, call: Callable[[MemoryLedger], T]) -> Future[T]:
-        """Makes a call in the next transaction, without waiting for it.
+        """Submit a call for the next transaction, without waiting for it.
 
         Args:
-            call: What to do, e.g. ``lambda ledger: ledger.settle(lease_id, used)``.
+            call: The call, e.g. ``lambda ledger: ledger.settle(lease_id, used)``.
         """
         if self._writer.pid != os.getpid():
-            # The parent's thread does not live in a forked child.
+            # A forked child does not have the parent's thread.
             self._writer = _Writer(self._path, self._program)
         return self._writer.submit(call)
 
     def reserve(self, lease_id: str, worst: Usage, cap: Budget | None) -> None:
-        """Leases `worst`, or raises `BudgetExhausted`."""
+        """Reserve `worst`, or raise `BudgetExhausted`."""
         self.submit(lambda ledger: ledger.reserve(lease_id, worst, cap)).result()
 
     def settle(self, lease_id: str, used: Usage) -> None:
-        """Closes a lease, or raises `UnknownLease`."""
+        """Close a lease, or raise `UnknownLease`."""
         self.submit(lambda ledger: ledger.settle(lease_id, used)).result()
 
     def release(self, lease_id: str, *, charge: Usage | None = None) -> None:
-        """Closes a lease in the place of its owner, or raises `UnknownLease`.
+        """Close another process's lease, or raise `UnknownLease`.
 
-        An owner that settles it all the same replaces the charge by what was really used.
+        If the owner settles it later, its usage replaces the charge.
 
         Args:
             lease_id: The lease.
-            charge: What to count as spent; the lease's worst case by default, because its request
-                may have been sent.
+            charge: The amount to charge; by default the whole lease, because its request may have
+                been sent.
         """
         self.submit(lambda ledger: ledger.release(lease_id, charge=charge)).result()
 
     def account(self, cap: Budget | None) -> Account:
-        """What is spent and leased now."""
+        """Return the current account."""
         return self.submit(lambda ledger: ledger.account(cap)).result()
 
     def leases(self) -> list[OpenLease]:
-        """What is leased now, and by whom; the oldest lease comes first."""
+        """Return the open leases and their owners, oldest first."""
         with closing(_connect(self._path)) as db:
             rows = db.execute(
                 "SELECT lease_id, worst, host, pid, program, opened_at FROM leases "
@@ -220,7 +218,7 @@ class SqliteLedger:
 
 
 class _Writer:
-    """Makes the calls of one process in a thread that lives while there are any."""
+    """Executes the calls of one process in a thread, which ends when the queue is empty."""
 
     def __init__(self, path: str, program: str) -> None:
         self.pid = os.getpid()
@@ -235,13 +233,13 @@ class _Writer:
         with self._lock:
             self._waiting.append((call, future))
             if not self._at_work:
-                # Not a daemon: a process that ends still writes down what it was told.
+                # Not a daemon: pending calls are written before the process exits.
                 Thread(target=self._work, name="budget-ledger").start()
                 self._at_work = True
         return future
 
     def _work(self) -> None:
-        # No connection outlives the work: an open one must not be carried over a fork.
+        # The connection is closed afterwards: SQLite connections must not survive a fork.
         db: sqlite3.Connection | None = None
         try:
             while calls := self._take():
@@ -269,7 +267,7 @@ class _Writer:
 def _apply(
     db: sqlite3.Connection, calls: list[Callable[[MemoryLedger], Any]], program: str
 ) -> list[Callable[[Future[Any]], None]]:
-    """Makes the calls in one transaction; what each returned or raised is told when it is over."""
+    """Execute calls in one transaction; return their results after the commit."""
     with _transaction(db):
         before, released = _read(db)
         ledger = MemoryLedger(before, released=released)
@@ -321,7 +319,7 @@ def _transaction(db: sqlite3.Connection) -> Iterator[None]:
         yield
         db.execute("COMMIT")
     except BaseException:
-        if db.in_transaction:  # SQLite itself rolls back after some errors, e.g. a full disk.
+        if db.in_transaction:  # SQLite rolls back by itself after some errors, e.g. a full disk.
             db.execute("ROLLBACK")
         raise
 

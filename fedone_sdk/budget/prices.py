@@ -1,4 +1,4 @@
-"""What models cost: the SDK's dated price table."""
+"""Prices of models: the SDK's dated price table."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class _Priced(BaseModel):
 
 
 class PriceTier(_Priced):
-    """What a request with a long prompt costs, US dollars; all of its tokens, not the last ones.
+    """Prices of requests with long prompts, US dollars, for all of their tokens.
 
     Attributes:
-        above: It holds for requests of more prompt tokens than this.
+        above: Applies to requests with more prompt tokens than this.
         prompt: Per million prompt tokens.
         completion: Per million completion tokens.
     """
@@ -47,14 +47,14 @@ class PriceTier(_Priced):
 
 
 class Price(_Priced):
-    """What a model costs, US dollars.
+    """Prices of a model, US dollars.
 
     Attributes:
         prompt: Per million prompt tokens.
         completion: Per million completion tokens.
         request: Per request.
-        tiers: Prices of long prompts, the shortest first. None may be less than the one before:
-            then the price of the longest prompt bounds all others.
+        tiers: Prices of long prompts, shortest first. Prices must not decrease, so that the longest
+            prompt bounds all costs.
     """
 
     prompt: _Usd
@@ -64,7 +64,7 @@ class Price(_Priced):
 
     @model_serializer(mode="wrap")
     def _without_empty_tiers(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Older files have no tiers; the digests of their specs stay what they are."""
+        """Omit empty tiers, so that digests of older specs stay the same."""
         found: dict[str, Any] = handler(self)
         if not self.tiers:
             found.pop("tiers", None)
@@ -81,7 +81,7 @@ class Price(_Priced):
 
     @property
     def units(self) -> frozenset[str]:
-        """The units that cost money."""
+        """Return the units that cost money."""
         most = self.tiers[-1] if self.tiers else self
         costs = {
             "prompt_tokens": most.prompt,
@@ -91,11 +91,11 @@ class Price(_Priced):
         return frozenset(unit for unit, usd in costs.items() if usd)
 
     def priced(self, usage: Usage) -> Usage:
-        """The same amount with its money, exactly; whatever money it had is replaced.
+        """Return usage with its exact cost in `usd`.
 
         Args:
-            usage: Of one request. Of several together it is priced as one with all their tokens,
-                which is never too little.
+            usage: Usage of one request. The sum of several requests is priced like one request with
+                all their tokens, which is an upper bound.
         """
         rate: Price | PriceTier = self
         for tier in self.tiers:
@@ -107,17 +107,17 @@ class Price(_Priced):
 
 
 FREE = Price(prompt=Decimal(0), completion=Decimal(0))
-"""The price of a model of one's own."""
+"""Price of a self-hosted model."""
 
 
 def known_price(model: str) -> Price | None:
-    """The list price of a model in the SDK's table, or None.
+    """Return the list price of a model in the SDK's table, or None.
 
-    A dated snapshot (``gpt-4o-mini-2024-07-18``) that the table does not name costs what its
-    model does. No other name is guessed at: ``gpt-4o-audio-preview`` is not ``gpt-4o``.
+    A dated snapshot (``gpt-4o-mini-2024-07-18``) without its own entry has the price of its model.
+    Other names are not matched: ``gpt-4o-audio-preview`` is not ``gpt-4o``.
 
     Args:
-        model: As its own provider names it; others may charge otherwise for the same name.
+        model: The provider's name of the model; other providers may have other prices.
     """
     table = _table()
     return table.get(model) or table.get(_SNAPSHOT.sub("", model))

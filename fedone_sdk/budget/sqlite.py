@@ -1,4 +1,4 @@
-"""SQLite files that several processes share."""
+"""SQLite files shared by several processes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import time
 __all__ = ["PATIENCE_S", "use_wal"]
 
 PATIENCE_S = 60.0
-"""How long a transaction waits for those of others."""
+"""Maximal wait of a transaction for another process, seconds."""
 
 
 def use_wal(db: sqlite3.Connection) -> None:
-    """Turns a database to write-ahead logging, in which readers and a writer do not wait.
+    """Switch a database to write-ahead logging, in which readers do not block writers.
 
-    Unlike all else, the first change to it does not wait for others that open the file.
+    Retries, because the first change to WAL ignores the busy timeout.
     """
     give_up = time.monotonic() + PATIENCE_S
     while True:

@@ -1,4 +1,4 @@
-"""What is spent, and what may be: the five counted units and the caps on them."""
+"""Usage in five units, and caps on it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, model_valida
 __all__ = ["Budget", "NOTHING", "Usage"]
 
 _Count = Annotated[int, Field(ge=0, le=2**53)]
-# Money is added up as Decimal, so that a million small charges still sum to the cent.
+# Decimal, so that sums of many small charges are exact.
 _Usd = Annotated[
     Decimal,
-    # A bound that no bill comes near: sums stay exact to far below a cent.
+    # Bounded, so that sums are exact to far below a cent.
     Field(ge=0, le=2**53, allow_inf_nan=False),
     PlainSerializer(float, return_type=float, when_used="json"),
 ]
@@ -66,7 +66,7 @@ class Usage(BaseModel):
         )
 
     def at_least(self, other: Usage) -> Usage:
-        """The larger of the two amounts in each unit."""
+        """Return the maximum of both amounts in each unit."""
         return Usage(
             queries=max(self.queries, other.queries),
             requests=max(self.requests, other.requests),
@@ -76,12 +76,12 @@ class Usage(BaseModel):
         )
 
     def beyond(self, other: Usage) -> Usage:
-        """By how much this exceeds the other amount in each unit; 0 where it does not."""
+        """Return by how much this exceeds the other amount in each unit, at least 0."""
         return self.at_least(other) - other
 
     def exact(self) -> dict[str, int | str]:
-        """For JSON that must come back exactly: the money as text, not through a float."""
-        # By hand: this is part of every commit, and pydantic's dump takes ten times as long.
+        """Return JSON values that are exact in both directions: money is text, not a float."""
+        # Part of every commit: ten times faster than pydantic's dump.
         return {
             "queries": self.queries,
             "requests": self.requests,
@@ -91,12 +91,12 @@ class Usage(BaseModel):
         }
 
     def without_queries(self) -> Usage:
-        """The same amount with no queries: evaluation is billed, but is not training."""
+        """Return the amount without queries, for evaluation, which costs money but no queries."""
         return self.model_copy(update={"queries": 0})
 
 
 NOTHING = Usage()
-"""The zero amount."""
+"""Zero usage."""
 
 
 class Budget(BaseModel):
@@ -104,7 +104,7 @@ class Budget(BaseModel):
 
     Attributes:
         queries: Cap on training queries.
-        requests: Cap on provider calls, whatever they are for.
+        requests: Cap on provider calls of any kind.
         tokens: Cap on prompt and completion tokens together.
         prompt_tokens: Cap on tokens sent.
         completion_tokens: Cap on tokens received.
@@ -127,10 +127,10 @@ class Budget(BaseModel):
         return self
 
     def raised(self, caps: Budget) -> Budget:
-        """These caps with those that `caps` names put higher.
+        """Return these caps, raised to those of `caps`.
 
         Raises:
-            ValueError: One of them is lower, or there is no cap in its unit.
+            ValueError: A cap is lower, or there is no cap in its unit.
         """
         wanted = caps.model_dump(exclude_none=True)
         for unit, cap in wanted.items():
@@ -142,7 +142,7 @@ class Budget(BaseModel):
         return self.model_copy(update=wanted)
 
     def pairs(self, usage: Usage) -> list[tuple[str, int | Decimal, int | Decimal]]:
-        """The capped units as (unit, cap, the amount of `usage` in that unit)."""
+        """Return (unit, cap, amount of `usage`) for each capped unit."""
         amounts: dict[str, int | Decimal] = {
             "queries": usage.queries,
             "requests": usage.requests,

@@ -135,7 +135,7 @@ async def _serve(config: ServeConfig, folder: Path, runs: list[RunToServe]) -> N
             with _listening("metrics.listen", config.metrics.listen):
                 host, port = host_and_port(config.metrics.listen)
                 await aggregator.listen_metrics(host=host, port=port)
-        await aggregator.service.taken_up()
+        await aggregator.service.wait_until_loaded()
         await _add_runs(aggregator, runs, stack)
         aggregator.service.begin()
         collect_rarely()

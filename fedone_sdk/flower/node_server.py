@@ -150,7 +150,7 @@ class NodeServer:
         await self._stack.enter_async_context(self._aggregator)
         try:
             spec = self._tuning.spec
-            known = await self._service.known(spec.name)
+            known = await self._service.get_or_load(spec.name)
             if known is not None and known.spec.is_same_run(spec) and known.was_stopped:
                 # A restart resumes the run.
                 await self._service.resume_run(known)
@@ -234,7 +234,7 @@ class NodeServer:
         """Renew the nodes' place in the pool, which expires without a request."""
         self._gathered = asyncio.get_running_loop().time()
         nodes = sorted(self._nodes.values(), key=lambda node: node.client.index)
-        await self._service.gather({node.client.index: node.held for node in nodes})
+        await self._service.enter_all({node.client.index: node.held for node in nodes})
 
     async def drop(self, node_id: int, reason: str) -> None:
         """Give up a node's work, and assign it none until it is admitted again.

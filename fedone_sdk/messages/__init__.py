@@ -1,4 +1,4 @@
-"""The wire contract: every message between edge clients and an aggregator, as pydantic models."""
+"""The wire contract: all messages between edge clients and an aggregator, as pydantic models."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from fedone_sdk._lazy import lazy
 
-# A program pays for the parts that it uses: an edge device uses few.
+# Lazy imports: an edge device only loads the modules that it uses.
 if TYPE_CHECKING:
     from fedone_sdk.messages.access import (
         ClientInfo,

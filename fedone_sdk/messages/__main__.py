@@ -1,4 +1,4 @@
-"""Prints the wire contract as JSON Schema: ``python -m fedone_sdk.messages``."""
+"""Print the wire contract as JSON Schema: ``python -m fedone_sdk.messages``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["document"]
 
 
 def document() -> str:
-    """The schemas of all messages as one JSON document."""
+    """Return the schemas of all messages as one JSON document."""
     schemas = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "FedOne messages",

@@ -1,4 +1,4 @@
-"""Who is let in: enrolment tokens and clients, as people with role admin see them."""
+"""Enrolment tokens and clients, for users with role admin."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedone_sdk.messages.base import Id, Message, Name
 __all__ = ["ClientInfo", "ClientList", "CreatedToken", "NewToken", "TokenInfo", "TokenList"]
 
 TokenName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
-"""What people call a token."""
+"""Name of a token."""
 
 Runs = Annotated[
     tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9_.*-]{1,64}$")], ...],
@@ -21,13 +21,13 @@ Runs = Annotated[
 
 
 class NewToken(Message):
-    """``POST /v1/enrolment-tokens``: a token for devices to enrol with.
+    """``POST /v1/enrolment-tokens``: a token with which devices enrol.
 
     Attributes:
-        name: What people call it.
-        runs: Runs that its clients may see; None is all.
-        uses: How many clients may enrol with it; None is no limit.
-        expires_in_s: How long it works, seconds; None is for ever.
+        name: Its name.
+        runs: Runs that its clients may access; null is all.
+        uses: Maximal number of clients that enrol with it; null is unlimited.
+        expires_in_s: Its lifetime, seconds; null is unlimited.
     """
 
     name: TokenName
@@ -40,12 +40,12 @@ class TokenInfo(Message):
     """An enrolment token, without its secret.
 
     Attributes:
-        name: What people call it; those of the configuration begin with ``config:``.
-        runs: Runs that its clients may see; None is all.
-        uses_left: How many clients may still enrol with it; None is no limit.
-        expires_at: When it stops working, seconds since the epoch; None is never.
+        name: Its name; configured tokens have the prefix ``config:``.
+        runs: Runs that its clients may access; null is all.
+        uses_left: Number of clients that can still enrol with it; null is unlimited.
+        expires_at: Expiry, seconds since the epoch; null is never.
         created_at: Seconds since the epoch.
-        revoked_at: When it was revoked, seconds since the epoch; None while it was not.
+        revoked_at: Seconds since the epoch; null if it is not revoked.
     """
 
     name: str
@@ -60,7 +60,7 @@ class CreatedToken(TokenInfo):
     """A new enrolment token.
 
     Attributes:
-        token: The secret. It is told this once.
+        token: The secret, which cannot be read again.
     """
 
     token: Annotated[str, Field(repr=False)]
@@ -70,7 +70,7 @@ class TokenList(Message):
     """``GET /v1/enrolment-tokens``.
 
     Attributes:
-        tokens: In the order they were added.
+        tokens: In order of creation.
     """
 
     tokens: tuple[TokenInfo, ...]
@@ -80,14 +80,14 @@ class ClientInfo(Message):
     """An enrolled client, without its secrets.
 
     Attributes:
-        client_id: Public name.
-        name: What people call it.
+        client_id: Public id.
+        name: Display name.
         token: Name of the token that it enrolled with.
-        runs: Runs that it may see; None is all.
+        runs: Runs that it may access; null is all.
         signs: Whether it must sign its requests.
         enrolled_at: Seconds since the epoch.
-        revoked_at: When it was revoked, seconds since the epoch; None while it was not.
-        seen_at: When it last asked for something, within a day, seconds since the epoch.
+        revoked_at: Seconds since the epoch; null if it is not revoked.
+        seen_at: Time of its last request with a precision of a day, seconds since the epoch.
     """
 
     client_id: Id
@@ -104,8 +104,8 @@ class ClientList(Message):
     """``GET /v1/clients``.
 
     Attributes:
-        clients: In the order they enrolled.
-        next: The `after` of the next page; None where there is none.
+        clients: In order of enrolment.
+        next: The `after` of the next page; null on the last page.
     """
 
     clients: tuple[ClientInfo, ...]

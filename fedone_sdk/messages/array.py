@@ -28,7 +28,7 @@ from fedone_sdk.messages.tensors import Apart
 __all__ = ["Array", "MAX_ELEMENTS", "SharedMemory"]
 
 MAX_ELEMENTS = 1 << 22
-"""The largest array that a message may carry (16 MiB of float32)."""
+"""Maximal number of elements of an array (16 MiB of float32)."""
 
 _MAX_TEXT = MAX_ELEMENTS * 6
 _MAX_BYTES = _MAX_TEXT // 4 * 3
@@ -44,7 +44,7 @@ def _from_base64(given: object) -> object:
         raise ValueError(f"is longer than {_MAX_TEXT} characters")
     try:
         return base64.b64decode(given, validate=True)
-    except ValueError as exc:  # binascii.Error is one; so is what a letter beyond ASCII gets
+    except ValueError as exc:  # Includes binascii.Error and non-ASCII text.
         raise ValueError(f"is not base64: {exc}") from None
 
 
@@ -81,7 +81,7 @@ class Array(Message):
             return info.context.take(given)._asdict()
         return given
 
-    # What it returns is not said: pydantic would take that for the JSON Schema of an array.
+    # Without a return annotation, from which pydantic would derive the JSON Schema.
     @model_serializer(mode="wrap")
     def _write(  # type: ignore[no-untyped-def]
         self, handler: SerializerFunctionWrapHandler, info: SerializationInfo
@@ -106,14 +106,15 @@ class Array(Message):
         return self
 
     def _is_finite(self) -> bool:
-        # All but sign and exponent's last bits are ones in NaN, infinity and huge numbers alone.
+        # A quick check of the exponent bits, which are all ones only for NaN, infinity and huge
+        # numbers.
         size = array.array(_TYPECODES[self.dtype]).itemsize
         high = self.data[size - 1 :: size]
         return (0x7F not in high and 0xFF not in high) or all(map(math.isfinite, self.values()))
 
     @classmethod
     def pack(cls, values: Iterable[float], shape: Sequence[int], dtype: DType) -> Self:
-        """Builds an array from a flat iterable of numbers in C order."""
+        """Build an array from a flat iterable of numbers in C order."""
         elements = array.array(_TYPECODES[dtype], values)
         if sys.byteorder == "big":
             elements.byteswap()
@@ -121,20 +122,20 @@ class Array(Message):
 
     @classmethod
     def from_bytes(cls, raw: bytes, shape: Sequence[int], dtype: str) -> Self:
-        """Builds an array from little-endian bytes in C order."""
+        """Build an array from little-endian bytes in C order."""
         return cls.model_validate({"dtype": dtype, "shape": tuple(shape), "data": raw})
 
     @classmethod
     def of_indices(cls, values: Iterable[int], shape: Sequence[int], vocab_size: int) -> Self:
-        """Packs candidate indices into the smallest type that holds them."""
+        """Pack candidate indices into the smallest sufficient type."""
         return cls.pack(values, shape, "uint8" if vocab_size <= 256 else "uint16")
 
     def to_bytes(self) -> bytes:
-        """The elements as little-endian bytes in C order (``numpy.frombuffer`` reads them)."""
+        """Return the elements as little-endian bytes in C order, for ``numpy.frombuffer``."""
         return self.data
 
     def values(self) -> array.array[float]:
-        """The elements, flat, in C order."""
+        """Return the elements, flat, in C order."""
         elements: array.array[float] = array.array(_TYPECODES[self.dtype])
         elements.frombytes(self.to_bytes())
         if sys.byteorder == "big":
@@ -142,7 +143,7 @@ class Array(Message):
         return elements
 
     def rows(self) -> list[list[float]]:
-        """The elements of a 2-dimensional array as nested lists."""
+        """Return the elements of a 2-dimensional array as nested lists."""
         height, width = self.shape
         flat = self.values().tolist()
         return [flat[row * width : (row + 1) * width] for row in range(height)]
@@ -151,4 +152,4 @@ class Array(Message):
 SharedMemory = Annotated[
     dict[Annotated[str, Field(pattern=r"^[a-z_]{1,32}$")], Array], Field(max_length=16)
 ]
-"""Arrays by name: what a method such as evolution remembers beside alpha."""
+"""Arrays by name: the memory of a method such as evolution, in addition to alpha."""

@@ -1,4 +1,4 @@
-"""Work for one client in one round."""
+"""Claims, assignments, and the task of a run."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ __all__ = [
 
 
 class Claim(Message):
-    """``POST /v1/assignments/claim``: a client asks for work.
+    """``POST /v1/assignments/claim``: a client claims work.
 
     Attributes:
-        num_examples: Examples that the client holds now.
-        wait_s: How long the server may hold the request open, seconds.
-        run_id: Only work for this run is wanted.
-        own_model: Whether the client asks a model of its own, though the server may have one: what
-            that spends the server does not see.
-        model: Fingerprint of that model, where it is known. A run that scores with another one
-            refuses the client before anything is spent.
-        changed: Whether the client's data or settings may have changed since it last declined
-            work as unfit: it may be offered such work again.
+        num_examples: Number of the client's examples.
+        wait_s: Maximal time for which the server may hold the request, seconds.
+        run_id: The only run to work for; null is any.
+        own_model: Whether the client queries its own model even if the server has one. The server
+            does not meter it.
+        model: Fingerprint of that model, if known. A run that scores with another model refuses the
+            client before anything is spent.
+        changed: Whether the client's data or settings may have changed since it declined work as
+            unfit, so that it may be drawn again.
     """
 
     num_examples: Annotated[int, Field(ge=1, le=2**31)]
@@ -55,7 +55,7 @@ class Step(Message):
     """One local step.
 
     Attributes:
-        num_samples: I, prompts to score; 0 where the client trains instead.
+        num_samples: I, number of prompts to score; 0 for methods that train on the client.
         minibatch_seed: Seeds the draw of the mini-batch (`fedone_sdk.data.draw_minibatch`).
         prompt_seed: Seeds ``ask`` (alpha exchange only).
     """
@@ -66,7 +66,7 @@ class Step(Message):
 
 
 _Version = Annotated[int, Field(ge=0, le=2**31)]
-"""How many candidates were added since a run began: its vocabulary only ever grows."""
+"""Number of candidates that were added since the run started; a vocabulary only grows."""
 
 
 class _Assignment(Message):
@@ -79,19 +79,19 @@ class _Assignment(Message):
 
 
 class AlphaAssignment(_Assignment):
-    """Work in the ``alpha`` exchange: run ask and tell for the steps, or train; return your alpha.
+    """Work in the ``alpha`` exchange: run the local steps and return the new alpha.
 
     Attributes:
-        assignment_id: Names the work in every later call.
+        assignment_id: Id of the assignment.
         run_id: The run.
         round: The round, from 0.
-        deadline_s: Seconds from now until the seat is given to another client.
-        leased_queries: Queries that are reserved for this work.
-        vocabulary_version: Candidates that were added since the run began. A client that knows of
-            fewer fetches the task again, and the candidates that it lacks.
-        alpha: What is tuned, float32; for methods over tokens of shape (n, N), positive, and 0
-            where a position has no such candidate.
-        memory: What the method remembers beside alpha, where that belongs to the run.
+        deadline_s: Seconds until the seat passes to another client.
+        leased_queries: Number of queries reserved for this work.
+        vocabulary_version: Number of candidates added since the run started. A client with fewer
+            fetches the task again, and the missing candidates.
+        alpha: The tuned parameters, float32. For methods over tokens, shape (n, N), positive, and 0
+            for candidates that a position does not have.
+        memory: Memory of the method in addition to alpha, if the run shares it.
         steps: One entry per local step.
     """
 
@@ -102,14 +102,14 @@ class AlphaAssignment(_Assignment):
 
 
 class LossesAssignment(_Assignment):
-    """Work in the ``losses`` exchange: score these prompts, return one loss each.
+    """Work in the ``losses`` exchange: score prompts and return one loss each.
 
     Attributes:
-        assignment_id: Names the work in every later call.
+        assignment_id: Id of the assignment.
         run_id: The run.
         round: The round, from 0.
-        deadline_s: Seconds from now until the seat is given to another client.
-        leased_queries: Queries that are reserved for this work.
+        deadline_s: Seconds until the seat passes to another client.
+        leased_queries: Number of queries reserved for this work.
         vocabulary_version: As in an `AlphaAssignment`.
         prompts: Shape (I, n), candidate indices into the run's vocabulary; or (I, d), float32,
             vectors of a latent space.
@@ -128,35 +128,35 @@ ASSIGNMENT: TypeAdapter[AlphaAssignment | LossesAssignment] = TypeAdapter(
 
 
 class Renewal(Message):
-    """The answer to ``POST /v1/assignments/{id}/renew``.
+    """Response to ``POST /v1/assignments/{id}/renew``.
 
-    Older servers answer with the whole assignment, in which the same key stands.
+    Older servers return the whole assignment, which has the same key.
 
     Attributes:
-        deadline_s: Seconds from now until the seat is given to another client.
+        deadline_s: Seconds until the seat passes to another client.
     """
 
     deadline_s: Annotated[float, Field(gt=0)]
 
 
 class RunTask(Message):
-    """``GET /v1/runs/{id}/task``: what a client must know of a run, fetched once.
+    """``GET /v1/runs/{id}/task``: description of a run for clients, fetched once.
 
     Attributes:
         task: Template, label words, loss.
         method: The method and its settings.
         prompt_len: n.
-        vocab_size: N, the candidates of a position; 0 for methods without a vocabulary.
+        vocab_size: N, number of candidates of a position; 0 for methods without a vocabulary.
         blank: Index of the blank candidate, if all positions share one.
-        layout: Of a prompt of slots, each slot's positions, number of candidates (at most N) and
-            index of its blank candidate.
-        vocabulary_sha256: Names the vocabulary; its texts are a separate resource.
-        vocabulary_version: Candidates that were added since the run began.
+        layout: For a prompt of slots: each slot's number of positions, number of candidates (at
+            most N) and index of its blank candidate.
+        vocabulary_sha256: Digest of the vocabulary, whose texts are a separate resource.
+        vocabulary_version: Number of candidates added since the run started.
         gateway: Whether the server scores prompts for clients (``POST /v1/score``).
         loss_clip: In the ``alpha`` exchange the client clips its mean losses to [0, `loss_clip`].
-        privacy: What noise the client adds to what it returns.
-        calibration: For ``labels``, the method is told losses by class and label bias, which in the
-            ``losses`` exchange the client returns; the other kinds ask nothing of it.
+        privacy: Noise that the client adds to its updates.
+        calibration: For ``labels``, the method receives losses by class and label bias, which the
+            client returns in the ``losses`` exchange; other kinds do not affect the client.
     """
 
     task: TaskSpec
@@ -176,14 +176,13 @@ class RunTask(Message):
 class VocabularyList(Message):
     """``GET /v1/runs/{id}/vocabulary``: the candidates, in index order.
 
-    With ``?after=VERSION`` only those that were added since that version.
+    With ``?after=VERSION`` only those added after that version.
 
     Attributes:
-        candidates: Of every position; none where there are slots.
-        slots: Candidates slot by slot, in the order of the prompt.
-        appended: Slot and text of each candidate that was added after the version that was asked
-            for.
-        version: Candidates that were added since the run began.
+        candidates: Candidates of every position; empty for prompts of slots.
+        slots: Candidates per slot, in the order of the prompt.
+        appended: Slot and text of each candidate added after the requested version.
+        version: Number of candidates added since the run started.
     """
 
     candidates: tuple[str, ...] = ()
@@ -192,13 +191,13 @@ class VocabularyList(Message):
     version: _Version = Field(default=0, exclude_if=operator.not_)
 
     def vocabulary(self, known: Vocabulary | None = None) -> Vocabulary:
-        """What it carries.
+        """Return the vocabulary of the message.
 
         Args:
-            known: The vocabulary of the version that was asked for; None for none.
+            known: The vocabulary of the requested version; None if all were requested.
 
         Raises:
-            ValueError: It is no vocabulary.
+            ValueError: The message is not a valid vocabulary.
         """
         if known is None:
             return Vocabulary(candidates=self.candidates, slots=self.slots)

@@ -1,4 +1,4 @@
-"""What was spent, as people and programs are told: money that is not known is not 0."""
+"""JSON form of usage, in which an unknown price is null rather than 0."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Bill", "Billed", "bill"]
 _ACCOUNTS = ("spent", "leased", "evaluation")
 _COUNTS = ("queries", "requests", "prompt_tokens", "completion_tokens")
 
-# No model of its own: pydantic 2.14 cannot build a message with several fields of one.
+# Not a separate model: pydantic 2.14 cannot build a message with several fields of it.
 Bill = Annotated[
     dict[str, int | float | None],
     WithJsonSchema(
@@ -29,11 +29,11 @@ Bill = Annotated[
         }
     ),
 ]
-"""An amount in the five units, as JSON has it; `usd` is null where a price is not known."""
+"""An amount in the five units as JSON; `usd` is null if a price is unknown."""
 
 
 def bill(usage: Usage, *, priced: bool) -> Bill:
-    """An amount as JSON has it.
+    """Return an amount as JSON values.
 
     Args:
         usage: The amount.
@@ -44,10 +44,10 @@ def bill(usage: Usage, *, priced: bool) -> Bill:
 
 
 class Billed(Message):
-    """A message with accounts, whose `usd` is null in JSON where a price is not known.
+    """A message with amounts, whose `usd` is null in JSON if a price is unknown.
 
     Attributes:
-        priced: Whether the price of all that was spent is known; else `Usage.usd` lacks a part.
+        priced: Whether all prices are known; otherwise `Usage.usd` is incomplete.
     """
 
     priced: bool = Field(default=True, exclude=True)

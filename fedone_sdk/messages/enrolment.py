@@ -1,4 +1,4 @@
-"""Enrolment: a token becomes a client identity."""
+"""Enrolment of clients and rotation of credentials."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ class Enrol(Message):
     """``POST /v1/clients``, authorised by an enrolment token.
 
     Attributes:
-        name: What people may call the device.
-        nonce: A secret of at least 16 random bytes that the device makes once, base64url. Asked
-            again with it, the answer is the same client with a new credential, so that a lost
-            answer costs nothing.
-        public_key: Raw Ed25519 public key, base64; from then on the device must sign its requests.
+        name: Display name of the device.
+        nonce: A secret of at least 16 random bytes that the device generates once, base64url. A
+            repeated request with the same nonce returns the same client with a new credential.
+        public_key: Raw Ed25519 public key, base64; the device must then sign its requests.
     """
 
     name: Name | None = None
@@ -34,7 +33,7 @@ class Enrolled(Message):
     """The new identity.
 
     Attributes:
-        client_id: Public name of the client.
+        client_id: Public id of the client.
         credential: Its secret, sent as a bearer token from now on.
     """
 
@@ -45,7 +44,7 @@ class Enrolled(Message):
 class Rotated(Message):
     """A new credential, ``POST /v1/clients/me/credential``.
 
-    The one before stays valid until this one is used.
+    The previous one stays valid until this one is used.
 
     Attributes:
         credential: The secret, sent as a bearer token from now on.

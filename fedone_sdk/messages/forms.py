@@ -1,8 +1,8 @@
-"""The two forms in which a message travels: JSON, or one file of tensors that holds the JSON.
+"""The two content types of a message: JSON, or a safetensors file that contains the JSON.
 
-JSON always works. In the other form, the message's arrays are the tensors of a safetensors file,
-raw, and its ``__metadata__`` holds under ``message`` the JSON in which an array is
-``{"tensor": NAME}``. Both are read into the same message, by the same rules.
+JSON is always supported. In the other form, the message's arrays are the tensors of a safetensors
+file, and ``message`` in its ``__metadata__`` is the JSON, in which an array is
+``{"tensor": NAME}``. Both parse to the same message with the same checks.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from fedone_sdk.messages.tensors import (
 __all__ = ["Body", "JSON", "Parse", "TENSORS", "decode", "encode", "has_arrays"]
 
 JSON = "application/json"
-"""The form that everybody speaks."""
+"""Content type that all peers support."""
 
 TENSORS = "application/vnd.fedone.safetensors"
-"""The form of messages with arrays, between those who both speak it."""
+"""Content type of messages with arrays, between peers that both support it."""
 
 _KEY = "message"
 
@@ -39,11 +39,11 @@ T = TypeVar("T")
 
 
 class Body(NamedTuple):
-    """A message on its way.
+    """An encoded message.
 
     Attributes:
-        content_type: Its form: `JSON` or `TENSORS`.
-        content: Its bytes.
+        content_type: `JSON` or `TENSORS`.
+        content: The bytes.
     """
 
     content_type: str
@@ -51,21 +51,21 @@ class Body(NamedTuple):
 
 
 class Parse(Protocol[T_co]):
-    """What makes a message of JSON: ``model_validate_json``, or ``validate_json`` of an adapter."""
+    """Parser of a message: ``model_validate_json``, or ``validate_json`` of an adapter."""
 
     def __call__(self, document: bytes, /, *, context: Any = None) -> T_co:
-        """The message; pydantic's ``ValidationError`` where it is none."""
+        """Return the message, or raise pydantic's ``ValidationError``."""
         ...
 
 
 def encode(message: Message, accept: str = "") -> Body:
-    """Writes a message in the shorter one of the forms that its reader takes.
+    """Encode a message in the shortest content type that its reader accepts.
 
-    The same message gives the same bytes whenever it is written.
+    Equal messages give equal bytes.
 
     Args:
-        message: What to write.
-        accept: Value of the reader's ``Accept``; JSON needs no mention.
+        message: The message.
+        accept: Value of the reader's ``Accept``; JSON is implied.
     """
     if _takes_tensors(accept):
         tensors = {
@@ -76,7 +76,7 @@ def encode(message: Message, accept: str = "") -> Body:
             document = message.model_dump_json(context=Apart(tensors))
             content = dump_tensors(tensors, {_KEY: document})
             raw = sum(len(tensor.data) for tensor in tensors.values())
-            # Base64 adds a third; what JSON says of type and shape, the header says too.
+            # Base64 adds a third; type and shape take the same space in both.
             shorter = len(content) < len(document) + raw * 4 // 3
             if shorter and len(content) - raw - 8 <= MAX_HEADER_BYTES:
                 return Body(TENSORS, content)
@@ -90,16 +90,16 @@ def decode(
     *,
     check: Callable[[bytes], object] | None = None,
 ) -> T:
-    """Reads a message in either form.
+    """Decode a message of either content type.
 
     Args:
-        parse: Makes the message of its JSON.
-        content: What came.
-        content_type: Its form; what is not `TENSORS` is read as JSON.
-        check: Looks at the JSON before it is read.
+        parse: Parses the JSON.
+        content: The body.
+        content_type: `TENSORS`, or any other value for JSON.
+        check: Checks the JSON before it is parsed.
 
     Raises:
-        ValueError: It is no such message; where `parse` says so, pydantic's ``ValidationError``.
+        ValueError: The message is invalid; for errors of `parse`, pydantic's ``ValidationError``.
     """
     if content_type != TENSORS:
         if check is not None:
@@ -118,12 +118,12 @@ def decode(
 
 @cache
 def has_arrays(kind: Any) -> bool:
-    """Whether messages of a type, or of a union of types, may carry arrays."""
+    """Whether messages of a type, or of a union of types, may have arrays."""
     return Array.__name__ in TypeAdapter(kind).json_schema().get("$defs", {})
 
 
 def _takes_tensors(accept: str) -> bool:
-    """Whether an ``Accept`` names the form, and does not like JSON better."""
+    """Whether an ``Accept`` includes the tensor form and does not prefer JSON."""
     weights = {JSON: 0.0, TENSORS: 0.0}
     for entry in accept.split(","):
         name, *parameters = (part.strip().lower() for part in entry.split(";"))
@@ -144,7 +144,7 @@ def _weight(parameters: list[str]) -> float:
 
 
 def _arrays(value: object, place: str) -> Iterator[tuple[str, Array]]:
-    """The arrays in a message, in the order in which it is written, and where they are."""
+    """Yield the arrays of a message with their places, in serialisation order."""
     if isinstance(value, Array):
         yield place, value
     elif isinstance(value, (BaseModel, Mapping)):

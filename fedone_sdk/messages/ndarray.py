@@ -1,4 +1,4 @@
-"""Arrays between NumPy and the wire. Apart from the messages, which need no NumPy."""
+"""Conversion between NumPy and wire arrays, separate from the messages, which need no NumPy."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ __all__ = ["from_wire", "memory_from_wire", "memory_to_wire", "prompts_to_wire",
 
 
 def to_wire(values: NDArray[Any]) -> Array:
-    """An array as a message; its dtype must be one that messages carry."""
+    """Return an array as a message; its dtype must be a `DType`."""
     little = values.astype(values.dtype.newbyteorder("<"), copy=False)
     return Array.from_bytes(little.tobytes(), values.shape, values.dtype.name)
 
 
 def from_wire(message: Array) -> NDArray[Any]:
-    """A message's array, read-only."""
+    """Return the array of a message, read-only."""
     dtype = np.dtype(message.dtype).newbyteorder("<")
     return np.frombuffer(message.to_bytes(), dtype).reshape(message.shape)
 
 
 def prompts_to_wire(prompts: NDArray[Any], vocab_size: int) -> Array:
-    """Prompts as a message: token indices in the smallest type that holds them, or vectors."""
+    """Return prompts as a message: token indices in the smallest sufficient type, or vectors."""
     if prompts.dtype.kind == "f":
         return to_wire(prompts)
     return Array.of_indices(prompts.ravel().tolist(), prompts.shape, vocab_size)
 
 
 def memory_to_wire(memory: Mapping[str, NDArray[Any]]) -> dict[str, Array]:
-    """A method's memory as messages."""
+    """Return a method's memory as messages."""
     return {name: to_wire(values) for name, values in memory.items()}
 
 
 def memory_from_wire(messages: Mapping[str, Array]) -> dict[str, NDArray[Any]]:
-    """The memory that messages carry."""
+    """Return the method memory of messages."""
     return {name: from_wire(message) for name, message in messages.items()}

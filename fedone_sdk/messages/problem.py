@@ -1,4 +1,4 @@
-"""Refusals as RFC 9457 problem details."""
+"""Errors as RFC 9457 problem details."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Problem(Message):
 
     Attributes:
         type: A URI reference for the kind of problem.
-        title: The kind of problem, for people.
+        title: The kind of problem, in words.
         status: The HTTP status.
-        code: Stable; programs branch on this (`fedone_sdk.errors.PROBLEMS`).
-        detail: What happened here.
+        code: Stable code for programs (`fedone_sdk.errors.PROBLEMS`).
+        detail: Description of this occurrence.
     """
 
     type: str
@@ -29,7 +29,7 @@ class Problem(Message):
 
     @classmethod
     def of(cls, error: ProblemError) -> Self:
-        """The wire form of a refusal."""
+        """Return the problem of an error."""
         return cls(
             type=f"urn:fedone:problem:{error.code}",
             title=error.title,
@@ -39,5 +39,5 @@ class Problem(Message):
         )
 
     def error(self) -> ProblemError:
-        """The refusal as an exception."""
+        """Return the problem as an exception."""
         return ProblemError(self.code, self.detail)

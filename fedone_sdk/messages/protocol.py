@@ -1,4 +1,4 @@
-"""What every request carries: the version of the protocol that it speaks, and a secret."""
+"""Protocol version and secrets in request headers."""
 
 from __future__ import annotations
 
@@ -13,25 +13,23 @@ __all__ = [
 ]
 
 PROTOCOL_HEADER = "FedOne-Protocol"
-"""Each request says in it which version its sender speaks, and each answer which is the newest
-that its server speaks."""
+"""Header with the sender's version in requests, and the server's newest version in responses."""
 
 PROTOCOL_VERSION = 1
-"""The newest version."""
+"""Newest supported version."""
 
 OLDEST_PROTOCOL = 1
-"""The oldest version that is served."""
+"""Oldest supported version."""
 
 
 def check_protocol(given: str | None) -> None:
-    """Refuses versions that are not spoken here.
+    """Refuse unsupported versions.
 
     Args:
         given: The header's value; None is version 1, which had no header.
 
     Raises:
-        ProblemError: ``upgrade_required``, for versions that are too old and too new alike: who
-            can speak several must choose another one.
+        ProblemError: ``upgrade_required``, for versions that are too old or too new.
     """
     version = 1 if given is None else int(given) if _is_version(given) else None
     if version is None or not OLDEST_PROTOCOL <= version <= PROTOCOL_VERSION:
@@ -47,7 +45,7 @@ def check_protocol(given: str | None) -> None:
 
 
 def is_sendable(secret: str) -> bool:
-    """Whether a header can carry a token, a credential or a key: printable ASCII, not empty."""
+    """Whether a secret can be sent in a header: printable ASCII, not empty."""
     return bool(secret) and secret.isascii() and secret.isprintable()
 
 

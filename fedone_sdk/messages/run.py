@@ -1,4 +1,4 @@
-"""A run, told to people and programs: the result JSON."""
+"""The result of a run as JSON."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def _is_none(value: object) -> bool:
 
 
 class Cap(Message):
-    """The caps of a run; null means none.
+    """The caps of a run; null is unlimited.
 
-    `Budget` demands at least one cap, a report does not.
+    Unlike `Budget`, it may have no cap.
     """
 
     queries: int | None = None
@@ -54,17 +54,17 @@ class Cap(Message):
 
     @classmethod
     def of(cls, budget: Budget | None) -> Cap:
-        """The caps of a budget, or none."""
+        """Return the caps of a budget, if any."""
         return cls() if budget is None else cls.model_validate(budget.model_dump(mode="json"))
 
 
 class Traffic(Message):
-    """HTTP bodies as sent, seen from the clients.
+    """Sizes of HTTP bodies on the wire, from the clients' view.
 
     Attributes:
-        upload_bytes: Request bodies.
-        download_bytes: Response bodies.
-        messages: Bodies that were not empty.
+        upload_bytes: Total size of request bodies.
+        download_bytes: Total size of response bodies.
+        messages: Number of non-empty bodies.
     """
 
     upload_bytes: int = 0
@@ -72,7 +72,7 @@ class Traffic(Message):
     messages: int = 0
 
     def plus(self, upload: int, download: int) -> Traffic:
-        """With one more exchange of bodies."""
+        """Return the traffic with one more request and response."""
         return Traffic(
             upload_bytes=self.upload_bytes + upload,
             download_bytes=self.download_bytes + download,
@@ -80,7 +80,7 @@ class Traffic(Message):
         )
 
     def sum(self, other: Traffic) -> Traffic:
-        """Both together."""
+        """Return the sum."""
         return Traffic(
             upload_bytes=self.upload_bytes + other.upload_bytes,
             download_bytes=self.download_bytes + other.download_bytes,
@@ -89,17 +89,17 @@ class Traffic(Message):
 
 
 class CacheReport(Message):
-    """Queries that were answered without asking the model."""
+    """Queries answered from a cache."""
 
     hits: int = 0
 
 
 class CensoringReport(Message):
-    """Log-probabilities of labels that a provider's interface did not show.
+    """Label log-probabilities that the provider's API did not return.
 
     Attributes:
-        values: Log-probabilities that were scored.
-        censored: How many of them are only upper bounds.
+        values: Number of scored log-probabilities.
+        censored: Number of those that are only upper bounds.
     """
 
     values: int = 0
@@ -107,13 +107,13 @@ class CensoringReport(Message):
 
 
 class MetricReport(Message):
-    """The metric on the dev split; null where nobody measured it.
+    """The metric on the dev split; null if not measured.
 
     Attributes:
-        name: Which metric.
-        no_prompt: Without any prompt.
-        before: Of the untrained prompt.
-        after: Of the deployable prompt.
+        name: Name of the metric.
+        no_prompt: Metric of "no prompt".
+        before: Metric of the untrained prompt.
+        after: Metric of the deployable prompt.
     """
 
     name: str
@@ -126,11 +126,11 @@ class RoundReport(Message):
     """One finished round.
 
     Attributes:
-        round: From 0.
-        client_id: Who did the work (ids joined by commas where there were several).
-        queries: Training queries that the round spent.
-        mean_loss: Over the round's scored prompts.
-        metric: Of the deployable prompt after this round, where it was evaluated.
+        round: Index, from 0.
+        client_id: Ids of its clients, joined by commas.
+        queries: Training queries of the round.
+        mean_loss: Mean over the round's scored prompts.
+        metric: Metric of the deployable prompt after this round, if evaluated.
     """
 
     round: int
@@ -144,14 +144,14 @@ class PromptReport(Message):
     """The deployable prompt.
 
     Attributes:
-        text: Its text; empty for a soft prompt, whose vectors are a resource of their own. Of a
-            prompt of slots, their texts in order.
-        tokens: The candidates that it is made of, position by position.
-        bias: What is to be added to the label words' log-probabilities under this prompt, one
-            number per label, nats (`TaskSpec.bias`); null is nothing.
-        slots: What each slot holds, with label words in the place of their placeholders; absent
-            without slots.
-        labels: The label words that the prompt chooses, by label; absent where it chooses none.
+        text: Its text; for a prompt of slots, their texts in order. Empty for a soft prompt, whose
+            vectors are a separate resource.
+        tokens: Its candidates, by position.
+        bias: Number per label to add to the label words' log-probabilities, nats
+            (`TaskSpec.bias`); null for none.
+        slots: Text of each slot, with label words in place of their placeholders; absent without
+            slots.
+        labels: Label words chosen by the prompt, by label; absent if it chooses none.
     """
 
     text: str
@@ -168,7 +168,7 @@ class PromptReport(Message):
         indices: Sequence[int],
         bias: tuple[float, ...] | None,
     ) -> PromptReport:
-        """The report of a prompt of candidates."""
+        """Return the report of a prompt of candidates."""
         prompt = prompt_of(task, vocabulary, indices)
         tokens = tuple(vocabulary.tokens(indices))
         if isinstance(prompt, str):
@@ -185,23 +185,23 @@ class PromptReport(Message):
 
     @property
     def prompt(self) -> TextPrompt:
-        """As a task takes it."""
+        """Return the prompt as the input of a task."""
         if self.slots is None:
             return self.text
         return Filling(tuple(self.slots.values()), tuple((self.labels or {}).values()))
 
 
 class PrivacyReport(Message):
-    """What devices' noise has cost the device that gave away most.
+    """Privacy loss of the device with the most releases.
 
     Attributes:
-        target: What is noised.
-        unit: What is protected: one ``example``, or all that a ``device`` holds.
-        epsilon: Of that device so far, over all its releases in this run.
-        delta: At which.
-        releases: How often it was asked for noised numbers.
-        clients: Devices that were asked at all.
-        spent_up: Devices that get no more work, because it would pass ``max_epsilon``.
+        target: The noised values: ``losses`` or ``alpha``.
+        unit: Protected unit: one ``example``, or all data of a ``device``.
+        epsilon: Epsilon of that device, over all its releases in this run.
+        delta: Delta of the guarantee.
+        releases: Number of its releases.
+        clients: Number of devices with releases.
+        spent_up: Number of devices that have reached ``max_epsilon``.
     """
 
     target: Literal["losses", "alpha"]
@@ -214,20 +214,20 @@ class PrivacyReport(Message):
 
 
 class ClientInfluence(Message):
-    """What one client has done to a run.
+    """Influence of one client on a run.
 
     Attributes:
-        client_id: Which.
-        rounds: Its accepted updates that the defences looked at.
-        movement: The sum of its steps' norms, as far as they counted.
-        share: Of the movement of all clients.
-        scaled: Steps that were scaled down.
-        outliers: Updates that were held back.
-        score: Mean agreement with the run in robust standard deviations; negative disagrees.
+        client_id: Public id of the client.
+        rounds: Number of its updates that the defences examined.
+        movement: Sum of the norms of its admitted steps.
+        share: Share of the movement of all clients.
+        scaled: Number of steps that were scaled down.
+        outliers: Number of updates that were rejected as outliers.
+        score: Mean agreement with the run in robust standard deviations; negative is disagreement.
         loss_residual: Mean difference of its losses from the run's median.
-        quarantined: Whether it gets no more work.
-        releases: How often it was asked for noised numbers.
-        epsilon: What they have cost it; null where no noise is asked for.
+        quarantined: Whether it is in quarantine.
+        releases: Number of its noised releases.
+        epsilon: Its epsilon; null in runs without noise.
     """
 
     client_id: str = ""
@@ -244,11 +244,11 @@ class ClientInfluence(Message):
 
 
 class UnfitDevices(Message):
-    """Devices that do not fit a run for the same reason.
+    """Connected devices that are unfit for a run for the same reason.
 
     Attributes:
-        reason: Why, in the devices' words.
-        devices: How many of those that are connected.
+        reason: The devices' reason.
+        devices: Number of devices.
     """
 
     reason: str
@@ -256,12 +256,12 @@ class UnfitDevices(Message):
 
 
 class RunDevices(Message):
-    """The devices that a run could draw from.
+    """The devices available to a run.
 
     Attributes:
-        connected: Devices that ask for work and may work for the run, with those that are at work.
-        fit: How many of them have not said that they do not fit.
-        unfit: Why the others do not, most frequent first; for operators only.
+        connected: Number of devices that wait or work and may work for the run.
+        fit: Number of those that have not declined as unfit.
+        unfit: Reasons of the others, most frequent first; for operators only.
     """
 
     connected: int
@@ -270,34 +270,34 @@ class RunDevices(Message):
 
 
 class RunResult(Billed):
-    """Where a run stands, or how it ended.
+    """The current or final result of a run.
 
     Attributes:
         run_id: The run.
-        name: What its RunSpec calls it.
-        status: ``running`` or how it ended.
-        reason: Why, where the status alone does not say. Devices get none; of a pause, what the
-            model's provider said and where it was asked is for operators only.
-        rounds: Rounds that ran.
+        name: Name in its RunSpec.
+        status: ``running``, or how it ended.
+        reason: Reason for the status. Devices get none; the provider's text in the reason of a
+            pause is for operators only.
+        rounds: Number of rounds done.
         cap: The caps.
-        spent: What was spent, training and evaluation (`queries`: training only).
-        leased: What is reserved for work under way.
-        cache: Answers that cost nothing.
-        censoring: Label log-probabilities that the model's interface did not show.
-        evaluation: What of it evaluation spent; its `queries` are apart from training's.
-        communication: Federated messages.
-        gateway: Scoring through the gateway, apart.
-        metric: On the dev split.
-        verdict: Whether tuning was worth it; absent while the run goes on, and where an earlier
-            version has measured it.
+        spent: Usage of training and evaluation (`queries`: training only).
+        leased: Usage reserved for open work.
+        cache: Queries answered from a cache.
+        censoring: Label log-probabilities that the provider's API did not return.
+        evaluation: Usage of evaluation; its `queries` are not part of `spent`.
+        communication: Traffic of federated messages.
+        gateway: Traffic of the gateway.
+        metric: The metric on the dev split.
+        verdict: Whether tuning improved the metric; absent while the run is running, and in results
+            of earlier versions.
         history: One entry per round.
         prompt: The deployable prompt.
         alpha_sha256: Digest of alpha's bytes.
         model: Fingerprint of the model that scored, once known.
-        models: What the provider called the models that answered.
-        privacy: What devices' noise has cost; null where none is asked for.
-        quarantined: Clients that get no work.
-        devices: Who could be drawn, while the run is running; not for devices.
+        models: Model names that the provider reported.
+        privacy: Privacy loss; null in runs without noise.
+        quarantined: Number of clients in quarantine.
+        devices: Available devices while the run is running; not sent to devices.
         wall_s: Seconds from the first assignment to the end (or now).
         seed: The run's seed.
     """
@@ -330,7 +330,7 @@ class RunResult(Billed):
 
     @property
     def standings(self) -> tuple[Standing, ...]:
-        """What was measured on the dev split: the verdict's, or without one `metric` alone."""
+        """Return the measurements on the dev split: of the verdict, or else of `metric`."""
         if self.verdict is not None and self.verdict.standings:
             return self.verdict.standings
         metric = self.metric

@@ -69,11 +69,10 @@ _MESSAGES = (
 
 
 def json_schemas(ref_template: str = "#/$defs/{model}") -> dict[str, Any]:
-    """The JSON Schema (2020-12) of every message, by name.
+    """Return the JSON Schema (2020-12) of every message, by name.
 
     Args:
-        ref_template: How a schema refers to another; OpenAPI wants
-            ``#/components/schemas/{model}``.
+        ref_template: Template of references; for OpenAPI ``#/components/schemas/{model}``.
     """
     _, document = TypeAdapter.json_schemas(
         [(message, "serialization", TypeAdapter(message)) for message in _MESSAGES],

@@ -1,4 +1,4 @@
-"""The gateway's messages: a device without an LLM key asks through the server."""
+"""Messages of the gateway, through which devices query the server's model."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from fedone_sdk.messages.base import Id, Message
 __all__ = ["MAX_TEXT_CHARS", "MAX_WRITTEN_CHARS", "Score", "Scores"]
 
 MAX_TEXT_CHARS = 20_000
-"""The longest text field that the gateway takes."""
+"""Maximal length of a text field in a gateway request, characters."""
 
 MAX_WRITTEN_CHARS = 65_536
-"""The longest text that the model wrote: 4096 tokens of 16 characters; the rest is cut off."""
+"""Length at which generated texts are truncated: 4096 tokens of 16 characters."""
 
 _MAX_EXAMPLES, _MAX_PROMPTS = 1024, 65_536
 
@@ -24,14 +24,14 @@ _Written = Annotated[str, Field(max_length=MAX_WRITTEN_CHARS)]
 
 
 class Score(Message):
-    """``POST /v1/score``: scores every prompt on every text, under an assignment's lease.
+    """``POST /v1/score``: score every prompt on every text, under an assignment's lease.
 
     Attributes:
-        assignment_id: Whose lease pays.
+        assignment_id: The assignment whose lease pays.
         prompts: Shape (P, n), candidate indices, or (P, d), float32, vectors of a latent space;
-            absent means the assignment's own prompts.
-        examples: The mini-batch's text fields, B of them. Labels stay on the device.
-        references: The B reference texts, for loss ``nll`` alone: the model must see them.
+            absent for the assignment's own prompts.
+        examples: Text fields of the B examples of the mini-batch. Labels stay on the device.
+        references: The B reference texts, only for loss ``nll``, which needs them.
     """
 
     assignment_id: Id
@@ -45,14 +45,14 @@ class Score(Message):
 
 
 class Scores(Message):
-    """What the model answered.
+    """The model's scores.
 
     Attributes:
-        log_probs: Shape (P, B, C), float32, nats; 0 where failed. C is the number of labels, or 1
-            for the reference text. Absent where texts were generated.
-        texts: P x B generated texts, for loss ``score`` alone, in runs that allow it; empty where
-            failed. Cut off after `MAX_WRITTEN_CHARS`.
-        failed: (prompt, example) pairs that the model failed on.
+        log_probs: Shape (P, B, C), float32, nats; 0 for failed pairs. C is the number of labels, or
+            1 for the reference text. Absent for generated texts.
+        texts: P x B generated texts, only for loss ``score`` in runs that allow it; empty for
+            failed pairs. Truncated to `MAX_WRITTEN_CHARS`.
+        failed: (prompt, example) pairs for which the model failed.
         model: Fingerprint of the model.
     """
 

@@ -1,7 +1,7 @@
-"""How a request is signed: HTTP Message Signatures (RFC 9421) over a digest of the body (RFC 9530).
+"""Request signatures: HTTP Message Signatures (RFC 9421) over a digest of the body (RFC 9530).
 
-Of the RFC only one form is used: ed25519 over method, path, query and body, with time, nonce and
-client id as parameters. No proxy changes these; it may change the host.
+One form is supported: ed25519 over method, path, query and body, with time, nonce and client id as
+parameters. Proxies do not change these, unlike the host.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ import hashlib
 __all__ = ["COVERED", "SIGNATURE_LABEL", "content_digest", "signature_base"]
 
 SIGNATURE_LABEL = "fedone"
-"""Names the signature in its two headers."""
+"""Label of the signature in its two headers."""
 
 COVERED = ("@method", "@path", "@query", "content-digest")
-"""What is signed, in this order."""
+"""The signed components, in order."""
 
 
 def content_digest(body: bytes) -> str:
-    """The header ``Content-Digest`` of a body; a request without one has that of no bytes."""
+    """Return the header ``Content-Digest`` of a body, which may be empty."""
     encoded = base64.b64encode(hashlib.sha256(body).digest()).decode("ascii")
     return f"sha-256=:{encoded}:"
 
 
 def signature_base(method: str, target: str, digest: str, params: str) -> bytes:
-    """The bytes that are signed (RFC 9421, section 2.5).
+    """Return the signed bytes (RFC 9421, section 2.5).
 
     Args:
         method: HTTP method, in capitals.
-        target: Path and query as they stand in the request line, still percent-encoded.
+        target: Path and query of the request line, percent-encoded.
         digest: The header ``Content-Digest``.
         params: The value of ``@signature-params``, as in ``Signature-Input``.
     """

@@ -1,4 +1,4 @@
-"""What people tell a run, and what the service says of itself."""
+"""Control of runs, summaries, health."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def _is_none(value: object) -> bool:
 
 
 Reason = Annotated[str, Field(min_length=1, max_length=500), ONE_LINE]
-"""Why, for the log and for other people."""
+"""A reason for the log."""
 
 
 class RollBack(Message):
-    """``POST /v1/runs/{id}/rollback``: a run goes on from an earlier round.
+    """``POST /v1/runs/{id}/rollback``: roll a run back to an earlier round.
 
     Attributes:
-        to_round: The round to do again first; later ones count as not done.
-        reason: Why.
+        to_round: The round to repeat first; it and later ones are discarded.
+        reason: The reason.
     """
 
     to_round: Annotated[int, Field(ge=0, le=2**31)]
@@ -36,34 +36,34 @@ class RollBack(Message):
 
 
 class Quarantine(Message):
-    """``POST /v1/runs/{id}/clients/{client_id}/quarantine``: a client gets no more of its seats.
+    """``POST /v1/runs/{id}/clients/{client_id}/quarantine``: exclude a client from a run.
 
     Attributes:
-        reason: Why.
+        reason: The reason.
     """
 
     reason: Reason
 
 
 class RunSummary(Billed):
-    """A line of ``GET /v1/runs``.
+    """An entry of ``GET /v1/runs``.
 
     Attributes:
         run_id: The run.
-        status: ``running`` or how it ended.
-        round: Rounds done.
-        rounds: Rounds planned.
+        status: ``running``, or how it ended.
+        round: Number of rounds done.
+        rounds: Number of rounds planned.
         cap: The caps.
-        spent: What was spent, training and evaluation (`queries`: training only).
-        created_at: When the run was added, seconds since the epoch.
-        ended_at: When it ended or paused, seconds since the epoch; None while it runs.
-        metric: The newest value of the metric on the dev split; None where nothing is measured.
-        metric_name: What that is.
-        active_at: When a device last sent an update, seconds since the epoch; None where none did
-            since the server started.
-        devices: Who could be drawn, while it runs, without reasons.
+        spent: Usage of training and evaluation (`queries`: training only).
+        created_at: Time of creation, seconds since the epoch.
+        ended_at: Time of the end or pause, seconds since the epoch; null while it is running.
+        metric: Newest value of the metric on the dev split; null if not measured.
+        metric_name: Name of the metric.
+        active_at: Time of the last update, seconds since the epoch; null for none since the server
+            started.
+        devices: Available devices while it is running, without reasons.
 
-    The last four are for people.
+    Devices do not get the last four.
     """
 
     run_id: RunName
@@ -81,24 +81,24 @@ class RunSummary(Billed):
 
     @property
     def for_devices(self) -> RunSummary:
-        """As devices get it."""
+        """Return the summary without the fields that devices do not get."""
         return self.model_copy(
             update=dict.fromkeys(("metric", "metric_name", "active_at", "devices"))
         )
 
 
 class Removal(Message):
-    """``DELETE /v1/runs/{id}``: what went, or would go.
+    """``DELETE /v1/runs/{id}``: the deleted data, or the data that would be deleted.
 
     Attributes:
         run_id: The run.
         status: How it ended.
-        spent: What it spent, training and evaluation (`queries`: training only).
-        ended_at: When it ended, seconds since the epoch.
-        log_lines: Lines of its log.
-        closed_work: Pieces of work that ended.
-        memories: Clients whose methods remember something.
-        deleted: False where it was only asked what would go.
+        spent: Usage of training and evaluation (`queries`: training only).
+        ended_at: Time of its end, seconds since the epoch.
+        log_lines: Number of log lines.
+        closed_work: Number of closed assignments.
+        memories: Number of clients with a method memory.
+        deleted: False for a dry run.
     """
 
     run_id: RunName
@@ -112,11 +112,11 @@ class Removal(Message):
 
 
 class Check(Message):
-    """One thing that the service needs.
+    """Check of a dependency of the service.
 
     Attributes:
-        ok: Whether it can be used now.
-        detail: What is wrong; holds nothing secret, since anybody may read it.
+        ok: Whether it is available.
+        detail: The problem, without private details, since the response is public.
     """
 
     ok: bool
@@ -127,8 +127,8 @@ class Health(Message):
     """``GET /healthz`` and ``GET /readyz``.
 
     Attributes:
-        status: ``ok``, or ``unavailable`` when a check failed that decides: not ``model``.
-        checks: What was looked at, by name.
+        status: ``ok``, or ``unavailable`` if a check other than ``model`` failed.
+        checks: The checks, by name.
     """
 
     status: Literal["ok", "unavailable"]
@@ -136,13 +136,13 @@ class Health(Message):
 
 
 class About(Message):
-    """``GET /``: what answers here.
+    """``GET /``: name, version and documentation of the server.
 
     Attributes:
-        name: The service.
-        version: Of the SDK that it runs.
-        docs: Path of the page for people.
-        openapi: Path of the contract.
+        name: Name of the service.
+        version: Version of the SDK.
+        docs: Path of the API documentation.
+        openapi: Path of the OpenAPI document.
     """
 
     name: str

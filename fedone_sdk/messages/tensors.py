@@ -1,7 +1,7 @@
-"""Files of tensors, as safetensors defines them, and the arrays that travel in one.
+"""Safetensors files, and references to their tensors in a message's JSON.
 
-Read and written here and not by its library: a file comes from a stranger, what stands beside the
-tensors must be read as well, and a device needs neither the library nor NumPy for it.
+Implemented without the library: files are untrusted, the metadata must be read too, and devices
+then need neither the library nor NumPy.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 __all__ = ["Apart", "MAX_HEADER_BYTES", "MAX_TENSORS", "Tensor", "dump_tensors", "load_tensors"]
 
 MAX_HEADER_BYTES = 1 << 20
-"""The longest header that is read or written."""
+"""Maximal size of a header."""
 
 MAX_TENSORS = 64
-"""The most tensors of one file."""
+"""Maximal number of tensors of a file."""
 
 _METADATA = "__metadata__"
 _CODES = {"float32": "F32", "float64": "F64", "int64": "I64", "uint8": "U8", "uint16": "U16"}
@@ -28,7 +28,7 @@ _MAX_DIMS, _MAX_COUNT = 8, 1 << 48
 
 
 class Tensor(NamedTuple):
-    """A dense array, as it lies in a file.
+    """A dense array of a file.
 
     Attributes:
         dtype: Element type: float32, float64, int64, uint8 or uint16.
@@ -42,10 +42,9 @@ class Tensor(NamedTuple):
 
 
 def dump_tensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
-    """Writes a file; the same tensors and texts give the same bytes.
+    """Return the bytes of a file; equal tensors and texts give equal bytes.
 
-    They are the bytes that the safetensors library writes too: large elements first, so that each
-    tensor lies aligned.
+    They equal those of the safetensors library: large element types first, for alignment.
     """
     header: dict[str, Any] = {_METADATA: dict(metadata)}
     end, parts = 0, []
@@ -61,11 +60,11 @@ def dump_tensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> 
 
 
 def load_tensors(content: bytes) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Reads a file: its tensors, and the texts beside them.
+    """Return the tensors and the metadata of a file.
 
     Raises:
-        ValueError: It is none, or not one that is written here: other element types, a header that
-            is too long, tensors that overlap or leave gaps, names that stand there twice.
+        ValueError: The file is invalid or not supported: other element types, a header that is too
+            long, tensors that overlap or leave gaps, duplicate names.
     """
     if len(content) < 8:
         raise ValueError("tensors: the file is shorter than the length of its header")
@@ -90,7 +89,7 @@ def load_tensors(content: bytes) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def _check_places(places: list[tuple[int, int]], size: int) -> None:
-    """Sees that tensors fill the file, each byte once: nothing is copied before that is known."""
+    """Check that the tensors cover the file exactly once, before anything is copied."""
     end = 0
     for first, last in sorted(places):
         if last > size:
@@ -112,14 +111,14 @@ def _header(text: bytes) -> dict[str, Any]:
     except RecursionError:
         raise ValueError("tensors: the header nests too deep") from None
     except ValueError as exc:
-        # Not the parser's words: they may quote what was sent.
+        # Not the parser's message, which may contain input.
         reason = exc.args[0] if type(exc) is _HeaderError else "is not JSON"
         raise ValueError(f"tensors: the header {reason}") from None
     return header
 
 
 class _HeaderError(ValueError):
-    """A header is JSON, and yet not to be read."""
+    """The header is JSON but not valid as a header."""
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -163,13 +162,13 @@ def _are_counts(values: Any) -> bool:
 
 
 class Apart:
-    """The arrays that travel apart from the document of their message, which names them.
+    """The arrays of a message that are stored outside of its JSON.
 
-    It is the ``context`` in which pydantic writes or reads that document. In it, an array is an
-    object with the one key ``tensor``: the array's name.
+    Used as pydantic's ``context`` for reading and writing that JSON, in which an array is an object
+    with the one key ``tensor``: its name.
 
     Args:
-        tensors: By name; to write, in the order in which they stand in the message.
+        tensors: Tensors by name; for writing, in the order of the message.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
@@ -177,14 +176,14 @@ class Apart:
         self._names = iter(tensors)
 
     def next_reference(self) -> dict[str, str]:
-        """What stands in the document for the next array that is written."""
+        """Return the reference to the next array, for writing."""
         return {"tensor": next(self._names)}
 
     def take(self, reference: Any) -> Tensor:
-        """The array that a part of the document stands for; each can be taken once.
+        """Return the array of a reference; each can be taken once.
 
         Raises:
-            ValueError: It stands for none.
+            ValueError: The reference is invalid.
         """
         named = isinstance(reference, dict) and reference.keys() == {"tensor"}
         name = reference["tensor"] if named else None
@@ -195,10 +194,10 @@ class Apart:
         return self._tensors.pop(name)
 
     def check_taken(self) -> None:
-        """Sees that no array is left over.
+        """Check that all arrays were taken.
 
         Raises:
-            ValueError: One is.
+            ValueError: An array has no reference.
         """
         if self._tensors:
             raise ValueError("tensors: there are more than the message names")

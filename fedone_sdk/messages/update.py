@@ -1,4 +1,4 @@
-"""What a client returns for its work."""
+"""Updates, receipts and declined assignments."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ __all__ = [
 ]
 
 MIN_SCORED_SHARE = 0.8
-"""Share of the mini-batch that must have been scored for an update to count."""
+"""Minimal share of the mini-batch that must be scored for a valid update."""
 
 _Loss = Annotated[float, Field(ge=-1e6, le=1e6)]
-# Far beyond any real loss, and near enough that sums and gradients of it stay finite.
+# Far above real losses, yet small enough that sums and gradients stay finite.
 
 _Count = Annotated[int, Field(ge=0, le=2**31)]
 
@@ -35,7 +35,7 @@ _MOST_REPORTED = 2**40
 
 
 def _plausible(usage: Usage) -> Usage:
-    """Bounds what a client may report, so that the sum of all that is reported has a bound."""
+    """Check that reported usage is bounded, so that its sum is bounded too."""
     if any(amount > _MOST_REPORTED for amount in usage.model_dump().values()):
         raise ValueError(f"no client can have spent more than {_MOST_REPORTED} of anything")
     return usage
@@ -45,12 +45,12 @@ _Reported = Annotated[Usage, AfterValidator(_plausible)]
 
 
 class Scored(Message):
-    """What became of the mini-batch's examples.
+    """Counts of the mini-batch's examples.
 
     Attributes:
-        scored: Examples whose losses count.
-        failed: Examples that the model failed on; left out.
-        vetoed: Examples that the client's own hook held back; left out.
+        scored: Number of scored examples.
+        failed: Number of examples for which the model failed; excluded from the losses.
+        vetoed: Number of examples that the client's hook rejected; excluded from the losses.
     """
 
     scored: _Count
@@ -80,7 +80,7 @@ class AlphaUpdate(_Update):
         scored: What became of the mini-batch's examples.
         usage: What the client's own backend spent; zero through the gateway.
         model: Fingerprint of the model that scored.
-        alpha: What the assignment's alpha became in the local steps.
+        alpha: Alpha after the local steps.
         memory: The assignment's memory after the local steps.
         mean_loss: Mean loss over all scored prompts or training steps, for the run's history.
     """
@@ -100,10 +100,10 @@ class LossesUpdate(_Update):
         usage: What the client's own backend spent; zero through the gateway.
         model: Fingerprint of the model that scored.
         losses: One mean loss per prompt of the assignment, in its order.
-        by_class: For a run that calibrates by labels: float32, shape (I, C, G), each prompt's mean
-            loss over the scored examples of a class, at each label bias of the grid
-            (`fedone_sdk.calibration.bias_grid`); 0 for a class of which none was scored.
-        class_counts: Examples of each class that were scored, shape (C,); empty without
+        by_class: In runs with label calibration: float32, shape (I, C, G), each prompt's mean loss
+            over the scored examples of a class, at each label bias of the grid
+            (`fedone_sdk.calibration.bias_grid`); 0 for a class without scored examples.
+        class_counts: Number of scored examples of each class, shape (C,); empty without
             `by_class`.
     """
 
@@ -120,10 +120,10 @@ UPDATE: TypeAdapter[AlphaUpdate | LossesUpdate] = TypeAdapter(
 
 
 class Receipt(Message):
-    """The answer to an accepted update; the same body again gets the same receipt.
+    """Response to an accepted update; the same body again gets the same receipt.
 
     Attributes:
-        assignment_id: The work that the update was for.
+        assignment_id: The assignment of the update.
         round: Its round.
         body_sha256: Digest of the accepted body.
     """
@@ -137,10 +137,10 @@ class Decline(Message):
     """``POST /v1/assignments/{id}/decline``: the client cannot do the work.
 
     Attributes:
-        reason: Why, for the run's log.
-        usage: What the client's own backend spent on it; zero through the gateway.
-        unfit: Whether the client fits no work of this run: its data, its settings or what is
-            installed there do not. It is offered no more, until it says that it has changed.
+        reason: The reason, for the run's log.
+        usage: Usage of the client's own backend; zero through the gateway.
+        unfit: Whether the client is unfit for all work of this run, because of its data, settings
+            or installed packages. It gets no more offers until a claim with `changed`.
     """
 
     reason: Annotated[str, Field(max_length=500), ONE_LINE]

@@ -1,4 +1,4 @@
-"""Whether tuning was worth it: the tuned prompt against what would have cost nothing."""
+"""Verdict of a run: the tuned prompt against baselines that need no tuning."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from fedone_sdk.messages.base import Message
 __all__ = ["COMPARED", "Compared", "Conclusion", "Spread", "Standing", "Verdict"]
 
 Compared = Literal["chance", "no_prompt", "no_prompt_biased", "untrained", "tuned"]
-"""What is measured: one answer for everything, no prompt, no prompt with a label bias of its own,
-the prompt that the run began with, the deployable prompt."""
+"""The compared prompts: the best constant answer, "no prompt", "no prompt" with its own label bias,
+the untrained prompt, the deployable prompt."""
 
 COMPARED: Mapping[Compared, str] = {
     "chance": "One answer for everything",
@@ -20,16 +20,16 @@ COMPARED: Mapping[Compared, str] = {
     "untrained": "Untrained prompt",
     "tuned": "Tuned prompt",
 }
-"""Their names for people."""
+"""Their display names."""
 
 Conclusion = Literal["worth_keeping", "unclear", "worse", "guessing", "unknown", "not_measured"]
-"""What the intervals say of the tuned prompt.
+"""Conclusion from the intervals.
 
-- ``worth_keeping``: better than the fair baseline and than chance, both intervals above 0.
-- ``unclear``: one of these two intervals holds 0.
-- ``worse``: the interval against the fair baseline is below 0.
+- ``worth_keeping``: better than the best baseline and than chance, both intervals above 0.
+- ``unclear``: one of these two intervals contains 0.
+- ``worse``: the interval against the best baseline is below 0.
 - ``guessing``: not above chance.
-- ``unknown``: there is no interval, as the metric is a function of the user's.
+- ``unknown``: there is no interval, because the metric is a user function.
 - ``not_measured``: there is no measurement on dev rows.
 """
 
@@ -49,13 +49,13 @@ class Spread(Message):
 
 
 class Standing(Message):
-    """One prompt on the dev split.
+    """Measurement of one prompt on the dev split.
 
     Attributes:
-        name: Which.
-        value: The metric; null where it was not measured.
-        interval: The ends of its 95 % interval; null where it has none.
-        gain: The tuned prompt less this one, paired example by example; null as above.
+        name: The prompt.
+        value: The metric; null if not measured.
+        interval: Bounds of its 95 % interval; null if there is none.
+        gain: The tuned prompt minus this one, paired by example; null if there is no interval.
     """
 
     name: Compared
@@ -65,24 +65,22 @@ class Standing(Message):
 
 
 class Verdict(Message):
-    """Whether tuning was worth it.
+    """Whether tuning improved the metric.
 
     Attributes:
-        conclusion: What the intervals say.
-        text: The same as a sentence, with the gain and what it cost.
-        source: Where the numbers come from: ``dev``, the rows of `data.dev`, which the server
-            asked its own model about. Null where there are none.
-        examples: Rows that were measured.
-        standings: What was measured, chance first and the tuned prompt last.
-        against: The fair baseline: the better of no prompt with and without a label bias.
-        bias: The label bias of ``no_prompt_biased``, nats; null where there is none, or one for
-            each fold.
-        bias_from: What that bias was fitted on: ``training``, the losses that the run paid for;
-            ``dev``, the dev rows, of which each got a bias that was fitted on the others;
-            ``model``, found without labels, as ``calibration`` says.
-        empty: Whether the tuned prompt is no prompt, so that it gains by its bias alone.
-        more_examples: About how many more rows would tell, if the gain stayed what it is; null
-            where the intervals tell already, or it would take more than 100 times the rows.
+        conclusion: Conclusion from the intervals.
+        text: The verdict as a sentence, with the gain and the cost.
+        source: Source of the numbers: ``dev``, the rows of `data.dev`, scored by the server's
+            model. Null if there are none.
+        examples: Number of measured rows.
+        standings: The measurements, chance first and the tuned prompt last.
+        against: The best baseline: the better of "no prompt" with and without a label bias.
+        bias: The label bias of ``no_prompt_biased``, nats; null if there is none, or one per fold.
+        bias_from: Data on which that bias was fitted: ``training``, the run's losses; ``dev``, the
+            other folds of the dev rows; ``model``, without labels, as ``calibration`` says.
+        empty: Whether the tuned prompt equals "no prompt", so that any gain is from its bias.
+        more_examples: About how many more rows a conclusion needs if the gain stays the same; null
+            if the intervals are conclusive, or more than 100 times the rows are needed.
     """
 
     conclusion: Conclusion
@@ -97,5 +95,5 @@ class Verdict(Message):
     more_examples: int | None = None
 
     def standing(self, name: Compared) -> Standing | None:
-        """What was measured of one of them; None where nothing was."""
+        """Return the measurement of a prompt, if any."""
         return next((one for one in self.standings if one.name == name), None)

@@ -1,4 +1,4 @@
-"""What people who watch runs are told beside results: who they are, who works, what alpha says."""
+"""Messages for monitoring: the caller's token, seats, token probabilities."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = [
 
 
 class Me(Message):
-    """``GET /v1/me``: whose token this is.
+    """``GET /v1/me``: the caller's token.
 
     Attributes:
-        name: What the server's configuration calls it.
-        role: What it allows; each role may do what those before it may.
-        runs: Patterns of the runs that it is good for; null is all.
+        name: Its name in the server's configuration.
+        role: Its role; each role includes the lower ones.
+        runs: Patterns of the runs that it is valid for; null is all.
     """
 
     name: str
@@ -34,14 +34,14 @@ class Me(Message):
 
 
 class SeatReport(Message):
-    """One place of the round under way.
+    """A seat of the current round.
 
     Attributes:
-        slot: Which of the K* places.
-        client_id: Whose it is.
-        phase: ``offered`` waits for the client, ``working`` for its update.
-        step: Local steps that are done.
-        due_in_s: After how many seconds the client loses it; null where it is done.
+        slot: Index of the seat in the round.
+        client_id: Its client.
+        phase: ``offered`` until the client claims it, ``working`` until its update, then ``done``.
+        step: Number of local steps done.
+        due_in_s: Seconds until the client loses it; null if it is done.
     """
 
     slot: int
@@ -52,13 +52,13 @@ class SeatReport(Message):
 
 
 class LostWork(Message):
-    """Work that ended without an update: its seat went to another client, if the run went on.
+    """An assignment that ended without an update; its seat passed to another client.
 
     Attributes:
-        round: In which round.
-        client_id: Whose it was.
-        reason: Why: a deadline, or what the client said.
-        at: When, seconds since the epoch; None where that was before the server started.
+        round: Its round.
+        client_id: Its client.
+        reason: The reason: a deadline, or the client's reason.
+        at: Time, seconds since the epoch; null if it was before the server started.
     """
 
     round: Annotated[int, Field(ge=0)]
@@ -68,13 +68,13 @@ class LostWork(Message):
 
 
 class Seats(Message):
-    """``GET /v1/runs/{id}/seats``: who works on a run.
+    """``GET /v1/runs/{id}/seats``: the seats of a run.
 
     Attributes:
-        round: The round under way; the number of rounds done.
+        round: Index of the current round, and number of rounds done.
         waiting: Clients that wait for work of this run.
-        seats: Of the round under way.
-        lost: The newest work that came to nothing, oldest first.
+        seats: Seats of the current round.
+        lost: The newest lost assignments, oldest first.
     """
 
     round: int
@@ -96,11 +96,11 @@ class TokenProbability(Message):
 
 
 class PositionProbabilities(Message):
-    """What alpha says of one position of the prompt.
+    """Token probabilities of one position of the prompt.
 
     Attributes:
-        entropy: Of the position's distribution over all candidates, bits.
-        tokens: The likeliest candidates, likeliest first.
+        entropy: Entropy of the distribution over all candidates, bits.
+        tokens: The most probable candidates, in descending order.
     """
 
     entropy: float
@@ -108,11 +108,11 @@ class PositionProbabilities(Message):
 
 
 class TokenProbabilities(Message):
-    """``GET /v1/runs/{id}/probabilities``: alpha as people read it.
+    """``GET /v1/runs/{id}/probabilities``: token probabilities by alpha.
 
     Attributes:
-        round: Rounds done.
-        vocab_size: N, the candidates of each position.
+        round: Number of rounds done.
+        vocab_size: N, the number of candidates per position.
         positions: In the order of the prompt.
     """
 

@@ -223,7 +223,7 @@ class Population:
 
     async def _gather(self, indices: Iterable[int]) -> None:
         shards = self._devices.shards
-        await self.service.gather(
+        await self.service.enter_all(
             {index: len(shards[self._by_index[index].number]) for index in indices}
         )
 

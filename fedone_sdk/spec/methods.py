@@ -212,7 +212,7 @@ class TpeSpec(PoolSpec):
         local_steps: E.
         batch_size: B, examples per mini-batch.
         elite: Number of best prompts that are never evicted.
-        pool_size: How many prompts are remembered.
+        pool_size: Number of prompts in the pool.
         race: Fraction of the run for the race, in the ``losses`` exchange; 0 is plain TPE, whose
             deployable prompt has the least mean loss.
         patience: Local steps without a better incumbent after which the race begins; null is no

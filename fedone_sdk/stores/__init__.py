@@ -1,4 +1,4 @@
-"""Where an aggregator keeps what it must not forget."""
+"""Durable storage of an aggregator."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Imports `SqlStore` when it is first asked for: SQLAlchemy is optional and slow to load."""
+    """Import `SqlStore` on first use: SQLAlchemy is optional and slow to import."""
     if name != "SqlStore":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

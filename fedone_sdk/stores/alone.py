@@ -1,4 +1,4 @@
-"""A process that nobody shares its store with."""
+"""Replica methods of stores that are not shared."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ __all__ = ["Alone"]
 
 
 class Alone:
-    """What a store says of the other processes on it where there are none."""
+    """Replica methods of a store for one process."""
 
     def __init__(self) -> None:
         self._replica = uuid.uuid4().hex
 
     @property
     def shared(self) -> bool:
-        """Never."""
+        """Always False."""
         return False
 
     @property
     def replica(self) -> str:
-        """Names this process; new at every `open`."""
+        """Id of this process; new at every `open`."""
         return self._replica
 
     async def alive(self) -> frozenset[str]:
-        """This process alone."""
+        """Return only this process."""
         return frozenset({self._replica})
 
     async def lead(self) -> bool:
-        """Always: there is nobody else."""
+        """Return True: there are no other replicas."""
         return True
 
     async def publish(self, signal: str) -> None:
-        """Does nothing: nobody else listens."""
+        """Do nothing: there are no other replicas."""
 
     def listen(self, signals: Signals) -> None:
-        """Does nothing: nobody else publishes."""
+        """Do nothing: there are no other replicas."""
 
-    def _begin_anew(self) -> None:
-        """Takes a new name: what bears the old one belongs to a life that is over."""
+    def _new_replica(self) -> None:
+        """Set a new id, so that reservations of an earlier process are recognised as lost."""
         self._replica = uuid.uuid4().hex

@@ -1,4 +1,4 @@
-"""What an aggregator keeps: clients, runs, finished work and the log of rounds."""
+"""The store protocol and its records: tokens, clients, runs, closed work, logs."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ __all__ = [
 
 
 class VersionConflict(FedOneError):
-    """Somebody else has committed to the run since it was read."""
+    """The run has another version than expected: another process committed to it."""
 
 
 class RunDeleted(ValueError):
-    """The id is that of a run that was deleted, and stays taken."""
+    """The id is reserved by a deleted run."""
 
 
 class TokenRefused(FedOneError):
-    """An enrolment token is not known, or not good any more; the message says which."""
+    """An enrolment token is unknown, expired, used up or revoked; the message says which."""
 
 
 NO_CREDENTIAL = "retired: "
-"""No digest begins like this: a client that was retired can never be asked for again."""
+"""In place of a digest: the client was retired and cannot log in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,13 +50,13 @@ class TokenRecord:
     """An enrolment token; the secret itself is never stored.
 
     Attributes:
-        name: What people call it; unique.
+        name: Unique name.
         token_sha256: Digest of the secret; unique.
-        runs: Patterns of the runs that its clients may see, such as ``acme-*``; None is all.
-        uses_left: Clients that may still enrol with it; None is no limit.
-        expires_at: When it stops working, seconds since the epoch; None is never.
+        runs: Patterns of the runs that its clients may access, such as ``acme-*``; None is all.
+        uses_left: Number of clients that can still enrol with it; None is unlimited.
+        expires_at: Expiry, seconds since the epoch; None is never.
         created_at: Seconds since the epoch.
-        revoked_at: When it was revoked; None while it was not.
+        revoked_at: Seconds since the epoch; None if it is not revoked.
     """
 
     name: str
@@ -73,22 +73,22 @@ class ClientRecord:
     """An enrolled client.
 
     Attributes:
-        index: Enrolment index, from 0 without gaps; random draws are over this. -1 before it is
-            enrolled.
-        client_id: Public name.
+        index: Enrolment index, from 0 without gaps, over which random draws are made; -1 before
+            enrolment.
+        client_id: Public id.
         credential_sha256: Digest of its secret; the secret itself is never stored.
-        name: What people call it.
+        name: Display name.
         enrolled_at: Seconds since the epoch.
-        enrolment_sha256: Digest of the nonce that its enrolment was asked with: asked again, it
-            is the same client. None where the device sent none.
+        enrolment_sha256: Digest of the enrolment's nonce, by which repetitions are recognised; None
+            if the device sent none.
         token: Name of the token that it enrolled with.
-        runs: Patterns of the runs that it may see; None is all.
-        public_key: Ed25519 key that its requests are signed with, base64; None does not sign.
-        previous_sha256: Digest of the credential before the last rotation, until the new one is
-            used: an answer that is lost must not lock a device out.
-        revoked_at: When it was revoked, seconds since the epoch; None while it was not.
-        seen_at: When it last asked for something, within a day, seconds since the epoch; None
-            where that is less than a day after `enrolled_at`.
+        runs: Patterns of the runs that it may access; None is all.
+        public_key: Ed25519 public key of its signatures, base64; None if it does not sign.
+        previous_sha256: Digest of the credential before the last rotation, valid until the new one
+            is used, in case the response was lost.
+        revoked_at: Seconds since the epoch; None if it is not revoked.
+        seen_at: Time of its last request with a precision of a day, seconds since the epoch; None
+            if that is less than a day after `enrolled_at`.
     """
 
     index: int
@@ -106,13 +106,13 @@ class ClientRecord:
 
 
 def refuse_another(known: ClientRecord, client: ClientRecord, token: TokenRecord) -> None:
-    """Refuses an enrolment that is asked again, unless it can be by the one who asked before.
+    """Refuse a repeated enrolment that may come from another device.
 
-    Whoever saw the nonce must not get the client: not without its key, nor by way of a token that
-    lets into other runs.
+    A known nonce is not sufficient to take over the client: the key and the runs of the token must
+    be the same.
 
     Raises:
-        TokenRefused: Says why.
+        TokenRefused: With the reason.
     """
     if known.revoked_at is not None:
         raise TokenRefused("this client was revoked")
@@ -124,13 +124,13 @@ def refuse_another(known: ClientRecord, client: ClientRecord, token: TokenRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """A client that waits for work; kept so that draws after a restart are the same.
+    """A client that waits for work; stored so that draws after a restart are the same.
 
     Attributes:
-        client_index: Whose.
-        num_examples: Examples that it holds.
+        client_index: Its enrolment index.
+        num_examples: Its number of examples.
         run_id: The only run that it works for; None is any.
-        until: When it counts as gone, seconds since the epoch.
+        until: Expiry, seconds since the epoch.
     """
 
     client_index: int
@@ -141,15 +141,15 @@ class Member:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """A run and its newest state; the store does not look inside.
+    """A run and its newest state, opaque to the store.
 
     Attributes:
-        run_id: Names the run.
+        run_id: Id of the run.
         spec: RunSpec, JSON.
         candidates: The vocabulary, JSON list of strings.
         document: The state without its arrays, JSON.
         arrays: The state's arrays.
-        version: Counts commits, from 0.
+        version: Number of commits.
         created_at: Seconds since the epoch.
     """
 
@@ -164,13 +164,13 @@ class RunRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunHead:
-    """A `RunRecord` without its candidates and arrays, which are most of it.
+    """A `RunRecord` without its large parts: candidates and arrays.
 
     Attributes:
-        run_id: Names the run.
+        run_id: Id of the run.
         spec: RunSpec, JSON.
         document: The state without its arrays, JSON.
-        version: Counts commits, from 0.
+        version: Number of commits.
         created_at: Seconds since the epoch.
     """
 
@@ -183,12 +183,12 @@ class RunHead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClosedWork:
-    """Work that ended; kept so that a repeated or late update gets the right answer.
+    """A closed assignment, stored to answer repeated and late updates.
 
     Attributes:
-        assignment_id: Which work.
-        run_id: Of which run.
-        client_index: Whose.
+        assignment_id: The assignment.
+        run_id: Its run.
+        client_index: Its client.
         outcome: ``accepted``, or why it ended without an update.
         body_sha256: Digest of the accepted body.
         receipt: The receipt's JSON, if accepted.
@@ -209,7 +209,7 @@ class LogEntry:
     Attributes:
         kind: ``round``, ``metric`` ...
         body: JSON.
-        version: The run's version after the commit that wrote it; the store sets it.
+        version: The run's version after its commit; set by the store.
     """
 
     kind: str
@@ -219,16 +219,16 @@ class LogEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
-    """Everything that one event changes in a run; stored whole or not at all.
+    """All changes of one event, committed atomically.
 
     Attributes:
         document: The new state without its arrays.
-        arrays: The new arrays; None while they are unchanged.
-        closed: Work that ended.
+        arrays: The new arrays; None if unchanged.
+        closed: Closed assignments.
         log: Lines to append, in order.
-        memories: (client index, bytes): what clients' methods remember.
-        signal: What listeners in other processes are told once it is safe; None tells nothing. It
-            is lost when the process dies between both.
+        memories: (client index, bytes): method memories of clients.
+        signal: Signal to publish after the commit; None for none. It is lost if the process exits
+            in between.
     """
 
     document: str
@@ -241,13 +241,13 @@ class Commit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSnapshot:
-    """All that a store keeps of a run, at one moment.
+    """A consistent snapshot of a run with all its data.
 
     Attributes:
         record: The run.
-        closed: Work that ended, by assignment id.
-        log: The log in the order it was written, each entry with its version.
-        memories: (client index, bytes): what clients' methods remember, in index order.
+        closed: Closed assignments, by id.
+        log: The log in order, each entry with its version.
+        memories: (client index, bytes): method memories, in index order.
     """
 
     record: RunRecord
@@ -258,12 +258,12 @@ class RunSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSize:
-    """How much a store keeps of a run.
+    """Number of stored records of a run.
 
     Attributes:
-        log: Lines of its log.
-        closed: Pieces of work that ended.
-        memories: Clients whose methods remember something.
+        log: Log lines.
+        closed: Closed assignments.
+        memories: Clients with a method memory.
     """
 
     log: int = 0
@@ -272,250 +272,248 @@ class RunSize:
 
 
 Signals = Callable[[str | None], None]
-"""Told what other processes on the same store publish; None when some of it may be lost."""
+"""Listener for signals of other replicas; None means that signals may have been lost."""
 
 
 class Store(Protocol):
-    """Durable state. Each method is one transaction: when it returns, the change is safe."""
+    """Durable state. Each method is one transaction, durable on return."""
 
     async def open(self) -> None:
-        """Connects, and creates or migrates what is missing."""
+        """Connect; create or migrate the schema if necessary."""
         ...
 
     async def close(self) -> None:
-        """Disconnects."""
+        """Disconnect."""
         ...
 
     async def ping(self) -> None:
-        """Raises if the store cannot be used now."""
+        """Raise an error if the store is not available."""
         ...
 
     # Tokens and clients
 
     async def put_token(self, token: TokenRecord) -> None:
-        """Adds a token, or replaces the one of this name; another's secret is a ``ValueError``.
+        """Add a token, or replace the one of this name; a duplicate secret is a ``ValueError``.
 
-        Replacing keeps ``created_at``, ``revoked_at`` and, while the secret stays the same,
-        ``uses_left``: a restart with the same configuration gives nothing back.
+        A replacement keeps ``created_at``, ``revoked_at`` and, for the same secret, ``uses_left``,
+        so that a restart with the same configuration does not reset it.
         """
         ...
 
     async def tokens(self) -> list[TokenRecord]:
-        """All tokens, in the order they were added."""
+        """Return all tokens in order of creation."""
         ...
 
     async def revoke_token(self, name: str, now: float) -> TokenRecord | None:
-        """Revokes a token for good; None if there is no such token."""
+        """Revoke a token permanently; None if it does not exist."""
         ...
 
     async def enrol(self, client: ClientRecord, token_sha256: str, now: float) -> ClientRecord:
-        """Enrols a client under the next index; concurrent calls never share one.
+        """Enrol a client under the next index; concurrent calls never share one.
 
-        The token gives its name and runs to the client, and loses a use. A client with the same
-        ``enrolment_sha256`` is enrolled already: it gets the new credential, keeps everything
-        else, and the token loses nothing.
+        The client gets the token's name and runs, and the token loses a use. If a client with the
+        same ``enrolment_sha256`` exists, only its credential is replaced.
 
         Args:
-            client: Its ``index``, ``token`` and ``runs`` are set here.
-            token_sha256: Digest of the token that it came with.
+            client: The client; its ``index``, ``token`` and ``runs`` are set by the store.
+            token_sha256: Digest of its token.
             now: Seconds since the epoch.
 
         Raises:
-            TokenRefused: The token is not known, used up, expired or revoked; or the client is
-                enrolled already, and was revoked, or comes with another key or a token for other
-                runs now.
-            ValueError: The client id is known.
+            TokenRefused: The token is unknown, used up, expired or revoked; or the client exists
+                and was revoked, or has another key or a token for other runs.
+            ValueError: The client id exists.
         """
         ...
 
     async def clients(self, after: int = -1, limit: int | None = None) -> list[ClientRecord]:
-        """Clients in index order.
+        """Return clients in index order.
 
         Args:
             after: Only clients with a larger index.
-            limit: At most so many; None is all.
+            limit: Maximal number; None is all.
         """
         ...
 
     async def num_clients(self) -> int:
-        """How many clients there are; reads none of them."""
+        """Return the number of clients without reading them."""
         ...
 
     async def client(self, credential_sha256: str) -> ClientRecord | None:
-        """The client with this credential, or with this one before its last rotation."""
+        """Return the client with this current or previous credential."""
         ...
 
     async def client_at(self, index: int) -> ClientRecord | None:
-        """The client with this enrolment index."""
+        """Return the client with this enrolment index."""
         ...
 
     async def client_named(self, client_id: str) -> ClientRecord | None:
-        """The client with this public name."""
+        """Return the client with this public id."""
         ...
 
     async def set_credential(
         self, index: int, credential_sha256: str, previous_sha256: str | None
     ) -> None:
-        """Changes the credential of a client."""
+        """Change the credential of a client."""
         ...
 
     async def revoke_client(self, index: int, now: float) -> None:
-        """Revokes a client for good."""
+        """Revoke a client permanently."""
         ...
 
     async def see_client(self, index: int, now: float) -> None:
-        """Takes note that a client asked for something."""
+        """Record the time of a client's request."""
         ...
 
     async def idle_clients(self, before: float, limit: int) -> list[int]:
-        """Clients that were last seen before a moment and are not retired, in index order.
+        """Return clients last seen before a time and not retired, in index order.
 
         Args:
             before: Seconds since the epoch.
-            limit: At most so many.
+            limit: Maximal number.
         """
         ...
 
     async def retire_client(self, index: int, now: float) -> None:
-        """Erases a client but for its index and public name, which runs refer to, for good.
+        """Erase a client permanently, except for its index and public id, which runs refer to.
 
-        It has no credential any more: should its device come back, it enrols as another client.
+        Its credential is deleted; a returning device enrols as another client.
         """
         ...
 
     async def use_nonce(self, nonce: str, now: float, until: float) -> bool:
-        """Whether this nonce is seen for the first time; forgets it some time after `until`."""
+        """Return whether this nonce is new; it may be dropped after `until`."""
         ...
 
-    # Who waits for work
+    # Waiting clients
 
     async def join(self, member: Member, signals: Sequence[str] = ()) -> None:
-        """Keeps that a client waits for work, in place of what was known of it.
+        """Add or replace a waiting client.
 
         Args:
             member: The client.
-            signals: What listeners in other processes are told of it: both happens, or neither.
-                It is safe no later than any commit made afterwards.
+            signals: Signals to publish in the same transaction. It is durable no later than any
+                later commit.
         """
         ...
 
     async def leave(self, client_indices: Collection[int], signals: Sequence[str] = ()) -> None:
-        """Forgets clients that do not wait any more; `signals` as of `join`."""
+        """Remove clients that no longer wait; `signals` as for `join`."""
         ...
 
     async def members(self) -> list[Member]:
-        """Who waits for work, in index order; also those whose time is over."""
+        """Return waiting clients in index order, including expired ones."""
         ...
 
     # Runs
 
     async def add_run(self, record: RunRecord) -> None:
-        """Adds a run; a known id is a ``ValueError``, that of a deleted run a `RunDeleted`."""
+        """Add a run; a duplicate id is a ``ValueError``, that of a deleted run a `RunDeleted`."""
         ...
 
     async def runs(self) -> list[RunRecord]:
-        """All runs in the order they were added."""
+        """Return all runs in order of creation."""
         ...
 
     async def heads(self) -> list[RunHead]:
-        """All runs in the order they were added, without what takes long to read."""
+        """Return the heads of all runs in order of creation."""
         ...
 
     async def run(self, run_id: str) -> RunRecord | None:
-        """A run, or None."""
+        """Return a run, or None."""
         ...
 
     async def versions(self) -> dict[str, int]:
-        """The version of every run, in the order they were added."""
+        """Return the version of every run, in order of creation."""
         ...
 
     async def commit(self, run_id: str, version: int, commit: Commit) -> None:
-        """Stores an event's changes on top of `version`; the run is then at ``version + 1``.
+        """Store an event's changes on top of `version`; the run then has ``version + 1``.
 
         Raises:
-            VersionConflict: The run is at another version; nothing was changed.
-            KeyError: There is no such run.
-            FedOneError: The store went away; whether the commit is stored shows when it is back.
+            VersionConflict: The run has another version; nothing was changed.
+            KeyError: The run does not exist.
+            FedOneError: The store became unavailable; whether the commit was stored is unknown.
         """
         ...
 
     async def closed(self, assignment_id: str) -> ClosedWork | None:
-        """How work ended, or None if it is not closed or not known."""
+        """Return a closed assignment; None if it is open or unknown."""
         ...
 
     async def memory(self, run_id: str, client_index: int) -> bytes | None:
-        """What a client's method remembers."""
+        """Return the method memory of a client."""
         ...
 
     async def memories(self, run_id: str) -> dict[int, bytes]:
-        """What all clients' methods remember, by client index."""
+        """Return the method memories of all clients, by client index."""
         ...
 
     async def log(
         self, run_id: str, kind: str | None = None, after: int = -1, limit: int | None = None
     ) -> list[LogEntry]:
-        """A run's log in the order it was written, all kinds or one.
+        """Return a run's log in order, of all kinds or one.
 
         Args:
             run_id: The run.
             kind: Only entries of this kind.
-            after: Only entries of later commits than the one that made this version.
-            limit: Only so many, and what else the last of their commits wrote; None is all. See
+            after: Only entries of versions after this one.
+            limit: Maximal number, extended to the end of the last commit; None is all. See
                 `log_pages`.
         """
         ...
 
     async def size(self, run_id: str) -> RunSize:
-        """How much is kept of a run."""
+        """Return the number of stored records of a run."""
         ...
 
     async def trim(self, run_id: str, *, log: bool = False, closed: bool = False) -> None:
-        """Drops a run's log, its closed work, or both, for good; the run stays."""
+        """Delete a run's log, its closed work, or both permanently; the run stays."""
         ...
 
     async def delete_run(self, run_id: str, version: int, now: float) -> None:
-        """Deletes a run that is at `version`, with all that belongs to it, for good.
+        """Delete a run at `version` with all its data permanently.
 
-        Its id stays taken: a new run of this name would spend its budget again.
+        Its id stays reserved: a new run of this name would spend its budget again.
 
         Raises:
-            VersionConflict: The run is at another version; nothing was changed.
-            KeyError: There is no such run.
+            VersionConflict: The run has another version; nothing was changed.
+            KeyError: The run does not exist.
         """
         ...
 
     async def deleted(self, run_id: str) -> float | None:
-        """When the run of this id was deleted, seconds since the epoch; None if it was not."""
+        """Return when this run was deleted, seconds since the epoch; None if it was not."""
         ...
 
     async def snapshot(self, run_id: str, *, log: bool = True) -> RunSnapshot | None:
-        """All that the store keeps of a run, read at one moment; None if there is no such run.
+        """Return a consistent snapshot of a run with all its data; None if it does not exist.
 
         Args:
             run_id: The run.
-            log: Whether its log is read, too; what the log had then can be read later.
+            log: Whether to include its log, which can also be read later.
         """
         ...
 
     async def restore(self, snapshot: RunSnapshot, clients: Sequence[ClientRecord] = ()) -> None:
-        """Adds a run with all that belongs to it, as another store had it.
+        """Add a run with all its data from a snapshot.
 
-        A run that was deleted here can come back as it was then, or from later: what it has spent
-        since an earlier moment would be forgotten.
+        A deleted run can be restored from a snapshot of its last version or later; an earlier one
+        would lose its spending since.
 
         Args:
             snapshot: The run.
-            clients: Clients that it refers to, in index order. Those that this store lacks are
-                added under their own index; those that it has stay as they are.
+            clients: Clients that it refers to, in index order. Missing ones are added under their
+                index; existing ones stay unchanged.
 
         Raises:
-            RunDeleted: The run was deleted here after it had moved on from this snapshot.
-            ValueError: The run, its work or a new client's id or credential is known here, a
-                client's index belongs to another one, or its addition would leave a gap.
+            RunDeleted: The run was deleted here at a later version than the snapshot's.
+            ValueError: The run, its work, or a new client's id or credential exists here, a
+                client's index belongs to another client, or its addition would leave a gap.
         """
         ...
 
-    # Other processes on the same store
+    # Replicas
 
     @property
     def shared(self) -> bool:
@@ -524,21 +522,21 @@ class Store(Protocol):
 
     @property
     def replica(self) -> str:
-        """Names this process among those on the store; new at every `open`."""
+        """Id of this process among the replicas; new at every `open`."""
         ...
 
     async def alive(self) -> frozenset[str]:
-        """The replicas that are running now, this one among them."""
+        """Return the ids of all running replicas, including this one."""
         ...
 
     async def lead(self) -> bool:
-        """Whether this replica does what only one of them should do; tries to become it."""
+        """Try to acquire the leader lock; return whether this replica holds it."""
         ...
 
     async def publish(self, signal: str) -> None:
-        """Tells the other replicas something, at most 4000 bytes; not durable."""
+        """Publish a signal of at most 4000 bytes to the other replicas; not durable."""
         ...
 
     def listen(self, signals: Signals) -> None:
-        """Sets who is told what other replicas publish, now or with a commit."""
+        """Set the listener for signals of other replicas."""
         ...

@@ -1,4 +1,4 @@
-"""A store that lives and dies with the process, for tests and simulation."""
+"""A store in memory, for tests and simulation."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ __all__ = ["MemoryStore"]
 class MemoryStore(Alone):
     """A `Store` of dictionaries, for one process.
 
-    No method awaits anything, so each is one step of the event loop and therefore one
-    transaction. The content outlasts `close`, so that a test can play a restart.
+    No method awaits, so each is atomic on the event loop. The content survives `close`, so that
+    tests can simulate a restart.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._tokens: dict[str, TokenRecord] = {}
         self._clients: list[ClientRecord] = []
-        # Where to find a client: a simulation enrols thousands.
+        # Indices for lookups: simulations enrol thousands of clients.
         self._by_name: dict[str, int] = {}
         self._by_enrolment: dict[str, int] = {}
         self._by_credential: dict[str, int] = {}
@@ -50,23 +50,23 @@ class MemoryStore(Alone):
         self._closed: dict[str, ClosedWork] = {}
         self._logs: dict[str, list[LogEntry]] = {}
         self._memories: dict[tuple[str, int], bytes] = {}
-        # Run id -> its last version, and when it was deleted.
+        # Run id -> last version, time of deletion.
         self._deleted: dict[str, tuple[int, float]] = {}
 
     async def open(self) -> None:
-        """Begins a new life of the process."""
-        self._begin_anew()
+        """Simulate the start of a process."""
+        self._new_replica()
 
     async def close(self) -> None:
-        """Does nothing."""
+        """Do nothing."""
 
     async def ping(self) -> None:
-        """Does nothing: memory can always be used."""
+        """Do nothing: memory is always available."""
 
     # Tokens and clients
 
     async def put_token(self, token: TokenRecord) -> None:
-        """Adds or replaces a token; see `Store.put_token`."""
+        """Add or replace a token; see `Store.put_token`."""
         for other in self._tokens.values():
             if other.token_sha256 == token.token_sha256 and other.name != token.name:
                 raise ValueError(f"token {other.name!r} has the same secret")
@@ -82,11 +82,11 @@ class MemoryStore(Alone):
         self._tokens[token.name] = token
 
     async def tokens(self) -> list[TokenRecord]:
-        """All tokens, in the order they were added."""
+        """Return all tokens in order of creation."""
         return list(self._tokens.values())
 
     async def revoke_token(self, name: str, now: float) -> TokenRecord | None:
-        """Revokes a token for good; None if there is no such token."""
+        """Revoke a token permanently; None if it does not exist."""
         known = self._tokens.get(name)
         if known is None or known.revoked_at is not None:
             return known
@@ -94,7 +94,7 @@ class MemoryStore(Alone):
         return self._tokens[name]
 
     async def enrol(self, client: ClientRecord, token_sha256: str, now: float) -> ClientRecord:
-        """Enrols a client; see `Store.enrol`."""
+        """Enrol a client; see `Store.enrol`."""
         found = [t for t in self._tokens.values() if t.token_sha256 == token_sha256]
         if not found:
             raise TokenRefused("the enrolment token is not known")
@@ -125,32 +125,32 @@ class MemoryStore(Alone):
         return client
 
     async def clients(self, after: int = -1, limit: int | None = None) -> list[ClientRecord]:
-        """Clients in index order; see `Store.clients`."""
+        """Return clients in index order; see `Store.clients`."""
         begin = max(after + 1, 0)
         return self._clients[begin : None if limit is None else begin + limit]
 
     async def num_clients(self) -> int:
-        """How many clients there are."""
+        """Return the number of clients."""
         return len(self._clients)
 
     async def client(self, credential_sha256: str) -> ClientRecord | None:
-        """The client with this credential, or with this one before its last rotation."""
+        """Return the client with this current or previous credential."""
         index = self._by_credential.get(credential_sha256)
         return None if index is None else self._clients[index]
 
     async def client_at(self, index: int) -> ClientRecord | None:
-        """The client with this enrolment index."""
+        """Return the client with this enrolment index."""
         return self._clients[index] if 0 <= index < len(self._clients) else None
 
     async def client_named(self, client_id: str) -> ClientRecord | None:
-        """The client with this public name."""
+        """Return the client with this public id."""
         index = self._by_name.get(client_id)
         return None if index is None else self._clients[index]
 
     async def set_credential(
         self, index: int, credential_sha256: str, previous_sha256: str | None
     ) -> None:
-        """Changes the credential of a client."""
+        """Change the credential of a client."""
         self._put(
             replace(
                 self._clients[index],
@@ -160,16 +160,16 @@ class MemoryStore(Alone):
         )
 
     async def revoke_client(self, index: int, now: float) -> None:
-        """Revokes a client for good."""
+        """Revoke a client permanently."""
         if self._clients[index].revoked_at is None:
             self._put(replace(self._clients[index], revoked_at=now))
 
     async def see_client(self, index: int, now: float) -> None:
-        """Takes note that a client asked for something."""
+        """Record the time of a client's request."""
         self._put(replace(self._clients[index], seen_at=now))
 
     async def idle_clients(self, before: float, limit: int) -> list[int]:
-        """Clients that were last seen before a moment; see `Store.idle_clients`."""
+        """Return clients last seen before a time; see `Store.idle_clients`."""
         idle = (
             client.index
             for client in self._clients
@@ -179,7 +179,7 @@ class MemoryStore(Alone):
         return list(islice(idle, limit))
 
     async def retire_client(self, index: int, now: float) -> None:
-        """Erases a client for good; see `Store.retire_client`."""
+        """Erase a client permanently; see `Store.retire_client`."""
         client = self._clients[index]
         self._by_enrolment.pop(client.enrolment_sha256 or "", None)
         self._put(
@@ -196,7 +196,7 @@ class MemoryStore(Alone):
         )
 
     def _put(self, client: ClientRecord) -> None:
-        """Adds a client, or replaces the one of its index."""
+        """Add a client, or replace the one with its index."""
         if client.index < len(self._clients):
             before = self._clients[client.index]
             self._clients[client.index] = client
@@ -212,7 +212,7 @@ class MemoryStore(Alone):
                 self._by_credential[digest] = client.index
 
     async def use_nonce(self, nonce: str, now: float, until: float) -> bool:
-        """Whether this nonce is seen for the first time; see `Store.use_nonce`."""
+        """Return whether this nonce is new; see `Store.use_nonce`."""
         while self._nonces and self._nonces[oldest := next(iter(self._nonces))] < now:
             del self._nonces[oldest]
         if self._nonces.get(nonce, -1.0) >= now:
@@ -220,25 +220,25 @@ class MemoryStore(Alone):
         self._nonces[nonce] = until
         return True
 
-    # Who waits for work
+    # Waiting clients
 
     async def join(self, member: Member, signals: Sequence[str] = ()) -> None:
-        """Keeps that a client waits for work; the signals are for nobody."""
+        """Add a waiting client; there are no listeners for the signals."""
         self._members[member.client_index] = member
 
     async def leave(self, client_indices: Collection[int], signals: Sequence[str] = ()) -> None:
-        """Forgets clients that do not wait any more; the signals are for nobody."""
+        """Remove clients that no longer wait; there are no listeners for the signals."""
         for index in client_indices:
             self._members.pop(index, None)
 
     async def members(self) -> list[Member]:
-        """Who waits for work, in index order; also those whose time is over."""
+        """Return waiting clients in index order, including expired ones."""
         return sorted(self._members.values(), key=lambda member: member.client_index)
 
     # Runs
 
     async def add_run(self, record: RunRecord) -> None:
-        """Adds a run; see `Store.add_run`."""
+        """Add a run; see `Store.add_run`."""
         if record.run_id in self._runs:
             raise ValueError(f"run {record.run_id!r} exists already")
         if record.run_id in self._deleted:
@@ -247,11 +247,11 @@ class MemoryStore(Alone):
         self._logs[record.run_id] = []
 
     async def runs(self) -> list[RunRecord]:
-        """All runs in the order they were added."""
+        """Return all runs in order of creation."""
         return list(self._runs.values())
 
     async def heads(self) -> list[RunHead]:
-        """All runs in the order they were added, without what takes long to read."""
+        """Return the heads of all runs in order of creation."""
         return [
             RunHead(
                 run_id=run.run_id,
@@ -264,15 +264,15 @@ class MemoryStore(Alone):
         ]
 
     async def run(self, run_id: str) -> RunRecord | None:
-        """A run, or None."""
+        """Return a run, or None."""
         return self._runs.get(run_id)
 
     async def versions(self) -> dict[str, int]:
-        """The version of every run, in the order they were added."""
+        """Return the version of every run, in order of creation."""
         return {run_id: run.version for run_id, run in self._runs.items()}
 
     async def commit(self, run_id: str, version: int, commit: Commit) -> None:
-        """Stores an event's changes on top of `version`; see `Store.commit`."""
+        """Store an event's changes on top of `version`; see `Store.commit`."""
         run = self._runs[run_id]
         if run.version != version:
             raise VersionConflict(f"run {run_id!r} is at version {run.version}, not {version}")
@@ -281,7 +281,7 @@ class MemoryStore(Alone):
             raise ValueError(f"closed work is not of run {run_id!r}")
         if len(closed) < len(commit.closed) or closed.keys() & self._closed.keys():
             raise ValueError("work can be closed only once")
-        # Nothing may raise from here on: this half is what makes the commit atomic.
+        # Nothing may raise from here on, so that the commit is atomic.
         self._runs[run_id] = replace(
             run,
             document=commit.document,
@@ -293,21 +293,21 @@ class MemoryStore(Alone):
         self._memories.update({(run_id, index): value for index, value in commit.memories})
 
     async def closed(self, assignment_id: str) -> ClosedWork | None:
-        """How work ended, or None if it is not closed or not known."""
+        """Return a closed assignment; None if it is open or unknown."""
         return self._closed.get(assignment_id)
 
     async def memory(self, run_id: str, client_index: int) -> bytes | None:
-        """What a client's method remembers."""
+        """Return the method memory of a client."""
         return self._memories.get((run_id, client_index))
 
     async def memories(self, run_id: str) -> dict[int, bytes]:
-        """What all clients' methods remember, by client index."""
+        """Return the method memories of all clients, by client index."""
         return {index: value for (run, index), value in self._memories.items() if run == run_id}
 
     async def log(
         self, run_id: str, kind: str | None = None, after: int = -1, limit: int | None = None
     ) -> list[LogEntry]:
-        """A run's log in the order it was written, all kinds or one; see `Store.log`."""
+        """Return a run's log in order, of all kinds or one; see `Store.log`."""
         log = self._logs.get(run_id, [])
         begin = bisect_right(log, after, key=lambda entry: entry.version)
         found: list[LogEntry] = []
@@ -320,7 +320,7 @@ class MemoryStore(Alone):
         return found
 
     async def size(self, run_id: str) -> RunSize:
-        """How much is kept of a run."""
+        """Return the number of stored records of a run."""
         return RunSize(
             log=len(self._logs.get(run_id, ())),
             closed=sum(work.run_id == run_id for work in self._closed.values()),
@@ -328,14 +328,14 @@ class MemoryStore(Alone):
         )
 
     async def trim(self, run_id: str, *, log: bool = False, closed: bool = False) -> None:
-        """Drops a run's log, its closed work, or both, for good; the run stays."""
+        """Delete a run's log, its closed work, or both permanently; the run stays."""
         if log:
             self._logs[run_id] = []
         if closed:
             self._closed = {k: work for k, work in self._closed.items() if work.run_id != run_id}
 
     async def delete_run(self, run_id: str, version: int, now: float) -> None:
-        """Deletes a run; see `Store.delete_run`."""
+        """Delete a run; see `Store.delete_run`."""
         run = self._runs[run_id]
         if run.version != version:
             raise VersionConflict(f"run {run_id!r} is at version {run.version}, not {version}")
@@ -345,11 +345,11 @@ class MemoryStore(Alone):
         self._deleted[run_id] = version, now
 
     async def deleted(self, run_id: str) -> float | None:
-        """When the run of this id was deleted; None if it was not."""
+        """Return when the run of this id was deleted; None if it was not."""
         return self._deleted[run_id][1] if run_id in self._deleted else None
 
     async def snapshot(self, run_id: str, *, log: bool = True) -> RunSnapshot | None:
-        """All that the store keeps of a run, read at one moment; see `Store.snapshot`."""
+        """Return a consistent snapshot of a run; see `Store.snapshot`."""
         if run_id not in self._runs:
             return None
         closed = [work for work in self._closed.values() if work.run_id == run_id]
@@ -361,7 +361,7 @@ class MemoryStore(Alone):
         )
 
     async def restore(self, snapshot: RunSnapshot, clients: Sequence[ClientRecord] = ()) -> None:
-        """Adds a run with all that belongs to it; see `Store.restore`."""
+        """Add a run with all its data from a snapshot; see `Store.restore`."""
         run_id = snapshot.record.run_id
         closed = {work.assignment_id: work for work in snapshot.closed}
         if any(work.run_id != run_id for work in snapshot.closed):

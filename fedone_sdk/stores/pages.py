@@ -1,4 +1,4 @@
-"""A log, page by page: however long it is, a reader holds little of it."""
+"""Reading of logs page by page, in constant memory."""
 
 from __future__ import annotations
 
@@ -9,26 +9,27 @@ from fedone_sdk.stores.base import LogEntry, Store
 __all__ = ["log_pages"]
 
 _PAGE_BYTES = 1 << 20
-"""What a page holds, about: lines differ in size."""
+"""Approximate size of a page, bytes."""
 _FIRST, _MOST = 16, 1024
-"""Lines of the first page, and the most of any."""
+"""Number of lines of the first page, and maximal number of any page."""
 
 
 async def log_pages(
     store: Store, run_id: str, kind: str | None = None, after: int = -1
 ) -> AsyncIterator[list[LogEntry]]:
-    """A run's log in the order it was written, in pages of about 1 MiB.
+    """Yield a run's log in order, in pages of about 1 MiB.
 
-    Entries of one commit are never in two pages. What is appended meanwhile may be in the last.
+    Entries of one commit are on the same page. The last page may include entries that are appended
+    during the iteration.
 
     Args:
-        store: Where the run is.
+        store: The store of the run.
         run_id: The run.
         kind: Only entries of this kind.
-        after: Only entries of later commits than the one that made this version.
+        after: Only entries of versions after this one.
 
     Yields:
-        Pages; none of them is empty.
+        Non-empty pages.
     """
     limit = _FIRST
     while page := await store.log(run_id, kind, after, limit):

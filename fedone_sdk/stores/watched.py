@@ -1,4 +1,4 @@
-"""A store whose commits somebody watches: metrics, traces."""
+"""A store with observed commits, for metrics and traces."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from fedone_sdk.stores.base import Commit, Store
 __all__ = ["Watch", "watched"]
 
 Watch = Callable[[str], AbstractContextManager[object]]
-"""Makes what is around a commit to the run of this id; it sees how the commit ends."""
+"""Returns a context manager that surrounds a commit to the run of this id."""
 
 
 def watched(store: Store, watch: Watch) -> Store:
-    """A store that does every commit inside of what `watch` makes for it."""
+    """Return a store whose commits run inside the context manager of `watch`."""
     return cast(Store, _WatchedStore(store, watch))
 
 
 class _WatchedStore:
-    """Commits itself and is otherwise the store inside, whatever that can do."""
+    """Delegates all methods but `commit` to the wrapped store."""
 
     def __init__(self, store: Store, watch: Watch) -> None:
         self._store = store

@@ -611,7 +611,7 @@ def test_serve_check(
         (
             "backend: null\n",
             "",
-            "tiny: not measured: the server has no model to ask (backend: null)",
+            "tiny: not measured: the server has no model (backend: null)",
         ),
     ],
 )

@@ -204,7 +204,7 @@ def test_serve_survives_kill_9_while_a_client_waits(start: Start, folder: Path) 
     assert found.spent.queries <= 240
     assert found.rounds >= 55
     assert len({entry.client_id for entry in found.history}) == 1
-    assert '"event": "run taken up"' in server.out
+    assert '"event": "run loaded"' in server.out
 
 
 def test_a_client_stops_when_told(start: Start, folder: Path) -> None:

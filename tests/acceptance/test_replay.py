@@ -580,7 +580,7 @@ class TestHostileArchives:
         ("change", "match"),
         [
             (lambda a: a.clear(), "no archive"),
-            (lambda a: a[0].update(format="tar"), "no archive of a run"),
+            (lambda a: a[0].update(format="tar"), "not an archive of a run"),
             (lambda a: a[0].update(version=2), "has version 2, this fedone-sdk reads 1"),
             (lambda a: a[0].update(run_id="other"), "described as"),
             (lambda a: a.pop(1), "does not begin with a run"),
@@ -635,7 +635,7 @@ class TestHostileArchives:
             body["seats"][0]["losses"][0][0] += 0.25
             line["body"] = json.dumps(body)
 
-        await self.refused(self.forged(data, change), "does not agree with itself: alpha differs")
+        await self.refused(self.forged(data, change), "is inconsistent: alpha differs")
 
     async def test_a_client_too_few(self, data: bytes) -> None:
         def change(lines: list[Any]) -> None:
@@ -741,7 +741,7 @@ class TestCommands:
         assert second.state.account == first.state.account
         code, out, err = fedone("import", archive, "--store", there)
         assert (code, out) == (2, "")
-        assert err == "run 'run' cannot be taken in: run 'run' exists already\n"
+        assert err == "run 'run' cannot be imported: run 'run' exists already\n"
 
     @pytest.mark.parametrize(
         ("arguments", "told"),

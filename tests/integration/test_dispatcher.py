@@ -430,7 +430,7 @@ class TestModels:
             await one.resume_run(one.runs["run"])
             await two.refresh()
             backend.down = True
-            with pytest.raises(ProblemError, match="cannot be asked at the moment") as caught:
+            with pytest.raises(ProblemError, match="is not available at the moment") as caught:
                 await claim(two, client)
             assert caught.value.code == "backend_unavailable"
             assert caught.value.retry_after_s is None
@@ -646,9 +646,7 @@ class TestBudget:
                 failures -= 1
                 # Its session is lost and comes back; the other sees that before it does.
                 stores[1].name += "-anew"
-                services[0].runs[
-                    "run"
-                ].mark_stale()  # Else it would depend on what it has heard by now.
+                services[0].runs["run"].mark_stale()  # Independent of signals so far.
                 await services[0].tick()
                 raise BackendUnavailable("busy", retry_after_s=0.0)
 

@@ -18,7 +18,7 @@ from aiohttp import web
 from yarl import URL
 
 import fedone_sdk.aggregator.http.requests as http_module
-import fedone_sdk.aggregator.routes.exchange as exchange_module
+import fedone_sdk.aggregator.routes.context as exchange_module
 from fedone_sdk.aggregator import Aggregator, ServedRun
 from fedone_sdk.aggregator.http.requests import answer, listening
 from fedone_sdk.aggregator.routes import MAX_BODY_BYTES

@@ -298,7 +298,7 @@ class TestRefusals:
             ({"prompts": prompts([[0, 1, 2]])}, "must be integers [P, 2]"),
             ({"prompts": Array.pack([0, 1], (2,), "uint8")}, "must be integers [P, 2]"),
             ({"prompts": Array.pack([0, 1], (1, 2), "float32")}, "must be integers [P, 2]"),
-            ({"prompts": Array.pack([], (0, 2), "uint8")}, "prompts: are none"),
+            ({"prompts": Array.pack([], (0, 2), "uint8")}, "prompts: are empty"),
         ],
         ids=str,
     )

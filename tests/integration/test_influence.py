@@ -31,7 +31,7 @@ from tests.edge import edge_client
 TOKEN, VIEWER = "enrolment-token-7f3a", "viewer-token-33d0"
 WORDS = Vocabulary(candidates=(" good", " bad", " fine"))
 DATA: tuple[Example, ...] = tuple({"text": f"text {n}", "label": n % 2} for n in range(4))
-CLIENTS, LIAR = 5, 4
+CLIENTS, ATTACKER = 5, 4
 
 
 def spec_of(rounds: int, **more: Any) -> RunSpec:
@@ -62,8 +62,8 @@ class Loud(MemoryTransport):
     async def update(self, credential: str, assignment_id: str, message: Any) -> Any:
         assert isinstance(message, LossesUpdate)
         told = tuple(100 * loss for loss in message.losses)
-        lie = message.model_copy(update={"losses": told})
-        return await super().update(credential, assignment_id, lie)
+        attack = message.model_copy(update={"losses": told})
+        return await super().update(credential, assignment_id, attack)
 
 
 async def test_a_liar_is_put_out_and_everybody_can_see_it(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ async def test_a_liar_is_put_out_and_everybody_can_see_it(tmp_path: Path) -> Non
                     "memory:",
                     token=TOKEN,
                     data=DATA,
-                    transport=(Loud if number == LIAR else MemoryTransport)(aggregator.service),
+                    transport=(Loud if number == ATTACKER else MemoryTransport)(aggregator.service),
                 )
             )
             for number in range(CLIENTS)
@@ -96,16 +96,16 @@ async def test_a_liar_is_put_out_and_everybody_can_see_it(tmp_path: Path) -> Non
                 for task in tasks:
                     task.cancel()
         assert run.state.status == "completed"
-        assert run.state.quarantined == {LIAR}
+        assert run.state.quarantined == {ATTACKER}
 
-        liar = (await run.clients())[LIAR].client_id
+        liar = (await run.clients())[ATTACKER].client_id
         (line,) = [line for line in lines if line["event"] == "client quarantined"]
-        assert (line["client"], line["log_level"]) == (LIAR, "warning")
+        assert (line["client"], line["log_level"]) == (ATTACKER, "warning")
         reason = line["reason"]
         assert re.fullmatch(r"2 of its [23] updates were held back", reason)
         entries = [json.loads(entry.body) for entry in await aggregator.service.log(run)]
         (entry,) = [entry for entry in entries if entry["quarantined"]]
-        assert entry["quarantined"] == [{"client": LIAR, "reason": reason}]
+        assert entry["quarantined"] == [{"client": ATTACKER, "reason": reason}]
         assert entry["round"] == line["round"]
 
         async def get(path: str, token: str) -> tuple[int, str]:

@@ -48,7 +48,7 @@ def epsilon_of(*multipliers: float, delta: float = 1e-5) -> float:
 
 
 class Watched(MemoryTransport):
-    """Keeps what a device sends, and may lie to it about its run."""
+    """Keeps what a device sends, and may misreport to it about its run."""
 
     def __init__(self, service: Service, **lies: object) -> None:
         super().__init__(service)
@@ -258,9 +258,9 @@ async def test_a_target_without_noise_in_this_exchange(tmp_path: Path, required:
     """Noise on alpha protects nothing where losses are returned."""
     spec = noisy("losses")
     assert spec.privacy is not None
-    lie = spec.privacy.model_copy(update={"target": "alpha"})
+    changed = spec.privacy.model_copy(update={"target": "alpha"})
     async with serving(spec, ScriptedBackend()) as service:
-        transport = Watched(service, privacy=lie)
+        transport = Watched(service, privacy=changed)
         client = device(transport, tmp_path)
         if not required:
             client._privacy = None
@@ -275,9 +275,9 @@ async def test_a_memory_without_noise() -> None:
     method = {"name": "evolution", "num_samples": 4, "batch_size": 4}
     spec = RunSpec.model_validate({**document, "method": method})
     assert spec.privacy is not None
-    lie = spec.privacy.model_copy(update={"target": "alpha"})
+    changed = spec.privacy.model_copy(update={"target": "alpha"})
     async with serving(spec, ScriptedBackend()) as service:
-        transport = Watched(service, privacy=lie)
+        transport = Watched(service, privacy=changed)
         client = edge_client("memory:", token=TOKEN, data=DATA, transport=transport)
         async with client:
             assert (await client.run_once()).outcome == "declined"

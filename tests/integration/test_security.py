@@ -353,7 +353,7 @@ class TestTokensAndClients:
     async def test_a_revoked_client_follows_no_run(
         self, server: Server, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("fedone_sdk.aggregator.routes.people._STILL_HERE_S", 0.05)
+        monkeypatch.setattr("fedone_sdk.aggregator.routes.runs._STILL_HERE_S", 0.05)
         client_id, credential = await server.enrol()
         async with (
             asyncio.timeout(10),
@@ -680,7 +680,7 @@ class TestHangingUp:
             store.go.set()
             await stopping
             assert store.closed
-            assert not server.aggregator.service.access.known(credential)
+            assert not server.aggregator.service.access.is_cached(credential)
 
     async def test_a_client_that_is_revoked_is_shut_out(self) -> None:
         async with serving(store=Held("revoke_client")) as server:
@@ -689,7 +689,7 @@ class TestHangingUp:
             store = await self.hang_up(server, f"POST /v1/clients/{client_id}/revoke", ROOT)
             store.go.set()
             access = server.aggregator.service.access
-            await until(lambda: not access.known(credential))
+            await until(lambda: not access.is_cached(credential))
             assert await server.refused("GET", "/v1/runs", token=credential) == "unauthorized"
             pool = server.aggregator.service.dispatcher.pool
             await until(lambda: 0 not in pool)
@@ -703,7 +703,7 @@ class TestHangingUp:
             store = await self.hang_up(server, "GET /v1/runs", new)
             store.go.set()
             access = server.aggregator.service.access
-            await until(lambda: not access.known(old))
+            await until(lambda: not access.is_cached(old))
             assert await server.refused("GET", "/v1/runs", token=old) == "unauthorized"
             await server.ok("GET", "/v1/runs", token=new)
 

@@ -204,7 +204,7 @@ class TestWhoWaits:
             seen.append(dict(service.dispatcher.available(self)))
             await restarted(self, *args, **kwargs)
 
-        monkeypatch.setattr(ServedRun, "restarted", watched)
+        monkeypatch.setattr(ServedRun, "charge_lost_replicas", watched)
         service = service_of(store, Looked())
         await service.start()
         assert seen == [before]

@@ -23,7 +23,7 @@ class SlowLookup:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.done, self.go_on = asyncio.Event(), asyncio.Event()
-        looked_back = Service._looked_back
+        looked_back = Service._state_at_round
 
         async def slow(served: Service, run: ServedRun, to_round: int) -> Any:
             found = await looked_back(served, run, to_round)
@@ -32,7 +32,7 @@ class SlowLookup:
                 await self.go_on.wait()
             return found
 
-        monkeypatch.setattr(Service, "_looked_back", slow)
+        monkeypatch.setattr(Service, "_state_at_round", slow)
 
 
 @asynccontextmanager

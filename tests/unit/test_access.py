@@ -231,7 +231,7 @@ class TestEnrolment:
             await access.enrol("fleet-secret", Enrol())
         assert caught.value.code == "forbidden"
         enrolled = await access.enrol("fleet-secret", Enrol(public_key="A" * 43 + "="))
-        assert access.signs(await access.client(enrolled.credential))
+        assert access.must_sign(await access.client(enrolled.credential))
 
 
 class TestClients:
@@ -244,7 +244,7 @@ class TestClients:
         revoked = await access.revoke_client(enrolled.client_id)
         assert revoked.revoked_at == clock.now()
         assert told == [revoked]
-        assert not access.known(enrolled.credential)
+        assert not access.is_cached(enrolled.credential)
         for _ in range(2):
             assert await refused(access, enrolled.credential) == "this client was revoked"
 
@@ -300,7 +300,9 @@ class TestClients:
             (await access.enrol("fleet-secret", Enrol(name=str(number)))).credential
             for number in range(5)
         ]
-        assert [access.known(credential) for credential in credentials] == [False] * 3 + [True] * 2
+        assert [access.is_cached(credential) for credential in credentials] == [False] * 3 + [
+            True
+        ] * 2
         for number, credential in enumerate(credentials):
             assert (await access.client(credential)).name == str(number)
         assert [(await access.record(number)).name for number in range(5)] == list("01234")
@@ -310,7 +312,7 @@ class TestClients:
         store = CountedStore()
         enrolled = await (await access_of(store)).enrol("fleet-secret", Enrol())
         access = await access_of(store)
-        assert access.known(enrolled.credential)
+        assert access.is_cached(enrolled.credential)
         assert (await access.client(enrolled.credential)).client_id == enrolled.client_id
         assert (store.reads, access.num_clients) == (0, 1)
 

@@ -48,7 +48,7 @@ async def test_it_is_renewed_at_half_time() -> None:
     [
         TransportError("no route"),
         MessageError("a login page"),
-        ProblemError("store_unavailable", "it may work again by itself", retry_after_s=1),
+        ProblemError("store_unavailable", "it may recover by itself; retry later", retry_after_s=1),
         ProblemError("internal", "see the server's log"),
     ],
     ids=lambda failure: type(failure).__name__,

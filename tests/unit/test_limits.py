@@ -126,12 +126,12 @@ class TestLimiter:
     def test_strangers_of_one_address_share_its_rate(self) -> None:
         limiter = limiter_of(requests_per_minute_per_ip=2.0)
         for _ in range(2):
-            limiter.stranger("a")
+            limiter.unknown_caller("a")
         with pytest.raises(ProblemError, match="more than 2 requests a minute") as caught:
-            limiter.stranger("a")
+            limiter.unknown_caller("a")
         assert caught.value.code == "rate_limited"
         assert caught.value.retry_after_s == pytest.approx(30)
-        limiter.stranger("b")
+        limiter.unknown_caller("b")
 
     def test_clients_have_rates_of_their_own(self) -> None:
         limiter = limiter_of(requests_per_minute_per_client=1.0)
@@ -144,11 +144,11 @@ class TestLimiter:
     def test_who_fails_often_is_not_heard(self) -> None:
         limiter = limiter_of(failures_per_minute_per_ip=3.0)
         for _ in range(3):
-            limiter.stranger("a")
+            limiter.unknown_caller("a")
             limiter.failed("a")
         with pytest.raises(ProblemError, match="too many failed authentications"):
-            limiter.stranger("a")
-        limiter.stranger("b")
+            limiter.unknown_caller("a")
+        limiter.unknown_caller("b")
 
     def test_failures_of_one_who_must_wait_already_do_not_add_up(self) -> None:
         """Else whoever shares an address with a broken device would be shut out for days."""
@@ -158,16 +158,16 @@ class TestLimiter:
         for _ in range(10_000):
             limiter.failed("a")
         with pytest.raises(ProblemError) as caught:
-            limiter.stranger("a")
+            limiter.unknown_caller("a")
         assert caught.value.retry_after_s == pytest.approx(1)
         clock.advance(1.001)
-        limiter.stranger("a")
+        limiter.unknown_caller("a")
 
     def test_nothing_is_limited_by_default_in_one_process(self) -> None:
         limiter = Limiter(NO_LIMITS)
         for _ in range(10_000):
             limiter.failed("a")
-            limiter.stranger("a")
+            limiter.unknown_caller("a")
             limiter.client(0)
 
 

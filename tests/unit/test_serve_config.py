@@ -217,7 +217,7 @@ class TestStore:
 
     async def test_a_look_at_a_file_changes_nothing(self, tmp_path: Path) -> None:
         store = StoreConfig.model_validate({"url": "fedone.db"})
-        assert await store.check(tmp_path) == f"would make {tmp_path}/fedone.db"
+        assert await store.check(tmp_path) == f"would create {tmp_path}/fedone.db"
         assert contents(tmp_path) == {}
         made = SqlStore.sqlite(tmp_path / "fedone.db")
         await made.open()
@@ -239,7 +239,7 @@ class TestStore:
 
     async def test_a_server_that_is_there(self, postgres: Cluster, database: str) -> None:
         config = StoreConfig.model_validate({"url": postgres.tcp_url(database)})
-        assert (await config.check(Path())) == f"would make its tables in 127.0.0.1/{database}"
+        assert (await config.check(Path())) == f"would create the tables in 127.0.0.1/{database}"
         store = SqlStore(postgres.url(database))
         await store.open()
         await store.close()

@@ -32,7 +32,7 @@ export interface Enrolled {
   credential: string;
 }
 /**
- * `POST /v1/assignments/claim`: a client asks for work.
+ * `POST /v1/assignments/claim`: a client claims work.
  */
 export interface Claim {
   num_examples: number;
@@ -43,7 +43,7 @@ export interface Claim {
   changed?: boolean;
 }
 /**
- * Work in the `alpha` exchange: run ask and tell for the steps, or train; return your alpha.
+ * Work in the `alpha` exchange: run the local steps and return the new alpha.
  */
 export interface AlphaAssignment {
   assignment_id: string;
@@ -79,7 +79,7 @@ export interface Step {
   prompt_seed: number;
 }
 /**
- * Work in the `losses` exchange: score these prompts, return one loss each.
+ * Work in the `losses` exchange: score prompts and return one loss each.
  */
 export interface LossesAssignment {
   assignment_id: string;
@@ -93,15 +93,15 @@ export interface LossesAssignment {
   minibatch_seed: number;
 }
 /**
- * The answer to `POST /v1/assignments/{id}/renew`.
+ * Response to `POST /v1/assignments/{id}/renew`.
  *
- * Older servers answer with the whole assignment, in which the same key stands.
+ * Older servers return the whole assignment, which has the same key.
  */
 export interface Renewal {
   deadline_s: number;
 }
 /**
- * `GET /v1/runs/{id}/task`: what a client must know of a run, fetched once.
+ * `GET /v1/runs/{id}/task`: description of a run for clients, fetched once.
  */
 export interface RunTask {
   task: TaskSpec;
@@ -326,7 +326,7 @@ export interface CalibrationSpec {
 /**
  * `GET /v1/runs/{id}/vocabulary`: the candidates, in index order.
  *
- * With `?after=VERSION` only those that were added since that version.
+ * With `?after=VERSION` only those added after that version.
  */
 export interface VocabularyList {
   candidates?: string[];
@@ -343,7 +343,7 @@ export interface Slot {
   repeat?: number;
 }
 /**
- * `POST /v1/score`: scores every prompt on every text, under an assignment's lease.
+ * `POST /v1/score`: score every prompt on every text, under an assignment's lease.
  */
 export interface Score {
   assignment_id: string;
@@ -354,7 +354,7 @@ export interface Score {
   references?: string[];
 }
 /**
- * What the model answered.
+ * The model's scores.
  */
 export interface Scores {
   log_probs?: PackedArray | null;
@@ -376,7 +376,7 @@ export interface LossesUpdate {
   class_counts?: number[];
 }
 /**
- * What became of the mini-batch's examples.
+ * Counts of the mini-batch's examples.
  */
 export interface Scored {
   scored: number;
@@ -402,7 +402,7 @@ export interface Decline {
   unfit?: boolean;
 }
 /**
- * The answer to an accepted update; the same body again gets the same receipt.
+ * Response to an accepted update; the same body again gets the same receipt.
  */
 export interface Receipt {
   assignment_id: string;

@@ -1,3 +1,3 @@
-"""Who may call the aggregator: tokens and roles, enrolled clients, signed requests."""
+"""Authentication and authorisation: tokens, roles, enrolled clients, signed requests."""
 
 __all__: list[str] = []

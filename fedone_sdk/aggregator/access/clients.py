@@ -1,4 +1,4 @@
-"""Who is let in: enrolment tokens, and the clients that came with them."""
+"""Enrolment tokens and enrolled clients."""
 
 from __future__ import annotations
 
@@ -31,29 +31,27 @@ __all__ = ["Access", "CONFIGURED", "may_see"]
 _log = structlog.get_logger(__name__)
 
 CONFIGURED = "config:"
-"""Names of configured tokens begin with this; those of tokens that people make cannot."""
+"""Prefix of the names of configured tokens; other tokens' names cannot have it."""
 
-_SEEN_S = 86_400.0
-"""When a client was last seen is kept this exactly, seconds: each time is a write."""
-_AT_ONCE = 4
-"""Credentials and tokens that nobody here knows are looked up so many at a time: guessing must
-not take the store from those who work."""
+_SEEN_PRECISION_S = 86_400.0
+"""Precision of a client's last request time, seconds: each update is a write."""
+_MAX_LOOKUPS = 4
+"""Maximal number of concurrent store lookups of unknown credentials and tokens, so that guessing
+does not overload the store."""
 
 
 class Access:
-    """Enrolment tokens and clients, as this replica sees them.
-
-    Clients that came lately are kept at hand; the others are read from the store when they come.
+    """Enrolment tokens and clients, with a cache of recently seen clients.
 
     Args:
-        store: Keeps tokens and clients; other replicas may change them.
-        authority: What is configured.
-        clock: Tells the time.
-        capacity: How many clients are kept at hand.
+        store: Store of tokens and clients; other replicas may change it.
+        authority: The configured tokens and roles.
+        clock: Source of the current time.
+        capacity: Size of the cache.
 
     Attributes:
-        authority: As given.
-        on_revoked: Told of clients that were revoked, here or elsewhere.
+        authority: The configured tokens and roles.
+        on_revoked: Callbacks for clients that were revoked, on any replica.
     """
 
     def __init__(
@@ -65,76 +63,76 @@ class Access:
         self._clock = clock
         self._capacity = capacity
         self._signatures = Signatures(store, clock, window_s=authority.signature_window_s)
-        # The one that came least lately first.
+        # Least recently used first.
         self._records: OrderedDict[int, ClientRecord] = OrderedDict()
         self._indices: dict[str, int] = {}
         self._tokens: frozenset[str] = frozenset()
         self._num_clients = 0
-        # Counts what may have changed in the store: what was read before is not kept.
-        self._changes = 0
-        self._looking = asyncio.Semaphore(_AT_ONCE)
-        self._changing = asyncio.Lock()
+        # Incremented on changes in the store; results of earlier reads are not cached.
+        self._num_changes = 0
+        self._lookups = asyncio.Semaphore(_MAX_LOOKUPS)
+        self._write_lock = asyncio.Lock()
 
     @property
     def num_clients(self) -> int:
-        """How many clients are enrolled, as far as this replica has seen."""
+        """Number of enrolled clients known to this replica."""
         return self._num_clients
 
     async def open(self) -> None:
-        """Brings the configured tokens into the store, and reads what it holds.
+        """Synchronise the store with the configured tokens, and load all tokens.
 
-        A configured token that is not in the configuration any more is revoked.
+        Tokens that were removed from the configuration are revoked.
 
         Raises:
             SpecError: A configured token has the secret of another token.
         """
-        self._forget_all()
+        self._invalidate_all()
         await self._configure()
         await self._read_tokens()
-        await self.recount()
+        await self.update_count()
         newest = max(self._num_clients - self._capacity, 0)
         for client in await self._store.clients(newest - 1, self._capacity):
-            self._remember(client)
+            self._cache(client)
 
     async def reload(self, index: int | None = None) -> None:
-        """Another replica has changed a client, or None: nobody knows what was changed."""
+        """Invalidate the cache after another replica changed a client; None for unknown changes."""
         if index is None:
-            self._forget_all()
-            await self.recount()
+            self._invalidate_all()
+            await self.update_count()
             return
-        self._forget(index)
+        self._invalidate(index)
         self._num_clients = max(self._num_clients, index + 1)
         client = await self._store.client_at(index)
         if client is not None and client.revoked_at is not None:
-            self._tell_revoked(client)
+            self._notify_revoked(client)
 
-    async def recount(self) -> None:
-        """Counts the clients anew: some may have come in of which nobody told."""
+    async def update_count(self) -> None:
+        """Read the number of clients from the store."""
         self._num_clients = await self._store.num_clients()
 
     # Tokens
 
     async def check_token(self, token: str | None) -> None:
-        """Refuses strangers before their request is read; `enrol` looks at all the rest.
+        """Refuse a request without a valid token before its body is read.
 
         Raises:
             ProblemError: ``unauthorized``.
         """
         if token is not None:
-            given = digest(token)
-            if self._has_token(given):
+            secret_sha256 = digest(token)
+            if self._has_token(secret_sha256):
                 return
-            async with self._looking:
+            async with self._lookups:
                 await self._read_tokens()
-            if self._has_token(given):
+            if self._has_token(secret_sha256):
                 return
         raise ProblemError("unauthorized", "enrolment needs a valid enrolment token")
 
     async def create_token(self, message: NewToken) -> tuple[TokenRecord, str]:
-        """Makes an enrolment token.
+        """Create an enrolment token.
 
         Returns:
-            The token and its secret, which is kept nowhere.
+            The token and its secret, which is not stored.
 
         Raises:
             ProblemError: ``token_conflict`` when the name is taken.
@@ -148,22 +146,24 @@ class Access:
             expires_at=None if message.expires_in_s is None else now + message.expires_in_s,
             created_at=now,
         )
-        async with self._changing:
+        async with self._write_lock:
             if any(known.name == token.name for known in await self._store.tokens()):
                 raise ProblemError(
-                    "token_conflict", f"there is an enrolment token {token.name!r} already"
+                    "token_conflict", f"there already is an enrolment token {token.name!r}"
                 )
             await self._store.put_token(token)
         self._tokens |= {token.token_sha256}
-        _log.info("enrolment token made", token=token.name, runs=token.runs, uses=token.uses_left)
+        _log.info(
+            "enrolment token created", token=token.name, runs=token.runs, uses=token.uses_left
+        )
         return token, secret
 
     async def tokens(self) -> list[TokenRecord]:
-        """All enrolment tokens, in the order they were added."""
+        """Return all enrolment tokens in order of creation."""
         return await self._store.tokens()
 
     async def revoke_token(self, name: str) -> TokenRecord:
-        """Revokes an enrolment token for good; clients that came with it stay.
+        """Revoke an enrolment token; clients that enrolled with it stay.
 
         Raises:
             ProblemError: ``not_found``.
@@ -177,9 +177,9 @@ class Access:
     # Clients
 
     async def enrol(self, token: str | None, message: Enrol) -> Enrolled:
-        """Makes a client identity for who holds an enrolment token.
+        """Enrol a client.
 
-        Asked again with the same nonce, it is the same client with a new credential.
+        A repetition with the same nonce returns the same client with a new credential.
 
         Raises:
             ProblemError: ``unauthorized``; ``forbidden`` without a public key where requests must
@@ -207,42 +207,42 @@ class Access:
         self._num_clients = max(self._num_clients, client.index + 1)
         again = client.client_id != wanted
         if again:
-            await self._changed(client.index)
+            await self._on_changed(client.index)
         else:
-            self._remember(client)
-            # Others count it: how many there are says whether somebody may still come.
+            self._cache(client)
+            # Other replicas update their count, which decides whether rounds can be filled.
             await publish(self._store, ClientChanged(client_index=client.index))
         _log.info("enrolled", client_id=client.client_id, token=client.token, again=again)
         return Enrolled(client_id=client.client_id, credential=credential)
 
-    def known(self, credential: str | None) -> bool:
-        """Whether this is the credential of a client that is at hand."""
-        client = None if credential is None else self._at_hand(digest(credential))
+    def is_cached(self, credential: str | None) -> bool:
+        """Whether this is the credential of a cached client."""
+        client = None if credential is None else self._cached(digest(credential))
         return client is not None and client.revoked_at is None
 
     async def client(self, credential: str | None) -> ClientRecord:
-        """The client that this credential belongs to.
+        """Return the client with this credential.
 
         Raises:
             ProblemError: ``unauthorized``.
         """
         client = None
         if credential is not None:
-            given = digest(credential)
-            client = self._at_hand(given) or await self._look_up(given)
+            secret_sha256 = digest(credential)
+            client = self._cached(secret_sha256) or await self._fetch(secret_sha256)
         if client is None:
             raise ProblemError("unauthorized", "this needs the credential of an enrolled client")
         _refuse_revoked(client)
-        if client.previous_sha256 is not None and client.previous_sha256 != given:
-            # It has the new one: nobody needs the one before.
-            await run_shielded(self._drop_previous(client.index, given), of=self._store)
+        if client.previous_sha256 is not None and client.previous_sha256 != secret_sha256:
+            # The client uses its new credential: the previous one is not needed.
+            await run_shielded(self._clear_previous(client.index, secret_sha256), of=self._store)
         seen_at = client.enrolled_at if client.seen_at is None else client.seen_at
-        if self._clock.now() - seen_at > _SEEN_S:
-            await run_shielded(self._see(client), of=self._store)
+        if self._clock.now() - seen_at > _SEEN_PRECISION_S:
+            await run_shielded(self._record_seen(client), of=self._store)
         return client
 
-    async def check_still(self, client: ClientRecord) -> None:
-        """Refuses a client that was revoked since it was let in: its request may have taken long.
+    async def check_active(self, client: ClientRecord) -> None:
+        """Refuse a client that was revoked during its request.
 
         Raises:
             ProblemError: ``unauthorized``.
@@ -251,12 +251,12 @@ class Access:
         if now is not None:
             _refuse_revoked(now)
 
-    def signs(self, client: ClientRecord) -> bool:
-        """Whether a client's requests must be signed."""
+    def must_sign(self, client: ClientRecord) -> bool:
+        """Whether a client must sign its requests."""
         return client.public_key is not None or self.authority.require_signatures
 
     async def check_signature(self, client: ClientRecord, request: SignedRequest) -> None:
-        """Refuses a request that this client has not signed, or that was seen before.
+        """Refuse a request without this client's signature, or a repeated one.
 
         Raises:
             ProblemError: ``invalid_signature`` or ``clock_skew``.
@@ -264,48 +264,48 @@ class Access:
         await self._signatures.check(client, request)
 
     async def rotate(self, client: ClientRecord, credential: str | None) -> Rotated:
-        """Gives a client a new credential; the one it came with works until the new one is used.
+        """Give a client a new credential; the current one is valid until the new one is used.
 
         Raises:
-            ProblemError: ``unauthorized`` when that one is not valid any more.
+            ProblemError: ``unauthorized`` if the current one is no longer valid.
         """
-        given, secret = digest(credential or ""), new_secret("fedone")
-        async with self._changing:
+        secret_sha256, secret = digest(credential or ""), new_secret("fedone")
+        async with self._write_lock:
             now = await self._store.client_at(client.index)
-            # Of two that rotate at once with one credential the second would lock the first out.
-            if now is None or given not in (now.credential_sha256, now.previous_sha256):
+            # The second of two concurrent rotations would lock the first caller out.
+            if now is None or secret_sha256 not in (now.credential_sha256, now.previous_sha256):
                 raise ProblemError("unauthorized", "this credential was replaced by another one")
-            await self._store.set_credential(client.index, digest(secret), given)
-        await self._changed(client.index)
+            await self._store.set_credential(client.index, digest(secret), secret_sha256)
+        await self._on_changed(client.index)
         _log.info("credential rotated", client_id=client.client_id)
         return Rotated(credential=secret)
 
     async def clients(self, after: int = -1, limit: int | None = None) -> list[ClientRecord]:
-        """Clients in the order they enrolled; see `Store.clients`."""
+        """Return clients in order of enrolment; see `Store.clients`."""
         return await self._store.clients(after, limit)
 
     async def revoke_client(self, client_id: str) -> ClientRecord:
-        """Revokes a client for good.
+        """Revoke a client permanently.
 
         Raises:
             ProblemError: ``not_found``.
         """
         client = await self.by_name(client_id)
         await self._store.revoke_client(client.index, self._clock.now())
-        await self._changed(client.index)
+        await self._on_changed(client.index)
         client = await self.by_name(client_id)
-        self._tell_revoked(client)
+        self._notify_revoked(client)
         _log.info("client revoked", client_id=client_id)
         return client
 
     async def retire(self, index: int) -> None:
-        """Erases a client that is not seen any more, but for its index and public name."""
+        """Erase an idle client except for its index and public id."""
         await self._store.retire_client(index, self._clock.now())
-        await self._changed(index)
+        await self._on_changed(index)
         _log.info("client retired", client=index)
 
     async def by_name(self, client_id: str) -> ClientRecord:
-        """The client with this public name.
+        """Return the client with this public id.
 
         Raises:
             ProblemError: ``not_found``.
@@ -316,95 +316,95 @@ class Access:
         return client
 
     async def record(self, index: int) -> ClientRecord | None:
-        """The client with this enrolment index."""
+        """Return the client with this enrolment index, if any."""
         client = self._records.get(index)
         if client is None:
-            changes = self._changes
+            changes = self._num_changes
             client = await self._store.client_at(index)
-            self._keep(client, changes)
+            self._cache_if_current(client, changes)
         return client
 
     async def names(self, indices: Sequence[int]) -> list[str]:
-        """The public names of clients by enrolment index."""
+        """Return the public ids of enrolment indices."""
         clients = [await self.record(index) for index in indices]
         return ["unknown" if client is None else client.client_id for client in clients]
 
-    # What is at hand
+    # Cache
 
-    def _at_hand(self, given: str) -> ClientRecord | None:
-        # A dictionary of digests: what its timing could tell is the digest, not the secret.
-        index = self._indices.get(given)
+    def _cached(self, secret_sha256: str) -> ClientRecord | None:
+        # The lookup's timing can only reveal the digest, not the secret.
+        index = self._indices.get(secret_sha256)
         if index is None:
             return None
         self._records.move_to_end(index)
         return self._records[index]
 
-    async def _look_up(self, given: str) -> ClientRecord | None:
-        async with self._looking:
-            changes = self._changes
-            client = await self._store.client(given)
-            self._keep(client, changes)
+    async def _fetch(self, secret_sha256: str) -> ClientRecord | None:
+        async with self._lookups:
+            changes = self._num_changes
+            client = await self._store.client(secret_sha256)
+            self._cache_if_current(client, changes)
             return client
 
-    def _keep(self, client: ClientRecord | None, changes: int) -> None:
-        """Keeps what was read, unless something was changed meanwhile."""
-        if client is not None and changes == self._changes:
-            self._remember(client)
+    def _cache_if_current(self, client: ClientRecord | None, changes: int) -> None:
+        """Cache a record unless the store changed during the read."""
+        if client is not None and changes == self._num_changes:
+            self._cache(client)
             self._num_clients = max(self._num_clients, client.index + 1)
 
-    def _remember(self, client: ClientRecord) -> None:
-        self._drop(client.index)
+    def _cache(self, client: ClientRecord) -> None:
+        self._evict(client.index)
         self._records[client.index] = client
         for known in (client.credential_sha256, client.previous_sha256):
             if known is not None:
                 self._indices[known] = client.index
         if len(self._records) > self._capacity:
-            self._drop(next(iter(self._records)))
+            self._evict(next(iter(self._records)))
 
-    def _drop(self, index: int) -> None:
+    def _evict(self, index: int) -> None:
         client = self._records.pop(index, None)
         if client is not None:
             self._indices.pop(client.credential_sha256, None)
             self._indices.pop(client.previous_sha256 or "", None)
 
-    def _forget(self, index: int) -> None:
-        self._changes += 1
-        self._drop(index)
+    def _invalidate(self, index: int) -> None:
+        self._num_changes += 1
+        self._evict(index)
 
-    def _forget_all(self) -> None:
-        self._changes += 1
+    def _invalidate_all(self) -> None:
+        self._num_changes += 1
         self._records.clear()
         self._indices.clear()
 
-    # What is changed
+    # Changes
 
-    async def _see(self, client: ClientRecord) -> None:
+    async def _record_seen(self, client: ClientRecord) -> None:
         now = self._clock.now()
         await self._store.see_client(client.index, now)
         if self._records.get(client.index) is client:
-            self._remember(replace(client, seen_at=now))
+            self._cache(replace(client, seen_at=now))
 
-    async def _drop_previous(self, index: int, given: str) -> None:
-        async with self._changing:
+    async def _clear_previous(self, index: int, secret_sha256: str) -> None:
+        async with self._write_lock:
             now = await self._store.client_at(index)
-            if now is None or now.previous_sha256 is None or now.credential_sha256 != given:
-                return  # Somebody else was faster.
-            await self._store.set_credential(index, given, None)
-        await self._changed(index)
+            if now is None or now.previous_sha256 is None or now.credential_sha256 != secret_sha256:
+                return  # Already done by a concurrent request.
+            await self._store.set_credential(index, secret_sha256, None)
+        await self._on_changed(index)
 
-    async def _changed(self, index: int) -> None:
-        self._forget(index)
+    async def _on_changed(self, index: int) -> None:
+        self._invalidate(index)
         await publish(self._store, ClientChanged(client_index=index))
 
-    def _tell_revoked(self, client: ClientRecord) -> None:
+    def _notify_revoked(self, client: ClientRecord) -> None:
         for listener in self.on_revoked:
             listener(client)
 
     # Tokens of the configuration
 
-    def _has_token(self, given: str) -> bool:
-        # Every entry is compared: how long it takes tells nothing about which one matched.
-        return any([hmac.compare_digest(given, known) for known in self._tokens])
+    def _has_token(self, secret_sha256: str) -> bool:
+        # Compares all entries: the time must not reveal which one matched.
+        return any([hmac.compare_digest(secret_sha256, known) for known in self._tokens])
 
     async def _read_tokens(self) -> None:
         self._tokens = frozenset(token.token_sha256 for token in await self._store.tokens())
@@ -427,7 +427,7 @@ class Access:
             except ValueError as exc:
                 raise SpecError(f"auth.enrolment_tokens: {name}: {exc}") from exc
             if name in kept and kept[name].revoked_at is not None:
-                _log.warning("a configured enrolment token was revoked, for good", token=name)
+                _log.warning("a configured enrolment token is revoked permanently", token=name)
         for name, known in kept.items():
             if name.startswith(CONFIGURED) and name not in numbered and known.revoked_at is None:
                 await self._store.revoke_token(name, now)
@@ -442,10 +442,10 @@ def _refuse_revoked(client: ClientRecord) -> None:
 def _names(
     tokens: Sequence[EnrolmentToken], kept: dict[str, TokenRecord]
 ) -> dict[str, EnrolmentToken]:
-    """The tokens by the names that the store has, or gets, for them.
+    """Return the configured tokens by their names in the store.
 
-    One without a name is known again by its secret, so that the order may change; a new one gets
-    a number that was never used.
+    A token without a name is identified by its secret, so that the order may change; a new one gets
+    an unused number.
     """
     by_digest = {
         token.token_sha256: name for name, token in kept.items() if name.startswith(CONFIGURED)

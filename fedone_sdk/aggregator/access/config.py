@@ -1,4 +1,4 @@
-"""``auth`` of CONFIG.yaml: tokens of devices and people, and whether requests are signed."""
+"""``auth`` in CONFIG.yaml: enrolment tokens, admin tokens, signed requests."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _FEWEST_CHARS = 20
 _FEWEST_DIFFERENT = 8
 
 MAKE_A_TOKEN = """python3 -c "import secrets; print(secrets.token_urlsafe(32))\""""
-"""How a person makes one, for messages."""
+"""Command that generates a token, for error messages."""
 
 
 def _token(value: object) -> object:
-    # Every mistake is a ValueError of our own: pydantic's would print what it was given.
+    # Raises its own ValueErrors: pydantic's messages would contain the secret.
     if isinstance(value, SecretStr):
         return value
     if isinstance(value, dict) and value.keys() == {"env"} and isinstance(value["env"], str):
@@ -43,7 +43,7 @@ def _token(value: object) -> object:
 
 
 Token = Annotated[SecretStr, BeforeValidator(_token)]
-"""A secret: text, or ``{env: NAME}`` to keep it out of the file. No error ever shows it."""
+"""A secret: text, or ``{env: NAME}`` to read it from the environment. Errors never show it."""
 
 TokenName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 
@@ -64,11 +64,10 @@ class EnrolmentTokenConfig(Spec):
 
     Attributes:
         token: The secret.
-        name: What people call it; by default it is numbered.
-        runs: Names of the runs that its clients may see, in which ``*`` stands for any text; null
-            is all.
-        expires: When it stops working, a date and time with its offset; null is never.
-        uses: How many clients may enrol with it; null is no limit.
+        name: Its name; numbered by default.
+        runs: Names of the runs that its clients may access, with ``*`` for any text; null is all.
+        expires: Expiry, a date and time with UTC offset; null is never.
+        uses: Maximal number of clients that enrol with it; null is unlimited.
     """
 
     token: Token
@@ -78,7 +77,7 @@ class EnrolmentTokenConfig(Spec):
     uses: Annotated[int, Field(ge=1, le=2**53 - 1)] | None = None
 
     def build(self) -> EnrolmentToken:
-        """The token, without its secret."""
+        """Return the token without its secret."""
         return EnrolmentToken(
             token_sha256=digest(self.token.get_secret_value()),
             name=self.name,
@@ -89,13 +88,13 @@ class EnrolmentTokenConfig(Spec):
 
 
 class AdminTokenConfig(Spec):
-    """A person.
+    """A user's token.
 
     Attributes:
         token: The secret.
-        name: What people call it; stands in the log.
-        role: What it allows: viewer looks at runs, operator steers them, admin lets in devices.
-        runs: Names of the runs that it is for, in which ``*`` stands for any text; null is all.
+        name: Name of the user, for the log.
+        role: viewer reads runs, operator also controls them, admin also manages devices.
+        runs: Names of the runs that it is valid for, with ``*`` for any text; null is all.
     """
 
     token: Token
@@ -109,7 +108,7 @@ class AdminTokenConfig(Spec):
         return self
 
     def build(self) -> AdminToken:
-        """The token, without its secret."""
+        """Return the token without its secret."""
         return AdminToken(
             token_sha256=digest(self.token.get_secret_value()),
             name=self.name,
@@ -119,7 +118,7 @@ class AdminTokenConfig(Spec):
 
 
 def _with_token(value: object) -> dict[str, Any]:
-    """A mapping with ``token``, of a token, of ``{env: ...}`` or of a mapping with either."""
+    """Return a mapping with ``token`` from a token, ``{env: ...}``, or a mapping with either."""
     if not isinstance(value, dict) or value.keys() == {"env"}:
         return {"token": value}
     if "env" not in value:
@@ -147,16 +146,16 @@ def _admin_tokens(value: object) -> object:
 
 
 class AuthConfig(Spec):
-    """Who may come in. A token is text, or ``{env: NAME}`` to keep it out of the file.
+    """Authentication. A token is text, or ``{env: NAME}`` to read it from the environment.
 
     Attributes:
-        enrolment_tokens: Let a device enrol: secrets, or mappings with more than a secret.
-        admin_token: Secret of a person in role admin.
-        admin_tokens: More people, in their roles. Without any, people cannot do anything over
-            HTTP.
-        require_signatures: Whether every device must sign its requests; those that enrolled with a
-            key must anyway.
-        signature_window_s: How far the clock of a device that signs may be off, seconds.
+        enrolment_tokens: Tokens with which devices enrol: secrets, or mappings with options.
+        admin_token: Secret of a user with role admin.
+        admin_tokens: Tokens of more users, with their roles. Without any admin token, the
+            administrative routes are disabled.
+        require_signatures: Whether every device must sign its requests. Devices that enrolled with
+            a key always must.
+        signature_window_s: Maximal clock difference of a signed request, seconds.
     """
 
     enrolment_tokens: Annotated[
@@ -185,7 +184,7 @@ class AuthConfig(Spec):
 
     @property
     def guessable(self) -> list[str]:
-        """The keys whose tokens are so short, or so even, that they can be tried out."""
+        """Return the keys of tokens that are too short or too regular to be secure."""
         tokens = {
             f"enrolment_tokens.{at}": one.token for at, one in enumerate(self.enrolment_tokens)
         }
@@ -195,7 +194,7 @@ class AuthConfig(Spec):
         return [key for key, token in tokens.items() if _is_guessable(token.get_secret_value())]
 
     def arguments(self) -> dict[str, Any]:
-        """What an `Authority` or an `Aggregator` is told, as keyword arguments."""
+        """Return keyword arguments for `Authority` or `Aggregator`."""
         admin = self.admin_token
         return {
             "enrolment_tokens": [token.build() for token in self.enrolment_tokens],

@@ -1,4 +1,4 @@
-"""Signed requests: who has the credential but not the key of a device cannot act for it."""
+"""Signed requests: a stolen credential is useless without the device's private key."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ _NONCE = re.compile(r"[A-Za-z0-9_-]{16,64}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignedRequest:
-    """What of a request is signed.
+    """The signed parts of a request.
 
     Attributes:
         method: HTTP method.
-        target: Path and query as they stand in the request line.
-        body: All of it, as it was sent.
-        headers: Lower-case name -> values, one per line that it stood in.
+        target: Path and query of the request line.
+        body: The raw body.
+        headers: Lower-case name -> values, one per header line.
     """
 
     method: str
@@ -52,12 +52,12 @@ class SignedRequest:
 
 
 class Signatures:
-    """Checks signatures, and that each is used once.
+    """Verifies signatures and rejects replays.
 
     Args:
-        store: Remembers nonces, for all replicas.
-        clock: Tells the time.
-        window_s: How far a signature's time may be off, seconds.
+        store: Store of used nonces, shared by all replicas.
+        clock: Source of the current time.
+        window_s: Maximal difference of a signature's time, seconds.
     """
 
     def __init__(self, store: Store, clock: Clock, *, window_s: float) -> None:
@@ -66,10 +66,10 @@ class Signatures:
         self._window_s = window_s
 
     async def check(self, client: ClientRecord, request: SignedRequest) -> None:
-        """Refuses what a client has not signed, lately and once.
+        """Refuse a request without a valid, recent and unused signature of the client.
 
         Raises:
-            ProblemError: ``invalid_signature``; ``clock_skew`` when all but the time is right.
+            ProblemError: ``invalid_signature``; ``clock_skew`` if only the time is wrong.
         """
         if client.public_key is None:
             raise _refused("this client enrolled without a public key, and requests must be signed")
@@ -89,8 +89,8 @@ class Signatures:
         signed = signature_base(request.method, request.target, digest, params)
         if not _is_signed(client.public_key, base64.b64decode(signature[1]), signed):
             raise _refused("the signature is not the client's over this request")
-        # Only now is it worth anything: a stranger must not fill the store with nonces, nor learn
-        # the time window.
+        # After the signature check: unauthenticated callers must not fill the store with nonces or
+        # learn the time window.
         now, created = self._clock.now(), int(values["created"])
         if abs(now - created) > self._window_s:
             raise ProblemError(
@@ -104,7 +104,7 @@ class Signatures:
 
 
 def _parameters(header: str) -> tuple[str, dict[str, str]]:
-    """The text after the label, and the parameters in it."""
+    """Return the text after the label and its parameters."""
     found = _INPUT.fullmatch(header)
     if found is None:
         raise _refused(f"Signature-Input is not {SIGNATURE_LABEL}={_COMPONENTS};created=...")

@@ -1,4 +1,4 @@
-"""Who may talk to the aggregator: secrets, their digests, and the roles of people."""
+"""Secrets, digests, and the roles of users."""
 
 from __future__ import annotations
 
@@ -28,34 +28,34 @@ __all__ = [
 Role = Literal["viewer", "operator", "admin"]
 
 ROLES: tuple[Role, ...] = ("viewer", "operator", "admin")
-"""Each may do what those before it may: look at runs; steer them; let devices and people in."""
+"""In ascending order: read runs; control runs; manage devices and tokens."""
 
 _PATTERN = re.compile(r"[A-Za-z0-9_.*-]{1,64}")
 
 
 def new_secret(prefix: str) -> str:
-    """A fresh secret of 256 bits; the prefix tells people and scanners what it is."""
+    """Return a new 256-bit secret with a prefix that secret scanners recognise."""
     return f"{prefix}_{secrets.token_urlsafe(32)}"
 
 
 def digest(secret: str) -> str:
-    """The hex SHA-256 of a secret: high-entropy secrets need no slow hash.
+    """Return the hex SHA-256 of a secret; secrets with high entropy need no slow hash.
 
-    A header may hold bytes that are no text; they come as lone surrogates.
+    Bytes of a header that are not UTF-8 arrive as lone surrogates.
     """
     return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def may_see(patterns: Iterable[str] | None, run_id: str) -> bool:
-    """Whether a run is one of those that somebody is let in for; None is all runs."""
+    """Whether a run's name matches one of the patterns; None matches all runs."""
     return patterns is None or any(fnmatchcase(run_id, pattern) for pattern in patterns)
 
 
 def check_patterns(patterns: Iterable[str] | None) -> tuple[str, ...] | None:
-    """Patterns of run names, where ``*`` stands for any text.
+    """Return checked patterns of run names, in which ``*`` stands for any text.
 
     Raises:
-        ValueError: There are none, or one has characters that no run's name has.
+        ValueError: The list is empty, or a pattern has characters that no run's name has.
     """
     if patterns is None:
         return None
@@ -63,7 +63,7 @@ def check_patterns(patterns: Iterable[str] | None) -> tuple[str, ...] | None:
     if not found:
         raise ValueError("runs must name at least one run or pattern; leave it out for all runs")
     for pattern in found:
-        # Nothing else that fnmatch knows can occur in it.
+        # Excludes all other special characters of fnmatch.
         if _PATTERN.fullmatch(pattern) is None:
             raise ValueError(
                 "a pattern of runs is 1 to 64 letters, digits, dots, dashes, underscores and *"
@@ -73,14 +73,14 @@ def check_patterns(patterns: Iterable[str] | None) -> tuple[str, ...] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnrolmentToken:
-    """A configured token that lets devices enrol; only its digest is kept.
+    """A configured enrolment token, without its secret.
 
     Attributes:
         token_sha256: Digest of the secret.
-        name: What people call it; None is numbered.
-        runs: Patterns of the runs that its clients may see; None is all.
-        expires_at: When it stops working, seconds since the epoch; None is never.
-        uses: How many clients may enrol with it; None is no limit.
+        name: Its name; None is numbered.
+        runs: Patterns of the runs that its clients may access; None is all.
+        expires_at: Expiry, seconds since the epoch; None is never.
+        uses: Maximal number of clients that enrol with it; None is unlimited.
     """
 
     token_sha256: str
@@ -91,20 +91,20 @@ class EnrolmentToken:
 
     @classmethod
     def of(cls, secret: str) -> Self:
-        """A token without any limit."""
+        """Return a token without limits."""
         return cls(token_sha256=digest(secret))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdminToken:
-    """A person, as far as a token tells; only its digest is kept.
+    """A user's token, without its secret.
 
     Attributes:
         token_sha256: Digest of the secret.
-        name: What people call it; stands in the log.
-        role: What it allows.
-        runs: Patterns of the runs that it is good for; None is all. Who lets others in is never
-            bound to some runs.
+        name: Name of the user, for the log.
+        role: The user's role.
+        runs: Patterns of the runs that it is valid for; None is all. Role admin is always valid for
+            all runs.
     """
 
     token_sha256: str
@@ -117,27 +117,27 @@ class AdminToken:
             raise ValueError("role admin is for all runs; give a viewer or operator runs instead")
 
     def allows(self, role: Role) -> bool:
-        """Whether it does for what this role may do."""
+        """Whether the user's role includes this role."""
         return ROLES.index(self.role) >= ROLES.index(role)
 
 
 class Authority:
-    """What is configured of who may come in.
+    """The configured tokens and roles.
 
     Args:
-        enrolment_tokens: Let a device enrol: secrets, or more than a secret.
-        admin_token: Secret of a person in role admin.
-        admin_tokens: More people, in their roles.
+        enrolment_tokens: Tokens with which devices enrol: secrets, or tokens with options.
+        admin_token: Secret of a user with role admin.
+        admin_tokens: Tokens of more users, with their roles.
         require_signatures: Whether every device must sign its requests.
-        signature_window_s: How far the clock of a device that signs may be off, seconds.
+        signature_window_s: Maximal clock difference of a signed request, seconds.
 
     Attributes:
         enrolment_tokens: The configured tokens.
-        require_signatures: As given.
-        signature_window_s: As given.
+        require_signatures: Whether every device must sign its requests.
+        signature_window_s: Maximal clock difference of a signed request, seconds.
 
     Raises:
-        ValueError: Two people share a secret or a name, or one has a device's.
+        ValueError: Two admin tokens share a secret or a name, or one is an enrolment token.
     """
 
     def __init__(
@@ -169,22 +169,22 @@ class Authority:
             raise ValueError("two admin tokens have the same name")
 
     def person(self, token: str | None) -> AdminToken | None:
-        """Whose admin token this is; None is nobody's."""
+        """Return the admin token with this secret, if any."""
         if token is None:
             return None
         given = digest(token)
-        # Every entry is compared: how long it takes tells nothing about which one matched.
+        # Compares all entries: the time must not reveal which one matched.
         known = [
             person for person in self._people if hmac.compare_digest(given, person.token_sha256)
         ]
         return known[0] if known else None
 
     def check(self, token: str | None, role: Role) -> AdminToken:
-        """Lets a person in who may do what a role may.
+        """Return the admin token with this secret if its role includes `role`.
 
         Raises:
-            ProblemError: ``unauthorized``; ``forbidden`` where the token is of a lesser role, or
-                no admin token is configured.
+            ProblemError: ``unauthorized``; ``forbidden`` if the role does not suffice, or no admin
+                token is configured.
         """
         if not self._people:
             raise ProblemError("forbidden", "this server has no admin token configured")

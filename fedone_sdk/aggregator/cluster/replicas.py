@@ -290,7 +290,7 @@ class Replicas:
                 await self._on_run_changed(signal)
             case RunAdded():
                 await self._refresh()
-                await self._access.recount()  # An imported run may have added clients.
+                await self._access.update_count()  # An imported run may have added clients.
             case RunRemoved():
                 await self._refresh()
             case MemberJoined():

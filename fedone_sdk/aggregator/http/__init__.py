@@ -1,3 +1,3 @@
-"""HTTP without the aggregator's messages: requests, bodies, limits, CORS, TLS, draining."""
+"""HTTP infrastructure: requests, bodies, limits, CORS, TLS, drain."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Web pages as devices: which origins a browser lets call the aggregator (Fetch standard, CORS)."""
+"""CORS for web pages that take part as devices (Fetch standard)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SENT = (
 )
 _READ = ("Retry-After", "Date", PROTOCOL_HEADER, "X-Request-ID")
 _MAX_AGE_S = 7200
-"""How long a browser may remember a preflight: the most that Chromium takes."""
+"""Lifetime of a preflight in the browser's cache: Chromium's maximum."""
 
 
 def _origin(text: str) -> str:
@@ -40,10 +40,10 @@ def _origin(text: str) -> str:
 
 
 class CorsConfig(Spec):
-    """Which web pages may take part as devices.
+    """Origins of web pages that may take part as devices.
 
     Attributes:
-        origins: Scheme, host and port of each; none by default. There is no wildcard.
+        origins: Scheme, host and port of each; none by default. Wildcards are not supported.
     """
 
     origins: Annotated[
@@ -52,17 +52,16 @@ class CorsConfig(Spec):
 
 
 NO_PAGES = CorsConfig()
-"""No web page of another origin may call."""
+"""No cross-origin requests."""
 
 
 class Cors:
-    """Answers preflights, and lets pages of the origins read the answers.
+    """Answers preflights and sets the CORS headers.
 
-    Credentials of the browser (cookies) are never allowed: tokens travel in ``Authorization``,
-    which a page must hold itself.
+    Browser credentials (cookies) are not allowed: pages send tokens in ``Authorization``.
 
     Args:
-        config: The origins.
+        config: The allowed origins.
         reachable: Handlers that pages may call.
     """
 
@@ -71,13 +70,13 @@ class Cors:
         self._reachable = reachable
 
     def install(self, app: web.Application) -> None:
-        """Adds the headers to all answers; without origins nothing is added."""
+        """Add the CORS headers to all responses, if origins are configured."""
         if self._origins:
             app.on_response_prepare.append(self._stamp)
 
     @property
     def middleware(self) -> Any:
-        """Answers preflights; they carry no token, so it stands before what asks for one."""
+        """Return the middleware that answers preflights, to run before authentication."""
 
         @web.middleware
         async def preflight(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -98,7 +97,7 @@ class Cors:
         return preflight
 
     async def _stamp(self, request: web.Request, response: web.StreamResponse) -> None:
-        # Also where the origin is none of ours: a cache must not give its answer to one that is.
+        # Also for other origins: a cache must not reuse the response for an allowed one.
         response.headers.add(hdrs.VARY, hdrs.ORIGIN)
         origin = self._origin_of(request)
         if origin and request.match_info.handler in self._reachable:
@@ -106,6 +105,6 @@ class Cors:
             response.headers[hdrs.ACCESS_CONTROL_EXPOSE_HEADERS] = ", ".join(_READ)
 
     def _origin_of(self, request: web.Request) -> str:
-        """The caller's origin if it is one of ours, else nothing."""
+        """Return the request's origin if it is allowed, else an empty string."""
         origin = request.headers.get(hdrs.ORIGIN, "")
         return origin if origin in self._origins else ""

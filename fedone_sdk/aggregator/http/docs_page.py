@@ -1,4 +1,4 @@
-"""The page at ``/docs``: Swagger UI over the served contract, without a file from elsewhere."""
+"""The page at ``/docs``: Swagger UI for the OpenAPI document, without external files."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from fedone_sdk.errors import ProblemError
 __all__ = ["ASSETS", "FILES", "PAGE", "PAGE_HEADERS", "asset_file"]
 
 FILES = ("favicon-32x32.png", "swagger-ui-bundle.js", "swagger-ui.css")
-"""What is served of Swagger UI, which the package swagger-ui-py brings."""
+"""Served files of Swagger UI, from the package swagger-ui-py."""
 
-# Paths are relative, so that the page also works behind a proxy that adds a prefix.
+# Relative paths also work behind a proxy that adds a prefix.
 PAGE = """\
 <!doctype html>
 <html lang="en">
@@ -42,8 +42,7 @@ SwaggerUIBundle({
 });
 """
 }
-"""What the page loads beside Swagger UI: a script of its own file needs no exception in the
-policy."""
+"""The page's own files; a script in a file needs no exception in the content security policy."""
 
 PAGE_HEADERS = {
     "Content-Security-Policy": (
@@ -56,12 +55,12 @@ PAGE_HEADERS = {
 
 
 def asset_file(name: str) -> Path:
-    """A file of Swagger UI.
+    """Return the path of a file of Swagger UI.
 
     Raises:
-        ProblemError: ``not_found``: it is none that the page needs, or the package is missing.
+        ProblemError: ``not_found``: unknown file, or the package is not installed.
     """
-    # Found without being imported: the package would load a template engine that nobody needs.
+    # Located without an import, which would load a template engine.
     package = importlib.util.find_spec("swagger_ui")
     if package is None or package.origin is None:
         raise ProblemError(

@@ -1,4 +1,4 @@
-"""What every JSON body must be, before anything is built of it."""
+"""Checks of JSON bodies before they are parsed."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any, NoReturn
 __all__ = ["MAX_PARTS", "check_json"]
 
 MAX_PARTS = 1_000_000
-"""The most commas, lists and objects of one document, those within strings included."""
+"""Maximal number of commas, brackets and braces in a document, including those in strings."""
 
 
 def check_json(body: bytes) -> None:
-    """Refuses documents that readers understand in several ways, or that cost too much to read.
+    """Refuse documents that are ambiguous or too expensive to parse.
 
-    The document may still be no JSON at all: its reader finds out.
+    Does not check the syntax, which the parser does.
 
     Raises:
-        ValueError: It is not UTF-8, nests too deep, has too many parts, a key twice, or a number
-            that is none.
+        ValueError: The document is not UTF-8, is nested too deeply, has too many parts, a duplicate
+            key, or NaN or Infinity.
     """
     if sum(map(body.count, (b",", b"[", b"{"))) > MAX_PARTS:
         raise ValueError(f"more than {MAX_PARTS} commas, lists and objects")
@@ -27,12 +27,12 @@ def check_json(body: bytes) -> None:
     except UnicodeDecodeError as exc:
         raise ValueError("the body is not UTF-8") from exc
     try:
-        # As an integer, a long number would be an error of its own, and end the look here.
+        # Not parsed as integers: long numbers would raise another error and end the check.
         json.loads(text, object_pairs_hook=_unique, parse_constant=_no_number, parse_int=float)
     except _Refused:
         raise
     except RecursionError as exc:
-        raise ValueError("lists and objects lie too deep") from exc
+        raise ValueError("lists and objects are nested too deeply") from exc
     except ValueError:
         return
 

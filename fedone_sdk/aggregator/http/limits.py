@@ -1,4 +1,4 @@
-"""How much callers may ask: rates, addresses, and the protocol that they speak."""
+"""Rate limits per client and per address."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ Network = Annotated[str, AfterValidator(_network)]
 
 
 class Limits(Spec):
-    """How often callers may ask, and how long they may take. Null is no limit.
+    """Limits of request rates and connection times. Null is unlimited.
 
     Attributes:
-        requests_per_minute_per_ip: Of one address (of IPv6, one /64), not counting requests of
-            clients that the server knows already: many devices may share an address.
-        requests_per_minute_per_client: Of one enrolled client.
-        failures_per_minute_per_ip: Failed authentications of one address. Above it, only clients
-            that the server knows already are heard.
-        trusted_proxies: Addresses and networks of proxies, whose ``X-Forwarded-For`` is believed.
-        keepalive_s: How long a connection may be idle between requests, seconds.
-        first_request_s: How long a new connection may take to send the head of a request,
+        requests_per_minute_per_ip: Requests per address (for IPv6, per /64), except those of known
+            clients: many devices may share an address.
+        requests_per_minute_per_client: Requests per enrolled client.
+        failures_per_minute_per_ip: Failed authentications per address. Above the limit, only known
+            clients are served.
+        trusted_proxies: Addresses and networks of proxies whose ``X-Forwarded-For`` is used.
+        keepalive_s: Maximal idle time of a connection between requests, seconds.
+        first_request_s: Maximal time until a new connection has sent the head of a request,
             seconds.
     """
 
@@ -63,15 +63,15 @@ NO_LIMITS = Limits(
     requests_per_minute_per_client=None,
     failures_per_minute_per_ip=None,
 )
-"""No rate is limited: for tests, and aggregators that no stranger can reach."""
+"""No rate limits: for tests and for aggregators in a private network."""
 
 
 class Limiter:
-    """Counts requests.
+    """Counts requests and refuses those above the limits.
 
     Args:
-        limits: How many there may be.
-        now: Tells the time, seconds since any moment.
+        limits: The limits.
+        now: Monotonic clock, seconds.
     """
 
     def __init__(self, limits: Limits, *, now: Callable[[], float] = time.monotonic) -> None:
@@ -82,24 +82,24 @@ class Limiter:
         self._failures = Bucket(limits.failures_per_minute_per_ip)
 
     def address(self, request: web.Request) -> str:
-        """Whom a request counts for: an IPv4 address, or the /64 of an IPv6 address."""
+        """Return the address that a request counts for: IPv4, or the /64 of IPv6."""
         peer = _address(request.remote or "")
         if peer is None:
-            return ""  # A socket of this machine.
+            return ""  # A Unix socket.
         if self._proxies and self._is_proxy(peer):
-            # The last entry is what our proxy saw; what a stranger wrote stands before it.
+            # The last entry is from the trusted proxy; earlier ones may be forged.
             for line in reversed(request.headers.getall("X-Forwarded-For", ())):
                 for entry in reversed(line.split(",")):
                     found = _address(entry.strip())
                     if found is None:
-                        return _counted(peer)
+                        return _network_key(peer)
                     peer = found
                     if not self._is_proxy(peer):
-                        return _counted(peer)
-        return _counted(peer)
+                        return _network_key(peer)
+        return _network_key(peer)
 
-    def stranger(self, address: str) -> None:
-        """Counts a request of somebody that is not known.
+    def unknown_caller(self, address: str) -> None:
+        """Count a request of an unknown caller.
 
         Raises:
             ProblemError: ``rate_limited``.
@@ -114,7 +114,7 @@ class Limiter:
         self._by_address.take(address, now)
 
     def client(self, index: int) -> None:
-        """Counts a request of an enrolled client.
+        """Count a request of an enrolled client.
 
         Raises:
             ProblemError: ``rate_limited``.
@@ -124,7 +124,7 @@ class Limiter:
         self._by_client.take(index, now)
 
     def failed(self, address: str) -> None:
-        """Counts a failed authentication; whoever must wait already waits no longer for it."""
+        """Count a failed authentication; one above the limit does not extend the wait."""
         now = self._now()
         if self._failures.wait_s(address, now) <= 0:
             self._failures.take(address, now)
@@ -141,12 +141,12 @@ _FAILURES = {"unauthorized", "invalid_signature"}
 def guarding(
     limiter: Limiter, known: Callable[[web.Request], bool], *, free: Iterable[str] = ()
 ) -> Middleware:
-    """What stands before every handler; inside of what makes answers of refusals.
+    """Return the middleware that applies the limits, to run inside of `problems`.
 
     Args:
-        limiter: Counts.
-        known: Whether a request is that of a client, which has a limit of its own.
-        free: Paths that count nowhere: probes of an orchestrator.
+        limiter: The limiter.
+        known: Whether a request comes from a known client, which has its own limit.
+        free: Paths without limits: probes of an orchestrator.
     """
     free = frozenset(free)
 
@@ -156,7 +156,7 @@ def guarding(
             return await handler(request)
         address = limiter.address(request)
         if not known(request):
-            limiter.stranger(address)
+            limiter.unknown_caller(address)
         if request.path.startswith("/v1/"):
             check_protocol(request.headers.get(PROTOCOL_HEADER))
         try:
@@ -178,8 +178,8 @@ def _address(text: str) -> IPv4Address | IPv6Address | None:
 
 
 @lru_cache(maxsize=4096)
-def _counted(address: IPv4Address | IPv6Address) -> str:
+def _network_key(address: IPv4Address | IPv6Address) -> str:
     if isinstance(address, IPv4Address):
         return str(address)
-    # Who has one address of a /64 has all of them.
+    # An IPv6 host usually controls its whole /64.
     return str(IPv6Network((address, 64), strict=False))

@@ -1,4 +1,4 @@
-"""What the SDK's HTTP servers share: tokens and bodies in, answers and problems out."""
+"""Requests and responses of the HTTP servers: tokens, bodies, problems, streams."""
 
 from __future__ import annotations
 
@@ -53,17 +53,17 @@ __all__ = [
 _log = structlog.get_logger(__name__)
 
 RETRY_AFTER_S = 1
-"""What a caller is told to wait where nothing says more."""
+"""Default ``Retry-After``, seconds."""
 
 _READ_TIMEOUT_S = 60.0
-"""How long a request's body may take to arrive, seconds."""
+"""Maximal time to receive a request's body, seconds."""
 
 _BODY: Any = web.RequestKey("body", bytes) if hasattr(web, "RequestKey") else "body"
-"""Where a body that was read is kept; aiohttp before 3.14 knows text only."""
-_HEARD: WeakSet[asyncio.Transport] = WeakSet()
-"""Connections over which a request has come."""
+"""Key of a request's cached body; aiohttp before 3.14 only supports text keys."""
+_ACTIVE: WeakSet[asyncio.Transport] = WeakSet()
+"""Connections that have sent a request."""
 
-_NOWHERE = """\
+_NOT_FOUND_PAGE = """\
 <!doctype html>
 <html lang="en">
 <head>
@@ -89,9 +89,9 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @web.middleware
 async def problems(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Every refusal leaves as problem+json with a stable code."""
+    """Convert errors to problem+json responses with stable codes (middleware)."""
     if request.transport is not None:
-        _HEARD.add(request.transport)
+        _ACTIVE.add(request.transport)
     try:
         return await handler(request)
     except ProblemError as exc:
@@ -100,7 +100,7 @@ async def problems(request: web.Request, handler: Handler) -> web.StreamResponse
         return problem(_too_large(request.client_max_size))
     except web.HTTPNotFound:
         if request.method == "GET" and "text/html" in request.headers.get("Accept", ""):
-            return _nowhere(request.path)
+            return _not_found_page(request.path)
         return problem(ProblemError("not_found", f"there is nothing at {request.path}"))
     except web.HTTPMethodNotAllowed as exc:
         allowed = exc.headers["Allow"]
@@ -110,10 +110,10 @@ async def problems(request: web.Request, handler: Handler) -> web.StreamResponse
         return response
     except StoreUnavailable as exc:
         _log.error("request failed", method=request.method, path=request.path, reason=str(exc))
-        return problem(ProblemError("store_unavailable", "it may work again by itself"))
+        return problem(ProblemError("store_unavailable", "it may recover by itself; retry later"))
     except Exception:
-        # What went wrong is for the log; a stranger learns only that something did. Formatted
-        # here, since some log renderers print local variables: tokens are among them.
+        # The response has no details. Formatted here: some log renderers print local variables,
+        # which include tokens.
         _log.error(
             "request failed",
             method=request.method,
@@ -123,20 +123,20 @@ async def problems(request: web.Request, handler: Handler) -> web.StreamResponse
         return problem(ProblemError("internal", "see the server's log"))
 
 
-def _nowhere(path: str) -> web.Response:
-    """A page for people who mistyped an address, with the way to the dashboard."""
-    # Relative: the server may stand behind a proxy that adds a prefix.
+def _not_found_page(path: str) -> web.Response:
+    """Return a "not found" page for browsers, with a link to the dashboard."""
+    # Relative paths also work behind a proxy that adds a prefix.
     home = "../" * (path.count("/") - 1) or "./"
-    text = _NOWHERE.format(path=html.escape(path), home=home)
+    text = _NOT_FOUND_PAGE.format(path=html.escape(path), home=home)
     return web.Response(status=404, text=text, content_type="text/html", headers=PAGE_HEADERS)
 
 
 def problem(error: ProblemError, document: Problem | None = None) -> web.Response:
-    """The answer to a request that is refused.
+    """Return the response to a refused request.
 
     Args:
-        error: Why.
-        document: What says more than the error.
+        error: The error.
+        document: A body with more details than the error.
     """
     headers = {}
     if error.status == 401:
@@ -157,36 +157,36 @@ def problem(error: ProblemError, document: Problem | None = None) -> web.Respons
 
 
 async def stamp_headers(request: web.Request, response: web.StreamResponse) -> None:
-    """What every answer says; for ``on_response_prepare``."""
+    """Set the common headers of all responses (``on_response_prepare``)."""
     response.headers[PROTOCOL_HEADER] = str(PROTOCOL_VERSION)
-    response.headers["Server"] = "FedOne"  # Strangers need no version numbers.
+    response.headers["Server"] = "FedOne"  # Without version numbers.
     response.headers["X-Content-Type-Options"] = "nosniff"
-    # Answers hold credentials and states of runs; none is worth a copy in a proxy.
+    # Responses contain credentials and states of runs, which proxies must not cache.
     response.headers.setdefault("Cache-Control", "no-store")
 
 
 def bearer_token(request: web.Request) -> str | None:
-    """The token that a request carries, if any."""
+    """Return the bearer token of a request, if any."""
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" and token else None
 
 
 async def body_of(request: web.Request, *, max_bytes: int | None = None) -> bytes:
-    """A request's body, read once.
+    """Return a request's body; it is read once and cached.
 
     Args:
-        request: Whose.
-        max_bytes: The largest; the application's limit by default.
+        request: The request.
+        max_bytes: Maximal size; the application's limit by default.
 
     Raises:
         ProblemError: ``unsupported_encoding``, ``body_too_large``, ``request_timeout``, or
-            ``invalid_message`` where it ends early.
+            ``invalid_message`` for an incomplete body.
     """
     known = request.get(_BODY)
     if isinstance(known, bytes):
         return known
     if request.headers.get("Content-Encoding", "identity").strip().lower() != "identity":
-        # What a small body grows to is not known before it has.
+        # The size after decompression is not known in advance.
         raise ProblemError("unsupported_encoding", "send the body as it is")
     limit = request.client_max_size if max_bytes is None else max_bytes
     if (request.content_length or 0) > limit:
@@ -215,13 +215,13 @@ async def read(
     max_bytes: int | None = None,
     forms: Collection[str] = (JSON,),
 ) -> tuple[T, bytes]:
-    """The message in a request's body, and the body.
+    """Return the message in a request's body, and the raw body.
 
     Args:
-        request: Whose.
-        parse: Makes a message of JSON; pydantic's errors are refusals.
-        max_bytes: The largest body; the application's limit by default.
-        forms: The forms of a message that are taken (`fedone_sdk.messages.encode`).
+        request: The request.
+        parse: Parses the message; validation errors become `invalid_message`.
+        max_bytes: Maximal size of the body; the application's limit by default.
+        forms: Accepted content types (`fedone_sdk.messages.encode`).
 
     Raises:
         ProblemError: ``not_json``, ``invalid_message``, or one of `body_of`.
@@ -241,7 +241,7 @@ async def read(
 
 
 def _first_error(exc: ValidationError) -> str:
-    # Neither the input nor a URL: an error must not echo what a device sent.
+    # Without the input: an error must not repeat a device's data.
     error = exc.errors(include_url=False, include_input=False, include_context=False)[0]
     where = ".".join(str(step) for step in error["loc"])
     return f"{where}: {error['msg']}" if where else error["msg"]
@@ -252,7 +252,7 @@ def _too_large(limit: int) -> ProblemError:
 
 
 async def signed_request(request: web.Request, *, max_bytes: int | None = None) -> SignedRequest:
-    """What of a request a signature covers.
+    """Return the signed parts of a request.
 
     Raises:
         ProblemError: One of `body_of`.
@@ -270,12 +270,12 @@ async def signed_request(request: web.Request, *, max_bytes: int | None = None) 
 def answer(
     message: Message, status: int = 200, *, asked: web.Request | None = None
 ) -> web.Response:
-    """A message as the answer to a request.
+    """Return a message as a response.
 
     Args:
-        message: What is answered.
+        message: The message.
         status: HTTP status.
-        asked: The request whose ``Accept`` is heard; by default it is JSON that is sent.
+        asked: The request, whose ``Accept`` selects the content type; None is JSON.
     """
     accept = "" if asked is None else ",".join(asked.headers.getall("Accept", ()))
     body = encode(message, accept)
@@ -289,16 +289,16 @@ async def streamed(
     content_type: str,
     headers: Mapping[str, str] | None = None,
 ) -> web.StreamResponse:
-    """Answers piece by piece, no faster than the caller reads.
+    """Stream a response with back-pressure.
 
-    What fails before the first piece is refused as always. What fails later cuts the connection, so
-    that a part is never taken for the whole.
+    A failure before the first piece is a normal error response. A later failure closes the
+    connection, so that the caller detects the incomplete body.
 
     Args:
-        request: What is answered.
+        request: The request.
         pieces: The body.
         content_type: Its media type.
-        headers: More headers.
+        headers: Additional headers.
     """
     first = await anext(pieces, b"")
     response = web.StreamResponse(headers=headers)
@@ -309,7 +309,7 @@ async def streamed(
         async for piece in pieces:
             await response.write(piece)
     except ConnectionError:
-        pass  # The caller has gone.
+        pass  # The caller has disconnected.
     except Exception as exc:
         _log.error("answer cut", method=request.method, path=request.path, error=type(exc).__name__)
         if request.transport is not None:
@@ -329,24 +329,24 @@ async def listening(
     keepalive_s: float = 75.0,
     first_request_s: float = 20.0,
 ) -> AsyncIterator[str]:
-    """Accepts requests while the body runs.
+    """Serve an application while the body runs.
 
     Args:
-        app: What answers them; `problems` is among its middlewares.
+        app: The application, with the middleware `problems`.
         host: Address to listen on.
-        port: 0 picks a free one.
-        ssl_context: Serves ``https``.
-        handler_cancellation: Whether the work for a caller ends when the caller hangs up.
-        grace_s: How long requests under way may take at the end, seconds.
-        keepalive_s: How long a connection may be idle between requests, seconds.
-        first_request_s: How long a new connection may take to send the head of a request,
+        port: Port; 0 selects a free one.
+        ssl_context: TLS context for ``https``.
+        handler_cancellation: Whether a handler is cancelled when its caller disconnects.
+        grace_s: Time for pending requests to finish at the end, seconds.
+        keepalive_s: Maximal idle time of a connection between requests, seconds.
+        first_request_s: Maximal time until a new connection has sent the head of a request,
             seconds.
 
     Yields:
         The base URL.
 
     Raises:
-        OSError: The address is taken or not one of this machine.
+        OSError: The address is in use or does not belong to this machine.
     """
     runner = web.AppRunner(
         app,
@@ -354,10 +354,10 @@ async def listening(
         access_log=None,
         shutdown_timeout=grace_s,
         keepalive_timeout=keepalive_s,
-        # `body_of` refuses what is compressed; nothing may unpack it before.
+        # `body_of` refuses compressed bodies, so aiohttp must not decompress them.
         auto_decompress=False,
         max_headers=64,
-        logger=_quiet(),
+        logger=_quiet_logger(),
     )
     await runner.setup()
     try:
@@ -365,7 +365,9 @@ async def listening(
         await site.start()
         bound = runner.addresses[0][1]
         scheme = "http" if ssl_context is None else "https"
-        sweeper = asyncio.create_task(_sweep(runner, first_request_s), name="slow connections")
+        sweeper = asyncio.create_task(
+            _close_silent(runner, first_request_s), name="slow connections"
+        )
         try:
             yield f"{scheme}://{f'[{host}]' if ':' in host else host}:{bound}"
         finally:
@@ -374,26 +376,23 @@ async def listening(
         await runner.cleanup()
 
 
-async def _sweep(runner: web.AppRunner, first_request_s: float) -> None:
-    """Closes connections whose first request does not come: aiohttp would wait for ever.
-
-    Later requests are under its keep-alive timeout.
-    """
+async def _close_silent(runner: web.AppRunner, first_request_s: float) -> None:
+    """Close connections that do not send their first request; aiohttp has no timeout for it."""
     waiting: set[RequestHandler] = set()
     while True:
         await asyncio.sleep(first_request_s)
         silent = {
             connection
             for connection in (runner.server.connections if runner.server else ())
-            if connection.transport is not None and connection.transport not in _HEARD
+            if connection.transport is not None and connection.transport not in _ACTIVE
         }
         for connection in silent & waiting:
             connection.force_close()
         waiting = silent - waiting
 
 
-def _quiet() -> logging.Logger:
-    """Without a traceback for each request that is no HTTP: strangers must not fill the log."""
+def _quiet_logger() -> logging.Logger:
+    """Return a logger that drops tracebacks of malformed requests, which could fill the log."""
     logger = logging.getLogger("fedone_sdk.http")
     if not logger.filters:
         logger.addFilter(_is_ours)

@@ -1,4 +1,4 @@
-"""Serving https: certificates from files, read again when they change."""
+"""TLS: certificates from files, reloaded when they change."""
 
 from __future__ import annotations
 
@@ -21,15 +21,14 @@ _log = structlog.get_logger(__name__)
 
 
 class TlsConfig(Spec):
-    """Serves ``https``: TLS 1.2 and newer, or TLS 1.3 where devices show certificates.
+    """TLS 1.2 or newer; TLS 1.3 with client certificates.
 
     Attributes:
         certificate: PEM file with the certificate and its chain.
         key: PEM file with its private key.
-        client_ca: PEM file with the authorities that sign devices' certificates; null asks devices
-            for none.
-        require_client_certificate: Whether a device without a certificate is refused. It is never
-            instead of its credential.
+        client_ca: PEM file with the authorities of client certificates; null requests none.
+        require_client_certificate: Whether devices without a certificate are refused. A certificate
+            does not replace the credential.
     """
 
     certificate: str
@@ -40,14 +39,14 @@ class TlsConfig(Spec):
     @model_validator(mode="after")
     def _check_authorities(self) -> Self:
         if self.client_ca is None and "require_client_certificate" in self.model_fields_set:
-            raise ValueError("require_client_certificate: needs client_ca, which says whose")
+            raise ValueError("require_client_certificate: needs client_ca")
         return self
 
     def open(self, folder: Path) -> ServerTls:
-        """Reads the files.
+        """Load the files.
 
         Args:
-            folder: Where relative paths start.
+            folder: Base of relative paths.
 
         Raises:
             SpecError: The files cannot be used.
@@ -56,17 +55,16 @@ class TlsConfig(Spec):
 
 
 class ServerTls:
-    """Certificates that can change while connections are accepted.
+    """A TLS context whose certificates can be reloaded.
 
-    New connections get the newest files that could be used, all of them together; connections
-    that are open keep what they began with.
+    New connections use the newest valid set of files; open connections keep theirs.
 
     Args:
-        config: Names the files.
-        folder: Where relative paths start.
+        config: The files.
+        folder: Base of relative paths.
 
     Attributes:
-        context: What a server is given, once.
+        context: The context for the server.
 
     Raises:
         SpecError: The files cannot be used.
@@ -82,20 +80,19 @@ class ServerTls:
         self._seen = self._stamps()
         self._newest = self._load()
         self.context = self._load()
-        # For each connection: also authorities that were taken out are then gone.
+        # Per connection, so that removed authorities take effect.
         self.context.sni_callback = self._give_newest
         if self._client_ca is not None:
-            # A session taken up again shows no certificate: it would outlive its authority. For
-            # TLS 1.2 Python cannot turn that off.
+            # A resumed session skips the certificate check. Python cannot disable resumption for
+            # TLS 1.2, hence TLS 1.3.
             self.context.minimum_version = ssl.TLSVersion.TLSv1_3
             self.context.num_tickets = 0
 
     def reload(self) -> bool:
-        """Reads the files again if they have changed.
+        """Reload the files if they have changed.
 
         Returns:
-            Whether new ones are served from now on; files that cannot be used are told in the
-            log, and the old ones are kept.
+            Whether new files are in use. Invalid files are logged and the old ones are kept.
         """
         stamps = self._stamps()
         if stamps == self._seen:
@@ -103,7 +100,7 @@ class ServerTls:
         try:
             newest = self._load()
         except SpecError as exc:
-            # Perhaps only half of them is written yet; they are looked at again.
+            # The files may be half written; the next check tries again.
             _log.error("the changed TLS files cannot be used", reason=exc.problems[0])
             return False
         self._seen = stamps
@@ -113,10 +110,10 @@ class ServerTls:
 
     @asynccontextmanager
     async def watching(self, *, every_s: float = 5.0) -> AsyncIterator[None]:
-        """Reads changed files again while the body runs.
+        """Reload changed files while the body runs.
 
         Args:
-            every_s: How often it looks, seconds.
+            every_s: Interval of the checks, seconds.
         """
         watcher = asyncio.create_task(self._watch(every_s), name="TLS files")
         try:

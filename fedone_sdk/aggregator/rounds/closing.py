@@ -116,7 +116,7 @@ def _judge(
     """Return the seats with their admitted steps, the defence's memory and its verdicts."""
     if rules.defence is None:
         return list(seats), state.defence, []
-    brought = []
+    contributions = []
     for seat in seats:
         compared, advantage = rules.compared_losses(seat), None
         # Only the first step's prompts can be drawn again; alpha does not describe a pool.
@@ -127,8 +127,8 @@ def _judge(
         mean_loss = seat.mean_loss
         if seat.curves:
             mean_loss = float(np.mean([rules.clipped(step).mean() for step in compared]))
-        brought.append(contribution(state, seat, compared, mean_loss, advantage))
-    verdicts, memory = rules.defence.admit(state.method.alpha, brought, state.defence)
+        contributions.append(contribution(state, seat, compared, mean_loss, advantage))
+    verdicts, memory = rules.defence.admit(state.method.alpha, contributions, state.defence)
     kept = [admitted_seat(seat, one) for seat, one in zip(seats, verdicts, strict=True)]
     return kept, memory, verdicts
 

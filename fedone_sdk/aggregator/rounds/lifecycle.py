@@ -170,7 +170,7 @@ def roll_back(rules: Rules, event: RollbackRequested, state: RunState, now: floa
     if not (state.running or can_resume(state)):
         raise ProblemError("run_conflict", f"a run that is {state.status} cannot be rolled back")
     if event.rollbacks not in (None, state.rollbacks):
-        raise ProblemError("run_conflict", "the run was rolled back meanwhile")
+        raise ProblemError("run_conflict", "the run was rolled back since")
     if not 0 <= event.to_round <= state.round:
         raise ProblemError(
             "run_conflict", f"the run has done {state.round} rounds, not {event.to_round}"

@@ -200,11 +200,9 @@ class _Replay:
             line = _parse(entry, self._number)
             try:
                 if isinstance(line, _BudgetRecord):
-                    self._state = _stepped(
-                        self._machine, self._state, RaiseRequested(caps=line.cap)
-                    )
+                    self._state = _step(self._machine, self._state, RaiseRequested(caps=line.cap))
                     continue
-                logged = self._take(line)
+                logged = self._apply(line)
             except ValueError as exc:
                 raise ValueError(f"line {self._number} of the log: {exc}") from exc
             if self._state.round in self._targets:
@@ -213,7 +211,7 @@ class _Replay:
                 entry=entry, state=self._state, memories=self._memories, logged_sha256=logged
             )
 
-    def _take(self, line: _RoundRecord | _RollbackRecord) -> str:
+    def _apply(self, line: _RoundRecord | _RollbackRecord) -> str:
         """Apply a line; return the digest of alpha in it."""
         if isinstance(line, _RoundRecord):
             if line.round != self._state.round:
@@ -223,7 +221,7 @@ class _Replay:
         if line.round not in self._kept or line.round > self._state.round:
             raise ValueError(f"there is no round {line.round} to go back to")
         back, self._memories = self._kept[line.round]
-        self._state = _rolled_back(self._machine, self._state, back)
+        self._state = _roll_back(self._machine, self._state, back)
         return line.alpha_sha256 or alpha_sha256(back.method.alpha)
 
 
@@ -296,17 +294,17 @@ def at_round(
     return lookback.found()
 
 
-def _rolled_back(machine: RoundMachine, state: RunState, back: RunState) -> RunState:
+def _roll_back(machine: RoundMachine, state: RunState, back: RunState) -> RunState:
     event = RollbackRequested(
         method=back.method,
         server_memory=back.server_memory,
         to_round=back.round,
         reason="",
     )
-    return _stepped(machine, state, event)
+    return _step(machine, state, event)
 
 
-def _stepped(machine: RoundMachine, state: RunState, event: Event) -> RunState:
+def _step(machine: RoundMachine, state: RunState, event: Event) -> RunState:
     state, effects = machine.step(state, event, 0.0)
     for effect in effects:
         if isinstance(effect, Refused):
@@ -349,7 +347,7 @@ def _round(
             mean_loss=line.mean_loss,
         )
         if line.losses:
-            seat = _told(machine, state, seat, line, memories.get(line.client))
+            seat = _replay_seat(machine, state, seat, line, memories.get(line.client))
             if machine.remembers_clients and seat.local is not None and seat.local.memory:
                 memories[line.client] = seat.local.memory
         elif arrays := line.arrays():
@@ -361,7 +359,7 @@ def _round(
     return state, memories
 
 
-def _told(
+def _replay_seat(
     machine: RoundMachine, state: RunState, seat: Seat, line: _SeatRecord, memory: Memory | None
 ) -> Seat:
     """Return a seat after local steps with the logged losses."""
@@ -370,7 +368,9 @@ def _told(
     most = machine.spec.method.num_samples
     for values, curves in zip(line.losses, _curves(machine, line), strict=True):
         if len(values) > most:
-            raise ValueError(f"seat {seat.slot} has {len(values)} losses, at most {most} are asked")
+            raise ValueError(
+                f"seat {seat.slot} has {len(values)} losses, at most {most} are allowed"
+            )
         seat = replace(seat, num_samples=len(values))
         local = machine.updated_local(state, seat, values, curves)
         seat = replace(
@@ -477,7 +477,7 @@ def compare(snapshot: RunSnapshot) -> ReplayReport:
         state = machine.with_plan(state, stored.planned)  # A plan can change during a round.
         if not machine.repeats_exactly:
             state = _unless_close(state, stored)
-            memories = kept if _are_close(_flat(kept), _flat(memories)) else memories
+            memories = kept if _are_close(_flatten(kept), _flatten(memories)) else memories
         for what, theirs, ours in (
             ("the cap", str(stored.account.cap), str(state.account.cap)),
             ("the number of rounds", str(stored.round), str(state.round)),
@@ -485,7 +485,7 @@ def compare(snapshot: RunSnapshot) -> ReplayReport:
             ("the method's memory", _sha256(stored.method.memory), _sha256(state.method.memory)),
             ("the server's memory", _sha256(stored.server_memory), _sha256(state.server_memory)),
             ("the defences' memory", _sha256(stored.defence), _sha256(state.defence)),
-            ("the clients' memory", _sha256(_flat(kept)), _sha256(_flat(memories))),
+            ("the clients' memory", _sha256(_flatten(kept)), _sha256(_flatten(memories))),
         ):
             if theirs != ours:
                 difference = Difference(round=state.round, what=what, stored=theirs, replayed=ours)
@@ -499,7 +499,7 @@ def compare(snapshot: RunSnapshot) -> ReplayReport:
     )
 
 
-def _flat(memories: Mapping[int, Memory]) -> Memory:
+def _flatten(memories: Mapping[int, Memory]) -> Memory:
     return {
         f"{client}/{name}": values
         for client, memory in memories.items()

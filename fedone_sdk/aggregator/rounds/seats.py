@@ -46,7 +46,7 @@ def fill_vacancies(rules: Rules, event: SeatsVacant, state: RunState, now: float
         return end_early(rules, state, "failed", reason, now)
     if event.enrolled is not None and (spent := _num_exhausted(rules, state, event.enrolled)):
         reason = (
-            f"privacy.max_epsilon: {spent} devices have spent it, and no other is there; "
+            f"privacy.max_epsilon: {spent} devices have reached it, and no other is available; "
             "enrol more, then resume the run"
         )
         return end_early(rules, state, "stopped", reason, now)
@@ -69,7 +69,7 @@ def _no_answer_reason(state: RunState) -> str | None:
     """Return the reason of a run that spent its budget without a single answer."""
     if state.round or not state.lost or any(seat.step for seat in state.seats):
         return None
-    return f"no backend answered: {state.lost} pieces of work came to nothing"
+    return f"no backend answered: {state.lost} assignments failed"
 
 
 def _no_fit_reason(rules: Rules, state: RunState) -> str | None:

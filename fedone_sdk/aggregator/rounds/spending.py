@@ -115,7 +115,7 @@ def reserve_call(rules: Rules, event: CallReserved, state: RunState, now: float)
     if seat.used.queries + queries > lease.queries:
         left = lease.queries - seat.used.queries
         raise ProblemError(
-            "lease_exhausted", f"{queries} queries asked, {left} left under the lease"
+            "lease_exhausted", f"{queries} queries requested, {left} left under the lease"
         )
     worst = seat.sent.get(event.attempt, NOTHING) + event.worst.without_queries()
     seat = replace(

@@ -36,7 +36,7 @@ def accept(rules: Rules, event: UpdateArrived, state: RunState, now: float) -> T
     update = event.update
     state, restarted = vote_model(rules, state, seat.client, update.model, now)
     if restarted:
-        detail = "the run begins again, with the model that most devices have"
+        detail = "the run restarts with the model of most devices"
         return state, (*restarted, Refused(code="model_mismatch", detail=detail))
     other = model_mismatch(rules, state, update.model)
     if other is not None:

@@ -1,4 +1,4 @@
-"""The HTTP face of the service: parse, call, answer. Nothing is decided here."""
+"""HTTP routes of the service: parse a request, call the service, return its result."""
 
 from fedone_sdk.aggregator.routes.app import build_app, build_metrics_app, routes
 from fedone_sdk.aggregator.routes.route import MAX_BODY_BYTES, Access, Route

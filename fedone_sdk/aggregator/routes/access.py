@@ -1,4 +1,4 @@
-"""What admins call to let devices in and to shut them out; and how a device renews its secret."""
+"""Routes for enrolment tokens, clients and credentials."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from aiohttp import web
 
 from fedone_sdk.aggregator.access.clients import Access
 from fedone_sdk.aggregator.http.requests import answer, bearer_token, streamed
-from fedone_sdk.aggregator.routes.exchange import SERVICE, client_of, message_of
+from fedone_sdk.aggregator.routes.context import SERVICE, client_of, message_of
 from fedone_sdk.aggregator.routes.route import Route
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import (
@@ -26,13 +26,13 @@ from fedone_sdk.stores import ClientRecord, TokenRecord
 __all__ = ["ACCESS"]
 
 _PAGE = 1000
-"""The most clients of one page."""
+"""Maximal number of clients per page."""
 
 
 async def create_token(request: web.Request) -> web.Response:
-    """Makes a token for devices to enrol with.
+    """Create an enrolment token.
 
-    Its secret is told once; the server keeps its digest only.
+    The response contains its secret, of which the server only stores a digest.
     """
     message, _ = await message_of(request, NewToken.model_validate_json)
     record, secret = await request.app[SERVICE].access.create_token(message)
@@ -40,23 +40,23 @@ async def create_token(request: web.Request) -> web.Response:
 
 
 async def tokens(request: web.Request) -> web.Response:
-    """All enrolment tokens, also those that do not work any more, without their secrets."""
+    """List all enrolment tokens, including expired and revoked ones, without their secrets."""
     found = await request.app[SERVICE].access.tokens()
     return answer(TokenList(tokens=tuple(map(_shown, found))))
 
 
 async def revoke_token(request: web.Request) -> web.Response:
-    """Ends an enrolment token for good. Devices that came with it stay."""
+    """Revoke an enrolment token permanently. Devices that enrolled with it stay."""
     name = request.match_info["token_name"]
     token = await request.app[SERVICE].access.revoke_token(name)
     return answer(_shown(token))
 
 
 async def clients(request: web.Request) -> web.StreamResponse:
-    """All enrolled clients, also revoked ones, without their secrets.
+    """List all enrolled clients, including revoked ones, without their secrets.
 
-    With `limit`, at most so many; `next` in the answer is the `after` that the next page is asked
-    for with, and null after the last one.
+    `limit` sets the page size. `next` in the response is the `after` of the next page, or null on
+    the last one.
     """
     access = request.app[SERVICE].access
     after, limit = _number(request, "after", 0), _number(request, "limit", 1)
@@ -70,7 +70,7 @@ async def clients(request: web.Request) -> web.StreamResponse:
 
 
 async def _client_pages(access: Access, after: int) -> AsyncIterator[bytes]:
-    """A `ClientList` of all clients, written page by page."""
+    """Yield a `ClientList` of all clients, page by page."""
     yield b'{"clients":['
     comma = ""
     while page := await access.clients(after, _PAGE):
@@ -91,16 +91,16 @@ def _number(request: web.Request, name: str, least: int) -> int | None:
 
 
 async def revoke_client(request: web.Request) -> web.Response:
-    """Ends a client's credential for good, at once. Work that it holds is given to others."""
+    """Revoke a client permanently. Its open work passes to other clients."""
     access = request.app[SERVICE].access
     return answer(_info(await access.revoke_client(request.match_info["client_id"])))
 
 
 async def rotate(request: web.Request) -> web.Response:
-    """Gives a device a new credential.
+    """Give a device a new credential.
 
-    The one that it asks with stays valid until the new one is used, so that a lost answer locks
-    nobody out: ask again.
+    The current credential stays valid until the new one is used, so the request can be repeated if
+    the response is lost.
     """
     client, access = client_of(request), request.app[SERVICE].access
     return answer(await access.rotate(client, bearer_token(request)))
@@ -136,7 +136,7 @@ ACCESS = (
         handler=create_token,
         access="admin",
         tag="access",
-        summary="Make an enrolment token",
+        summary="Create an enrolment token",
         request=NewToken,
         answers={201: CreatedToken},
         problems=("token_conflict",),

@@ -1,4 +1,4 @@
-"""The aiohttp application: every route with its guard, and what happens around all of them."""
+"""The aiohttp application: routes, guards and middlewares."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from fedone_sdk.aggregator.http.limits import LIMITER, NO_LIMITS, Limiter, Limit
 from fedone_sdk.aggregator.http.requests import Handler, bearer_token, problems, stamp_headers
 from fedone_sdk.aggregator.routes.access import ACCESS
 from fedone_sdk.aggregator.routes.archives import ARCHIVES
-from fedone_sdk.aggregator.routes.devices import DEVICES
-from fedone_sdk.aggregator.routes.exchange import (
+from fedone_sdk.aggregator.routes.context import (
+    CONTEXT,
     DOCUMENT,
     DRAIN,
-    EXCHANGE,
     METRICS,
     READINESS,
     SERVICE,
-    admit,
+    authorize,
 )
+from fedone_sdk.aggregator.routes.devices import DEVICE_ROUTES
 from fedone_sdk.aggregator.routes.health import Readiness
-from fedone_sdk.aggregator.routes.machines import MACHINES, metrics_route
-from fedone_sdk.aggregator.routes.observe import noted, observing, stamp
+from fedone_sdk.aggregator.routes.monitoring import MONITORING_ROUTES
 from fedone_sdk.aggregator.routes.openapi import openapi_document
-from fedone_sdk.aggregator.routes.people import PEOPLE
+from fedone_sdk.aggregator.routes.request_log import observing, record_problem, stamp
 from fedone_sdk.aggregator.routes.route import MAX_BODY_BYTES, Route
-from fedone_sdk.aggregator.routes.watch import WATCH
+from fedone_sdk.aggregator.routes.runs import RUN_ROUTES
+from fedone_sdk.aggregator.routes.system import SYSTEM_ROUTES, metrics_route
 from fedone_sdk.aggregator.runtime.shielded import run_shielded
 from fedone_sdk.aggregator.service import Service
 from fedone_sdk.aggregator.telemetry.observers import NO_OBSERVERS, Observers
@@ -44,13 +44,21 @@ _PROBES = ("/healthz", "/readyz")
 
 
 def routes(*, public_metrics: bool = False) -> tuple[Route, ...]:
-    """Every route that is served.
+    """Return all routes.
 
     Args:
-        public_metrics: Whether anybody may read the metrics.
+        public_metrics: Whether metrics can be read without a token.
     """
     metrics = metrics_route(public=public_metrics)
-    return (*DEVICES, *PEOPLE, *WATCH, *ARCHIVES, *ACCESS, *MACHINES, metrics)
+    return (
+        *DEVICE_ROUTES,
+        *RUN_ROUTES,
+        *MONITORING_ROUTES,
+        *ARCHIVES,
+        *ACCESS,
+        *SYSTEM_ROUTES,
+        metrics,
+    )
 
 
 def build_app(
@@ -63,16 +71,16 @@ def build_app(
     cors: CorsConfig = NO_PAGES,
     public_metrics: bool = False,
 ) -> web.Application:
-    """The aiohttp application over a service.
+    """Return the aiohttp application of a service.
 
     Args:
-        service: Does the work.
-        drain: Says when the service is about to end.
-        readiness: Answers `/readyz`.
-        observers: Told of every request; their metrics answer `/metrics`.
-        limits: How often callers may ask.
-        cors: Which web pages may take part as devices.
-        public_metrics: Whether anybody may read the metrics.
+        service: The service.
+        drain: Signals that the service is stopping.
+        readiness: Check for `/readyz`.
+        observers: Metrics and traces; the metrics are served at `/metrics`.
+        limits: Rate limits.
+        cors: Origins of web pages that may take part as devices.
+        public_metrics: Whether metrics can be read without a token.
     """
     limiter = Limiter(limits)
     served = routes(public_metrics=public_metrics)
@@ -80,9 +88,9 @@ def build_app(
     of_clients = {handler for route, handler in handlers if route.access in ("device", "member")}
 
     def known(request: web.Request) -> bool:
-        # A client that calls what is not for clients is anybody.
+        # On routes for other callers, a client counts as unknown.
         is_for_clients = request.match_info.handler in of_clients
-        return is_for_clients and service.access.known(bearer_token(request))
+        return is_for_clients and service.access.is_cached(bearer_token(request))
 
     of_devices = {handler for route, handler in handlers if route.access == "enrolment"}
     pages = Cors(cors, of_clients | of_devices)
@@ -92,7 +100,7 @@ def build_app(
             pages.middleware,
             _traffic,
             problems,
-            noted,
+            record_problem,
             guarding(limiter, known, free=_PROBES),
         ],
         client_max_size=MAX_BODY_BYTES,
@@ -113,19 +121,19 @@ def build_app(
 
 
 def _guarded(route: Route) -> Handler:
-    """The handler, behind the access that its route declares."""
+    """Return the handler of a route, guarded by its access rule."""
 
     @wraps(route.handler)
     async def handle(request: web.Request) -> web.StreamResponse:
-        exchange = EXCHANGE.get()
-        exchange.route = route
-        await admit(request, route)
+        context = CONTEXT.get()
+        context.route = route
+        await authorize(request, route)
         if route.method == "GET" or route.waits:
             return await route.handler(request)
         try:
             return await run_shielded(_answered(route, request), of=request.app[SERVICE].store)
         finally:
-            exchange.bind()  # What it has bound is another task's.
+            context.bind()  # The authorisation bound them in another task.
 
     return handle
 
@@ -135,7 +143,7 @@ async def _answered(route: Route, request: web.Request) -> web.StreamResponse:
 
 
 def build_metrics_app(metrics: Metrics) -> web.Application:
-    """The figures alone, for a port that only Prometheus reaches."""
+    """Return an application with only the metrics, for a separate port."""
     app = web.Application(middlewares=[problems])
     app[METRICS] = metrics
     route = metrics_route(public=True)
@@ -145,11 +153,11 @@ def build_metrics_app(metrics: Metrics) -> web.Application:
 
 @web.middleware
 async def _traffic(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Counts the bodies of federated messages for the report of the run they belong to."""
-    exchange = EXCHANGE.get()
+    """Count the sizes of federated messages for their runs' reports (middleware)."""
+    context = CONTEXT.get()
     response = await handler(request)
-    federated = exchange.route is not None and exchange.route.tag == "devices"
-    if federated and exchange.run is not None and isinstance(response, web.Response):
+    federated = context.route is not None and context.route.tag == "devices"
+    if federated and context.run is not None and isinstance(response, web.Response):
         download = len(response.body) if isinstance(response.body, bytes) else 0
-        exchange.run.count_traffic(exchange.upload, download, gateway=request.path == "/v1/score")
+        context.run.count_traffic(context.upload, download, gateway=request.path == "/v1/score")
     return response

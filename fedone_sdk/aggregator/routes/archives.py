@@ -1,11 +1,11 @@
-"""Whole runs, out of one store and into another."""
+"""Routes for export and import of runs."""
 
 from __future__ import annotations
 
 from aiohttp import web
 
 from fedone_sdk.aggregator.http.requests import answer, body_of, streamed
-from fedone_sdk.aggregator.routes.exchange import EXCHANGE, SERVICE, run_of
+from fedone_sdk.aggregator.routes.context import CONTEXT, SERVICE, run_of
 from fedone_sdk.aggregator.routes.route import Route
 from fedone_sdk.errors import ArchiveError, ProblemError
 from fedone_sdk.messages import RunResult
@@ -17,10 +17,10 @@ _MAX_ARCHIVE_BYTES = 256 * 1024 * 1024
 
 
 async def export_run(request: web.Request) -> web.StreamResponse:
-    """All that the store holds of a run, as one file.
+    """Export a run with all its data as one file.
 
-    With `credentials=true` also the digests of its clients' credentials, so that the devices can
-    go on working for it elsewhere.
+    `credentials=true` includes the digests of its clients' credentials, so that the devices can
+    continue to work for it elsewhere.
     """
     given = request.query.get("credentials", "false")
     if given not in ("true", "false"):
@@ -32,14 +32,14 @@ async def export_run(request: web.Request) -> web.StreamResponse:
 
 
 async def import_run(request: web.Request) -> web.Response:
-    """Takes in a run that was exported elsewhere; there must be none of its name.
+    """Import an exported run; no run of its name may exist.
 
-    It takes a token that is for all runs.
+    Requires a token that is valid for all runs.
     """
-    person = EXCHANGE.get().person
+    person = CONTEXT.get().person
     if person is None or person.runs is not None:
-        # Which run it is stands inside.
-        raise ProblemError("forbidden", "your token is not for all runs")
+        # The name of the run is inside the archive.
+        raise ProblemError("forbidden", "your token is not valid for all runs")
     if request.content_type != _GZIP:
         raise ProblemError("not_gzip", f"the body is {request.content_type}")
     try:
@@ -60,7 +60,7 @@ ARCHIVES = (
         handler=export_run,
         access="admin",
         tag="runs",
-        summary="Take a run out",
+        summary="Export a run",
         query={"credentials": {"type": "boolean", "default": False}},
         answers={200: _GZIP},
         headers={200: {"Content-Disposition": "A name for the file"}},
@@ -72,7 +72,7 @@ ARCHIVES = (
         handler=import_run,
         access="admin",
         tag="runs",
-        summary="Take a run in",
+        summary="Import a run",
         request=_GZIP,
         max_body=_MAX_ARCHIVE_BYTES,
         answers={201: RunResult},

@@ -1,4 +1,4 @@
-"""What devices call: enrol, ask for work, return it, and score prompts through the gateway."""
+"""Routes for devices: enrolment, claims, updates, the gateway."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import math
 from aiohttp import web
 
 from fedone_sdk.aggregator.http.requests import answer, bearer_token
-from fedone_sdk.aggregator.routes.exchange import (
-    EXCHANGE,
+from fedone_sdk.aggregator.routes.context import (
+    CONTEXT,
     SERVICE,
     client_of,
     message_of,
@@ -37,46 +37,46 @@ from fedone_sdk.messages import (
     VocabularyList,
 )
 
-__all__ = ["DEVICES"]
+__all__ = ["DEVICE_ROUTES"]
 
-_RETRY_AFTER = "Whole seconds after which to ask again"
+_RETRY_AFTER = "Seconds after which to retry"
 
 
 async def enrol(request: web.Request) -> web.Response:
-    """Makes a client identity for a device that holds an enrolment token.
+    """Enrol a device with an enrolment token.
 
-    The credential is told once; the server keeps its digest only.
+    The response contains its credential, of which the server only stores a digest.
     """
     service = request.app[SERVICE]
-    EXCHANGE.get().concerns(service.traffic_run())
+    CONTEXT.get().set_run(service.traffic_run())
     message, _ = await message_of(request, Enrol.model_validate_json)
     return answer(await service.enrol(bearer_token(request), message), status=201)
 
 
 async def claim(request: web.Request) -> web.Response:
-    """Gives work, waiting for it up to `wait_s` seconds.
+    """Claim work, waiting up to `wait_s` seconds.
 
-    Asked again, it gives the same open assignment. 204 means that there is none now.
+    A repeated claim returns the same open assignment. 204 means that there is no work now.
     """
     service, client = request.app[SERVICE], client_of(request)
     message, _ = await message_of(request, Claim.model_validate_json)
     concerned = service.traffic_run(run_id=message.run_id)
-    if concerned is not None and EXCHANGE.get().may_see(concerned.run_id):
-        EXCHANGE.get().concerns(concerned)
+    if concerned is not None and CONTEXT.get().may_see(concerned.run_id):
+        CONTEXT.get().set_run(concerned)
     found = await service.claim(client, message)
     if isinstance(found, RetryLater):
-        # At least one: who is told nothing else asks in a loop.
+        # At least 1 s, so that clients do not poll in a tight loop.
         after_s = max(math.ceil(found.retry_after_s), 1)
         return web.Response(status=204, headers={"Retry-After": str(after_s)})
-    EXCHANGE.get().concerns(service.traffic_run(run_id=found.run_id))
+    CONTEXT.get().set_run(service.traffic_run(run_id=found.run_id))
     return await _assigned(found, request)
 
 
 async def update(request: web.Request) -> web.Response:
-    """Takes finished work. The same body again gets the same receipt."""
+    """Send an update. The same body again gets the same receipt."""
     service, client = request.app[SERVICE], client_of(request)
     assignment_id = request.match_info["assignment_id"]
-    EXCHANGE.get().concerns(service.traffic_run(assignment_id=assignment_id))
+    CONTEXT.get().set_run(service.traffic_run(assignment_id=assignment_id))
     message, body = await message_of(request, UPDATE.validate_json)
     body_sha256 = await in_thread_if_large(len(body), _sha256, body)
     return answer(await service.update(client, assignment_id, message, body_sha256))
@@ -87,53 +87,53 @@ def _sha256(body: bytes) -> str:
 
 
 async def renew(request: web.Request) -> web.Response:
-    """Gives a device that is still at work another full deadline."""
+    """Give a device a full new deadline."""
     service, client = request.app[SERVICE], client_of(request)
     assignment_id = request.match_info["assignment_id"]
-    EXCHANGE.get().concerns(service.traffic_run(assignment_id=assignment_id))
+    CONTEXT.get().set_run(service.traffic_run(assignment_id=assignment_id))
     return answer(await service.renew(client, assignment_id))
 
 
 async def _assigned(work: AlphaAssignment | LossesAssignment, request: web.Request) -> web.Response:
-    """An assignment, which may hold millions of numbers."""
+    """Return an assignment; large ones are encoded in a thread."""
     alpha = work.alpha if isinstance(work, AlphaAssignment) else work.prompts
     size = 8 * math.prod(alpha.shape)
     return await in_thread_if_large(size, answer, work, asked=request)
 
 
 async def decline(request: web.Request) -> web.Response:
-    """Takes work back that a device cannot do."""
+    """Decline an assignment."""
     service, client = request.app[SERVICE], client_of(request)
     assignment_id = request.match_info["assignment_id"]
-    EXCHANGE.get().concerns(service.traffic_run(assignment_id=assignment_id))
+    CONTEXT.get().set_run(service.traffic_run(assignment_id=assignment_id))
     message, _ = await message_of(request, Decline.model_validate_json)
     await service.decline(client, assignment_id, message)
     return web.Response(status=204)
 
 
 async def score(request: web.Request) -> web.Response:
-    """Scores prompts by the server's model, under the lease of the device's assignment."""
+    """Score prompts with the server's model, under the lease of the device's assignment."""
     service, client = request.app[SERVICE], client_of(request)
     message, body = await message_of(request, Score.model_validate_json)
-    EXCHANGE.get().concerns(service.traffic_run(assignment_id=message.assignment_id))
+    CONTEXT.get().set_run(service.traffic_run(assignment_id=message.assignment_id))
     body_sha256 = await in_thread_if_large(len(body), _sha256, body)
     return answer(await service.score(client, message, body_sha256), asked=request)
 
 
 async def task(request: web.Request) -> web.Response:
-    """Template, label words, loss and method: fetched once."""
+    """Return the run's template, label words, loss and method, which do not change."""
     return answer((await run_of(request)).task)
 
 
 async def vocabulary(request: web.Request) -> web.Response:
-    """The texts that indices in prompts stand for; ``?after=VERSION`` gives what is new since."""
+    """Return the candidates; ``?after=VERSION`` returns those added after a version."""
     run, given = await run_of(request), request.query.get("after", "0")
     if not (given.isascii() and given.isdigit() and len(given) < 10):
         raise ProblemError("invalid_message", f"after: must be a version from 0, not {given!r:.40}")
     return answer(run.vocabulary_list(int(given)))
 
 
-DEVICES = (
+DEVICE_ROUTES = (
     Route(
         method="POST",
         path="/v1/clients",
@@ -151,7 +151,7 @@ DEVICES = (
         handler=claim,
         access="device",
         tag="devices",
-        summary="Ask for work (long poll)",
+        summary="Claim work (long poll)",
         waits=True,
         request=Claim,
         answers={200: Assignment, 204: None},
@@ -164,7 +164,7 @@ DEVICES = (
         handler=update,
         access="device",
         tag="devices",
-        summary="Return finished work",
+        summary="Send an update",
         request=Update,
         max_body=MAX_BODY_BYTES,
         answers={200: Receipt},
@@ -176,7 +176,7 @@ DEVICES = (
         handler=renew,
         access="device",
         tag="devices",
-        summary="Ask for another deadline",
+        summary="Renew a deadline",
         answers={200: Renewal},
         problems=("assignment_expired", "renewal_refused"),
     ),
@@ -186,7 +186,7 @@ DEVICES = (
         handler=decline,
         access="device",
         tag="devices",
-        summary="Give work back",
+        summary="Decline an assignment",
         request=Decline,
         answers={204: None},
         problems=("assignment_expired",),
@@ -218,7 +218,7 @@ DEVICES = (
         handler=task,
         access="member",
         tag="devices",
-        summary="What a client must know of a run",
+        summary="Get the task of a run",
         answers={200: RunTask},
     ),
     Route(
@@ -227,7 +227,7 @@ DEVICES = (
         handler=vocabulary,
         access="member",
         tag="devices",
-        summary="The candidates, in index order",
+        summary="Get the candidates, in index order",
         query={"after": {"type": "integer", "minimum": 0}},
         answers={200: VocabularyList},
     ),

@@ -1,4 +1,4 @@
-"""Whether the service can do its work now, told truly."""
+"""Readiness checks."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ __all__ = ["Readiness"]
 _log = structlog.get_logger(__name__)
 
 _PATIENCE_S = 2.0
-"""How long the store may take to answer."""
+"""Timeout of the store check, seconds."""
 
 
 class Readiness:
-    """Looks at what the service needs: its store, and that it is not about to end.
+    """Checks that the store is available and that the service is neither starting nor stopping.
 
-    The answer has the model's state as well, which decides nothing: without the model, people,
-    updates and devices with models of their own are served, and all replicas share the model.
+    The response also reports the gateway's model, which does not affect readiness: updates and
+    devices with their own models are served without it, and all replicas share it.
 
     Args:
         service: The service.
-        patience_s: How long the store may take to answer, seconds.
+        patience_s: Timeout of the store check, seconds.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Readiness:
         self._was_ok = self._model_was_ok = True
 
     async def look(self) -> Health:
-        """What works and what does not; details are in the log, anybody may read this."""
+        """Run all checks; the result is public, so details are only logged."""
         checks = {"serving": self._serving(), "store": await self._store()}
         ok = all(check.ok for check in checks.values())
         checks["model"] = self._model()
@@ -50,15 +50,15 @@ class Readiness:
 
     def _serving(self) -> Check:
         if self._service.draining:
-            return Check(ok=False, detail="this process is about to end")
+            return Check(ok=False, detail="this process is stopping")
         if self._service.starting:
-            return Check(ok=False, detail="this process is taking up its runs")
+            return Check(ok=False, detail="this process is loading its runs")
         return Check(ok=True)
 
     async def _store(self) -> Check:
         try:
             async with asyncio.timeout(self._patience_s):
-                await self._service.ready()
+                await self._service.check_ready()
         except TimeoutError:
             _log.error("not ready: the store does not answer", patience_s=self._patience_s)
             return Check(ok=False, detail=f"no answer within {self._patience_s:g} s")
@@ -72,9 +72,9 @@ class Readiness:
         if (trouble is None) is not self._model_was_ok:
             self._model_was_ok = trouble is None
             if trouble is None:
-                _log.info("the model is asked again")
+                _log.info("the model is available again")
             else:
-                _log.warning("the model is not asked", reason=trouble)
+                _log.warning("the model is not available", reason=trouble)
         if trouble is None:
             return Check(ok=True)
-        return Check(ok=False, detail="it is not asked at the moment; see the server's log")
+        return Check(ok=False, detail="it is not available at the moment; see the server's log")

@@ -1,4 +1,4 @@
-"""The HTTP contract as OpenAPI 3.1, from the routes and the models that parse their messages."""
+"""The OpenAPI 3.1 document, generated from the routes and their messages."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ _SECURITY: dict[Access, tuple[str, ...]] = {
 
 _SCHEMES = {
     "enrolment": "An enrolment token",
-    "device": "The credential that a device got when it enrolled",
-    "person": "The token of a person, with the role that the call needs",
+    "device": "The credential of an enrolled device",
+    "person": "A user's token with the required role",
 }
 
 _TAGS = {
-    "devices": "What edge clients call",
-    "runs": "What people call to start, watch and steer runs",
-    "access": "Who may come in",
-    "machines": "Health, metrics and this contract",
+    "devices": "Routes for edge clients",
+    "runs": "Start, watch and control runs",
+    "access": "Enrolment tokens and clients",
+    "machines": "Health, metrics and this document",
 }
 
 _PROBLEM_HEADERS = {
-    401: {"WWW-Authenticate": "How to come in"},
-    429: {"Retry-After": "Whole seconds after which to ask again"},
-    503: {"Retry-After": "Whole seconds after which to ask again"},
+    401: {"WWW-Authenticate": "The authentication scheme"},
+    429: {"Retry-After": "Seconds after which to retry"},
+    503: {"Retry-After": "Seconds after which to retry"},
 }
 
 _ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n {5,}.*)*)", re.MULTILINE)
@@ -51,7 +51,7 @@ _Key = tuple[Any, Literal["validation", "serialization"]]
 
 
 def openapi_document(routes: Iterable[Route]) -> dict[str, Any]:
-    """The OpenAPI document of the routes."""
+    """Return the OpenAPI document of the routes."""
     routes = tuple(routes)
     schemas, components = _schemas(routes)
     paths: dict[str, Any] = {}
@@ -63,8 +63,8 @@ def openapi_document(routes: Iterable[Route]) -> dict[str, Any]:
         "info": {
             "title": "FedOne aggregator",
             "version": __version__,
-            "description": "Devices ask, the server never calls them. Every refusal is an "
-            "RFC 9457 problem with a stable `code`.",
+            "description": "Devices poll the server; the server never calls them. Errors are "
+            "RFC 9457 problems with a stable `code`.",
         },
         "servers": [{"url": "/"}],
         "tags": [
@@ -82,10 +82,10 @@ def openapi_document(routes: Iterable[Route]) -> dict[str, Any]:
 
 
 def _schemas(routes: Iterable[Route]) -> tuple[dict[_Key, Any], dict[str, Any]]:
-    """The schema of each message, and what they refer to.
+    """Return the schema of each message, and the definitions that they refer to.
 
-    A request may leave out what has a default; an answer never does. Where that makes a
-    difference, pydantic calls the two ``-Input`` and ``-Output``.
+    Fields with a default are optional in requests and always present in responses. If the schemas
+    differ, pydantic names them ``-Input`` and ``-Output``.
     """
     keys = dict.fromkeys(key for route in routes for key in _messages(route))
     found, document = TypeAdapter.json_schemas(
@@ -100,7 +100,7 @@ def _schemas(routes: Iterable[Route]) -> tuple[dict[_Key, Any], dict[str, Any]]:
 
 
 def _describe(schema: dict[str, Any]) -> None:
-    """Moves what a docstring says of attributes to the properties."""
+    """Move the attribute descriptions of a docstring to the properties."""
     text, _, attributes = schema.get("description", "").partition("\n\nAttributes:\n")
     properties = schema.get("properties", {})
     for name, description in _ATTRIBUTE.findall(attributes):
@@ -121,7 +121,7 @@ def _messages(route: Route) -> Iterator[_Key]:
 
 
 def _kinds(answer: Any) -> tuple[Any, ...]:
-    """What an answer may be: message types and media types."""
+    """Return the message types and media types of a response."""
     if answer is None:
         return ()
     return answer if isinstance(answer, tuple) else (answer,)
@@ -160,7 +160,7 @@ def _operation(route: Route, schemas: dict[_Key, Any]) -> dict[str, Any]:
 
 
 def _content(model: Any, schema: Any) -> dict[str, Any]:
-    """The forms of a message."""
+    """Return the content types of a message."""
     content = {JSON: {"schema": schema}}
     if has_arrays(model):
         content[TENSORS] = {"schema": {"type": "string", "format": "binary"}}
@@ -187,7 +187,7 @@ def _responses(route: Route, schemas: dict[_Key, Any]) -> dict[str, Any]:
         text = "; ".join(f"`{code}`: {PROBLEMS[code][1]}" for code in codes)
         schema = {"allOf": [problem, {"properties": {"code": {"enum": codes}}}]}
         content = {"application/problem+json": {"schema": schema}}
-        if status in responses:  # the status has an answer of another type too
+        if status in responses:  # The status also has a non-error response.
             responses[status]["content"] |= content
             responses[status]["description"] += f"; {text}"
         else:

@@ -1,4 +1,4 @@
-"""A route, declared once: it is served, guarded and described from this."""
+"""Declaration of a route, from which it is served, guarded and documented."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from fedone_sdk.errors import PROBLEMS
 __all__ = ["Access", "MAX_BODY_BYTES", "PARAMETERS", "Route", "SMALL_BODY_BYTES"]
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
-"""Largest message; an alpha of 2^22 float32 in base64 is 22 MiB."""
+"""Maximal size of a message: an alpha of 2^22 float32 in base64 is 22 MiB."""
 
 SMALL_BODY_BYTES = 64 * 1024
-"""Largest message where nothing large is expected."""
+"""Maximal size of a small message."""
 
 Access = Literal["public", "enrolment", "device", "member", "viewer", "operator", "admin"]
-"""Who may call: anybody; who holds an enrolment token; an enrolled device; a device or a viewer;
-a person with at least this role."""
+"""Required access: none, an enrolment token, a device's credential, a credential or a viewer's
+token, or a user's token with at least this role."""
 
 PARAMETERS: dict[str, dict[str, Any]] = {
     "run_id": {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"},
@@ -31,29 +31,29 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "asset": {"type": "string", "enum": sorted([*ASSETS, *FILES])},
     "page_file": {"type": "string", "enum": sorted(dashboard.FILES)},
 }
-"""The JSON Schema of every name in a path."""
+"""JSON Schema of each path parameter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """What is done for whom at a path.
+    """A route of the HTTP API.
 
     Attributes:
         method: HTTP method.
-        path: With names in braces.
-        handler: Answers; its docstring is the description.
-        access: Who may call.
-        tag: The group it is shown in.
-        summary: One line.
-        answers: HTTP status -> message type, media types, several of them, or None for no body.
-        request: Message type of the body, its media type where it is no message, or None.
-        max_body: Size of the largest body, bytes.
-        problems: Codes of refusals that are this route's own; those that follow from its access,
-            path and body are added.
-        headers: HTTP status -> headers of that answer -> what they say.
-        waits: Whether it may be given up when the caller hangs up, as it waits for long. All else
-            that changes something is done to its end then.
-        query: Parameters behind ``?``: name -> JSON Schema.
+        path: Path with parameters in braces.
+        handler: The handler; its docstring is the description.
+        access: Required access.
+        tag: Group in the documentation.
+        summary: Summary in the documentation.
+        answers: HTTP status -> message type, media type, a tuple of these, or None for no body.
+        request: Message type or media type of the body, or None.
+        max_body: Maximal size of the body, bytes.
+        problems: Problem codes specific to this route; those of its access, path and body are
+            added.
+        headers: HTTP status -> response header -> description.
+        waits: Whether the handler is cancelled when the caller disconnects. Other handlers that
+            change state run to completion.
+        query: Query parameters: name -> JSON Schema.
     """
 
     method: Literal["GET", "POST", "DELETE", "PUT"]
@@ -72,12 +72,12 @@ class Route:
 
     @property
     def names(self) -> list[str]:
-        """The names in its path."""
+        """Names of the path parameters."""
         return [part[1:-1] for part in self.path.split("/") if part.startswith("{")]
 
     @property
     def refusals(self) -> tuple[str, ...]:
-        """Codes of all refusals, in the order of `fedone_sdk.errors.PROBLEMS`."""
+        """All problem codes, in the order of `fedone_sdk.errors.PROBLEMS`."""
         codes = {"internal", "store_unavailable", *self.problems}
         if self.path.startswith("/v1/"):
             codes |= {"upgrade_required", "rate_limited"}
@@ -85,7 +85,7 @@ class Route:
             codes.add("unauthorized")
         if self.access in ("device", "member"):
             codes |= {"clock_skew", "invalid_signature"}
-            # Of those that sign, the body is read, also where none is wanted.
+            # The signature check reads the body even on routes without one.
             codes |= {
                 "body_too_large",
                 "invalid_message",

@@ -135,7 +135,7 @@ def read_archive(
     ) as exc:
         raise ArchiveError(f"the archive is damaged: {_first_error(exc)}") from exc
     if report is not None and report.difference is not None:
-        raise ArchiveError(f"the archive does not agree with itself: {report.difference}")
+        raise ArchiveError(f"the archive is inconsistent: {report.difference}")
     return archive
 
 
@@ -147,7 +147,7 @@ def _unpack(data: bytes, max_bytes: int) -> list[Any]:
     head, _, _ = text.partition(b"\n")
     header = json.loads(head)
     if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise ArchiveError("this is no archive of a run")
+        raise ArchiveError("this is not an archive of a run")
     if header.get("version") != VERSION:
         raise ArchiveError(
             f"the archive has version {header.get('version')!r}, this fedone-sdk reads {VERSION}"
@@ -158,18 +158,18 @@ def _unpack(data: bytes, max_bytes: int) -> list[Any]:
     if not isinstance(end, End) or end.lines != len(lines):
         raise ArchiveError("the archive is damaged: it has no end")
     if hashlib.sha256(text[:end_at]).hexdigest() != end.sha256:
-        raise ArchiveError("the archive is damaged: its digest is another one")
+        raise ArchiveError("the archive is damaged: its digest does not match")
     return lines
 
 
 def _parse_archive(lines: Sequence[Any], own_method: bool) -> Archive:
     header, run, *rest = lines
     if not isinstance(header, Header) or not isinstance(run, Run):
-        raise ValueError("it does not begin with a run")
+        raise ValueError("its first line is not a run")
     groups: dict[type[Line], list[Any]] = {Client: [], Closed: [], Entry: [], MemoryLine: []}
     for line in rest:
         if type(line) not in groups:
-            raise ValueError(f"{line.kind!r} stands twice")
+            raise ValueError(f"{line.kind!r} occurs twice")
         groups[type(line)].append(line)
     snapshot = RunSnapshot(
         record=RunRecord(
@@ -217,7 +217,7 @@ def _check_run(snapshot: RunSnapshot) -> RunState:
     known = json.loads(json.dumps(encode_document(state)))
     for key, value in document.items():
         if key not in known or known[key] != value:
-            raise ValueError(f"{key}: is no part of a run's state, or not as it should be")
+            raise ValueError(f"{key}: is not a valid part of a run's state")
     _check_types(state)
     cap = state.account.cap  # The replay checks the raises in the log.
     if cap != spec.budget and (not (cap and spec.budget) or spec.budget.raised(cap) != cap):
@@ -324,7 +324,7 @@ async def import_run(
     try:
         await store.restore(snapshot, clients)
     except ValueError as exc:
-        raise ArchiveError(f"run {archive.run_id!r} cannot be taken in: {exc}") from exc
+        raise ArchiveError(f"run {archive.run_id!r} cannot be imported: {exc}") from exc
     return snapshot.record
 
 
@@ -338,14 +338,14 @@ async def _importable_clients(store: Store, archive: Archive) -> tuple[ClientRec
         if imported.client_id != existing.client_id:
             obstacle = (
                 f"client {imported.index} is {imported.client_id!r} in the archive and "
-                f"{existing.client_id!r} here; a store without clients takes it in"
+                f"{existing.client_id!r} here; import it into a store without clients"
             )
             break
     if obstacle is None:
         return archive.clients
     if archive.has_ended:
         return ()
-    raise ArchiveError(f"run {archive.run_id!r} could not go on here: {obstacle}")
+    raise ArchiveError(f"run {archive.run_id!r} cannot continue here: {obstacle}")
 
 
 def _paused_record(archive: Archive, now: float) -> RunRecord:
@@ -356,7 +356,9 @@ def _paused_record(archive: Archive, now: float) -> RunRecord:
     machine = machine_of(archive.snapshot)
     events: list[Event] = [ReplicasLost(alive=frozenset(), down=True)]
     if state.running:
-        events.append(PauseRequested(reason="moved here; resume the run when it runs nowhere else"))
+        events.append(
+            PauseRequested(reason="imported; resume the run once no other server runs it")
+        )
     for event in events:
         state, _ = machine.step(state, event, now)
     document = {

@@ -70,7 +70,7 @@ async def export_pages(
         kept = [entry for entry in page if entry.version <= snapshot.record.version]
         yield await in_thread(writer.log, kept)
     if (await store.size(run_id)).log < writer.num_log:
-        raise ArchiveError(f"the log of run {run_id!r} was removed meanwhile")
+        raise ArchiveError(f"the log of run {run_id!r} was removed during the export")
     clients = await store.clients(limit=writer.num_clients) if writer.num_clients else []
     yield await in_thread(writer.end, clients, with_credentials)
 

@@ -80,7 +80,7 @@ class ModelGateway:
             self._calls[message.assignment_id] = calls
             self._run_ids[message.assignment_id] = run
             task = calls[body_sha256] = asyncio.create_task(
-                self._ask(run, message, rows, show, body_sha256),
+                self._query_model(run, message, rows, show, body_sha256),
                 name=f"gateway {message.assignment_id}",
             )
             self._pending[task] = run
@@ -158,11 +158,11 @@ class ModelGateway:
         leased = seat.num_samples * seat.num_steps
         if array.shape[0] > leased:
             raise ProblemError(
-                "lease_exhausted", f"{array.shape[0]} queries asked, the lease has {leased}"
+                "lease_exhausted", f"{array.shape[0]} queries requested, the lease has {leased}"
             )
         prompts = from_wire(array)
         if not prompts.size:
-            raise ProblemError("invalid_message", "prompts: are none")
+            raise ProblemError("invalid_message", "prompts: are empty")
         rows: list[list[float]] = prompts.tolist()
         layout = run.vocabulary.layout(run.spec.prompt.length)
         if not latent and not are_prompts(rows, layout):
@@ -225,7 +225,7 @@ class ModelGateway:
             for prompt in prompts
         ]
 
-    async def _ask(
+    async def _query_model(
         self, run: ServedRun, message: Score, rows: list[list[float]], show: Show, call: str
     ) -> Scores:
         assignment_id, attempts = message.assignment_id, Reservations(self._replica)
@@ -249,7 +249,7 @@ class ModelGateway:
         call_budget = CallBudget(run.run_id, NOTHING, reserve_more)
         try:
             queries = await self._queries(run, rows, show, message)
-            answers = await self._paid(queries, call_budget, reserve_more, settle)
+            answers = await self._query_with_budget(queries, call_budget, reserve_more, settle)
             scores = _scores(queries, answers, self.backend.fingerprint)
         except BackendUnavailable as exc:
             raise ProblemError(
@@ -272,7 +272,7 @@ class ModelGateway:
         await run.record_answers(answers)
         return scores
 
-    async def _paid(
+    async def _query_with_budget(
         self,
         queries: list[Query],
         call_budget: CallBudget,

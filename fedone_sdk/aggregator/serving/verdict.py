@@ -34,7 +34,7 @@ _OVER: Mapping[Compared, str] = {
 
 
 class Plain(NamedTuple):
-    """The blank prompt with its own label bias.
+    """The baseline "no prompt" with its own label bias.
 
     Attributes:
         outcomes: Its outcomes.
@@ -171,7 +171,7 @@ def sentence(verdict: Verdict, metric: str, spent: Usage, *, priced: bool) -> st
     tuned = verdict.standing("tuned")
     base = None if verdict.against is None else verdict.standing(verdict.against)
     if tuned is None or base is None or verdict.against is None:
-        return "not judged: no prompt was not measured"
+        return 'no verdict: "no prompt" was not measured'
     over, cost = _OVER[verdict.against], _cost(spent, priced=priced)
     if base.gain is None:
         return (

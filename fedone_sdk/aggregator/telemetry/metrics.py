@@ -52,7 +52,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._requests = Histogram(
             "fedone_http_request_duration_seconds",
-            "From a request's head to the end of its answer",
+            "Duration of requests, from the head to the end of the response",
             ("method", "route", "status"),
             buckets=_REQUEST_S,
             registry=self.registry,
@@ -64,7 +64,7 @@ class Metrics:
         )
         self._refusals = Counter(
             "fedone_http_problems",
-            "Refused requests, by the code of the problem",
+            "Refused requests, by problem code",
             ("code",),
             registry=self.registry,
         )
@@ -190,7 +190,7 @@ class _ServiceFigures(Collector):
         yield from self._of_replicas()
         yield GaugeMetricFamily(
             "fedone_model_available",
-            "Whether the gateway's model is asked; 0 while its breaker is open",
+            "Whether the gateway's model is available; 0 while its circuit breaker is open",
             self._service.trouble is None,
         )
         yield from self._of_runs()
@@ -201,30 +201,30 @@ class _ServiceFigures(Collector):
         for name, text, value in (
             (
                 "enrolled",
-                "Devices that are enrolled, as far as this replica knows",
+                "Enrolled devices known to this replica",
                 service.num_clients,
             ),
             ("waiting", "Devices that wait for work", len(pool)),
             (
                 "away",
-                "Devices that were sent away with a Retry-After and not seen since",
+                "Devices that got a Retry-After and have not returned",
                 pool.num_away,
             ),
         ):
             yield GaugeMetricFamily(f"fedone_clients_{name}", text, value)
         yield GaugeMetricFamily(
             "fedone_long_polls",
-            "Requests for work that are held open here",
+            "Open long polls on this replica",
             service.dispatcher.num_polls,
         )
 
     def _of_replicas(self) -> Iterator[Metric]:
         service = self._service
         yield GaugeMetricFamily(
-            "fedone_replicas", "Replicas on this store, this one among them", service.num_replicas
+            "fedone_replicas", "Replicas on this store, including this one", service.num_replicas
         )
         yield GaugeMetricFamily(
-            "fedone_leader", "Whether this replica does the leader's work", service.is_leader
+            "fedone_leader", "Whether this replica is the leader", service.is_leader
         )
 
     def _of_runs(self) -> Iterator[Metric]:
@@ -241,17 +241,17 @@ class _ServiceFigures(Collector):
         }
         quarantined = GaugeMetricFamily(
             "fedone_clients_quarantined",
-            "Devices that get no work of a run, put out by its defences or by a person",
+            "Devices in quarantine, by the run's defences or by a user",
             labels=("run",),
         )
         connected = GaugeMetricFamily(
             "fedone_run_devices_connected",
-            "Devices that ask for work and may work for a run",
+            "Connected devices that may work for a run",
             labels=("run",),
         )
         fit = GaugeMetricFamily(
             "fedone_run_devices_fit",
-            "Those of them that have not declined work of the run as unfit",
+            "Connected devices that have not declined the run as unfit",
             labels=("run",),
         )
         recently = time.time() - _AN_HOUR_S
@@ -269,23 +269,23 @@ class _ServiceFigures(Collector):
 
 
 _RUN_FIGURES: tuple[tuple[str, type[CounterMetricFamily | GaugeMetricFamily], str, Labels], ...] = (
-    ("rounds", CounterMetricFamily, "Rounds that are done", ()),
+    ("rounds", CounterMetricFamily, "Finished rounds", ()),
     (
         "spent",
         CounterMetricFamily,
-        "What was spent; queries are training's only",
+        "Usage; queries are training only",
         ("unit",),
     ),
-    ("leased", GaugeMetricFamily, "What is reserved for work under way", ("unit",)),
-    ("left", GaugeMetricFamily, "What the caps leave, by capped unit", ("unit",)),
-    ("label_values", CounterMetricFamily, "Label log-probabilities that were scored", ()),
+    ("leased", GaugeMetricFamily, "Usage reserved for open work", ("unit",)),
+    ("left", GaugeMetricFamily, "Remaining usage under the caps, by capped unit", ("unit",)),
+    ("label_values", CounterMetricFamily, "Scored label log-probabilities", ()),
     (
         "label_values_censored",
         CounterMetricFamily,
-        "How many of them are upper bounds only",
+        "Scored label log-probabilities that are only upper bounds",
         (),
     ),
-    ("cache_hits", CounterMetricFamily, "Answers that cost nothing", ()),
+    ("cache_hits", CounterMetricFamily, "Queries answered from a cache", ()),
     ("mean_loss", GaugeMetricFamily, "Mean loss of the newest round", ()),
 )
 

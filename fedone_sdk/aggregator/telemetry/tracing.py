@@ -27,7 +27,7 @@ except ImportError as exc:
 if TYPE_CHECKING:
     from aiohttp import web
 
-    from fedone_sdk.aggregator.routes.exchange import Exchange
+    from fedone_sdk.aggregator.routes.context import RequestContext
     from fedone_sdk.backends import LLMBackend, Query
 
 __all__ = ["Tracing"]
@@ -83,7 +83,7 @@ class Tracing:
                 raise
 
     @contextmanager
-    def request(self, request: web.Request, exchange: Exchange) -> Iterator[None]:
+    def request(self, request: web.Request, context: RequestContext) -> Iterator[None]:
         """Span of a request to this server."""
         parent = extract(request.headers)
         with self._span(request.method, SpanKind.SERVER, parent) as span:
@@ -91,23 +91,23 @@ class Tracing:
             structlog.contextvars.bind_contextvars(trace_id=trace_id)
             span.set_attribute("http.request.method", request.method)
             span.set_attribute("url.path", request.path)
-            span.set_attribute("fedone.request_id", exchange.request_id)
+            span.set_attribute("fedone.request_id", context.request_id)
             try:
                 yield
             finally:
-                if exchange.route is not None:
-                    span.update_name(f"{request.method} {exchange.route.path}")
-                    span.set_attribute("http.route", exchange.route.path)
-                if exchange.client is not None:
-                    span.set_attribute("fedone.client_id", exchange.client.client_id)
-                if exchange.run is not None:
-                    span.set_attribute("fedone.run_id", exchange.run.run_id)
-                    span.set_attribute("fedone.round", exchange.run.state.round)
-                if exchange.problem is not None:
-                    span.set_attribute("error.type", exchange.problem)
-                if exchange.status is not None:
-                    span.set_attribute("http.response.status_code", exchange.status)
-                    if exchange.status >= 500:
+                if context.route is not None:
+                    span.update_name(f"{request.method} {context.route.path}")
+                    span.set_attribute("http.route", context.route.path)
+                if context.client is not None:
+                    span.set_attribute("fedone.client_id", context.client.client_id)
+                if context.run is not None:
+                    span.set_attribute("fedone.run_id", context.run.run_id)
+                    span.set_attribute("fedone.round", context.run.state.round)
+                if context.problem is not None:
+                    span.set_attribute("error.type", context.problem)
+                if context.status is not None:
+                    span.set_attribute("http.response.status_code", context.status)
+                    if context.status >= 500:
                         span.set_status(Status(StatusCode.ERROR))
 
     @contextmanager
@@ -120,14 +120,14 @@ class Tracing:
     @contextmanager
     def model_request(self, backend: LLMBackend, query: Query) -> Iterator[None]:
         """The span of a request to the model."""
-        from fedone_sdk.aggregator.routes.exchange import EXCHANGE
+        from fedone_sdk.aggregator.routes.context import CONTEXT
 
         with self._span("model request", SpanKind.CLIENT) as span:
             span.set_attribute("fedone.model", backend.fingerprint)
             span.set_attribute("fedone.inputs", len(query.inputs))
             if query.payer is not None:
                 span.set_attribute("fedone.run_id", query.payer.name)
-            exchange = EXCHANGE.get(None)
-            if exchange is not None and exchange.run is not None:
-                span.set_attribute("fedone.round", exchange.run.state.round)
+            context = CONTEXT.get(None)
+            if context is not None and context.run is not None:
+                span.set_attribute("fedone.round", context.run.state.round)
             yield

@@ -1,4 +1,4 @@
-"""How Alembic runs the migrations: on the connection, and in the transaction, it is given."""
+"""Alembic environment: runs the migrations on the given connection, in its transaction."""
 
 from alembic import context
 

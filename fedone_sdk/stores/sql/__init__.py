@@ -1,4 +1,4 @@
-"""A store in a SQL database: a SQLite file or a PostgreSQL server."""
+"""Stores in SQL databases: SQLite files and PostgreSQL."""
 
 from fedone_sdk.stores.sql.store import SqlStore
 

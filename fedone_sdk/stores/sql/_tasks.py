@@ -1,4 +1,4 @@
-"""Work that a cancelled caller must not leave half done."""
+"""Shielded transactions."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ T = TypeVar("T")
 
 
 async def run_shielded(work: Coroutine[Any, Any, T]) -> T:
-    """Awaits `work`, which goes on to its end when the caller is cancelled.
+    """Await `work`, which runs to completion even if the caller is cancelled.
 
-    A thread cannot be stopped: a store that is closed meanwhile would take its connection away.
-    And of a statement that PostgreSQL is told to cancel, nobody knows whether it was done.
+    A thread cannot be cancelled, and closing the store would close its connection. The outcome of a
+    cancelled PostgreSQL statement is unknown.
     """
     task = asyncio.create_task(work, name="store transaction")
     try:

@@ -1,4 +1,4 @@
-"""The seam between a store and the database that it is in."""
+"""Interface between the store and its database."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ T = TypeVar("T")
 
 
 class Database(Protocol):
-    """Transactions, and what databases do in ways of their own.
+    """Transactions and database-specific operations.
 
-    `read`, `write` and `commit` raise what their work raises, and `FedOneError` where the database
-    cannot be used.
+    `read`, `write` and `commit` raise the errors of their work, and `FedOneError` if the database
+    is not available.
     """
 
     async def open(self, *, serving: bool, upgrading: bool) -> None:
-        """Connects; see `SqlStore`."""
+        """Connect; see `SqlStore`."""
         ...
 
     async def close(self) -> None:
-        """Disconnects, after the writes under way."""
+        """Disconnect after pending writes."""
         ...
 
     async def schema(self) -> str | None:
@@ -34,19 +34,18 @@ class Database(Protocol):
         ...
 
     async def ping(self) -> None:
-        """Raises `FedOneError` if the database cannot be read now."""
+        """Raise `FedOneError` if the database is not available."""
         ...
 
     async def read(self, work: Callable[[Connection], T], *, at_one_moment: bool = False) -> T:
-        """Does `work`; if told so, all its statements read one moment."""
+        """Run `work`; `at_one_moment` gives all its statements the same snapshot."""
         ...
 
     async def write(self, work: Callable[[Connection], T], signals: Sequence[str] = ()) -> T:
-        """Does `work` in a transaction that an error rolls back; it may be done several times.
+        """Run `work` in a transaction, which may be repeated; an error rolls it back.
 
-        Whatever becomes of the caller, work that has begun is carried out. With signals, other
-        processes are told them in the same transaction, and it is safe no later than whatever is
-        written afterwards.
+        Work that has started is completed even if the caller is cancelled. Signals are published in
+        the same transaction, which is durable no later than any later write.
         """
         ...
 

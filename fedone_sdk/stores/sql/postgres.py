@@ -1,7 +1,7 @@
 """A PostgreSQL database, which several replicas of an aggregator may share.
 
-A commit is one statement, so one round trip, and its own transaction. Whether a commit happened
-whose connection broke is told by the names of the last commits, kept in the row of the run.
+A commit is one statement: one round trip and one transaction. The row of a run has the names of its
+last commits, which show whether a commit with a broken connection was stored.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ T = TypeVar("T")
 
 _NAME_LENGTH = 8
 _NUM_NAMES = 128
-"""How many commits of the run later one can still be told to have happened."""
+"""Number of commit names kept per run, to resolve commits with unknown outcome."""
 
 _SETTINGS = {
     "application_name": "fedone",
-    # The budget rests on it: a commit that was acknowledged survives a loss of power.
+    # Required by the budget: an acknowledged commit survives a power failure.
     "synchronous_commit": "on",
     # Compiling a statement would take longer than any of ours.
     "jit": "off",
-    # A host that vanishes frees its locks within some 15 s, not within hours.
+    # Frees the locks of a host that disappears within about 15 s rather than hours.
     "tcp_keepalives_idle": "5",
     "tcp_keepalives_interval": "3",
     "tcp_keepalives_count": "3",
@@ -61,7 +61,7 @@ _CONNECT_TIMEOUT_S = 5.0
 _STATEMENT_TIMEOUT_S = 10.0
 _MIGRATION_LOCK = 0x6665_646F_6E65  # "fedone"
 
-# Nothing of it happens unless the run is at the version expected.
+# Has no effect unless the run has the expected version.
 _COMMIT = text(f"""
 WITH moved AS (
     UPDATE runs
@@ -96,51 +96,51 @@ WITH moved AS (
 SELECT version FROM moved
 """)
 _NOTIFY = text(f"SELECT pg_notify('{CHANNEL}', s) FROM unnest(CAST(:signals AS text[])) AS s")
-# A transaction that notifies lets no other such one commit until it is on the disk. This one does
-# not wait for the disk: it gets there before whatever is committed after it.
-_NOT_AWAITED = text("SELECT set_config('synchronous_commit', 'off', true)")
+# Transactions with NOTIFY commit one at a time, each until it is flushed. This one does not wait
+# for its flush, which precedes that of any later commit.
+_ASYNC_COMMIT = text("SELECT set_config('synchronous_commit', 'off', true)")
 _MAX_SIGNALS = 256
 
 
 class PostgresDatabase:
     """A `Database` on a server.
 
-    Statements have connections of a pool. One more connection, the session, stands for this
+    Statements use a connection pool. The session is one more connection, which represents this
     replica.
     """
 
     def __init__(self, url: URL, *, num_connections: int) -> None:
-        """Describes a database; `open` connects.
+        """Initialise without connecting.
 
         Args:
-            url: Names the server and the database.
-            num_connections: Connections of the pool.
+            url: URL of the database.
+            num_connections: Size of the connection pool.
         """
         query = dict(url.query)
-        if "sslmode" in query:  # as libpq calls it
+        if "sslmode" in query:  # libpq's name
             query["ssl"] = query.pop("sslmode")
         self._url = url.set(drivername="postgresql+asyncpg", query=query)
         self._where = f"{url.host or query.get('host') or 'localhost'}/{url.database or ''}"
         self._num_connections = num_connections
-        self._turns = asyncio.Semaphore(num_connections)
-        # Stays the same when the replica does not: signals of one's own must not come back.
+        self._slots = asyncio.Semaphore(num_connections)
+        # Constant, unlike the replica's id: own signals must be ignored.
         self._sender = secrets.token_hex(8)
         self._engine: AsyncEngine | None = None
         self._session = Session(self._sender)
         self._signals: deque[str] = deque()
-        self._telling: asyncio.Task[None] | None = None
+        self._send_task: asyncio.Task[None] | None = None
 
     async def open(self, *, serving: bool, upgrading: bool) -> None:
-        """Connects; creates the tables in an empty database, or upgrades them if told so."""
+        """Connect; create the tables of an empty database, or upgrade them if `upgrading`."""
         if self._engine is not None:
             raise FedOneError(f"store {self._where} is open already")
         self._engine = self._make_engine(
             self._num_connections + serving + 1,
-            # An upgrade takes the time it takes.
+            # An upgrade may take long.
             timeout_s=None if upgrading else _STATEMENT_TIMEOUT_S,
         )
         try:
-            with self._translated():
+            with self._translate_errors():
                 async with self._connection("READ COMMITTED") as connection, connection.begin():
                     await connection.run_sync(_prepare, upgrading)
                 if serving:
@@ -150,58 +150,58 @@ class PostgresDatabase:
             raise
 
     async def close(self) -> None:
-        """Disconnects; the replica is not alive any more."""
-        if self._telling is not None:
-            await asyncio.wait({self._telling})
+        """Disconnect; the replica is no longer alive."""
+        if self._send_task is not None:
+            await asyncio.wait({self._send_task})
         engine, self._engine = self._engine, None
         await self._session.close()
         if engine is not None:
             await engine.dispose()
 
     async def read(self, work: Callable[[Connection], T], *, at_one_moment: bool = False) -> T:
-        """Does `work`: each statement reads one moment, or all of them the same."""
+        """Run `work` with one snapshot per statement, or one for all statements."""
         level = "REPEATABLE READ" if at_one_moment else "AUTOCOMMIT"
 
         async def read() -> T:
             async with self._connection(level) as connection:
                 return await connection.run_sync(work)
 
-        return await self._patiently(read)
+        return await self._with_retries(read)
 
     async def schema(self) -> str | None:
-        """The schema of the database, which is only read."""
+        """Return the schema of the database."""
         engine = self._make_engine(1, timeout_s=_STATEMENT_TIMEOUT_S)
         try:
-            with self._translated():
+            with self._translate_errors():
                 async with engine.connect() as connection:
                     return await connection.run_sync(schema.current)
         finally:
             await engine.dispose()
 
     async def ping(self) -> None:
-        """Reads a row, without patience."""
-        with self._translated():
+        """Read a row, without retries."""
+        with self._translate_errors():
             async with self._connection() as connection:
                 await connection.run_sync(statements.ping)
 
     async def write(self, work: Callable[[Connection], T], signals: Sequence[str] = ()) -> T:
-        """Does `work` in a transaction, again where its outcome is not known; signals are of it."""
+        """Run `work` and its signals in a transaction; retry if its outcome is unknown."""
 
         async def write() -> T:
             async with self._connection("READ COMMITTED") as connection, connection.begin():
                 done = await connection.run_sync(work)
                 if signals:
                     await connection.execute(_NOTIFY, self._row_of(signals))
-                    await connection.execute(_NOT_AWAITED)
+                    await connection.execute(_ASYNC_COMMIT)
                 return done
 
-        return await self._patiently(write)
+        return await self._with_retries(write)
 
     async def commit(self, run_id: str, version: int, commit: Commit) -> None:
-        """Stores an event's changes.
+        """Store an event's changes.
 
-        Where the connection breaks, the same commit is asked for again. Had it happened, or does
-        it happen only now, the run has moved on and holds its name.
+        After a broken connection the commit is repeated. If the first attempt was stored, the
+        repetition conflicts and the run's row has the commit's name.
         """
         name = secrets.token_urlsafe(_NAME_LENGTH * 6 // 8)
         memories = dict(commit.memories)
@@ -240,28 +240,28 @@ class PostgresDatabase:
             if tries > 1 and found.version > version + _NUM_NAMES:
                 raise FedOneError(
                     f"store {self._where}: the connection broke in a commit to run {run_id!r}, "
-                    "and whether it was stored cannot be told any more"
+                    "and whether it was stored is unknown"
                 )
             raise VersionConflict(f"run {run_id!r} is at version {found.version}, not {version}")
 
-        await self._patiently(attempt)
+        await self._with_retries(attempt)
         if commit.signal is not None:
             self._signals.append(commit.signal)
-            if self._telling is None:
-                self._telling = asyncio.create_task(self._tell(), name="store signals")
+            if self._send_task is None:
+                self._send_task = asyncio.create_task(self._send_signals(), name="store signals")
 
     @property
     def shared(self) -> bool:
-        """Always."""
+        """Always True."""
         return True
 
     @property
     def replica(self) -> str:
-        """Names this process; a new session has a new name."""
+        """Id of this process; a new session has a new id."""
         return self._session.replica
 
     async def alive(self) -> frozenset[str]:
-        """The replicas whose sessions the server knows, and this one."""
+        """Return the ids of replicas with a session, and this one's."""
 
         def alive(connection: Connection) -> frozenset[str]:
             return frozenset(row.replica for row in connection.execute(REPLICAS))
@@ -269,24 +269,24 @@ class PostgresDatabase:
         return await self.read(alive) | {self.replica}
 
     async def lead(self) -> bool:
-        """Whether this replica's session holds the one lock for it; tries to get it."""
+        """Try to acquire the leader lock; return whether this replica's session holds it."""
         return await self._session.lead()
 
     async def publish(self, signal: str) -> None:
-        """Tells the other replicas something, after what was committed before."""
-        if self._telling is not None:
-            await asyncio.wait({self._telling})
+        """Publish a signal to the other replicas, after all earlier commits."""
+        if self._send_task is not None:
+            await asyncio.wait({self._send_task})
         await self._notify([signal])
 
     def listen(self, signals: Signals) -> None:
-        """Sets who is told what other replicas publish."""
+        """Set the listener for signals of other replicas."""
         self._session.listen(signals)
 
-    async def _tell(self) -> None:
-        """Sends the signals of commits, until none is left.
+    async def _send_signals(self) -> None:
+        """Send the queued signals of commits.
 
-        Commits wait for the disk, and those that notify would do so one after the other. So their
-        signals have transactions of their own, which change nothing and need not wait.
+        Commits with NOTIFY would wait for the disk one after the other. Signals therefore have
+        separate transactions, which need not wait.
         """
         try:
             while self._signals:
@@ -295,7 +295,7 @@ class PostgresDatabase:
         except FedOneError as error:
             _log.warning("signals lost", error=str(error))
         finally:
-            self._telling = None
+            self._send_task = None
 
     async def _notify(self, signals: Sequence[str]) -> None:
         if self._engine is None:
@@ -304,11 +304,11 @@ class PostgresDatabase:
         row = self._row_of(signals)
 
         async def notify() -> None:
-            # Not in turn: the pool has a connection for it.
+            # Bypasses the queue: the pool has a connection for it.
             async with engine.connect() as connection:
                 await connection.execute(_NOTIFY, row)
 
-        await self._patiently(notify)
+        await self._with_retries(notify)
 
     def _row_of(self, signals: Sequence[str]) -> dict[str, list[str]]:
         return {"signals": [f"{self._sender} {signal}" for signal in signals]}
@@ -333,26 +333,26 @@ class PostgresDatabase:
 
     @asynccontextmanager
     async def _connection(self, level: str = "AUTOCOMMIT") -> AsyncIterator[AsyncConnection]:
-        """A connection, in the order of asking; by itself each statement is a transaction."""
+        """Yield a connection, first come first served, with the given isolation level."""
         if self._engine is None:
             raise FedOneError(f"store {self._where} is not open")
         engine = self._engine.execution_options(isolation_level=level)
-        # The pool would serve whoever comes just as a connection is given back.
-        async with self._turns, engine.connect() as connection:
+        # The pool itself is not fair.
+        async with self._slots, engine.connect() as connection:
             yield connection
 
-    async def _patiently(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Does `work` to the end, again while the server is away or asks for it."""
+    async def _with_retries(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Run `work` shielded; retry while the server is unavailable or reports a conflict."""
 
-        async def work_again() -> T:
+        async def attempt_work() -> T:
             return await _RETRYING.copy()(work)
 
-        with self._translated():
-            return await run_shielded(work_again())
+        with self._translate_errors():
+            return await run_shielded(attempt_work())
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
-        """Makes one error of all that the database and its driver raise."""
+    def _translate_errors(self) -> Iterator[None]:
+        """Translate errors of the database and its driver to `StoreUnavailable`."""
         try:
             yield
         except Exception as error:
@@ -364,7 +364,7 @@ class PostgresDatabase:
 
 
 def _prepare(connection: Connection, upgrading: bool) -> None:
-    # Replicas that start together must not all create the tables.
+    # Only one of several starting replicas may create the tables.
     connection.execute(text(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})"))
     schema.prepare(connection, upgrading=upgrading)
 
@@ -372,13 +372,13 @@ def _prepare(connection: Connection, upgrading: bool) -> None:
 def _refuse_closed(
     connection: DBAPIConnection, _: ConnectionPoolEntry, __: PoolProxiedConnection
 ) -> None:
-    """Makes the pool replace a connection that the server has closed meanwhile."""
+    """Make the pool replace a connection that the server has closed."""
     if connection.driver_connection.is_closed():
         raise DisconnectionError
 
 
 def _is_of_the_database(error: BaseException) -> bool:
-    # A function's import: whoever lacks the driver is told so when the store is opened.
+    # Imported here: a missing driver is reported by `open`.
     import asyncpg
 
     kinds = (
@@ -393,8 +393,8 @@ def _is_of_the_database(error: BaseException) -> bool:
     return isinstance(error, kinds)
 
 
-def _may_pass(error: BaseException) -> bool:
-    """Whether the same work may succeed soon: the server is away, or undid the transaction."""
+def _is_transient(error: BaseException) -> bool:
+    """Whether a retry may succeed: the server is unavailable, or rolled the transaction back."""
     import asyncpg
 
     if isinstance(error, DBAPIError):
@@ -402,7 +402,7 @@ def _may_pass(error: BaseException) -> bool:
             return True
         error = error.orig or error
     code = getattr(error, "sqlstate", None) or ""
-    # The driver's own confusion is over a connection that broke amid an answer.
+    # The driver's internal errors come from a connection that broke during a response.
     broken = OSError | TimeoutError | asyncpg.InternalClientError
     return isinstance(error, broken) or code.startswith(_PASSING)
 
@@ -411,7 +411,7 @@ def _may_pass(error: BaseException) -> bool:
 _PASSING = ("08", "40001", "40P01", "53300", "57P01", "57P02", "57P03")
 _PATIENCE_S = 15.0
 _RETRYING = AsyncRetrying(
-    retry=retry_if_exception(_may_pass),
+    retry=retry_if_exception(_is_transient),
     stop=stop_after_delay(_PATIENCE_S),
     wait=wait_random_exponential(multiplier=0.05, max=1.0),
     reraise=True,

@@ -1,4 +1,4 @@
-"""A look at a database that changes nothing: can it be used, and what would `open` do to it?"""
+"""Read-only checks of a database: whether it is usable and what `open` would change."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ _TIMEOUT_S = 5.0
 
 
 def probe_file(path: Path) -> str:
-    """Looks at a SQLite file.
+    """Check a SQLite file.
 
     Returns:
-        What serving it would begin with, for people.
+        A description of what `open` would do.
 
     Raises:
-        FedOneError: It cannot be used.
+        FedOneError: The file cannot be used.
     """
     if not path.exists():
         folder = path.parent
         if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-            raise FedOneError(f"{path}: cannot be made: {folder} is no folder to write to")
-        return f"would make {path}"
+            raise FedOneError(f"{path}: cannot be created: {folder} is not a writable folder")
+        return f"would create {path}"
     if not os.access(path, os.R_OK | os.W_OK):
-        raise FedOneError(f"{path}: may not be read and written")
-    # Without a log beside it, nobody writes to the file, and nothing has to be made to read it.
+        raise FedOneError(f"{path}: cannot be read and written")
+    # Without a WAL file there is no writer, and `immutable` avoids creating files.
     how = "mode=ro" if path.with_name(f"{path.name}-wal").exists() else "mode=ro&immutable=1"
     uri = f"{path.absolute().as_uri()}?{how}"
     engine = create_engine(
@@ -55,20 +55,20 @@ def probe_file(path: Path) -> str:
 
 
 async def probe_server(url: URL) -> str:
-    """Looks at a database of a PostgreSQL server.
+    """Check a PostgreSQL database.
 
     Returns:
-        What serving it would begin with, for people.
+        A description of what `open` would do.
 
     Raises:
-        FedOneError: It cannot be reached, or its schema cannot be used; never shows the password.
+        FedOneError: The server is not reachable or the schema not usable; without the password.
     """
-    # SQLAlchemy lets some of the driver's errors through. A function's import: it is PostgreSQL's.
+    # Some of the driver's errors pass SQLAlchemy. Imported here: only PostgreSQL needs it.
     from asyncpg import InterfaceError, PostgresError
 
     where = f"{url.host or url.query.get('host') or 'localhost'}/{url.database or ''}"
     query = dict(url.query)
-    if "sslmode" in query:  # as libpq calls it
+    if "sslmode" in query:  # libpq's name
         query["ssl"] = query.pop("sslmode")
     engine = create_async_engine(
         url.set(drivername="postgresql+asyncpg", query=query),
@@ -90,7 +90,7 @@ async def probe_server(url: URL) -> str:
             f"{where}: has schema {found} and this fedone-sdk needs schema {schema.HEAD}; "
             "run `fedone db upgrade`"
         )
-    return f"would make its tables in {where}" if found is None else f"would use {where}"
+    return f"would create the tables in {where}" if found is None else f"would use {where}"
 
 
 def _current(connection: Connection) -> str | None:

@@ -1,4 +1,4 @@
-"""What the store's methods that remove something do within their transaction."""
+"""Statements of the store's methods that remove data."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ def delete_run(
     Args:
         connection: In a transaction.
         run_id: The run.
-        version: Where it stands.
+        version: Its version.
         now: Seconds since the epoch.
-        again: Whether this same call may have succeeded before; then it has now.
+        again: Whether an earlier attempt of this call may have succeeded; that counts as success.
     """
     query = select(t.runs.c.version).where(t.runs.c.run_id == run_id).with_for_update()
     found = connection.execute(query).scalar_one_or_none()
@@ -90,22 +90,22 @@ def deleted(connection: Connection, run_id: str) -> float | None:
 
 
 def refuse_deleted(connection: Connection, run_id: str) -> None:
-    """Refuses a new run that has the id of a deleted one.
+    """Refuse a new run with the id of a deleted one.
 
-    After the run was inserted: where its id was just being deleted, the insert has waited for it.
+    Call it after the insert, which waits for a concurrent deletion.
 
     Raises:
-        RunDeleted: It has.
+        RunDeleted: The id is reserved.
     """
     if deleted(connection, run_id) is not None:
         raise RunDeleted(f"run {run_id!r} was deleted")
 
 
 def bring_back(connection: Connection, run_id: str, version: int) -> None:
-    """Lets a run come back that was deleted at this version or before.
+    """Free the id of a run that was deleted at this version or earlier.
 
     Raises:
-        RunDeleted: It was at a later one.
+        RunDeleted: The run was deleted at a later version.
     """
     of_run = t.deleted_runs.c.run_id == run_id
     connection.execute(delete(t.deleted_runs).where(of_run & (t.deleted_runs.c.version <= version)))

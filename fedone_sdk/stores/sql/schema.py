@@ -1,4 +1,4 @@
-"""Which schema a database has, and how it gets the one that this code knows."""
+"""Schema versions and migrations."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from fedone_sdk.stores.sql.tables import meta
 __all__ = ["HEAD", "SchemaRefused", "current", "prepare"]
 
 HEAD = "0003"
-"""The schema that this code reads and writes; a test compares it with the migrations."""
+"""Schema version of this code; a test compares it with the migrations."""
 
 _BEFORE_ALEMBIC = "0001"
 
 
 class SchemaRefused(Exception):
-    """The database cannot be used as it is; the message says why and what to do."""
+    """The schema of the database is not supported; the message has the reason and a remedy."""
 
 
 def current(connection: Connection) -> str | None:
-    """The schema of a database; None if it is empty.
+    """Return the schema version of a database; None if it is empty.
 
     Raises:
-        SchemaRefused: It is another program's, or a newer fedone-sdk's.
+        SchemaRefused: It belongs to another program or a newer fedone-sdk.
     """
     tables = inspect(connection).get_table_names()
     if not tables:
@@ -52,13 +52,13 @@ def current(connection: Connection) -> str | None:
 
 
 def prepare(connection: Connection, *, upgrading: bool) -> None:
-    """Creates the tables in an empty database; an old one it upgrades or refuses.
+    """Create the tables of an empty database; upgrade or refuse an old one.
 
-    All is done within the transaction that is open.
+    Runs within the open transaction.
 
     Raises:
-        SchemaRefused: It is another program's, a newer fedone-sdk's, or an older one's that is not
-            to be upgraded.
+        SchemaRefused: It belongs to another program or a newer fedone-sdk, or is old and must not
+            be upgraded.
     """
     found = current(connection)
     if found == HEAD:

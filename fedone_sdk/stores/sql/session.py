@@ -1,7 +1,7 @@
-"""The one connection to PostgreSQL that stands for a replica.
+"""The PostgreSQL connection that represents a replica.
 
-Its locks say that the replica is alive and whether it leads, and it hears what others publish.
-The server frees the locks when the connection ends, however the process does.
+Its advisory locks show that the replica is alive and whether it is the leader, and it receives the
+signals of others. The server releases the locks when the connection ends.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from fedone_sdk.stores.base import Signals
 __all__ = ["CHANNEL", "REPLICAS", "Session"]
 
 CHANNEL = "fedone"
-"""What signals are notified on: each is its sender, a space and the signal."""
+"""Channel of the signals; a payload is the sender, a space and the signal."""
 
 REPLICAS = text("""
 SELECT lpad(to_hex((CAST(classid AS bigint) << 32) | CAST(objid AS bigint)), 16, '0') AS replica
 FROM pg_locks JOIN pg_database ON pg_database.oid = pg_locks.database
 WHERE locktype = 'advisory' AND objsubid = 1 AND granted AND datname = current_database()
 """)
-"""The replicas that hold their lock: an advisory lock on the number that is their name.
+"""The replicas that hold their lock: an advisory lock on their id as a number.
 
-Locks on two small numbers (``objsubid`` 2) are others, such as the leader's.
+Locks on two 32-bit numbers (``objsubid`` 2), such as the leader lock, are excluded.
 """
 
 _LEADER = (0x0FED_0001, 1)
@@ -43,68 +43,68 @@ _log = structlog.get_logger(__name__)
 
 
 class Session:
-    """Stands for this replica while it is open.
+    """Represents this replica while it is open.
 
-    When the connection is lost, others may have taken the replica for dead already. So it comes
-    back under a new name.
+    After a lost connection the replica gets a new id, because others may already have handled the
+    old one as dead.
     """
 
     def __init__(self, sender: str) -> None:
-        """Describes a session.
+        """Initialise without connecting.
 
         Args:
-            sender: Who sends the signals that are not to be heard here.
+            sender: Sender id of this process, whose signals are ignored.
         """
         self._sender = sender
         self._replica = uuid.uuid4().hex
         self._connection: AsyncConnection | None = None
         self._driver: Any = None
         self._lost = asyncio.Event()
-        # The driver does one thing at a time.
+        # The driver allows one operation at a time.
         self._busy = asyncio.Lock()
-        self._leads = False
+        self._is_leader = False
         self._signals: Signals | None = None
-        self._watching: asyncio.Task[None] | None = None
+        self._watch_task: asyncio.Task[None] | None = None
 
     @property
     def replica(self) -> str:
-        """The name of this replica now."""
+        """The current id of this replica."""
         return self._replica
 
     def listen(self, signals: Signals) -> None:
-        """Sets who is told what others publish."""
+        """Set the listener for signals of other replicas."""
         self._signals = signals
 
     async def open(self, engine: AsyncEngine) -> None:
-        """Connects, and stays connected until it is closed."""
+        """Connect, and reconnect until `close`."""
         engine = engine.execution_options(isolation_level="AUTOCOMMIT")
         await self._connect(engine)
-        self._watching = asyncio.create_task(self._watch(engine), name="store session")
+        self._watch_task = asyncio.create_task(self._watch(engine), name="store session")
 
     async def close(self) -> None:
-        """Frees the locks."""
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.wait({self._watching})
-            self._watching = None
-        await self._drop()
+        """Disconnect, which releases the locks."""
+        if self._watch_task is not None:
+            self._watch_task.cancel()
+            await asyncio.wait({self._watch_task})
+            self._watch_task = None
+        await self._disconnect()
 
     async def lead(self) -> bool:
-        """Whether this replica leads; tries to."""
+        """Try to acquire the leader lock; return whether this replica holds it."""
         async with self._busy:
             if self._driver is None or self._lost.is_set():
                 return False
-            if not self._leads:
+            if not self._is_leader:
                 try:
-                    self._leads = await self._driver.fetchval(
+                    self._is_leader = await self._driver.fetchval(
                         "SELECT pg_try_advisory_lock($1, $2)",
                         *_LEADER,
                         timeout=_HEARTBEAT_TIMEOUT_S,
                     )
                 except Exception:
-                    # The watch finds out what is wrong with the connection.
+                    # The heartbeat detects a broken connection.
                     self._lost.set()
-            return self._leads
+            return self._is_leader
 
     async def _connect(self, engine: AsyncEngine) -> None:
         connection = await engine.connect()
@@ -117,7 +117,7 @@ class Session:
                     break
             lost = asyncio.Event()
             driver.add_termination_listener(lambda _: lost.set())
-            await driver.add_listener(CHANNEL, self._hear)
+            await driver.add_listener(CHANNEL, self._on_notification)
             if driver.is_closed():
                 lost.set()
         except BaseException:
@@ -125,13 +125,13 @@ class Session:
             await connection.close()
             raise
         self._connection, self._driver, self._lost = connection, driver, lost
-        self._leads = False
+        self._is_leader = False
         self._replica = f"{number:016x}"
 
-    async def _drop(self) -> None:
-        """Ends the connection, rather than give it back to the pool with its locks."""
+    async def _disconnect(self) -> None:
+        """Close the connection; in the pool it would keep its locks."""
         connection, self._connection, self._driver = self._connection, None, None
-        self._leads = False
+        self._is_leader = False
         if connection is not None:
             with suppress(Exception):
                 await connection.invalidate()
@@ -139,17 +139,17 @@ class Session:
 
     async def _watch(self, engine: AsyncEngine) -> None:
         while True:
-            while await self._beats():
+            while await self._heartbeat():
                 pass
             _log.warning("store session lost", replica=self._replica)
             async with self._busy:
-                await self._drop()
-            await _RECONNECTING.copy()(self._connect, engine)
+                await self._disconnect()
+            await _RECONNECT.copy()(self._connect, engine)
             _log.info("store session resumed", replica=self._replica)
-            self._tell(None)
+            self._notify_listener(None)
 
-    async def _beats(self) -> bool:
-        """Waits a while; whether the connection still works then."""
+    async def _heartbeat(self) -> bool:
+        """Wait for the heartbeat interval; return whether the connection still works."""
         try:
             async with asyncio.timeout(_HEARTBEAT_S):
                 await self._lost.wait()
@@ -164,19 +164,19 @@ class Session:
                 return False
             return True
 
-    def _hear(self, _: Any, __: int, ___: str, payload: str) -> None:
+    def _on_notification(self, _: Any, __: int, ___: str, payload: str) -> None:
         sender, _, signal = payload.partition(" ")
         if sender != self._sender:
-            self._tell(signal)
+            self._notify_listener(signal)
 
-    def _tell(self, signal: str | None) -> None:
+    def _notify_listener(self, signal: str | None) -> None:
         if self._signals is None:
             return
         try:
             self._signals(signal)
         except Exception:
-            # The session goes on, whatever its listener does.
+            # An error of the listener must not end the session.
             _log.error("signal not handled", traceback=traceback.format_exc())
 
 
-_RECONNECTING = AsyncRetrying(wait=wait_random_exponential(multiplier=0.1, max=2.0))
+_RECONNECT = AsyncRetrying(wait=wait_random_exponential(multiplier=0.1, max=2.0))

@@ -1,4 +1,4 @@
-"""A SQLite file: one server, whose writes share their transactions."""
+"""A SQLite file for one server, with group commit."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ __all__ = ["SqliteDatabase"]
 T = TypeVar("T")
 
 _MAX_BATCH = 128
-"""The first of those that share a transaction waits for the last."""
+"""Maximal number of writes per transaction: the first one waits for the last."""
 
 _NUM_READERS = 4
 
 
 @dataclass(eq=False, slots=True)
 class _Write:
-    """A write that waits for its transaction."""
+    """A queued write."""
 
     work: Callable[[Connection], Any]
     done: asyncio.Future[Any] = field(
@@ -50,18 +50,17 @@ class _Write:
 class SqliteDatabase(Alone):
     """A `Database` in a file.
 
-    A transaction is one visit to a thread, where SQLAlchemy and SQLite work without waiting for
-    the event loop. All writes go through one connection that stays open. Those that wait at the
-    same time share one transaction, and so one wait for the disk; each has a savepoint of its
-    own. Reads have connections of their own and never wait for a writer.
+    Each transaction runs in a thread. All writes use one connection. Queued writes share one
+    transaction, hence one flush to disk, each with its own savepoint. Reads use separate
+    connections and never wait for a writer.
     """
 
     def __init__(self, url: URL, *, busy_timeout_s: float) -> None:
-        """Describes a database; `open` connects.
+        """Initialise without connecting.
 
         Args:
-            url: Names the file.
-            busy_timeout_s: How long a transaction waits for another process's to end.
+            url: URL of the file.
+            busy_timeout_s: Maximal wait for a transaction of another process, seconds.
 
         Raises:
             SpecError: The URL does not name a file.
@@ -80,7 +79,7 @@ class SqliteDatabase(Alone):
         self._writing: asyncio.Task[None] | None = None
 
     async def open(self, *, serving: bool, upgrading: bool) -> None:
-        """Connects; creates and upgrades the tables."""
+        """Connect; create or upgrade the tables."""
         if self._engine is not None:
             raise FedOneError(f"store {self._path} is open already")
         self._engine = create_engine(self._url, pool_size=_NUM_READERS + 1, max_overflow=0)
@@ -96,17 +95,17 @@ class SqliteDatabase(Alone):
             return engine.connect().execution_options(fedone_write=True)
 
         try:
-            with self._translated():
+            with self._translate_errors():
                 self._writer = await self._threads.write(connect, self._engine)
             upgrading = upgrading or serving
             await self.write(lambda connection: schema.prepare(connection, upgrading=upgrading))
         except BaseException:
             await self.close()
             raise
-        self._begin_anew()
+        self._new_replica()
 
     async def close(self) -> None:
-        """Disconnects, after the writes under way."""
+        """Disconnect after pending writes."""
         engine, self._engine = self._engine, None
         if engine is None:
             return
@@ -122,7 +121,7 @@ class SqliteDatabase(Alone):
             os.close(lock)
 
     async def schema(self) -> str | None:
-        """The schema of the file, which is only read."""
+        """Return the schema of the file, opened read-only."""
 
         def look() -> str | None:
             if not os.path.exists(self._path):
@@ -134,15 +133,15 @@ class SqliteDatabase(Alone):
             with engine.connect() as connection:
                 return schema.current(connection)
 
-        with self._translated():
+        with self._translate_errors():
             return await asyncio.to_thread(look)
 
     async def ping(self) -> None:
-        """Reads a row."""
+        """Read a row."""
         await self.read(statements.ping)
 
     async def read(self, work: Callable[[Connection], T], *, at_one_moment: bool = False) -> T:
-        """Does `work` on one of the pool's connections; all it reads is always of one moment."""
+        """Run `work` on a connection of the pool, always with one snapshot."""
         if self._engine is None:
             raise FedOneError(f"store {self._path} is not open")
 
@@ -150,13 +149,13 @@ class SqliteDatabase(Alone):
             with engine.connect() as connection:
                 return work(connection)
 
-        with self._translated():
+        with self._translate_errors():
             return await run_shielded(self._threads.read(transaction, self._engine))
 
     async def write(self, work: Callable[[Connection], T], signals: Sequence[str] = ()) -> T:
-        """Does `work` on the writing connection, with others that wait at the same time.
+        """Run `work` on the writing connection, together with other queued writes.
 
-        The signals are for nobody.
+        There are no listeners for the signals.
         """
         if self._engine is None:
             raise FedOneError(f"store {self._path} is not open")
@@ -164,13 +163,12 @@ class SqliteDatabase(Alone):
         self._waiting.append(write)
         if self._writing is None:
             self._writing = asyncio.create_task(self._write_all(), name="store writes")
-        with self._translated():
+        with self._translate_errors():
             try:
                 result: T = await asyncio.shield(write.done)
             except asyncio.CancelledError:
-                # Who goes away while others write leaves the queue: otherwise callers that give
-                # up and ask again, as devices do, would make it longer than it can ever be
-                # worked off. What has begun is carried out.
+                # A cancelled caller leaves the queue; otherwise retries would make it grow without
+                # bound. Writes that have started are completed.
                 if write in self._waiting:
                     self._waiting.remove(write)
                 else:
@@ -180,25 +178,25 @@ class SqliteDatabase(Alone):
         return result
 
     async def commit(self, run_id: str, version: int, commit: Commit) -> None:
-        """Stores an event's changes; the signal is for nobody."""
+        """Store an event's changes; there are no listeners for the signal."""
         await self.write(lambda connection: statements.commit(connection, run_id, version, commit))
 
     async def _write_all(self) -> None:
-        """Carries out what waits, until nothing does."""
+        """Run queued writes until the queue is empty."""
         try:
             while self._waiting:
                 size = min(len(self._waiting), _MAX_BATCH)
-                await self._write_together([self._waiting.popleft() for _ in range(size)])
+                await self._commit_batch([self._waiting.popleft() for _ in range(size)])
         finally:
             self._writing = None
 
-    async def _write_together(self, batch: list[_Write]) -> None:
-        """Carries out a batch in one transaction, and tells who waits only after it."""
+    async def _commit_batch(self, batch: list[_Write]) -> None:
+        """Run a batch in one transaction; resolve its futures after the commit."""
         works = [write.work for write in batch]
         try:
             if self._writer is None or self._engine is None:
                 raise FedOneError(f"store {self._path} is not open")
-            outcomes = await run_shielded(self._threads.write(_do_all, self._writer, works))
+            outcomes = await run_shielded(self._threads.write(_run_batch, self._writer, works))
         except BaseException as error:
             for write in batch:
                 write.done.set_exception(error)
@@ -212,8 +210,8 @@ class SqliteDatabase(Alone):
                 write.done.set_exception(failure)
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
-        """Makes one error of all that the database and its driver raise."""
+    def _translate_errors(self) -> Iterator[None]:
+        """Translate errors of the database and its driver to `StoreUnavailable`."""
         try:
             yield
         except (SQLAlchemyError, sqlite3.Error, OSError, schema.SchemaRefused) as error:
@@ -222,7 +220,7 @@ class SqliteDatabase(Alone):
 
 
 class _Threads:
-    """One thread that writes, and some that read."""
+    """One writer thread and several reader threads."""
 
     def __init__(self) -> None:
         self._writer = ThreadPoolExecutor(1, "store-write")
@@ -235,33 +233,35 @@ class _Threads:
         return await asyncio.get_running_loop().run_in_executor(self._readers, work, *arguments)
 
     def close(self) -> None:
-        """Lets the threads end; they have nothing to do any more."""
+        """End the idle threads."""
         self._writer.shutdown()
         self._readers.shutdown()
 
 
-def _do_all(
+def _run_batch(
     connection: Connection, works: list[Callable[[Connection], Any]]
 ) -> list[tuple[Any, Exception | None]]:
-    """Does all works in one transaction; what one raises is its outcome and harms no other.
+    """Run all works in one transaction; an error of one is its outcome and affects no other.
 
-    An error of a savepoint itself is raised: then the transaction is lost for all.
+    An error of a savepoint is raised and rolls the whole transaction back.
     """
     try:
         with connection.begin():
             if len(works) == 1:
                 return [(works[0](connection), None)]
-            return [_do(connection, work) for work in works]
+            return [_run_in_savepoint(connection, work) for work in works]
     except BaseException:
-        # A COMMIT that fails may leave the transaction open.
+        # A failed COMMIT can leave the transaction open.
         driver: Any = connection.connection.driver_connection
         if driver.in_transaction:
             driver.rollback()
         raise
 
 
-def _do(connection: Connection, work: Callable[[Connection], Any]) -> tuple[Any, Exception | None]:
-    """Does one work of several; undoes it alone if it fails."""
+def _run_in_savepoint(
+    connection: Connection, work: Callable[[Connection], Any]
+) -> tuple[Any, Exception | None]:
+    """Run one of several works in a savepoint."""
     savepoint = connection.begin_nested()
     try:
         result = work(connection)
@@ -273,7 +273,7 @@ def _do(connection: Connection, work: Callable[[Connection], Any]) -> tuple[Any,
 
 
 def _create_private(path: str) -> None:
-    """Creates a missing file that only its owner may read.
+    """Create a missing file, readable by its owner only.
 
     SQLite gives its ``-wal`` and ``-shm`` files the mode of the database file.
     """
@@ -281,13 +281,13 @@ def _create_private(path: str) -> None:
 
 
 def _lock(path: str) -> int:
-    """Locks a file until its descriptor is closed, at the latest when the process ends.
+    """Lock a file until its descriptor is closed or the process ends.
 
-    It stands beside the database: closing a second descriptor of that one would drop the locks
-    that SQLite has on it.
+    The lock file is separate from the database: closing another descriptor of the database would
+    release SQLite's locks on it.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    if sys.platform != "win32":  # where nothing like it is part of Python
+    if sys.platform != "win32":  # Python has no equivalent there.
         import fcntl
 
         try:
@@ -301,11 +301,11 @@ def _lock(path: str) -> int:
 
 
 def _configure(engine: Engine, busy_timeout_s: float) -> None:
-    """Sets up every connection, and transactions that begin when we say so."""
+    """Configure connections, with explicit BEGIN statements."""
     pragmas = (
         f"busy_timeout={round(busy_timeout_s * 1000)}",
         "journal_mode=WAL",
-        # The budget rests on it: a commit that was acknowledged survives a loss of power.
+        # Required by the budget: an acknowledged commit survives a power failure.
         "synchronous=FULL",
         "fullfsync=ON",  # macOS, whose fsync alone leaves data in the drive's cache
         "foreign_keys=ON",
@@ -313,7 +313,7 @@ def _configure(engine: Engine, busy_timeout_s: float) -> None:
 
     @event.listens_for(engine, "connect")
     def connect(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
-        # sqlite3 would begin transactions late, after the reads of a read-then-write one.
+        # sqlite3 itself would start a transaction only at the first write.
         connection.isolation_level = None
         cursor = connection.cursor()
         give_up = time.monotonic() + busy_timeout_s
@@ -323,13 +323,13 @@ def _configure(engine: Engine, busy_timeout_s: float) -> None:
                     cursor.execute(f"PRAGMA {pragma}")
                     break
                 except sqlite3.OperationalError:
-                    # Unlike all else, the first change to WAL does not wait for others.
+                    # The first change to WAL ignores the busy timeout.
                     if time.monotonic() > give_up:
                         raise
         cursor.close()
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        # A deferred write could fail halfway, when another process wrote after it began.
+        # A deferred transaction could fail at its first write if another process wrote since.
         writes = connection.get_execution_options().get("fedone_write", False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

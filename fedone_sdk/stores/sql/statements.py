@@ -1,7 +1,7 @@
-"""What the methods of a store do within their transaction, in words that every database knows.
+"""Portable statements of the store's methods, within their transactions.
 
-Whoever changes tokens or clients takes the row of ``num_clients`` first. That makes one line of
-them across all replicas: indices have no gaps, and a token's uses are counted exactly.
+Changes of tokens and clients first lock the row of ``num_clients``. This serialises them across all
+replicas: indices have no gaps, and a token's uses are counted exactly.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ __all__ = [
 
 @contextmanager
 def refusing(message: str) -> Iterator[None]:
-    """Makes a ``ValueError`` of a key that is taken."""
+    """Translate a duplicate key to a ``ValueError``."""
     try:
         yield
     except IntegrityError as error:
@@ -91,7 +91,7 @@ def refusing(message: str) -> Iterator[None]:
 
 
 def ping(connection: Connection) -> None:
-    """Reads a row."""
+    """Read a row."""
     connection.execute(select(t.meta.c.value)).all()
 
 
@@ -110,7 +110,7 @@ def clear(connection: Connection) -> None:
 
 
 def _line_up(connection: Connection) -> int:
-    """Waits for others that change tokens or clients; returns how many clients there are."""
+    """Lock changes of tokens and clients; return the number of clients."""
     query = select(t.meta.c.value).where(_NUM_CLIENTS).with_for_update()
     found: int = connection.execute(query).scalar_one()
     return found
@@ -156,10 +156,10 @@ def enrol(
 
     Args:
         connection: In a transaction.
-        client: Whom.
-        token_sha256: By which token.
+        client: The client.
+        token_sha256: Digest of its token.
         now: Seconds since the epoch.
-        again: Whether this same call may have succeeded before; then its client is returned.
+        again: Whether an earlier attempt of this call may have succeeded; its client is returned.
     """
     index = _line_up(connection)
     token = _token(connection, t.tokens.c.token_sha256 == token_sha256)
@@ -268,7 +268,7 @@ def use_nonce(connection: Connection, nonce: str, now: float, until: float) -> b
 
 
 def forget_nonces(connection: Connection, now: float) -> None:
-    """Forgets the nonces that no request may come with any more."""
+    """Delete expired nonces."""
     connection.execute(delete(t.nonces).where(t.nonces.c.until < now))
 
 
@@ -309,7 +309,7 @@ def _as_patterns(text: str | None) -> tuple[str, ...] | None:
     return None if text is None else tuple(json.loads(text))
 
 
-# Who waits for work
+# Waiting clients
 
 
 def join(connection: Connection, member: Member) -> None:
@@ -349,8 +349,8 @@ def add_run(connection: Connection, record: RunRecord, *, again: bool, back: boo
     Args:
         connection: In a transaction.
         record: The run.
-        again: Whether this same call may have succeeded before; then it has now.
-        back: Whether it may be a deleted run that comes back.
+        again: Whether an earlier attempt of this call may have succeeded; that counts as success.
+        back: Whether a deleted run may be restored.
     """
     if again and run(connection, record.run_id) == record:
         return
@@ -433,7 +433,7 @@ def log(
 
 
 def snapshot(connection: Connection, run_id: str, *, with_log: bool) -> RunSnapshot | None:
-    """See `Store.snapshot`; the transaction must read one moment."""
+    """See `Store.snapshot`; the transaction must have one snapshot."""
     record = run(connection, run_id)
     if record is None:
         return None
@@ -456,7 +456,7 @@ def restore(
         connection: In a transaction.
         snapshot: The run.
         guests: Its clients.
-        again: Whether this same call may have succeeded before; then it has now.
+        again: Whether an earlier attempt of this call may have succeeded; that counts as success.
     """
     known = _line_up(connection)
     run_id = snapshot.record.run_id
@@ -476,7 +476,7 @@ def restore(
 
 
 def _admit(connection: Connection, guest: ClientRecord, count: int) -> int:
-    """Adds a client under its own index, unless it is known; returns how many there are then."""
+    """Add a client under its index if missing; return the new number of clients."""
     if guest.index > count:
         raise ValueError(f"client {guest.index} would leave a gap")
     if guest.index < count:
@@ -493,7 +493,7 @@ def _admit(connection: Connection, guest: ClientRecord, count: int) -> int:
 
 
 def _lines(run_id: str, entries: Iterable[LogEntry]) -> Iterator[dict[str, Any]]:
-    """Rows of a log; entries of one version are numbered in their order."""
+    """Return the rows of log entries; entries of one version are numbered in order."""
     for _, together in groupby(entries, key=lambda entry: entry.version):
         for position, entry in enumerate(together):
             yield {"run_id": run_id, "position": position, **asdict(entry)}
@@ -505,7 +505,7 @@ def _remember(connection: Connection, run_id: str, memories: Iterable[tuple[int,
     _upsert(connection, t.memories, rows)
 
 
-# The statements of a commit, built once rather than each time.
+# Statements of a commit, built once.
 _ADVANCE = (
     update(t.runs)
     .where(t.runs.c.run_id == bindparam("of_run"), t.runs.c.version == bindparam("at_version"))
@@ -544,14 +544,14 @@ def commit(connection: Connection, run_id: str, version: int, commit: Commit) ->
 
 
 def _insert(connection: Connection, table: Table) -> Insert:
-    """An insert that knows ``ON CONFLICT``, which is alike on both databases."""
+    """Return an insert with ``ON CONFLICT``, which both databases support."""
     if connection.dialect.name == "postgresql":
         return postgresql.insert(table)
     return sqlite.insert(table)
 
 
 def _upsert(connection: Connection, table: Table, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Adds rows, or replaces those with the same primary key."""
+    """Insert rows, or replace those with the same primary key."""
     statement: Any = _insert(connection, table)
     keys = list(table.primary_key)
     values = {c.name: statement.excluded[c.name] for c in table.c if not c.primary_key}

@@ -1,8 +1,8 @@
-"""The tables, the same on every database; `migrations` holds the way to them.
+"""The tables, equal on every database; `migrations` creates and upgrades them.
 
-The layout follows from what one commit touches. Databases rewrite a row whole, so the bulky
-columns that most commits leave alone sit in ``run_data``, apart from ``runs``. A log line is
-keyed by (run, version, position), so its order needs no sequence.
+Databases rewrite whole rows, so large columns that most commits do not change are in ``run_data``,
+separate from ``runs``. The key of a log line is (run, version, position), so its order needs no
+sequence.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ __all__ = [
 
 metadata = MetaData()
 
-# Integers by name: ``num_clients``, and ``schema_version`` for a fedone-sdk before Alembic, which
-# refuses the database by it.
+# Integers by name: ``num_clients``; ``schema_version`` makes versions before Alembic refuse the
+# database.
 meta = Table(
     "meta",
     metadata,
@@ -100,8 +100,8 @@ runs = Table(
     Column("version", Integer, nullable=False),
     Column("document", Text, nullable=False),
     Column("created_at", Double, nullable=False),
-    # The names of the last commits, newest first: they tell what became of a commit whose
-    # connection broke. Used where there is a connection that can break.
+    # Names of the last commits, newest first, to resolve a commit whose connection broke
+    # (PostgreSQL).
     Column("commits", Text, nullable=False, server_default=text("''")),
 )
 
@@ -147,7 +147,7 @@ memories = Table(
     Column("client_index", Integer, primary_key=True, autoincrement=False),
     Column("value", LargeBinary, nullable=False),
 )
-# Ids that stay taken, each with the version that its run had.
+# Reserved ids of deleted runs, with their last versions.
 deleted_runs = Table(
     "deleted_runs",
     metadata,

@@ -311,7 +311,7 @@ class TestSearchThatEnds:
         return calibrated(**{"rounds": 100, "race": 0.1, "patience": 12, **more})
 
     def test_a_run_ends_with_its_search(self) -> None:
-        """Once the leader stands still, the rest of the queries is not spent."""
+        """Once the incumbent no longer changes, the rest of the queries is not spent."""
         game = Game(self.spec())
         play_to_the_end(game)
         assert game.state.status == "completed"

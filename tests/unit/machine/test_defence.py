@@ -38,7 +38,7 @@ from fedone_sdk.vocabulary import Vocabulary
 from tests.unit.machine.game import Game, answer_to, both, refusal, spec_of
 
 CLIENTS = (0, 1, 2, 3)
-LIAR = 3
+ATTACKER = 3
 
 
 def defended(exchange: str = "losses", *, defence: Any = "standard", **options: Any) -> RunSpec:
@@ -61,15 +61,15 @@ def ascent(game: Game, work: Any) -> AlphaUpdate | LossesUpdate:
     return honest.model_copy(update={"alpha": to_wire(alpha)})
 
 
-def play(game: Game, liars: tuple[int, ...] = (), until: int = 10_000) -> None:
+def play(game: Game, attackers: tuple[int, ...] = (), until: int = 10_000) -> None:
     """Plays on, with some clients lying, to the end or until so many rounds are done."""
     while game.state.running and game.state.round < until:
         game.seat(CLIENTS)
         for seat in game.state.seats:
             work = game.claim(seat.client) if seat.phase == "offered" else None
             if work is not None:
-                lies = seat.client in liars
-                game.send(work, ascent(game, work) if lies else answer_to(game, work))
+                attacks = seat.client in attackers
+                game.send(work, ascent(game, work) if attacks else answer_to(game, work))
 
 
 def records(game: Game) -> list[dict[str, Any]]:
@@ -101,21 +101,23 @@ def test_both_exchanges_agree_while_nothing_is_held_back() -> None:
 @both
 def test_a_liar_is_held_back_and_put_out_and_the_others_go_on(exchange: str) -> None:
     game = Game(defended(exchange))
-    play(game, liars=(LIAR,))
+    play(game, attackers=(ATTACKER,))
     assert game.state.status == "completed"
-    assert game.state.quarantined == {LIAR}
+    assert game.state.quarantined == {ATTACKER}
     (one,) = [record for record in records(game) if record["quarantined"]]
     by_client = {line.client: line for line in ledger(game.state.defence)}
-    reason = f"{by_client[LIAR].outliers} of its {by_client[LIAR].rounds} updates were held back"
-    assert one["quarantined"] == [{"client": LIAR, "reason": reason}]
+    reason = (
+        f"{by_client[ATTACKER].outliers} of its {by_client[ATTACKER].rounds} updates were held back"
+    )
+    assert one["quarantined"] == [{"client": ATTACKER, "reason": reason}]
     assert game.only(ClientQuarantined) == ClientQuarantined(
-        client=LIAR, round=one["round"], reason=reason
+        client=ATTACKER, round=one["round"], reason=reason
     )
     after = [r["seats"][0]["client"] for r in records(game) if r["round"] > one["round"]]
     assert after
-    assert LIAR not in after
-    assert by_client[LIAR].outliers >= 2
-    assert not any(line.outliers for client, line in by_client.items() if client != LIAR)
+    assert ATTACKER not in after
+    assert by_client[ATTACKER].outliers >= 2
+    assert not any(line.outliers for client, line in by_client.items() if client != ATTACKER)
 
 
 @both
@@ -128,7 +130,7 @@ def test_honest_clients_are_left_alone(exchange: str) -> None:
 @both
 def test_what_is_held_back_moves_nothing(exchange: str) -> None:
     game = Game(defended(exchange, defence={"outliers": 3.0}))
-    play(game, liars=(LIAR,))
+    play(game, attackers=(ATTACKER,))
     digests = [record["alpha_sha256"] for record in records(game)]
     held = [r["round"] for r in records(game) if r["defence"][0]["outlier"]]
     assert held
@@ -138,16 +140,16 @@ def test_what_is_held_back_moves_nothing(exchange: str) -> None:
 
 def test_who_is_let_out_goes_back_at_the_next_lie_only() -> None:
     game = Game(defended())
-    play(game, liars=(LIAR,))
+    play(game, attackers=(ATTACKER,))
     resumed = Game(defended(rounds=200))
     resumed.state = dataclasses.replace(game.state, status="running")
-    resumed.apply(QuarantineLifted(client=LIAR))
+    resumed.apply(QuarantineLifted(client=ATTACKER))
     before = resumed.state.round
     play(resumed, until=before + 20)
-    assert LIAR in {record["seats"][0]["client"] for record in records(resumed)}
+    assert ATTACKER in {record["seats"][0]["client"] for record in records(resumed)}
     assert resumed.state.quarantined == frozenset()
-    play(resumed, liars=(LIAR,), until=before + 120)
-    assert resumed.state.quarantined == {LIAR}
+    play(resumed, attackers=(ATTACKER,), until=before + 120)
+    assert resumed.state.quarantined == {ATTACKER}
 
 
 def test_a_rollback_keeps_the_ledger() -> None:
@@ -171,7 +173,7 @@ def test_a_replay_computes_the_same(exchange: str, method: str) -> None:
     options: dict[str, Any] = {"name": method, "num_samples": 20, "rounds": 30}
     raw = spec_of(participation=participation, **options).model_dump()
     game = Game(RunSpec.model_validate({**raw, "defence": "standard"}))
-    play(game, liars=(LIAR,))
+    play(game, attackers=(ATTACKER,))
     report = [e.report.model_dump() for e in game.effects if isinstance(e, RoundFinished)]
     entries = [
         LogEntry(kind="round", body=json.dumps({"report": told, **record}))
@@ -188,8 +190,8 @@ def test_a_replay_computes_the_same(exchange: str, method: str) -> None:
 def test_evolution_forgets_what_is_held_back() -> None:
     raw = spec_of(participation={"exchange": "losses"}, name="evolution", num_samples=20, rounds=60)
     game = Game(RunSpec.model_validate({**raw.model_dump(), "defence": "standard"}))
-    play(game, liars=(LIAR,))
-    assert game.state.quarantined == {LIAR}
+    play(game, attackers=(ATTACKER,))
+    assert game.state.quarantined == {ATTACKER}
 
 
 # Losses
@@ -231,7 +233,7 @@ def test_a_memory_beyond_all_measure_is_refused(value: float) -> None:
 def test_aggregates_of_many(kind: str) -> None:
     part = {"clients_per_round": 4, "aggregation": kind, "trim": 0.25}
     game = Game(defended("alpha", defence="none", participation=part, rounds=1))
-    play(game, liars=(LIAR,))
+    play(game, attackers=(ATTACKER,))
     (record,) = records(game)
     alphas = []
     for seat in sorted(record["seats"], key=lambda seat: seat["client"]):
@@ -255,28 +257,28 @@ def test_who_is_put_out_holds_no_seat_any_more(exchange: str) -> None:
         works = {seat.client: game.claim(seat.client) for seat in game.state.seats}
         for client, work in works.items():
             if work is not None and game.state.seat_with(work.assignment_id) is not None:
-                game.send(work, ascent(game, work) if client == LIAR else answer_to(game, work))
+                game.send(work, ascent(game, work) if client == ATTACKER else answer_to(game, work))
     assert game.state.status == "completed"
-    assert game.state.quarantined == {LIAR}
+    assert game.state.quarantined == {ATTACKER}
     put_out = game.only(ClientQuarantined)
     later = [record for record in records(game) if record["round"] > put_out.round]
     assert later
-    assert LIAR not in {seat["client"] for record in later for seat in record["seats"]}
+    assert ATTACKER not in {seat["client"] for record in later for seat in record["seats"]}
 
 
 @both
 def test_quarantine_leaves_enough_for_a_round(exchange: str) -> None:
     part = {"clients_per_round": 4, "aggregation": "plain"}
     game = Game(defended(exchange, participation=part, rounds=12))
-    play(game, liars=(LIAR,))
+    play(game, attackers=(ATTACKER,))
     assert game.state.status == "completed"
-    assert {line.client: line.outliers for line in ledger(game.state.defence)}[LIAR] >= 2
+    assert {line.client: line.outliers for line in ledger(game.state.defence)}[ATTACKER] >= 2
     assert game.state.quarantined == frozenset()
 
 
 def test_a_majority_is_never_put_out() -> None:
     game = Game(defended())
-    play(game, liars=(1, 2, 3))
+    play(game, attackers=(1, 2, 3))
     assert game.state.status == "completed"
     assert len(game.state.quarantined) <= 1
 
@@ -403,7 +405,7 @@ def test_a_run_ends_when_every_device_has_spent_its_epsilon() -> None:
     game.apply(SeatsVacant(available={}, enrolled=len(CLIENTS)))
     assert game.state.status == "stopped"
     assert game.state.reason == (
-        "privacy.max_epsilon: 4 devices have spent it, and no other is there; "
+        "privacy.max_epsilon: 4 devices have reached it, and no other is available; "
         "enrol more, then resume the run"
     )
     game.apply(ResumeRequested())
@@ -454,7 +456,7 @@ def test_the_ledger_for_people() -> None:
     pytest.importorskip("dp_accounting")
     privacy = {"clip": 1.0, "noise_multiplier": 2.0}
     game = Game(defended(privacy=privacy, rounds=30))
-    play(game, liars=(LIAR,))
+    play(game, attackers=(ATTACKER,))
     found = client_influences(game.machine, game.state)
     assert set(found) == set(CLIENTS)
     assert sum(line.share for line in found.values()) == pytest.approx(1.0)

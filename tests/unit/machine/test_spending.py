@@ -324,7 +324,7 @@ class TestGatewaySpending:
         refused = refusal(game.apply(game.asked(work, GATEWAY_QUERY * 2)))
         assert (refused.code, refused.detail) == (
             "lease_exhausted",
-            "2 queries asked, 1 left under the lease",
+            "2 queries requested, 1 left under the lease",
         )
 
     def test_a_retry_bills_requests_while_the_cap_allows(self) -> None:

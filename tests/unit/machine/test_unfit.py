@@ -86,7 +86,7 @@ def test_a_budget_that_bought_nothing_says_so() -> None:
         declines(game, client, unfit=False)
     game.seat([2])
     assert game.state.status == "budget_exhausted"
-    assert game.state.reason == "no backend answered: 2 pieces of work came to nothing"
+    assert game.state.reason == "no backend answered: 2 assignments failed"
 
 
 def test_a_resume_lets_them_be_asked_again() -> None:

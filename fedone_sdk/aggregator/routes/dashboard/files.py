@@ -33,7 +33,7 @@ class PageFile:
 
     @classmethod
     def read(cls, path: Path) -> PageFile:
-        """What a file holds."""
+        """Return the content of a file."""
         body = path.read_bytes()
         etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
         return cls(body=body, content_type=_TYPES[path.suffix], etag=etag)
@@ -47,4 +47,4 @@ FILES = {
     for path in sorted(_FOLDER.iterdir())
     if path.suffix in _TYPES and path.name != "index.html"
 }
-"""What the page loads, by name."""
+"""Files of the dashboard, by name."""

@@ -14,7 +14,7 @@ def _run_key(*, primary_key: bool = True) -> sa.Column[str]:
 
 
 def upgrade() -> None:
-    """Creates the tables."""
+    """Create the tables."""
     meta = op.create_table(
         "meta",
         sa.Column("key", sa.String, primary_key=True),

@@ -8,7 +8,7 @@ down_revision = "0001"
 
 
 def upgrade() -> None:
-    """Adds tables and columns; clients and runs keep all they have."""
+    """Add tables and columns; clients and runs stay unchanged."""
     op.create_table(
         "tokens",
         sa.Column("seq", sa.Integer, primary_key=True),

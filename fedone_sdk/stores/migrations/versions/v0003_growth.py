@@ -10,7 +10,7 @@ down_revision = "0002"
 
 
 def upgrade() -> None:
-    """Adds a table, a column and an index; all clients count as seen now."""
+    """Add a table, a column and an index; all clients count as seen now."""
     op.create_table(
         "deleted_runs",
         sa.Column("run_id", sa.String, primary_key=True),

@@ -1,4 +1,4 @@
-// Calls of the aggregator. The token lives in this tab's session storage and in headers, nowhere else.
+// HTTP client. The token is only in this tab's session storage and in request headers.
 
 const KEY = "fedone.token";
 
@@ -8,7 +8,7 @@ export const token = {
   clear: () => sessionStorage.removeItem(KEY),
 };
 
-// The server's refusal: RFC 9457.
+// A problem response (RFC 9457).
 export class Problem extends Error {
   constructor(status, body, retryAfter) {
     super(body.detail || body.title || `HTTP ${status}`);
@@ -19,7 +19,7 @@ export class Problem extends Error {
   }
 }
 
-// Nobody answered, or something that is not an aggregator.
+// No response, or not from an aggregator.
 export class Unreachable extends Error {}
 
 export async function open(method, path, signal, body) {

@@ -1,4 +1,4 @@
-// The page: who looks, and at what. Addresses are #/ and #/runs/NAME; they hold no secret.
+// Login and routing. Addresses are #/ and #/runs/NAME, without secrets.
 
 import { get, Problem, token } from "./api.js";
 import * as banner from "./banner.js";
@@ -62,7 +62,7 @@ function route() {
     me,
     signal,
     main,
-    // For what a view cannot go on from.
+    // For errors that a view cannot recover from.
     fail(error) {
       if (signal.aborted) return;
       leave();
@@ -77,7 +77,7 @@ function route() {
     document.title = "No such page · FedOne";
     main.replaceChildren(nowhere(location.hash));
   }
-  if (shown) main.focus(); // Not at the first page: the reader starts at its top.
+  if (shown) main.focus(); // Not on the first page, which starts at the top.
   shown = true;
 }
 
@@ -85,12 +85,12 @@ function named(part) {
   try {
     return decodeURIComponent(part);
   } catch {
-    return part; // Half of an escape: the server has no such run.
+    return part; // An invalid escape: no run has this name.
   }
 }
 
 document.getElementById("skip").addEventListener("click", (event) => {
-  event.preventDefault(); // The address is the view's.
+  event.preventDefault(); // The hash is the router's.
   main.focus();
 });
 addEventListener("hashchange", route);

@@ -1,11 +1,11 @@
-// The line under the header that says when what is shown may be old.
+// The banner that reports stale data.
 
 import { h, say } from "./dom.js";
 
 const node = () => document.getElementById("banner");
 let ticking = null;
 
-// Says that the connection is gone, and counts down to the next try.
+// Reports a lost connection and counts down to the next attempt.
 export function lost(ms, tryNow) {
   const first = !node().classList.contains("lost");
   clearInterval(ticking);
@@ -21,7 +21,7 @@ export function lost(ms, tryNow) {
   if (first) {
     node().replaceChildren(h("span", {}, "Connection lost. What you see may be old."), left, button);
   } else {
-    // The first words stay: a screen reader says them once.
+    // The first words stay the same, so that a screen reader says them once.
     node().replaceChildren(node().firstChild, left, button);
   }
   node().classList.add("lost");

@@ -1,4 +1,4 @@
-// What is left of the budget, and for how long it lasts.
+// The remaining budget and its forecast.
 
 import { lineChart } from "./chart.js";
 import { h, panel } from "./dom.js";

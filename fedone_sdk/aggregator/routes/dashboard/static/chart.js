@@ -5,7 +5,7 @@ import { h } from "./dom.js";
 /* global uPlot */
 
 const HEIGHT = 240;
-const ROWS = 100; // Of the table; screen readers have no use for thousands.
+const ROWS = 100; // Of the table for screen readers.
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const schemes = matchMedia("(prefers-color-scheme: dark)");
@@ -104,7 +104,7 @@ export function lineChart({ title, x, y, format, series, signal }) {
     };
   }
 
-  // Values under the cursor; without one, the newest.
+  // Values at the cursor, or the newest.
   function tell(at) {
     series.forEach((_, index) => {
       const row = data[index + 1];
@@ -146,7 +146,7 @@ export function lineChart({ title, x, y, format, series, signal }) {
 
   return {
     node,
-    // `rows` are the numbers of x and of each series, `text` says what is to be seen.
+    // `rows` are the values of x and of each series, `text` is the description.
     update(rows, text) {
       data = rows;
       summary.textContent = text;

@@ -1,4 +1,4 @@
-// What each client did.
+// The clients of a run.
 
 import { h, panel, table } from "./dom.js";
 import { count, loss, percent } from "./format.js";
@@ -7,7 +7,7 @@ import { name } from "./rounds.js";
 const SHOWN = 20;
 const MORE = 100;
 
-// The last three say nothing in a run without defences and noise.
+// The last three are empty in runs without defences and noise.
 const COLUMNS = [
   { text: "Client" },
   { text: "State" },
@@ -58,7 +58,7 @@ export function clientsPanel() {
   };
 }
 
-// One line for each client: from the rounds, the seats, and the server's own ledger.
+// One row per client, from the rounds, the seats, and the server's influence report.
 export function participation({ rounds, seats, clients }) {
   const lines = new Map();
   const of = (id) => {

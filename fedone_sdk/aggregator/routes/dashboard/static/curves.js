@@ -83,7 +83,7 @@ export function metricPanel(signal) {
   };
 }
 
-// Queries spent after each round.
+// Cumulative queries after each round.
 function queries(rounds) {
   let sum = 0;
   return rounds.map((each) => (sum += each.queries));

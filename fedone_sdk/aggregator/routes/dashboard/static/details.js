@@ -1,4 +1,4 @@
-// What went over the wire, what the model was asked, and what went wrong.
+// Traffic, model usage and lost work.
 
 import { h, panel } from "./dom.js";
 import { amount, bytes, count, moment, plural } from "./format.js";
@@ -39,12 +39,12 @@ function traffic({ upload_bytes: up, download_bytes: down, messages }) {
   return `${bytes(up)} up, ${bytes(down)} down in ${plural(messages, "message", "messages")}`;
 }
 
-// Lost work by its reason, the newest reason first.
+// Lost work by reason, newest first.
 export function grouped(works) {
   const found = new Map();
   for (const work of works) {
     const group = found.get(work.reason) ?? { reason: work.reason, clients: new Set(), count: 0 };
-    found.delete(work.reason); // Set again, it is the last.
+    found.delete(work.reason); // Reinserted, so that it is the last.
     found.set(work.reason, group);
     group.count += 1;
     group.clients.add(work.client_id);

@@ -1,4 +1,4 @@
-// Elements without markup in strings: whatever a device or a run is called, it stays text.
+// Elements without markup in strings, so that names stay text.
 
 export function h(tag, options = {}, ...children) {
   const node = document.createElement(tag);
@@ -25,13 +25,13 @@ export function svg(tag, options = {}, ...children) {
 
 let ids = 0;
 
-// A titled part of the page.
+// A section with a title.
 export function panel(title, ...children) {
   const id = `part-${++ids}`;
   return h("section", { class: "panel", "aria-labelledby": id }, h("h2", { id }, title), ...children);
 }
 
-// A table that scrolls in itself, also by keyboard. `columns` are {text, number}.
+// A scrollable table, also by keyboard. `columns` are {text, number}.
 export function table(caption, columns) {
   const body = h("tbody");
   const heads = columns.map((column) =>
@@ -51,7 +51,7 @@ export function table(caption, columns) {
   return { node, body };
 }
 
-// Said to screen readers, once.
+// Announces a text to screen readers.
 export function say(text) {
   document.getElementById("news").textContent = text;
 }

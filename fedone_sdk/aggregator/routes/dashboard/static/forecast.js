@@ -1,9 +1,9 @@
-// Where a run's spending leads, from where it has been. Plain numbers in, plain numbers out.
+// Forecast of a run's spending. Pure functions of numbers.
 
 const RECENT = 20;
 
-// Rounds -> {x, left}: what is left of a cap before the first round and after each. What work cost
-// that came to nothing is in no round; it shows in the newest point, by all that is spent.
+// Rounds -> {x, left}: the rest of a cap before the first round and after each. The cost of lost
+// work belongs to no round; it is included in the newest point.
 export function burnDown(rounds, cap, spent) {
   const x = [0];
   const left = [cap];
@@ -15,13 +15,13 @@ export function burnDown(rounds, cap, spent) {
   return { x, left };
 }
 
-// Queries of a round, as the newest rounds spent them.
+// Mean queries per round of the newest rounds.
 export function pace(rounds) {
   const recent = rounds.slice(-RECENT);
   return recent.length ? recent.reduce((sum, each) => sum + each.queries, 0) / recent.length : 0;
 }
 
-// Where `left` ends at this pace: {round, left}, at the plan's end or where nothing is left.
+// Extrapolates `left` to {round, left}: the end of the plan, or an empty budget.
 export function outlook(done, planned, left, perRound) {
   const remaining = Math.max(planned - done, 0);
   const affordable = perRound > 0 ? Math.floor(left / perRound) : Infinity;
@@ -29,12 +29,12 @@ export function outlook(done, planned, left, perRound) {
   return { round: done + rounds, left: left - rounds * perRound, enough: affordable >= remaining };
 }
 
-// Seconds that the rest of the run takes, if it goes on as it went; null before its first round.
+// Estimated remaining seconds of the run; null before its first round.
 export function secondsLeft(done, end, wallSeconds) {
   return done > 0 && wallSeconds > 0 ? (wallSeconds / done) * (end - done) : null;
 }
 
-// An exponential mean with the weight that the command line shows, too: mini-batches jump.
+// An exponential mean, as on the command line, because losses of mini-batches are noisy.
 export function smooth(values, weight = 0.2) {
   let mean = null;
   return values.map((value) => (mean = mean === null ? value : mean + weight * (value - mean)));

@@ -1,4 +1,4 @@
-// Numbers, times and names as people read them.
+// Formatting of numbers, times and names.
 
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const money = new Intl.NumberFormat("en", { style: "currency", currency: "USD", maximumFractionDigits: 4 });
@@ -40,7 +40,7 @@ export function duration(seconds) {
   return hours < 48 ? `${hours.toFixed(1)} h` : `${(hours / 24).toFixed(1)} days`;
 }
 
-// A moment as the reader's clock has it; the day where it is another one.
+// A local time; with the date if it is not today.
 export function moment(seconds) {
   const at = new Date(1000 * seconds);
   const today = at.toDateString() === new Date().toDateString();
@@ -52,12 +52,12 @@ export function ago(seconds) {
   return past < 90 ? "just now" : `${duration(past)} ago`;
 }
 
-// Client ids are long; their ends tell them apart.
+// Shortens client ids, whose ends differ.
 export function shortName(id) {
   return id.length <= 15 ? id : `${id.slice(0, 9)}…${id.slice(-4)}`;
 }
 
-// A token with its outer spaces seen.
+// A token with visible outer spaces.
 export function token(text) {
   if (text === "") return "∅";
   const short = text.length > 80 ? `${text.slice(0, 79)}…` : text;

@@ -1,4 +1,4 @@
-// Whether the server's model is asked. Anybody may read it, and it counts against no limit.
+// Availability of the server's model. The route is public and has no rate limit.
 
 import { h } from "./dom.js";
 
@@ -12,7 +12,7 @@ export function modelNotice() {
         const { checks } = await response.json();
         node.hidden = checks.model?.ok !== false;
       } catch {
-        return; // Others say that the server cannot be reached.
+        return; // Other requests report that the server is unreachable.
       }
       node.textContent = node.hidden ? "" : "The model is not asked at the moment. Runs that need it wait or are paused; the server's log says why.";
     },

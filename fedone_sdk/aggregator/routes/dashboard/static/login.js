@@ -1,4 +1,4 @@
-// Who asks? A token, until the tab is closed.
+// Login with a token, until the tab is closed.
 
 import { get, Problem, token } from "./api.js";
 import { h } from "./dom.js";
@@ -8,7 +8,7 @@ const ADVICE = {
   forbidden: "This server has no token for people configured: see auth.admin_tokens.",
 };
 
-// Shows the form; `enter` is called with who signed in.
+// Shows the form; calls `enter` with the signed-in user.
 export function login(main, enter, { message } = {}) {
   const refusal = h("p", { class: "refusal", role: "alert" }, message ?? "");
   const field = h("input", {

@@ -1,4 +1,4 @@
-// The prompt that a user would get now, and what alpha says of each of its tokens.
+// The current prompt and the token probabilities.
 
 import { h, panel, say, table } from "./dom.js";
 import { percent, token } from "./format.js";
@@ -17,7 +17,7 @@ export function promptPanel() {
       say("The prompt is copied.");
       copy.textContent = "Copied";
     } catch {
-      copy.textContent = "Select it to copy"; // Without TLS browsers have no clipboard.
+      copy.textContent = "Select it to copy"; // Browsers have no clipboard without TLS.
     }
     setTimeout(() => (copy.textContent = "Copy"), 2_000);
   });
@@ -33,7 +33,7 @@ export function promptPanel() {
     update({ result, tokens }) {
       const { prompt } = result;
       const now = JSON.stringify([prompt, tokens]);
-      if (now === known) return; // Whoever selects a token keeps it.
+      if (now === known) return; // Keeps the selection.
       known = now;
       current = prompt.text;
       copy.hidden = !prompt.tokens.length;
@@ -73,7 +73,7 @@ function position(found, at, chosen) {
   );
 }
 
-// Eight shades; the square root keeps small probabilities apart.
+// Eight shades; the square root separates small probabilities.
 function shade(probability) {
   return Math.min(Math.floor(8 * Math.sqrt(probability)), 7);
 }

@@ -1,4 +1,4 @@
-// Who had the seats of which round, and who lost one.
+// The seats of each round, and lost ones.
 
 import { h, panel, svg } from "./dom.js";
 import { count, duration, loss, plural, shortName } from "./format.js";
@@ -119,7 +119,7 @@ export function name(id) {
   );
 }
 
-// A lane for each of the clients that were seen last, a column for each round.
+// A lane per recently seen client, a column per round.
 function draw(rounds, seats, running, columns) {
   const first = Math.max(rounds.length - columns + 1, 0);
   const cells = [];

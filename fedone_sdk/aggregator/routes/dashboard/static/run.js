@@ -18,9 +18,9 @@ import { follow, pause } from "./stream.js";
 import { summary } from "./summary.js";
 import { worthPanel } from "./worth.js";
 
-const LOOK_MS = 2_000; // Beside the events: what changes between rounds, and all that rounds change.
-const CLIENTS_MS = 10_000; // Their ledger may be long.
-const QUIET_LOOK_MS = 10_000; // Of a run that has ended: its last metric may come, or somebody resumes it.
+const LOOK_MS = 2_000; // Interval of polling in addition to the event stream.
+const CLIENTS_MS = 10_000; // The list may be long.
+const QUIET_LOOK_MS = 10_000; // For an ended run, which may get its last metric or be resumed.
 
 export async function showRun({ main, me, signal, fail }, id) {
   document.title = `${id} · FedOne`;
@@ -37,7 +37,7 @@ export async function showRun({ main, me, signal, fail }, id) {
   await Promise.race([listen(run, signal), watch(run, signal)]).catch(fail);
 }
 
-// Rounds as they end. Where the run ends, until it is resumed.
+// Follows the rounds; after the end of the run, waits until it is resumed.
 async function listen(run, signal) {
   for (;;) {
     await follow(runPath(run.id, "/events"), {
@@ -53,7 +53,7 @@ async function listen(run, signal) {
   }
 }
 
-// All else, again and again; while nobody answers, the stream says so.
+// Polls everything else; the stream reports an unreachable server.
 async function watch(run, signal) {
   while (!signal.aborted) {
     await pause(run.result.status === "running" ? LOOK_MS : QUIET_LOOK_MS, signal);
@@ -70,12 +70,12 @@ async function watch(run, signal) {
   }
 }
 
-// What is known of a run.
+// The state of a run's view.
 class Run {
   constructor(id, signal) {
     this.id = id;
     this.signal = signal;
-    this.reports = new Map(); // By round; a rollback takes some away.
+    this.reports = new Map(); // By round; a rollback removes some.
     this.heardAt = new Map();
     this.clientsAt = -CLIENTS_MS;
     this.tookAt = -1;
@@ -105,7 +105,7 @@ class Run {
     for (const round of this.reports.keys()) {
       if (round >= result.rounds && this.heardAt.get(round) < began) this.reports.delete(round);
     }
-    if (this.tookAt < began) this.take(result); // Else its end was heard meanwhile.
+    if (this.tookAt < began) this.take(result); // Else an event has ended the run since.
   }
 
   take(result) {
@@ -129,7 +129,7 @@ class Run {
     }
   }
 
-  // Returns when the run goes on.
+  // Resolves when the run is running again.
   resumed(signal) {
     return new Promise((resolve) => {
       this.wake = resolve;
@@ -143,7 +143,7 @@ class Run {
   }
 }
 
-// A run that tunes vectors has no probabilities of words.
+// Runs that tune vectors have no token probabilities.
 function noWords(error) {
   if (error instanceof Problem && error.code === "not_found") return null;
   throw error;
@@ -159,7 +159,7 @@ function crumbs(id) {
   );
 }
 
-// Rounds come as they end, the rest is polled: the highest round number of all of them is shown.
+// Rounds arrive as events, the rest is polled: shows the highest round number of all.
 function together({ result, seats, rounds }) {
   const done = Math.max(result.rounds, seats.round, (rounds.at(-1)?.round ?? -1) + 1);
   return {
@@ -213,7 +213,7 @@ class View {
     signal.addEventListener("abort", () => (this.drawing = true), { once: true });
   }
 
-  // Draws what is known, once for all that happens until the next frame.
+  // Renders once per frame.
   draw() {
     if (this.drawing) return;
     this.drawing = true;

@@ -36,7 +36,7 @@ export async function showRuns({ main, signal, fail }) {
   }
 }
 
-// Returns when somebody looks again.
+// Resolves when the page is visible again.
 export async function seen(signal) {
   while (document.hidden && !signal.aborted) {
     await new Promise((resolve) => {
@@ -58,7 +58,7 @@ function show(list, runs) {
     );
     return;
   }
-  // The link that has the focus keeps it.
+  // Keeps the focus.
   const focused = document.activeElement?.getAttribute?.("href");
   let shown = list.querySelector("tbody");
   if (!shown) {
@@ -87,7 +87,7 @@ function row(run) {
   );
 }
 
-// On a phone the cells have no heads: each says what it is.
+// On a phone there is no table header: each cell has a label.
 function fact(title, text, note = "") {
   return h("td", { "data-title": title }, text, note && h("div", { class: "muted" }, note));
 }
@@ -108,7 +108,7 @@ export function spent(usage, unit) {
   return Number(unit === "tokens" ? usage.prompt_tokens + usage.completion_tokens : usage[unit]);
 }
 
-// The capped units of a run, with what is spent of each.
+// The capped units of a run and their usage.
 export function caps(run) {
   return Object.entries(run.cap)
     .filter(([, cap]) => cap !== null)

@@ -1,4 +1,4 @@
-// What stands where there is nothing to show yet, or something went wrong.
+// Placeholders and errors.
 
 import { Problem, Unreachable } from "./api.js";
 import { h } from "./dom.js";
@@ -37,7 +37,7 @@ export function trouble(error, retry) {
   );
 }
 
-// An address that leads nowhere.
+// An unknown address.
 export function nowhere(address) {
   return h(
     "div",

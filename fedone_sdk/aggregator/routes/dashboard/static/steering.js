@@ -1,4 +1,4 @@
-// Stop, resume and higher caps, for those who may.
+// Stop, resume and raise caps, for operators.
 
 import { post, runPath } from "./api.js";
 import { h, say } from "./dom.js";
@@ -6,7 +6,7 @@ import { h, say } from "./dom.js";
 const STEERS = ["operator", "admin"];
 const RESUMABLE = ["stopped", "failed"];
 
-// `changed` is called with the run as it stands after a click.
+// Calls `changed` with the new state of the run after a click.
 export function steering(id, me, changed, signal) {
   const refusal = h("p", { class: "refusal", role: "alert" });
   if (!STEERS.includes(me.role)) {
@@ -24,7 +24,7 @@ export function steering(id, me, changed, signal) {
   let busy = false;
 
   async function ask(verb, outcome, body) {
-    if (busy) return; // Not disabled: the button would lose the focus.
+    if (busy) return; // Not disabled, so that the button keeps the focus.
     busy = true;
     refusal.textContent = "";
     try {
@@ -78,7 +78,7 @@ function confirmation(id, confirmed) {
   return dialog;
 }
 
-// Asks for higher caps; `confirmed` is called with those that were changed.
+// Dialog for higher caps; calls `confirmed` with the changed ones.
 function raising(id, confirmed) {
   const fields = h("div", { class: "caps" });
   const node = h(

@@ -1,4 +1,4 @@
-// Server-sent events over fetch: an EventSource cannot send the header with the token.
+// Server-sent events over fetch: EventSource cannot send the token's header.
 
 import { open, Problem, Unreachable } from "./api.js";
 
@@ -31,10 +31,10 @@ async function* events(path, signal) {
   }
 }
 
-// Follows a run until it ends, whatever happens to the connection.
+// Follows a run until it ends, and reconnects after failures.
 //
-// `heard` is called with each event, `lost` with the wait before the next try in ms and a function
-// that tries now. Returns after `end`; throws a Problem that trying again does not change.
+// Calls `heard` with each event, and `lost` with the wait before the next attempt in ms and a
+// function that retries now. Returns after `end`; throws a Problem that is not retryable.
 export async function follow(path, { heard, lost, signal }) {
   let wait = FIRST_WAIT_MS;
   for (;;) {
@@ -56,12 +56,12 @@ export async function follow(path, { heard, lost, signal }) {
   }
 }
 
-// What reading a body throws when its connection breaks or falls silent.
+// The error of a connection that broke or timed out.
 function isNetwork(error) {
   return error instanceof TypeError || error.name === "AbortError";
 }
 
-// Waits, unless somebody wants to try now.
+// Waits, or until a retry is requested.
 export function pause(ms, signal, lost) {
   return new Promise((resolve) => {
     const now = () => {

@@ -1,4 +1,4 @@
-// The run in six numbers.
+// Summary of a run in six numbers.
 
 import { h } from "./dom.js";
 import { outlook, pace, secondsLeft, smooth } from "./forecast.js";
@@ -40,7 +40,7 @@ export function summary() {
   };
 }
 
-// Over the fair baseline, once that is known.
+// Gain over the best baseline, if known.
 function gained({ metric: { before, no_prompt: bare }, verdict, status }, now) {
   const fair = verdict?.standings.find((each) => each.name === verdict.against)?.gain;
   if (fair) return `${signed(fair.value)} over ${verdict.against === "no_prompt" ? "no prompt" : "no prompt with bias"}`;

@@ -1,4 +1,4 @@
-// Whether tuning was worth it: the tuned prompt beside what would have cost nothing.
+// The verdict: the tuned prompt against the baselines.
 
 import { h, panel, table } from "./dom.js";
 import { metric } from "./format.js";

@@ -1,4 +1,4 @@
-"""What the handlers share: who asks, for which run, and what is there to answer with."""
+"""Context of a request: caller, run, application keys."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 __all__ = [
     "DOCUMENT",
     "DRAIN",
-    "EXCHANGE",
-    "Exchange",
+    "CONTEXT",
+    "RequestContext",
     "METRICS",
     "READINESS",
     "SERVICE",
-    "admit",
+    "authorize",
     "client_of",
     "message_of",
     "run_of",
@@ -48,19 +48,19 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class Exchange:
-    """What is known of the request under way, for its log line, the metrics and the report.
+class RequestContext:
+    """Facts about the current request, for the log, the metrics and the run's report.
 
     Attributes:
-        request_id: Names the request in the log; sent back to the caller.
-        route: What was asked for; None where there is no such route.
-        run: The run that it belongs to.
-        round: The round of that run, when it came.
-        client: The device that sent it.
-        person: The person who sent it.
-        upload: Size of its body, bytes.
-        problem: Code of its refusal.
-        status: HTTP status of its answer, once there is one.
+        request_id: Id of the request in the log, also sent to the caller.
+        route: The route; None if no route matched.
+        run: The run that it refers to.
+        round: The round of that run when the request arrived.
+        client: The calling device, if any.
+        person: The calling user's token, if any.
+        upload: Size of the request body, bytes.
+        problem: Problem code of the response.
+        status: HTTP status of the response.
     """
 
     request_id: str
@@ -73,93 +73,93 @@ class Exchange:
     problem: str | None = None
     status: int | None = None
 
-    def sent_by(self, client: ClientRecord) -> None:
-        """Notes which device sent it, for the log lines that follow."""
+    def set_client(self, client: ClientRecord) -> None:
+        """Set the calling device and bind it to the log."""
         self.client = client
         bind_contextvars(client_id=client.client_id)
 
     def may_see(self, run_id: str) -> bool:
-        """Whether a run is there for who sent the request."""
+        """Whether the caller may access a run."""
         asker = self.client or self.person
         return asker is not None and may_see(asker.runs, run_id)
 
-    def concerns(self, run: ServedRun | None) -> None:
-        """Notes which run it belongs to, for the log lines that follow."""
+    def set_run(self, run: ServedRun | None) -> None:
+        """Set the run and bind it to the log."""
         self.run, self.round = run, 0 if run is None else run.state.round
         self.bind()
 
     def bind(self) -> None:
-        """Has the log lines that follow in this task say which run it belongs to."""
+        """Bind the run to the log of the current task."""
         if self.run is not None:
             bind_contextvars(run_id=self.run.run_id, round=self.round)
 
 
-EXCHANGE: ContextVar[Exchange] = ContextVar("exchange")
+CONTEXT: ContextVar[RequestContext] = ContextVar("exchange")
 
 
-async def admit(request: web.Request, route: Route) -> None:
-    """Lets a request through to its handler.
+async def authorize(request: web.Request, route: Route) -> None:
+    """Authenticate and authorise a request.
 
     Raises:
-        ProblemError: ``unauthorized``, ``forbidden``, ``rate_limited``, what is wrong with a
-            signature, or ``store_unavailable`` for a device while the service is starting.
+        ProblemError: ``unauthorized``, ``forbidden``, ``rate_limited``, an error of a signature, or
+            ``store_unavailable`` for a device while the service is starting.
     """
-    service, token, exchange = request.app[SERVICE], bearer_token(request), EXCHANGE.get()
+    service, token, context = request.app[SERVICE], bearer_token(request), CONTEXT.get()
     access = service.access
     if route.access == "enrolment":
         await access.check_token(token)
     elif route.access in ROLES:
-        exchange.person = access.authority.check(token, route.access)
+        context.person = access.authority.check(token, route.access)
     elif route.access == "member":
-        exchange.person = access.authority.person(token)
-    if route.access == "device" or (route.access == "member" and exchange.person is None):
+        context.person = access.authority.person(token)
+    if route.access == "device" or (route.access == "member" and context.person is None):
         client = await access.client(token)
-        exchange.sent_by(client)
+        context.set_client(client)
         request.app[LIMITER].client(client.index)
-        if access.signs(client):
+        if access.must_sign(client):
             signed = await signed_request(request, max_bytes=route.max_body)
             await access.check_signature(client, signed)
         await service.wait_until_open()
 
 
 def client_of(request: web.Request) -> ClientRecord:
-    """The device that was admitted."""
-    client = EXCHANGE.get().client
+    """Return the authenticated device."""
+    client = CONTEXT.get().client
     if client is None:
-        raise LookupError(f"{request.path} admits more than devices")
+        raise LookupError(f"{request.path} is not restricted to devices")
     return client
 
 
 async def run_of(request: web.Request) -> ServedRun:
-    """The run that the path names.
+    """Return the run of the path.
 
     Raises:
-        ProblemError: ``not_found``: there is none, or the caller may not see it.
+        ProblemError: ``not_found``: the run does not exist, or the caller may not access it.
     """
-    service, exchange, run_id = request.app[SERVICE], EXCHANGE.get(), request.match_info["run_id"]
-    if not exchange.may_see(run_id):
+    service, context, run_id = request.app[SERVICE], CONTEXT.get(), request.match_info["run_id"]
+    if not context.may_see(run_id):
         raise ProblemError("not_found", f"there is no run {run_id!r}")
     run = await service.run(run_id)
-    exchange.concerns(run)
+    context.set_run(run)
     return run
 
 
 async def message_of(request: web.Request, parse: Parse[T]) -> tuple[T, bytes]:
-    """The message in the body, and the body.
+    """Return the message of the body, and the raw body.
 
-    What carries arrays may come as a file of tensors too.
+    Messages with arrays may also be sent in the tensor format.
 
     Raises:
-        ProblemError: ``not_json``, ``invalid_message`` or ``body_too_large``; ``unauthorized``
-            for a device that was revoked meanwhile.
+        ProblemError: ``not_json``, ``invalid_message`` or ``body_too_large``; ``unauthorized`` if
+            the device was revoked during the request.
     """
-    exchange = EXCHANGE.get()
-    route = exchange.route
+    context = CONTEXT.get()
+    route = context.route
     limit = None if route is None else route.max_body
     forms = (JSON, TENSORS) if route is not None and has_arrays(route.request) else (JSON,)
     if request.content_type in forms:
-        exchange.upload = len(await body_of(request, max_bytes=limit))
+        context.upload = len(await body_of(request, max_bytes=limit))
     found = await read(request, parse, max_bytes=limit, forms=forms)
-    if exchange.client is not None:
-        await request.app[SERVICE].access.check_still(exchange.client)
+    if context.client is not None:
+        await request.app[SERVICE].access.check_active(context.client)
     return found

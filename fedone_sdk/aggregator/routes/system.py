@@ -1,4 +1,4 @@
-"""What programs and passers-by call: health, metrics, the contract, and the pages for people."""
+"""Routes for health, metrics, OpenAPI, documentation and dashboard."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from fedone_sdk import __version__
 from fedone_sdk.aggregator.http.docs_page import ASSETS, PAGE, PAGE_HEADERS, asset_file
 from fedone_sdk.aggregator.http.requests import answer
 from fedone_sdk.aggregator.routes import dashboard
+from fedone_sdk.aggregator.routes.context import CONTEXT, DOCUMENT, METRICS, READINESS
 from fedone_sdk.aggregator.routes.dashboard import PageFile
-from fedone_sdk.aggregator.routes.exchange import DOCUMENT, EXCHANGE, METRICS, READINESS
 from fedone_sdk.aggregator.routes.route import Route
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import About, Health
 
-__all__ = ["MACHINES", "metrics_route"]
+__all__ = ["SYSTEM_ROUTES", "metrics_route"]
 
 _TYPES = {".css": "text/css", ".js": "text/javascript", ".png": "image/png"}
 
 
 async def about(request: web.Request) -> web.Response:
-    """The dashboard for a browser; else what answers here, and where it is described."""
+    """Return the dashboard to browsers, else the server's name, version and documentation."""
     if "text/html" in request.headers.get("Accept", ""):
         response = _file(request, dashboard.PAGE)
         response.headers.update(PAGE_HEADERS)
@@ -37,7 +37,7 @@ async def about(request: web.Request) -> web.Response:
 
 
 async def dashboard_file(request: web.Request) -> web.Response:
-    """A file that the dashboard loads."""
+    """Return a file of the dashboard."""
     name = request.match_info["page_file"]
     if name not in dashboard.FILES:
         raise ProblemError("not_found", f"the dashboard has no file {name!r}")
@@ -45,8 +45,8 @@ async def dashboard_file(request: web.Request) -> web.Response:
 
 
 def _file(request: web.Request, file: PageFile) -> web.Response:
-    """A file, unless the browser has this very one."""
-    # Asked for each time: of two versions of the SDK, no page may have some files of each.
+    """Return a file, or 304 if the browser has it."""
+    # Revalidated each time: a page must not mix files of two versions.
     headers = {"Cache-Control": "no-cache", "ETag": file.etag}
     if file.etag in request.headers.get("If-None-Match", ""):
         return web.Response(status=304, headers=headers)
@@ -56,24 +56,24 @@ def _file(request: web.Request, file: PageFile) -> web.Response:
 
 
 async def healthz(request: web.Request) -> web.Response:
-    """200 as long as the process answers at all: restart it when it does not."""
+    """Return 200 while the process is alive (liveness probe)."""
     return answer(Health(status="ok"))
 
 
 async def readyz(request: web.Request) -> web.Response:
-    """Whether requests can be served: the store answers, and no end is near.
+    """Return whether requests can be served (readiness probe).
 
-    `checks.model` says whether the gateway's model is asked, and decides nothing.
+    `checks.model` reports the gateway's model and does not affect the status.
     """
     health = await request.app[READINESS].look()
     return answer(health, status=200 if health.status == "ok" else 503)
 
 
 async def metrics(request: web.Request) -> web.Response:
-    """Figures in the text format of Prometheus, of this process and of all runs."""
-    found, exchange = request.app[METRICS], EXCHANGE.get(None)
-    if exchange is not None and exchange.person is not None and exchange.person.runs is not None:
-        raise ProblemError("forbidden", "metrics are of all runs; the token is for some")
+    """Return metrics of this process and of all runs, in Prometheus' text format."""
+    found, context = request.app[METRICS], CONTEXT.get(None)
+    if context is not None and context.person is not None and context.person.runs is not None:
+        raise ProblemError("forbidden", "metrics cover all runs; your token is valid for some")
     if found is None:
         raise ProblemError("not_found", "this server keeps no metrics here")
     text, content_type = found.exposition()
@@ -81,37 +81,37 @@ async def metrics(request: web.Request) -> web.Response:
 
 
 async def openapi(request: web.Request) -> web.Response:
-    """This contract, as OpenAPI 3.1."""
+    """Return this API's description as OpenAPI 3.1."""
     return web.json_response(request.app[DOCUMENT])
 
 
 async def docs(request: web.Request) -> web.Response:
-    """The contract as a page; loads nothing from anywhere else."""
+    """Return the API documentation as a page without external resources."""
     asset_file("swagger-ui-bundle.js")
     return web.Response(text=PAGE, content_type="text/html", headers=PAGE_HEADERS)
 
 
 async def docs_asset(request: web.Request) -> web.StreamResponse:
-    """A file that the page loads."""
+    """Return a file of the documentation page."""
     name = request.match_info["asset"]
     if name in ASSETS:
         return web.Response(text=ASSETS[name], content_type="text/javascript")
     path = asset_file(name)
-    # Not as a `FileResponse`, which also answers ranges and conditions: there is no use for them.
+    # Not a `FileResponse`: range and conditional requests are not needed.
     body = await asyncio.to_thread(path.read_bytes)
     return web.Response(
         body=body, content_type=_TYPES[path.suffix], headers={"Cache-Control": "max-age=3600"}
     )
 
 
-MACHINES = (
+SYSTEM_ROUTES = (
     Route(
         method="GET",
         path="/",
         handler=about,
         access="public",
         tag="machines",
-        summary="What answers here",
+        summary="Get the server's name and version",
         answers={200: (About, "text/html"), 304: None},
     ),
     Route(
@@ -120,7 +120,7 @@ MACHINES = (
         handler=dashboard_file,
         access="public",
         tag="machines",
-        summary="Files of the dashboard",
+        summary="Get a file of the dashboard",
         answers={200: ("text/javascript", "text/css", "image/svg+xml"), 304: None},
     ),
     Route(
@@ -129,7 +129,7 @@ MACHINES = (
         handler=healthz,
         access="public",
         tag="machines",
-        summary="Is it alive?",
+        summary="Liveness",
         answers={200: Health},
     ),
     Route(
@@ -138,7 +138,7 @@ MACHINES = (
         handler=readyz,
         access="public",
         tag="machines",
-        summary="Can it serve?",
+        summary="Readiness",
         answers={200: Health, 503: Health},
     ),
     Route(
@@ -147,7 +147,7 @@ MACHINES = (
         handler=openapi,
         access="public",
         tag="machines",
-        summary="The contract",
+        summary="OpenAPI document",
         answers={200: dict[str, Any]},
     ),
     Route(
@@ -156,7 +156,7 @@ MACHINES = (
         handler=docs,
         access="public",
         tag="machines",
-        summary="The contract for people",
+        summary="API documentation",
         answers={200: "text/html"},
         problems=("not_found",),
     ),
@@ -166,21 +166,21 @@ MACHINES = (
         handler=docs_asset,
         access="public",
         tag="machines",
-        summary="Files of the page",
+        summary="Get a file of the API documentation",
         answers={200: ("text/javascript", "text/css", "image/png")},
     ),
 )
 
 
 def metrics_route(*, public: bool) -> Route:
-    """The route of the metrics; a viewer's unless they are public."""
+    """Return the route of the metrics; it requires a viewer's token unless public."""
     return Route(
         method="GET",
         path="/metrics",
         handler=metrics,
         access="public" if public else "viewer",
         tag="machines",
-        summary="Figures for Prometheus",
+        summary="Prometheus metrics",
         answers={200: "text/plain"},
         problems=("not_found",),
     )

@@ -1,4 +1,4 @@
-"""What people call: post, read, watch and steer runs."""
+"""Routes for users: start, read, watch and control runs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from aiohttp import web
 from pydantic import TypeAdapter
 
 from fedone_sdk.aggregator.http.requests import answer, streamed
-from fedone_sdk.aggregator.routes.exchange import (
+from fedone_sdk.aggregator.routes.context import (
+    CONTEXT,
     DRAIN,
-    EXCHANGE,
     SERVICE,
     message_of,
     run_of,
@@ -47,21 +47,21 @@ from fedone_sdk.spec import OwnMethodSpec, RunSpec, validate_spec
 from fedone_sdk.stores import LogEntry
 from fedone_sdk.vocabulary import ListVocabulary
 
-__all__ = ["PEOPLE"]
+__all__ = ["RUN_ROUTES"]
 
 _JSON: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
 _SUMMARIES: TypeAdapter[list[RunSummary]] = TypeAdapter(list[RunSummary])
 _INFLUENCES: TypeAdapter[list[ClientInfluence]] = TypeAdapter(list[ClientInfluence])
 
 _POSTED = (ListVocabulary, InstructionsSource, LabelsSource)
-"""Sources of candidates that read no file and no text."""
+"""Sources of candidates that read neither files nor texts."""
 
 _STILL_HERE_S = 15.0
-"""A comment keeps proxies from closing a quiet stream."""
+"""Comment that prevents proxies from closing an idle stream."""
 
 
 async def add_run(request: web.Request) -> web.Response:
-    """Starts a run. Its vocabulary must be a list, and its backend is the server's."""
+    """Start a run. Its vocabulary must be a list; its backend is the server's."""
     service = request.app[SERVICE]
     document, _ = await message_of(request, _JSON.validate_json)
     try:
@@ -69,7 +69,7 @@ async def add_run(request: web.Request) -> web.Response:
         if spec.data is not None:
             raise SpecError("data: clients bring their own; leave it out", source="run")
         for key, source in spec.prompt.sources:
-            # A path in a posted run would read the server's files for a stranger.
+            # A path in a posted run would expose files of the server.
             if not isinstance(source, _POSTED):
                 allowed = "list" if spec.prompt.vocabulary else "list, instructions or labels"
                 raise SpecError(f"{key}.kind: must be {allowed} in a posted run", source="run")
@@ -81,11 +81,11 @@ async def add_run(request: web.Request) -> web.Response:
                 source="run",
             )
         if spec.prompt.proposer is not None:
-            raise SpecError("prompt.proposer: cannot be had in a posted run", source="run")
+            raise SpecError("prompt.proposer: is not supported in a posted run", source="run")
         if spec.backend != RunSpec.model_fields["backend"].default:
             raise SpecError("backend: is the server's; leave it out", source="run")
-        if not EXCHANGE.get().may_see(spec.name):
-            raise ProblemError("forbidden", f"your token is not for runs called {spec.name!r}")
+        if not CONTEXT.get().may_see(spec.name):
+            raise ProblemError("forbidden", f"your token is not valid for runs named {spec.name!r}")
         if spec.name in service.runs or spec.name in service.stored:
             raise ProblemError("run_conflict", f"there is a run {spec.name!r} already")
         vocabulary = spec.prompt.build(spec.task)
@@ -98,10 +98,10 @@ async def add_run(request: web.Request) -> web.Response:
 
 
 async def runs(request: web.Request) -> web.Response:
-    """All runs that the caller may see, in the order they were added."""
-    exchange, service = EXCHANGE.get(), request.app[SERVICE]
-    summaries = [summary for summary in service.summaries if exchange.may_see(summary.run_id)]
-    if exchange.person is None:
+    """List the runs that the caller may access, in order of creation."""
+    context, service = CONTEXT.get(), request.app[SERVICE]
+    summaries = [summary for summary in service.summaries if context.may_see(summary.run_id)]
+    if context.person is None:
         summaries = [summary.for_devices for summary in summaries]
     else:
         summaries = [service.with_devices(summary) for summary in summaries]
@@ -109,15 +109,14 @@ async def runs(request: web.Request) -> web.Response:
 
 
 async def run(request: web.Request) -> web.Response:
-    """Where a run stands, or how it ended.
+    """Return the current or final result of a run.
 
-    With `history=false` without its rounds, which may be many. Devices get no `reason`, viewers one
-    without the words of the model's provider. People get `devices`, and operators the reasons of
-    those that do not fit.
+    `history=false` omits its rounds. Devices get no `reason`; viewers get it without the text of
+    the model's provider. Users get `devices`, and operators the reasons of unfit devices.
     """
     history = _flag(request, "history", default=True)
-    asked, person = await run_of(request), EXCHANGE.get().person
-    result = _told(asked)
+    asked, person = await run_of(request), CONTEXT.get().person
+    result = _visible_result(asked)
     if person is not None and asked.state.running:
         reasons = person.allows("operator")
         devices = request.app[SERVICE].dispatcher.count_devices(asked, reasons=reasons)
@@ -125,12 +124,12 @@ async def run(request: web.Request) -> web.Response:
     return answer(result if history else result.model_copy(update={"history": ()}))
 
 
-def _told(run: ServedRun) -> RunResult:
-    """Where a run stands, with as much of the reason as the caller may know.
+def _visible_result(run: ServedRun) -> RunResult:
+    """Return the result of a run, with the reason that the caller may read.
 
-    A reason may hold what the model's provider said, and so the text of another device.
+    A reason may contain the provider's text, which may quote another device's input.
     """
-    result, person = run.result(), EXCHANGE.get().person
+    result, person = run.result(), CONTEXT.get().person
     if person is not None and person.allows("operator"):
         return result
     reason = None if person is None else run.state.summary or result.reason
@@ -138,21 +137,21 @@ def _told(run: ServedRun) -> RunResult:
 
 
 async def prompt(request: web.Request) -> web.Response:
-    """The prompt that a user would get if the run stopped now."""
+    """Return the current deployable prompt."""
     return answer((await run_of(request)).prompt())
 
 
 async def vectors(request: web.Request) -> web.Response:
-    """The soft prompt that a user would get if the run stopped now, float32.
+    """Return the current deployable soft prompt, float32.
 
-    For BBT it is the vector, shape (1, d), of which its projection makes the soft prompt; else the
-    parameters: n input embeddings, or for each layer n keys, then n values.
+    For BBT it is the vector, shape (1, d), before its projection. For other methods it is the
+    parameters: n input embeddings, or n keys and n values per layer.
     """
     return answer((await run_of(request)).vectors())
 
 
 async def log(request: web.Request) -> web.StreamResponse:
-    """All that the run has written down, one JSON object a line, oldest first."""
+    """Return the log of a run as JSON lines, oldest first."""
     pages = request.app[SERVICE].log_pages(await run_of(request))
     return await streamed(request, _lines(pages), content_type="application/jsonl")
 
@@ -168,10 +167,10 @@ def _text_of(page: list[LogEntry]) -> bytes:
 
 
 async def events(request: web.Request) -> web.StreamResponse:
-    """Server-sent events: one `round` for every round, also earlier ones, and `end` at the end.
+    """Stream a run as server-sent events: `round` for every past and future round, then `end`.
 
-    A round comes again when its metric is known. A stream that ends without `end` was cut; whoever
-    connects again gets all rounds again.
+    A round is sent again once its metric is known. A stream without `end` was interrupted; a new
+    connection gets all rounds again.
     """
     service, drain = request.app[SERVICE], request.app[DRAIN]
     watched = await run_of(request)
@@ -179,13 +178,13 @@ async def events(request: web.Request) -> web.StreamResponse:
     response.content_type = "text/event-stream"
     with Feed(watched, service.listeners) as feed:
         await response.prepare(request)
-        while await _is_welcome(service):
+        while await _is_still_valid(service):
             for report in feed.take():
                 await _event(response, "round", report)
             if feed.has_more:
                 continue
             if not watched.state.running:
-                await _event(response, "end", _told(watched))
+                await _event(response, "end", _visible_result(watched))
                 return response
             try:
                 async with asyncio.timeout(_STILL_HERE_S):
@@ -196,9 +195,9 @@ async def events(request: web.Request) -> web.StreamResponse:
         return response
 
 
-async def _is_welcome(service: Service) -> bool:
-    """Whether the device that asked was not revoked meanwhile."""
-    asked = EXCHANGE.get().client
+async def _is_still_valid(service: Service) -> bool:
+    """Whether the calling device is still valid."""
+    asked = CONTEXT.get().client
     client = None if asked is None else await service.access.record(asked.index)
     return client is None or client.revoked_at is None
 
@@ -208,24 +207,23 @@ async def _event(response: web.StreamResponse, name: str, message: Message) -> N
 
 
 async def stop(request: web.Request) -> web.Response:
-    """Ends a run with what it has learnt."""
+    """Stop a run and keep its result."""
     stopped = await run_of(request)
     await request.app[SERVICE].stop_run(stopped)
     return answer(stopped.result())
 
 
 async def resume(request: web.Request) -> web.Response:
-    """Lets a stopped or paused run go on, with the model that there is now."""
+    """Resume a stopped or paused run, with the current model."""
     resumed = await run_of(request)
     await request.app[SERVICE].resume_run(resumed)
     return answer(resumed.result())
 
 
 async def raise_caps(request: web.Request) -> web.Response:
-    """Raises caps of a run; one that its budget has ended goes on from where it stands.
+    """Raise caps of a run; a run with an exhausted budget continues.
 
-    Caps that are left out stay as they are. A cap can only be raised, so the same body again
-    changes nothing.
+    Omitted caps stay the same. Caps can only be raised, so the same body again has no effect.
     """
     raised = await run_of(request)
     caps, _ = await message_of(request, Budget.model_validate_json)
@@ -234,10 +232,10 @@ async def raise_caps(request: web.Request) -> web.Response:
 
 
 async def delete_run(request: web.Request) -> web.Response:
-    """Deletes a run that has ended, with its log and all that belongs to it, for good.
+    """Delete an ended run with its log and all its data.
 
-    Its name stays taken: a new run of this name would spend its budget again. With `dry_run=true`
-    nothing is deleted, and the answer says what would be.
+    Its name stays reserved: a new run of this name would spend its budget again. `dry_run=true`
+    deletes nothing and returns what would be deleted.
     """
     dry = _flag(request, "dry_run", default=False)
     run = await run_of(request)
@@ -252,7 +250,7 @@ def _flag(request: web.Request, name: str, *, default: bool) -> bool:
 
 
 async def roll_back(request: web.Request) -> web.Response:
-    """Takes a run back to an earlier round. What later rounds spent stays spent."""
+    """Roll a run back to an earlier round. Spending of later rounds stays counted."""
     rolled = await run_of(request)
     message, _ = await message_of(request, RollBack.model_validate_json)
     await request.app[SERVICE].roll_back(rolled, message.to_round, message.reason)
@@ -260,13 +258,13 @@ async def roll_back(request: web.Request) -> web.Response:
 
 
 async def run_clients(request: web.Request) -> web.Response:
-    """What each client has done to a run, as far as its defences and its noise are counted."""
+    """Return each client's influence on a run, by its defences and privacy accounting."""
     found = await (await run_of(request)).clients()
     return web.Response(body=_INFLUENCES.dump_json(found), content_type="application/json")
 
 
 async def quarantine(request: web.Request) -> web.Response:
-    """Gives a client no more seats in a run; work that it holds is not accepted."""
+    """Put a client of a run in quarantine: it gets no seats and its open work is discarded."""
     watched = await run_of(request)
     message, _ = await message_of(request, Quarantine.model_validate_json)
     client_id = request.match_info["client_id"]
@@ -275,13 +273,13 @@ async def quarantine(request: web.Request) -> web.Response:
 
 
 async def release(request: web.Request) -> web.Response:
-    """Lets a client that was in quarantine take seats again."""
+    """Release a client from quarantine."""
     client_id = request.match_info["client_id"]
     await request.app[SERVICE].release(await run_of(request), client_id)
     return web.Response(status=204)
 
 
-PEOPLE = (
+RUN_ROUTES = (
     Route(
         method="POST",
         path="/v1/runs",
@@ -310,7 +308,7 @@ PEOPLE = (
         handler=run,
         access="member",
         tag="runs",
-        summary="Where a run stands",
+        summary="Get a run",
         answers={200: RunResult},
         query={"history": {"type": "boolean", "default": True}},
     ),
@@ -331,7 +329,7 @@ PEOPLE = (
         handler=prompt,
         access="member",
         tag="runs",
-        summary="The deployable prompt",
+        summary="Get the deployable prompt",
         answers={200: PromptReport},
     ),
     Route(
@@ -340,7 +338,7 @@ PEOPLE = (
         handler=vectors,
         access="member",
         tag="runs",
-        summary="The deployable soft prompt",
+        summary="Get the deployable soft prompt",
         answers={200: Array},
     ),
     Route(
@@ -349,7 +347,7 @@ PEOPLE = (
         handler=log,
         access="viewer",
         tag="runs",
-        summary="The log of a run",
+        summary="Get the log of a run",
         answers={200: "application/jsonl"},
     ),
     Route(
@@ -367,7 +365,7 @@ PEOPLE = (
         handler=stop,
         access="operator",
         tag="runs",
-        summary="End a run",
+        summary="Stop a run",
         answers={200: RunResult},
         problems=("run_conflict",),
     ),
@@ -377,7 +375,7 @@ PEOPLE = (
         handler=resume,
         access="operator",
         tag="runs",
-        summary="Let a stopped run go on",
+        summary="Resume a run",
         answers={200: RunResult},
         problems=("run_conflict", "backend_blocked", "backend_unavailable"),
     ),
@@ -398,7 +396,7 @@ PEOPLE = (
         handler=roll_back,
         access="operator",
         tag="runs",
-        summary="Go back to an earlier round",
+        summary="Roll back a run",
         request=RollBack,
         answers={200: RunResult},
         problems=("run_conflict",),
@@ -409,7 +407,7 @@ PEOPLE = (
         handler=run_clients,
         access="viewer",
         tag="runs",
-        summary="What clients did to a run",
+        summary="List the clients' influence on a run",
         answers={200: list[ClientInfluence]},
     ),
     Route(
@@ -418,7 +416,7 @@ PEOPLE = (
         handler=quarantine,
         access="operator",
         tag="runs",
-        summary="Shut a client out of a run",
+        summary="Put a client in quarantine",
         request=Quarantine,
         answers={204: None},
         problems=("run_conflict",),
@@ -429,7 +427,7 @@ PEOPLE = (
         handler=release,
         access="operator",
         tag="runs",
-        summary="Let a client back into a run",
+        summary="Release a client from quarantine",
         answers={204: None},
         problems=("run_conflict",),
     ),

@@ -1,33 +1,33 @@
-"""What people call beside results to watch runs: who they are, who works, what alpha says."""
+"""Routes for monitoring: the caller's token, seats, token probabilities."""
 
 from __future__ import annotations
 
 from aiohttp import web
 
 from fedone_sdk.aggregator.http.requests import answer
-from fedone_sdk.aggregator.routes.exchange import EXCHANGE, SERVICE, run_of
+from fedone_sdk.aggregator.routes.context import CONTEXT, SERVICE, run_of
 from fedone_sdk.aggregator.routes.route import Route
 from fedone_sdk.aggregator.runtime.threads import in_thread
 from fedone_sdk.aggregator.serving.probabilities import likeliest
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import Me, Seats, TokenProbabilities
 
-__all__ = ["WATCH"]
+__all__ = ["MONITORING_ROUTES"]
 
 _MOST_TOKENS = 32
 _TOKENS = 8
 
 
 async def me(request: web.Request) -> web.Response:
-    """Whose token this is, and what it allows."""
-    person = EXCHANGE.get().person
+    """Return the name, role and runs of the caller's token."""
+    person = CONTEXT.get().person
     if person is None:
-        raise LookupError(f"{request.path} admits more than people")
+        raise LookupError(f"{request.path} is not restricted to users")
     return answer(Me(name=person.name, role=person.role, runs=person.runs))
 
 
 async def seats(request: web.Request) -> web.Response:
-    """Who works on the round under way, who waits, and the newest work that came to nothing."""
+    """Return the seats of the current round, the waiting clients, and the newest lost work."""
     run = await run_of(request)
     busy = {seat.client for seat in run.state.seats if seat.phase != "done"}
     waiting = request.app[SERVICE].dispatcher.available(run).keys() - busy
@@ -42,7 +42,7 @@ async def seats(request: web.Request) -> web.Response:
 
 
 async def probabilities(request: web.Request) -> web.Response:
-    """The likeliest tokens of each position of a run that tunes words, by alpha."""
+    """Return the most probable tokens of each position of a run that tunes words."""
     given = request.query.get("top", str(_TOKENS))
     short = len(given) <= len(str(_MOST_TOKENS)) and given.isascii() and given.isdigit()
     if not (short and 1 <= int(given) <= _MOST_TOKENS):
@@ -51,21 +51,21 @@ async def probabilities(request: web.Request) -> web.Response:
     if run.spec.method.domain != "tokens":
         raise ProblemError("not_found", "this run tunes vectors, not words")
     state = run.state
-    # As much as four million numbers.
+    # Up to four million numbers.
     positions = await in_thread(likeliest, state.method.alpha, run.vocabulary, int(given))
     return answer(
         TokenProbabilities(round=state.round, vocab_size=len(run.vocabulary), positions=positions)
     )
 
 
-WATCH = (
+MONITORING_ROUTES = (
     Route(
         method="GET",
         path="/v1/me",
         handler=me,
         access="viewer",
         tag="access",
-        summary="Whose token this is",
+        summary="Get the caller's token",
         answers={200: Me},
     ),
     Route(
@@ -74,7 +74,7 @@ WATCH = (
         handler=seats,
         access="viewer",
         tag="runs",
-        summary="Who works on a run",
+        summary="Get the seats of a run",
         answers={200: Seats},
     ),
     Route(
@@ -83,7 +83,7 @@ WATCH = (
         handler=probabilities,
         access="viewer",
         tag="runs",
-        summary="The likeliest tokens of each position",
+        summary="Get the most probable tokens of each position",
         answers={200: TokenProbabilities},
         problems=("invalid_message",),
         query={"top": {"type": "integer", "minimum": 1, "maximum": _MOST_TOKENS}},
