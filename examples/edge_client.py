@@ -1,8 +1,8 @@
-"""A device takes part with its own data: it may grow, is redacted first, and never loses its place.
+"""A device with growing data, redaction of texts, and a durable state folder.
 
 python examples/edge_client.py http://127.0.0.1:8080 ENROLMENT_TOKEN rows.jsonl
 
-Prints nothing but log lines; ends with the runs, or with Ctrl-C after the work under way.
+Prints log lines; exits when all runs have ended, or after the current work at Ctrl-C.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ STATE = Path("device-state")
 
 
 def redact(text: str) -> str | None:
-    """Sees every text before it leaves the device; None would hold the example back."""
+    """Redacts every text before it is sent; None would withhold the example."""
     return re.sub(r"\S+@\S+", "[mail]", text)
 
 
 def score(generated: str, example: Mapping[str, Any]) -> float:
-    """For runs whose loss is ``score``: how good a text of the model is, from 0 to 1."""
+    """The score of a generated text, from 0 to 1, for runs with loss ``score``."""
     keywords = example["keywords"]
     return sum(word in generated for word in keywords) / len(keywords)
 
 
 def examples(file: Path) -> list[dict[str, Any]]:
-    """What the device holds at the moment; asked anew before each piece of work."""
+    """The device's current rows, read before each assignment."""
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line]
 
 
@@ -45,9 +45,9 @@ async def take_part(server: str, token: str, file: Path, state: Path = STATE) ->
         data=lambda: examples(file),
         before_send=redact,
         score=score,
-        state_dir=state,  # so that a restarted app is the same device
+        state_dir=state,  # keeps the identity across restarts
     ) as client:
-        # Work under way is finished first.
+        # Completes the current work first.
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, client.stop)
         await client.run_forever()
 
