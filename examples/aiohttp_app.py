@@ -63,9 +63,7 @@ def build_app(server: str, token: str, file: Path) -> web.Application:
     async def take_part(client: EdgeClient) -> None:
         try:
             await client.run_forever()
-        except (
-            FedOneError
-        ) as exc:  # an invalid token, for example
+        except FedOneError as exc:  # an invalid token, for example
             print(f"not taking part: {exc}", file=sys.stderr, flush=True)
 
     async def federated(app: web.Application) -> AsyncIterator[None]:

@@ -142,7 +142,7 @@ def untrained_prompt(federation: Federation) -> str:
         prompt_len=spec.prompt.length,
         vocab_size=len(federation.vocabulary),
         blank=federation.vocabulary.blank,
-        start=spec.prompt.begun(federation.vocabulary),
+        start=spec.prompt.warm_start(federation.vocabulary),
         seed=spec.seed,
     )
     return federation.vocabulary.text(method.prompt(method.init()).tolist())

@@ -183,7 +183,7 @@ def method_of(federation: Federation) -> Algorithm | Trained:
         prompt_len=spec.prompt.length,
         vocab_size=len(vocabulary),
         blank=vocabulary.blank,
-        start=spec.prompt.begun(vocabulary),
+        start=spec.prompt.warm_start(vocabulary),
         seed=spec.seed,
     )
 

@@ -290,7 +290,7 @@ class PromptSpec(Spec):
                 raise DataError(f"slots.{number} ({slot.name}): {problem}") from None
         return Vocabulary(slots=tuple(built))
 
-    def begun(self, vocabulary: Vocabulary) -> Start | None:
+    def warm_start(self, vocabulary: Vocabulary) -> Start | None:
         """`start` as indices of a vocabulary, for all positions."""
         if self.start is None:
             return None

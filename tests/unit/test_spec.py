@@ -217,7 +217,7 @@ def test_something_to_begin_with() -> None:
         assert found == RunSpec.model_validate({**SMALL, "prompt": found.model_dump()}).prompt
         vocabulary = build_vocabulary(found.vocabulary, (), wanted=found.wanted)
         assert vocabulary.candidates[:3] == ("", "a", "b")
-        return found.begun(vocabulary)
+        return found.warm_start(vocabulary)
 
     assert begun(None) is None
     assert begun("Say:") == (((3, 0.5),), ((0, 0.5),))

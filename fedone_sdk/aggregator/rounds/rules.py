@@ -161,7 +161,7 @@ class Rules:
             vocab_size=spec.prompt.capacity(vocabulary),
             blank=vocabulary.blank,
             layout=vocabulary.layout(spec.prompt.length) if vocabulary.slots else (),
-            start=spec.prompt.begun(vocabulary),
+            start=spec.prompt.warm_start(vocabulary),
             **options,
         )
 
