@@ -1,4 +1,4 @@
-"""A web app takes part with what its users tell it: an `EdgeClient` in aiohttp's own event loop.
+"""A web app with its users' data: an `EdgeClient` in aiohttp's event loop.
 
 python examples/aiohttp_app.py http://127.0.0.1:8080 ENROLMENT_TOKEN rows.jsonl [PORT]
 
@@ -27,7 +27,7 @@ LAST = web.AppKey("last", dict[str, Any])
 
 
 async def take_feedback(request: web.Request) -> web.Response:
-    """Keeps what a user says."""
+    """Stores a user's feedback."""
     try:
         said = await request.json()
         row = {"text": str(said["text"]), "label": (0, 1).index(said["label"])}
@@ -39,19 +39,19 @@ async def take_feedback(request: web.Request) -> web.Response:
 
 
 async def federation(request: web.Request) -> web.Response:
-    """What the client did last."""
+    """The client's last event."""
     return web.json_response(request.app[LAST])
 
 
 def rows(file: Path) -> list[dict[str, Any]]:
-    """What the app holds at the moment; asked anew before each piece of work."""
+    """The app's current rows, read before each assignment."""
     if not file.exists():
-        return []  # nobody has said anything yet: the client waits
+        return []  # no feedback yet: the client waits
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line]
 
 
 def build_app(server: str, token: str, file: Path) -> web.Application:
-    """The app, with a client that lives as long as it does."""
+    """The app, with a client of the same lifetime."""
     app = web.Application()
     app[FILE], app[LAST] = file, {}
 
@@ -63,7 +63,7 @@ def build_app(server: str, token: str, file: Path) -> web.Application:
     async def take_part(client: EdgeClient) -> None:
         try:
             await client.run_forever()
-        except FedOneError as exc:  # a token that is not valid, say; the app goes on without
+        except FedOneError as exc:  # an invalid token, for example
             print(f"not taking part: {exc}", file=sys.stderr, flush=True)
 
     async def federated(app: web.Application) -> AsyncIterator[None]:
@@ -76,7 +76,7 @@ def build_app(server: str, token: str, file: Path) -> web.Application:
         ) as client:
             working = asyncio.create_task(take_part(client), name="edge client")
             yield
-            client.stop()  # work under way is finished first, if that is soon
+            client.stop()  # completes the current work, within the timeout
             with suppress(TimeoutError):
                 await asyncio.wait_for(working, timeout=5)
 
@@ -87,7 +87,7 @@ def build_app(server: str, token: str, file: Path) -> web.Application:
 
 
 def main(server: str, token: str, file: str, port: str = "8000") -> None:
-    """Serves on this machine alone."""
+    """Serves on loopback."""
     web.run_app(build_app(server, token, Path(file)), host="127.0.0.1", port=int(port))
 
 

@@ -1,8 +1,8 @@
-"""A device takes part with its own data: it may grow, is redacted first, and never loses its place.
+"""A device with growing data, redaction of texts, and a durable state folder.
 
 python examples/edge_client.py http://127.0.0.1:8080 ENROLMENT_TOKEN rows.jsonl
 
-Prints nothing but log lines; ends with the runs, or with Ctrl-C after the work under way.
+Prints log lines; exits when all runs have ended, or after the current work at Ctrl-C.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An IoT gateway: many sensors speak MQTT, and one `EdgeClient` takes part for all of them.
+"""An IoT gateway: many MQTT sensors, and one `EdgeClient` for all of them.
 
 pip install aiomqtt
 python examples/mqtt_gateway.py http://127.0.0.1:8080 ENROLMENT_TOKEN --broker 127.0.0.1:1883
@@ -27,14 +27,14 @@ RECONNECT_S = 1.0
 
 
 class Sensors:
-    """What the sensors have said lately."""
+    """The sensors' latest rows."""
 
     def __init__(self) -> None:
         self.rows: dict[str, deque[dict[str, Any]]] = {}
         self.joined = asyncio.Event()
 
     def hear(self, name: str, payload: object) -> None:
-        """Takes a message; what is no row is left out."""
+        """Adds a message; ignores messages that are not rows."""
         try:
             row = json.loads(str(payload, "utf-8") if isinstance(payload, bytes) else "null")
             row = {"text": str(row["text"]), "label": int(row["label"])}
@@ -47,18 +47,18 @@ class Sensors:
         self.rows[name].append(row)
 
     async def heard(self, number: int) -> None:
-        """Returns once so many sensors have spoken."""
+        """Waits until this number of sensors has sent a row."""
         while len(self.rows) < number:
             self.joined.clear()
             await self.joined.wait()
 
     def held(self) -> list[dict[str, Any]]:
-        """All rows of this moment; which sensor said them stays here."""
+        """All current rows, without the sensors' names."""
         return [row for rows in self.rows.values() for row in rows]
 
 
 async def listen(host: str, port: int, sensors: Sensors) -> None:
-    """Hears the sensors; the broker may come and go, and keeps what is said meanwhile."""
+    """Receives the sensors' messages; the broker queues them during a disconnection."""
     while True:
         try:
             async with aiomqtt.Client(
@@ -74,12 +74,12 @@ async def listen(host: str, port: int, sensors: Sensors) -> None:
 
 
 def show(event: ClientEvent) -> None:
-    """Says what the client does."""
+    """Prints an event of the client."""
     print(event.kind, flush=True)
 
 
 async def bridge(server: str, token: str, host: str, port: int, sensors_wanted: int) -> None:
-    """Takes part until the runs have ended."""
+    """Works until the runs have ended."""
     sensors = Sensors()
     async with asyncio.TaskGroup() as group:
         listening = group.create_task(listen(host, port, sensors))

@@ -62,29 +62,29 @@ class HillClimb(PlainAlgorithm):
         return self._at(np.zeros(self.prompt_len, dtype=np.int64))
 
     def check(self, state: State) -> None:
-        """Alpha is all that there is."""
+        """The state is alpha only."""
         if state.alpha.shape != self.shape:
             raise ValueError(f"alpha must be of shape {self.shape}, not {state.alpha.shape}")
 
     def project(self, alpha: ArrayLike) -> NDArray[np.float32]:
-        """Any matrix has a largest entry in each row."""
+        """Accepts any matrix, whose rows have a largest entry."""
         return np.asarray(alpha, dtype=np.float32)
 
     def prompt(self, state: State) -> NDArray[np.int64]:
-        """What would be deployed now."""
+        """The deployable prompt."""
         return np.asarray(state.alpha.argmax(axis=1), dtype=np.int64)
 
     def ask(
         self, state: State, rng: np.random.Generator, num_samples: int | None = None
     ) -> Candidates:
-        """The prompt as it is, and copies with one position changed."""
+        """The prompt, and copies with one position changed."""
         prompts = np.tile(self.prompt(state), (num_samples or self.num_samples, 1))
         for prompt in prompts[1:]:
             prompt[rng.integers(self.prompt_len)] = rng.integers(self.vocab_size)
         return Candidates(prompts=prompts, probabilities=state.alpha.astype(np.float64))
 
     def tell(self, state: State, candidates: Candidates, losses: ArrayLike | ClassLosses) -> State:
-        """The best one; of several the first, so that a tie changes nothing."""
+        """The best prompt; the first of several, so that a tie changes nothing."""
         if isinstance(losses, ClassLosses):
             raise ValueError("this method does not calibrate")
         return self._at(candidates.prompts[np.asarray(losses).argmin()])

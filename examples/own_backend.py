@@ -1,4 +1,4 @@
-"""A model with an API of its own: one adapter, and the SDK's wrappers do the rest.
+"""An adapter to another API, with the SDK's wrappers.
 
 python examples/own_backend.py examples/zero_one/RUN.yaml http://127.0.0.1:9000
 
@@ -23,7 +23,7 @@ from fedone_sdk.simulation import Federation, simulate
 
 
 class RankingService(LLMBackend):
-    """Asks the service; each call of `score` is one request."""
+    """Calls the service; each call of `score` is one request."""
 
     max_inputs = 8  # a wrapper splits larger mini-batches
 
@@ -33,11 +33,11 @@ class RankingService(LLMBackend):
 
     @property
     def fingerprint(self) -> str:
-        """Names the exact model; scores of different ones are never mixed."""
+        """Identifies the exact model."""
         return f"ranking-service {self._url} v1"
 
     async def score(self, query: Query) -> Answer:
-        """Says what passes (`BackendUnavailable`) apart from what does not."""
+        """Distinguishes temporary failures (`BackendUnavailable`) from others."""
         texts = ["".join(part.text for part in parts) for parts in query.inputs]
         body = {"texts": texts, "words": query.label_words}
         self._session = self._session or aiohttp.ClientSession(self._url)
@@ -61,7 +61,7 @@ class RankingService(LLMBackend):
 
 
 async def tune(run: Path, url: str) -> None:
-    """Runs what RUN.yaml describes, but for its backend."""
+    """Runs a RUN.yaml with another backend."""
     federation = Federation.load(RunSpec.load(run), run.parent)
     backend = SplitBackend(CachedBackend(RetryingBackend(BudgetedBackend(RankingService(url)))))
     async with backend:

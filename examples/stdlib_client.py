@@ -1,4 +1,4 @@
-"""A device in the standard library alone: what a client in any language must do.
+"""A client with only the standard library, as a model for other languages.
 
 python examples/stdlib_client.py http://127.0.0.1:8080 ENROLMENT_TOKEN rows.jsonl
 
@@ -29,7 +29,7 @@ Row = Mapping[str, Any]
 
 
 def call(server: str, token: str, method: str, path: str, body: Any = None) -> tuple[Any, ...]:
-    """Status, headers and JSON of the answer; what may pass is tried again."""
+    """Status, headers and JSON of the response; retries temporary failures."""
     headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
     data = None if body is None else json.dumps(body).encode()
     while True:
@@ -46,7 +46,7 @@ def call(server: str, token: str, method: str, path: str, body: Any = None) -> t
 
 
 def draw(num_examples: int, batch_size: int, seed: int) -> list[int]:
-    """The rows that a seed stands for: SplitMix64 and a partial Fisher-Yates shuffle."""
+    """The rows of a seed: SplitMix64 and a partial Fisher-Yates shuffle."""
     mask, rows = 2**64 - 1, list(range(num_examples))
     for i in range(min(batch_size, num_examples)):
         seed = (seed + 0x9E3779B97F4A7C15) & mask
@@ -58,19 +58,19 @@ def draw(num_examples: int, batch_size: int, seed: int) -> list[int]:
 
 
 def loss(log_probs: Sequence[float], target: int, bias: Sequence[float]) -> float:
-    """Cross-entropy over the label words, nats; a bias is added before."""
+    """Cross-entropy over the label words in nats, after the bias is added."""
     values = [value + more for value, more in zip(log_probs, bias, strict=True)]
     highest = max(values)
     return math.log(math.fsum(math.exp(v - highest) for v in values)) + highest - values[target]
 
 
 def mean(values: Sequence[float]) -> float:
-    """Their mean; 0 of none."""
+    """The mean; 0 for an empty list."""
     return math.fsum(values) / max(len(values), 1)
 
 
 def by_class(prompts: Sequence[Any], targets: Sequence[int], labels: int) -> dict[str, Any]:
-    """Per prompt, label and bias of the grid the mean loss over that label's examples."""
+    """Per prompt, label and bias of the grid, the mean loss over that label's examples."""
     offsets = {2: range(-4, 5), 3: range(-3, 4), 4: range(-2, 3)}[labels]
     grid = [(0, *others) for others in itertools.product(offsets, repeat=labels - 1)]
     cells, values = itertools.product(prompts, range(labels), grid), []
@@ -83,7 +83,7 @@ def by_class(prompts: Sequence[Any], targets: Sequence[int], labels: int) -> dic
 
 
 def update(run: Row, batch: Sequence[Row], scores: Row, held: int) -> dict[str, Any]:
-    """Per prompt the mean loss over the examples that every prompt was scored on."""
+    """Per prompt, the mean loss over the examples that are scored for every prompt."""
     task, failed = run["task"], {row for _, row in scores["failed"]}
     _, rows, labels = scores["log_probs"]["shape"]
     table = struct.iter_unpack(f"<{labels}f", base64.b64decode(scores["log_probs"]["data"]))
@@ -129,7 +129,7 @@ def main(server: str, token: str, file: str) -> None:
         else:
             status, _, answer = perform(server, me, work, held)
             print(work["round"], status, flush=True)
-            if status != 200:  # another device may do better, and asking at once would not help
+            if status != 200:  # another device may succeed; wait before the next claim
                 why = {"reason": answer["detail"][:500]}
                 call(server, me, "POST", f"{PATH}/{work['assignment_id']}/decline", why)
                 time.sleep(PAUSE_S)

@@ -1,4 +1,4 @@
-"""A plain synchronous app takes part by a thread: `EdgeClientThread` has an event loop of its own.
+"""A synchronous app with a client in a thread: `EdgeClientThread` has its own event loop.
 
 python examples/thread_app.py http://127.0.0.1:8080 ENROLMENT_TOKEN rows.jsonl
 
@@ -18,18 +18,18 @@ from fedone_sdk.client import ClientEvent, EdgeClient, EdgeClientThread, Hooks
 
 
 def show(event: ClientEvent) -> None:
-    """Called in the client's thread; a real app would hand it to its user interface."""
+    """Called in the client's thread; a real app would pass it to its user interface."""
     progress = f" {event.done}/{event.total}" if event.kind == "scored" else ""
     print(f"{event.kind}{progress}", flush=True)
 
 
 def rows(file: Path) -> list[dict[str, Any]]:
-    """What the device holds at the moment; called in the client's thread too."""
+    """The device's current rows; called in the client's thread."""
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line]
 
 
 def main(server: str, token: str, file: str) -> None:
-    """The app: it starts the client, goes about its own business, and ends it."""
+    """The app: it starts the client, runs its main loop, and stops the client."""
     client = EdgeClient(
         server,
         token=token,
@@ -39,7 +39,7 @@ def main(server: str, token: str, file: str) -> None:
     )
     with EdgeClientThread(client, stop_timeout_s=5) as working, suppress(KeyboardInterrupt):
         while working.running:
-            working.join(0.2)  # the app's own main loop stands here
+            working.join(0.2)  # in place of the app's main loop
     if working.error is not None:
         sys.exit(str(working.error))
 

@@ -45,7 +45,7 @@ async def take_all(chromium: Chromium) -> None:
 
 
 async def main() -> None:
-    """Takes all pictures anew."""
+    """Takes all pictures."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     async with browsing() as chromium:
         await take_all(chromium)

@@ -1,4 +1,4 @@
-"""A companion app that takes part only while the device charges and is on wi-fi.
+"""A companion app that works only while the device charges and uses Wi-Fi.
 
 pip install toga          # and toga-textual for a window in the terminal, without a desktop
 python examples/companion_app/app.py http://127.0.0.1:8080 ENROLMENT_TOKEN rows.jsonl
@@ -22,7 +22,7 @@ from fedone_sdk.client import ClientEvent, EdgeClient, EdgeClientThread, Hooks
 
 
 def rows(file: Path) -> list[dict[str, Any]]:
-    """What the app holds at the moment."""
+    """The app's current rows."""
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line]
 
 
@@ -56,33 +56,33 @@ class Companion(toga.App):
         self.working.start()
 
     def switched(self, switch: toga.Switch, **_: Any) -> None:
-        """The user's word; the client asks for it before its next request."""
+        """Sets the user's switch, which the client reads before its next request."""
         self.conditions.wanted = switch.value
         self.refresh()
 
     def show(self, event: ClientEvent) -> None:
-        """Takes note of what the client does."""
+        """Records an event of the client."""
         self.did = event.kind
         self.updates += event.kind == "updated"
         self.refresh()
 
     def refresh(self) -> None:
-        """Says what the client does, or why it does nothing."""
+        """Shows the client's state, or why it is paused."""
         why = ", ".join(self.conditions.missing())
         self.status.text = f"Paused: {why}" if why else self.did.capitalize()
         self.count.text = f"Updates: {self.updates}"
 
     def on_running(self) -> None:
-        """Begins to look every second."""
+        """Starts to refresh every second."""
         self.tick()
 
     def tick(self) -> None:
-        """Chargers and networks come and go without an event of the client's."""
+        """Refreshes the conditions, which change without an event of the client."""
         self.refresh()
         self.loop.call_later(1, self.tick)
 
     def leave(self, app: toga.App, **_: Any) -> bool:
-        """Lets work under way end; what does not goes on at the next start."""
+        """Stops the client; unfinished work continues at the next start."""
         self.working.stop(timeout_s=5)
         return True
 

@@ -1,4 +1,4 @@
-"""When a companion app takes part: its user wants it, the device charges, and it is on wi-fi.
+"""Conditions of a companion app: the user's switch, charging, and Wi-Fi.
 
 It knows no toolkit, and reads what Linux says under /sys. On Android the same two questions are
 `BatteryManager.isCharging()` and `ConnectivityManager.isActiveNetworkMetered()`, on iOS
@@ -12,10 +12,10 @@ from pathlib import Path
 
 
 class Conditions:
-    """What the client asks before it takes work, and between its requests.
+    """The condition that the client checks before claims and requests.
 
     Args:
-        system: Where Linux describes its devices.
+        system: Folder in which Linux describes its devices.
 
     Attributes:
         wanted: The user's switch.
@@ -36,7 +36,7 @@ class Conditions:
         return any(_says(radio.parent / "operstate", "up") for radio in radios)
 
     def missing(self) -> list[str]:
-        """What has to change before the device takes part, for people."""
+        """The unmet conditions, as text."""
         asked = {
             "switched off": self.wanted,
             "not charging": self.charging(),

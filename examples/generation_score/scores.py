@@ -1,11 +1,11 @@
-"""A score function: what the model wrote and the whole example in, a number from 0 to 1 out."""
+"""A score function of a generated text and its example, from 0 to 1."""
 
 from collections.abc import Mapping
 from typing import Any
 
 
 def keyword_share(generated: str, example: Mapping[str, Any]) -> float:
-    """The share of an example's keywords that its summary names.
+    """The share of an example's keywords that its summary contains.
 
     It runs where the data is: in `fedone tune` here, on each device in a fleet. Columns that the
     template does not use, such as ``keywords``, never leave it.

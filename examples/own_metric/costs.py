@@ -1,13 +1,13 @@
-"""A metric: true and predicted label indices in, a number out, as scikit-learn has it."""
+"""A metric of true and predicted label indices, as in scikit-learn."""
 
 from collections.abc import Sequence
 
 MISSED_COMPLAINT, NEEDLESS_CALL = 5.0, 1.0
-"""Dollars: a complaint that is taken for praise, and praise that is taken for a complaint."""
+"""Dollars per complaint classified as praise, and per praise classified as complaint."""
 
 
 def money_saved(true: Sequence[int], predicted: Sequence[int]) -> float:
-    """Dollars per row that the labels save, against calling nobody.
+    """Dollars per row that the labels save, compared with no follow-up calls.
 
     Indices are in the order of the task's ``labels``: 0 is a complaint, 1 is praise. Only what is
     reported uses the metric; training minimises the task's ``loss``.

@@ -232,7 +232,7 @@ class TemplateWarning:
         self._model = model
         self._given = False
 
-    def look(self, form: Rendered) -> None:
+    def check(self, form: Rendered) -> None:
         """Checks the form of the task.
 
         Args:

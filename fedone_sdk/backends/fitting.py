@@ -85,7 +85,7 @@ class _Encoder:
         except TypeError as exc:
             raise BackendError("an input is not valid Unicode (it has a lone surrogate)") from exc
 
-    def _goes_on(self, text: str) -> Any:
+    def _continued(self, text: str) -> Any:
         """The tokens of a text that continues another one.
 
         Raises:
@@ -142,7 +142,7 @@ class _Encoder:
             for index, border in enumerate(borders):
                 if parts[border].kind == "mask":
                     texts[index] = texts[index].rstrip()
-            found = [self._tokenise(texts[0]), *map(self._goes_on, texts[1:])]
+            found = [self._tokenise(texts[0]), *map(self._continued, texts[1:])]
             placed = [
                 [self._special_id(parts[border].text)]
                 if parts[border].kind == "special"
@@ -383,7 +383,7 @@ class CausalEncoder(_Encoder):
         Raises:
             BackendError: The tokeniser does not show them apart from the text before.
         """
-        return list(self._goes_on(text).ids)
+        return list(self._continued(text).ids)
 
     def label_id(self, word: str) -> int:
         """The token id of a label word, with its leading space as given.

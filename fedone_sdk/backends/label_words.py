@@ -10,7 +10,7 @@ from fedone_sdk.candidates import shipped_label_sets
 from fedone_sdk.errors import LabelWordError
 from fedone_sdk.task import Rendered
 
-__all__ = ["check_label_words", "spellings_of", "taken_words"]
+__all__ = ["check_label_words", "spellings_of", "valid_words"]
 
 _SUGGESTED = 3
 
@@ -35,14 +35,14 @@ async def check_label_words(
             except LabelWordError as exc:
                 others = [*label_words[:position], *label_words[position + 1 :]]
                 likely = _alike(word, position, label_words)
-                found = await taken_words(backend, likely, form, apart_from=others)
+                found = await valid_words(backend, likely, form, apart_from=others)
                 wrong.append(exc.suggesting(found[:_SUGGESTED]))
         if not wrong:  # They do not fit together.
             raise
         raise wrong[0].with_others(wrong[1:]) from None
 
 
-async def taken_words(
+async def valid_words(
     backend: LLMBackend,
     words: Sequence[str],
     form: Rendered = (),

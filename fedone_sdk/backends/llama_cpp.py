@@ -157,9 +157,9 @@ class LlamaCppBackend(LLMBackend):
             BackendError: The model cannot be loaded, or does not support the form.
             LabelWordError: A label word is not one token (or none, where it may be several).
         """
-        await self._in(self._token_thread, lambda model: model.look(label_words, form))
+        await self._in(self._token_thread, lambda model: model.check(label_words, form))
         if self._has_template:
-            self._template_warning.look(form)
+            self._template_warning.check(form)
 
     def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
         """One query of `batch_size` inputs of the maximum length, at no cost in money."""
@@ -230,7 +230,7 @@ class _Model:
         # A query is quoted and then asked: it is tokenised once.
         self._plan = lru_cache(maxsize=16)(self._planned)
 
-    def look(self, label_words: Sequence[str], form: Rendered) -> None:
+    def check(self, label_words: Sequence[str], form: Rendered) -> None:
         """Raises an error if the model does not support label words or form."""
         self._label_ids(label_words, form)
         if form:

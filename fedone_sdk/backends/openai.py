@@ -161,7 +161,7 @@ class OpenAIBackend(LLMBackend):
         self._continuing: Mapping[str, Any] | None = None
         # Detected from the server's answers.
         self._max_name = "max_completion_tokens" if self._is_openai else "max_tokens"
-        self._max_name_learned = False
+        self._max_name_detected = False
         self._num_top = _TOP
         self._first = asyncio.Lock()
         self._known: set[Want] = set()
@@ -225,7 +225,7 @@ class OpenAIBackend(LLMBackend):
         self._check_form(form)
         if entry is None:
             return
-        self._learn_weights(entry)
+        self._read_weights(entry)
         end = _shutdown(entry)
         if end is None:
             return
@@ -404,7 +404,7 @@ class OpenAIBackend(LLMBackend):
             except openai.APIStatusError as exc:
                 if str(exc.code) in _FILTERED:
                     return _answer(query.want, None, usage=_ONE_REQUEST)
-                self._learn(exc)
+                self._adapt(exc)
                 raise
             content: bytes = raw.content
         limits = rate_limits(raw.headers)
@@ -466,7 +466,7 @@ class OpenAIBackend(LLMBackend):
             }
         return body
 
-    def _learn(self, exc: openai.APIStatusError) -> None:
+    def _adapt(self, exc: openai.APIStatusError) -> None:
         """Adapts later requests to a refusal.
 
         Raises:
@@ -496,9 +496,9 @@ class OpenAIBackend(LLMBackend):
                 raise self._again(f"it shows at most {_SMALL_TOP} tokens")
             self._refuse_no_log_probs(_ONE_REQUEST)
         about_length = self._max_name in text and "context" not in text
-        if about_length and not self._max_name_learned and self._api == "chat":
+        if about_length and not self._max_name_detected and self._api == "chat":
             others = {"max_tokens", "max_completion_tokens"} - {self._max_name}
-            self._max_name, self._max_name_learned = others.pop(), True
+            self._max_name, self._max_name_detected = others.pop(), True
             raise self._again(f"it expects {self._max_name}")
         if "response_format" in text or "json_schema" in text:
             raise BackendBlocked(
@@ -566,7 +566,7 @@ class OpenAIBackend(LLMBackend):
                 change="set tokenizer to the model's own",
             )
 
-    def _learn_weights(self, entry: Mapping[str, Any]) -> None:
+    def _read_weights(self, entry: Mapping[str, Any]) -> None:
         """Reads the weights' size and quantisation and the context length (llama.cpp)."""
         meta = entry.get("meta")
         meta = meta if isinstance(meta, dict) else {}

@@ -82,7 +82,7 @@ class _Encoding(NamedTuple):
 class ServerTokenizer:
     """A cache of a server's tokenisations, with the interface of `tokenizers.Tokenizer`.
 
-    It sends no requests: `encode` raises `UnknownText`, and the caller adds the text by `learn`.
+    It sends no requests: `encode` raises `UnknownText`, and the caller adds the text by `add`.
 
     Args:
         max_texts: Maximum number of texts; the least recently used one is evicted.
@@ -115,7 +115,7 @@ class ServerTokenizer:
         """The server's name of a token."""
         return self._names[token_id]
 
-    def learn(self, text: str, ids: list[int], names: list[str]) -> None:
+    def add(self, text: str, ids: list[int], names: list[str]) -> None:
         """Adds the tokens of a text, as the server makes them without special tokens."""
         # A server does not report which characters a token covers, so offsets are spread evenly.
         # That suffices for truncation, which measures the result again.

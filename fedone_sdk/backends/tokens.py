@@ -33,7 +33,7 @@ Their chat templates may add a default system message. The longest in wide use i
 (its name, two dates, the effort, the channels), about 70 tokens.
 """
 
-_PATIENCE_S = 5.0
+_TIMEOUT_S = 5.0
 """Time limit for tiktoken's download of a vocabulary (a few MB, once per machine)."""
 
 Span = tuple[int, int]
@@ -128,7 +128,7 @@ class _TiktokenCounter(TokenCounter):
 
 
 def token_counter(
-    *, model: str, tokenizer: str | None = None, patience_s: float = _PATIENCE_S
+    *, model: str, tokenizer: str | None = None, timeout_s: float = _TIMEOUT_S
 ) -> TokenCounter:
     """The most exact counter available. It blocks, as tiktoken may download a vocabulary.
 
@@ -136,7 +136,7 @@ def token_counter(
         model: The provider's name of the model; tiktoken supports OpenAI's models.
         tokenizer: ``tokenizer.json``, or a folder with it; None looks for one by the model's
             name, then falls back to tiktoken, then to counting bytes.
-        patience_s: Time limit for tiktoken, in seconds.
+        timeout_s: Time limit for tiktoken, in seconds.
 
     Raises:
         MissingExtraError: `tokenizer` is given and the package tokenizers is not installed.
@@ -147,7 +147,7 @@ def token_counter(
         return _FileCounter(file)
     if tokenizer is not None:
         raise MissingExtraError("a tokenizer.json", extra="local")
-    encoding, reason = _tiktoken_encoding(model, patience_s)
+    encoding, reason = _tiktoken_encoding(model, timeout_s)
     if encoding is not None:
         return _TiktokenCounter(encoding)
     structlog.get_logger(__name__).warning(
@@ -160,7 +160,7 @@ def token_counter(
     return ByteCounter()
 
 
-def _tiktoken_encoding(model: str, patience_s: float) -> tuple[Any, str]:
+def _tiktoken_encoding(model: str, timeout_s: float) -> tuple[Any, str]:
     """The encoding; or None, with the reason."""
     if find_spec("tiktoken") is None:
         return None, "tiktoken is not installed"
@@ -178,7 +178,7 @@ def _tiktoken_encoding(model: str, patience_s: float) -> tuple[Any, str]:
     # The download has no time limit. A daemon thread does not block the end of the process.
     thread = threading.Thread(target=load, name="fedone-tiktoken", daemon=True)
     thread.start()
-    thread.join(patience_s)
+    thread.join(timeout_s)
     if found:
         return found[0], ""
-    return None, failed[0] if failed else f"tiktoken took over {patience_s:g} s"
+    return None, failed[0] if failed else f"tiktoken took over {timeout_s:g} s"

@@ -175,7 +175,7 @@ class TransformersBackend(LLMBackend):
         """
         await self.with_model(lambda model: model.label_ids(label_words, form))
         if self._causal and chat_template(self._checkpoint) is not None:
-            self._template_warning.look(form)
+            self._template_warning.check(form)
 
     def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
         """One query of `batch_size` inputs of the maximum length, at no cost in money."""

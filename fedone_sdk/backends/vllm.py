@@ -144,7 +144,7 @@ class VllmBackend(LLMBackend):
             self.takes = frozenset[SoftPromptKind]({"embeddings"})
         self._served: ServedModel | None = None
         self._encoder: CausalEncoder | ClozeEncoder | None = None
-        self._said = ServerTokenizer()
+        self._tokenised = ServerTokenizer()
         self._prompts_per_input = 1
         self._template_warning: TemplateWarning | None = TemplateWarning(model)
 
@@ -171,7 +171,7 @@ class VllmBackend(LLMBackend):
             LabelWordError: A label word is not one token.
             BackendError: Two label words are the same token.
         """
-        served = await self._server.look()
+        served = await self._server.describe()
         if self._served is None:
             encoder = await self._make_encoder(served)
             if self._embeds is not None:
@@ -184,7 +184,7 @@ class VllmBackend(LLMBackend):
                 f"of {served.version} for {served.max_length}: go back, or start a new run",
                 url=self._server.url,
             )
-        await self._look_at_form(form)
+        await self._check_form(form)
         labels = await self._labels(label_words, form)
         if any(len(ids) > 1 for ids in labels):
             self._prompts_per_input = max(self._prompts_per_input, len(labels))
@@ -402,7 +402,7 @@ class VllmBackend(LLMBackend):
             raise BackendError("a masked language model does not continue texts")
         return self._encoder
 
-    async def _look_at_form(self, form: Rendered) -> None:
+    async def _check_form(self, form: Rendered) -> None:
         """Checks that the model supports inputs of this form."""
         if isinstance(self._encoder, ClozeEncoder):
             refuse_chat(form, MASKED)
@@ -410,7 +410,7 @@ class VllmBackend(LLMBackend):
             await self._know_frame(form)
         elif form and self._template_warning is not None:
             if await self._server.apply_template([{"role": "user", "content": "a"}]) is not None:
-                self._template_warning.look(form)
+                self._template_warning.check(form)
             self._template_warning = None
 
     async def _know_frame(self, parts: Rendered, *, soft: bool = False) -> None:
@@ -464,12 +464,12 @@ class VllmBackend(LLMBackend):
         if self._multi_token_labels:
             return await self._continuation(word)
         try:
-            return [await self._learning(lambda: self._causal.label_id(word))]
+            return [await self._with_tokenised(lambda: self._causal.label_id(word))]
         except LabelWordError as exc:
             raise LabelWordError(exc.word, exc.tokens, "set multi_token_labels: true") from None
 
     async def _continuation(self, text: str) -> list[int]:
-        ids = await self._learning(lambda: self._causal.continuation(text))
+        ids = await self._with_tokenised(lambda: self._causal.continuation(text))
         if not ids:
             raise BackendError("a label word or reference text is empty")
         return ids
@@ -489,19 +489,19 @@ class VllmBackend(LLMBackend):
             for parts, room in zip(query.inputs, reserve, strict=True)
         ]
         if self._tokenizer_file is None:
-            found = list(await asyncio.gather(*map(self._learning, calls)))
+            found = list(await asyncio.gather(*map(self._with_tokenised, calls)))
         else:
             found = await _in_thread_if_long(calls, query.inputs)
         ids = [one for one, _ in found]
         return ids, None if all(whole for _, whole in found) else ids
 
-    async def _learning(self, call: Callable[[], R]) -> R:
+    async def _with_tokenised(self, call: Callable[[], R]) -> R:
         """Repeats a call until the server has tokenised all texts that it needs."""
         while True:
             try:
                 return call()
             except UnknownText as exc:
-                self._said.learn(exc.text, *await self._server.tokenise(exc.text))
+                self._tokenised.add(exc.text, *await self._server.tokenise(exc.text))
 
     # The server
 
@@ -521,8 +521,8 @@ class VllmBackend(LLMBackend):
                     f"the tokeniser of {self._server.model!r} is not on this machine: "
                     "set tokenizer to its tokenizer.json"
                 )
-            return await self._learning(
-                lambda: ServerEncoder(self._said, served.max_length, served.start)
+            return await self._with_tokenised(
+                lambda: ServerEncoder(self._tokenised, served.max_length, served.start)
             )
         encoder: CausalEncoder | ClozeEncoder
         if served.masked:

@@ -43,7 +43,7 @@ class ServedModel:
 class VllmServer:
     """Client of a server, for one of its models.
 
-    `look`, `tokenise` and `post` raise the errors of `fedone_sdk.backends.openai_api.translated`.
+    `describe`, `tokenise` and `post` raise the errors of `openai_api.translated`.
 
     Attributes:
         url: The server's root, without ``/v1``.
@@ -70,7 +70,7 @@ class VllmServer:
             base_url=f"{self.url}/v1", api_key_env=api_key_env, timeout_s=timeout_s
         )
 
-    async def look(self) -> ServedModel:
+    async def describe(self) -> ServedModel:
         """Fetches the description of the model.
 
         Raises:

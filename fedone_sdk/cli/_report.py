@@ -64,7 +64,7 @@ def print_result(output: Output, result: RunResult, *, num_clients: int | None =
             if result.prompt.bias is None
             else {"label bias": f"{bias_text(result.prompt.bias)}, belongs to the prompt"}
         ),
-        **_ends(result),
+        **_metrics_line(result),
         "queries": f"{spent.queries}{'' if cap is None else f' of {cap}'}"
         f" (evaluation: {result.evaluation.queries} more)",
         "billed requests": f"{spent.requests} (of them evaluation: {result.evaluation.requests}), "
@@ -90,7 +90,7 @@ def print_result(output: Output, result: RunResult, *, num_clients: int | None =
         output.table(*_standings(result.metric.name, result.verdict))
 
 
-def _ends(result: RunResult) -> dict[str, str]:
+def _metrics_line(result: RunResult) -> dict[str, str]:
     """The metric of each prompt in one line, for runs without a verdict's table."""
     if result.verdict is not None and result.verdict.standings:
         return {}

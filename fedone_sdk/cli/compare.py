@@ -267,28 +267,28 @@ async def _run(
                 )
                 if not records:
                     raise SpecError(text, source="arguments")
-                _say(text)
+                _print_line(text)
             return records
         for line in _cost_lines(costs, len(trials), len(missing), caps):
-            _say(line)
+            _print_line(line)
         if not yes and not is_free(backend, run.spec.method.batch_size):
             raise SpecError(
                 "--yes: is required to begin, because this model may cost money",
                 source="arguments",
             )
         try:
-            await _go(ahead, backend, place, records, total=len(trials))
+            await _run_trials(ahead, backend, place, records, total=len(trials))
         except FedOneError:
             if guard is None or guard.refusal is None:
                 raise
             text = f"--requests, --usd: {guard.refusal}"
             if not records:
                 raise SpecError(text, source="arguments") from None
-            _say(text)
+            _print_line(text)
         return records
 
 
-async def _go(
+async def _run_trials(
     ahead: list[Trial], backend: LLMBackend, place: _Place, records: _Records, *, total: int
 ) -> None:
     """Runs trials, and appends their records."""
@@ -305,13 +305,13 @@ async def _go(
                 records[trial.entrant.name, trial.seed] = record
                 watch(Progress(total=total, kept=kept, done=len(records), failed=0, last=trial.key))
         except asyncio.CancelledError:
-            _say(
+            _print_line(
                 f"stopped; {len(records)} of {total} trials are kept in {place.folder}, and the "
                 "same command continues from there"
             )
             raise typer.Exit(130) from None
         except FedOneError:
-            _say(f"{len(records)} of {total} trials are kept in {place.folder}")
+            _print_line(f"{len(records)} of {total} trials are kept in {place.folder}")
             raise
 
 
@@ -377,10 +377,10 @@ def _print(output: Output, results: Results, place: _Place) -> None:
         output.console.print(f"  {len(results.missing)} trials are not there yet")
     output.console.print()
     output.console.print(results.conclusion)
-    _say(f"kept in {place.folder}")
+    _print_line(f"kept in {place.folder}")
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     print(line, file=sys.stderr)
 
 

@@ -162,7 +162,7 @@ async def _label_words(
     from pydantic import TypeAdapter
 
     from fedone_sdk.backends.build import build_backend
-    from fedone_sdk.backends.label_words import spellings_of, taken_words
+    from fedone_sdk.backends.label_words import spellings_of, valid_words
     from fedone_sdk.spec import BackendSpec
 
     chosen: dict[str, _Word] = {}
@@ -172,7 +172,7 @@ async def _label_words(
         ) as model:
             for value in values:
                 taken = [word.text for word in chosen.values()]
-                found = await taken_words(model, [*spellings_of(value)], apart_from=taken)
+                found = await valid_words(model, [*spellings_of(value)], apart_from=taken)
                 if found:
                     chosen[value] = _Word(found[0], "")
                 else:

@@ -61,7 +61,7 @@ class Progress:
             self._loss = (
                 loss if self._loss is None else self._loss + _SMOOTHING * (loss - self._loss)
             )
-            measured = self._look_for_metric(run)
+            measured = self._has_new_metric(run)
             self.share = _share(run)
             self.text = self._line(run)
             self.show(end=measured)
@@ -73,7 +73,7 @@ class Progress:
     def show(self, *, end: bool) -> None:
         """Called when `text` has changed; `end` marks a text that must be shown."""
 
-    def _look_for_metric(self, run: ServedRun) -> bool:
+    def _has_new_metric(self, run: ServedRun) -> bool:
         """Whether there is a new point of the curve."""
         # Points arrive some rounds late and update their entry, so the last few are checked again.
         for report in reversed(run.history):

@@ -125,7 +125,7 @@ def tune(
         cap=cap,
         exchange=exchange,
         raised=_caps(raised or []),
-        start=_begun(start),
+        start=_warm_start(start),
     )
     if artefact is not None and run.spec.method.domain != "tokens":
         raise SpecError(
@@ -179,7 +179,7 @@ def _find(run: RunFile, federation: Federation, state: RunState, *, fresh: bool)
         return asyncio.run(state.find(run.spec, federation.vocabulary, fresh=fresh))
 
 
-def _begun(path: Path | None) -> tuple[dict[str, float], ...] | None:
+def _warm_start(path: Path | None) -> tuple[dict[str, float], ...] | None:
     from fedone_sdk.reports import read_run, start_of
 
     return None if path is None else start_of(asyncio.run(read_run(path)))

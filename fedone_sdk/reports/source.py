@@ -71,7 +71,7 @@ async def run_of_archive(data: bytes) -> ReportedRun:
         ArchiveError: It is damaged, or not an archive.
     """
     snapshot = read_archive(data, computes=False).snapshot
-    run = await _taken_up(snapshot)
+    run = await _served(snapshot)
     result = run.result()
     outcomes = _outcomes(snapshot, result)
     if result.verdict is None and "after" in outcomes:  # From an earlier version.
@@ -132,7 +132,7 @@ def _result(path: Path, data: bytes) -> RunResult:
         raise ArchiveError(f"{path}: {wanted}") from exc
 
 
-async def _taken_up(snapshot: RunSnapshot) -> ServedRun:
+async def _served(snapshot: RunSnapshot) -> ServedRun:
     """The machine's state of a run that no server serves."""
     store = MemoryStore()
     await store.restore(snapshot)

@@ -77,7 +77,7 @@ def check_against(artefact: PromptArtefact, run: ReportedRun) -> list[Check]:
     ]
     if run.spec is None or run.vocabulary is None or run.snapshot is None:
         if result.rounds == artefact.rounds:
-            checks += _ends_alike(artefact, run)
+            checks += _same_end(artefact, run)
         else:
             checks.append(_unchecked("alpha", f"the result is of round {result.rounds}"))
         why = "a result file has none; take the run's archive or store"
@@ -96,25 +96,25 @@ def check_against(artefact: PromptArtefact, run: ReportedRun) -> list[Check]:
         ),
     ]
     if result.rounds == artefact.rounds:
-        checks += _ends_alike(artefact, run)
+        checks += _same_end(artefact, run)
     else:
-        checks += _ends_then(artefact, spec, vocabulary, snapshot)
+        checks += _end_at_round(artefact, spec, vocabulary, snapshot)
     return [*checks, _replayed(snapshot)]
 
 
-def _ends_alike(artefact: PromptArtefact, run: ReportedRun) -> Iterator[Check]:
+def _same_end(artefact: PromptArtefact, run: ReportedRun) -> Iterator[Check]:
     result = run.result
     yield _same("alpha", artefact.alpha_sha256, result.alpha_sha256)
     yield _same("prompt", artefact.prompt, result.prompt)
     yield _same("evaluation", artefact.evaluation.metric, result.metric)
 
 
-def _ends_then(
+def _end_at_round(
     artefact: PromptArtefact, spec: RunSpec, vocabulary: Vocabulary, snapshot: RunSnapshot
 ) -> Iterator[Check]:
     """Checks alpha and the prompt at the artefact's round."""
     lines = snapshot.log[: artefact.ledger.lines]
-    then = _told(lambda: at_round(spec, vocabulary, lines, artefact.rounds))
+    then = _attempt(lambda: at_round(spec, vocabulary, lines, artefact.rounds))
     if isinstance(then, str):
         yield Check(what="alpha", verdict="differs", detail=then)
         return
@@ -126,7 +126,7 @@ def _ends_then(
 
 
 def _replayed(snapshot: RunSnapshot) -> Check:
-    report = _told(lambda: compare(snapshot))
+    report = _attempt(lambda: compare(snapshot))
     if isinstance(report, str):
         return Check(what="replay", verdict="differs", detail=report)
     if report.difference is not None:
@@ -134,7 +134,7 @@ def _replayed(snapshot: RunSnapshot) -> Check:
     return Check(what="replay", verdict="ok", detail=f"{report.rounds} rounds replayed")
 
 
-def _told(compute: Callable[[], T]) -> T | str:
+def _attempt(compute: Callable[[], T]) -> T | str:
     """The replay, or why it failed."""
     try:
         return compute()

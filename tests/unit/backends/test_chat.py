@@ -201,11 +201,11 @@ class TestWarning:
         raw = TaskSpec(template="{prompt}{text} It was", labels={0: " bad", 1: " good"})
         warning = TemplateWarning("smol")
         with capture_logs() as logs:
-            warning.look(())
-            warning.look(form_of(ASKED))
+            warning.check(())
+            warning.check(form_of(ASKED))
             assert logs == []
-            warning.look(form_of(raw))
-            warning.look(form_of(raw))
+            warning.check(form_of(raw))
+            warning.check(form_of(raw))
         (line,) = logs
         assert line["event"] == "raw_template_on_chat_model"
         assert "chat: {user:" in line["change"]

@@ -189,7 +189,7 @@ def test_a_download_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(tiktoken, "encoding_for_model", load)
     try:
         with capture_logs() as logs:
-            counter = token_counter(model="gpt-x", patience_s=0.01)
+            counter = token_counter(model="gpt-x", timeout_s=0.01)
     finally:
         go_on.set()
     assert not counter.exact
